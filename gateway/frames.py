@@ -1,0 +1,316 @@
+"""The frames of `tocsin.v1`: typed structs, one decoder in, encoders out. Pure.
+
+A WebSocket message (or a long-poll body) carries one frame, an object, or several, an array of
+objects. Places are columns of integers, not objects: a **delivery list** is
+
+    [[partition, epoch, push, first, last, first, last, ...], ...]
+
+which names offsets `first..last` of push number `push`, given under `epoch` in `partition`.
+"""
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from push import limits
+from push.errors import CODES, Refused, TocsinError
+from push.message import Message
+
+Ref = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]
+Subscription = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=limits.NAME_BYTES_MAX)]
+Delivery = Annotated[
+    list[Number], msgspec.Meta(min_length=5, max_length=2 * limits.RANGES_PER_FRAME_MAX + 3)
+]
+Deliveries = Annotated[list[Delivery], msgspec.Meta(max_length=limits.RANGES_PER_FRAME_MAX)]
+
+
+class _ClientFrame(
+    msgspec.Struct, tag_field="type", forbid_unknown_fields=True, kw_only=True, gc=False
+):
+    pass
+
+
+class Position(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A reader's place: the next offset it wants, per partition. The token of R26, spelled out."""
+
+    queue_id: Annotated[str, msgspec.Meta(max_length=64)]
+    partitions: Annotated[
+        dict[str, Annotated[list[Number], msgspec.Meta(min_length=2, max_length=2)]],
+        msgspec.Meta(max_length=limits.PARTITIONS_MAX),
+    ]
+    """Partition number → [generation, next offset]."""
+    ring_epoch: Number = 1
+
+
+class StartAt(msgspec.Struct, forbid_unknown_fields=True):
+    """Start at the first message published at or after this time."""
+
+    unix_ms: Number
+
+
+class Hello(_ClientFrame, tag="hello"):
+    """The first frame. `token` where no Authorization header could be sent (a browser)."""
+
+    token: Annotated[str, msgspec.Meta(max_length=8192)] | None = None
+    producer: Name | None = None
+    """The name under which this client numbers its messages, the same after a reconnect."""
+    client: Annotated[str, msgspec.Meta(max_length=limits.NAME_BYTES_MAX)] | None = None
+    session: Annotated[str, msgspec.Meta(max_length=64)] | None = None
+
+
+class Publish(_ClientFrame, tag="publish"):
+    """Messages for one queue. Message i has the sequence `sequence + i`."""
+
+    ref: Ref
+    queue: Name
+    messages: Annotated[
+        list[Message], msgspec.Meta(min_length=1, max_length=limits.MESSAGES_PER_PUBLISH_MAX)
+    ]
+    sequence: Number | None = None
+    resolved: Number = 0
+    """Every sequence below this one has been answered (R6)."""
+
+
+class Subscribe(_ClientFrame, tag="subscribe", kw_only=True):
+    """Become a consumer of `group`, or without one a reader."""
+
+    ref: Ref
+    subscription: Subscription
+    queue: Name
+    group: Name | None = None
+    credit: Annotated[int, msgspec.Meta(ge=0, le=limits.CREDIT_MAX)]
+    """Granted in total so far (R25)."""
+    start: Literal["earliest", "latest"] | StartAt | None = None
+    """Where a new group, or a reader, starts. Groups: earliest; readers: latest."""
+    position: Position | None = None
+    """Readers: go on from here; excludes `start`."""
+    keys: (
+        Annotated[
+            list[Annotated[str, msgspec.Meta(min_length=1, max_length=limits.KEY_BYTES_MAX)]],
+            msgspec.Meta(min_length=1, max_length=limits.KEYS_PER_READER_MAX),
+        ]
+        | None
+    ) = None
+    """Readers: only messages of these keys."""
+
+
+class Unsubscribe(_ClientFrame, tag="unsubscribe"):
+    """Leave; what is unsettled returns to the group."""
+
+    ref: Ref
+    subscription: Subscription
+
+
+class Credit(_ClientFrame, tag="credit"):
+    """`granted` counts all messages ever granted on the subscription; it only grows (R25)."""
+
+    subscription: Subscription
+    granted: Number
+
+
+class Ack(_ClientFrame, tag="ack"):
+    """Settle. With `ref` it is confirmed: answered when it is durable (R21)."""
+
+    subscription: Subscription
+    deliveries: Deliveries
+    started: Deliveries = []
+    """Deliveries whose handler has begun (R19)."""
+    ref: Ref | None = None
+
+
+class Nack(_ClientFrame, tag="nack"):
+    """Return. After `delay_s`, or the queue's backoff, it comes again; later ones of the key wait."""
+
+    subscription: Subscription
+    deliveries: Deliveries
+    delay_s: Annotated[float, msgspec.Meta(ge=0, le=limits.DELAY_S_MAX)] | None = None
+    reason: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
+    ref: Ref | None = None
+
+
+class Extend(_ClientFrame, tag="extend"):
+    """Prolong leases to `lease_s` from now (None: the group's), and mark what has started."""
+
+    subscription: Subscription
+    deliveries: Deliveries = []
+    started: Deliveries = []
+    lease_s: Annotated[float, msgspec.Meta(gt=0, le=43_200)] | None = None
+    ref: Ref | None = None
+
+
+class Ping(_ClientFrame, tag="ping"):
+    """Answered by `pong` with the same ref."""
+
+    ref: Ref | None = None
+
+
+ClientFrame = Hello | Publish | Subscribe | Unsubscribe | Credit | Ack | Nack | Extend | Ping
+ONE: Final[msgspec.json.Decoder[ClientFrame]] = msgspec.json.Decoder(ClientFrame)
+MANY: Final[msgspec.json.Decoder[list[ClientFrame]]] = msgspec.json.Decoder(
+    Annotated[list[ClientFrame], msgspec.Meta(max_length=limits.FRAMES_PER_MESSAGE_MAX)]
+)
+_ENCODE: Final = msgspec.json.Encoder().encode
+
+
+def decode(data: bytes) -> list[ClientFrame]:
+    """The frames of one WebSocket message.
+
+    Raises:
+        Refused: invalid_json or invalid_request; the text names the field where one is wrong.
+    """
+    try:
+        if not data.isascii():
+            data.decode()  # msgspec.Raw lets invalid UTF-8 through
+        if data[:1] == b"[":
+            return MANY.decode(data)
+        return [ONE.decode(data)]
+    except UnicodeDecodeError as error:
+        raise Refused("invalid_json", f"not UTF-8: {error}") from None
+    except msgspec.ValidationError as error:
+        raise Refused("invalid_request", str(error)) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Refused("invalid_json", str(error)) from None
+
+
+def welcome(*, session: str, broker: str, heartbeat_s: float) -> bytes:
+    """The answer to `hello`, with the bounds that a client must keep."""
+    return _ENCODE(
+        {
+            "type": "welcome",
+            "session": session,
+            "broker": broker,
+            "heartbeat_s": heartbeat_s,
+            "frame_bytes_max": limits.FRAME_BYTES_MAX,
+            "messages_per_publish_max": limits.MESSAGES_PER_PUBLISH_MAX,
+            "in_flight_max": limits.IN_FLIGHT_PER_PRODUCER_MAX,
+            "credit_max": limits.CREDIT_MAX,
+        }
+    )
+
+
+def ok(ref: int, **fields: object) -> bytes:
+    """The answer to whatever carried `ref`."""
+    return _ENCODE({"type": "ok", "ref": ref, **fields})
+
+
+def error_fields(error: TocsinError) -> dict[str, object]:
+    """An error as the fields of an `error` frame or of one message's answer."""
+    fields: dict[str, object] = {
+        "code": error.code.name,
+        "detail": error.detail,
+        "retry": error.code.retry,
+    }
+    if error.retry_after_s is not None:
+        fields["retry_after_s"] = error.retry_after_s
+    return fields
+
+
+def code_fields(code: str) -> dict[str, object]:
+    """As error_fields, for an outcome that is only a code."""
+    return {"code": code, "detail": CODES[code].meaning, "retry": CODES[code].retry}
+
+
+def error(failure: TocsinError, ref: int | None = None) -> bytes:
+    """An `error` frame; without ref it concerns the session as a whole."""
+    fields: dict[str, object] = {"type": "error"}
+    if ref is not None:
+        fields["ref"] = ref
+    return _ENCODE({**fields, **error_fields(failure)})
+
+
+def push_head(
+    *,
+    subscription: int,
+    partition: int,
+    epoch: int,
+    push: int,
+    offset: int,
+    attempt: int,
+    id_prefix: str,
+    published_unix_ms: int,
+) -> bytes:
+    """A consumer's push up to its messages; `push_frame` closes it. A message without `id` has
+    the id `id_prefix` + its offset."""
+    retry = f',"attempt":{attempt}' if attempt > 1 else ""
+    return (
+        f'{{"type":"push","subscription":{subscription},"partition":{partition},'
+        f'"epoch":{epoch},"push":{push},"offset":{offset}{retry},"id_prefix":"{id_prefix}",'
+        f'"published_unix_ms":{published_unix_ms},"messages":['
+    ).encode()
+
+
+def reader_head(
+    *,
+    subscription: int,
+    partition: int,
+    next_offset: int,
+    id_prefix: str,
+    published_unix_ms: int,
+    offset: int | None = None,
+    offsets: list[int] | None = None,
+    gap: tuple[int, int] | None = None,
+) -> bytes:
+    """A reader's push up to its messages: consecutive from `offset`, or at `offsets` where a
+    filter skipped some. `next_offset` is the reader's position afterwards. `gap`: first..last are
+    no longer retained (R26)."""
+    place = f',"offset":{offset}' if offset is not None else ""
+    if offsets is not None:
+        place += f',"offsets":{offsets}'.replace(" ", "")
+    if gap is not None:
+        place += f',"gap":[{gap[0]},{gap[1]}]'
+    return (
+        f'{{"type":"push","subscription":{subscription},"partition":{partition}{place},'
+        f'"next":{next_offset},"id_prefix":"{id_prefix}",'
+        f'"published_unix_ms":{published_unix_ms},"messages":['
+    ).encode()
+
+
+def push_frame(head: bytes, messages: bytes) -> bytes:
+    """The frame around the encoded messages."""
+    return b"".join((head, messages, b"]}"))
+
+
+def revoked(subscription: int, deliveries: list[list[int]], reason: str) -> bytes:
+    """These deliveries are no longer the session's (R17); their acks will be stale."""
+    return _ENCODE(
+        {
+            "type": "revoked",
+            "subscription": subscription,
+            "deliveries": deliveries,
+            "reason": reason,
+        }
+    )
+
+
+def drain(reconnect_after_s: float, reason: str) -> bytes:
+    """Come back, here or elsewhere, after so long; the socket closes soon."""
+    return _ENCODE({"type": "drain", "reconnect_after_s": reconnect_after_s, "reason": reason})
+
+
+def pong(ref: int | None) -> bytes:
+    """The answer to `ping`."""
+    return _ENCODE({"type": "pong"} if ref is None else {"type": "pong", "ref": ref})
+
+
+class Close(msgspec.Struct, frozen=True):
+    """A close code; 4000-4499: come back, 4500-4999: do not."""
+
+    code: int
+    reason: str
+
+
+DRAINING: Final = Close(4000, "the gateway is going down: reconnect")
+HEARTBEAT: Final = Close(4001, "nothing was heard from you: reconnect")
+HELLO_LATE: Final = Close(4002, "no hello in time: reconnect")
+OVERLOADED: Final = Close(4003, "too many sessions here: reconnect later")
+UNAUTHORIZED: Final = Close(4401, "no valid credentials: reconnect with a fresh token")
+PROTOCOL: Final = Close(4500, "a frame that breaks the protocol; the error frame says which")
+REVOKED: Final = Close(4501, "the right to be here was revoked")
+HELLO_FIRST: Final = Close(4502, "the first frame is hello, and only the first")
+TOO_LARGE: Final = Close(4509, "a frame over its limit")
+CLOSES: Final = (
+    DRAINING, HEARTBEAT, HELLO_LATE, OVERLOADED, UNAUTHORIZED,
+    PROTOCOL, REVOKED, HELLO_FIRST, TOO_LARGE,
+)  # fmt: skip

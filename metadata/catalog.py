@@ -1,0 +1,150 @@
+"""What there is: queues, groups and their settings, as values, and the rules about names.
+
+Pure: validation and the question which settings may change. Durations are seconds.
+"""
+
+import re
+from typing import Annotated, Final, Literal, TypeVar
+
+import msgspec
+
+from push import limits
+from push.errors import Refused
+from push.ports import Durability
+
+NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{limits.NAME_BYTES_MAX - 1}}}")
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=limits.TTL_S_MAX)]
+PositiveSeconds = Annotated[float, msgspec.Meta(gt=0, le=limits.TTL_S_MAX)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]
+
+
+class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The settings of a queue; `partitions` is fixed at creation."""
+
+    partitions: Annotated[int, msgspec.Meta(ge=1, le=limits.PARTITIONS_MAX)] = 16
+    message_bytes_max: Annotated[int, msgspec.Meta(ge=1, le=limits.MESSAGE_BYTES_MAX_MAX)] = (
+        limits.MESSAGE_BYTES_MAX_DEFAULT
+    )
+    messages_max: Count = 0
+    """Retained messages in the whole queue; 0: no bound. Enforced per partition, by its share."""
+    bytes_max: Count = 0
+    overflow: Literal["reject", "dead_letter"] = "reject"
+    retention_s: Seconds = 0
+    message_ttl_s: PositiveSeconds | None = None
+    lease_s: Annotated[float, msgspec.Meta(ge=1, le=43_200)] = 30
+    lease_total_s: Annotated[float, msgspec.Meta(ge=1, le=7 * 86_400)] = 3600
+    attempts_max: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 5
+    """0: without end."""
+    backoff_s: Annotated[float, msgspec.Meta(ge=0, le=limits.BACKOFF_S_MAX)] = 1.0
+    """Before the second attempt; doubles from attempt to attempt, with jitter."""
+    backoff_max_s: Annotated[float, msgspec.Meta(ge=0, le=limits.BACKOFF_S_MAX)] = 60.0
+    on_exhausted: Literal["dead_letter", "park"] = "dead_letter"
+    dead_letter_queue: str | None = None
+    """None: `<queue>.dead-letters`, created when the first message goes there."""
+    dedup_window_s: Seconds = 300
+    durability: Durability = "all"
+
+
+FIXED: Final = frozenset({"partitions"})
+
+
+class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The settings of a group. None: the queue's."""
+
+    start: Literal["earliest", "latest"] = "earliest"
+    semantics: Literal["at_least_once", "at_most_once"] = "at_least_once"
+    lease_s: Annotated[float, msgspec.Meta(ge=1, le=43_200)] | None = None
+    lease_total_s: Annotated[float, msgspec.Meta(ge=1, le=7 * 86_400)] | None = None
+    attempts_max: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None = None
+    backoff_s: Annotated[float, msgspec.Meta(ge=0, le=limits.BACKOFF_S_MAX)] | None = None
+    backoff_max_s: Annotated[float, msgspec.Meta(ge=0, le=limits.BACKOFF_S_MAX)] | None = None
+    on_exhausted: Literal["dead_letter", "park"] | None = None
+    expires_s: PositiveSeconds | None = None
+    """An abandoned group expires after so long without a consumer; None: never (R11)."""
+
+
+class Principal(msgspec.Struct, frozen=True):
+    """Who asks. On every call from the start; rights are checked where they are enforced."""
+
+    name: str
+    tenant: str = "default"
+
+
+ANYBODY: Final = Principal("anybody")
+
+
+class Queue(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue as it is. `queue_id` and `number` are never reused (R1)."""
+
+    queue_id: str
+    name: str
+    tenant: str
+    holder: str
+    """The principal that created it."""
+    created_unix_ms: int
+    settings: QueueSettings
+    ring_epoch: int
+    members: tuple[int, ...]
+    """The partitions on the ring, sorted; more than 0..n-1 only after a repartition (R27)."""
+    hash_key: bytes
+    """Keys the hash that routes and gates; 16 random bytes."""
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """A group as it is."""
+
+    group_id: str
+    name: str
+    queue_id: str
+    created_unix_ms: int
+    settings: GroupSettings
+
+
+class Membership(msgspec.Struct, frozen=True, kw_only=True):
+    """The one row of a group that is changed by compare-and-set (R14)."""
+
+    group_id: str
+    generation: int
+    """Grows with every change, over restarts too."""
+    members: tuple[str, ...]
+    """Consumers, sorted."""
+    assignment: dict[int, str]
+    """Partition number → consumer."""
+
+
+def check_name(name: str, what: str) -> None:
+    """Raises Refused(invalid_name) unless the name is 1 to 128 of [A-Za-z0-9._-], the first one a
+    letter or digit."""
+    if not NAME.fullmatch(name):
+        raise Refused(
+            "invalid_name",
+            f"{what}: 1 to {limits.NAME_BYTES_MAX} of A-Z a-z 0-9 . _ - and not . _ - first",
+        )
+
+
+SettingsT = TypeVar("SettingsT", QueueSettings, GroupSettings)
+
+
+def parse_settings(data: bytes, kind: type[SettingsT]) -> SettingsT:
+    """Settings from JSON; empty bytes are all defaults.
+
+    Raises:
+        Refused: invalid_json, or invalid_request with a sentence that names the field.
+    """
+    try:
+        return msgspec.json.decode(data or b"{}", type=kind)
+    except msgspec.ValidationError as error:
+        raise Refused("invalid_request", str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refused("invalid_json", str(error)) from None
+
+
+def check_change(old: QueueSettings, new: QueueSettings) -> None:
+    """Raises Refused(setting_fixed) when a fixed setting would change."""
+    for name in sorted(FIXED):
+        if getattr(old, name) != getattr(new, name):
+            raise Refused(
+                "setting_fixed",
+                f"{name} is {getattr(old, name)} and cannot become {getattr(new, name)}",
+            )

@@ -1,0 +1,82 @@
+"""The client interface of the metadata: what a gateway asks, in-process today, a service later.
+
+Principal and tenant are on every call. Every method raises `push.errors.Refused` for what it
+refuses and returns only what is durable.
+"""
+
+from typing import Protocol
+
+from metadata.catalog import Group, GroupSettings, Membership, Principal, Queue, QueueSettings
+
+
+class Metadata(Protocol):
+    """What there is, who may know of it, and who is a member of what.
+
+    Looking up by name is answered from memory (`find_queue`, `find_group`): it is on the path of
+    every publish. Everything else may wait for a disk or a network.
+    """
+
+    def find_queue(self, principal: Principal, name: str) -> Queue:
+        """Raises Refused(queue_not_found)."""
+
+    def find_group(self, principal: Principal, queue: Queue, name: str) -> Group:
+        """Raises Refused(group_not_found)."""
+
+    def queue_by_id(self, queue_id: str) -> Queue | None:
+        """None: deleted, or never there."""
+
+    def list_queues(self, principal: Principal) -> list[Queue]:
+        """The tenant's queues by name."""
+
+    def list_groups(self, principal: Principal, queue: Queue) -> list[Group]:
+        """The queue's groups by name."""
+
+    async def put_queue(
+        self, principal: Principal, name: str, settings: QueueSettings
+    ) -> tuple[Queue, bool]:
+        """Create it (True) or change its settings (False). Putting what is there already changes
+        nothing. Raises Refused: invalid_name, setting_fixed, too_many."""
+
+    async def delete_queue(self, principal: Principal, name: str) -> Queue:
+        """Take it out of the catalog, durably; its id goes to `dropped()` until `forget`.
+        Raises Refused(queue_not_found)."""
+
+    async def put_group(
+        self, principal: Principal, queue: Queue, name: str, settings: GroupSettings
+    ) -> tuple[Group, bool]:
+        """Create it (True) or change its settings (False; `start` only matters at creation).
+        Raises Refused: invalid_name, too_many, queue_not_found."""
+
+    async def delete_group(self, principal: Principal, queue: Queue, name: str) -> Group:
+        """Take it out of the catalog, durably. Raises Refused(group_not_found)."""
+
+    def dropped(self) -> list[tuple[str, str | None]]:
+        """(queue_id, group_id or None): deleted here, perhaps not yet in the storage."""
+
+    async def forget(self, queue_id: str, group_id: str | None) -> None:
+        """The storage has dropped it too."""
+
+    async def membership(self, group_id: str) -> Membership:
+        """The group's row; generation 0 without members when there is none yet."""
+
+    async def change_membership(self, new: Membership, *, expected_generation: int) -> bool:
+        """Compare-and-set (R14): False, and nothing changed, when the generation is another one.
+        `new.generation` must be above `expected_generation`."""
+
+    def secret(self, name: str) -> bytes:
+        """32 random bytes of this name, made once and kept with the catalog (receipts)."""
+
+    def on_queue_changed(self, listener: "QueueListener") -> None:
+        """Register for created, changed and deleted queues and groups."""
+
+    async def state(self) -> tuple[bool, str]:
+        """(ready, why not)."""
+
+    async def close(self) -> None:
+        """Finish and close."""
+
+
+class QueueListener(Protocol):
+    """Called on the event loop after the change is durable."""
+
+    def __call__(self, queue: Queue, group: Group | None, *, deleted: bool) -> None: ...

@@ -1,0 +1,112 @@
+"""Every bound of Tocsin, each with its unit and its reason.
+
+A bound is a promise about memory (P9): whatever a client, a backlog or a flood does, what it can
+make this process hold is a sum of the lines below.
+"""
+
+from typing import Final
+
+# --- Names and messages ------------------------------------------------------------------------
+NAME_BYTES_MAX: Final = 128
+"""Queue, group, producer and client names: long enough for a path-like name, short in a log."""
+KEY_BYTES_MAX: Final = 1024
+"""A key is routed, hashed and compared; what is longer is data and belongs into the body."""
+ID_BYTES_MAX: Final = 256
+"""A client's message id: a UUID, a ULID or a URL-like identifier fits."""
+CONTENT_TYPE_BYTES_MAX: Final = 256
+HEADERS_MAX: Final = 64
+HEADERS_BYTES_MAX: Final = 8 * 1024
+"""Names and values of all headers of a message together."""
+MESSAGE_BYTES_MAX_DEFAULT: Final = 262_144
+"""A queue's default for `message_bytes_max`."""
+MESSAGE_BYTES_MAX_MAX: Final = 1_048_576
+"""The largest `message_bytes_max` a queue may ask for: a push is one frame, and a frame of a few
+MiB holds up everything behind it on a slow line."""
+BODY_DEPTH_MAX: Final = 128
+"""Nesting of a JSON body: most parsers of consumers give up somewhere above."""
+TTL_S_MAX: Final = 10 * 365 * 86_400
+
+# --- Frames and requests -----------------------------------------------------------------------
+MESSAGES_PER_PUBLISH_MAX: Final = 1000
+"""Messages in one publish: bounds the work of one event-loop turn."""
+FRAME_BYTES_MAX: Final = 2 * 1_048_576
+"""A WebSocket message or a request body that a client sends; holds one message of the largest
+size in base64 with its headers."""
+FRAMES_PER_MESSAGE_MAX: Final = 256
+"""Frames in one WebSocket message, when a client sends an array of them."""
+RANGES_PER_FRAME_MAX: Final = 4096
+"""Deliveries and ranges named in one ack, nack or extend."""
+REQUEST_HEADER_BYTES_MAX: Final = 16 * 1024
+REQUEST_HEADER_TIMEOUT_S: Final = 10.0
+"""From the first byte awaited to the end of the request's header. [Slowloris.]"""
+REQUEST_BODY_TIMEOUT_S: Final = 30.0
+HELLO_TIMEOUT_S: Final = 10.0
+"""From the opened socket to the `hello` frame."""
+HEARTBEAT_S: Final = 20.0
+"""A ping goes out when nothing was heard for so long; below the idle timeout of every proxy."""
+HEARTBEAT_TIMEOUT_S: Final = 20.0
+"""After an unanswered ping the socket is dead."""
+
+# --- Sessions ----------------------------------------------------------------------------------
+SUBSCRIPTIONS_PER_SESSION_MAX: Final = 256
+CREDIT_MAX: Final = 10_000
+"""Messages that a session may be given unsettled, per subscription."""
+KEYS_PER_READER_MAX: Final = 1000
+WRITE_BUFFER_BYTES_MAX: Final = 128 * 1024
+"""Above this a socket gets no more pushes until it drains: 1,000 sockets that stop reading cost
+at most 1,000 x (this + one push)."""
+PUSH_BYTES_MAX: Final = 64 * 1024
+"""A push holds at least one message, and no second one beyond this."""
+PUSH_MESSAGES_MAX: Final = 1024
+"""Messages in one push: its ledger is a bit mask of that many bits."""
+READER_BYTES_AHEAD_MAX: Final = 1_048_576
+
+# --- Publishing --------------------------------------------------------------------------------
+IN_FLIGHT_PER_PRODUCER_MAX: Final = 10_000
+"""Sequences between `resolved` and the newest: storage keeps their exact set (R6)."""
+PENDING_MESSAGES_MAX: Final = 50_000
+PENDING_BYTES_MAX: Final = 64 * 1_048_576
+"""Messages that wait for a commit on one gateway; above it publishes are refused `overloaded`."""
+RECORD_MESSAGES_MAX: Final = 1024
+RECORD_BYTES_MAX: Final = 1_048_576
+"""A record closes at the first of the two; a larger single message is a record of its own."""
+PRODUCER_IDLE_S: Final = 3600
+"""A producer not heard of for so long is forgotten; its late retries are refused (R6)."""
+DEDUP_BUCKETS: Final = 4
+"""A dedup window is remembered in so many buckets of time (R8)."""
+
+# --- Delivery ----------------------------------------------------------------------------------
+HELD_PER_PARTITION_MAX: Final = 4096
+"""Offsets of gated keys held in memory per (group, partition); beyond, side lines (R18)."""
+LINES_PER_PARTITION_MAX: Final = 100_000
+"""Keys that may be gated at once per (group, partition); beyond, the partition waits."""
+TAIL_CACHE_BYTES_MAX: Final = 64 * 1_048_576
+"""Certified records kept in memory so that who keeps up never reads the disk."""
+READ_BYTES_MAX: Final = 1_048_576
+"""One read from storage; at least one record."""
+PULL_MESSAGES_MAX: Final = 1000
+PULL_WAIT_S_MAX: Final = 30.0
+PULLS_WAITING_MAX: Final = 10_000
+PULL_IDLE_S: Final = 30.0
+"""After so long without a pull the group's virtual consumer leaves (R24)."""
+DRAIN_S: Final = 30.0
+"""The longest a moving partition waits for its old owner (R20)."""
+BACKOFF_S_MAX: Final = 3600.0
+DELAY_S_MAX: Final = 86_400.0
+
+# --- Queues and groups -------------------------------------------------------------------------
+PARTITIONS_MAX: Final = 1024
+QUEUES_MAX: Final = 100_000
+GROUPS_PER_QUEUE_MAX: Final = 1000
+
+# --- Storage -----------------------------------------------------------------------------------
+FREE_BYTES_RESERVE: Final = 256 * 1_048_576
+"""Below so much free space publishes are refused while acks and deletes go on (R31)."""
+TRIM_BYTES_PER_COMMIT_MAX: Final = 4 * 1_048_576
+OFFSET_MAX: Final = (1 << 40) - 1
+"""Offsets of a partition; a record's row id is partition << 40 | offset. 348 years at 100/s."""
+
+assert PUSH_BYTES_MAX <= WRITE_BUFFER_BYTES_MAX
+assert PUSH_MESSAGES_MAX <= CREDIT_MAX
+assert MESSAGE_BYTES_MAX_MAX <= FRAME_BYTES_MAX // 2 + 1
+assert MESSAGES_PER_PUBLISH_MAX <= IN_FLIGHT_PER_PRODUCER_MAX <= PENDING_MESSAGES_MAX

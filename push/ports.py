@@ -1,0 +1,331 @@
+"""What the rules ask of the world: the storage port, its values and its guarantees.
+
+Every method of `Storage` is one atomic act. It returns when the act is durable as its durability
+level says (`local`, `quorum`, `all`: embedded, all three are one fsync), or it raises:
+
+* `push.errors.Unknown`: the act may or may not have happened. Acts are idempotent: appends by
+  sequence and id, cursor writes because they are absolute. Asking again is always safe.
+* `push.errors.Refused`: it did not happen, and why.
+* `push.errors.Fenced`: a newer owner exists; it did not happen.
+
+Nothing beyond the certified offset leaves a storage (R10).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+from push.ranges import Range
+from push.record import Record
+
+Durability = Literal["local", "quorum", "all"]
+
+
+class Partition(NamedTuple):
+    """One ordered log. `queue_id` is never reused (R1)."""
+
+    queue_id: str
+    number: int
+
+
+class GroupPartition(NamedTuple):
+    """The place of a cursor. `group_id` is never reused either."""
+
+    group_id: str
+    partition: Partition
+
+
+# --- Appending ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """One record for one partition. Records of one call are appended in their order."""
+
+    partition: Partition
+    header: bytes
+    payload: bytes
+    durability: Durability = "all"
+    dedup_window_s: float = 300.0
+    messages_max: int = 0
+    """The queue's bound on retained messages per partition; 0: none. Beyond: `queue_full`."""
+    bytes_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message's own place, or for a duplicate that of the original."""
+
+    offset: int
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NotStored:
+    """`code` is one of sequence_too_old, out_of_sequence, queue_full, too_many_in_flight,
+    storage_full."""
+
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What became of a record.
+
+    `outcomes` is None in the ordinary case: message i is stored at `first + i`. Else it holds one
+    outcome per message of the record, in order (R5), and `skips` the indexes without an offset of
+    their own. `count` is the number of messages that were stored; `certified` is the partition's
+    certified end afterwards: the offset after the last one that may be given to anybody.
+    """
+
+    first: int
+    count: int
+    certified: int
+    generation: int
+    outcomes: tuple[Stored | NotStored, ...] | None = None
+    skips: tuple[int, ...] = ()
+
+
+# --- Cursors -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """A message that was tried: how often, and the wall time before which it is not tried again."""
+
+    offset: int
+    attempts: int
+    due_unix_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Offsets of one key that are set aside, in order, in the key's durable side line (R18)."""
+
+    key_hash: int
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A key whose head exhausted its attempts and which waits for an operator."""
+
+    key_hash: int
+    reason: str
+    since_unix_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """What a group has passed in a partition.
+
+    Passed are the offsets below `floor` and those in `passed`: settled, or set aside in a side
+    line. What stands in a side line is passed and not settled: it is not read from the log again,
+    and its records stay.
+    """
+
+    floor: int
+    passed: tuple[Range, ...] = ()
+    retries: tuple[Retry, ...] = ()
+    lines: tuple[tuple[int, int], ...] = ()
+    """(key hash, number of offsets) of each side line."""
+    parked: tuple[Parked, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """The answer to `own`: the new epoch, and the cursor it starts from."""
+
+    epoch: int
+    cursor: Cursor
+    certified: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class CursorWrite:
+    """One fenced change of a cursor; all of it or nothing.
+
+    Applied in this order: `settled` (absolute ranges, also removes retries and side line entries
+    of these offsets), `retries` (a row per offset; one of a settled offset is refused and comes
+    back in the answer), `aside` (appended to the keys' side lines and thereby passed), `parked`,
+    `unparked` (key hashes: the mark goes, the line stays).
+    """
+
+    place: GroupPartition
+    epoch: int
+    token: bytes
+    settled: tuple[Range, ...] = ()
+    retries: tuple[Retry, ...] = ()
+    aside: tuple[Side, ...] = ()
+    parked: tuple[Parked, ...] = ()
+    unparked: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """`refused`: offsets of `retries` that are settled already and must not be given (R16).
+    `fenced`: nothing was written, a newer owner exists."""
+
+    refused: tuple[int, ...] = ()
+    fenced: bool = False
+
+
+# --- Reading and looking ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A row that failed its checksum: quarantined, reported, passed over (R30)."""
+
+    partition: Partition
+    first: int
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Certified records in order, the first one holding or following the offset asked for.
+
+    Empty when there is nothing certified there. `start` is the partition's first retained offset.
+    """
+
+    records: tuple[Record, ...]
+    start: int
+    certified: int
+    damage: tuple[Damage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """`start` <= offsets < `end` are retained (single records in between may be gone, R12)."""
+
+    partition: Partition
+    start: int
+    end: int
+    certified: int
+    generation: int
+    messages: int
+    bytes: int
+    sealed_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CursorState:
+    """For looking at: where a group stands in a partition."""
+
+    place: GroupPartition
+    epoch: int
+    floor: int
+    settled_above: int
+    """Number of offsets passed above the floor."""
+    aside: int
+    parked: int
+
+
+Start = Literal["earliest", "latest"] | int
+"""Where a new group starts in a partition; a number is an offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class StorageState:
+    """For /readyz and /healthz. `reasons` is empty when everything is well."""
+
+    writable: bool
+    publishable: bool
+    reasons: tuple[str, ...] = ()
+    detail: dict[str, str] = field(default_factory=dict)
+
+
+WakeUp = Callable[[Partition, int], None]
+"""Called on the event loop with (partition, certified end) after an append became certified."""
+
+
+class Storage(Protocol):
+    """The port. Calls may overlap; acts on one partition take effect in the order of the calls."""
+
+    async def incarnation(self) -> str:
+        """The store's history: another one after `tocsin admin restore` (R30)."""
+
+    async def create_queue(self, queue_id: str, partitions: int) -> None:
+        """Make its partitions, empty. Done already: nothing happens."""
+
+    async def drop_queue(self, queue_id: str) -> None:
+        """Delete its partitions, cursors and dedup state, in slices. Unknown: nothing happens."""
+
+    async def create_group(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
+        """Make one cursor per partition, durable when this returns (R11). `starts` has one entry
+        per partition. Cursors that are there already stay as they are."""
+
+    async def drop_group(self, group_id: str, queue_id: str) -> None:
+        """Delete its cursors and side lines. Unknown: nothing happens."""
+
+    async def seek(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
+        """Set every cursor to a fresh one at `starts` and raise its epoch, so that the owners of
+        before are fenced and nothing they settle counts."""
+
+    async def append(self, appends: Sequence[Append]) -> list[Appended]:
+        """Append records; deduplicate by producer sequence (R6, R7) and client id (R8).
+
+        Each record's outcome stands alone. An append to an unknown partition is answered with
+        `NotStored("queue_not_found")` throughout. A record without any new message still writes
+        something, so that a replication wait behind it means something (R9).
+        Raises Unknown for the whole call when the commit's outcome is not known.
+        """
+
+    async def read(
+        self, partition: Partition, offset: int, bytes_max: int, *, until: int | None = None
+    ) -> Read:
+        """Certified records from the one that holds `offset` (or the first after it) on, at most
+        about `bytes_max` bytes but at least one record; none that begins above `until`."""
+
+    async def offset_at(self, partition: Partition, unix_ms: int) -> int:
+        """The first retained offset published at or after this time; the certified end if none."""
+
+    async def own(
+        self, place: GroupPartition, *, token: bytes, assignment: int, epoch_seen: int = 0
+    ) -> Owned:
+        """Become the owner: raises and persists the epoch above both the stored one and
+        `epoch_seen` (R15), remembers the random `token`, waits for the level `all`.
+
+        Raises:
+            Fenced: `assignment` is older than one that owned this place before (R14).
+            Refused: group_not_found: no such cursor.
+        """
+
+    async def write_cursors(self, writes: Sequence[CursorWrite]) -> list[Written]:
+        """Fenced cursor changes (see CursorWrite), one answer each. Settling above the certified
+        end is Refused for the whole call: it is a bug of the caller."""
+
+    async def read_side(
+        self, place: GroupPartition, key_hash: int, after: int, count_max: int
+    ) -> tuple[int, ...]:
+        """Offsets of a key's side line above `after` (-1: from the start), in order."""
+
+    async def trim(self, partition: Partition, *, retention_s: float, keep_all: bool) -> int:
+        """Delete a slice of the records that every group has settled and whose retention has
+        passed (R12): a record, not a prefix. `keep_all`: nobody subscribes yet and no retention is
+        set, so nothing goes. Returns the bytes freed; 0: nothing is left to do now."""
+
+    async def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
+        """Accept no further append; returns the certified end S, durable with the successors
+        (R27). Sealed already: the same answer."""
+
+    async def partitions(self, queue_id: str) -> list[PartitionState]:
+        """Every partition of a queue; empty when it is unknown."""
+
+    async def cursors(self, queue_id: str, group_id: str) -> list[CursorState]:
+        """Every cursor of a group; empty when it is unknown."""
+
+    async def parked(self, place: GroupPartition) -> list[Parked]:
+        """The parked keys of a (group, partition)."""
+
+    def on_certified(self, wake_up: WakeUp) -> None:
+        """Register the one wake-up. Comes after the append's commit and before its answer."""
+
+    async def state(self) -> StorageState:
+        """Whether it can be written to, and if not, why."""
+
+    async def close(self) -> None:
+        """Finish what was accepted, then close. Calls after it raise Refused."""

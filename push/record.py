@@ -1,0 +1,314 @@
+"""The record: consecutive messages appended together (storage, encryption and push unit).
+
+A record is two byte strings. The **payload** is the JSON forms of its messages joined by commas:
+exactly what stands between the brackets of a push frame, encoded once, later encrypted. The
+**header** is plain and columnar, so that storage can deduplicate and delivery can gate and slice
+without opening the payload (R9):
+
+    fixed    version u8, flags u8, tenant u32, record id 16 bytes, published_unix_ms u64,
+             ring_epoch u32, count u32, producers u16
+    columns  sizes u32[count], key hashes u64[count] (0: no key)
+    if P     producers x (producer id 16 bytes, resolved u64),
+             producer index u16[count] (0: none, else 1-based), sequences u64[count]
+    if I     id digests, 32 bytes x count (zeros: no client id)
+    if E     expires_unix_ms u64[count] (0: never)
+    if D     deliver_at_unix_ms u64[count];  if Q  priority u8[count]   (read; nothing sets them)
+
+All little-endian. Offsets are not inside: storage assigns them, and the same bytes are stored
+whichever they become. A record some of whose messages were duplicates is stored with a skip list
+beside it; `Record.load` returns the dense record that is left.
+"""
+
+import struct
+from array import array
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+VERSION: Final = 1
+PRODUCERS, IDS, EXPIRES, DELIVER_AT, PRIORITY = 1, 2, 4, 8, 16
+_FIXED: Final = struct.Struct("<BBI16sQIIH")
+_PRODUCER: Final = struct.Struct("<16sQ")
+NO_DIGEST: Final = bytes(32)
+
+
+class RecordDamaged(ValueError):
+    """The header does not parse, or does not fit the payload."""
+
+
+@dataclass(slots=True)
+class Header:
+    """The parsed header. Columns that a record does not have are empty."""
+
+    tenant: int
+    record_id: bytes
+    published_unix_ms: int
+    ring_epoch: int
+    sizes: "array[int]"
+    key_hashes: "array[int]"
+    producers: list[tuple[bytes, int]]
+    """(producer id, resolved): the same producer may stand here with several `resolved`."""
+    producer_indexes: "array[int]"
+    sequences: "array[int]"
+    digests: list[bytes]
+    expires_unix_ms: "array[int]"
+    deliver_at_unix_ms: "array[int]"
+    priorities: bytes
+
+    @property
+    def count(self) -> int:
+        """Number of messages."""
+        return len(self.sizes)
+
+    def encode(self) -> bytes:
+        """The header's bytes."""
+        flags = (
+            (PRODUCERS if self.producers else 0)
+            | (IDS if self.digests else 0)
+            | (EXPIRES if self.expires_unix_ms else 0)
+            | (DELIVER_AT if self.deliver_at_unix_ms else 0)
+            | (PRIORITY if self.priorities else 0)
+        )
+        parts = [
+            _FIXED.pack(
+                VERSION, flags, self.tenant, self.record_id, self.published_unix_ms,
+                self.ring_epoch, len(self.sizes), len(self.producers),
+            ),
+            self.sizes.tobytes(),
+            self.key_hashes.tobytes(),
+        ]  # fmt: skip
+        if self.producers:
+            parts += [_PRODUCER.pack(*producer) for producer in self.producers]
+            parts += [self.producer_indexes.tobytes(), self.sequences.tobytes()]
+        parts += self.digests
+        parts += [self.expires_unix_ms.tobytes(), self.deliver_at_unix_ms.tobytes()]
+        parts.append(self.priorities)
+        return b"".join(parts)
+
+
+def parse_header(data: bytes) -> Header:
+    """The header that `Header.encode` made of these bytes.
+
+    Raises:
+        RecordDamaged: an unknown version, or a length that does not fit.
+    """
+    try:
+        (version, flags, tenant, record_id, published_unix_ms, ring_epoch, count, producers) = (
+            _FIXED.unpack_from(data)
+        )
+    except struct.error as error:
+        raise RecordDamaged(f"header: {error}") from None
+    if version != VERSION:
+        raise RecordDamaged(f"record version {version}; this is a reader of version {VERSION}")
+    place = _FIXED.size
+
+    def take(length: int) -> bytes:
+        nonlocal place
+        place += length
+        if place > len(data):
+            raise RecordDamaged("the header is shorter than its count says")
+        return data[place - length : place]
+
+    def column(typecode: str, width: int, present: bool) -> "array[int]":
+        return array(typecode, take(width * count) if present else b"")
+
+    sizes, key_hashes = column("I", 4, True), column("Q", 8, True)
+    with_producers = bool(flags & PRODUCERS)
+    table = [_PRODUCER.unpack(take(_PRODUCER.size)) for _ in range(producers)]
+    header = Header(
+        tenant=tenant,
+        record_id=record_id,
+        published_unix_ms=published_unix_ms,
+        ring_epoch=ring_epoch,
+        sizes=sizes,
+        key_hashes=key_hashes,
+        producers=[(producer, resolved) for producer, resolved in table],
+        producer_indexes=column("H", 2, with_producers),
+        sequences=column("Q", 8, with_producers),
+        digests=[take(32) for _ in range(count)] if flags & IDS else [],
+        expires_unix_ms=column("Q", 8, bool(flags & EXPIRES)),
+        deliver_at_unix_ms=column("Q", 8, bool(flags & DELIVER_AT)),
+        priorities=take(count) if flags & PRIORITY else b"",
+    )
+    if place != len(data):
+        raise RecordDamaged("the header is longer than its count says")
+    return header
+
+
+class Record:
+    """A stored record at its place: dense offsets first..last over a payload that can be sliced."""
+
+    __slots__ = ("_expires_min", "_starts", "first", "header", "last", "payload")
+
+    def __init__(self, first: int, header: Header, payload: bytes) -> None:
+        self.first = first
+        self.last = first + len(header.sizes) - 1
+        self.header = header
+        self.payload = payload
+        self._starts: list[int] | None = None
+        self._expires_min: int | None = None
+
+    @classmethod
+    def load(cls, first: int, header: bytes, payload: bytes, skips: "tuple[int, ...]") -> "Record":
+        """The record as delivery sees it; `skips` are the indexes that were not assigned offsets.
+
+        Raises:
+            RecordDamaged: header and payload do not fit each other.
+        """
+        parsed = parse_header(header)
+        if sum(parsed.sizes) + max(len(parsed.sizes) - 1, 0) != len(payload):
+            raise RecordDamaged("the payload's length is not what the header says")
+        record = cls(first, parsed, payload)
+        return record._without(skips) if skips else record
+
+    def _without(self, skips: "tuple[int, ...]") -> "Record":
+        gone = set(skips)
+        keep = [index for index in range(self.header.count) if index not in gone]
+        starts, old = self.starts(), self.header
+        pieces = [self.payload[starts[i] : starts[i] + old.sizes[i]] for i in keep]
+
+        def picked(column: "array[int]") -> "array[int]":
+            return array(column.typecode, [column[i] for i in keep] if column else [])
+
+        header = Header(
+            tenant=old.tenant,
+            record_id=old.record_id,
+            published_unix_ms=old.published_unix_ms,
+            ring_epoch=old.ring_epoch,
+            sizes=picked(old.sizes),
+            key_hashes=picked(old.key_hashes),
+            producers=old.producers,
+            producer_indexes=picked(old.producer_indexes),
+            sequences=picked(old.sequences),
+            digests=[old.digests[i] for i in keep] if old.digests else [],
+            expires_unix_ms=picked(old.expires_unix_ms),
+            deliver_at_unix_ms=picked(old.deliver_at_unix_ms),
+            priorities=bytes(old.priorities[i] for i in keep) if old.priorities else b"",
+        )
+        return Record(self.first, header, b",".join(pieces))
+
+    def starts(self) -> list[int]:
+        """Where each message begins in the payload."""
+        if self._starts is None:
+            sizes = self.header.sizes
+            self._starts = [0, *accumulate(size + 1 for size in sizes[:-1])] if sizes else []
+        return self._starts
+
+    def slice(self, first: int, last: int) -> bytes:
+        """The JSON of the messages at offsets first..last, joined by commas."""
+        if first == self.first and last == self.last:
+            return self.payload
+        starts = self.starts()
+        low, high = first - self.first, last - self.first
+        return self.payload[starts[low] : starts[high] + self.header.sizes[high]]
+
+    def bytes_until(self, first: int, bytes_max: int) -> int:
+        """The last offset L >= first such that slice(first, L) has at most bytes_max bytes.
+
+        At least `first` itself, however large.
+        """
+        starts = self.starts()
+        low = first - self.first
+        if starts[-1] + self.header.sizes[-1] - starts[low] <= bytes_max:
+            return self.last
+        begin, index = starts[low], low
+        while index + 1 < len(starts) and (
+            starts[index + 1] + self.header.sizes[index + 1] - begin <= bytes_max
+        ):
+            index += 1
+        return self.first + index
+
+    def key_hash(self, offset: int) -> int:
+        """The key's hash at this offset; 0: no key."""
+        return self.header.key_hashes[offset - self.first]
+
+    def expires_unix_ms(self, offset: int) -> int:
+        """When the message at this offset expires; 0: never."""
+        column = self.header.expires_unix_ms
+        return column[offset - self.first] if column else 0
+
+    def expires_min_unix_ms(self) -> int:
+        """The earliest expiry in the record; 0: nothing here expires."""
+        if self._expires_min is None:
+            column = self.header.expires_unix_ms
+            self._expires_min = min((x for x in column if x), default=0)
+        return self._expires_min
+
+
+class RecordBuilder:
+    """A record under construction: one per partition, closed by the next group commit."""
+
+    __slots__ = (
+        "_contexts", "_current", "_expires", "_ids", "_indexes", "_sequences",
+        "bytes", "key_hashes", "payloads", "sizes",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.payloads: list[bytes] = []
+        self.sizes: list[int] = []
+        self.key_hashes: list[int] = []
+        self.bytes = 0
+        self._contexts: list[tuple[bytes, int]] = []
+        self._current = 0
+        self._indexes: list[int] = []
+        self._sequences: list[int] = []
+        self._ids: dict[int, bytes] = {}
+        self._expires: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def context(self, producer: bytes, resolved: int) -> None:
+        """What follows comes from this producer; `resolved`: everything below was answered."""
+        pair = (producer, resolved)
+        if not self._contexts or self._contexts[-1] != pair:
+            self._contexts.append(pair)
+        self._current = len(self._contexts)
+
+    def no_context(self) -> None:
+        """What follows comes without sequences."""
+        self._current = 0
+
+    def add(self, encoded: bytes, key_hash: int, sequence: int = 0) -> None:
+        """Add one encoded message."""
+        size = len(encoded)
+        self.payloads.append(encoded)
+        self.sizes.append(size)
+        self.key_hashes.append(key_hash)
+        self._indexes.append(self._current)
+        self._sequences.append(sequence)
+        self.bytes += size + 1
+
+    def mark(self, digest: bytes | None, expires_unix_ms: int) -> None:
+        """The client id's digest and the expiry of the message that was added last."""
+        place = len(self.sizes) - 1
+        if digest is not None:
+            self._ids[place] = digest
+        if expires_unix_ms:
+            self._expires[place] = expires_unix_ms
+
+    def close(
+        self, *, record_id: bytes, published_unix_ms: int, ring_epoch: int, tenant: int
+    ) -> tuple[bytes, bytes, Header]:
+        """(header bytes, payload, parsed header)."""
+        count = len(self.sizes)
+        ids, expires = self._ids, self._expires
+        with_producers = bool(self._contexts)
+        header = Header(
+            tenant=tenant,
+            record_id=record_id,
+            published_unix_ms=published_unix_ms,
+            ring_epoch=ring_epoch,
+            sizes=array("I", self.sizes),
+            key_hashes=array("Q", self.key_hashes),
+            producers=self._contexts,
+            producer_indexes=array("H", self._indexes if with_producers else []),
+            sequences=array("Q", self._sequences if with_producers else []),
+            digests=[ids.get(i, NO_DIGEST) for i in range(count)] if ids else [],
+            expires_unix_ms=array(
+                "Q", [expires.get(i, 0) for i in range(count)] if expires else []
+            ),
+            deliver_at_unix_ms=array("Q"),
+            priorities=b"",
+        )
+        return header.encode(), b",".join(self.payloads), header

@@ -1,0 +1,1 @@
+"""Remembers: implementations of the storage port (`push.ports.Storage`)."""
