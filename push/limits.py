@@ -76,14 +76,21 @@ DEDUP_BUCKETS: Final = 4
 """A dedup window is remembered in so many buckets of time (R8)."""
 
 # --- Delivery ----------------------------------------------------------------------------------
-HELD_PER_PARTITION_MAX: Final = 4096
-"""Offsets of gated keys held in memory per (group, partition); beyond, side lines (R18)."""
+HELD_PER_PARTITION_MAX: Final = 256
+"""Offsets of gated keys held in memory per (group, partition); beyond, side lines (R18). Each is a
+hole in the cursor, and the cursor is rewritten with every flush: hundreds, not thousands."""
+DYING_PER_PARTITION_MAX: Final = 1024
+"""Messages on their way to the dead letters at once; beyond, the partition waits."""
 LINES_PER_PARTITION_MAX: Final = 100_000
 """Keys that may be gated at once per (group, partition); beyond, the partition waits."""
 TAIL_CACHE_BYTES_MAX: Final = 64 * 1_048_576
 """Certified records kept in memory so that who keeps up never reads the disk."""
 READ_BYTES_MAX: Final = 1_048_576
 """One read from storage; at least one record."""
+LINE_WINDOW_MAX: Final = 256
+"""A key that recovers has 1, 2, 4 … messages in flight, up to this, until its line is empty."""
+FINISHED_PUSHES_MAX: Final = 1024
+"""Settled pushes whose extent is remembered: a repeated ack is told from an invented one."""
 PULL_MESSAGES_MAX: Final = 1000
 PULL_WAIT_S_MAX: Final = 30.0
 PULLS_WAITING_MAX: Final = 10_000

@@ -1,0 +1,102 @@
+"""What a delivery still has to make durable, and what is on its way there.
+
+At most one write is under way. Everything in it is absolute, so that it can be sent again whole
+when its outcome is not known (R29).
+"""
+
+from push.ports import CursorWrite, GroupPartition, Parked, Retry, Side
+from push.ranges import coalesce
+
+
+class PendingWrite:
+    """Collects changes; `take` hands them out as one write, `confirm` or `restore` ends it."""
+
+    __slots__ = ("_aside", "_epoch", "_parked", "_place", "_record", "_retries", "_settled",
+                 "_taken", "_token", "aside_count")  # fmt: skip
+
+    def __init__(self, place: GroupPartition, epoch: int, token: bytes) -> None:
+        self._place = place
+        self._epoch = epoch
+        self._token = token
+        self._settled: list[tuple[int, int]] = []
+        self._retries: dict[int, Retry] = {}
+        self._record: list[tuple[int, int]] = []
+        self._aside: dict[int, list[int]] = {}
+        self._parked: dict[int, str] = {}
+        self._taken: tuple[CursorWrite, list[tuple[int, int]]] | None = None
+        self.aside_count = 0
+        """Offsets that are to be set aside and are not yet."""
+
+    @property
+    def dirty(self) -> bool:
+        """Whether `take` would have something, once nothing is under way."""
+        return bool(self._settled or self._retries or self._aside or self._parked)
+
+    @property
+    def recording_count(self) -> int:
+        """Redeliveries that wait for their attempt to be recorded."""
+        return len(self._record) + (len(self._taken[1]) if self._taken else 0)
+
+    def settle(self, first: int, last: int) -> None:
+        """first..last are settled."""
+        self._settled.append((first, last))
+        if len(self._settled) > 4096:
+            self._settled = coalesce(self._settled)
+
+    def note(self, retry: Retry) -> None:
+        """Remember attempts and backoff; nobody waits for it."""
+        self._retries[retry.offset] = retry
+
+    def record(self, retry: Retry, key: int) -> None:
+        """Remember attempts before a redelivery of the key's message goes out (R16)."""
+        self._retries[retry.offset] = retry
+        self._record.append((key, retry.offset))
+
+    def set_aside(self, key: int, offset: int) -> None:
+        """The offset goes to the key's side line."""
+        self._aside.setdefault(key, []).append(offset)
+        self.aside_count += 1
+
+    def park(self, key: int, reason: str) -> None:
+        """The key is parked."""
+        self._parked[key] = reason
+
+    def take(self, wall_unix_ms: int) -> CursorWrite | None:
+        """Everything so far as one write; None: nothing, or one is under way."""
+        if self._taken is not None or not self.dirty:
+            return None
+        settled = tuple(coalesce(self._settled))
+        write = CursorWrite(
+            self._place, self._epoch, self._token,
+            settled=settled,
+            retries=tuple(self._retries.values()),
+            aside=tuple(Side(key, tuple(sorted(o))) for key, o in self._aside.items()),
+            parked=tuple(Parked(k, why, wall_unix_ms) for k, why in self._parked.items()),
+        )  # fmt: skip
+        self._taken = (write, self._record)
+        self._settled, self._retries, self._record = [], {}, []
+        self._aside, self._parked = {}, {}
+        return write
+
+    def confirm(self) -> tuple[list[tuple[int, int]], dict[int, int]]:
+        """It is durable. Returns (key, offset) of the recorded ones and the count set aside by
+        key."""
+        assert self._taken is not None
+        write, record = self._taken
+        self._taken = None
+        aside = {side.key_hash: len(side.offsets) for side in write.aside}
+        self.aside_count -= sum(aside.values())
+        return record, aside
+
+    def restore(self) -> None:
+        """It is not durable: everything goes with the next write, older facts first."""
+        if self._taken is None:
+            return
+        write, record = self._taken
+        self._taken = None
+        self._settled = [*write.settled, *self._settled]
+        self._retries = {**{retry.offset: retry for retry in write.retries}, **self._retries}
+        self._record = record + self._record
+        for side in write.aside:
+            self._aside[side.key_hash] = [*side.offsets, *self._aside.get(side.key_hash, [])]
+        self._parked = {**{mark.key_hash: mark.reason for mark in write.parked}, **self._parked}

@@ -1,0 +1,463 @@
+"""Delivery of one group in one partition, under one epoch: the heart of the rules.
+
+    log ──frontier──▶ give ──▶ leases ──ack──▶ settled ──▶ cursor write
+                       │          │ nack, expiry
+                       ▼          ▼
+                     waiting (lines of keys) ──due──▶ record the attempt ──▶ give again
+
+Everything below `frontier` is settled, in flight, or waits. Pure: a shell feeds it records, acks
+and time, and carries out what it asks for:
+
+* `give` and `give_line` return the pushes to send; `wants_log`, `giveable` and
+  `waiting.side_wanted` say what to read for them.
+* `take_write` returns the one cursor change that is to be made durable next; `written` confirms
+  it. What may only happen after it is durable (a redelivery, R16) waits for that.
+* `take_dead_letters` returns messages to move; `dead_lettered` confirms each.
+* `next_deadline` says when to call `expire`.
+
+Times: `now` is monotonic seconds, `wall_unix_ms` unix milliseconds (R3).
+"""
+
+from array import array
+from collections.abc import Callable
+
+from push import limits
+from push.backoff import backoff_s
+from push.giving import DeliverySettings, GiveOut, Judged, Taken, append_offset
+from push.leases import Leases, Push, bits_between, offsets_of
+from push.lines import Line, loose
+from push.ports import CursorWrite, GroupPartition, Owned, Written
+from push.ranges import RangeSet
+from push.record import Record
+from push.waiting import DeadLetter, Waiting
+
+
+class Delivery:
+    """See the module. One per (group, partition) and epoch, in its owner's gateway."""
+
+    def __init__(
+        self,
+        place: GroupPartition,
+        owned: Owned,
+        token: bytes,
+        settings: DeliverySettings,
+        *,
+        now: float,
+    ) -> None:
+        self.place = place
+        self.epoch = owned.epoch
+        self.generation = owned.generation
+        self.settings = settings
+        self.end = owned.certified
+        """The certified end: nothing at or above it exists for anybody (R10)."""
+        self.draining = False
+        self.drain_deadline = float("inf")
+        self.leases = Leases()
+        self.waiting = Waiting(
+            place, owned, token,
+            attempts_max=settings.attempts_max, park=settings.park, exclusive=settings.pulls,
+        )  # fmt: skip
+        self._passed = RangeSet(owned.cursor.passed)
+        self._rescan_end = max((last + 1 for _, last in owned.cursor.passed), default=0)
+        self._pull = 0
+        self.frontier = owned.cursor.floor
+        self._move(self.frontier, now)
+        if not self._rescan_end:
+            self.waiting.rescanned(now)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Delivery {self.place} epoch={self.epoch} frontier={self.frontier} end={self.end} "
+            f"in_flight={self.leases.open_count} lines={len(self.waiting.lines.by_key)}>"
+        )
+
+    # --- Giving from the log -------------------------------------------------------------------
+
+    def certify(self, end: int) -> None:
+        """The log is certified up to (not including) `end`."""
+        self.end = max(self.end, end)
+
+    @property
+    def wants_log(self) -> bool:
+        """Whether the record at `frontier` is wanted (credit aside)."""
+        return (
+            self.frontier < self.end
+            and not self.draining
+            and self.waiting.pending.aside_count < limits.HELD_PER_PARTITION_MAX
+            and len(self.waiting.dying) < limits.DYING_PER_PARTITION_MAX
+            and len(self.waiting.lines.by_key) < limits.LINES_PER_PARTITION_MAX
+        )
+
+    def begin_pull(self) -> None:
+        """A pull begins: it may carry several messages of a key; the next one may not (R24)."""
+        self._pull += 1
+
+    def skip_to(self, offset: int, *, now: float) -> None:
+        """Nothing is retained between `frontier` and `offset`: the cursor passes it."""
+        if offset > self.frontier:
+            for first, last in self._passed.gaps(self.frontier, offset - 1):
+                self.waiting.settle(first, last)
+            self._move(offset, now)
+
+    def give(self, record: Record, credit: int, *, now: float, wall_unix_ms: int) -> list[GiveOut]:
+        """First give-outs from the record that holds `frontier`, or the next one there is.
+
+        Takes at most `credit` messages; passes over what is passed, gated or expired. Moves
+        `frontier`; calling again with the same record goes on where it stopped. No write is
+        needed before these are sent (R16).
+        """
+        self.skip_to(min(record.first, self.end), now=now)
+        outs: list[GiveOut] = []
+        end = min(record.last, self.end - 1)
+        while self.frontier <= end and credit > 0 and self.wants_log:
+            first = self.frontier
+            last = min(end, first + min(credit, limits.PUSH_MESSAGES_MAX) - 1)
+            last = min(last, record.bytes_until(first, limits.PUSH_BYTES_MAX))
+            if len(self._passed):
+                last = self._passed.gaps(first, last)[0][1]
+            hashes = record.header.key_hashes[first - record.first : last - record.first + 1]
+            if self._is_ordinary(record, first, last, hashes, wall_unix_ms):
+                outs.append(self._push(first, last, hashes, 1, now))
+                credit -= last - first + 1
+                self._move(last + 1, now)
+            else:
+                singly = self._give_singly(record, first, last, now, wall_unix_ms)
+                credit -= sum(out.last - out.first + 1 for out in singly)
+                outs += singly
+        return outs
+
+    def _is_ordinary(
+        self, record: Record, first: int, last: int, hashes: "array[int]", wall_unix_ms: int
+    ) -> bool:
+        """Whether a stretch can be given as one range, without looking at single messages."""
+        if self.settings.pulls:
+            return False
+        lines = self.waiting.lines.by_key
+        if lines and not lines.keys().isdisjoint(hashes):
+            return False
+        if self.waiting.tried_between(first, last):
+            return False
+        expires = record.expires_min_unix_ms()
+        return not expires or expires > wall_unix_ms
+
+    def _give_singly(
+        self, record: Record, first: int, last: int, now: float, wall_unix_ms: int
+    ) -> list[GiveOut]:
+        """The exceptional way, message by message: ranges of what goes out between what waits."""
+        outs: list[GiveOut] = []
+        begin = offset = first
+        hashes = record.header.key_hashes
+        base = record.first
+        while offset <= last and self.wants_log:
+            if not self._goes_out(record, offset, hashes[offset - base], now, wall_unix_ms):
+                if begin < offset:
+                    piece = hashes[begin - base : offset - base]
+                    outs.append(self._push(begin, offset - 1, piece, 1, now))
+                begin = offset + 1
+            offset += 1
+        if begin < offset:
+            outs.append(self._push(begin, offset - 1, hashes[begin - base : offset - base], 1, now))
+        self._move(offset, now)
+        return outs
+
+    def _goes_out(
+        self, record: Record, offset: int, key: int, now: float, wall_unix_ms: int
+    ) -> bool:
+        """Whether a message of the log may be given now; else it is put where it belongs."""
+        waiting = self.waiting
+        line = waiting.lines.by_key.get(key) if key else None
+        if line is not None and not self._lets_through(line):
+            waiting.join(line, offset, now)
+            return False
+        expires = record.expires_unix_ms(offset)
+        if expires and expires <= wall_unix_ms:  # R13: judged now, when it would be given out
+            waiting.die(waiting.lines.line(key or loose(offset)), offset, "expired")
+            return False
+        if offset in waiting.attempts:
+            line = waiting.lines.line(key or loose(offset))
+            line.waiting.append(offset)
+            waiting.lines.held += 1
+            left_s = (waiting.due_unix_ms.get(offset, 0) - wall_unix_ms) / 1000
+            # A persisted backoff is wall time: clamped, for the clock may have jumped (R3).
+            due = now + min(max(0.0, left_s), self.settings.backoff_max_s)
+            waiting.await_retry(line, offset, due, now)
+            return False
+        if self.settings.pulls and key:
+            line = waiting.lines.line(key)
+            line.pull = self._pull
+            line.in_flight.add(offset)
+        return True
+
+    def _lets_through(self, line: Line) -> bool:
+        """Whether a key that this very pull carries may send another one with it."""
+        return (
+            self.settings.pulls
+            and line.pull == self._pull
+            and not line.waiting
+            and not line.recording
+            and not line.dying
+            and not line.overflowed
+        )
+
+    def _push(
+        self, first: int, last: int, hashes: "array[int]", attempt: int, now: float
+    ) -> GiveOut:
+        push = self.leases.give(
+            first, last, hashes,
+            now=now, lease_s=self.settings.lease_s, attempt=attempt, started=self.settings.pulls,
+        )  # fmt: skip
+        return GiveOut(push.number, first, last, attempt)
+
+    def _move(self, frontier: int, now: float) -> None:
+        """Move the frontier, past what the previous owner had passed already."""
+        if not self._rescan_end:
+            self.frontier = frontier
+            return
+        self.frontier = self._passed.next_absent(frontier)
+        if self.frontier >= self._rescan_end:
+            self._rescan_end = 0
+            self._passed = RangeSet()
+            self.waiting.rescanned(now)
+
+    # --- Giving from lines ---------------------------------------------------------------------
+
+    def plan_retries(self, credit: int, *, now: float) -> None:
+        """Let lines that are ready send up to `credit` messages; see `Waiting.plan`."""
+        if not self.draining:
+            self.waiting.plan(credit, now)
+
+    @property
+    def giveable(self) -> list[tuple[int, int]]:
+        """(key, offset) that go out as soon as there is credit and the record is read."""
+        return self.waiting.giveable
+
+    def give_line(
+        self, key: int, offset: int, record: Record | None, *, now: float, wall_unix_ms: int
+    ) -> GiveOut | None:
+        """Send a message that the caller took from `giveable`; `record` holds it (None: gone).
+
+        None when it is not to be sent: acked late, expired, gone, or the partition moves.
+        """
+        waiting = self.waiting
+        line = waiting.lines.by_key.get(key)
+        if self.draining or line is None or offset not in line.recording:
+            return None
+        if record is None:
+            waiting.lost(key, offset, now)
+            return None
+        line.recording.discard(offset)
+        if line.exclusive and line.in_flight and line.pull != self._pull:
+            line.put_back(offset)  # another pull carries this key meanwhile
+            waiting.lines.held += 1
+            waiting.lines.settle_down(line, now)
+            return None
+        expires = record.expires_unix_ms(offset)
+        if expires and expires <= wall_unix_ms:
+            waiting.die(line, offset, "expired")
+            return None
+        place = offset - record.first
+        hashes = record.header.key_hashes[place : place + 1]
+        attempt = waiting.attempts.get(offset, 0) + 1
+        out = self._push(offset, offset, hashes, attempt, now)
+        self.leases.pushes[out.push].of_line = True
+        waiting.returned.pop(offset, None)
+        line.in_flight.add(offset)
+        line.pull = self._pull
+        waiting.lines.settle_down(line, now)
+        return out
+
+    # --- Acks, nacks, extends ------------------------------------------------------------------
+
+    def ack(self, number: int, first: int, last: int, *, now: float) -> Judged:
+        """Settle first..last of push `number`, judged offset by offset (R21)."""
+        push = self.leases.pushes.get(number)
+        if push is not None and push.first <= first and last <= push.last:
+            mask = bits_between(first - push.first, last - push.first)
+            if push.open & mask == mask:  # the ordinary case: all of it is in flight in this push
+                self._settle_open(push, mask, first, last, now)
+                return Judged([(first, last)])
+        judged, offsets = self._within(number, first, last)
+        for offset in offsets:
+            if push is not None and push.open >> (offset - push.first) & 1:
+                self._settle_open(push, 1 << (offset - push.first), offset, offset, now)
+                append_offset(judged.settled, offset)
+            elif offset in self.waiting.dying:
+                append_offset(judged.stale, offset)
+            elif offset in self.waiting.returned:
+                late = self.waiting.settle_late(number, offset, now)
+                append_offset(judged.settled if late else judged.stale, offset)
+            else:  # given again since, or settled already
+                append_offset(judged.stale if self.leases.find(offset) else judged.settled, offset)
+        return judged
+
+    def _settle_open(self, push: Push, mask: int, first: int, last: int, now: float) -> None:
+        if push.of_line or self.settings.pulls:
+            for offset in range(first, last + 1):
+                key = push.hashes[offset - push.first] or loose(offset)
+                self.waiting.settled_in_flight(key, offset, now)
+        self.leases.close(push, mask)
+        self.waiting.settle(first, last)
+
+    def _within(self, number: int, first: int, last: int) -> tuple[Judged, range]:
+        """The part of first..last that push `number` covered; the rest is judged already."""
+        judged = Judged()
+        extent = self.leases.extent(number)
+        if extent is None:
+            given = 0 < number <= self.leases.number
+            (judged.stale if given else judged.not_delivered).append((first, last))
+            return judged, range(0)
+        if first < extent[0]:
+            judged.not_delivered.append((first, min(last, extent[0] - 1)))
+        if last > extent[1]:
+            judged.not_delivered.append((max(first, extent[1] + 1), last))
+        return judged, range(max(first, extent[0]), min(last, extent[1]) + 1)
+
+    def nack(
+        self,
+        number: int,
+        first: int,
+        last: int,
+        *,
+        delay_s: float | None,
+        draw: Callable[[], float],
+        now: float,
+        wall_unix_ms: int,
+    ) -> tuple[Judged, list[Taken]]:
+        """Return first..last of push `number`, each a counted attempt, to be tried again after
+        `delay_s` or (None) the backoff, with jitter from `draw` (numbers in [0, 1)).
+
+        Returns the judgement and what is revoked with it: later ones of the same keys (R17).
+        """
+        judged, offsets = self._within(number, first, last)
+        revoked: list[Taken] = []
+        push = self.leases.pushes.get(number)
+        for offset in offsets:
+            if push is None or not push.open >> (offset - push.first) & 1:
+                append_offset(judged.stale, offset)
+                continue
+            wait_s = delay_s
+            if wait_s is None:
+                wait_s = backoff_s(
+                    self.waiting.attempts.get(offset, 0) + 1,
+                    base_s=self.settings.backoff_s,
+                    max_s=self.settings.backoff_max_s,
+                    draw=draw(),
+                )
+            self.waiting.count(offset, wall_unix_ms + int(wait_s * 1000))
+            revoked += self._return(push, offset, now + wait_s, now)
+            append_offset(judged.settled, offset)
+        return judged, revoked
+
+    def _return(self, push: Push, offset: int, due: float, now: float) -> list[Taken]:
+        """A delivery returns, and with it the later ones of its key. Returns the latter."""
+        key = push.hashes[offset - push.first]
+        line = self.waiting.lines.line(key or loose(offset))
+        revoked = self.leases.of_key(key, offset) if key else []
+        for later_push, later in [*reversed(revoked), (push, offset)]:
+            self.leases.close(later_push, 1 << (later - later_push.first))
+            self.waiting.come_back(line, later, later_push.number)
+        self.waiting.await_retry(line, offset, due, now)
+        return [(later_push.number, later) for later_push, later in revoked]
+
+    def start(self, number: int, first: int, last: int) -> None:
+        """The handlers of these have begun: their next return counts as an attempt (R19)."""
+        push = self.leases.pushes.get(number)
+        if push is not None:
+            push.started |= push.within(first, last)
+
+    def extend(self, number: int, first: int, last: int, *, lease_s: float, now: float) -> Judged:
+        """Prolong leases to now + lease_s, within `lease_total_s` and a drain's end (R20)."""
+        judged, offsets = self._within(number, first, last)
+        push = self.leases.pushes.get(number)
+        if push is not None:
+            cap = min(push.given_at + self.settings.lease_total_s, self.drain_deadline)
+            self.leases.extend(push, push.within(first, last), min(now + lease_s, cap))
+        for offset in offsets:
+            is_open = push is not None and push.open >> (offset - push.first) & 1
+            append_offset(judged.settled if is_open else judged.stale, offset)
+        return judged
+
+    # --- Time ----------------------------------------------------------------------------------
+
+    def expire(self, *, now: float, wall_unix_ms: int) -> list[Taken]:
+        """What time alone made due: ended leases return at once (P6), a drain's end cuts off.
+
+        Returns everything that was taken from the consumer.
+        """
+        taken: list[Taken] = []
+        due = self.leases.due(now)
+        if now >= self.drain_deadline:
+            due = [(push, push.open) for push in list(self.leases.pushes.values())]
+        for push, mask in due:
+            for offset in offsets_of(mask, push.first):
+                bit = offset - push.first
+                if push.open >> bit & 1:  # not revoked meanwhile by an earlier one of its key
+                    if push.started >> bit & 1:
+                        self.waiting.count(offset, wall_unix_ms)
+                    taken.append((push.number, offset))
+                    taken += self._return(push, offset, now, now)
+        self.waiting.lines.ripen(now)
+        return taken
+
+    def next_deadline(self) -> float | None:
+        """When `expire` has something to do; None: not by time alone."""
+        times = [self.leases.next_deadline(), self.waiting.lines.next_due()]
+        if self.draining and self.leases.open_count:
+            times.append(self.drain_deadline)
+        return min((at for at in times if at is not None), default=None)
+
+    # --- Moving away ---------------------------------------------------------------------------
+
+    def drain(self, *, deadline: float) -> None:
+        """Give nothing more; what is in flight settles, expires, or is cut off at `deadline`."""
+        self.draining = True
+        self.drain_deadline = min(self.drain_deadline, deadline)
+
+    @property
+    def drained(self) -> bool:
+        """Whether another owner may begin, once the last write is durable."""
+        return self.draining and not self.leases.open_count
+
+    def abandon(self, *, wall_unix_ms: int) -> None:
+        """The holder is gone: what had started counts as an attempt (R19), the rest does not.
+
+        Afterwards `take_write` holds everything that the next owner must know.
+        """
+        self.draining = True
+        for push in list(self.leases.pushes.values()):
+            for offset in offsets_of(push.open & push.started, push.first):
+                self.waiting.count(offset, wall_unix_ms)
+            self.leases.close(push, push.open)
+
+    # --- Writing -------------------------------------------------------------------------------
+
+    @property
+    def dirty(self) -> bool:
+        """Whether there is something to write."""
+        return self.waiting.pending.dirty
+
+    @property
+    def urgent(self) -> bool:
+        """Whether something waits for the write: a redelivery, or room to set aside."""
+        pending = self.waiting.pending
+        return pending.recording_count > 0 or pending.aside_count > 0
+
+    def take_write(self, *, wall_unix_ms: int) -> CursorWrite | None:
+        """The cursor change to make durable now; None: nothing, or one is under way."""
+        return self.waiting.pending.take(wall_unix_ms)
+
+    def written(self, answer: Written, *, now: float) -> None:
+        """The write that was taken last is durable."""
+        self.waiting.recorded(answer, now)
+
+    def not_written(self) -> None:
+        """The write failed or is unknown: it is kept and goes with the next (R29)."""
+        self.waiting.pending.restore()
+
+    def take_dead_letters(self) -> list[DeadLetter]:
+        """Messages to move to the dead letters; each stays unsettled until `dead_lettered`."""
+        return self.waiting.take_dead_letters()
+
+    def dead_lettered(self, offset: int, *, now: float) -> None:
+        """It stands in the dead letters, durably: settled here."""
+        self.waiting.dead_lettered(offset, now)

@@ -1,0 +1,182 @@
+"""Lines: the messages of one key that may not be given out yet, in order (R17, R18).
+
+A key has a line from the moment one of its messages returns (or is skipped behind one that did)
+until nothing waits any more. While it has one, every later message of the key joins it instead of
+being given. A line is in memory up to a bound and in the durable side line behind that; a parked
+line is all side line. A message without a key that returns is a line of its own.
+"""
+
+from collections import deque
+from heapq import heappop, heappush
+from itertools import islice
+
+from push import limits
+
+
+def loose(offset: int) -> int:
+    """The pseudo key of a message without a key: it has nobody to wait for it."""
+    return -1 - offset
+
+
+class Line:
+    """One key's line. `waiting` is in memory; `aside` more stand in the side line behind it."""
+
+    __slots__ = (
+        "aside",
+        "aside_unwritten",
+        "dues",
+        "dying",
+        "exclusive",
+        "in_flight",
+        "inherited",
+        "key",
+        "loading",
+        "parked",
+        "pull",
+        "recording",
+        "waiting",
+        "window",
+    )
+
+    def __init__(self, key: int, exclusive: bool) -> None:
+        self.key = key
+        self.exclusive = exclusive
+        """Closed while anything of it is in flight (R24)."""
+        self.waiting: deque[int] = deque()
+        self.dues: dict[int, float] = {}
+        """Offset → the time before which it is not tried again."""
+        self.aside = 0
+        self.aside_unwritten = 0
+        self.in_flight: set[int] = set()
+        self.recording: set[int] = set()
+        """On the way out: the attempt is being recorded, or there is no credit yet."""
+        self.window = limits.LINE_WINDOW_MAX if exclusive else 1
+        self.pull = 0
+        """The pull that carries what is in flight; the same pull may carry more of the key."""
+        self.dying: set[int] = set()
+        """On the way to the dead letters."""
+        self.parked = False
+        self.loading: int | None = None
+        """While the side line is being read: how many stood there when it was asked."""
+        self.inherited = False
+        """It had a side line when this owner began; it stays shut until the log was rescanned."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<Line {self.key:x} waiting={list(islice(self.waiting, 4))}({len(self.waiting)}) "
+            f"aside={self.aside} in_flight={sorted(self.in_flight)} parked={self.parked}>"
+        )
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether what joins must go to the side line to stay in order."""
+        return self.parked or self.aside > 0 or self.aside_unwritten > 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits and nothing of it is in flight: the key is open again."""
+        return not (
+            self.waiting
+            or self.in_flight
+            or self.recording
+            or self.aside
+            or self.aside_unwritten
+            or self.parked
+            or self.dying
+        )
+
+    @property
+    def due(self) -> float:
+        """When its head may go out."""
+        return self.dues.get(self.waiting[0], 0.0) if self.waiting else 0.0
+
+    def put_back(self, offset: int) -> None:
+        """An offset returns: it goes before everything that waits behind it."""
+        waiting = self.waiting
+        if not waiting or offset < waiting[0]:
+            waiting.appendleft(offset)
+        else:
+            merged = sorted({*waiting, offset})
+            waiting.clear()
+            waiting.extend(merged)
+
+    def room(self) -> int:
+        """How many more of it may go out now, time aside."""
+        if self.parked or self.inherited or self.dying or (self.exclusive and self.in_flight):
+            return 0
+        return max(0, self.window - len(self.in_flight) - len(self.recording))
+
+    def widen(self) -> None:
+        """One of it was settled: let more go out at once."""
+        self.window = min(self.window * 2, limits.LINE_WINDOW_MAX)
+
+
+class Lines:
+    """All lines of one (group, partition): which may give now, which want their side line read."""
+
+    __slots__ = ("_due", "_exclusive", "_hungry", "_ready", "by_key", "held")
+
+    def __init__(self, *, exclusive: bool) -> None:
+        self._exclusive = exclusive
+        self.by_key: dict[int, Line] = {}
+        self.held = 0
+        """Offsets in `waiting` of all lines: what is held in memory."""
+        self._due: list[tuple[float, int]] = []
+        self._ready: dict[int, None] = {}
+        self._hungry: dict[int, None] = {}
+
+    def line(self, key: int) -> Line:
+        """The key's line, made when there is none."""
+        line = self.by_key.get(key)
+        if line is None:
+            line = self.by_key[key] = Line(key, self._exclusive)
+        return line
+
+    def settle_down(self, line: Line, now: float) -> None:
+        """After any change of a line: drop it, make it ready, or remember when it will be."""
+        key = line.key
+        self._ready.pop(key, None)
+        self._hungry.pop(key, None)
+        if line.empty:
+            self.by_key.pop(key, None)
+        elif line.waiting:
+            if line.room():
+                if line.due <= now:
+                    self._ready[key] = None
+                else:
+                    heappush(self._due, (line.due, key))
+        elif line.aside and line.room() and line.loading is None:
+            self._hungry[key] = None
+
+    def next_due(self) -> float | None:
+        """When the next line becomes ready by time alone."""
+        while self._due:
+            at, key = self._due[0]
+            line = self.by_key.get(key)
+            if line is not None and line.waiting and line.due == at and line.room():
+                return at
+            heappop(self._due)
+        return None
+
+    def ripen(self, now: float) -> None:
+        """Make ready what became due."""
+        while self._due and self._due[0][0] <= now:
+            _, key = heappop(self._due)
+            line = self.by_key.get(key)
+            if line is not None and line.waiting and line.room() and line.due <= now:
+                self._ready[key] = None
+
+    def ready(self, count_max: int) -> list[Line]:
+        """At most so many lines that may give now, longest ready first."""
+        return [self.by_key[key] for key in islice(self._ready, count_max)]
+
+    def hungry(self) -> list[Line]:
+        """The lines whose side line is to be read: nothing of them waits in memory."""
+        lines = [self.by_key[key] for key in self._hungry]
+        self._hungry.clear()
+        return lines
+
+    def counts(self) -> tuple[int, int, int]:
+        """(keys that wait, of these parked, offsets set aside), for looking at."""
+        lines = self.by_key.values()
+        return len(lines), sum(x.parked for x in lines), sum(x.aside for x in lines)
