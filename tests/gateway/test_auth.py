@@ -1,0 +1,155 @@
+"""Who gets in (P11): tokens, Host and Origin."""
+
+import pytest
+from websockets.datastructures import Headers
+
+from gateway.auth import OPERATOR, Auth, bearer_token
+from metadata.catalog import ANYBODY
+from push.errors import Refused
+
+OPEN = Auth(None, ["https://app.example/"])
+LOCKED = Auth("s3cret", ["https://app.example"])
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost",
+        "LOCALHOST:8080",
+        "localhost:9999",
+        "127.0.0.1:8080",
+        "127.8.8.8",
+        "[::1]",
+        "[::1]:8080",
+    ],
+)
+def test_without_a_token_loopback_hosts_are_anybody(host: str) -> None:
+    assert OPEN.admit({"host": host}) == ANYBODY
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8080",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "10.0.0.1",
+        "[::2]:8080",
+        "0.0.0.0",
+        "127.1",
+        "user@localhost",
+        "localhost:80:80",
+        "localhost evil",
+        "",
+        None,
+    ],
+)
+def test_a_rebound_name_is_refused(host: str | None) -> None:
+    headers = {} if host is None else {"host": host}
+    with pytest.raises(Refused) as refused:
+        OPEN.admit(headers)
+    assert refused.value.code.name == "origin_refused"
+    assert "TOCSIN_TOKEN" in refused.value.detail
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "allowed"),
+    [
+        ("http://localhost:8080", "localhost:8080", True),
+        ("http://LOCALHOST:8080", "localhost:8080", True),
+        ("http://localhost", "localhost:80", True),
+        ("https://localhost", "localhost", True),
+        ("https://localhost:443", "localhost", True),
+        ("http://[::1]:8080", "[::1]:8080", True),
+        ("https://app.example", "localhost:8080", True),
+        ("https://APP.example", "localhost:8080", True),
+        ("http://app.example", "localhost:8080", False),
+        ("https://app.example:444", "localhost:8080", False),
+        ("http://localhost:8081", "localhost:8080", False),
+        ("http://127.0.0.1:8080", "localhost:8080", False),
+        ("https://evil.example", "localhost:8080", False),
+        ("null", "localhost:8080", False),
+        ("file://", "localhost:8080", False),
+        ("http://localhost:8080/path", "localhost:8080", False),
+        ("", "localhost:8080", False),
+    ],
+)
+def test_a_page_is_served_to_itself_and_to_whom_is_listed(
+    origin: str, host: str, allowed: bool
+) -> None:
+    headers = {"host": host, "origin": origin}
+    if allowed:
+        assert OPEN.admit(headers) == ANYBODY
+        assert LOCKED.admit(headers) is None
+    else:
+        for auth in (OPEN, LOCKED):
+            with pytest.raises(Refused) as refused:
+                auth.admit(headers)
+            assert refused.value.code.name == "origin_refused"
+
+
+def test_behind_a_proxy_the_page_of_the_public_name_is_same_origin() -> None:
+    headers = {"host": "broker.example", "origin": "https://broker.example"}
+    assert LOCKED.admit(headers) is None
+
+
+def test_the_right_token_is_the_operator_from_anywhere() -> None:
+    headers = {
+        "host": "broker.example",
+        "origin": "https://elsewhere.example",
+        "authorization": "Bearer s3cret",
+    }
+    assert LOCKED.admit(headers) == OPERATOR
+    assert LOCKED.admit({**headers, "authorization": "bearer  s3cret "}) == OPERATOR
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Bearer s3cre",
+        "Bearer s3crett",
+        "Bearer S3CRET",
+        "Bearer sécret",
+        "Basic s3cret",
+        "Bearer",
+        "",
+    ],
+)
+def test_a_wrong_token_is_refused_and_not_repeated(header: str) -> None:
+    with pytest.raises(Refused) as refused:
+        LOCKED.admit({"host": "localhost", "authorization": header})
+    assert refused.value.code.name == "unauthorized"
+    assert "cre" not in str(refused.value)
+
+
+def test_a_token_that_is_still_owed_is_asked_for() -> None:
+    assert LOCKED.admit({"host": "broker.example"}) is None
+    with pytest.raises(Refused) as refused:
+        LOCKED.check_token(None)
+    assert refused.value.code.name == "unauthorized"
+    assert LOCKED.check_token("s3cret") == OPERATOR
+
+
+def test_an_open_broker_takes_whatever_token_a_client_is_configured_with() -> None:
+    assert OPEN.check_token("anything") == ANYBODY
+    assert OPEN.admit({"host": "localhost", "authorization": "Bearer anything"}) == ANYBODY
+    with pytest.raises(Refused):  # it proves nothing, so the origin still counts
+        OPEN.admit({"host": "evil.example", "authorization": "Bearer anything"})
+
+
+def test_an_empty_token_setting_is_no_token() -> None:
+    assert Auth("").admit({"host": "localhost"}) == ANYBODY
+
+
+@pytest.mark.parametrize("name", ["Host", "Origin", "Authorization"])
+def test_repeated_headers_are_refused(name: str) -> None:
+    headers = Headers([("Host", "localhost")])
+    headers[name] = "localhost"
+    headers[name] = "Bearer s3cret"
+    with pytest.raises(Refused):
+        OPEN.admit(headers)
+
+
+def test_no_authorization_header_is_no_token() -> None:
+    assert bearer_token({}) is None
