@@ -1,0 +1,59 @@
+# What there is to do here. `make` alone lists it; every target sets up what it needs.
+
+python := .venv/bin/python
+code := push storage metadata gateway clients/python/src
+.DEFAULT_GOAL := help
+.PHONY: help run setup test check lint types layers format bench soak chaos mutants lock clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
+
+run:  ## set up, then start the broker with the live demo (Ctrl-C ends it)
+	@scripts/setup run
+	@.venv/bin/tocsin demo $(ARGS)
+
+setup:  ## make .venv what the locks say; does nothing when it is
+	@scripts/setup dev
+
+test: setup  ## set up and run the tests; ARGS="-k name" selects
+	@scripts/needs
+	$(python) -m pytest $(ARGS)
+
+check: lint types layers test  ## lint, types, layers, tests
+
+lint: setup  ## format and lint
+	$(python) -m ruff format --check .
+	$(python) -m ruff check .
+
+types: setup  ## mypy --strict over code and tests
+	$(python) -m mypy --strict $(code) scripts tests
+
+layers: setup  ## who may import whom, and the shape of the code
+	PYTHONPATH=clients/python/src .venv/bin/lint-imports --no-cache
+	$(python) -m pytest tests/layout
+
+format: setup  ## rewrite the code in its format
+	$(python) -m ruff format .
+	$(python) -m ruff check --fix .
+
+bench: setup  ## measure every scenario against a broker of its own
+	.venv/bin/tocsin bench --scenario all $(ARGS)
+
+soak: setup  ## the whole kill -9 and power-loss runs (an hour; power loss needs root)
+	@scripts/needs
+	TOCSIN_SOAK=1 $(python) -m pytest tests/system -m "soak or not soak" $(ARGS)
+
+chaos: setup  ## the short kill -9 and power-loss runs alone
+	@scripts/needs
+	$(python) -m pytest tests/system -k "kill or power" $(ARGS)
+
+mutants: setup  ## plant each listed bug in a copy; a test must fail for every one
+	$(python) scripts/mutants.py $(ARGS)
+
+lock: setup  ## resolve the dependencies anew (ARGS=--upgrade: to their newest versions)
+	$(python) scripts/lock.py $(ARGS)
+
+clean:  ## remove what these targets made; data folders stay
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build
+	rm -rf *.egg-info clients/python/src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,91 @@
+"""Write requirements.lock and requirements-dev.lock from the two pyproject.toml files.
+
+    .venv/bin/python scripts/lock.py [--upgrade]
+
+What is wanted stands in `pyproject.toml` and `clients/python/pyproject.toml` and nowhere else;
+what is installed stands in the locks, with the hash of every file that the Python Package Index
+has for a version, so that one lock serves every platform. The locks name no index and no folder:
+this machine's pip settings stay out of them. Python 3.11, the oldest supported version, resolves
+them, because conditions like `python_version < "3.13"` only ever drop a package later.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = "tocsin"
+INDEX = "https://pypi.org/simple"
+HEADER = """\
+# Written by `make lock`; change pyproject.toml, not this file.
+# {what}
+"""
+
+
+def wanted() -> tuple[list[str], list[str]]:
+    """(what running needs, what developing needs besides)."""
+    server = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    client = tomllib.loads((ROOT / "clients/python/pyproject.toml").read_text())
+    build: list[str] = server["build-system"]["requires"]
+    running = [
+        line
+        for line in server["project"]["dependencies"] + client["project"]["dependencies"]
+        if not line.startswith(f"{OURS}==")
+    ]
+    return sorted({*running, *build}), sorted(server["dependency-groups"]["dev"])
+
+
+def compile_lock(lines: list[str], out: Path, what: str, upgrade: bool, *more: str) -> None:
+    """Resolve `lines` into `out`, keeping the versions that it has unless `upgrade`."""
+    environment = {
+        name: text for name, text in os.environ.items() if not name.startswith("PIP_")
+    } | {"PIP_CONFIG_FILE": os.devnull}
+    if "PIP_CERT" in os.environ:
+        environment["PIP_CERT"] = os.environ["PIP_CERT"]
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "pyproject.toml.in"
+        source.write_text("\n".join(lines) + "\n")
+        subprocess.run(
+            [
+                sys.executable, "-m", "piptools", "compile", "--quiet", "--generate-hashes",
+                "--allow-unsafe", "--strip-extras", "--no-header", "--no-annotate",
+                "--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host",
+                "--index-url", INDEX, "--resolver", "backtracking",
+                *(["--upgrade"] if upgrade else []), *more,
+                "--output-file", str(out), str(source),
+            ],
+            check=True,
+            env=environment,
+            cwd=ROOT,
+        )  # fmt: skip
+    body = [
+        line
+        for line in out.read_text().splitlines()
+        if line and not line.startswith(("#", "--index-url"))
+    ]
+    out.write_text(HEADER.format(what=what) + "\n".join(body) + "\n")
+
+
+def main() -> None:
+    """Write both locks; the second is bound to the versions of the first."""
+    if sys.version_info[:2] != (3, 11):
+        sys.exit(f"make lock needs Python 3.11, and this is {sys.version.split()[0]}")
+    upgrade = "--upgrade" in sys.argv[1:]
+    running, developing = wanted()
+    runtime = ROOT / "requirements.lock"
+    compile_lock(running, runtime, "What `make run` installs.", upgrade)
+    compile_lock(
+        developing,
+        ROOT / "requirements-dev.lock",
+        "What `make test` and `make check` install besides requirements.lock.",
+        upgrade,
+        "--constraint",
+        str(runtime),
+    )
+
+
+if __name__ == "__main__":
+    main()
