@@ -1,0 +1,53 @@
+"""Credit of one subscription: two absolute counters, so that nothing can be counted twice (R25)."""
+
+from push.errors import Refused
+from push.limits import CREDIT_MAX
+
+
+class Credit:
+    """How many more messages a session is willing to be given.
+
+    `granted` and `sent` count messages since the subscription began; a resumed session hands both
+    in. An expired or revoked delivery changes neither: the client grants anew for it.
+
+    Raises:
+        Refused: invalid_request: more sent than granted; too_many: see `grant`.
+    """
+
+    __slots__ = ("granted", "sent")
+
+    def __init__(self, granted: int = 0, sent: int = 0) -> None:
+        if not 0 <= sent <= granted:
+            raise Refused("invalid_request", f"{sent} sent of {granted} granted")
+        self.granted = self.sent = sent
+        self.grant(granted)
+
+    @property
+    def available(self) -> int:
+        """Messages that may be given now, 0 to CREDIT_MAX."""
+        return self.granted - self.sent
+
+    def grant(self, total: int) -> None:
+        """Raise what is granted in total. A lower or equal total is old news: nothing happens.
+
+        Raises:
+            Refused: too_many: more than CREDIT_MAX would be available.
+        """
+        if total <= self.granted:
+            return
+        if total > self.sent + CREDIT_MAX:
+            raise Refused(
+                "too_many",
+                f"granted {total} in total with {self.sent} sent: at most {CREDIT_MAX} may be open",
+            )
+        self.granted = total
+
+    def spend(self, count: int) -> None:
+        """`count` messages were sent. More than are available is the caller's bug: ValueError."""
+        if not 0 <= count <= self.available:
+            raise ValueError(f"spends {count} of {self.available}")
+        self.sent += count
+
+    def check(self) -> None:
+        """Assert the invariants: sent never exceeds granted, and what is open has a bound (P9)."""
+        assert 0 <= self.sent <= self.granted <= self.sent + CREDIT_MAX, (self.sent, self.granted)

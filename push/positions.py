@@ -1,0 +1,109 @@
+"""Readers' positions, and the truth about them (R26, P10).
+
+A position is the client's: per partition the next offset it wants, with the generation of the log
+in which that offset meant something. Of each, one of three things is true, and is said: it goes on
+where it was, some of what it wants is gone, or the history it belongs to is not this one.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from push.ports import PartitionState
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A reader's place in one partition: the next offset it wants, in this generation (R2)."""
+
+    generation: int
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A reader's place in a queue: one place per partition number.
+
+    `queue_id` outlives no queue (R1); `ring_epoch` says which partitions there were (R27).
+    """
+
+    queue_id: str
+    ring_epoch: int
+    partitions: Mapping[int, Place] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Nothing was missed: reading goes on at `next_offset`."""
+
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """first..last are no longer retained; reading goes on at last + 1."""
+
+    first: int
+    last: int
+
+    @property
+    def next_offset(self) -> int:
+        """Where reading goes on."""
+        return self.last + 1
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownPosition:
+    """Of another queue or history: what was missed cannot be said. `reason` is for people."""
+
+    reason: str
+
+
+Verdict = Resumed | Gap | UnknownPosition
+
+
+def verdict(place: Place, state: PartitionState) -> Verdict:
+    """The truth about one place, given the partition as it is now."""
+    if place.generation != state.generation:
+        return UnknownPosition(
+            f"the log is of generation {state.generation}, the position of {place.generation}"
+        )
+    if place.next_offset > state.certified:
+        return UnknownPosition(
+            f"the log ends at {state.certified}, the position is {place.next_offset}"
+        )
+    if place.next_offset < state.start:
+        return Gap(place.next_offset, state.start - 1)
+    return Resumed(place.next_offset)
+
+
+def verdicts(
+    position: Position, ring_epoch: int, states: Iterable[PartitionState]
+) -> dict[int, Verdict]:
+    """The truth about a position, for each partition that the queue has now.
+
+    `ring_epoch` is the queue's; a position of a later one comes from a history that was rolled
+    back. A partition that the position does not name is unknown too: it may have grown since, or
+    have been left out. Places of partitions that the queue does not have are passed over.
+    """
+    answer: dict[int, Verdict] = {}
+    for state in states:
+        place = position.partitions.get(state.partition.number)
+        if position.queue_id != state.partition.queue_id:
+            answer[state.partition.number] = UnknownPosition("the position is of another queue")
+        elif position.ring_epoch > ring_epoch:
+            answer[state.partition.number] = UnknownPosition("the position is of a later ring")
+        elif place is None:
+            answer[state.partition.number] = UnknownPosition("the position lacks this partition")
+        else:
+            answer[state.partition.number] = verdict(place, state)
+    return answer
+
+
+def overtaken(next_offset: int, available: int) -> Gap | None:
+    """The gap that opened in the middle of a stream, or None.
+
+    `available` is the first offset that can still be given at or after `next_offset`: the first one
+    of the next record, or the partition's start where a read brought nothing. Records go one by one
+    (R12, R30), so a gap can open behind the start as well.
+    """
+    return Gap(next_offset, available - 1) if available > next_offset else None
