@@ -105,6 +105,8 @@ DELAY_S_MAX: Final = 86_400.0
 PARTITIONS_MAX: Final = 1024
 QUEUES_MAX: Final = 100_000
 GROUPS_PER_QUEUE_MAX: Final = 1000
+QUEUES_PER_PAGE_MAX: Final = 1000
+"""Queues described in one answer: each costs a look into the storage."""
 
 # --- Storage -----------------------------------------------------------------------------------
 FREE_BYTES_RESERVE: Final = 256 * 1_048_576
