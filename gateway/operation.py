@@ -1,0 +1,146 @@
+"""One HTTP operation: its place, its handler, and what OpenAPI says of it, in one value.
+
+Routes and `/openapi.json` are made from the same table of operations, so that neither can lack
+what the other has. A handler reads its request with the functions below and returns a `reply`;
+everything that is wrong it raises.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.ports import BrokerPort
+from metadata.catalog import Principal, Queue, check_name
+from push import limits
+from push.errors import Refused
+
+Handler = Callable[[BrokerPort, Request], Awaitable[Response]]
+JSON: Final = "application/json"
+PRINCIPAL: Final = "tocsin.principal"
+"""Where the access layer leaves the Principal in the ASGI scope."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer that is not a problem. `body` is a msgspec type, None where there is no body."""
+
+    description: str
+    body: Any = None
+    media_type: str = JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A query parameter; `schema` is a JSON schema."""
+
+    name: str
+    description: str
+    schema: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path. `path` is in Starlette's form, which is OpenAPI's too."""
+
+    method: str
+    path: str
+    summary: str
+    handler: Handler
+    answers: Mapping[int, Answer]
+    request: Any = None
+    """The msgspec type of the request body, None where none is read."""
+    query: Sequence[Parameter] = ()
+    errors: Sequence[str] = field(default=())
+    """Codes that this operation has beside those every operation has."""
+    public: bool = False
+    """Answered without credentials: for supervisors, tells nothing about the content."""
+
+    @property
+    def name(self) -> str:
+        """Its operationId."""
+        return self.handler.__name__
+
+
+def principal(request: Request) -> Principal:
+    """Who asks; set by the access layer before any handler runs."""
+    who: Principal = request.scope[PRINCIPAL]
+    return who
+
+
+def queue_name(request: Request) -> str:
+    """The queue's name of the path. Raises Refused(invalid_name)."""
+    name: str = request.path_params["queue"]
+    check_name(name, "the queue's name")
+    return name
+
+
+def group_name(request: Request) -> str:
+    """The group's name of the path. Raises Refused(invalid_name)."""
+    name: str = request.path_params["group"]
+    check_name(name, "the group's name")
+    return name
+
+
+def find_queue(broker: BrokerPort, request: Request) -> Queue:
+    """The queue of the path. Raises Refused: invalid_name, queue_not_found."""
+    return broker.find_queue(principal(request), queue_name(request))
+
+
+async def read_body(request: Request) -> bytes:
+    """The whole request body, valid UTF-8; an empty one reads as `{}`.
+
+    Stops at the bound (P9): by Content-Length before anything is read, else as soon as what came
+    is too much.
+
+    Raises:
+        Refused: request_too_large, invalid_json (not UTF-8).
+        ClientDisconnect: the client went away in the middle.
+    """
+    declared = request.headers.get("content-length", "")
+    # Ten digits are 9 GB; longer ones are not worth an int(), which has a limit of its own.
+    if declared.isdecimal() and (len(declared) > 10 or int(declared) > limits.FRAME_BYTES_MAX):
+        raise _too_large()
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limits.FRAME_BYTES_MAX:
+            raise _too_large()
+        parts.append(part)
+    body = b"".join(parts)
+    if not body.isascii():
+        try:
+            body.decode()  # msgspec.Raw, which message bodies are, lets invalid UTF-8 through
+        except UnicodeDecodeError as error:
+            raise Refused("invalid_json", f"not UTF-8: {error}") from None
+    return body or b"{}"
+
+
+def _too_large() -> Refused:
+    return Refused(
+        "request_too_large", f"a request body has at most {limits.FRAME_BYTES_MAX} bytes"
+    )
+
+
+def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """The typed form of a body. Of a key that stands twice in an object the last one counts.
+
+    Raises:
+        Refused: invalid_json, or invalid_request with a sentence that names the field.
+    """
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise Refused("invalid_request", str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refused("invalid_json", str(error)) from None
+
+
+def reply(value: object, status: int = 200) -> Response:
+    """A JSON answer. `msgspec.Raw` inside stands in it byte for byte (P2)."""
+    return Response(msgspec.json.encode(value), status, media_type=JSON)

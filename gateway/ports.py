@@ -1,0 +1,172 @@
+"""What the outside of the gateway (REST, server, admin) asks of its inside, the broker.
+
+The composition in `gateway.broker` fits these protocols by its shape; nothing inherits from them.
+Every call raises `push.errors.TocsinError` for what it refuses.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
+from metadata.client import Metadata
+from push.errors import TocsinError
+from push.message import Message
+
+GroupStart = Literal["earliest", "latest"] | int
+"""Where a new group starts; a number is a time in unix milliseconds."""
+SeekTo = Literal["earliest", "latest"] | tuple[Literal["unix_ms", "offset"], int]
+
+
+class PulledMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One message as a pull returns it. `body` holds the bytes that were published (P2)."""
+
+    receipt: str
+    id: str
+    partition: int
+    offset: int
+    attempt: int
+    """1 for the first delivery."""
+    published_unix_ms: int
+    lease_until_unix_ms: int
+    """By the gateway's clock: until then an ack, nack or extend of this receipt counts."""
+    key: str | None = None
+    body: msgspec.Raw | None = None
+    body_base64: str | None = None
+    content_type: str | None = None
+    headers: dict[str, str] | None = None
+
+
+class PullSettled(msgspec.Struct, frozen=True, kw_only=True):
+    """What an ack, nack or extend by receipts did."""
+
+    settled: int
+    stale: list[str]
+    """Receipts of deliveries that have ended: settled by somebody else, expired, given anew."""
+    invalid: list[str]
+    """Receipts that this broker did not give, for this group."""
+
+
+class Answered(Protocol):
+    """The fate of one publish, in message order."""
+
+    @property
+    def outcomes(self) -> Sequence[tuple[int, int, bool] | TocsinError]:
+        """Per message (partition, offset, duplicate), or why it was not stored."""
+
+    @property
+    def durability(self) -> Mapping[str, object]:
+        """`{"level": …, "copies": n}`: what the receipts mean."""
+
+    def ids(self, index: int) -> str:
+        """The id of message `index`: the client's, or the one made of its place."""
+
+
+class Publishing(Protocol):
+    """The publisher."""
+
+    def submit(
+        self,
+        queue: Queue,
+        messages: Sequence[Message],
+        answer: Callable[[Answered], None],
+    ) -> None:
+        """`answer` is called exactly once, on the loop, perhaps before this returns."""
+
+
+class Pulling(Protocol):
+    """The virtual consumer of HTTP pulls (R24)."""
+
+    async def pull(
+        self, queue: Queue, group: Group, messages_max: int, wait_s: float
+    ) -> list[PulledMessage]:
+        """Up to `messages_max` messages; waits up to `wait_s` seconds for the first one. Nothing
+        came, or the gateway drains: an empty list. Cancelled: nothing was given."""
+
+    def release(self, queue: Queue, group: Group, messages: Sequence[PulledMessage]) -> None:
+        """These were given, but their client went away before the answer: they return to the
+        group at once and without an attempt."""
+
+    async def ack(self, queue: Queue, group: Group, receipts: list[str]) -> PullSettled:
+        """Settle; durable when this returns."""
+
+    async def nack(
+        self, queue: Queue, group: Group, receipts: list[str], delay_s: float | None
+    ) -> PullSettled:
+        """Return them; they come again after `delay_s` seconds, or the group's backoff."""
+
+    async def extend(
+        self, queue: Queue, group: Group, receipts: list[str], lease_s: float | None
+    ) -> PullSettled:
+        """Prolong their leases to `lease_s` seconds from now, or the group's lease."""
+
+
+class BrokerPort(Protocol):
+    """The broker as REST, the server and the admin socket see it."""
+
+    @property
+    def metadata(self) -> Metadata: ...
+
+    @property
+    def publisher(self) -> Publishing: ...
+
+    @property
+    def pulls(self) -> Pulling: ...
+
+    @property
+    def draining(self) -> bool:
+        """True from the start of `drain`."""
+
+    async def start(self) -> None:
+        """Open everything; raises when it cannot."""
+
+    async def drain(self) -> None:
+        """Tell every session when to come back, answer waiting pulls, let deliveries settle."""
+
+    async def stop(self) -> None:
+        """Write what is left and close. Also right after a failed `start`."""
+
+    async def create_queue(
+        self, principal: Principal, name: str, settings: QueueSettings
+    ) -> tuple[Queue, bool]:
+        """Create it (True) or change its settings (False)."""
+
+    async def delete_queue(self, principal: Principal, name: str) -> Queue:
+        """Delete it with its messages and groups."""
+
+    async def put_group(
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        settings: GroupSettings,
+        start: GroupStart | None,
+    ) -> tuple[Group, bool]:
+        """Create it (True) or change its settings (False). `start` None: the settings'."""
+
+    async def delete_group(self, principal: Principal, queue: Queue, name: str) -> object:
+        """Delete it with its cursors."""
+
+    async def seek_group(self, principal: Principal, queue: Queue, name: str, to: SeekTo) -> object:
+        """Set its cursors anew; deliveries of before no longer count."""
+
+    def find_queue(self, principal: Principal, name: str) -> Queue:
+        """Raises Refused(queue_not_found)."""
+
+    async def queue_for_publish(self, principal: Principal, name: str) -> Queue:
+        """As find_queue, or creates it where the broker may."""
+
+    async def describe_queue(self, principal: Principal, name: str) -> dict[str, object]:
+        """Settings, holder, created, partitions, depth, each group's lag."""
+
+    async def describe_group(
+        self, principal: Principal, queue: Queue, name: str
+    ) -> dict[str, object]:
+        """Settings, lag, owners."""
+
+    async def describe(self) -> dict[str, object]:
+        """The whole broker, for `tocsin admin status`."""
+
+    async def ready(self) -> list[str]:
+        """What is not ready, one sentence each; empty: ready."""

@@ -1,0 +1,146 @@
+"""The HTTP application: operations behind one layer that judges who asks, and problem documents.
+
+From the outside in: CORS (only where origins are allowed), `Problems` (whatever is raised becomes
+a document), `Access` (who asks; headers that every answer has), the router. A layer is an ASGI
+callable without a task or a queue of its own.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway import openapi, rest_groups, rest_messages, rest_queues, rest_status
+from gateway.auth import Auth
+from gateway.operation import PRINCIPAL, Operation
+from gateway.ports import BrokerPort
+from gateway.problems import Problems
+from push.errors import Refused
+
+OPERATIONS: Final[tuple[Operation, ...]] = (
+    *rest_queues.OPERATIONS,
+    *rest_messages.OPERATIONS,
+    *rest_groups.OPERATIONS,
+    *rest_status.OPERATIONS,
+)
+SECURITY_HEADERS: Final = (
+    ("X-Content-Type-Options", "nosniff"),  # a message's body is never taken for a page
+    ("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cache-Control", "no-store"),  # answers hold messages
+)
+"""On every answer that has not set them itself."""
+_ONCE: Final = frozenset({b"host", b"origin", b"authorization"})
+
+
+class Access:
+    """ASGI: who asks, decided once for all operations; public paths are answered to anybody."""
+
+    def __init__(
+        self, app: ASGIApp, auth: Auth, public: frozenset[str], leaving: Callable[[], bool]
+    ) -> None:
+        self._app = app
+        self._auth = auth
+        self._public = public
+        self._leaving = leaving
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises Refused: unauthorized, origin_refused."""
+        # By scope["path"], which the router goes by too; a URL made with the Host header is the
+        # client's word.
+        if scope["path"] not in self._public:
+            _check_once(scope)
+            principal = self._auth.admit(Headers(scope=scope))
+            if principal is None:
+                raise Refused("unauthorized", "this broker wants a token (TOCSIN_TOKEN)")
+            scope[PRINCIPAL] = principal
+        await self._app(scope, receive, send)
+
+    def finishing(self, send: Send) -> Send:
+        """Adds what every answer has, problems included."""
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, text in SECURITY_HEADERS:
+                    headers.setdefault(name, text)
+                if self._leaving():  # the next request is for another gateway (P14)
+                    headers["Connection"] = "close"
+            await send(message)
+
+        return sending
+
+
+def _check_once(scope: Scope) -> None:
+    """A proxy and we might each believe another one of two."""
+    seen: set[bytes] = set()
+    for name, _ in scope["headers"]:
+        if name in _ONCE:
+            if name in seen:
+                raise Refused("invalid_request", f"several {name.decode()} headers")
+            seen.add(name)
+
+
+class Application:
+    """The ASGI application of a gateway."""
+
+    def __init__(
+        self,
+        broker: BrokerPort,
+        auth: Auth,
+        *,
+        origins: Sequence[str] = (),
+        operations: Sequence[Operation] = OPERATIONS,
+        routes: Sequence[BaseRoute] = (),
+        public: Sequence[str] = (),
+    ) -> None:
+        """`routes` are further ones that OpenAPI does not describe (pages), `public` the paths
+        among them that need no credentials."""
+        self.openapi = openapi.encode(operations)
+        self._router = Router(
+            [*_routes(broker, operations), *routes],
+            redirect_slashes=False,  # a redirect would repeat the client's Host header
+        )
+        open_paths = frozenset(o.path for o in operations if o.public) | frozenset(public)
+        self._access = Access(self._router, auth, open_paths, lambda: broker.draining)
+        self._problems: ASGIApp = Problems(self._access)
+        self._outermost: ASGIApp = self._finish
+        if origins:
+            self._outermost = CORSMiddleware(
+                self._finish,
+                allow_origins=list(origins),
+                allow_methods=("GET", "PUT", "POST", "DELETE"),
+                allow_headers=("Authorization", "Content-Type"),
+                expose_headers=("Retry-After",),
+                max_age=600,
+            )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers HTTP. WebSockets never come here: the protocol class handles them."""
+        assert scope["type"] == "http", scope["type"]
+        scope["app"] = self  # Starlette's router then raises 404 and 405 instead of answering
+        await self._outermost(scope, receive, send)
+
+    async def _finish(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._problems(scope, receive, self._access.finishing(send))
+
+
+def _routes(broker: BrokerPort, operations: Sequence[Operation]) -> list[BaseRoute]:
+    """One route per path, so that a 405 names every method the path has."""
+    paths: dict[str, dict[str, Operation]] = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method] = operation
+    return [_route(broker, path, methods) for path, methods in paths.items()]
+
+
+def _route(broker: BrokerPort, path: str, methods: dict[str, Operation]) -> Route:
+    async def endpoint(request: Request) -> Response:
+        method = "GET" if request.method == "HEAD" else request.method
+        return await methods[method].handler(broker, request)
+
+    return Route(path, endpoint, methods=list(methods))

@@ -1,0 +1,327 @@
+"""REST: groups, and consuming from them by pull."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.frames import Number, StartAt
+from gateway.operation import (
+    Answer,
+    Operation,
+    decode,
+    find_queue,
+    group_name,
+    principal,
+    read_body,
+    reply,
+)
+from gateway.ports import BrokerPort, GroupStart, PulledMessage, PullSettled, SeekTo
+from metadata.catalog import Group, GroupSettings, Queue
+from push import limits
+from push.errors import Refused
+
+PULL_MESSAGES_DEFAULT: Final = 10
+
+GroupRequest = msgspec.defstruct(
+    "GroupRequest",
+    [
+        ("start", Literal["earliest", "latest"] | StartAt | None, None),
+        *(
+            (setting.name, setting.type, setting.default)
+            for setting in msgspec.structs.fields(GroupSettings)
+            if setting.name != "start"
+        ),
+    ],
+    forbid_unknown_fields=True,
+    kw_only=True,
+)
+"""GroupSettings, but `start` may also be a time: that is where the group starts, not a setting."""
+
+
+class GroupDescription(msgspec.Struct):
+    """A group as `GET …/groups/{group}` describes it; more fields may come."""
+
+    name: str
+    settings: GroupSettings
+    created_unix_ms: int
+    lag: int
+    """Messages it has not settled."""
+    owners: Any
+    """Who is given each partition now."""
+
+
+class SeekPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Exactly one of: the first message published at or after a time; an offset, the same in
+    every partition."""
+
+    unix_ms: Number | None = None
+    offset: Annotated[int, msgspec.Meta(ge=0, le=limits.OFFSET_MAX)] | None = None
+
+
+class SeekRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the group goes on: its start, its end, or a place."""
+
+    to: Literal["earliest", "latest"] | SeekPlace
+
+
+class PullRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many messages at most, and how long to wait for the first one."""
+
+    messages_max: Annotated[int, msgspec.Meta(ge=1, le=limits.PULL_MESSAGES_MAX)] = (
+        PULL_MESSAGES_DEFAULT
+    )
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=limits.PULL_WAIT_S_MAX)] = 0
+
+
+class PullAnswer(msgspec.Struct):
+    """Empty when nothing came in time."""
+
+    messages: list[PulledMessage]
+
+
+ReceiptTexts = Annotated[
+    list[Annotated[str, msgspec.Meta(max_length=256)]],
+    msgspec.Meta(min_length=1, max_length=limits.PULL_MESSAGES_MAX),
+]
+
+
+class AckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Receipts of messages that are done."""
+
+    receipts: ReceiptTexts
+
+
+class NackRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Receipts of messages that come again, after `delay_s` or the group's backoff."""
+
+    receipts: ReceiptTexts
+    delay_s: Annotated[float, msgspec.Meta(ge=0, le=limits.DELAY_S_MAX)] | None = None
+
+
+class ExtendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Receipts whose lease shall last `lease_s` from now, or the group's lease."""
+
+    receipts: ReceiptTexts
+    lease_s: Annotated[float, msgspec.Meta(gt=0, le=43_200)] | None = None
+
+
+class SettleAnswer(msgspec.Struct, omit_defaults=True):
+    """How many counted, and the receipts whose delivery had ended. `invalid` appears where some,
+    not all, of the receipts were not of this group."""
+
+    settled: int
+    stale: list[str]
+    invalid: list[str] = []
+
+
+_GROUP: Final = msgspec.json.Decoder(GroupRequest)
+_SEEK: Final = msgspec.json.Decoder(SeekRequest)
+_PULL: Final = msgspec.json.Decoder(PullRequest)
+_ACK: Final = msgspec.json.Decoder(AckRequest)
+_NACK: Final = msgspec.json.Decoder(NackRequest)
+_EXTEND: Final = msgspec.json.Decoder(ExtendRequest)
+
+
+async def put_group(broker: BrokerPort, request: Request) -> Response:
+    """201 where it was made, 200 where it was there. `start` only matters when it is made."""
+    name = group_name(request)
+    fields = msgspec.structs.asdict(decode(await read_body(request), _GROUP))
+    start = fields.pop("start")
+    at: GroupStart | None = start.unix_ms if isinstance(start, StartAt) else start
+    word: Any = {"start": start} if isinstance(start, str) else {}
+    queue, who = find_queue(broker, request), principal(request)
+    settings = GroupSettings(**fields, **word)
+    _, created = await broker.put_group(who, queue, name, settings, at)
+    return reply(await broker.describe_group(who, queue, name), 201 if created else 200)
+
+
+async def get_group(broker: BrokerPort, request: Request) -> Response:
+    """One group."""
+    name, queue = group_name(request), find_queue(broker, request)
+    return reply(await broker.describe_group(principal(request), queue, name))
+
+
+async def delete_group(broker: BrokerPort, request: Request) -> Response:
+    """204; what it had not settled stays for the others."""
+    name, queue = group_name(request), find_queue(broker, request)
+    await broker.delete_group(principal(request), queue, name)
+    return Response(status_code=204)
+
+
+async def seek_group(broker: BrokerPort, request: Request) -> Response:
+    """The group as it is afterwards. Deliveries of before no longer count: their acks are stale."""
+    name = group_name(request)
+    wanted = decode(await read_body(request), _SEEK)
+    queue, who = find_queue(broker, request), principal(request)
+    await broker.seek_group(who, queue, name, _seek_to(wanted.to))
+    return reply(await broker.describe_group(who, queue, name))
+
+
+def _seek_to(to: Literal["earliest", "latest"] | SeekPlace) -> SeekTo:
+    if not isinstance(to, SeekPlace):
+        return to
+    if (to.unix_ms is None) == (to.offset is None):
+        raise Refused("invalid_request", "to: exactly one of unix_ms and offset - at `$.to`")
+    if to.unix_ms is not None:
+        return ("unix_ms", to.unix_ms)
+    assert to.offset is not None
+    return ("offset", to.offset)
+
+
+async def pull(broker: BrokerPort, request: Request) -> Response:
+    """Messages, as soon as there are some. The first pull of a group makes it (R11)."""
+    name = group_name(request)
+    wanted = decode(await read_body(request), _PULL)
+    queue = find_queue(broker, request)
+    group = await _group_for_pull(broker, request, queue, name)
+    messages = await _pull_while_there(broker, request, queue, group, wanted)
+    return reply({"messages": messages})
+
+
+async def _group_for_pull(broker: BrokerPort, request: Request, queue: Queue, name: str) -> Group:
+    who = principal(request)
+    try:
+        return broker.metadata.find_group(who, queue, name)
+    except Refused as error:
+        if error.code.name != "group_not_found":
+            raise
+    group, _ = await broker.put_group(who, queue, name, GroupSettings(), None)
+    return group
+
+
+async def _pull_while_there(
+    broker: BrokerPort, request: Request, queue: Queue, group: Group, wanted: PullRequest
+) -> list[PulledMessage]:
+    """Wait for messages only while the client does. What was given to a client that has gone
+    returns to the group at once, not when its lease ends."""
+    pulling = asyncio.ensure_future(
+        broker.pulls.pull(queue, group, wanted.messages_max, wanted.wait_s)
+    )
+    leaving = asyncio.ensure_future(_left(request))
+    kept = False
+    try:
+        await asyncio.wait((pulling, leaving), return_when=asyncio.FIRST_COMPLETED)
+        kept = not leaving.done()
+        return pulling.result() if kept else []
+    finally:  # also when the server, stopping at once, cancels this request
+        leaving.cancel()
+        if not kept:
+            pulling.cancel()
+            await asyncio.wait((pulling,))
+            if not pulling.cancelled() and pulling.exception() is None:
+                broker.pulls.release(queue, group, pulling.result())
+
+
+async def _left(request: Request) -> None:
+    """Returns when the client has gone; the body has been read to its end before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def ack(broker: BrokerPort, request: Request) -> Response:
+    """Answered when it is durable: a confirmed ack (R21)."""
+    wanted = decode(await read_body(request), _ACK)
+    queue, group = _place(broker, request)
+    return await _settle(broker.pulls.ack(queue, group, wanted.receipts))
+
+
+async def nack(broker: BrokerPort, request: Request) -> Response:
+    """Return messages to the group."""
+    wanted = decode(await read_body(request), _NACK)
+    queue, group = _place(broker, request)
+    return await _settle(broker.pulls.nack(queue, group, wanted.receipts, wanted.delay_s))
+
+
+async def extend(broker: BrokerPort, request: Request) -> Response:
+    """Prolong leases."""
+    wanted = decode(await read_body(request), _EXTEND)
+    queue, group = _place(broker, request)
+    return await _settle(broker.pulls.extend(queue, group, wanted.receipts, wanted.lease_s))
+
+
+def _place(broker: BrokerPort, request: Request) -> tuple[Queue, Group]:
+    name, queue = group_name(request), find_queue(broker, request)
+    return queue, broker.metadata.find_group(principal(request), queue, name)
+
+
+async def _settle(acting: Awaitable[PullSettled]) -> Response:
+    """Invalid receipts alone changed nothing and are a problem; beside others that counted, the
+    answer names them."""
+    done = await acting
+    if done.invalid and not done.settled and not done.stale:
+        raise Refused("invalid_receipt")
+    return reply(SettleAnswer(done.settled, done.stale, done.invalid))
+
+
+_GROUP_PATH: Final = "/v1/queues/{queue}/groups/{group}"
+_FIND: Final = ("invalid_name", "queue_not_found")
+_BODY: Final = ("invalid_json", "invalid_request", "request_too_large")
+
+
+def _settling(verb: str, summary: str, handler: Any, request: Any) -> Operation:
+    return Operation(
+        "POST",
+        f"{_GROUP_PATH}/{verb}",
+        summary,
+        handler,
+        {200: Answer("What it did.", SettleAnswer)},
+        request=request,
+        errors=(*_FIND, *_BODY, "group_not_found", "invalid_receipt"),
+    )
+
+
+OPERATIONS: Final = (
+    Operation(
+        "PUT",
+        _GROUP_PATH,
+        "Create a group, or change its settings.",
+        put_group,
+        {
+            200: Answer("It was there; its settings are now these.", GroupDescription),
+            201: Answer("It was created.", GroupDescription),
+        },
+        request=GroupRequest,
+        errors=(*_FIND, *_BODY, "too_many"),
+    ),
+    Operation(
+        "GET",
+        _GROUP_PATH,
+        "Describe a group.",
+        get_group,
+        {200: Answer("The group.", GroupDescription)},
+        errors=(*_FIND, "group_not_found"),
+    ),
+    Operation(
+        "DELETE",
+        _GROUP_PATH,
+        "Delete a group.",
+        delete_group,
+        {204: Answer("It is gone.")},
+        errors=(*_FIND, "group_not_found"),
+    ),
+    Operation(
+        "POST",
+        f"{_GROUP_PATH}/seek",
+        "Send a group to another place.",
+        seek_group,
+        {200: Answer("The group as it is now.", GroupDescription)},
+        request=SeekRequest,
+        errors=(*_FIND, *_BODY, "group_not_found"),
+    ),
+    Operation(
+        "POST",
+        f"{_GROUP_PATH}/pull",
+        "Take messages.",
+        pull,
+        {200: Answer("The messages, each with its receipt.", PullAnswer)},
+        request=PullRequest,
+        errors=(*_FIND, *_BODY, "too_many", "draining"),
+    ),
+    _settling("ack", "Settle messages.", ack, AckRequest),
+    _settling("nack", "Return messages.", nack, NackRequest),
+    _settling("extend", "Prolong leases.", extend, ExtendRequest),
+)

@@ -1,0 +1,118 @@
+"""REST: publishing."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Annotated, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.frames import error_fields
+from gateway.operation import Answer, Operation, decode, principal, queue_name, read_body, reply
+from gateway.ports import Answered, BrokerPort
+from push import limits
+from push.errors import TocsinError
+from push.message import Message
+from push.ports import Durability
+
+
+class PublishRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Messages for one queue. Each gets its own answer: a batch is not atomic (R5)."""
+
+    messages: Annotated[
+        list[Message], msgspec.Meta(min_length=1, max_length=limits.MESSAGES_PER_PUBLISH_MAX)
+    ]
+
+
+class Failure(msgspec.Struct, omit_defaults=True):
+    """Why one message was not stored, or that its fate is unknown."""
+
+    code: str
+    detail: str
+    retry: bool
+    retry_after_s: float | None = None
+
+
+class PublishResult(msgspec.Struct, omit_defaults=True):
+    """Either `error`, or all others: where the message is stored. A duplicate has the place of
+    the original."""
+
+    id: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+    duplicate: bool | None = None
+    error: Failure | None = None
+
+
+class DurabilityMet(msgspec.Struct):
+    """What the results mean: the level that was waited for, and how many copies are fsynced."""
+
+    level: Durability
+    copies: int
+
+
+class PublishAnswer(msgspec.Struct):
+    """One result per message, in order. 200 also where some, or all, were refused."""
+
+    results: list[PublishResult]
+    durability: DurabilityMet
+
+
+_REQUEST: Final = msgspec.json.Decoder(PublishRequest)
+
+
+async def publish(broker: BrokerPort, request: Request) -> Response:
+    """Answered when the messages are durable. When the client goes away meanwhile they are
+    stored all the same; sent again under the same ids they are answered as duplicates (P4)."""
+    name = queue_name(request)
+    wanted = decode(await read_body(request), _REQUEST)
+    queue = await broker.queue_for_publish(principal(request), name)
+    future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+
+    def answered(answer: Answered) -> None:
+        if not future.done():  # cancelled: nobody waits any more
+            future.set_result(answer)
+
+    broker.publisher.submit(queue, wanted.messages, answered)
+    answer = await future
+    return reply({"results": _results(answer), "durability": answer.durability})
+
+
+def _results(answer: Answered) -> list[Mapping[str, object]]:
+    results: list[Mapping[str, object]] = []
+    for index, outcome in enumerate(answer.outcomes):
+        if isinstance(outcome, TocsinError):
+            results.append({"error": error_fields(outcome)})
+        else:
+            partition, offset, duplicate = outcome
+            results.append(
+                {
+                    "id": answer.ids(index),
+                    "partition": partition,
+                    "offset": offset,
+                    "duplicate": duplicate,
+                }
+            )
+    return results
+
+
+OPERATIONS: Final = (
+    Operation(
+        "POST",
+        "/v1/queues/{queue}/messages",
+        "Publish messages.",
+        publish,
+        {200: Answer("What became of each message.", PublishAnswer)},
+        request=PublishRequest,
+        errors=(
+            "invalid_name",
+            "invalid_json",
+            "invalid_request",
+            "queue_not_found",
+            "request_too_large",
+            "too_many",
+            "draining",
+        ),
+    ),
+)

@@ -1,0 +1,137 @@
+"""REST: queues. Deleting one does not exist over HTTP; `tocsin admin delete-queue` does it."""
+
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.operation import (
+    Answer,
+    Operation,
+    Parameter,
+    find_queue,
+    principal,
+    queue_name,
+    read_body,
+    reply,
+)
+from gateway.ports import BrokerPort
+from metadata.catalog import QueueSettings, check_name, parse_settings
+from push import limits
+from push.errors import Refused
+
+
+class QueueDescription(msgspec.Struct):
+    """A queue as `GET /v1/queues/{queue}` describes it; more fields may come."""
+
+    name: str
+    settings: QueueSettings
+    holder: str
+    """The principal that created it."""
+    created_unix_ms: int
+    partitions: Any
+    """Each partition with its first and next offset."""
+    depth: Any
+    """How much is retained."""
+    groups: Any
+    """Each group with its lag."""
+
+
+class QueueList(msgspec.Struct):
+    """A page of queues, by name."""
+
+    queues: list[QueueDescription]
+    next: str | None = None
+    """There are more: ask again with `?after=<this>`."""
+
+
+async def put_queue(broker: BrokerPort, request: Request) -> Response:
+    """201 where it was made, 200 where it was there; settings left out have their defaults."""
+    name = queue_name(request)
+    settings = parse_settings(await read_body(request), QueueSettings)
+    who = principal(request)
+    _, created = await broker.create_queue(who, name, settings)
+    return reply(await broker.describe_queue(who, name), 201 if created else 200)
+
+
+async def get_queue(broker: BrokerPort, request: Request) -> Response:
+    """One queue."""
+    queue = find_queue(broker, request)
+    return reply(await broker.describe_queue(principal(request), queue.name))
+
+
+async def list_queues(broker: BrokerPort, request: Request) -> Response:
+    """A page: describing a queue asks the storage, and there may be 100,000 of them."""
+    page = _page(request.query_params.get("limit"))
+    after = request.query_params.get("after", "")
+    if after:
+        check_name(after, "after")
+    who = principal(request)
+    names = [queue.name for queue in broker.metadata.list_queues(who) if queue.name > after]
+    described = []
+    for name in names[:page]:
+        try:
+            described.append(await broker.describe_queue(who, name))
+        except Refused as error:
+            if error.code.name != "queue_not_found":  # deleted while we were describing
+                raise
+    more = {"next": names[page - 1]} if len(names) > page else {}
+    return reply({"queues": described, **more})
+
+
+def _page(text: str | None) -> int:
+    if text is None:
+        return limits.QUEUES_PER_PAGE_MAX
+    # At most so many digits: int() of a long text is slow, and refuses 4,300 with a ValueError.
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 9 else 0
+    if not 1 <= number <= limits.QUEUES_PER_PAGE_MAX:
+        raise Refused("invalid_request", f"limit is a number 1 to {limits.QUEUES_PER_PAGE_MAX}")
+    return number
+
+
+OPERATIONS: Final = (
+    Operation(
+        "GET",
+        "/v1/queues",
+        "List queues.",
+        list_queues,
+        {200: Answer("The queues, by name.", QueueList)},
+        query=(
+            Parameter(
+                "limit",
+                "How many at most.",
+                {"type": "integer", "minimum": 1, "maximum": limits.QUEUES_PER_PAGE_MAX},
+            ),
+            Parameter("after", "Only names behind this one.", {"type": "string"}),
+        ),
+        errors=("invalid_request", "invalid_name"),
+    ),
+    Operation(
+        "PUT",
+        "/v1/queues/{queue}",
+        "Create a queue, or change its settings.",
+        put_queue,
+        {
+            200: Answer("It was there; its settings are now these.", QueueDescription),
+            201: Answer("It was created.", QueueDescription),
+        },
+        request=QueueSettings,
+        errors=(
+            "invalid_name",
+            "invalid_json",
+            "invalid_request",
+            "setting_fixed",
+            "request_too_large",
+            "too_many",
+        ),
+    ),
+    Operation(
+        "GET",
+        "/v1/queues/{queue}",
+        "Describe a queue.",
+        get_queue,
+        {200: Answer("The queue.", QueueDescription)},
+        errors=("invalid_name", "queue_not_found"),
+    ),
+)
