@@ -212,12 +212,12 @@ def code_fields(code: str) -> dict[str, object]:
     return {"code": code, "detail": CODES[code].meaning, "retry": CODES[code].retry}
 
 
-def error(failure: TocsinError, ref: int | None = None) -> bytes:
-    """An `error` frame; without ref it concerns the session as a whole."""
+def error(failure: TocsinError, ref: int | None = None, **more: object) -> bytes:
+    """An `error` frame; without ref it concerns the session as a whole. `more`: further fields."""
     fields: dict[str, object] = {"type": "error"}
     if ref is not None:
         fields["ref"] = ref
-    return _ENCODE({**fields, **error_fields(failure)})
+    return _ENCODE({**fields, **error_fields(failure), **more})
 
 
 def push_head(

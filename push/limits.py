@@ -48,6 +48,12 @@ HEARTBEAT_TIMEOUT_S: Final = 20.0
 """After an unanswered ping the socket is dead."""
 
 # --- Sessions ----------------------------------------------------------------------------------
+SESSIONS_MAX: Final = 50_000
+"""WebSockets on one gateway; at 17 KiB each, 830 MiB. One more is told to come back later."""
+BAD_MESSAGES_PER_SESSION_MAX: Final = 16
+"""WebSocket messages that nobody can decode; each is answered, one more ends the session."""
+CLOSE_TIMEOUT_S: Final = 5.0
+"""From our close frame to the end of the socket, whatever the other side does."""
 SUBSCRIPTIONS_PER_SESSION_MAX: Final = 256
 CREDIT_MAX: Final = 10_000
 """Messages that a session may be given unsettled, per subscription."""
