@@ -1,0 +1,198 @@
+"""What own, seek and CursorWrite do to a cursor (R14-R16, R18, R29). Pure.
+
+The side lines themselves may be longer than memory: the cursor keeps how many offsets each has,
+and asks the storage, by `find_aside`, which offsets of a range stand in one.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from push.errors import Fenced, Refused
+from push.ports import Cursor, CursorWrite, Parked, Retry, Side, Start, Written
+from push.ranges import Range, RangeSet
+from storage.appending import PartitionLog
+
+FindAside = Callable[[int, int], Iterable[tuple[int, int]]]
+"""(first, last) -> (offset, key hash) of the offsets in first..last that stand in a side line."""
+
+
+@dataclass(slots=True)
+class Change:
+    """What a CursorWrite changed and a storage has to write."""
+
+    written: Written = field(default_factory=Written)
+    passed: list[Range] = field(default_factory=list)
+    """Ranges that were not passed before."""
+    retries: list[Retry] = field(default_factory=list)
+    retries_gone: list[int] = field(default_factory=list)
+    aside: dict[int, int] = field(default_factory=dict)
+    """offset -> key hash: new in a side line."""
+    aside_gone: dict[int, int] = field(default_factory=dict)
+    parked: list[Parked] = field(default_factory=list)
+    unparked: list[int] = field(default_factory=list)
+
+
+class GroupCursor:
+    """A group's cursor in one partition, with what fences it."""
+
+    __slots__ = (
+        "assignment", "epoch", "floor", "lines", "parked", "passed", "retries", "token",
+    )  # fmt: skip
+
+    def __init__(self, floor: int) -> None:
+        self.epoch = 0
+        self.token = b""
+        """The owner's random token; empty: nobody owns it."""
+        self.assignment = 0
+        self.floor = floor
+        self.passed = RangeSet()
+        self.retries: dict[int, Retry] = {}
+        self.lines: dict[int, int] = {}
+        """key hash -> how many offsets stand in its side line; never 0."""
+        self.parked: dict[int, Parked] = {}
+
+    def own(self, *, token: bytes, assignment: int, epoch_seen: int) -> None:
+        """Raise the epoch for a new owner (R15).
+
+        Raises:
+            Fenced: the assignment is older than one that owned this before (R14).
+        """
+        if assignment < self.assignment:
+            raise Fenced(
+                f"assignment {assignment} is older than {self.assignment}, which owned this"
+            )
+        self.epoch = max(self.epoch, epoch_seen) + 1
+        self.token = token
+        self.assignment = assignment
+
+    def fresh(self, floor: int) -> "GroupCursor":
+        """The cursor after a seek to `floor`: nothing settled above it, every owner fenced."""
+        cursor = GroupCursor(floor)
+        cursor.epoch = self.epoch + 1
+        cursor.assignment = self.assignment
+        return cursor
+
+    def snapshot(self) -> Cursor:
+        """As a new owner sees it."""
+        return Cursor(
+            floor=self.floor,
+            passed=tuple(self.passed),
+            retries=tuple(sorted(self.retries.values(), key=lambda retry: retry.offset)),
+            lines=tuple(sorted(self.lines.items())),
+            parked=tuple(sorted(self.parked.values(), key=lambda parked: parked.key_hash)),
+        )
+
+    def weight(self) -> int:
+        """How much memory it takes, in entries."""
+        return 4 + len(self.passed) + len(self.retries) + len(self.lines) + len(self.parked)
+
+    def apply(self, write: CursorWrite, find_aside: FindAside) -> Change:
+        """Apply a write that `check_write` let pass; the same write again changes nothing (R29)."""
+        if write.epoch != self.epoch or write.token != self.token or not self.token:
+            return Change(Written(fenced=True))
+        change = Change()
+        for first, last in write.settled:
+            self._settle(first, last, find_aside, change)
+        self.floor = self.passed.pop_prefix(self.floor)
+        self._retry(write.retries, find_aside, change)
+        for side in write.aside:
+            self._set_aside(side, change)
+        self.floor = self.passed.pop_prefix(self.floor)
+        for parked in write.parked:
+            if self.parked.get(parked.key_hash) != parked:
+                self.parked[parked.key_hash] = parked
+                change.parked.append(parked)
+        for key_hash in write.unparked:
+            if self.parked.pop(key_hash, None) is not None:
+                change.unparked.append(key_hash)
+        return change
+
+    def _settle(self, first: int, last: int, find_aside: FindAside, change: Change) -> None:
+        low = max(first, self.floor)
+        gaps = self.passed.gaps(low, last) if low <= last else []
+        if gaps != [(first, last)] and self.lines:
+            # Only what was passed before can stand in a side line.
+            for offset, key_hash in find_aside(first, last):
+                if offset not in change.aside_gone:
+                    change.aside_gone[offset] = key_hash
+                    self._shorten(key_hash)
+        for gap in gaps:
+            self.passed.add(*gap)
+            change.passed.append(gap)
+        if self.retries:
+            self._forget_retries(first, last, change)
+
+    def _shorten(self, key_hash: int) -> None:
+        count = self.lines[key_hash] - 1
+        if count:
+            self.lines[key_hash] = count
+        else:
+            del self.lines[key_hash]
+
+    def _forget_retries(self, first: int, last: int, change: Change) -> None:
+        retries = self.retries
+        if last - first < len(retries):
+            gone = [offset for offset in range(first, last + 1) if offset in retries]
+        else:
+            gone = [offset for offset in retries if first <= offset <= last]
+        for offset in gone:
+            del retries[offset]
+        change.retries_gone += gone
+
+    def _retry(self, retries: tuple[Retry, ...], find_aside: FindAside, change: Change) -> None:
+        refused: list[int] = []
+        for retry in retries:
+            if self._is_settled(retry.offset, find_aside, change):
+                refused.append(retry.offset)  # R16
+            else:
+                self.retries[retry.offset] = retry
+                change.retries.append(retry)
+        if refused:
+            change.written = replace(change.written, refused=tuple(refused))
+
+    def _is_passed(self, offset: int) -> bool:
+        return offset < self.floor or offset in self.passed
+
+    def _is_settled(self, offset: int, find_aside: FindAside, change: Change) -> bool:
+        if not self._is_passed(offset):
+            return False
+        if offset in change.aside_gone or not self.lines:
+            return True
+        return not any(True for _ in find_aside(offset, offset))
+
+    def _set_aside(self, side: Side, change: Change) -> None:
+        for offset in side.offsets:
+            if not self._is_passed(offset):
+                self.passed.add(offset, offset)
+                change.passed.append((offset, offset))
+                change.aside[offset] = side.key_hash
+                self.lines[side.key_hash] = self.lines.get(side.key_hash, 0) + 1
+
+
+def check_write(write: CursorWrite, certified: int) -> None:
+    """A write may only name offsets below the certified end (R10).
+
+    Raises:
+        Refused: invalid_request: it does not, or a range is reversed.
+    """
+    highest = max((last for _, last in write.settled), default=-1)
+    highest = max(highest, max((retry.offset for retry in write.retries), default=-1))
+    for side in write.aside:
+        highest = max(highest, max(side.offsets, default=-1))
+    if highest >= certified:
+        raise Refused(
+            "invalid_request",
+            f"offset {highest} is not certified; the certified end is {certified}",
+        )
+    for first, last in write.settled:
+        if not 0 <= first <= last:
+            raise Refused("invalid_request", f"{first}..{last} is not a range of offsets")
+
+
+def start_floor(start: Start, log: PartitionLog) -> int:
+    """The floor of a cursor that starts there; an offset is moved into what is retained."""
+    if start == "earliest":
+        return log.start
+    if start == "latest":
+        return log.next_offset
+    return min(max(start, log.start), log.next_offset)
