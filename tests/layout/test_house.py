@@ -1,0 +1,84 @@
+"""The house: locks that fit what is wanted, mutants that still apply, targets that exist."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+from tests.layout.tree import ROOT, text
+
+LOCKS = ("requirements.lock", "requirements-dev.lock")
+
+
+def names(lines: list[str]) -> set[str]:
+    """The normalised project names at the beginning of requirement lines."""
+    found = [re.match(r"[A-Za-z0-9._-]+", line) for line in lines]
+    return {re.sub(r"[-_.]+", "-", match[0]).lower() for match in found if match}
+
+
+def locked(lock: str) -> set[str]:
+    """The projects that a lock pins."""
+    return names([line for line in text(Path(lock)).splitlines() if "==" in line])
+
+
+def test_locks_pin_everything_that_is_wanted() -> None:
+    server = tomllib.loads(text(Path("pyproject.toml")))
+    client = tomllib.loads(text(Path("clients/python/pyproject.toml")))
+    running = names(server["project"]["dependencies"] + client["project"]["dependencies"])
+    assert running - {"tocsin"} <= locked("requirements.lock")
+    assert names(server["dependency-groups"]["dev"]) <= locked("requirements-dev.lock")
+
+
+def test_locks_agree_with_each_other() -> None:
+    pins: dict[str, set[str]] = {}
+    for lock in LOCKS:
+        for name, version in re.findall(r"^([\w.-]+)==(\S+)", text(Path(lock)), re.MULTILINE):
+            pins.setdefault(name, set()).add(version)
+    assert {name for name, versions in pins.items() if len(versions) > 1} == set()
+
+
+def test_locks_name_hashes_and_no_index_or_folder() -> None:
+    for lock in LOCKS:
+        for line in text(Path(lock)).splitlines():
+            assert re.fullmatch(
+                r"#.*|[\w.-]+==[\w.]+( ; [^/]+)? \\|    --hash=sha256:[0-9a-f]{64}( \\)?", line
+            ), f"{lock}: {line}"
+
+
+def mutants() -> ModuleType:
+    """scripts/mutants.py as a module."""
+    spec = importlib.util.spec_from_file_location("mutants", ROOT / "scripts/mutants.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["mutants"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_mutant_still_applies_and_names_tests_that_exist() -> None:
+    listed = mutants().load()
+    assert len(listed) >= 20
+    assert len({mutant.name for mutant in listed}) == len(listed)
+    for mutant in listed:
+        assert text(Path(mutant.file)).count(mutant.old) == 1, mutant.name
+        assert mutant.tests, mutant.name
+        assert re.fullmatch(r"[RP]\d+", mutant.rule), mutant.name
+        for selector in mutant.tests:
+            path, *nodes = selector.split("::")
+            assert (ROOT / path).is_file(), f"{mutant.name}: {path} is gone"
+            for node in nodes:
+                assert node in text(Path(path)), f"{mutant.name}: no {node} in {path}"
+
+
+def test_make_alone_lists_every_target() -> None:
+    makefile = text(Path("Makefile"))
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert set(re.findall(r"make ([a-z]+)", shown)) == targets
+    phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    assert phony is not None
+    assert set(phony[1].split()) == targets

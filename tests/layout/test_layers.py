@@ -1,0 +1,53 @@
+"""A boundary that nothing checks is a name. What import-linter cannot see is checked here."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.layout.tree import OUTSIDE, ROOT, SERVER, files, imports, parsed
+
+PURE = (
+    *files(".py", "push"),
+    *(Path(f"gateway/{name}.py") for name in ("frames", "session", "outbox")),
+)
+CLIENTS_IN_THE_SERVER = {Path("gateway/demo.py")}
+"""The only modules of the server that may use the SDK: they are clients that ship with it."""
+
+
+@pytest.mark.parametrize("path", [path for path in PURE if (ROOT / path).exists()], ids=str)
+def test_pure_modules_never_wait(path: Path) -> None:
+    waiting = (ast.AsyncFunctionDef, ast.Await, ast.AsyncFor, ast.AsyncWith)
+    # A Protocol says what the world offers; its `async def` is a shape, not an act.
+    shapes = {
+        id(method)
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases)
+        for method in node.body
+    }
+    found = [
+        f"{path}:{node.lineno}"
+        for node in ast.walk(parsed(path))
+        if isinstance(node, waiting) and id(node) not in shapes
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("path", [path for path in PURE if (ROOT / path).exists()], ids=str)
+def test_pure_modules_touch_no_clock_socket_or_chance(path: Path) -> None:
+    forbidden = {"asyncio", "time", "datetime", "random", "secrets", "socket", "threading"}
+    forbidden |= {"logging", "os", "uuid", "importlib"}
+    assert {name.partition(".")[0] for name in imports(path)} & forbidden == set()
+
+
+@pytest.mark.parametrize("path", files(".py", *OUTSIDE), ids=str)
+def test_clients_loads_and_analytics_import_no_server_package(path: Path) -> None:
+    assert {name.partition(".")[0] for name in imports(path)} & set(SERVER) == set()
+
+
+@pytest.mark.parametrize("path", files(".py", *SERVER), ids=str)
+def test_the_server_imports_no_client_load_or_analytics(path: Path) -> None:
+    allowed = {"tocsin"} if path in CLIENTS_IN_THE_SERVER else set()
+    outside = {"tocsin", "loadtests", "spark", "clients", "tests"} - allowed
+    assert {name.partition(".")[0] for name in imports(path)} & outside == set()

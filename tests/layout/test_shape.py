@@ -1,0 +1,90 @@
+"""Style that a machine can check: sizes, leftovers, docstrings, references that lead nowhere."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.layout.tree import ALL, DOCUMENTS, OUTSIDE, ROOT, SERVER, files, parsed, text
+
+MODULE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 60
+COLUMNS_MAX = 100
+EXCEPTIONS: dict[str, str] = {}
+"""`path` or `path:function` → why it may be longer. Empty is what we want."""
+
+CODE = files(".py", *ALL)
+PROSE = [Path(name) for name in DOCUMENTS] + [
+    Path("Makefile"),
+    Path("pyproject.toml"),
+    Path("scripts/setup"),
+    Path("scripts/needs"),
+    Path(".ci/run"),
+    *files(".md", *OUTSIDE),
+]
+
+
+@pytest.mark.parametrize("path", files(".py", *SERVER, *OUTSIDE, "scripts"), ids=str)
+def test_a_module_fits_into_a_head(path: Path) -> None:
+    if str(path) not in EXCEPTIONS:
+        assert text(path).count("\n") <= MODULE_LINES_MAX
+
+
+@pytest.mark.parametrize("path", CODE, ids=str)
+def test_a_function_fits_on_a_screen(path: Path) -> None:
+    long = [
+        f"{path}:{node.name}"
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or node.lineno) - node.lineno + 1 > FUNCTION_LINES_MAX
+    ]
+    assert [name for name in long if name not in EXCEPTIONS] == []
+
+
+@pytest.mark.parametrize(
+    "path", [*CODE, *files(".sql", *SERVER), *files(".js", *ALL), *files(".css", *ALL)], ids=str
+)
+def test_a_line_has_a_hundred_columns(path: Path) -> None:
+    assert [n for n, line in enumerate(text(path).splitlines(), 1) if len(line) > COLUMNS_MAX] == []
+
+
+@pytest.mark.parametrize("path", [*CODE, *PROSE], ids=str)
+def test_nothing_is_left_for_later(path: Path) -> None:
+    words = "T[O]DO|FIX[M]E|X[X]X|for [n]ow|NotImplemented[E]rror"
+    assert re.findall(rf"\b(?:{words})\b", text(path)) == []
+
+
+@pytest.mark.parametrize("path", [*CODE, *PROSE], ids=str)
+def test_nothing_refers_to_what_is_not_here(path: Path) -> None:
+    """The project stands alone: no developer's folder, no document that is not in it."""
+    assert re.findall(r"(?<![\w.~-])/(?:work|home|Users|opt)/[\w.-]+", text(path)) == []
+    named = set(re.findall(r"\b[A-Z][A-Z_]+\.md\b", text(path)))
+    here = {found.name for found in ROOT.glob("*.md")} | {
+        found.name for found in (ROOT / "clients").rglob("*.md")
+    }
+    assert named - here == set()
+
+
+@pytest.mark.parametrize("path", files(".py", *SERVER, *OUTSIDE, "scripts"), ids=str)
+def test_a_module_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(parsed(path))
+
+
+@pytest.mark.parametrize("path", files(".py", "push"), ids=str)
+def test_every_public_rule_says_what_it_does(path: Path) -> None:
+    def public(body: list[ast.stmt], prefix: str) -> list[tuple[str, ast.AST]]:
+        found: list[tuple[str, ast.AST]] = []
+        for node in body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.append((prefix + node.name, node))
+                found += public(node.body, f"{prefix}{node.name}.")
+            elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                found.append((prefix + node.name, node))
+        return found
+
+    assert [
+        name
+        for name, node in public(parsed(path).body, "")
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not ast.get_docstring(node)
+    ] == []

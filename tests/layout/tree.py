@@ -1,0 +1,68 @@
+"""What the layout tests look at: the files of this checkout."""
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SERVER = ("push", "storage", "metadata", "gateway")
+OUTSIDE = ("clients", "loadtests", "spark")
+ALL = (*SERVER, *OUTSIDE, "scripts", "tests")
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "PROTOCOL.md", "CHANGELOG.md")
+_LEFT_OUT = {"__pycache__", "node_modules", "vendor", "build"}
+
+
+@cache
+def files(suffix: str, *folders: str) -> list[Path]:
+    """Files with this suffix below these folders, relative to the root, sorted."""
+    return sorted(
+        path.relative_to(ROOT)
+        for folder in folders
+        for path in (ROOT / folder).rglob(f"*{suffix}")
+        if path.is_file()
+        and not _LEFT_OUT.intersection(path.parts)
+        and not any(part.endswith(".egg-info") for part in path.parts)
+    )
+
+
+@cache
+def text(path: Path) -> str:
+    """A file's text, by its path from the root."""
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    """A Python file's syntax tree."""
+    return ast.parse(text(path), filename=str(path))
+
+
+def imports(path: Path) -> set[str]:
+    """The modules that a file imports, anywhere in it, with their dots."""
+    found: set[str] = set()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module)
+    return found
+
+
+def section(document: str, heading: str) -> str:
+    """The text of one `## heading` of a document, to the next heading of that level."""
+    pattern = rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)"
+    found = re.search(pattern, text(Path(document)), re.MULTILINE | re.DOTALL)
+    assert found is not None, f"{document} has no section {heading!r}"
+    return found[1]
+
+
+def table_rows(markdown: str) -> list[list[str]]:
+    """The cells of every table row that is neither a head nor a ruler."""
+    rows = [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
+        for line in markdown.splitlines()
+        if line.startswith("|")
+    ]
+    rulers = {i for i, cells in enumerate(rows) if all(set(c) <= set("-: ") for c in cells)}
+    return [cells for i, cells in enumerate(rows) if i not in rulers and i + 1 not in rulers]
