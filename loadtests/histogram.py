@@ -1,0 +1,79 @@
+"""A histogram of durations with a bounded relative error: log-linear buckets, as HDR has them.
+
+A value below 128 has a bucket of its own; above, every power of two is cut into 64 equal buckets:
+a percentile is at most 1/64 (1.6 %) above the truth, and any number of values costs 19 kilobytes.
+"""
+
+from array import array
+from typing import Final
+
+_SUB_BITS: Final = 6
+_SUB: Final = 1 << _SUB_BITS
+_LINEAR: Final = 2 * _SUB
+VALUE_MAX: Final = (1 << 42) - 1
+"""In nanoseconds, 73 minutes; larger values are counted as this one."""
+
+
+def _index(value: int) -> int:
+    if value < _LINEAR:
+        return value
+    shift = value.bit_length() - _SUB_BITS - 1
+    return (shift << _SUB_BITS) + (value >> shift)
+
+
+def _highest(index: int) -> int:
+    """The largest value that falls into this bucket."""
+    if index < _LINEAR:
+        return index
+    shift = (index >> _SUB_BITS) - 1
+    return ((index - (shift << _SUB_BITS) + 1) << shift) - 1
+
+
+_BUCKETS: Final = _index(VALUE_MAX) + 1
+
+
+class Histogram:
+    """Counts of non-negative integers, in whatever unit the caller has (here: nanoseconds)."""
+
+    __slots__ = ("_counts", "count", "maximum", "total")
+
+    def __init__(self) -> None:
+        self._counts = array("Q", bytes(8 * _BUCKETS))
+        self.count = 0
+        self.total = 0
+        self.maximum = 0
+
+    def record(self, value: int, times: int = 1) -> None:
+        """Count `value`, `times` times. A negative one counts as 0, a huge one as VALUE_MAX."""
+        value = min(max(value, 0), VALUE_MAX)
+        self._counts[_index(value)] += times
+        self.count += times
+        self.total += value * times
+        self.maximum = max(self.maximum, value)
+
+    def percentile(self, percent: float) -> int:
+        """The value that `percent` of all values do not exceed, at most 1.6 % above it; 0 when
+        nothing was recorded."""
+        if not 0 <= percent <= 100:
+            raise ValueError(f"a percentile lies between 0 and 100, not {percent}")
+        rank = max(1, -int(-self.count * percent // 100))  # rounded up: the rank-th value counts
+        seen = 0
+        for index, times in enumerate(self._counts):
+            seen += times
+            if seen >= rank:
+                return min(_highest(index), self.maximum)
+        return 0
+
+    def add(self, other: "Histogram") -> None:
+        """Take over what another histogram has counted."""
+        for index, times in enumerate(other._counts):
+            if times:
+                self._counts[index] += times
+        self.count += other.count
+        self.total += other.total
+        self.maximum = max(self.maximum, other.maximum)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._counts = array("Q", bytes(8 * _BUCKETS))
+        self.count = self.total = self.maximum = 0

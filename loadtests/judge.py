@@ -1,0 +1,365 @@
+"""Judges a history: was anything lost, invented, altered, reordered, or given after its ack? Pure.
+
+In the manner of Jepsen's total-queue and Kafka checkers, from nothing but what the clients sent and
+received. Bodies are unique: a body names the message. What an event order over several sockets
+cannot prove is not called a violation; see `_Key`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from loadtests.history import (
+    Acked,
+    Answered,
+    Attempt,
+    Confirmed,
+    Delivered,
+    Event,
+    Interpreter,
+    Line,
+    Revoked,
+)  # fmt: skip
+
+EXAMPLES_MAX: Final = 10
+
+KINDS: Final = {
+    "lost": "P1: acknowledged to its producer, never given to a group that was drained",
+    "invented": "P2: given, never sent",
+    "altered": "P2: given with other bytes or another key than were sent",
+    "refused_given": "P2: refused, and given all the same",
+    "stored_twice": "P4: one message, two places",
+    "shared_place": "P4: one place, two messages",
+    "key_moved": "P3: one key in two partitions",
+    "sending_order": "R7: a producer's messages of a key are not stored in sending order",
+    "first_order": "P3: first deliveries of a key are not in offset order",
+    "overtaken": "P3: a later message of a key was given while an earlier one awaited its retry",
+    "given_after_ack": "P5: given again after its ack was confirmed",
+    "number_reused": "R16: a delivery's (epoch, push) is not above that of the delivery before",
+    "epoch_shared": "P7: two sessions were given messages under one epoch",
+}
+
+
+@dataclass
+class Verdict:
+    """What the judge found."""
+
+    drained: bool
+    counts: Counter[str] = field(default_factory=Counter)
+    violations: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """No violation, and nothing left that could hide one."""
+        return self.drained and not self.violations
+
+    def flag(self, kind: str, example: str) -> None:
+        """Count a violation; the first EXAMPLES_MAX of a kind are kept in words."""
+        assert kind in KINDS
+        self.violations[kind] += 1
+        examples = self.examples.setdefault(kind, [])
+        if len(examples) < EXAMPLES_MAX:
+            examples.append(example)
+
+    def __str__(self) -> str:
+        lines = [", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()))]
+        if not self.drained:
+            lines.append("NOT DRAINED: what is missing may be lost or late")
+        for kind, count in sorted(self.violations.items()):
+            lines.append(f"{count} x {kind} ({KINDS[kind]})")
+            lines += [f"    {example}" for example in self.examples[kind]]
+        lines.append("ok" if self.ok else "VIOLATED")
+        return "\n".join(lines)
+
+
+class _Message:
+    """What is known of one message that was sent."""
+
+    __slots__ = ("answers", "body", "delivered", "key", "ok", "place", "producer", "queue",
+                 "sent", "sequence", "unknown")  # fmt: skip
+
+    def __init__(self, event: Attempt) -> None:
+        self.body = event.body
+        self.queue = event.queue
+        self.key = event.key
+        self.producer = event.producer
+        self.sequence = event.sequence
+        self.sent = 0
+        self.answers = 0
+        self.ok = False
+        self.unknown = False
+        self.delivered = False
+        self.place: tuple[int, int] | None = None
+
+    @property
+    def certainly_refused(self) -> bool:
+        return not self.ok and not self.unknown and self.answers == self.sent
+
+    def __str__(self) -> str:
+        return f"{self.producer} #{self.sequence} key {self.key} at {self.place}"
+
+
+class _Given:
+    """The latest delivery of one offset to one group."""
+
+    __slots__ = ("confirmed", "event", "returned")
+
+    def __init__(self, event: Delivered) -> None:
+        self.event = event
+        self.returned = False
+        self.confirmed = False
+
+
+class _Key:
+    """One key in one group. `open` are the offsets given and not acked since; `acked` those whose
+    ack was sent and not confirmed: the broker may have it, or have lost it with its memory.
+
+    While m is open, a later m' of the key may come on the same stream only (one consumer, which
+    runs them one after another), and not once m is known to have returned. While m is acked but
+    unconfirmed, m' may come anywhere, unless it turns out that the same start of the broker had not
+    settled m when it gave m': it gives m again afterwards (`suspects`).
+    """
+
+    __slots__ = ("acked", "first_max", "given", "open", "partition", "suspects")
+
+    def __init__(self, partition: int) -> None:
+        self.partition = partition
+        self.first_max = -1
+        self.given: dict[int, _Given] = {}
+        self.open: set[int] = set()
+        self.acked: set[int] = set()
+        self.suspects: dict[int, Delivered] = {}
+
+
+class Judge:
+    """Takes the events of all clients in the order of their time, then gives its verdict."""
+
+    def __init__(self, groups: Iterable[str]) -> None:
+        """`groups`, as "queue/group", must have been given every message of their queue."""
+        self._groups = list(groups)
+        self._verdict = Verdict(drained=False)
+        self._bodies: dict[bytes, _Message] = {}
+        self._sequences: dict[tuple[str, int], _Message] = {}
+        self._places: dict[tuple[str, int, int], _Message] = {}
+        self._keys: dict[tuple[str, str | None], _Key] = {}
+        self._deliveries: dict[str, tuple[_Key, int]] = {}
+        self._pending: dict[str, Acked] = {}
+        self._epochs: dict[tuple[str, int, int], str] = {}
+
+    def see(self, event: Event) -> None:
+        """Take the next event."""
+        match event:
+            case Delivered():
+                self._delivered(event)
+            case Attempt():
+                self._attempt(event)
+            case Answered():
+                self._answered(event)
+            case Acked():
+                self._acked(event)
+            case Confirmed():
+                self._confirmed(event)
+            case Revoked():
+                for name in event.by:
+                    self._return(name)
+
+    # --- publishing
+
+    def _attempt(self, event: Attempt) -> None:
+        message = self._sequences.get((event.producer, event.sequence))
+        if message is None:
+            message = _Message(event)
+            if event.body in self._bodies:
+                raise ValueError(f"two messages with one body cannot be told apart: {event}")
+            self._bodies[event.body] = message
+            self._sequences[event.producer, event.sequence] = message
+        elif (message.body, message.key) != (event.body, event.key):
+            raise ValueError(f"a sequence was used for two messages: {event}")
+        message.sent += 1
+
+    def _answered(self, event: Answered) -> None:
+        message = self._sequences[event.producer, event.sequence]
+        message.answers += 1
+        self._verdict.counts[f"answers {event.outcome}"] += 1
+        if event.outcome == "ok":
+            message.ok = True
+            self._stored(message, event.partition, event.offset, "its receipt")
+        elif event.outcome == "unknown":
+            message.unknown = True
+
+    def _stored(self, message: _Message, partition: int, offset: int, says: str) -> None:
+        place = (partition, offset)
+        if message.place is None:
+            message.place = place
+        elif message.place != place:
+            self._verdict.flag("stored_twice", f"{message}; {says} says {place}")
+        other = self._places.setdefault((message.queue, *place), message)
+        if other is not message:
+            self._verdict.flag("shared_place", f"{message} and {other}; {says} says {place}")
+
+    # --- delivering
+
+    def _delivered(self, event: Delivered) -> None:
+        counts = self._verdict.counts
+        counts["delivered"] += 1
+        queue = event.group.partition("/")[0]
+        message = self._bodies.get(event.body)
+        if message is None or message.queue != queue:
+            meant = self._places.get((queue, event.partition, event.offset))
+            kind = "invented" if meant is None else "altered"
+            self._verdict.flag(kind, f"{event.body[:80]!r} {_where(event)}; known there: {meant}")
+            return
+        if message.key != event.key:
+            self._verdict.flag("altered", f"{message}; given with key {event.key}")
+        message.delivered = True
+        self._stored(message, event.partition, event.offset, "a delivery")
+        key = self._keys.setdefault((event.group, event.key), _Key(event.partition))
+        if event.key is not None and key.partition != event.partition:
+            self._verdict.flag("key_moved", f"{message}; its key was in {key.partition}")
+            return
+        self._epoch(event)
+        if event.key is None:  # no order is promised; what else is checked needs its own line
+            key = self._keys.setdefault((event.group, f"\0{event.by}"), _Key(event.partition))
+        self._order(key, event, message)
+        key.given[event.offset] = _Given(event)
+        key.open.add(event.offset)
+        key.acked.discard(event.offset)
+        self._deliveries[event.by] = (key, event.offset)
+
+    def _epoch(self, event: Delivered) -> None:
+        if not event.epoch:
+            return
+        owner = self._epochs.setdefault((event.group, event.partition, event.epoch), event.session)
+        if owner != event.session:
+            self._verdict.flag("epoch_shared", f"{_where(event)}: {owner} and {event.session}")
+
+    def _order(self, key: _Key, event: Delivered, message: _Message) -> None:
+        before = key.given.get(event.offset)
+        if before is None:
+            self._verdict.counts["delivered first"] += 1
+            if event.offset < key.first_max:
+                self._verdict.flag("first_order", f"{message} behind {key.first_max}")
+            key.first_max = max(key.first_max, event.offset)
+        else:
+            self._again(key, before, event, message)
+        for offset in key.open:
+            earlier = key.given[offset]
+            if offset < event.offset and (earlier.event.stream != event.stream or earlier.returned):
+                self._verdict.flag(
+                    "overtaken",
+                    f"{message} {_where(event)} before offset {offset}, last "
+                    f"{_where(earlier.event)}{', returned' if earlier.returned else ''}",
+                )
+        for offset in key.acked:
+            if offset < event.offset and key.given[offset].event.stream != event.stream:
+                key.suspects[offset] = event
+
+    def _again(self, key: _Key, before: _Given, event: Delivered, message: _Message) -> None:
+        acked = event.offset in key.acked
+        self._verdict.counts["redelivered, ack unconfirmed" if acked else "redelivered"] += 1
+        if before.confirmed:
+            self._verdict.flag(
+                "given_after_ack", f"{message} {_where(event)}, acked {_where(before.event)}"
+            )
+        old, new = (before.event.epoch, before.event.push), (event.epoch, event.push)
+        if before.event.by == event.by or (all(old) and event.epoch and new <= old):
+            self._verdict.flag("number_reused", f"{message}: {new} after {old}")
+        suspect = key.suspects.pop(event.offset, None)
+        if suspect is not None and suspect.server == event.server:
+            self._verdict.flag(
+                "overtaken",
+                f"{message} {_where(event)} behind offset {suspect.offset} {_where(suspect)}",
+            )
+
+    # --- settling
+
+    def _acked(self, event: Acked) -> None:
+        self._pending[event.ref] = event
+        if event.returned:
+            return
+        for name in event.by:
+            if name not in self._deliveries:
+                continue  # confirmed before, or never given to us: its answer will say so
+            key, offset = self._deliveries[name]
+            if key.given[offset].event.by == name:
+                key.open.discard(offset)
+                key.acked.add(offset)
+
+    def _confirmed(self, event: Confirmed) -> None:
+        acked = self._pending.pop(event.ref, None)
+        if acked is None:
+            return  # the answer to something else: a subscribe, a credit
+        stale = set(event.stale)
+        for name in acked.by:
+            if name in stale or acked.returned:
+                self._return(name)
+            elif name in self._deliveries:
+                key, offset = self._deliveries.pop(name)
+                self._verdict.counts["acks confirmed"] += 1
+                key.given[offset].confirmed = True
+                key.acked.discard(offset)
+                key.open.discard(offset)
+
+    def _return(self, name: str) -> None:
+        """This delivery has ended unsettled; its message awaits a retry, or has had it."""
+        if name in self._deliveries:
+            key, offset = self._deliveries[name]
+            given = key.given[offset]
+            if given.event.by == name and not given.confirmed:
+                given.returned = True
+                key.acked.discard(offset)
+                key.open.add(offset)
+
+    # --- the end
+
+    def verdict(self, *, drained: bool) -> Verdict:
+        """`drained`: the groups went on until nothing was left to give."""
+        verdict = self._verdict
+        verdict.drained = drained
+        given = {
+            (group, given.event.partition, offset)
+            for (group, _), key in self._keys.items()
+            for offset, given in key.given.items()
+        }
+        for message in self._bodies.values():
+            verdict.counts["sent"] += 1
+            verdict.counts["acknowledged"] += message.ok
+            if message.delivered and not message.ok:
+                verdict.counts["recovered"] += 1
+                if message.certainly_refused:
+                    verdict.flag("refused_given", str(message))
+            if message.ok and drained:
+                for group in self._groups:
+                    if group.startswith(f"{message.queue}/") and (
+                        (group, *(message.place or (-1, -1))) not in given
+                    ):
+                        verdict.flag("lost", f"{message} to {group}")
+        self._sending_order()
+        return verdict
+
+    def _sending_order(self) -> None:
+        last: dict[tuple[str, str, str], _Message] = {}
+        for message in sorted(self._bodies.values(), key=lambda m: (m.producer, m.sequence)):
+            if message.key is None or message.place is None:
+                continue
+            line = (message.queue, message.producer, message.key)
+            before = last.get(line)
+            if before is not None and before.place and before.place[1] > message.place[1]:
+                self._verdict.flag("sending_order", f"{message} before {before}")
+            last[line] = message
+
+
+def _where(event: Delivered) -> str:
+    epoch = f" under ({event.epoch}, {event.push})" if event.epoch else ""
+    return f"in {event.partition}:{event.offset} on {event.stream}, start {event.server}{epoch}"
+
+
+def judge(lines: Iterable[Line], groups: Iterable[str], *, drained: bool) -> Verdict:
+    """The verdict over whole logs, merged by time. Raises history.Unreadable."""
+    interpreter, bench = Interpreter(), Judge(groups)
+    for line in lines:
+        for event in interpreter.events(line):
+            bench.see(event)
+    return bench.verdict(drained=drained)

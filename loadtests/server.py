@@ -1,0 +1,181 @@
+"""A broker under test: a `tocsin serve` of our own, its life, its CPU time and its memory."""
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+READY_TIMEOUT_S: Final = 60.0
+STOP_TIMEOUT_S: Final = 60.0
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+SERVE: Final = ("-c", "from gateway.commands import serve; serve()")
+"""How our interpreter starts the shipped `tocsin serve`, whatever is on the PATH."""
+
+
+class ServerFailed(RuntimeError):
+    """The broker did not start, or ended by itself; the text holds the end of its log."""
+
+
+def free_port() -> int:
+    """A TCP port of loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def raise_file_limit(files: int) -> None:
+    """Let this process and its children open so many files.
+
+    Raises:
+        RuntimeError: the hard limit is lower; the text says by how much.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < files:
+        raise RuntimeError(
+            f"this needs {files} open files and the hard limit here is {hard}: "
+            f"raise it (ulimit -Hn {files}) or take fewer connections"
+        )
+    if soft != resource.RLIM_INFINITY and soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+
+
+class Process:
+    """What /proc says about a running process."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def cpu_s(self) -> float:
+        """User and system time of all its threads so far, in seconds, to 10 ms."""
+        text = Path(f"/proc/{self.pid}/stat").read_text()
+        fields = text.rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+    def rss_bytes(self) -> int:
+        """Resident memory in bytes."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+        raise ServerFailed(f"process {self.pid} has ended")
+
+
+class Server:
+    """One `tocsin serve` on `data_dir`. Its log is `<data_dir>.log`, over all starts.
+
+    `command` is what the interpreter runs in place of the shipped server (negative controls), and
+    `port` 0 picks a free one and keeps it over restarts.
+    """
+
+    def __init__(
+        self, data_dir: Path, *, port: int = 0, command: Sequence[str] = SERVE, level: str = ""
+    ) -> None:
+        self.data_dir = data_dir
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log_path = data_dir.with_name(data_dir.name + ".log")
+        self._command = [sys.executable, *command]
+        self._level = level
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The running process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def spawn(self) -> None:
+        """Start it and return at once. Clients of earlier starts find it on the same port."""
+        settings = {
+            name: text for name, text in os.environ.items() if not name.startswith("TOCSIN_")
+        }
+        settings |= {
+            "TOCSIN_HOST": "127.0.0.1",
+            "TOCSIN_PORT": str(self.port),
+            "TOCSIN_DATA_DIR": str(self.data_dir),
+        }
+        if self._level:
+            settings["TOCSIN_LOG_LEVEL"] = self._level
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                env=settings,
+                cwd=Path(__file__).parent.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # a Ctrl-C is for us: we stop it in our own order
+            )
+
+    def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> float:
+        """Wait until /readyz says yes; the seconds it took. Raises ServerFailed."""
+        began = time.monotonic()
+        while time.monotonic() - began < timeout_s:
+            if not self.running():
+                raise ServerFailed(f"the broker ended with {self._code()}:\n{self.log_tail()}")
+            with (
+                contextlib.suppress(OSError),  # not listening yet, or not ready: 503
+                urllib.request.urlopen(f"{self.url}/readyz", timeout=5) as answer,
+            ):
+                if answer.status == 200:
+                    return time.monotonic() - began
+            time.sleep(0.02)
+        raise ServerFailed(f"the broker was not ready within {timeout_s} s:\n{self.log_tail()}")
+
+    def start(self) -> None:
+        """Start it and wait until it is ready."""
+        self.spawn()
+        self.wait_ready()
+
+    def running(self) -> bool:
+        """Whether the process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    def _code(self) -> int | None:
+        return None if self._process is None else self._process.returncode
+
+    def kill(self) -> None:
+        """`kill -9`, and wait until it is gone."""
+        self._signal(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """SIGTERM, a clean end; `kill -9` when that takes longer than STOP_TIMEOUT_S."""
+        try:
+            self._signal(signal.SIGTERM)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise ServerFailed(
+                f"SIGTERM did not end the broker within {STOP_TIMEOUT_S} s:\n{self.log_tail()}"
+            ) from None
+
+    def freeze(self) -> None:
+        """SIGSTOP: no instruction of it runs until `thaw`."""
+        os.kill(self.pid, signal.SIGSTOP)
+        while Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.001)
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        process, waiting_s = self._process, STOP_TIMEOUT_S
+        if process is None:
+            return
+        if process.poll() is None:
+            process.send_signal(number)
+        process.wait(waiting_s)
+
+    def log_tail(self, lines: int = 25) -> str:
+        """The end of its log."""
+        if not self.log_path.exists():
+            return "(no log)"
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])

@@ -1,0 +1,291 @@
+"""A WebSocket client that costs next to nothing, so that what is measured is the server.
+
+It speaks just enough of RFC 6455: no compression, whole frames, text only. A client must mask what
+it sends; the mask 00000000 is a mask like any other and leaves the payload as it is. A Wire hands
+every message of the server to a callback as bytes, on the loop, and copies nothing more than once.
+"""
+
+import asyncio
+import base64
+import hashlib
+import os
+import struct
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+_ACCEPT_GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_MASKED: Final = 0x80
+_NO_MASK: Final = bytes(4)
+TEXT, CONTINUATION, CLOSE, PING, PONG = 0x81, 0x80, 0x88, 0x89, 0x8A
+_HEADER_BYTES_MAX: Final = 16 * 1024
+CONNECT_TIMEOUT_S: Final = 30.0
+
+
+class WireError(ConnectionError):
+    """The handshake was refused, or the server broke the WebSocket protocol."""
+
+
+def frame(payload: bytes, head: int = TEXT) -> bytes:
+    """The bytes of one masked client frame."""
+    length = len(payload)
+    if length < 126:
+        return bytes((head, _MASKED | length)) + _NO_MASK + payload
+    if length < 1 << 16:
+        return struct.pack("!BBH", head, _MASKED | 126, length) + _NO_MASK + payload
+    return struct.pack("!BBQ", head, _MASKED | 127, length) + _NO_MASK + payload
+
+
+def _nothing() -> None:
+    pass
+
+
+class Wire(asyncio.Protocol):
+    """One socket after its handshake.
+
+    `on_message(bytes)` gets every text message; `on_turn()` follows once after all messages of one
+    read, the moment to send what they called for; `on_closed()` comes once when the socket is gone,
+    with `close_code` set if the server gave one.
+    """
+
+    __slots__ = (
+        "_accept", "_fragments", "_opened", "_rest", "close_code", "close_reason", "closed",
+        "on_closed", "on_message", "on_turn", "transport",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        on_message: Callable[[bytes], None],
+        on_turn: Callable[[], None] = _nothing,
+        on_closed: Callable[[], None] = _nothing,
+    ) -> None:
+        self.on_message = on_message
+        self.on_turn = on_turn
+        self.on_closed = on_closed
+        self.transport: asyncio.Transport | None = None
+        self.closed = False
+        self.close_code: int | None = None
+        self.close_reason = ""
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._accept = b""
+        self._rest = b""
+        self._fragments: list[bytes] = []
+
+    # --- opening
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    async def handshake(self, host: str, path: str, headers: dict[str, str]) -> None:
+        """Upgrade, asking for `tocsin.v1`. Raises WireError when the server says no."""
+        assert self.transport is not None
+        key = base64.b64encode(os.urandom(16))
+        digest = hashlib.sha1(key + _ACCEPT_GUID, usedforsecurity=False).digest()
+        self._accept = base64.b64encode(digest)
+        lines = [
+            f"GET {path} HTTP/1.1",
+            f"Host: {host}",
+            "Upgrade: websocket",
+            "Connection: Upgrade",
+            "Sec-WebSocket-Version: 13",
+            "Sec-WebSocket-Protocol: tocsin.v1",
+            f"Sec-WebSocket-Key: {key.decode()}",
+            *(f"{name}: {text}" for name, text in headers.items()),
+        ]
+        self.transport.write("\r\n".join([*lines, "", ""]).encode())
+        await self._opened
+
+    def _read_handshake(self, data: bytes) -> bytes | None:
+        """What follows the answer's header; None while it is incomplete or when it is a no."""
+        self._rest += data
+        head, end, rest = self._rest.partition(b"\r\n\r\n")
+        if not end:
+            if len(self._rest) > _HEADER_BYTES_MAX:
+                self._refused("the handshake's answer has no end")
+            return None
+        status, *lines = head.split(b"\r\n")
+        fields = {
+            name.strip().lower(): text.strip()
+            for name, _, text in (line.partition(b":") for line in lines)
+        }
+        if b" 101 " not in status + b" ":
+            self._refused(f"{status.decode('latin-1')}: {rest.decode(errors='replace')[:300]}")
+        elif fields.get(b"sec-websocket-accept") != self._accept:
+            self._refused("the handshake's answer is not for this handshake")
+        elif fields.get(b"sec-websocket-protocol") != b"tocsin.v1":
+            self._refused("the server did not choose tocsin.v1")
+        else:
+            self._rest = b""
+            if not self._opened.done():
+                self._opened.set_result(None)
+            return rest
+        return None
+
+    def _refused(self, why: str) -> None:
+        if not self._opened.done():
+            self._opened.set_exception(WireError(why))
+        self.abort()
+
+    # --- receiving
+
+    def data_received(self, data: bytes) -> None:
+        if not self._opened.done():
+            rest = self._read_handshake(data)
+            if not rest:
+                return
+            data = rest
+        if self._rest:
+            data = self._rest + data
+        place, end = 0, len(data)
+        while end - place >= 2:
+            head, length = data[place], data[place + 1]
+            start = place + 2
+            if length == 126:
+                if end - start < 2:
+                    break
+                length = (data[start] << 8) | data[start + 1]
+                start += 2
+            elif length == 127:
+                if end - start < 8:
+                    break
+                (length,) = struct.unpack_from("!Q", data, start)
+                start += 8
+            if end - start < length:
+                break
+            place = start + length
+            if head == TEXT:
+                self.on_message(data[start:place])
+            else:
+                self._rare(head, data[start:place])
+        self._rest = data[place:] if place < end else b""
+        self.on_turn()
+
+    def _rare(self, head: int, payload: bytes) -> None:
+        if head == PING:
+            self._write(frame(payload, PONG))
+        elif head == CLOSE:
+            if len(payload) >= 2:
+                self.close_code = int.from_bytes(payload[:2], "big")
+                self.close_reason = payload[2:].decode(errors="replace")
+            self._write(frame(payload[:2], CLOSE))
+            self.close()
+        elif head == 0x01:  # the first fragment of a text message
+            self._fragments = [payload]
+        elif head in (0x00, CONTINUATION):
+            self._fragments.append(payload)
+            if head == CONTINUATION:
+                self.on_message(b"".join(self._fragments))
+                self._fragments = []
+        elif head != PONG:
+            self.close_reason = f"a frame that starts with 0x{head:02x}"
+            self.abort()
+
+    def eof_received(self) -> None:
+        return None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        if not self._opened.done():
+            self._opened.set_exception(WireError(f"closed during the handshake: {exc}"))
+        self.on_closed()
+
+    # --- sending
+
+    def _write(self, data: bytes) -> None:
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(data)
+
+    def send(self, payload: bytes) -> None:
+        """Send one text message. On a closed socket nothing happens."""
+        self._write(frame(payload))
+
+    def send_all(self, payloads: list[bytes]) -> None:
+        """Send several text messages, a frame each, in one write."""
+        if payloads:
+            self._write(b"".join([frame(payload) for payload in payloads]))
+
+    def close(self) -> None:
+        """Close after what is buffered has gone out."""
+        if self.transport is not None:
+            self.transport.close()
+
+    def abort(self) -> None:
+        """Close at once; what is buffered is lost."""
+        if self.transport is not None:
+            self.transport.abort()
+
+
+async def connect(
+    url: str,
+    on_message: Callable[[bytes], None],
+    on_turn: Callable[[], None] = _nothing,
+    on_closed: Callable[[], None] = _nothing,
+    *,
+    token: str | None = None,
+) -> Wire:
+    """A Wire to `url` (http://host:port), ready for `hello`.
+
+    Raises:
+        OSError: nobody listens there; WireError (also an OSError) when the upgrade is refused;
+        TimeoutError after CONNECT_TIMEOUT_S.
+    """
+    place = urlsplit(url)
+    if place.scheme != "http" or place.hostname is None:
+        raise WireError(f"the load client speaks plain http://host:port, not {url}")
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+        transport, wire = await loop.create_connection(
+            lambda: Wire(on_message, on_turn, on_closed), place.hostname, place.port or 80
+        )
+        try:
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            await wire.handshake(place.netloc, "/v1/ws", headers)
+        except BaseException:
+            transport.abort()
+            raise
+    return wire
+
+
+# --- What comes back -----------------------------------------------------------------------------
+
+
+class Push(msgspec.Struct, gc=False):
+    """The head of a push frame, whoever it is for; `messages` are looked at separately."""
+
+    subscription: int
+    partition: int
+    epoch: int = 0
+    push: int = 0
+    offset: int = 0
+    attempt: int = 1
+
+
+_PUSH: Final = msgspec.json.Decoder(Push)
+_MANY: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_MESSAGES: Final = b'"messages":['
+_PUSH_START: Final = b'{"type":"push"'
+
+
+def split(message: bytes) -> list[bytes]:
+    """The frames in one WebSocket message: itself, or the members of an array."""
+    if message[:1] == b"[":
+        return [bytes(raw) for raw in _MANY.decode(message)]
+    return [message]
+
+
+def is_push(data: bytes) -> bool:
+    """Whether this frame is a push; the broker puts its type first."""
+    return data.startswith(_PUSH_START)
+
+
+def open_push(data: bytes) -> tuple[Push, int, int]:
+    """The head of a push frame, and where its messages begin and end, brackets excluded.
+
+    Only the head is parsed: the messages are the frame's last field, so that whoever does not need
+    them does not pay for them.
+    """
+    place = data.index(_MESSAGES) + len(_MESSAGES)
+    return _PUSH.decode(data[: place - 1] + b"0}"), place, len(data) - 2
