@@ -6,14 +6,22 @@ a batch is not atomic: one bad message gets its error and its neighbours their r
 
 import base64
 import binascii
+import re
+from array import array
+from itertools import accumulate
+from typing import Final
 
 import msgspec
 
 from push import limits
 from push.errors import Refused
 
-_ENCODER = msgspec.json.Encoder()
-_ANY = msgspec.json.Decoder()
+_ENCODER: Final = msgspec.json.Encoder()
+_NO_BODY: Final = msgspec.Raw()
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+_SURROGATE_PAIR: Final = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..")
+_STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NOT_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[{]}")
 
 
 class Message(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -24,7 +32,7 @@ class Message(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, gc
     """
 
     key: str | None = None
-    body: msgspec.Raw = msgspec.Raw()
+    body: msgspec.Raw = _NO_BODY
     body_base64: str | None = None
     content_type: str | None = None
     id: str | None = None
@@ -36,21 +44,27 @@ class Message(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True, gc
 def check_message(message: Message, message_bytes_max: int) -> None:
     """Raise Refused when a rule about one message is broken; `message_bytes_max` is the queue's.
 
-    A message's size is that of its JSON form, which is what is stored and pushed.
+    What is measured against it is the body: the bytes of the JSON value as they were sent, or the
+    bytes that `body_base64` stands for. Everything else has a bound of its own.
     """
     body = message.body
     if message.body_base64 is None:
-        if not len(body):
+        size = len(body)
+        if not size:
             raise Refused("invalid_message", "a message needs body or body_base64")
-        if len(body) > message_bytes_max:
-            raise Refused("message_too_large", _too_large(len(body), message_bytes_max))
-        _check_json(bytes(body))
     else:
         if len(body):
             raise Refused("invalid_message", "body and body_base64 exclude each other")
-        _check_base64(message.body_base64)
+        size = _base64_size(message.body_base64)
+    if size > message_bytes_max:
+        raise Refused(
+            "message_too_large",
+            f"the body has {size} bytes; its queue takes {message_bytes_max} (message_bytes_max)",
+        )
+    if message.body_base64 is None:
+        _check_json(bytes(body))
     key = message.key
-    if key is not None and not 0 < len(key.encode()) <= limits.KEY_BYTES_MAX:
+    if key is not None and not 0 < _size(key, "key") <= limits.KEY_BYTES_MAX:
         raise Refused(
             "invalid_message",
             f"a key has 1 to {limits.KEY_BYTES_MAX} bytes; leave it out for a message without one",
@@ -65,15 +79,19 @@ def check_message(message: Message, message_bytes_max: int) -> None:
         _check_rare(message)
 
 
-def _too_large(size: int, message_bytes_max: int) -> str:
-    return f"the message has {size} bytes; its queue takes {message_bytes_max} (message_bytes_max)"
+def _size(text: str, what: str) -> int:
+    """Bytes of its UTF-8 form, which a lone surrogate does not have."""
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError as error:
+        raise Refused("invalid_message", f"{what}: {error}") from None
 
 
 def _check_rare(message: Message) -> None:
-    if message.id is not None and not 0 < len(message.id.encode()) <= limits.ID_BYTES_MAX:
+    if message.id is not None and not 0 < _size(message.id, "id") <= limits.ID_BYTES_MAX:
         raise Refused("invalid_message", f"an id has 1 to {limits.ID_BYTES_MAX} bytes")
     if message.content_type is not None and (
-        not 0 < len(message.content_type.encode()) <= limits.CONTENT_TYPE_BYTES_MAX
+        not 0 < _size(message.content_type, "content_type") <= limits.CONTENT_TYPE_BYTES_MAX
     ):
         raise Refused(
             "invalid_message", f"content_type has 1 to {limits.CONTENT_TYPE_BYTES_MAX} bytes"
@@ -86,7 +104,8 @@ def _check_rare(message: Message) -> None:
         if len(message.headers) > limits.HEADERS_MAX:
             raise Refused("invalid_message", f"at most {limits.HEADERS_MAX} headers")
         size = sum(
-            len(name.encode()) + len(text.encode()) for name, text in message.headers.items()
+            _size(name, "headers") + _size(text, "headers")
+            for name, text in message.headers.items()
         )
         if size > limits.HEADERS_BYTES_MAX:
             raise Refused(
@@ -94,9 +113,10 @@ def _check_rare(message: Message) -> None:
             )
 
 
-def _check_base64(text: str) -> None:
+def _base64_size(text: str) -> int:
+    """Number of bytes that the text stands for; Refused where it is not base64 (RFC 4648 §4)."""
     try:
-        base64.b64decode(text, validate=True)
+        return len(base64.b64decode(text, validate=True))
     except (binascii.Error, ValueError) as error:
         raise Refused("invalid_message", f"body_base64 is not base64: {error}") from None
 
@@ -104,42 +124,33 @@ def _check_base64(text: str) -> None:
 def _check_json(body: bytes) -> None:
     """Reject what a strict parser of some consumer would choke on.
 
-    `msgspec.Raw` has checked the syntax; it does not check what \\u escapes say (a lone surrogate
-    has no UTF-8 form), nor how deep the value is nested. Both are rare, so both are looked for
-    cheaply and decided by a full decode only where they are possible.
+    Decoding into `msgspec.Raw` has checked the syntax, but not the UTF-8, not whether escaped
+    surrogates come in pairs (a lone one has no UTF-8 form), and not how deep the value is nested.
+    All three are rare: they are looked for cheaply and decided only where they are possible, and
+    without a loop over bytes in Python, for a body may have a MiB of brackets.
     """
-    if body.count(b"[") + body.count(b"{") > limits.BODY_DEPTH_MAX:
-        _check_depth(body)
-    if b"\\u" in body:
+    if not body.isascii():
         try:
-            _ANY.decode(body)
-        except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-            raise Refused("invalid_message", f"body: {error}") from None
-
-
-def _check_depth(body: bytes) -> None:
-    depth = 0
-    in_string = escaped = False
-    for byte in body:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif byte == 0x5C:
-                escaped = True
-            elif byte == 0x22:
-                in_string = False
-        elif byte == 0x22:
-            in_string = True
-        elif byte in b"[{":
-            depth += 1
-            if depth > limits.BODY_DEPTH_MAX:
-                raise Refused(
-                    "invalid_message", f"body is nested deeper than {limits.BODY_DEPTH_MAX}"
-                )
-        elif byte in b"]}":
-            depth -= 1
+            body.decode()
+        except UnicodeDecodeError as error:
+            raise Refused("invalid_message", f"body: not UTF-8: {error}") from None
+    if _SURROGATE.search(body):
+        # after an escaped backslash, `u` is a letter; a space keeps its neighbours apart
+        rest = _SURROGATE_PAIR.sub(b"", body.replace(b"\\\\", b" "))
+        if _SURROGATE.search(rest):
+            raise Refused("invalid_message", "body: a lone surrogate is escaped in it")
+    if body.count(b"[") + body.count(b"{") > limits.BODY_DEPTH_MAX:
+        # outside of strings: every second piece between quotes that are not escaped
+        plain = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
+        steps = b"".join(plain).translate(_STEPS, _NOT_BRACKETS)
+        if max(accumulate(array("b", steps)), default=0) > limits.BODY_DEPTH_MAX:
+            raise Refused("invalid_message", f"body is nested deeper than {limits.BODY_DEPTH_MAX}")
 
 
 def encode_message(message: Message) -> bytes:
     """The JSON form that is stored and pushed."""
+    if message.body_base64 is not None and message.body is not _NO_BODY:
+        message = msgspec.structs.replace(
+            message, body=_NO_BODY
+        )  # another empty one is not left out
     return _ENCODER.encode(message)

@@ -21,12 +21,14 @@ beside it; `Record.load` returns the dense record that is left.
 
 import struct
 from array import array
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
 VERSION: Final = 1
 PRODUCERS, IDS, EXPIRES, DELIVER_AT, PRIORITY = 1, 2, 4, 8, 16
+_FLAGS: Final = PRODUCERS | IDS | EXPIRES | DELIVER_AT | PRIORITY
 _FIXED: Final = struct.Struct("<BBI16sQIIH")
 _PRODUCER: Final = struct.Struct("<16sQ")
 NO_DIGEST: Final = bytes(32)
@@ -90,7 +92,8 @@ def parse_header(data: bytes) -> Header:
     """The header that `Header.encode` made of these bytes.
 
     Raises:
-        RecordDamaged: an unknown version, or a length that does not fit.
+        RecordDamaged: an unknown version or column, no message, a length that does not fit, or a
+            message of a producer that is not in the table.
     """
     try:
         (version, flags, tenant, record_id, published_unix_ms, ring_epoch, count, producers) = (
@@ -100,6 +103,10 @@ def parse_header(data: bytes) -> Header:
         raise RecordDamaged(f"header: {error}") from None
     if version != VERSION:
         raise RecordDamaged(f"record version {version}; this is a reader of version {VERSION}")
+    if flags & ~_FLAGS or bool(flags & PRODUCERS) != bool(producers):
+        raise RecordDamaged(f"the header has the flags {flags:#x} and {producers} producers")
+    if not count:
+        raise RecordDamaged("a record without a message")
     place = _FIXED.size
 
     def take(length: int) -> bytes:
@@ -132,6 +139,8 @@ def parse_header(data: bytes) -> Header:
     )
     if place != len(data):
         raise RecordDamaged("the header is longer than its count says")
+    if with_producers and max(header.producer_indexes) > producers:
+        raise RecordDamaged("a message of a producer that the header does not name")
     return header
 
 
@@ -153,7 +162,7 @@ class Record:
         """The record as delivery sees it; `skips` are the indexes that were not assigned offsets.
 
         Raises:
-            RecordDamaged: header and payload do not fit each other.
+            RecordDamaged: header, payload and skips do not fit each other, or nothing is left.
         """
         parsed = parse_header(header)
         if sum(parsed.sizes) + max(len(parsed.sizes) - 1, 0) != len(payload):
@@ -164,6 +173,8 @@ class Record:
     def _without(self, skips: "tuple[int, ...]") -> "Record":
         gone = set(skips)
         keep = [index for index in range(self.header.count) if index not in gone]
+        if not keep or len(keep) + len(gone) != self.header.count:
+            raise RecordDamaged(f"skips {skips} of a record of {self.header.count} messages")
         starts, old = self.starts(), self.header
         pieces = [self.payload[starts[i] : starts[i] + old.sizes[i]] for i in keep]
 
@@ -209,14 +220,12 @@ class Record:
         """
         starts = self.starts()
         low = first - self.first
-        if starts[-1] + self.header.sizes[-1] - starts[low] <= bytes_max:
+        # message i ends one comma before message i + 1 begins: those before the last start that
+        # is at most one byte beyond the bound are whole
+        bound = starts[low] + bytes_max
+        if starts[-1] + self.header.sizes[-1] <= bound:
             return self.last
-        begin, index = starts[low], low
-        while index + 1 < len(starts) and (
-            starts[index + 1] + self.header.sizes[index + 1] - begin <= bytes_max
-        ):
-            index += 1
-        return self.first + index
+        return max(first, self.first + bisect_right(starts, bound + 1, low) - 2)
 
     def key_hash(self, offset: int) -> int:
         """The key's hash at this offset; 0: no key."""

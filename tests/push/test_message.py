@@ -1,0 +1,258 @@
+"""A message: every field at both sides of its bound, and bodies that some parser would choke on."""
+
+import base64
+import json
+import math
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from push import limits
+from push.errors import Refused
+from push.message import Message, check_message, encode_message
+
+BYTES_MAX = 1000
+DECODER = msgspec.json.Decoder(Message)
+DEPTH = limits.BODY_DEPTH_MAX
+
+
+def message(body: bytes = b"1", **fields: object) -> Message:
+    return Message(body=msgspec.Raw(body), **fields)  # type: ignore[arg-type]
+
+
+def headers(count: int, size: int) -> dict[str, str]:
+    """`count` headers of `size` bytes together."""
+    made = {f"{number:03}": "" for number in range(count)}
+    made["000"] = "x" * (size - 3 * count)
+    return made
+
+
+GOOD = {
+    "the least": message(),
+    "body of the largest size": message(b'"' + b"x" * (BYTES_MAX - 2) + b'"'),
+    "binary body of the largest size": Message(
+        body_base64=base64.b64encode(bytes(BYTES_MAX)).decode()
+    ),
+    "empty binary body": Message(body_base64=""),
+    "key of one byte": message(key="k"),
+    "key of the largest size": message(key="k" * limits.KEY_BYTES_MAX),
+    "key in bytes, not characters": message(key="é" * (limits.KEY_BYTES_MAX // 2)),
+    "key 0": message(key="0"),
+    "key with a NUL": message(key="\x00"),
+    "key beyond the BMP": message(key="\U0001f514"),
+    "id of the largest size": message(id="i" * limits.ID_BYTES_MAX),
+    "content type of the largest size": message(content_type="t" * limits.CONTENT_TYPE_BYTES_MAX),
+    "no headers": message(headers={}),
+    "headers without text": message(headers={"": ""}),
+    "the most headers": message(headers=headers(limits.HEADERS_MAX, 3 * limits.HEADERS_MAX)),
+    "headers of the largest size": message(headers=headers(1, limits.HEADERS_BYTES_MAX)),
+    "the least TTL": message(ttl_s=math.ulp(0.0)),
+    "the longest TTL": message(ttl_s=limits.TTL_S_MAX),
+    "sent in 1970": message(sent_unix_ms=0),
+    "sent in the far future": message(sent_unix_ms=(1 << 53) - 1),
+}
+
+BAD = {
+    "no body": (Message(), "invalid_message"),
+    "two bodies": (message(b"1", body_base64=""), "invalid_message"),
+    "body one byte over": (message(b'"' + b"x" * (BYTES_MAX - 1) + b'"'), "message_too_large"),
+    "binary body one byte over": (
+        Message(body_base64=base64.b64encode(bytes(BYTES_MAX + 1)).decode()),
+        "message_too_large",
+    ),
+    "empty key": (message(key=""), "invalid_message"),
+    "key one byte over": (message(key="k" * (limits.KEY_BYTES_MAX + 1)), "invalid_message"),
+    "key over in bytes": (message(key="é" * (limits.KEY_BYTES_MAX // 2 + 1)), "invalid_message"),
+    "key of 10,000 bytes": (message(key="k" * 10_000), "invalid_message"),
+    "key with a lone surrogate": (message(key="\ud800"), "invalid_message"),
+    "empty id": (message(id=""), "invalid_message"),
+    "id one byte over": (message(id="i" * (limits.ID_BYTES_MAX + 1)), "invalid_message"),
+    "id with a lone surrogate": (message(id="\udfff"), "invalid_message"),
+    "empty content type": (message(content_type=""), "invalid_message"),
+    "content type one byte over": (
+        message(content_type="t" * (limits.CONTENT_TYPE_BYTES_MAX + 1)),
+        "invalid_message",
+    ),
+    "content type with a lone surrogate": (message(content_type="\ud800"), "invalid_message"),
+    "one header too many": (
+        message(headers=headers(limits.HEADERS_MAX + 1, 3 * limits.HEADERS_MAX + 3)),
+        "invalid_message",
+    ),
+    "headers one byte over": (
+        message(headers=headers(2, limits.HEADERS_BYTES_MAX + 1)),
+        "invalid_message",
+    ),
+    "header name with a lone surrogate": (message(headers={"\ud800": ""}), "invalid_message"),
+    "header text with a lone surrogate": (message(headers={"a": "\udc00"}), "invalid_message"),
+    "TTL of 0": (message(ttl_s=0.0), "invalid_message"),
+    "negative TTL": (message(ttl_s=-1.0), "invalid_message"),
+    "TTL too long": (message(ttl_s=limits.TTL_S_MAX + 1.0), "invalid_message"),
+    "TTL that is no number": (message(ttl_s=math.nan), "invalid_message"),
+    "endless TTL": (message(ttl_s=math.inf), "invalid_message"),
+    "sent before 1970": (message(sent_unix_ms=-1), "invalid_message"),
+    "sent at a huge integer": (message(sent_unix_ms=1 << 53), "invalid_message"),
+    "sent at an absurd integer": (message(sent_unix_ms=10**400), "invalid_message"),
+}
+
+
+@pytest.mark.parametrize("good", GOOD.values(), ids=GOOD)
+def test_a_message_inside_every_bound_is_taken_and_survives_its_encoding(good: Message) -> None:
+    check_message(good, BYTES_MAX)
+    encoded = encode_message(good)
+    json.loads(encoded)
+    again = DECODER.decode(encoded)
+    assert bytes(again.body) == bytes(good.body)
+    assert msgspec.structs.replace(again, body=good.body) == good
+
+
+@pytest.mark.parametrize(("bad", "code"), BAD.values(), ids=BAD)
+def test_a_message_outside_a_bound_is_refused_with_its_code(bad: Message, code: str) -> None:
+    """P12."""
+    with pytest.raises(Refused) as caught:
+        check_message(bad, BYTES_MAX)
+    assert caught.value.code.name == code
+
+
+@pytest.mark.parametrize(
+    "text", ["Q", "QQ=", "====", "=", "Q Q=", "QQ==QQ==", "QUI\n", "-_8=", "é", "\ud800", "QQ==="]
+)
+def test_what_is_not_base64_is_refused(text: str) -> None:
+    with pytest.raises(Refused, match="base64"):
+        check_message(Message(body_base64=text), BYTES_MAX)
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_travel_as_base64(data: bytes) -> None:
+    one = Message(body_base64=base64.b64encode(data).decode())
+    check_message(one, len(data))
+    assert DECODER.decode(encode_message(one)) == one
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"null", b"true", b"0", b"-0", b"1E+5", b'""', b"[]", b"{}", b" [1 , 2] ".strip(),
+        b'{"a":1,"a":2}', "\"\u2028\U0001f514é\"".encode(), rb'"\ud83d\udd14"', rb'"\uD83D\uDD14"',
+        rb'"\\ud800"', rb'"\\\\ud800"', rb'"\\\ud83d\udd14"', rb'"\u0000"', rb'"\"\ud83d\udd14\""',
+        b"1e999", b"9" * 400, rb'["\u00e9",1e999]',
+    ],
+)  # fmt: skip
+def test_a_json_body_is_kept_as_its_bytes(body: bytes) -> None:
+    """P2: spaces, escapes and numbers beyond a double included."""
+    one = DECODER.decode(b'{"key":"k","body":' + body + b"}")
+    check_message(one, BYTES_MAX)
+    assert bytes(DECODER.decode(encode_message(one)).body) == body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        rb'"\ud800"', rb'"\udc00"', rb'"\uD800x"', rb'"\udc00\ud800"', rb'"\ud800\ud800\udc00"',
+        rb'"\ud800\\\udc00"', rb'"\ud83d \udd14"', rb'"\ud83d\n\udd14"', rb'"\\\ud800"',
+        rb'{"\ud800":1}', rb'["\ud83d\udd14\ud83d"]', b'"\xff"', b'"\xed\xa0\x80"', b'"\xc0\x80"',
+        b'"\xf4\x90\x80\x80"', b'{"\x80":1}',
+    ],
+)  # fmt: skip
+def test_a_body_without_a_utf8_form_is_refused(body: bytes) -> None:
+    with pytest.raises(Refused, match="invalid_message: body"):
+        check_message(message(body), BYTES_MAX)
+
+
+@settings(max_examples=1000)
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                rb"\ud83d",
+                rb"\udd14",
+                rb"\\",
+                rb"\"",
+                rb"\n",
+                "é".encode(),
+                b"ud800",
+                b"x",
+                rb"\u0041",
+            ]
+        ),
+        max_size=8,
+    )
+)
+def test_lone_surrogates_are_found_wherever_they_hide(pieces: list[bytes]) -> None:
+    """Against json.loads, which takes them: its text then has no UTF-8 form."""
+    body = b'"' + b"".join(pieces) + b'"'
+    try:
+        json.loads(body).encode()
+        taken = True
+    except UnicodeEncodeError:
+        taken = False
+    if taken:
+        check_message(message(body), BYTES_MAX)
+    else:
+        with pytest.raises(Refused, match="surrogate"):
+            check_message(message(body), BYTES_MAX)
+
+
+@pytest.mark.parametrize(
+    ("body", "taken"),
+    [
+        (b"[" * DEPTH + b"]" * DEPTH, True),
+        (b"[" * (DEPTH + 1) + b"]" * (DEPTH + 1), False),
+        (b'{"a":' * DEPTH + b"1" + b"}" * DEPTH, True),
+        (b'{"a":' * (DEPTH + 1) + b"1" + b"}" * (DEPTH + 1), False),
+        (b'[{"a":' * DEPTH + b"1" + b"}]" * DEPTH, False),
+        (b"[" + b",".join([b"[{}]"] * 300) + b"]", True),
+        (b'["' + b"[" * 500 + b'"]', True),
+        (b'["' + rb"\"[\\" * 500 + b'"]', True),
+        (b'["]",' * (DEPTH + 1) + b"1" + b"]" * (DEPTH + 1), False),  # closed in strings only
+        (rb'["\\",' * (DEPTH + 1) + b"1" + b"]" * (DEPTH + 1), False),
+        (rb'["]\"]",' * (DEPTH + 1) + b"1" + b"]" * (DEPTH + 1), False),
+    ],
+)  # fmt: skip
+def test_nesting_is_bounded_and_brackets_in_strings_do_not_count(body: bytes, taken: bool) -> None:
+    one = DECODER.decode(b'{"body":' + body + b"}")
+    if taken:
+        check_message(one, limits.MESSAGE_BYTES_MAX_MAX)
+    else:
+        with pytest.raises(Refused, match="nested"):
+            check_message(one, limits.MESSAGE_BYTES_MAX_MAX)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"NaN", b"Infinity", b"-Infinity", b"01", b"+1", b".5", b"1.", b"-", b"tru", b"", b"'a'",
+     b'"\x01"', b'"\n"', b'{"\x00":1}', rb'"\q"', rb'"\uZZZZ"', rb'"\u12"', b'"a', b"[1,]",
+     b'{"a"}', b"{1:2}", b"[1,2}", b"1 2", b"\xff", b"//", pytest.param(b"[" * 100_000, id="deep")],
+)  # fmt: skip
+def test_what_is_not_json_does_not_become_a_message(body: bytes) -> None:
+    with pytest.raises((msgspec.DecodeError, RecursionError)):
+        DECODER.decode(b'{"body":' + body + b"}")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b'"body":1,"more":1', b'"body":1,"key":7', b'"body":1,"key":["a"]', b'"body":1,"id":1',
+        b'"body":1,"headers":{"a":1}', b'"body":1,"headers":["a"]',
+        b'"body":1,"headers":{"a":null}',
+        b'"body":1,"ttl_s":"1"', b'"body":1,"ttl_s":true', b'"body":1,"ttl_s":1e999',
+        b'"body":1,"sent_unix_ms":1.5', b'"body":1,"sent_unix_ms":"1"', b'"body_base64":1',
+        b'"body":1,"content_type":1', rb'"body":1,"key":"\ud800"', b'"body":1,"key":"\xff"',
+    ],
+)  # fmt: skip
+def test_unknown_fields_and_wrong_types_do_not_become_a_message(fields: bytes) -> None:
+    with pytest.raises((msgspec.DecodeError, UnicodeDecodeError)):
+        DECODER.decode(b"{" + fields + b"}")
+
+
+def test_an_empty_body_that_was_set_is_left_out_like_none() -> None:
+    one = Message(body=msgspec.Raw(b""), body_base64="QQ==")
+    check_message(one, BYTES_MAX)
+    assert encode_message(one) == b'{"body_base64":"QQ=="}'
+
+
+def test_a_large_body_of_many_brackets_is_checked_without_a_loop_over_its_bytes() -> None:
+    """One event-loop turn checks a thousand messages: a MiB of brackets must not stop it."""
+    body = b"[" + b",".join([b'{"a":[]}'] * 100_000) + b"]"
+    check_message(message(body), limits.MESSAGE_BYTES_MAX_MAX)
