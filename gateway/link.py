@@ -1,0 +1,224 @@
+"""What the two sides of a session see of each other, as types.
+
+    Outlet         the transport (a WebSocket) as the conversation sees it
+    Link           the session as the inside (groups, readers) sees it
+    Broker …       the inside as the conversation sees it; `gateway.broker` fits by its shape
+
+and the one thing that both a transport and a fan-out need: a WebSocket frame around a payload.
+"""
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Literal, Protocol
+
+from gateway.frames import Close, Position
+from metadata.catalog import Group, GroupSettings, Principal, Queue
+from metadata.client import Metadata
+from push.errors import TocsinError
+from push.message import Message
+
+DeliveryList = list[list[int]]
+"""As in gateway.frames: [[partition, epoch, push, first, last, first, last, …], …]."""
+StartFrom = Literal["earliest", "latest"] | int
+"""A number is a time in unix milliseconds."""
+_TEXT: Final = 0x81  # FIN and opcode 1; data frames of a server are not masked (RFC 6455, 5.1)
+_CLOSE: Final = 0x88
+_SHORT: Final = struct.Struct("!BB")
+_MEDIUM: Final = struct.Struct("!BBH")
+_LONG: Final = struct.Struct("!BBQ")
+
+
+class Link(Protocol):
+    """A session, as groups and readers see it."""
+
+    @property
+    def session_id(self) -> str: ...
+
+    @property
+    def principal(self) -> Principal: ...
+
+    def send(self, frame: bytes) -> None:
+        """Queue one encoded frame (a JSON object). Never blocks, never raises; after the session
+        closed nothing happens. Sending the same object to many sessions in one turn of the loop
+        is cheap: it is framed once."""
+
+    def writable(self) -> bool:
+        """False: no more pushes now. `pump` is called on every consumer and reader of the session
+        when it has become True again."""
+
+
+class Outlet(Protocol):
+    """A transport, as the conversation sees it."""
+
+    def send(self, frame: bytes) -> None:
+        """As Link.send."""
+
+    def writable(self) -> bool:
+        """As Link.writable; `Conversation.resume` says when it has become True again."""
+
+    def ping(self) -> None:
+        """Ask for a sign of life."""
+
+    def pause_reading(self) -> None:
+        """Deliver nothing more that the client sends, until resume_reading."""
+
+    def resume_reading(self) -> None:
+        """Go on."""
+
+    def close(self, close: Close) -> None:
+        """Send what is queued, then close. `Conversation.closed` is called before it returns."""
+
+
+class Settled(Protocol):
+    """What an ack, nack or extend did."""
+
+    @property
+    def settled(self) -> int: ...
+
+    @property
+    def stale(self) -> DeliveryList: ...
+
+    @property
+    def not_delivered(self) -> DeliveryList: ...
+
+
+class Consumer(Protocol):
+    """A session's place in a group."""
+
+    def grant(self, granted_total: int) -> None: ...
+
+    def ack(
+        self,
+        deliveries: DeliveryList,
+        started: DeliveryList,
+        confirmed: Callable[[Settled], None] | None,
+    ) -> Settled:
+        """`confirmed` is called once what settled is durable, perhaps before this returns."""
+
+    def nack(
+        self, deliveries: DeliveryList, delay_s: float | None, reason: str | None
+    ) -> Settled: ...
+
+    def extend(
+        self, deliveries: DeliveryList, started: DeliveryList, lease_s: float | None
+    ) -> Settled: ...
+
+    def pump(self) -> None: ...
+
+    def unsettled(self) -> int:
+        """Deliveries that were given and have neither been settled nor returned."""
+
+    def leave(self) -> None: ...
+
+
+class Reader(Protocol):
+    """A subscription without a group."""
+
+    @property
+    def verdicts(self) -> Sequence[Mapping[str, object]]: ...
+
+    def grant(self, granted_total: int) -> None: ...
+
+    def pump(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Answer(Protocol):
+    """What became of a publish."""
+
+    @property
+    def outcomes(self) -> Sequence[tuple[int, int, bool] | TocsinError]:
+        """(partition, offset, duplicate) or the error, in message order (R5)."""
+
+    @property
+    def durability(self) -> Mapping[str, object]: ...
+
+
+class Publisher(Protocol):
+    """Takes messages."""
+
+    def submit(
+        self,
+        queue: Queue,
+        messages: Sequence[Message],
+        answer: Callable[[Answer], None],
+        *,
+        producer: bytes | None = None,
+        sequence: int | None = None,
+        resolved: int = 0,
+    ) -> None:
+        """`answer` is called exactly once, on the loop, perhaps before this returns."""
+
+
+class Groups(Protocol):
+    """The groups' consumers."""
+
+    async def subscribe(
+        self, link: Link, subscription: int, queue: Queue, group: Group, credit: int
+    ) -> Consumer: ...
+
+
+class Readers(Protocol):
+    """The readers."""
+
+    async def open(
+        self,
+        link: Link,
+        subscription: int,
+        queue: Queue,
+        *,
+        keys: list[str] | None,
+        start: StartFrom | None,
+        position: Position | None,
+        credit: int,
+    ) -> Reader: ...
+
+
+class Broker(Protocol):
+    """The inside. What it refuses it raises as push.errors.TocsinError."""
+
+    @property
+    def metadata(self) -> Metadata: ...
+
+    @property
+    def publisher(self) -> Publisher: ...
+
+    @property
+    def groups(self) -> Groups: ...
+
+    @property
+    def readers(self) -> Readers: ...
+
+    async def queue_for_publish(self, principal: Principal, name: str) -> Queue:
+        """Finds it, or creates it where the broker may; else Refused(queue_not_found)."""
+
+    async def put_group(
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        settings: GroupSettings,
+        start: StartFrom | None,
+    ) -> tuple[Group, bool]:
+        """Creates it (True) or changes its settings (False)."""
+
+
+def text_frame(payload: bytes) -> bytes:
+    """One unmasked, unfragmented WebSocket text frame (RFC 6455, 5.2)."""
+    size = len(payload)
+    if size < 126:
+        return _SHORT.pack(_TEXT, size) + payload
+    if size < 65_536:
+        return _MEDIUM.pack(_TEXT, 126, size) + payload
+    return _LONG.pack(_TEXT, 127, size) + payload
+
+
+def close_frame(close: Close) -> bytes:
+    """A WebSocket close frame; a control frame has at most 125 bytes (RFC 6455, 5.5)."""
+    payload = struct.pack("!H", close.code) + close.reason.encode()
+    assert len(payload) <= 125, close
+    return _SHORT.pack(_CLOSE, len(payload)) + payload
+
+
+PING_FRAME: Final = _SHORT.pack(0x89, 0)

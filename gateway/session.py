@@ -1,0 +1,262 @@
+"""The session machine: what a client may say when, and when it has been silent too long. Pure.
+
+    awaiting hello ──hello──► open ──drain()──► draining
+          │                    │                   │
+          └────────────────────┴───────────────────┴──► closed
+
+Data and `now` (seconds, monotonic) in, effects out, in order: a client's frame that may be acted
+upon, a `Reply` to send, a `Ping`, or a `Close`, which is the last one.
+
+What nobody can decode changes nothing: each of its frames that has a `ref` gets an error, so that
+no client waits for ever, and the session goes on, up to BAD_MESSAGES_PER_SESSION_MAX (P12).
+"""
+
+import enum
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import msgspec
+
+from gateway import frames
+from gateway.frames import Close
+from push import limits
+from push.errors import Refused
+
+REF_MAX: Final = (1 << 53) - 1
+INVALID_UTF8: Final = Close(1007, "text that is not UTF-8")
+"""The WebSocket protocol's own code: RFC 6455, 8.1 demands it."""
+
+
+class State(enum.Enum):
+    """Where a session stands."""
+
+    HELLO = "awaiting hello"
+    OPEN = "open"
+    DRAINING = "draining"
+    CLOSED = "closed"
+
+
+class Reply(NamedTuple):
+    """Send this frame."""
+
+    frame: bytes
+
+
+class Ping(NamedTuple):
+    """Ask for a sign of life."""
+
+
+Effect = frames.ClientFrame | Reply | Ping | Close
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long a session may be silent, in seconds."""
+
+    hello_timeout_s: float = limits.HELLO_TIMEOUT_S
+    heartbeat_s: float = limits.HEARTBEAT_S
+    heartbeat_timeout_s: float = limits.HEARTBEAT_TIMEOUT_S
+
+
+class Session:
+    """One client's conversation on one transport."""
+
+    __slots__ = ("_bad_count", "_deadline", "_is_pinged", "_subscriptions", "_timing", "state")
+
+    def __init__(self, timing: Timing, *, now: float) -> None:
+        self.state = State.HELLO
+        self._timing = timing
+        self._deadline = now + timing.hello_timeout_s
+        self._is_pinged = False
+        self._bad_count = 0
+        self._subscriptions: dict[int, int | None] = {}
+        """Number → credit granted in total; None: being opened."""
+
+    def __repr__(self) -> str:
+        return f"<Session {self.state.value}, subscriptions {sorted(self._subscriptions)}>"
+
+    # --- What the client says -------------------------------------------------------------------
+
+    def receive(self, data: bytes, *, now: float) -> list[Effect]:
+        """Judge one text message. After the session is closed nothing happens."""
+        self.heard(now=now)
+        if self.state is State.CLOSED:
+            return []
+        try:
+            received = frames.decode(data)
+        except Refused as error:
+            return self._undecodable(data, error)
+        effects: list[Effect] = []
+        for frame in received:
+            effect = self._judge(frame)
+            if effect is not None:
+                effects.append(effect)
+            if effect.__class__ is Close:
+                break
+        return effects
+
+    def receive_binary(self) -> list[Effect]:
+        """A binary message: this subprotocol has none."""
+        if self.state is State.CLOSED:
+            return []
+        refusal = Refused("invalid_request", "a binary message; frames are JSON in text messages")
+        return [Reply(frames.error(refusal)), self._close(frames.PROTOCOL)]
+
+    def _judge(self, frame: frames.ClientFrame) -> Effect | None:
+        if (self.state is State.HELLO) is not isinstance(frame, frames.Hello):
+            return self._close(frames.HELLO_FIRST)
+        match frame:
+            case frames.Publish() | frames.Ping():
+                return frame
+            case frames.Ack() | frames.Nack() | frames.Extend():
+                if self._subscriptions.get(frame.subscription) is None:
+                    return _not_subscribed(frame.subscription, frame.ref)
+                return frame
+            case frames.Credit():
+                return self._grant(frame)
+            case frames.Subscribe():
+                return self._subscribe(frame)
+            case frames.Unsubscribe():
+                if self._subscriptions.get(frame.subscription) is None:
+                    return _not_subscribed(frame.subscription, frame.ref)
+                del self._subscriptions[frame.subscription]
+                return frame
+            case frames.Hello():
+                self.state = State.OPEN
+                return frame
+
+    def _subscribe(self, frame: frames.Subscribe) -> Effect:
+        refusal = _check_subscribe(frame)
+        if refusal is None and self.state is State.DRAINING:
+            refusal = Refused("draining")
+        if refusal is None and frame.subscription in self._subscriptions:
+            refusal = Refused("already_subscribed")
+        if refusal is None and len(self._subscriptions) >= limits.SUBSCRIPTIONS_PER_SESSION_MAX:
+            refusal = Refused(
+                "too_many",
+                f"a session has at most {limits.SUBSCRIPTIONS_PER_SESSION_MAX} subscriptions",
+            )
+        if refusal is not None:
+            return Reply(frames.error(refusal, frame.ref))
+        self._subscriptions[frame.subscription] = None
+        return frame
+
+    def _grant(self, frame: frames.Credit) -> Effect | None:
+        granted = self._subscriptions.get(frame.subscription)
+        if granted is None:
+            return _not_subscribed(frame.subscription, None)
+        if frame.granted <= granted:
+            return None  # an absolute counter that only grows: an older frame says nothing (R25)
+        if frame.granted - granted > limits.CREDIT_MAX:
+            refusal = Refused(
+                "too_many",
+                f"subscription {frame.subscription}: credit grows by at most {limits.CREDIT_MAX}",
+            )
+            return Reply(frames.error(refusal))
+        self._subscriptions[frame.subscription] = frame.granted
+        return frame
+
+    def _undecodable(self, data: bytes, error: Refused) -> list[Effect]:
+        effects: list[Effect] = [Reply(frames.error(error, ref)) for ref in _refs(data)]
+        if not effects:
+            effects.append(Reply(frames.error(error)))
+        self._bad_count += 1
+        if not _is_utf8(data):
+            effects.append(self._close(INVALID_UTF8))
+        elif self.state is State.HELLO or self._bad_count > limits.BAD_MESSAGES_PER_SESSION_MAX:
+            effects.append(self._close(frames.PROTOCOL))
+        return effects
+
+    # --- What the inside says -------------------------------------------------------------------
+
+    def opened(self, subscription: int, granted: int) -> None:
+        """Its subscribe succeeded: from now on acks and credit may name it."""
+        assert self._subscriptions[subscription] is None
+        self._subscriptions[subscription] = granted
+
+    def refused(self, subscription: int) -> None:
+        """Its subscribe failed: the number is free again."""
+        assert self._subscriptions[subscription] is None
+        del self._subscriptions[subscription]
+
+    def drain(self) -> None:
+        """New subscriptions are refused from now on."""
+        if self.state is State.OPEN:
+            self.state = State.DRAINING
+
+    def closed(self) -> None:
+        """Nothing comes and nothing is due any more."""
+        self.state = State.CLOSED
+
+    # --- Time -----------------------------------------------------------------------------------
+
+    def heard(self, *, now: float) -> None:
+        """Something arrived, whatever it is. It does not prolong the wait for `hello`."""
+        if self.state is not State.HELLO:
+            self._deadline = now + self._timing.heartbeat_s
+            self._is_pinged = False
+
+    def next_deadline(self) -> float | None:
+        """When to call `expire`; it may have moved on until then. None: never."""
+        return None if self.state is State.CLOSED else self._deadline
+
+    def expire(self, *, now: float) -> Ping | Close | None:
+        """What time alone made due."""
+        if self.state is State.CLOSED or now < self._deadline:
+            return None
+        if self.state is State.HELLO:
+            return self._close(frames.HELLO_LATE)
+        if self._is_pinged:
+            return self._close(frames.HEARTBEAT)
+        self._is_pinged = True
+        self._deadline = now + self._timing.heartbeat_timeout_s
+        return Ping()
+
+    def check(self) -> None:
+        """Assert what always holds (P9, P12)."""
+        assert len(self._subscriptions) <= limits.SUBSCRIPTIONS_PER_SESSION_MAX, "P9"
+        assert self._bad_count <= limits.BAD_MESSAGES_PER_SESSION_MAX + 1, "P12"
+        assert self.state is not State.HELLO or not self._subscriptions, "hello first"
+
+    def _close(self, close: Close) -> Close:
+        self.state = State.CLOSED
+        return close
+
+
+def _check_subscribe(frame: frames.Subscribe) -> Refused | None:
+    if frame.group is not None and (frame.keys is not None or frame.position is not None):
+        return Refused("invalid_request", "keys and position are for readers, without a group")
+    if frame.position is not None and frame.start is not None:
+        return Refused("invalid_request", "start and position exclude each other")
+    return None
+
+
+def _not_subscribed(subscription: int, ref: int | None) -> Reply:
+    refusal = Refused("not_subscribed", f"no subscription {subscription}, or not yet")
+    return Reply(frames.error(refusal, ref))
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+class _Ref(msgspec.Struct):
+    ref: object = None
+
+
+_ONE: Final = msgspec.json.Decoder(_Ref)
+_MANY: Final = msgspec.json.Decoder(list[_Ref])
+
+
+def _refs(data: bytes) -> list[int]:
+    """The refs inside a message that is JSON and yet no frames, in order."""
+    try:
+        found = _MANY.decode(data) if data[:1] == b"[" else [_ONE.decode(data)]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
+    refs = [one.ref for one in found[: limits.FRAMES_PER_MESSAGE_MAX]]
+    return [ref for ref in refs if type(ref) is int and 0 <= ref <= REF_MAX]

@@ -1,0 +1,156 @@
+"""The subscriptions of one session: its consumers and readers by number."""
+
+import logging
+from collections.abc import Callable
+
+from gateway import frames
+from gateway.link import Broker, Consumer, Link, Reader, Settled, StartFrom
+from metadata.catalog import Group, GroupSettings, Queue, check_name
+from push.errors import Refused
+
+logger = logging.getLogger("tocsin.session")
+Settling = frames.Ack | frames.Nack | frames.Extend
+
+
+class Subscriptions:
+    """Consumers and readers of `link`. The session machine has judged every number before."""
+
+    __slots__ = ("_broker", "_consumers", "_link", "_readers")
+
+    def __init__(self, broker: Broker, link: Link) -> None:
+        self._broker = broker
+        self._link = link
+        self._consumers: dict[int, Consumer] = {}
+        self._readers: dict[int, Reader] = {}
+
+    # --- Opening --------------------------------------------------------------------------------
+
+    async def open(self, frame: frames.Subscribe) -> bytes:
+        """Make what a `subscribe` asks for, without credit, so that no push comes before its
+        answer; returns the answer.
+
+        Raises:
+            TocsinError: it was not made, and why.
+        """
+        queue = self._broker.metadata.find_queue(self._link.principal, frame.queue)
+        if frame.group is None:
+            return await self._open_reader(frame, queue)
+        return await self._open_consumer(frame, frame.group, queue)
+
+    async def _open_consumer(self, frame: frames.Subscribe, name: str, queue: Queue) -> bytes:
+        group = await self._group(name, queue, _start_from(frame.start))
+        self._consumers[frame.subscription] = await self._broker.groups.subscribe(
+            self._link, frame.subscription, queue, group, 0
+        )
+        lease_s = group.settings.lease_s
+        return frames.ok(
+            frame.ref,
+            queue_id=queue.queue_id,
+            semantics=group.settings.semantics,
+            lease_s=queue.settings.lease_s if lease_s is None else lease_s,
+        )
+
+    async def _group(self, name: str, queue: Queue, start: StartFrom | None) -> Group:
+        """The group, made by its first subscribe (R11); `start` counts only then."""
+        principal = self._link.principal
+        try:
+            return self._broker.metadata.find_group(principal, queue, name)
+        except Refused as error:
+            if error.code.name != "group_not_found":
+                raise
+        check_name(name, "group")
+        group, _ = await self._broker.put_group(principal, queue, name, GroupSettings(), start)
+        return group
+
+    async def _open_reader(self, frame: frames.Subscribe, queue: Queue) -> bytes:
+        start = _start_from(frame.start)
+        reader = await self._broker.readers.open(
+            self._link,
+            frame.subscription,
+            queue,
+            keys=frame.keys,
+            start="latest" if start is None and frame.position is None else start,
+            position=frame.position,
+            credit=0,
+        )
+        self._readers[frame.subscription] = reader
+        return frames.ok(frame.ref, queue_id=queue.queue_id, positions=reader.verdicts)
+
+    # --- Living ---------------------------------------------------------------------------------
+
+    def grant(self, subscription: int, granted_total: int) -> None:
+        """Credit, absolute (R25)."""
+        place = self._consumers.get(subscription) or self._readers[subscription]
+        place.grant(granted_total)
+
+    def pump(self) -> None:
+        """The link takes pushes again."""
+        for consumer in list(self._consumers.values()):
+            consumer.pump()
+        for reader in list(self._readers.values()):
+            reader.pump()
+
+    def unsettled(self) -> int:
+        """Deliveries that were given and have neither been settled nor returned."""
+        return sum(consumer.unsettled() for consumer in self._consumers.values())
+
+    def ack(self, frame: frames.Ack, confirmed: Callable[[Settled], None] | None) -> Settled:
+        """Settle; `confirmed` is called when that is durable."""
+        return self._consumer(frame).ack(frame.deliveries, frame.started, confirmed)
+
+    def nack(self, frame: frames.Nack) -> Settled:
+        """Return to the group."""
+        return self._consumer(frame).nack(frame.deliveries, frame.delay_s, frame.reason)
+
+    def extend(self, frame: frames.Extend) -> Settled:
+        """Prolong leases, mark what has started."""
+        return self._consumer(frame).extend(frame.deliveries, frame.started, frame.lease_s)
+
+    def _consumer(self, frame: Settling) -> Consumer:
+        consumer = self._consumers.get(frame.subscription)
+        if consumer is None:
+            raise Refused(
+                "invalid_request", f"subscription {frame.subscription} is a reader: nothing settles"
+            )
+        return consumer
+
+    # --- Leaving --------------------------------------------------------------------------------
+
+    def leave(self, subscription: int) -> None:
+        """End one; what is unsettled returns to its group."""
+        consumer = self._consumers.pop(subscription, None)
+        if consumer is not None:
+            consumer.leave()
+        else:
+            self._readers.pop(subscription).close()
+
+    def leave_all(self) -> None:
+        """End all of them. Raises nothing: where one cannot leave, the others must all the same,
+        or their deliveries wait for a dead session."""
+        for subscription in (*self._consumers, *self._readers):
+            try:
+                self.leave(subscription)
+            except Exception:
+                logger.exception("session %s cannot leave properly", self._link.session_id)
+
+
+def settling_answer(frame: Settling, settled: Settled) -> bytes | None:
+    """One answer for one frame. Without a `ref` only what is wrong with it is said: None."""
+    if settled.not_delivered:
+        return frames.error(
+            Refused("not_delivered"),
+            frame.ref,
+            subscription=frame.subscription,
+            deliveries=settled.not_delivered,
+            settled=settled.settled,
+            stale=settled.stale,
+        )
+    if frame.ref is None:
+        return None
+    return frames.ok(frame.ref, settled=settled.settled, stale=settled.stale)
+
+
+def _start_from(start: str | frames.StartAt | None) -> StartFrom | None:
+    if isinstance(start, frames.StartAt):
+        return start.unix_ms
+    return "earliest" if start == "earliest" else "latest" if start == "latest" else None
