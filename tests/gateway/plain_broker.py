@@ -1,0 +1,371 @@
+"""A broker in a page: `gateway.ports.BrokerPort` in memory, without clock, disk or sessions.
+
+It is not a mock: it stores, gives out, settles and takes back for real, so that the tests of the
+outside assert behaviour. Leases never expire here and partitions have no owners.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from gateway.ports import (
+    Answered,
+    GroupStart,
+    PulledMessage,
+    PullSettled,
+    SeekTo,
+)
+from gateway.receipts import Receipt, Receipts
+from metadata.catalog import (
+    Group,
+    GroupSettings,
+    Membership,
+    Principal,
+    Queue,
+    QueueSettings,
+    check_change,
+    check_name,
+)
+from metadata.client import Metadata, QueueListener
+from push.errors import Refused, TocsinError
+from push.message import Message, check_message
+
+NOW_UNIX_MS = 1_700_000_000_000
+
+
+class PlainMetadata:
+    """The catalog as dicts."""
+
+    def __init__(self) -> None:
+        self.queues: dict[str, Queue] = {}
+        self.groups: dict[tuple[str, str], Group] = {}
+        self.numbers = itertools.count(1)
+
+    def find_queue(self, principal: Principal, name: str) -> Queue:
+        if name not in self.queues:
+            raise Refused("queue_not_found", f"no queue {name}")
+        return self.queues[name]
+
+    def find_group(self, principal: Principal, queue: Queue, name: str) -> Group:
+        if (queue.queue_id, name) not in self.groups:
+            raise Refused("group_not_found", f"no group {name}")
+        return self.groups[queue.queue_id, name]
+
+    def queue_by_id(self, queue_id: str) -> Queue | None:
+        return next((q for q in self.queues.values() if q.queue_id == queue_id), None)
+
+    def list_queues(self, principal: Principal) -> list[Queue]:
+        return [self.queues[name] for name in sorted(self.queues)]
+
+    def list_groups(self, principal: Principal, queue: Queue) -> list[Group]:
+        return [g for (queue_id, _), g in sorted(self.groups.items()) if queue_id == queue.queue_id]
+
+    async def put_queue(
+        self, principal: Principal, name: str, settings: QueueSettings
+    ) -> tuple[Queue, bool]:
+        check_name(name, "queue")
+        old = self.queues.get(name)
+        if old is not None:
+            check_change(old.settings, settings)
+            self.queues[name] = msgspec.structs.replace(old, settings=settings)
+            return self.queues[name], False
+        self.queues[name] = Queue(
+            queue_id=f"q{next(self.numbers)}",
+            name=name,
+            tenant=principal.tenant,
+            holder=principal.name,
+            created_unix_ms=NOW_UNIX_MS,
+            settings=settings,
+            ring_epoch=1,
+            members=tuple(range(settings.partitions)),
+            hash_key=bytes(16),
+        )
+        return self.queues[name], True
+
+    async def delete_queue(self, principal: Principal, name: str) -> Queue:
+        queue = self.find_queue(principal, name)
+        del self.queues[name]
+        return queue
+
+    async def put_group(
+        self, principal: Principal, queue: Queue, name: str, settings: GroupSettings
+    ) -> tuple[Group, bool]:
+        check_name(name, "group")
+        old = self.groups.get((queue.queue_id, name))
+        group = Group(
+            group_id=old.group_id if old else f"g{next(self.numbers)}",
+            name=name,
+            queue_id=queue.queue_id,
+            created_unix_ms=NOW_UNIX_MS,
+            settings=settings,
+        )
+        self.groups[queue.queue_id, name] = group
+        return group, old is None
+
+    async def delete_group(self, principal: Principal, queue: Queue, name: str) -> Group:
+        self.find_group(principal, queue, name)
+        return self.groups.pop((queue.queue_id, name))
+
+    def dropped(self) -> list[tuple[str, str | None]]:
+        return []
+
+    async def forget(self, queue_id: str, group_id: str | None) -> None:
+        return None
+
+    async def membership(self, group_id: str) -> Membership:
+        return Membership(group_id=group_id, generation=0, members=(), assignment={})
+
+    async def change_membership(self, new: Membership, *, expected_generation: int) -> bool:
+        return True
+
+    def secret(self, name: str) -> bytes:
+        return name.encode().ljust(32, b".")
+
+    def on_queue_changed(self, listener: QueueListener) -> None:
+        return None
+
+    async def state(self) -> tuple[bool, str]:
+        return True, ""
+
+    async def close(self) -> None:
+        return None
+
+
+@dataclass
+class PlainAnswer:
+    """gateway.ports.Answered."""
+
+    messages: Sequence[Message]
+    outcomes: list[tuple[int, int, bool] | TocsinError]
+    prefix: str
+    durability: dict[str, object] = field(default_factory=lambda: {"level": "all", "copies": 1})
+
+    def ids(self, index: int) -> str:
+        outcome = self.outcomes[index]
+        assert not isinstance(outcome, TocsinError)
+        return self.messages[index].id or f"{self.prefix}-1-{outcome[0]}-{outcome[1]}"
+
+
+@dataclass
+class PlainGroup:
+    """What a group has done in its queue's one log."""
+
+    settled: set[int] = field(default_factory=set)
+    given: dict[int, int] = field(default_factory=dict)
+    """Offset → number of the give-out that holds it."""
+    attempts: dict[int, int] = field(default_factory=dict)
+
+
+class PlainBroker:
+    """gateway.ports.BrokerPort, gateway.ports.Publishing and gateway.ports.Pulling in one."""
+
+    def __init__(self, *, auto_create: bool = False) -> None:
+        self.metadata: Metadata = PlainMetadata()
+        self.draining = False
+        self.not_ready: list[str] = []
+        self.auto_create = auto_create
+        self.logs: dict[str, list[Message]] = {}
+        self.progress: dict[str, PlainGroup] = {}
+        self.arrived = asyncio.Event()
+        self.receipts = Receipts(self.metadata.secret("receipts"))
+        self.pushes = itertools.count(1)
+        self.steps: list[str] = []
+
+    @property
+    def publisher(self) -> "PlainBroker":
+        return self
+
+    @property
+    def pulls(self) -> "PlainBroker":
+        return self
+
+    async def start(self) -> None:
+        self.steps.append("start")
+
+    async def drain(self) -> None:
+        self.draining = True
+        self.steps.append("drain")
+        self.arrived.set()
+
+    async def stop(self) -> None:
+        self.steps.append("stop")
+
+    async def ready(self) -> list[str]:
+        return self.not_ready
+
+    async def describe(self) -> dict[str, object]:
+        return {"queues": len(self.metadata.list_queues(Principal("anybody")))}
+
+    async def create_queue(
+        self, principal: Principal, name: str, settings: QueueSettings
+    ) -> tuple[Queue, bool]:
+        return await self.metadata.put_queue(principal, name, settings)
+
+    async def delete_queue(self, principal: Principal, name: str) -> Queue:
+        return await self.metadata.delete_queue(principal, name)
+
+    async def put_group(
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        settings: GroupSettings,
+        start: GroupStart | None,
+    ) -> tuple[Group, bool]:
+        group, created = await self.metadata.put_group(principal, queue, name, settings)
+        if created:
+            place = self.progress[group.group_id] = PlainGroup()
+            if (start or settings.start) == "latest":
+                place.settled.update(range(len(self._log(queue))))
+        return group, created
+
+    async def delete_group(self, principal: Principal, queue: Queue, name: str) -> Group:
+        return await self.metadata.delete_group(principal, queue, name)
+
+    async def seek_group(self, principal: Principal, queue: Queue, name: str, to: SeekTo) -> None:
+        group = self.metadata.find_group(principal, queue, name)
+        end = len(self._log(queue))
+        floors = {"earliest": 0, "latest": end}
+        floor = floors[to] if isinstance(to, str) else to[1] if to[0] == "offset" else 0
+        self.progress[group.group_id] = PlainGroup(settled=set(range(min(floor, end))))
+
+    def find_queue(self, principal: Principal, name: str) -> Queue:
+        return self.metadata.find_queue(principal, name)
+
+    async def queue_for_publish(self, principal: Principal, name: str) -> Queue:
+        if self.auto_create:
+            await self.metadata.put_queue(principal, name, QueueSettings())
+        return self.find_queue(principal, name)
+
+    async def describe_queue(self, principal: Principal, name: str) -> dict[str, object]:
+        queue = self.find_queue(principal, name)
+        groups = self.metadata.list_groups(principal, queue)
+        return {
+            "name": queue.name,
+            "settings": queue.settings,
+            "holder": queue.holder,
+            "created_unix_ms": queue.created_unix_ms,
+            "partitions": [],
+            "depth": {"messages": len(self._log(queue))},
+            "groups": [await self.describe_group(principal, queue, g.name) for g in groups],
+        }
+
+    async def describe_group(
+        self, principal: Principal, queue: Queue, name: str
+    ) -> dict[str, object]:
+        group = self.metadata.find_group(principal, queue, name)
+        settled = self.progress[group.group_id].settled
+        return {
+            "name": group.name,
+            "settings": group.settings,
+            "created_unix_ms": group.created_unix_ms,
+            "lag": len(self._log(queue)) - len(settled),
+            "owners": {},
+        }
+
+    def submit(
+        self, queue: Queue, messages: Sequence[Message], answer: Callable[[Answered], None]
+    ) -> None:
+        log = self._log(queue)
+        outcomes: list[tuple[int, int, bool] | TocsinError] = []
+        for message in messages:
+            try:
+                check_message(message, queue.settings.message_bytes_max)
+            except Refused as error:
+                outcomes.append(error)
+                continue
+            same = [
+                i for i, m in enumerate(log) if m.id and (m.id, m.key) == (message.id, message.key)
+            ]
+            if not same:
+                log.append(message)
+            outcomes.append((0, same[0] if same else len(log) - 1, bool(same)))
+        answer(PlainAnswer(messages, outcomes, queue.queue_id))
+        self.arrived.set()
+
+    async def pull(
+        self, queue: Queue, group: Group, messages_max: int, wait_s: float
+    ) -> list[PulledMessage]:
+        try:
+            async with asyncio.timeout(wait_s):
+                while not (pulled := self._give(queue, group, messages_max)):
+                    if wait_s == 0 or self.draining:
+                        break
+                    self.arrived.clear()
+                    await self.arrived.wait()
+                return pulled
+        except TimeoutError:
+            return []
+
+    def _give(self, queue: Queue, group: Group, messages_max: int) -> list[PulledMessage]:
+        place = self.progress[group.group_id]
+        given: list[PulledMessage] = []
+        for offset, message in enumerate(self._log(queue)):
+            if offset in place.settled or offset in place.given or len(given) == messages_max:
+                continue
+            push = place.given[offset] = next(self.pushes)
+            place.attempts[offset] = place.attempts.get(offset, 0) + 1
+            receipt = Receipt(generation=1, partition=0, epoch=1, push=push, offset=offset)
+            given.append(
+                PulledMessage(
+                    receipt=self.receipts.encode(queue.queue_id, group.group_id, receipt),
+                    id=message.id or f"{queue.queue_id}-1-0-{offset}",
+                    partition=0,
+                    offset=offset,
+                    attempt=place.attempts[offset],
+                    published_unix_ms=NOW_UNIX_MS,
+                    lease_until_unix_ms=NOW_UNIX_MS + 30_000,
+                    key=message.key,
+                    body=message.body if len(message.body) else None,
+                    body_base64=message.body_base64,
+                    content_type=message.content_type,
+                    headers=message.headers,
+                )
+            )
+        return given
+
+    def release(self, queue: Queue, group: Group, messages: Sequence[PulledMessage]) -> None:
+        place = self.progress[group.group_id]
+        for message in messages:
+            del place.given[message.offset]
+            place.attempts[message.offset] -= 1
+        self.arrived.set()
+
+    async def ack(self, queue: Queue, group: Group, receipts: list[str]) -> PullSettled:
+        return self._judge(queue, group, receipts, settle=True, give_back=True)
+
+    async def nack(
+        self, queue: Queue, group: Group, receipts: list[str], delay_s: float | None
+    ) -> PullSettled:
+        return self._judge(queue, group, receipts, settle=False, give_back=True)
+
+    async def extend(
+        self, queue: Queue, group: Group, receipts: list[str], lease_s: float | None
+    ) -> PullSettled:
+        return self._judge(queue, group, receipts, settle=False, give_back=False)
+
+    def _judge(
+        self, queue: Queue, group: Group, receipts: list[str], *, settle: bool, give_back: bool
+    ) -> PullSettled:
+        place = self.progress[group.group_id]
+        settled, stale, invalid = 0, [], []
+        for text in receipts:
+            receipt = self.receipts.decode(queue.queue_id, group.group_id, text)
+            if receipt is None:
+                invalid.append(text)
+            elif place.given.get(receipt.offset) != receipt.push:
+                stale.append(text)
+            else:
+                settled += 1
+                if give_back:
+                    del place.given[receipt.offset]
+                if settle:
+                    place.settled.add(receipt.offset)
+        self.arrived.set()
+        return PullSettled(settled=settled, stale=stale, invalid=invalid)
+
+    def _log(self, queue: Queue) -> list[Message]:
+        return self.logs.setdefault(queue.queue_id, [])
