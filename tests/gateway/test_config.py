@@ -1,0 +1,160 @@
+"""Settings: what is wrong stops the start with a sentence that helps."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config import SETTINGS, Config, ConfigError, default_data_dir, describe, load
+from push import limits
+
+HOME = {"XDG_DATA_HOME": "/tmp/share"}
+
+
+def test_nothing_set_is_a_broker_for_this_machine() -> None:
+    config, warnings = load(HOME)
+    assert config == Config(data_dir=Path("/tmp/share/tocsin"))
+    assert (config.host, config.port, config.storage) == ("127.0.0.1", 8080, "sqlite:")
+    assert not config.auto_create
+    assert config.token is None
+    assert warnings == []
+
+
+def test_every_setting_is_read_from_the_environment() -> None:
+    texts = {
+        "TOCSIN_HOST": "::1",
+        "TOCSIN_PORT": "0",
+        "TOCSIN_DATA_DIR": "/tmp/t",
+        "TOCSIN_STORAGE": "sqlite:",
+        "TOCSIN_METADATA": "in-process",
+        "TOCSIN_TOKEN": "0123456789abcdef",
+        "TOCSIN_AUTO_CREATE": "Yes",
+        "TOCSIN_ORIGINS": "https://App.example, http://localhost:3000",
+        "TOCSIN_FREE_BYTES_RESERVE": "0",
+        "TOCSIN_DRAIN_S": "2.5",
+        "TOCSIN_LOG_LEVEL": "DEBUG",
+        "TOCSIN_HEARTBEAT_S": "5",
+    }
+    assert set(texts) == {setting.variable for setting in SETTINGS}
+    config, warnings = load(texts)
+    assert config == Config(
+        host="::1",
+        port=0,
+        data_dir=Path("/tmp/t"),
+        token="0123456789abcdef",
+        auto_create=True,
+        origins=("https://app.example", "http://localhost:3000"),
+        free_bytes_reserve=0,
+        drain_s=2.5,
+        log_level="debug",
+        heartbeat_s=5,
+    )
+    assert warnings == []
+
+
+def test_a_flag_goes_before_the_environment() -> None:
+    config, _ = load({**HOME, "TOCSIN_PORT": "1"}, {"port": "2", "host": None})
+    assert config.port == 2
+    with pytest.raises(ConfigError, match=r"^--port is 'x'; it must be a whole number"):
+        load({**HOME, "TOCSIN_PORT": "1"}, {"port": "x"})
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("TOCSIN_HOST", ""),
+        ("TOCSIN_HOST", "a b"),
+        ("TOCSIN_HOST", "http://127.0.0.1"),
+        ("TOCSIN_PORT", ""),
+        ("TOCSIN_PORT", "-1"),
+        ("TOCSIN_PORT", "65536"),
+        ("TOCSIN_PORT", "80.0"),
+        ("TOCSIN_PORT", "٨٠"),
+        ("TOCSIN_PORT", "9" * 5000),
+        ("TOCSIN_DATA_DIR", ""),
+        ("TOCSIN_DATA_DIR", "~nobody-of-this-name/x"),
+        ("TOCSIN_STORAGE", "postgres://x"),
+        ("TOCSIN_STORAGE", "sqlite:/elsewhere"),
+        ("TOCSIN_METADATA", "http://127.0.0.1:9"),
+        ("TOCSIN_AUTO_CREATE", "maybe"),
+        ("TOCSIN_AUTO_CREATE", ""),
+        ("TOCSIN_ORIGINS", "*"),
+        ("TOCSIN_ORIGINS", "https://app.example/"),
+        ("TOCSIN_ORIGINS", "app.example"),
+        ("TOCSIN_ORIGINS", "https://a,"),
+        ("TOCSIN_FREE_BYTES_RESERVE", "1G"),
+        ("TOCSIN_FREE_BYTES_RESERVE", "-1"),
+        ("TOCSIN_DRAIN_S", "0"),
+        ("TOCSIN_DRAIN_S", "nan"),
+        ("TOCSIN_DRAIN_S", "inf"),
+        ("TOCSIN_DRAIN_S", "soon"),
+        ("TOCSIN_LOG_LEVEL", "loud"),
+        ("TOCSIN_HEARTBEAT_S", "0.5"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_it_may_be(variable: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load({**HOME, variable: text})
+    sentence = str(caught.value)
+    assert sentence.startswith(f"{variable} is ")
+    assert "; it must be " in sentence
+    assert sentence.count("\n") == 0
+    assert len(sentence) < 300
+
+
+@pytest.mark.parametrize("token", ["", "two words", "schlüssel-der-stadt", "x" * 5000, "a\n"])
+def test_a_wrong_token_is_refused_and_not_shown(token: str) -> None:
+    """An empty one too: an unset variable of a compose file must not open the broker."""
+    with pytest.raises(ConfigError) as caught:
+        load({**HOME, "TOCSIN_TOKEN": token})
+    assert not token or token not in str(caught.value)
+
+
+def test_redis_is_refused_with_what_this_build_has_and_without_its_password() -> None:
+    with pytest.raises(ConfigError, match="this build stores in SQLite only") as caught:
+        load({**HOME, "TOCSIN_STORAGE": "redis://user:hunter2@db:6379"})
+    assert "redis://" in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "broker.example"])
+def test_other_machines_are_let_in_only_with_a_token(host: str) -> None:
+    with pytest.raises(ConfigError, match="set TOCSIN_TOKEN"):
+        load({**HOME, "TOCSIN_HOST": host})
+    config, warnings = load({**HOME, "TOCSIN_HOST": host, "TOCSIN_TOKEN": "0123456789abcdef"})
+    assert config.host == host
+    assert any("TLS" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "[::1]", "localhost"])
+def test_this_machine_needs_no_token(host: str) -> None:
+    config, _ = load({**HOME, "TOCSIN_HOST": host})
+    assert config.is_loopback
+
+
+def test_an_unknown_variable_is_reported_with_its_neighbour() -> None:
+    _, (warning,) = load({**HOME, "TOCSIN_PROT": "1", "OTHER": "x", "TOCSIN_URL": "http://x"})
+    assert warning == "TOCSIN_PROT is no setting of Tocsin and changes nothing; " + (
+        "did you mean TOCSIN_PORT?"
+    )
+
+
+def test_a_short_token_is_doubted() -> None:
+    _, (warning,) = load({**HOME, "TOCSIN_TOKEN": "secret"})
+    assert "can be guessed" in warning
+    assert "secret" not in warning
+
+
+def test_the_data_folder_does_not_depend_on_where_it_is_started() -> None:
+    assert default_data_dir({}) == Path.home() / ".local/share/tocsin"
+    assert default_data_dir({"XDG_DATA_HOME": "relative"}) == Path.home() / ".local/share/tocsin"
+    config, _ = load({**HOME, "TOCSIN_DATA_DIR": "here"})
+    assert config.data_dir.is_absolute()
+
+
+def test_what_is_in_effect_is_told_without_the_token() -> None:
+    config, _ = load({**HOME, "TOCSIN_TOKEN": "0123456789abcdef"})
+    told = describe(config)
+    assert "0123456789abcdef" not in str(told)
+    assert told["token"] == "set"
+    assert told["frame_bytes_max"] == limits.FRAME_BYTES_MAX
+    assert told["files_max"]
