@@ -63,6 +63,16 @@ class Verdict:
         if len(examples) < EXAMPLES_MAX:
             examples.append(example)
 
+    def fields(self) -> dict[str, object]:
+        """As JSON likes it."""
+        return {
+            "ok": self.ok,
+            "drained": self.drained,
+            "counts": dict(self.counts),
+            "violations": dict(self.violations),
+            "examples": self.examples,
+        }
+
     def __str__(self) -> str:
         lines = [", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()))]
         if not self.drained:

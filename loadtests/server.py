@@ -157,10 +157,11 @@ class Server:
             ) from None
 
     def freeze(self) -> None:
-        """SIGSTOP: no instruction of it runs until `thaw`."""
+        """SIGSTOP; when this returns no thread of it runs, not even within the kernel."""
         os.kill(self.pid, signal.SIGSTOP)
-        while Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
-            time.sleep(0.001)
+        for task in Path(f"/proc/{self.pid}/task").iterdir():
+            while (task / "stat").read_text().rpartition(")")[2].split()[0] != "T":
+                time.sleep(0.0005)
 
     def thaw(self) -> None:
         """SIGCONT."""

@@ -1,0 +1,127 @@
+"""The clients of a soak run: three pipelining producers, and a group that WebSockets and pulls
+share about 70 to 30, around a broker that comes and goes."""
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+from typing import Final
+
+from loadtests.field import GROUP, GROUP_PLACE, QUEUE, ClientFailed, Field
+from loadtests.history import read_lines
+from loadtests.judge import Verdict, judge
+from loadtests.pullers import Puller
+from loadtests.rest import Rest
+from loadtests.survivors import SurvivingConsumer, SurvivingProducer, Survivor
+
+PRODUCERS: Final = 3
+CONSUMERS: Final = 2
+"""Each, like all pulls together, is given a third of the partitions."""
+PULLERS: Final = 4
+PARTITIONS: Final = 12
+LEASE_S: Final = 5
+QUEUE_SETTINGS: Final = {
+    "partitions": PARTITIONS,
+    "lease_s": LEASE_S,
+    "attempts_max": 0,  # a message that meets many kills must not become a dead letter
+    "backoff_s": 0.01,
+    "backoff_max_s": 0.1,
+}
+QUIET_S: Final = 3 * LEASE_S
+"""Nothing was delivered for so long, although consumers were there: nothing more will come."""
+REST_S: Final = 0.5
+"""When all is settled, so long for what should not come any more."""
+DRAIN_TIMEOUT_S: Final = 180.0
+
+
+class Crew:
+    """Runs the clients; the owner starts and kills the broker meanwhile."""
+
+    def __init__(self, field: Field, *, producers: int = PRODUCERS) -> None:
+        self.field = field
+        self.producers = [SurvivingProducer(field, number) for number in range(producers)]
+        self.consumers = [SurvivingConsumer(field, number) for number in range(CONSUMERS)]
+        self.pullers = [Puller(field) for _ in range(PULLERS)]
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def prepare(self) -> None:
+        """Create the queue and the group, so that P1 counts from the first message on (R11)."""
+        rest = Rest(self.field.url)
+        try:
+            await rest.call("PUT", f"/v1/queues/{QUEUE}", QUEUE_SETTINGS)
+            await rest.call("PUT", f"/v1/queues/{QUEUE}/groups/{GROUP}", {})
+        finally:
+            rest.close()
+
+    def start(self) -> None:
+        """Let everyone go."""
+        survivors: list[Survivor] = [*self.producers, *self.consumers]
+        for run in (*(one.run for one in survivors), *(one.run for one in self.pullers)):
+            self._tasks.append(asyncio.create_task(run()))
+
+    def check(self) -> None:
+        """Raise what a client found wrong."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and task.exception() is not None:
+                task.result()
+
+    async def wait(self, seconds: float) -> None:
+        """As asyncio.sleep, watching the clients."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, 0.1))
+            self.check()
+
+    async def flowing(self, messages: int, timeout_s: float = 60.0) -> None:
+        """Wait until so many more messages have been acknowledged. Raises ClientFailed."""
+        wanted = self.field.acknowledged + messages
+        deadline = time.monotonic() + timeout_s
+        while self.field.acknowledged < wanted:
+            await self.wait(0.01)
+            if time.monotonic() > deadline:
+                raise ClientFailed(f"no {messages} messages were stored within {timeout_s} s")
+
+    @property
+    def in_flight(self) -> int:
+        """Messages that the producers have on the way to the living broker."""
+        return sum(producer.in_flight for producer in self.producers)
+
+    async def drain(self) -> None:
+        """Producers finish, consumers go on until nothing is left, or nothing comes any more (what
+        is missing then, the judge calls lost). Raises ClientFailed: it does not end."""
+        self.field.producing = False
+        deadline = time.monotonic() + DRAIN_TIMEOUT_S
+        while sum(producer.unanswered for producer in self.producers):
+            await self._until(deadline, "the producers got no answers")
+        self.field.delivered_at = time.monotonic()
+        while self.field.missing and time.monotonic() - self.field.delivered_at < QUIET_S:
+            await self._until(deadline, "the consumers did not come to an end")
+        while time.monotonic() - self.field.delivered_at < REST_S:
+            await self._until(deadline, "more and more is delivered")
+
+    async def _until(self, deadline: float, what: str) -> None:
+        await self.wait(0.05)
+        if time.monotonic() > deadline:
+            raise ClientFailed(
+                f"{what}: {sum(producer.unanswered for producer in self.producers)} unanswered, "
+                f"{len(self.field.missing)} of {self.field.acknowledged} not settled"
+            )
+
+    async def leave(self) -> None:
+        """Everyone goes."""
+        self.field.stopping, self.field.producing = True, False
+        for client in (*self.producers, *self.consumers):
+            client.leave()
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError, ClientFailed):
+                await task
+        self._tasks.clear()
+        self.field.log.close()
+
+
+def judge_log(log: Path) -> Verdict:
+    """The verdict over the whole log of a drained run."""
+    with log.open("rb") as lines:
+        return judge(read_lines(lines), [GROUP_PLACE], drained=True)

@@ -1,0 +1,189 @@
+"""Power loss, simulated: what the disk has when the machine stops is all that there is.
+
+The broker's data lie on an ext4 of their own, on a loop device over an image file. What was not
+synced is in the page cache of that ext4 and not yet in the image. So: stop the broker (SIGSTOP),
+copy the image, let it go on; mount the copy, start the shipped broker on it, drain its group and
+judge what the clients had seen before the copy together with what the copy gives.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from loadtests.crew import Crew
+from loadtests.field import GROUP_PLACE, Field
+from loadtests.history import merge, read_lines
+from loadtests.judge import Verdict, judge
+from loadtests.server import SERVE, Server
+
+IMAGE_BYTES: Final = 1 << 30
+"""Sparse. Above the free-space reserve of the broker, with room to spare."""
+LIFE_S: Final = (0.05, 1.2)
+LOSSES_PER_LIFE: Final = 4
+FLOWING_MESSAGES: Final = 200
+MOUNT_OPTIONS: Final = "loop,commit=300"
+"""ext4 writes nothing back by itself for five minutes: what is there was synced."""
+
+
+def why_not() -> str | None:
+    """Why power losses cannot be simulated here; None where they can."""
+    if os.geteuid() != 0:
+        return "power losses mount loop devices, which only root may; this is not root"
+    for tool in ("mkfs.ext4", "mount", "umount", "cp"):
+        if shutil.which(tool) is None:
+            return f"power losses need {tool} (Debian: e2fsprogs, mount)"
+    if not Path("/dev/loop-control").exists():
+        return "power losses need loop devices; there is no /dev/loop-control here"
+    with tempfile.TemporaryDirectory(prefix="tocsin-probe-") as name:
+        folder = Path(name)
+        try:
+            with _mounted(_new_image(folder / "probe.img", 16 << 20), folder / "probe"):
+                pass
+        except subprocess.CalledProcessError as error:
+            return f"power losses need loop mounts: {error.stderr.decode().strip()}"
+    return None
+
+
+@dataclass
+class PowerLossReport:
+    """What a run of power losses did and found."""
+
+    seed: int
+    losses: int = 0
+    losses_with_commit_under_way: int = 0
+    acknowledged: int = 0
+    """Messages whose receipt came before their copy was made, over all copies."""
+    violated: int = 0
+    """Copies with any violation."""
+    verdict: Verdict | None = None
+    """Of the first copy with a violation; of the last one where there is none."""
+
+    def fields(self) -> dict[str, object]:
+        """As JSON likes it."""
+        return vars(self) | {"verdict": self.verdict and self.verdict.fields()}
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def _new_image(path: Path, size: int) -> Path:
+    with path.open("wb") as file:
+        file.truncate(size)
+    _run("mkfs.ext4", "-q", "-F", str(path))
+    return path
+
+
+@contextlib.contextmanager
+def _mounted(image: Path, place: Path) -> Iterator[Path]:
+    place.mkdir()
+    _run("mount", "-o", MOUNT_OPTIONS, str(image), str(place))
+    try:
+        yield place
+    finally:
+        _run("umount", str(place))
+        place.rmdir()
+
+
+async def power_losses(
+    *,
+    seed: int,
+    losses: int,
+    command: Sequence[str] = SERVE,
+    progress: Callable[[str], None],
+) -> PowerLossReport:
+    """Take the power away `losses` times. `command` is the broker that suffers it (negative
+    controls); the one that starts on the copy is always the shipped one."""
+    report = PowerLossReport(seed)
+    chance = Random(seed)
+    with tempfile.TemporaryDirectory(prefix="tocsin-power-") as name:
+        folder = Path(name)
+        for life in itertools.count(1):
+            wanted = min(LOSSES_PER_LIFE, losses - report.losses)
+            if not wanted:
+                break
+            image = _new_image(folder / f"life{life}.img", IMAGE_BYTES)
+            with _mounted(image, folder / f"life{life}") as place:
+                server = Server(place / "data", command=command, level="warning")
+                server.log_path = image.with_suffix(".log")
+                await _life(server, image, wanted, chance, report)
+            image.unlink()
+            progress(
+                f"{report.losses} of {losses} power losses "
+                f"({report.losses_with_commit_under_way} with a commit under way), "
+                f"{report.acknowledged:,} receipts checked, {report.violated} violated"
+            )
+    return report
+
+
+async def _life(
+    server: Server, image: Path, losses: int, chance: Random, report: PowerLossReport
+) -> None:
+    """One broker, whose disk is copied at random instants while it works."""
+    log = image.with_suffix(".jsonl")
+    field = Field(server.url, log, Random(chance.random()))
+    crew = Crew(field)
+    try:
+        field.server = 1
+        server.spawn()
+        await asyncio.to_thread(server.wait_ready)
+        await crew.prepare()
+        crew.start()
+        for number in range(losses):
+            await crew.flowing(FLOWING_MESSAGES)
+            await crew.wait(chance.uniform(*LIFE_S))
+            copy = image.with_suffix(f".copy{number}")
+            server.freeze()
+            seen, acknowledged = field.log.size(), field.acknowledged
+            missing = set(field.missing)
+            report.losses_with_commit_under_way += crew.in_flight > 0
+            _run("cp", "--sparse=always", str(image), str(copy))
+            server.thaw()
+            verdict = await _judge_copy(copy, log, seen, missing)
+            copy.unlink()
+            report.losses += 1
+            report.acknowledged += acknowledged
+            if report.verdict is None or report.verdict.ok:
+                report.verdict = verdict
+            report.violated += not verdict.ok
+    finally:
+        await crew.leave()
+        server.kill()
+    log.unlink()
+
+
+async def _judge_copy(copy: Path, log: Path, seen: int, missing: set[int]) -> Verdict:
+    """Start the shipped broker on the copy, let consumers drain the group, judge. `seen`: bytes of
+    the log before the copy; `missing`: what was acknowledged and not settled by then."""
+    after = copy.with_suffix(copy.suffix + ".jsonl")
+    with _mounted(copy, copy.with_suffix(copy.suffix + ".mnt")) as place:
+        server = Server(place / "data", level="warning")
+        server.log_path = copy.with_suffix(copy.suffix + ".log")
+        field = Field(server.url, after, Random(1))
+        field.server = 2
+        field.sockets = itertools.count(1_000_000)
+        crew = Crew(field, producers=0)
+        try:
+            server.spawn()
+            await asyncio.to_thread(server.wait_ready)
+            field.missing = missing
+            crew.start()
+            await crew.drain()
+        finally:
+            await crew.leave()
+            server.kill()
+    with log.open("rb") as before:
+        first = read_lines(before.read(seen).splitlines(keepends=True))
+    with after.open("rb") as rest:
+        verdict = judge(merge([first, read_lines(rest)]), [GROUP_PLACE], drained=True)
+    after.unlink()
+    return verdict

@@ -1,0 +1,102 @@
+"""Consumers over plain HTTP that outlive the broker: pull, ack, nack, and log every answer."""
+
+import asyncio
+from typing import Final
+
+import msgspec
+
+from loadtests.field import GROUP, QUEUE, Field, identity
+from loadtests.rest import Rest
+from loadtests.survivors import NACK_CHANCE, RECONNECT_S
+
+PULL_MESSAGES_MAX: Final = 50
+PULL_WAIT_S: Final = 1.0
+_PATH: Final = f"/v1/queues/{QUEUE}/groups/{GROUP}"
+_ENCODE: Final = msgspec.json.Encoder().encode
+
+
+class _Pulled(msgspec.Struct, gc=False):
+    receipt: str
+    key: str
+    body: msgspec.Raw
+
+
+class _PullAnswer(msgspec.Struct, gc=False):
+    messages: list[_Pulled]
+
+
+class _Settled(msgspec.Struct, gc=False):
+    settled: int
+    stale: list[str] = []
+
+
+_PULL: Final = msgspec.json.Decoder(_PullAnswer)
+_SETTLED: Final = msgspec.json.Decoder(_Settled)
+_PULL_BODY: Final = _ENCODE({"messages_max": PULL_MESSAGES_MAX, "wait_s": PULL_WAIT_S})
+
+
+class Puller:
+    """One of the clients whose pulls form the group's virtual consumer (R24)."""
+
+    def __init__(self, field: Field) -> None:
+        self._field = field
+        self._rest = Rest(field.url)
+        self._socket = next(field.sockets)
+
+    async def run(self) -> None:
+        """Until the field stops. Raises ClientFailed."""
+        try:
+            while not self._field.stopping:
+                try:
+                    await self._pull()
+                except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
+                    await asyncio.sleep(RECONNECT_S * (0.5 + self._field.random.random()))
+        finally:
+            self._rest.close()
+
+    async def _call(self, call: str, body: bytes) -> bytes | None:
+        """The answer; None where the broker said no."""
+        server = self._field.server
+        self._field.log.pull(server, self._socket, b"out", call, body)
+        status, answer = await self._rest.request("POST", f"{_PATH}/{call}", body)
+        self._field.log.pull(server, self._socket, b"in", call, answer, status=status)
+        if status == 200:
+            return answer
+        await asyncio.sleep(RECONNECT_S)
+        return None
+
+    async def _pull(self) -> None:
+        answer = await self._call("pull", _PULL_BODY)
+        if answer is None:
+            return
+        messages = _PULL.decode(answer).messages
+        self._field.was_given("pull", len(messages))
+        random = self._field.random
+        lines: dict[str, list[_Pulled]] = {}
+        for one in messages:
+            lines.setdefault(one.key, []).append(one)
+        done: list[_Pulled] = []
+        returned: list[_Pulled] = []
+        for line in lines.values():
+            for one in line:
+                if random.random() < NACK_CHANCE:
+                    returned.append(one)  # what comes after it returns with it
+                    break
+                done.append(one)
+        random.shuffle(done)
+        middle = random.randint(0, len(done))
+        for part in (done[:middle], done[middle:]):
+            if part:
+                await self._ack(part)
+        if returned:
+            receipts = [one.receipt for one in returned]
+            await self._call("nack", _ENCODE({"receipts": receipts, "delay_s": 0.01}))
+
+    async def _ack(self, part: list[_Pulled]) -> None:
+        answer = await self._call("ack", _ENCODE({"receipts": [one.receipt for one in part]}))
+        if answer is None:
+            return
+        stale = set(_SETTLED.decode(answer).stale)
+        for one in part:
+            if one.receipt not in stale:
+                self._field.settled(identity(bytes(one.body)))

@@ -1,0 +1,353 @@
+"""Producers and WebSocket consumers that outlive the broker, and log every frame they see.
+
+A producer numbers its messages and sends what is unanswered again, in order and under the same
+sequences, after every reconnect. A consumer runs the messages of a key one after another, acks
+confirmed and in random order across keys, and nacks one in a hundred.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import Final
+
+import msgspec
+
+from loadtests import wire
+from loadtests.field import GROUP, QUEUE, ClientFailed, Field, identity, message
+
+WINDOW: Final = 1500
+"""Unanswered messages of a producer; the protocol allows 10,000."""
+FRAME_MESSAGES_MAX: Final = 60
+AGAIN_DELAY_S: Final = 0.02
+RECONNECT_S: Final = 0.05
+CREDIT: Final = 400
+WORK_PERIOD_S: Final = 0.003
+NACK_CHANCE: Final = 0.01
+LEAVE_CHANCE: Final = 0.0005
+"""Per turn of work: the consumer's socket breaks without a word."""
+_ENCODE: Final = msgspec.json.Encoder().encode
+
+
+class _Error(msgspec.Struct, gc=False):
+    code: str = ""
+    detail: str = ""
+    retry: bool = False
+
+
+class _Result(msgspec.Struct, gc=False):
+    partition: int = -1
+    offset: int = -1
+    error: _Error | None = None
+
+
+class _Message(msgspec.Struct, gc=False):
+    key: str = ""
+    body: msgspec.Raw = msgspec.Raw()
+
+
+class _Received(msgspec.Struct, gc=False):
+    """A frame of the broker as far as survivors care."""
+
+    type: str
+    ref: int | None = None
+    code: str = ""
+    detail: str = ""
+    retry: bool = False
+    results: list[_Result] = []
+    subscription: int = 0
+    partition: int = 0
+    epoch: int = 0
+    push: int = 0
+    offset: int = 0
+    messages: list[_Message] = []
+    deliveries: list[list[int]] = []
+    stale: list[list[int]] = []
+    not_delivered: list[list[int]] = []
+
+
+_ONE: Final = msgspec.json.Decoder(_Received)
+
+
+class Survivor(ABC):
+    """A client that connects again for as long as the run lasts."""
+
+    def __init__(self, field: Field, name: str) -> None:
+        self.field = field
+        self.name = name
+        self.socket = 0
+        self.wire: wire.Wire | None = None
+        self._server = 0
+        self._ref = 0
+        self.failure: Exception | None = None
+
+    async def run(self) -> None:
+        """Until the field stops. Raises ClientFailed."""
+        while not self.field.stopping:
+            closed = asyncio.Event()
+            try:
+                self._server, self.socket = self.field.server, next(self.field.sockets)
+                self.wire = await wire.connect(
+                    self.field.url, self._message, self._turn, closed.set
+                )
+                self._connected()
+                await closed.wait()
+            except (OSError, TimeoutError):
+                pass
+            self.wire = None
+            self._lost()
+            if self.failure is not None:
+                raise self.failure
+            await asyncio.sleep(RECONNECT_S * (0.5 + self.field.random.random()))
+
+    def leave(self) -> None:
+        """The end of the run: close the socket."""
+        if self.wire is not None:
+            self.wire.close()
+
+    def send(self, frame: bytes) -> None:
+        """Log it and send it."""
+        if self.wire is not None and not self.wire.closed:
+            self.field.log.ws(self._server, self.socket, b"out", frame)
+            self.wire.send(frame)
+
+    def ask(self, **fields: object) -> int:
+        """Send a frame with a ref; returns the ref."""
+        self._ref += 1
+        self.send(_ENCODE({**fields, "ref": self._ref}))
+        return self._ref
+
+    def _message(self, data: bytes) -> None:
+        self.field.log.ws(self._server, self.socket, b"in", data)
+        try:
+            for frame in wire.split(data):
+                self._received(_ONE.decode(frame))
+        except (ClientFailed, msgspec.DecodeError) as error:
+            self.failure = ClientFailed(f"{self.name}: {error}")
+            assert self.wire is not None
+            self.wire.abort()
+
+    @abstractmethod
+    def _connected(self) -> None:
+        """The socket is open: say hello."""
+
+    @abstractmethod
+    def _received(self, frame: _Received) -> None:
+        """A frame came. Raises ClientFailed for one that never should."""
+
+    @abstractmethod
+    def _turn(self) -> None:
+        """All frames of one read have come."""
+
+    @abstractmethod
+    def _lost(self) -> None:
+        """The socket is gone, and what was on its way with it."""
+
+
+class SurvivingProducer(Survivor):
+    """Publishes, pipelined, until the field no longer produces and everything is answered."""
+
+    def __init__(self, field: Field, number: int) -> None:
+        super().__init__(field, f"producer-{number}")
+        self._number = number
+        self._next = 0
+        self._unanswered: dict[int, bytes] = {}
+        self._in_flight: dict[int, range] = {}
+        self._again = False
+        self._welcome = False
+
+    @property
+    def in_flight(self) -> int:
+        """Messages on their way on the living socket, unanswered."""
+        return sum(len(sequences) for sequences in self._in_flight.values())
+
+    @property
+    def unanswered(self) -> int:
+        """Messages without a final answer."""
+        return len(self._unanswered)
+
+    def _connected(self) -> None:
+        self.send(_ENCODE({"type": "hello", "producer": self.name, "client": self.name}))
+
+    def _lost(self) -> None:
+        self._in_flight.clear()
+        self._again = self._welcome = False
+
+    def _received(self, frame: _Received) -> None:
+        if frame.type == "welcome":
+            self._welcome = True
+            self._send_again()
+        elif frame.type == "ok" and frame.ref in self._in_flight:
+            sequences = self._in_flight.pop(frame.ref)
+            if len(frame.results) != len(sequences):
+                raise ClientFailed(f"{len(sequences)} messages, {len(frame.results)} results")
+            for sequence, result in zip(sequences, frame.results, strict=True):
+                self._answered(sequence, result.error)
+        elif frame.type == "error":
+            error = _Error(frame.code, frame.detail, frame.retry)
+            for sequence in self._in_flight.pop(frame.ref or 0, ()):
+                self._answered(sequence, error)
+
+    def _answered(self, sequence: int, error: _Error | None) -> None:
+        if error is None:
+            if self._unanswered.pop(sequence, None) is not None:
+                self.field.stored(self._number << 40 | sequence)
+        elif error.retry:
+            self._again = True
+        else:
+            raise ClientFailed(f"#{sequence} was refused: {error.code}: {error.detail}")
+
+    def _turn(self) -> None:
+        if not self._welcome:
+            return
+        if not self._again:
+            self._fill()
+        elif not self._in_flight:
+            self._again = False
+            asyncio.get_running_loop().call_later(AGAIN_DELAY_S, self._send_again)
+
+    def _send_again(self) -> None:
+        if not self._welcome or self._in_flight:
+            return
+        run: list[int] = []
+        for sequence in list(self._unanswered):
+            if run and (sequence != run[-1] + 1 or len(run) == FRAME_MESSAGES_MAX):
+                self._publish(run)
+                run = []
+            run.append(sequence)
+        if run:
+            self._publish(run)
+        self._fill()
+
+    def _fill(self) -> None:
+        random = self.field.random
+        while self.field.producing and self._next - self._resolved() < WINDOW:
+            count = random.randint(1, FRAME_MESSAGES_MAX)
+            sequences = list(range(self._next, self._next + count))
+            for sequence in sequences:
+                self._unanswered[sequence] = message(self._number, sequence, random)
+            self._next += count
+            self._publish(sequences)
+
+    def _resolved(self) -> int:
+        return next(iter(self._unanswered), self._next)  # they stand in order
+
+    def _publish(self, sequences: list[int]) -> None:
+        self._ref += 1
+        self._in_flight[self._ref] = range(sequences[0], sequences[-1] + 1)
+        messages = b",".join([self._unanswered[sequence] for sequence in sequences])
+        self.send(
+            b'{"type":"publish","ref":%d,"queue":"%b","sequence":%d,"resolved":%d,"messages":[%b]}'
+            % (self._ref, QUEUE.encode(), sequences[0], self._resolved(), messages)
+        )
+
+
+Place = tuple[int, int, int, int]
+"""(partition, epoch, push, offset): one delivery."""
+
+
+class SurvivingConsumer(Survivor):
+    """A member of the group over WebSocket."""
+
+    def __init__(self, field: Field, number: int) -> None:
+        super().__init__(field, f"consumer-{number}")
+        self._lines: dict[str, deque[Place]] = {}
+        self._open: dict[Place, int] = {}
+        """Deliveries that are neither settled nor given up → identity."""
+        self._acks: dict[int, dict[Place, int]] = {}
+        self._granted = CREDIT
+        self._freed = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def _connected(self) -> None:
+        self._granted, self._freed = CREDIT, 0
+        self.send(_ENCODE({"type": "hello", "client": self.name}))
+        self.ask(type="subscribe", subscription=1, queue=QUEUE, group=GROUP, credit=CREDIT)
+
+    def _lost(self) -> None:
+        self._lines.clear()
+        self._open.clear()
+        self._acks.clear()
+
+    def _received(self, frame: _Received) -> None:
+        if frame.type == "push":
+            self.field.was_given("ws", len(frame.messages))
+            for offset, one in enumerate(frame.messages, frame.offset):
+                place = (frame.partition, frame.epoch, frame.push, offset)
+                self._open[place] = identity(bytes(one.body))
+                self._lines.setdefault(one.key, deque()).append(place)
+        elif frame.type == "revoked":
+            for place in places(frame.deliveries):
+                self._drop(place)
+        elif frame.type == "ok" and frame.ref in self._acks:
+            stale = {*places(frame.stale), *places(frame.not_delivered)}
+            for place, number in self._acks.pop(frame.ref).items():
+                if place not in stale:
+                    self.field.settled(number)
+        elif frame.type == "error" and not frame.retry:
+            raise ClientFailed(f"{frame.code}: {frame.detail}")
+
+    def _drop(self, place: Place) -> None:
+        if self._open.pop(place, None) is not None:
+            self._freed += 1
+
+    def _turn(self) -> None:
+        if self._timer is None and self._lines:
+            self._timer = asyncio.get_running_loop().call_later(WORK_PERIOD_S, self._work)
+
+    def _work(self) -> None:
+        """Finish the first message of about half of the keys."""
+        self._timer = None
+        random = self.field.random
+        if self.wire is None or self.wire.closed:
+            return
+        if random.random() < LEAVE_CHANCE:
+            self.wire.abort()
+            return
+        done: dict[Place, int] = {}
+        returned: list[Place] = []
+        for key, line in list(self._lines.items()):
+            while line and line[0] not in self._open:
+                line.popleft()  # revoked meanwhile
+            if not line:
+                del self._lines[key]
+            elif random.random() < NACK_CHANCE:
+                returned.append(line[0])
+                for place in self._lines.pop(key):  # what comes after it returns with it
+                    self._drop(place)
+            elif random.random() < 0.5:
+                place = line.popleft()
+                done[place] = self._open.pop(place)
+                self._freed += 1
+        if done:
+            ref = self.ask(type="ack", subscription=1, deliveries=delivery_list(list(done)))
+            self._acks[ref] = done
+        if returned:
+            deliveries = delivery_list(returned)
+            self.ask(type="nack", subscription=1, deliveries=deliveries, delay_s=0.01)
+        if self._freed > CREDIT // 8:
+            self._granted += self._freed
+            self._freed = 0
+            self.send(b'{"type":"credit","subscription":1,"granted":%d}' % self._granted)
+        self._turn()
+
+
+def places(deliveries: list[list[int]]) -> list[Place]:
+    """The deliveries that a delivery list names."""
+    return [
+        (partition, epoch, push, offset)
+        for partition, epoch, push, *ranges in deliveries
+        for first, last in zip(ranges[::2], ranges[1::2], strict=True)
+        for offset in range(first, last + 1)
+    ]
+
+
+def delivery_list(named: list[Place]) -> list[list[int]]:
+    """The delivery list that names these."""
+    lists: dict[tuple[int, int, int], list[int]] = {}
+    for partition, epoch, push, offset in sorted(named):
+        ranges = lists.setdefault((partition, epoch, push), [])
+        if ranges and ranges[-1] == offset - 1:
+            ranges[-1] = offset
+        else:
+            ranges += [offset, offset]
+    return [[*place, *ranges] for place, ranges in lists.items()]
