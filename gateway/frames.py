@@ -121,7 +121,7 @@ class Ack(_ClientFrame, tag="ack"):
 
 
 class Nack(_ClientFrame, tag="nack"):
-    """Return. After `delay_s`, or the queue's backoff, it comes again; later ones of the key wait."""
+    """Return. It comes again after `delay_s`, or the queue's backoff; its key waits for it."""
 
     subscription: Subscription
     deliveries: Deliveries
@@ -265,6 +265,13 @@ def reader_head(
         f'"next":{next_offset},"id_prefix":"{id_prefix}",'
         f'"published_unix_ms":{published_unix_ms},"messages":['
     ).encode()
+
+
+def reader_positions(subscription: int, places: dict[str, list[int]]) -> bytes:
+    """A filtered reader's push without messages: how far it has come, as in `Position`."""
+    return _ENCODE(
+        {"type": "push", "subscription": subscription, "positions": places, "messages": []}
+    )
 
 
 def push_frame(head: bytes, messages: bytes) -> bytes:

@@ -33,6 +33,11 @@ class PendingWrite:
         return bool(self._settled or self._retries or self._aside or self._parked)
 
     @property
+    def under_way(self) -> bool:
+        """Whether a write was taken and is not known to be durable yet."""
+        return self._taken is not None
+
+    @property
     def recording_count(self) -> int:
         """Redeliveries that wait for their attempt to be recorded."""
         return len(self._record) + (len(self._taken[1]) if self._taken else 0)

@@ -359,6 +359,14 @@ class Delivery:
         self.waiting.await_retry(line, offset, due, now)
         return [(later_push.number, later) for later_push, later in revoked]
 
+    def give_back(self, number: int, offset: int, *, now: float) -> list[Taken]:
+        """Its consumer never saw it: it returns without having counted. Returns what returns with
+        it; nothing happens when it is not in flight in push `number`."""
+        push = self.leases.pushes.get(number)
+        if push is None or not push.within(offset, offset) & push.open:
+            return []
+        return self._return(push, offset, now, now)
+
     def start(self, number: int, first: int, last: int) -> None:
         """The handlers of these have begun: their next return counts as an attempt (R19)."""
         push = self.leases.pushes.get(number)

@@ -1,0 +1,328 @@
+"""The composition: the only place that knows every part, and the calls that need several."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+from storage.sqlite import SqliteStorage
+
+from gateway.config import Config
+from gateway.dead_letters import DeadLetters
+from gateway.deadlines import Deadlines
+from gateway.flusher import Flusher
+from gateway.groups import Groups
+from gateway.janitor import Janitor
+from gateway.ports import GroupStart, SeekTo
+from gateway.publisher import Publisher
+from gateway.pulls import Pulls
+from gateway.readers import Readers
+from gateway.receipts import Receipts
+from gateway.slot import Context
+from gateway.spans import SpanLog
+from gateway.tail import Tail
+from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings, check_name
+from metadata.client import Metadata
+from metadata.inprocess import InProcessMetadata
+from push import limits
+from push.errors import Refused, TocsinError
+from push.ports import Partition, Start, Storage
+
+DEAD_LETTERS_SUFFIX = ".dead-letters"
+
+
+class Broker:
+    """See the module. `on_fatal` is called when the storage can no longer be trusted (R31): the
+    process must end and start again from the file."""
+
+    def __init__(self, config: Config, metadata: Metadata, storage: Storage) -> None:
+        self.config = config
+        self.metadata = metadata
+        self.storage = storage
+        self.draining = False
+        self.started_unix_ms = int(time.time() * 1000)
+        self.tail = Tail(storage)
+        self.spans = SpanLog()
+        self.flusher = Flusher(storage)
+        self.deadlines = Deadlines()
+        self.publisher = Publisher(storage, self.tail)
+        self.dead_letters = DeadLetters(self.publisher, self._dead_letter_queue)
+        context = Context(
+            storage, self.tail, self.flusher, self.spans, self.deadlines, self.dead_letters.move
+        )
+        self.groups = Groups(context, metadata)
+        self.readers = Readers(storage, self.tail)
+        self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")))
+        self.janitor = Janitor(storage, metadata)
+        self.drain_sessions: Callable[[], Awaitable[None]] | None = None
+        """Sends the sessions elsewhere; set by whoever has sessions."""
+
+    @classmethod
+    async def open(cls, config: Config, *, on_fatal: Callable[[str], None]) -> "Broker":
+        """A started broker over the stores of `config.data_dir`.
+
+        Raises:
+            TocsinError: a store cannot be opened; the text says what to do.
+        """
+        data_dir = config.data_dir
+        await asyncio.to_thread(data_dir.mkdir, 0o700, parents=True, exist_ok=True)
+        metadata = await InProcessMetadata.open(data_dir)
+        try:
+            storage = await SqliteStorage.open(
+                data_dir / "store.sqlite",
+                free_bytes_reserve=config.free_bytes_reserve,
+                on_fatal=on_fatal,
+            )
+        except BaseException:
+            await metadata.close()
+            raise
+        broker = cls(config, metadata, storage)
+        await broker.start()
+        return broker
+
+    # --- Life ----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Finish what a crash interrupted, then work."""
+        self.storage.on_certified(self._certified)
+        self.metadata.on_queue_changed(self._changed)
+        for queue_id, group_id in self.metadata.dropped():
+            if group_id is None:
+                await self.storage.drop_queue(queue_id)
+            else:
+                await self.storage.drop_group(group_id, queue_id)
+            await self.metadata.forget(queue_id, group_id)
+        self.janitor.start()
+
+    def _certified(self, partition: Partition, end: int) -> None:
+        self.janitor.touched(partition)
+        if not self.publisher.is_appending(partition):  # else the append's answer wakes
+            self.tail.certified(partition, end)
+
+    def _changed(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
+        self.groups.changed(queue, group, deleted=deleted)
+        if deleted and group is None:
+            self.readers.queue_deleted(queue.queue_id)
+            self.publisher.forget_queue(queue.queue_id)
+            for number in queue.members:
+                self.tail.forget(Partition(queue.queue_id, number))
+
+    async def drain(self) -> None:
+        """Tell every session when to come back, answer waiting pulls, let deliveries settle."""
+        self.draining = True
+        self.pulls.drain()
+        if self.drain_sessions is not None:
+            await self.drain_sessions()
+
+    async def stop(self) -> None:
+        """Answer every publish, write every cursor, close the stores."""
+        self.draining = True
+        self.pulls.close()
+        await self.janitor.stop()
+        await self.publisher.drain()
+        await self.groups.close()
+        await self.flusher.drain()
+        self.deadlines.close()
+        await self.storage.close()
+        await self.metadata.close()
+
+    async def ready(self) -> list[str]:
+        """What is not ready, one sentence each; empty: ready."""
+        reasons: list[str] = []
+        if self.draining:
+            reasons.append("draining: this gateway is going down")
+        state = await self.storage.state()
+        if not (state.writable and state.publishable):
+            reasons += state.reasons or ("the storage does not take writes",)
+        is_ready, why = await self.metadata.state()
+        if not is_ready:
+            reasons.append(why)
+        return reasons
+
+    # --- Queues --------------------------------------------------------------------------------
+
+    def find_queue(self, principal: Principal, name: str) -> Queue:
+        """Raises Refused(queue_not_found)."""
+        return self.metadata.find_queue(principal, name)
+
+    async def queue_for_publish(self, principal: Principal, name: str) -> Queue:
+        """Finds it, or creates it where auto_create is on."""
+        try:
+            return self.metadata.find_queue(principal, name)
+        except Refused:
+            if not self.config.auto_create:
+                raise
+        queue, _ = await self.create_queue(principal, name, QueueSettings())
+        return queue
+
+    async def create_queue(
+        self, principal: Principal, name: str, settings: QueueSettings
+    ) -> tuple[Queue, bool]:
+        """Create it (True) or change its settings (False)."""
+        if settings.dead_letter_queue is not None:
+            check_name(settings.dead_letter_queue, "dead_letter_queue")
+            if settings.dead_letter_queue == name:
+                raise Refused("invalid_request", "a queue cannot be its own dead-letter queue")
+        queue, created = await self.metadata.put_queue(principal, name, settings)
+        await self.storage.create_queue(queue.queue_id, settings.partitions)
+        return queue, created
+
+    async def delete_queue(self, principal: Principal, name: str) -> Queue:
+        """Delete it with its messages and groups. Out of the catalog first: what a crash leaves in
+        the storage is dropped at the next start."""
+        queue = await self.metadata.delete_queue(principal, name)
+        await self.storage.drop_queue(queue.queue_id)
+        await self.metadata.forget(queue.queue_id, None)
+        return queue
+
+    async def _dead_letter_queue(self, queue: Queue) -> Queue:
+        """The queue for dead letters of a queue, made when it is missing."""
+        principal = Principal(queue.holder, queue.tenant)
+        name = queue.settings.dead_letter_queue
+        if name is None:
+            room = limits.NAME_BYTES_MAX - len(DEAD_LETTERS_SUFFIX)
+            name = queue.name[:room] + DEAD_LETTERS_SUFFIX
+        try:
+            return self.metadata.find_queue(principal, name)
+        except Refused:
+            settings = QueueSettings(
+                partitions=1,
+                on_exhausted="park",
+                message_bytes_max=limits.MESSAGE_BYTES_MAX_MAX,
+            )
+            made, _ = await self.create_queue(principal, name, settings)
+            return made
+
+    # --- Groups --------------------------------------------------------------------------------
+
+    async def put_group(
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        settings: GroupSettings,
+        start: GroupStart | None,
+    ) -> tuple[Group, bool]:
+        """Create it, durably with all its cursors (R11), or change its settings."""
+        starts = await self._starts(queue, settings.start if start is None else start)
+        group, created = await self.metadata.put_group(principal, queue, name, settings)
+        await self.storage.create_group(group.group_id, queue.queue_id, starts)
+        return group, created
+
+    async def _starts(self, queue: Queue, start: GroupStart) -> Sequence[Start]:
+        if isinstance(start, int):
+            return [
+                await self.storage.offset_at(Partition(queue.queue_id, number), start)
+                for number in queue.members
+            ]
+        return [start] * len(queue.members)
+
+    async def delete_group(self, principal: Principal, queue: Queue, name: str) -> None:
+        """Delete it with its cursors."""
+        group = await self.metadata.delete_group(principal, queue, name)
+        await self.storage.drop_group(group.group_id, queue.queue_id)
+        await self.metadata.forget(queue.queue_id, group.group_id)
+
+    async def seek_group(self, principal: Principal, queue: Queue, name: str, to: SeekTo) -> None:
+        """Set its cursors anew; deliveries of before no longer count."""
+        group = self.metadata.find_group(principal, queue, name)
+        if isinstance(to, tuple):
+            kind, value = to
+            starts = (
+                await self._starts(queue, value)
+                if kind == "unix_ms"
+                else [value] * len(queue.members)
+            )
+        else:
+            starts = await self._starts(queue, to)
+        await self.storage.seek(group.group_id, queue.queue_id, starts)
+        runtime = self.groups.runtimes.get(group.group_id)
+        if runtime is not None:
+            runtime.fence()
+
+    # --- Looking -------------------------------------------------------------------------------
+
+    async def describe_queue(self, principal: Principal, name: str) -> dict[str, object]:
+        """Settings, holder, created, partitions, depth, each group's lag."""
+        queue = self.metadata.find_queue(principal, name)
+        states = await self.storage.partitions(queue.queue_id)
+        groups = []
+        for group in self.metadata.list_groups(principal, queue):
+            lag, waiting = await self._lag(queue, group, {s.partition: s.certified for s in states})
+            groups.append({"name": group.name, "lag": lag, **waiting})
+        return {
+            "name": queue.name,
+            "queue_id": queue.queue_id,
+            "holder": queue.holder,
+            "created_unix_ms": queue.created_unix_ms,
+            "settings": msgspec.to_builtins(queue.settings),
+            "partitions": [
+                {
+                    "partition": s.partition.number,
+                    "start": s.start,
+                    "end": s.end,
+                    "certified": s.certified,
+                    "generation": s.generation,
+                    "messages": s.messages,
+                    "bytes": s.bytes,
+                }
+                for s in states
+            ],
+            "depth": sum(s.messages for s in states),
+            "bytes": sum(s.bytes for s in states),
+            "groups": groups,
+        }
+
+    async def _lag(
+        self, queue: Queue, group: Group, ends: dict[Partition, int]
+    ) -> tuple[int, dict[str, object]]:
+        """Messages that the group has not settled, and what it holds aside."""
+        lag = aside = parked = 0
+        for cursor in await self.storage.cursors(queue.queue_id, group.group_id):
+            end = ends.get(cursor.place.partition, cursor.floor)
+            lag += max(0, end - cursor.floor - cursor.settled_above) + cursor.aside
+            aside += cursor.aside
+            parked += cursor.parked
+        runtime = self.groups.runtimes.get(group.group_id)
+        consumers = len(runtime.members) if runtime is not None else 0
+        return lag, {"consumers": consumers, "aside": aside, "keys_parked": parked}
+
+    async def describe_group(
+        self, principal: Principal, queue: Queue, name: str
+    ) -> dict[str, object]:
+        """Settings, lag, owners, and what each partition waits for."""
+        group = self.metadata.find_group(principal, queue, name)
+        states = await self.storage.partitions(queue.queue_id)
+        lag, waiting = await self._lag(queue, group, {s.partition: s.certified for s in states})
+        runtime = self.groups.runtimes.get(group.group_id)
+        owners: dict[str, object] = (
+            runtime.describe() if runtime is not None else {"members": [], "partitions": []}
+        )
+        return {
+            "name": group.name,
+            "group_id": group.group_id,
+            "queue": queue.name,
+            "created_unix_ms": group.created_unix_ms,
+            "settings": msgspec.to_builtins(group.settings),
+            "lag": lag,
+            **waiting,
+            **owners,
+        }
+
+    async def describe(self) -> dict[str, object]:
+        """The whole broker, for `tocsin admin status`."""
+        try:
+            not_ready = await self.ready()
+        except TocsinError as error:
+            not_ready = [str(error)]
+        return {
+            "started_unix_ms": self.started_unix_ms,
+            "not_ready": not_ready,
+            "incarnation": await self.storage.incarnation(),
+            "messages_published": self.publisher.messages_total,
+            "commits": self.publisher.commits_total,
+            "messages_pending": self.publisher.pending_messages,
+            "pulls_waiting": self.pulls.waiting,
+            "groups_running": len(self.groups.runtimes),
+            "dead_letters_moved": self.dead_letters.moved_total,
+        }

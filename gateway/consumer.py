@@ -1,0 +1,244 @@
+"""A session's place in a group: credit, the slots it owns, and what it says about deliveries."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gateway import frames
+from gateway.link import DeliveryList, Link
+from gateway.slot import Slot
+from push import limits
+from push.credit import Credit
+from push.giving import GiveOut, Judged, Taken
+from push.record import Record
+
+if TYPE_CHECKING:
+    from gateway.group import GroupRuntime
+
+
+@dataclass(slots=True)
+class Settled:
+    """What an ack, nack or extend did: a count, and delivery lists of what it did not touch."""
+
+    settled: int = 0
+    stale: DeliveryList = field(default_factory=list)
+    not_delivered: DeliveryList = field(default_factory=list)
+    durable: bool = True
+    """False: whether it is durable will never be known here (the owner changed meanwhile)."""
+
+    def add(self, place: tuple[int, int, int], judged: Judged) -> None:
+        """Count what was judged of (partition, epoch, push)."""
+        for first, last in judged.settled:
+            self.settled += last - first + 1
+        for ranges, out in (
+            (judged.stale, self.stale), (judged.not_delivered, self.not_delivered),
+        ):  # fmt: skip
+            if ranges:
+                out.append([*place, *(number for pair in ranges for number in pair)])
+
+
+class Consumer:
+    """See the module. Made by `GroupRuntime.join`."""
+
+    pulls = False
+
+    def __init__(self, runtime: "GroupRuntime", link: Link, subscription: int, credit: int) -> None:
+        self._runtime = runtime
+        self._link = link
+        self.subscription = subscription
+        self.name = f"{link.session_id}.{subscription}"
+        self.principal = link.principal
+        self._credit = Credit()
+        self._credit.grant(credit)
+        self.slots: dict[int, Slot] = {}
+        self._turn = 0
+        self._scheduled = False
+        self.opened = False
+        self.left = False
+
+    # --- Giving --------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """The session knows of the subscription: pushes may come."""
+        self.opened = True
+        self.pump()
+
+    def available(self) -> int:
+        """Messages it may be given now."""
+        if not self.opened or self.left or not self._link.writable():
+            return 0
+        return self._credit.available
+
+    @property
+    def blocked_by(self) -> str:
+        """Why `available` is 0."""
+        return "credit" if self._link.writable() else "socket"
+
+    def grant(self, granted_total: int) -> None:
+        """Credit, counted absolutely (R25). Raises Refused(too_many)."""
+        self._credit.grant(granted_total)
+        self.pump()
+
+    def pump(self) -> None:
+        """Let its slots give, at the end of this turn of the loop."""
+        if not self._scheduled and not self.left:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Slots take turns, each a bounded share, so that one long backlog starves no partition."""
+        self._scheduled = False
+        slots = list(self.slots.values())
+        if not slots or self.left:
+            return
+        share = max(limits.PUSH_MESSAGES_MAX // len(slots), self.available() // len(slots), 16)
+        self._turn = (self._turn + 1) % len(slots)
+        again = [slot for slot in slots[self._turn :] + slots[: self._turn] if slot.pump(share)]
+        if again and self.available() > 0:
+            self.pump()
+
+    def deliver(self, slot: Slot, record: Record, out: GiveOut) -> None:
+        """Push a run of messages."""
+        self._credit.spend(min(out.last - out.first + 1, self._credit.available))
+        head = frames.push_head(
+            subscription=self.subscription,
+            partition=slot.partition.number,
+            epoch=slot.delivery.epoch,
+            push=out.push,
+            offset=out.first,
+            attempt=out.attempt,
+            id_prefix=slot.id_prefix,
+            published_unix_ms=record.header.published_unix_ms,
+        )
+        self._link.send(frames.push_frame(head, record.slice(out.first, out.last)))
+
+    def revoked(self, slot: Slot, taken: list[Taken], reason: str) -> None:
+        """Tell the session at once what is no longer its own (R17)."""
+        by_push: dict[int, list[int]] = {}
+        for push, offset in taken:
+            by_push.setdefault(push, []).append(offset)
+        place = (slot.partition.number, slot.delivery.epoch)
+        deliveries = [
+            [*place, push, *(number for offset in sorted(offsets) for number in (offset, offset))]
+            for push, offsets in by_push.items()
+        ]
+        self._link.send(frames.revoked(self.subscription, deliveries, reason))
+
+    # --- What the session says -----------------------------------------------------------------
+
+    def ack(
+        self,
+        deliveries: DeliveryList,
+        started: DeliveryList,
+        confirmed: Callable[[Settled], None] | None,
+    ) -> Settled:
+        """Settle (R21); `confirmed` is called with the answer once it is durable."""
+        settled = Settled()
+        touched: dict[int, Slot] = {}
+        now = asyncio.get_running_loop().time()
+        self.start(started)
+        for delivery in deliveries:
+            slot = self._slot(delivery, settled)
+            if slot is not None:
+                touched[delivery[0]] = slot
+                place = (delivery[0], delivery[1], delivery[2])
+                for index in range(3, len(delivery) - 1, 2):
+                    first, last = delivery[index], delivery[index + 1]
+                    settled.add(place, slot.ack(delivery[2], first, last, now))
+        self._settled(touched, now, settled, confirmed)
+        return settled
+
+    def nack(self, deliveries: DeliveryList, delay_s: float | None, reason: str | None) -> Settled:
+        """Return; each is a counted attempt. `reason` is kept for the dead letters."""
+        settled = Settled()
+        touched: dict[int, Slot] = {}
+        now = asyncio.get_running_loop().time()
+        for delivery in deliveries:
+            slot = self._slot(delivery, settled)
+            if slot is not None:
+                touched[delivery[0]] = slot
+                place = (delivery[0], delivery[1], delivery[2])
+                for index in range(3, len(delivery) - 1, 2):
+                    first, last = delivery[index], delivery[index + 1]
+                    settled.add(place, slot.nack(delivery[2], first, last, delay_s, now, reason))
+        self._settled(touched, now, settled, None)
+        return settled
+
+    def extend(
+        self, deliveries: DeliveryList, started: DeliveryList, lease_s: float | None
+    ) -> Settled:
+        """Prolong leases to `lease_s` from now (None: the group's)."""
+        settled = Settled()
+        touched: dict[int, Slot] = {}
+        now = asyncio.get_running_loop().time()
+        self.start(started)
+        for delivery in deliveries:
+            slot = self._slot(delivery, settled)
+            if slot is not None:
+                touched[delivery[0]] = slot
+                place = (delivery[0], delivery[1], delivery[2])
+                for index in range(3, len(delivery) - 1, 2):
+                    judged = slot.delivery.extend(
+                        delivery[2], delivery[index], delivery[index + 1],
+                        lease_s=lease_s or slot.delivery.settings.lease_s, now=now,
+                    )  # fmt: skip
+                    settled.add(place, judged)
+        self._settled(touched, now, settled, None)
+        return settled
+
+    def start(self, started: DeliveryList) -> None:
+        """Handlers have begun (R19)."""
+        for delivery in started:
+            slot = self._slot(delivery, Settled())
+            if slot is not None:
+                for index in range(3, len(delivery) - 1, 2):
+                    slot.delivery.start(delivery[2], delivery[index], delivery[index + 1])
+
+    def _slot(self, delivery: list[int], settled: Settled) -> Slot | None:
+        """The slot that a delivery names; what belongs to no slot or epoch of this session is
+        judged here: an older epoch is stale, anything else was never given to it."""
+        slot = self.slots.get(delivery[0])
+        if slot is not None and slot.delivery.epoch == delivery[1]:
+            return slot
+        newer = slot is not None and delivery[1] > slot.delivery.epoch
+        known = delivery[0] in self._runtime.epochs and (
+            delivery[1] <= self._runtime.epochs[delivery[0]]
+        )
+        (settled.stale if known and not newer else settled.not_delivered).append(delivery)
+        return None
+
+    def _settled(
+        self,
+        touched: dict[int, Slot],
+        now: float,
+        settled: Settled,
+        confirmed: Callable[[Settled], None] | None,
+    ) -> None:
+        if confirmed is None:
+            for slot in touched.values():
+                slot.settled(now)
+        elif not touched:
+            confirmed(settled)
+        else:
+            left = len(touched)
+
+            def one(durable: bool) -> None:
+                nonlocal left
+                left -= 1
+                settled.durable = settled.durable and durable
+                if not left:
+                    confirmed(settled)
+
+            for slot in touched.values():
+                slot.settled(now, one)
+
+    def unsettled(self) -> int:
+        """Deliveries that it holds."""
+        return sum(slot.delivery.leases.open_count for slot in self.slots.values())
+
+    def leave(self) -> None:
+        """Go at once; what is unsettled returns to the group."""
+        if not self.left:
+            self.left = True
+            self._runtime.leave(self)

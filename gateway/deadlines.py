@@ -1,0 +1,59 @@
+"""One timer for all slots: leases, backoffs and drains that end by time alone."""
+
+import asyncio
+from heapq import heappop, heappush
+from itertools import count
+from typing import Protocol
+
+
+class Timed(Protocol):
+    """Something that has a next deadline (loop time), and something to do then."""
+
+    scheduled: float
+    """When it stands in the heap next; infinity: it does not. Kept by Deadlines."""
+
+    def tick(self) -> None:
+        """Time has come; the next deadline is asked for by `Deadlines.set` again."""
+
+
+class Deadlines:
+    """A heap of deadlines behind one timer handle."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Timed]] = []
+        self._count = count()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, timed: Timed, at: float | None) -> None:
+        """Tick `timed` at `at` at the latest. An earlier tick that stands already stays: it asks
+        again."""
+        if at is None or at >= timed.scheduled:
+            return
+        timed.scheduled = at
+        heappush(self._heap, (at, next(self._count), timed))
+        if self._heap[0][2] is timed:
+            self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._heap:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(self._heap[0][0], self._fire)
+
+    def _fire(self) -> None:
+        now = asyncio.get_running_loop().time()
+        while self._heap and self._heap[0][0] <= now:
+            at, _, timed = heappop(self._heap)
+            if timed.scheduled == at:
+                timed.scheduled = float("inf")
+                timed.tick()
+        self._timer = None
+        self._arm()
+
+    def close(self) -> None:
+        """Nothing ticks any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._heap.clear()

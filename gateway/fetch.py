@@ -1,0 +1,112 @@
+"""What a slot reads: records of the log in order, and single records for its lines.
+
+Reads happen in the background; `wake` is called when something has come.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
+
+from gateway.spans import Stages
+from gateway.tail import Tail
+from push.errors import TocsinError
+from push.ports import Partition, Storage
+from push.record import Record
+
+LINES_PER_READ_MAX: Final = 64
+RETRY_AFTER_S: Final = 0.5
+
+
+class Fetch:
+    """See the module. One per slot."""
+
+    def __init__(
+        self, storage: Storage, tail: Tail, partition: Partition, wake: Callable[[], None]
+    ) -> None:
+        self._storage = storage
+        self._tail = tail
+        self._partition = partition
+        self._wake = wake
+        self._ahead: deque[Record] = deque()
+        self._current: tuple[Record, Stages | None] | None = None
+        self._lines: dict[int, Record | None] = {}
+        self._jobs: dict[str, asyncio.Task[None]] = {}
+        self.nothing_until = 0
+        """A read found that nothing is retained below this offset."""
+
+    @property
+    def reading(self) -> bool:
+        """Whether the log is being read."""
+        return "log" in self._jobs
+
+    def log(self, offset: int) -> tuple[Record, Stages | None] | None:
+        """The record that holds `offset`, or the next one retained; None: not at hand, it is being
+        read now."""
+        current = self._current
+        if current is not None and current[0].first <= offset <= current[0].last:
+            return current
+        self._current = None
+        while self._ahead and self._ahead[0].last < offset:
+            self._ahead.popleft()
+        if self._ahead:
+            self._current = (self._ahead.popleft(), None)
+        else:
+            self._current = self._tail.get(self._partition, offset)
+        if self._current is None and self.nothing_until <= offset:
+            self.job("log", self._read_log(offset))
+        return self._current
+
+    async def _read_log(self, offset: int) -> None:
+        read = await self._tail.read(self._partition, offset)
+        self._ahead.extend(read.records)
+        if not read.records:
+            self.nothing_until = read.certified
+
+    def line(self, offset: int) -> tuple[Record | None] | None:
+        """(the record that holds a line's message, or None when it is gone); None: not at hand."""
+        current = self._current
+        if current is not None and current[0].first <= offset <= current[0].last:
+            return (current[0],)
+        return (self._lines.pop(offset),) if offset in self._lines else None
+
+    def read_lines(self, offsets: Sequence[int]) -> None:
+        """Read the records of these messages."""
+        wanted = [offset for offset in offsets if offset not in self._lines]
+        if wanted:
+            self.job("lines", self._read_lines(wanted[:LINES_PER_READ_MAX]))
+
+    async def _read_lines(self, offsets: Sequence[int]) -> None:
+        record: Record | None = None
+        for offset in sorted(offsets):
+            if record is None or not record.first <= offset <= record.last:
+                read = await self._storage.read(self._partition, offset, 1, until=offset)
+                record = read.records[0] if read.records else None
+            holds = record is not None and record.first <= offset <= record.last
+            self._lines[offset] = record if holds else None
+
+    def job(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Do this in the background, one of a name at a time, and wake the slot after it."""
+        if name in self._jobs:
+            work.close()
+            return
+        task = asyncio.get_running_loop().create_task(work, name=f"{name} {self._partition}")
+        self._jobs[name] = task
+        task.add_done_callback(lambda task: self._ended(name, task))
+
+    def _ended(self, name: str, task: asyncio.Task[None]) -> None:
+        del self._jobs[name]
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            self._wake()
+        elif isinstance(error, TocsinError):
+            asyncio.get_running_loop().call_later(RETRY_AFTER_S, self._wake)
+        else:
+            raise error
+
+    def cancel(self) -> None:
+        """Stop reading; nothing is woken any more."""
+        for task in list(self._jobs.values()):
+            task.cancel()

@@ -1,0 +1,105 @@
+"""Cursor writes of all deliveries of this gateway, gathered.
+
+A cursor that moved is written with the next flush: at once when somebody waits for it (a
+confirmed ack, a redelivery, an overflowing line), else after a few milliseconds, so that thousands
+of acks become one row. Storage puts the writes into the group commit that is next.
+"""
+
+import asyncio
+import time
+from typing import Final, Protocol
+
+from push.errors import TocsinError
+from push.ports import CursorWrite, Storage, Written
+
+FLUSH_AFTER_S: Final = 0.02
+"""What a crash may make come again, of acks that nobody asked to be confirmed."""
+RETRY_AFTER_S: Final = 0.5
+
+
+class Writer(Protocol):
+    """Who has a cursor to write."""
+
+    def take_write(self, *, wall_unix_ms: int) -> CursorWrite | None:
+        """The change to write now; None: nothing, or one is under way."""
+
+    def written(self, answer: Written) -> None:
+        """It is durable."""
+
+    def not_written(self, error: TocsinError) -> None:
+        """It is not, or nobody knows; the change is kept."""
+
+    def fenced(self) -> None:
+        """A newer owner exists."""
+
+
+class Flusher:
+    """See the module."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._dirty: dict[Writer, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._soon: asyncio.Handle | None = None
+        self._flushes: set[asyncio.Task[None]] = set()
+
+    def mark(self, writer: Writer, *, urgent: bool = False) -> None:
+        """It has something to write; `urgent`: somebody waits for it."""
+        self._dirty[writer] = None
+        loop = asyncio.get_running_loop()
+        if urgent:
+            if self._soon is None:
+                self._soon = loop.call_soon(self._flush)
+        elif self._timer is None and self._soon is None:
+            self._timer = loop.call_later(FLUSH_AFTER_S, self._flush)
+
+    def _flush(self) -> None:
+        for handle in (self._timer, self._soon):
+            if handle is not None:
+                handle.cancel()
+        self._timer = self._soon = None
+        dirty, self._dirty = self._dirty, {}
+        wall_unix_ms = int(time.time() * 1000)
+        taken = [
+            (writer, write)
+            for writer in dirty
+            if (write := writer.take_write(wall_unix_ms=wall_unix_ms)) is not None
+        ]
+        if taken:
+            task = asyncio.get_running_loop().create_task(self._write(taken), name="flush")
+            self._flushes.add(task)
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._flushes.discard(task)
+        task.result()
+
+    async def _write(self, taken: list[tuple[Writer, CursorWrite]]) -> None:
+        try:
+            answers = await self._storage.write_cursors([write for _, write in taken])
+        except TocsinError as error:
+            loop = asyncio.get_running_loop()
+            for writer, _ in taken:
+                writer.not_written(error)
+                if error.code.retry:
+                    loop.call_later(RETRY_AFTER_S, self.mark, writer)
+            return
+        for (writer, _), answer in zip(taken, answers, strict=True):
+            if answer.fenced:
+                writer.fenced()
+            else:
+                writer.written(answer)
+
+    async def write_now(self, writer: Writer) -> None:
+        """Write until the writer has nothing left and nothing is under way."""
+        while writer in self._dirty or self._flushes:
+            self._flush()
+            if self._flushes:
+                await asyncio.wait(self._flushes)
+
+    async def drain(self) -> None:
+        """Write everything that is dirty."""
+        while self._dirty or self._flushes:
+            self._flush()
+            if self._flushes:
+                await asyncio.wait(self._flushes)

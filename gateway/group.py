@@ -1,0 +1,231 @@
+"""One group on this gateway: its consumers, who owns which partition, and how partitions move.
+
+    join / leave ──▶ membership row (compare-and-set, R14) ──▶ assignment (pure)
+                                                                  │
+    a partition that moves:  drain the old slot ─▶ written ─▶ own (epoch + 1) ─▶ new slot
+
+Partitions that do not move never pause.
+"""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+from gateway.slot import Context, Owner, Slot
+from metadata.catalog import Group, Membership, Queue
+from metadata.client import Metadata
+from push import limits
+from push.assignment import assign
+from push.delivery import Delivery
+from push.errors import Fenced, Refused, TocsinError
+from push.giving import DeliverySettings
+from push.ports import GroupPartition, Partition
+
+RETRY_AFTER_S = 0.5
+
+
+class Member(Owner, Protocol):
+    """A consumer: of a session, or the virtual one of the pulls."""
+
+    name: str
+    pulls: bool
+    slots: dict[int, Slot]
+
+
+def delivery_settings(queue: Queue, group: Group, *, pulls: bool) -> DeliverySettings:
+    """The group's settings, and where it has none, its queue's."""
+    own, base = group.settings, queue.settings
+
+    def pick(name: str) -> float:
+        value = getattr(own, name)
+        return float(getattr(base, name) if value is None else value)
+
+    return DeliverySettings(
+        lease_s=pick("lease_s"),
+        lease_total_s=pick("lease_total_s"),
+        attempts_max=int(pick("attempts_max")),
+        backoff_s=pick("backoff_s"),
+        backoff_max_s=pick("backoff_max_s"),
+        park=(own.on_exhausted or base.on_exhausted) == "park",
+        pulls=pulls,
+    )
+
+
+class GroupRuntime:
+    """See the module. Lives while it has members or slots."""
+
+    def __init__(self, context: Context, metadata: Metadata, queue: Queue, group: Group) -> None:
+        self._context = context
+        self._metadata = metadata
+        self.queue = queue
+        self.group = group
+        self.members: dict[str, Member] = {}
+        self.slots: dict[int, Slot] = {}
+        self.assignment: dict[int, str] = {}
+        self.generation = 0
+        self.epochs: dict[int, int] = {}
+        """The newest epoch seen per partition: what is at most that and not current is stale."""
+        self.closed = False
+        self._owning: dict[int, asyncio.Task[None]] = {}
+        self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- Members -------------------------------------------------------------------------------
+
+    async def join(self, member: Member) -> None:
+        """Take part in the assignment. Returns when the membership says so."""
+        self.members[member.name] = member
+        await self._reassign()
+
+    def leave(self, member: Member) -> None:
+        """The member is gone: its slots end, its deliveries return, others take over."""
+        if self.members.pop(member.name, None) is None:
+            return
+        for slot in list(member.slots.values()):
+            slot.abandon()
+        task = asyncio.get_running_loop().create_task(self._reassign(), name="reassign")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def retire(self, member: Member, drain_s: float = limits.DRAIN_S) -> None:
+        """The member leaves in an orderly way: its slots drain first."""
+        if self.members.pop(member.name, None) is not None:
+            deadline = asyncio.get_running_loop().time() + drain_s
+            for slot in list(member.slots.values()):
+                slot.drain(deadline)
+            await self._reassign()
+
+    async def _reassign(self) -> None:
+        async with self._lock:
+            if self.closed:
+                return
+            while True:
+                row = await self._metadata.membership(self.group.group_id)
+                members = tuple(sorted(self.members))
+                assignment = assign(self.queue.members, members, row.assignment)
+                new = Membership(
+                    group_id=self.group.group_id,
+                    generation=row.generation + 1,
+                    members=members,
+                    assignment=assignment,
+                )
+                if await self._metadata.change_membership(new, expected_generation=row.generation):
+                    break
+            self.generation, self.assignment = new.generation, assignment
+        self._carry_out()
+
+    def _carry_out(self) -> None:
+        """Drain what moves away, start what nobody here holds."""
+        deadline = asyncio.get_running_loop().time() + limits.DRAIN_S
+        for number, name in self.assignment.items():
+            slot = self.slots.get(number)
+            if slot is None:
+                self._start(number)
+            elif slot.owner is not self.members.get(name):
+                slot.drain(deadline)
+
+    # --- Slots ---------------------------------------------------------------------------------
+
+    def _start(self, number: int) -> None:
+        if number not in self._owning and not self.closed and number in self.assignment:
+            task = asyncio.get_running_loop().create_task(self._own(number), name=f"own {number}")
+            self._owning[number] = task
+            task.add_done_callback(lambda task: self._owned(number, task))
+
+    def _owned(self, number: int, task: asyncio.Task[None]) -> None:
+        del self._owning[number]
+        if task.cancelled():
+            return
+        task.result()
+        if number not in self.slots and self.members and not self.closed:
+            self._start(number)  # its owner left while it was being owned
+
+    async def _own(self, number: int) -> None:
+        partition = Partition(self.queue.queue_id, number)
+        place = GroupPartition(self.group.group_id, partition)
+        token = os.urandom(16)
+        try:
+            owned = await self._context.storage.own(
+                place, token=token, assignment=self.generation,
+                epoch_seen=self.epochs.get(number, 0),
+            )  # fmt: skip
+        except (Fenced, Refused) as error:
+            if error.code.name in ("group_not_found", "queue_not_found"):
+                self.closed = True
+                return
+            await asyncio.sleep(RETRY_AFTER_S)
+            return
+        except TocsinError:
+            await asyncio.sleep(RETRY_AFTER_S)
+            return
+        self.epochs[number] = owned.epoch
+        member = self.members.get(self.assignment.get(number, ""))
+        if member is None or self.closed:
+            return
+        delivery = Delivery(
+            place, owned, token,
+            delivery_settings(self.queue, self.group, pulls=member.pulls),
+            now=asyncio.get_running_loop().time(),
+        )  # fmt: skip
+        slot = Slot(
+            self._context, self.queue, self.group, partition, delivery, member, self._slot_gone
+        )
+        self.slots[number] = member.slots[number] = slot
+        # Records may have been certified while the epoch was on its way.
+        delivery.certify(self._context.tail.ends.get(partition, 0))
+        member.pump()
+
+    def _slot_gone(self, slot: Slot) -> None:
+        number = slot.partition.number
+        if self.slots.get(number) is slot:
+            del self.slots[number]
+        member = slot.owner
+        slots = getattr(member, "slots", {})
+        if slots.get(number) is slot:
+            del slots[number]
+        if self.members:
+            self._start(number)
+
+    # --- Ending --------------------------------------------------------------------------------
+
+    def fence(self) -> None:
+        """The group was deleted or sought: what is in flight no longer counts. Members stay and
+        own anew, unless the group is gone."""
+        for slot in list(self.slots.values()):
+            slot.fenced()
+
+    async def close(self) -> None:
+        """No member owns anything any more; slots end after their last write."""
+        self.closed = True
+        for member in list(self.members.values()):
+            for slot in list(member.slots.values()):
+                slot.abandon()
+        self.members.clear()
+        waits: Sequence[asyncio.Task[None]] = [*self._owning.values(), *self._tasks]
+        if waits:
+            await asyncio.wait(waits)
+
+    def describe(self) -> dict[str, object]:
+        """Who owns what, and what each partition waits for."""
+        partitions = []
+        for number, slot in sorted(self.slots.items()):
+            delivery = slot.delivery
+            keys, parked, aside = delivery.waiting.lines.counts()
+            partitions.append(
+                {
+                    "partition": number,
+                    "owner": getattr(slot.owner, "name", ""),
+                    "epoch": delivery.epoch,
+                    "next_offset": delivery.frontier,
+                    "certified": delivery.end,
+                    "in_flight": delivery.leases.open_count,
+                    "keys_waiting": keys,
+                    "keys_parked": parked,
+                    "held": delivery.waiting.lines.held,
+                    "aside": aside,
+                    "waits_for": slot.blocked if delivery.frontier < delivery.end else "",
+                    "draining": delivery.draining,
+                }
+            )
+        return {"members": sorted(self.members), "partitions": partitions}

@@ -1,0 +1,64 @@
+"""All groups that have consumers on this gateway."""
+
+import asyncio
+
+from gateway.consumer import Consumer
+from gateway.group import GroupRuntime
+from gateway.link import Link
+from gateway.slot import Context
+from metadata.catalog import Group, Queue
+from metadata.client import Metadata
+from push.errors import Refused
+
+
+class Groups:
+    """Finds or makes the runtime of a group, and makes consumers."""
+
+    def __init__(self, context: Context, metadata: Metadata) -> None:
+        self._context = context
+        self._metadata = metadata
+        self.runtimes: dict[str, GroupRuntime] = {}
+        self.closed = False
+
+    def runtime(self, queue: Queue, group: Group) -> GroupRuntime:
+        """The group's runtime here."""
+        if self.closed:
+            raise Refused("draining")
+        runtime = self.runtimes.get(group.group_id)
+        if runtime is None or runtime.closed:
+            runtime = self.runtimes[group.group_id] = GroupRuntime(
+                self._context, self._metadata, queue, group
+            )
+        return runtime
+
+    async def subscribe(
+        self, link: Link, subscription: int, queue: Queue, group: Group, credit: int
+    ) -> Consumer:
+        """A new consumer. It is given nothing before this turn of the loop has ended, so that the
+        caller's answer goes first."""
+        runtime = self.runtime(queue, group)
+        consumer = Consumer(runtime, link, subscription, credit)
+        await runtime.join(consumer)
+        asyncio.get_running_loop().call_soon(consumer.open)
+        return consumer
+
+    def changed(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
+        """Catalog news: settings reach running deliveries with their next epoch; what was deleted
+        ends now."""
+        for runtime in list(self.runtimes.values()):
+            if runtime.queue.queue_id != queue.queue_id:
+                continue
+            if group is None or runtime.group.group_id == group.group_id:
+                if deleted:
+                    runtime.closed = True
+                    runtime.fence()
+                    del self.runtimes[runtime.group.group_id]
+                elif group is None:
+                    runtime.queue = queue
+                else:
+                    runtime.group = group
+
+    async def close(self) -> None:
+        """All consumers leave; returns when nobody owns anything (the flusher writes the rest)."""
+        self.closed = True
+        await asyncio.gather(*(runtime.close() for runtime in self.runtimes.values()))

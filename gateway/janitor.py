@@ -1,0 +1,73 @@
+"""The janitor: deletes what nobody needs any more, a little at a time (R12, R31).
+
+Looks at partitions that were appended to or settled since it looked last, and now and then at all,
+because retention passes without anything happening.
+"""
+
+import asyncio
+import logging
+from typing import Final
+
+from metadata.catalog import ANYBODY, Queue
+from metadata.client import Metadata
+from push.errors import TocsinError
+from push.ports import Partition, Storage
+
+logger = logging.getLogger("tocsin.janitor")
+EVERY_S: Final = 1.0
+ALL_EVERY: Final = 60
+"""Rounds between two looks at every partition."""
+
+
+class Janitor:
+    """Trims in the background."""
+
+    def __init__(self, storage: Storage, metadata: Metadata) -> None:
+        self._storage = storage
+        self._metadata = metadata
+        self._touched: set[Partition] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def touched(self, partition: Partition) -> None:
+        """Something was appended or settled there."""
+        self._touched.add(partition)
+
+    def start(self) -> None:
+        """Begin."""
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="janitor")
+
+    async def stop(self) -> None:
+        """End, in the middle of a round."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        rounds = 0
+        while True:
+            await asyncio.sleep(EVERY_S)
+            rounds += 1
+            touched, self._touched = self._touched, set()
+            if rounds % ALL_EVERY == 0:
+                touched |= self._all()
+            for partition in touched:
+                try:
+                    await self._trim(partition)
+                except TocsinError as error:
+                    logger.warning("trimming %s: %s", partition, error)
+
+    def _all(self) -> set[Partition]:
+        queues: list[Queue] = self._metadata.list_queues(ANYBODY)
+        return {Partition(q.queue_id, n) for q in queues for n in q.members}
+
+    async def _trim(self, partition: Partition) -> None:
+        queue = self._metadata.queue_by_id(partition.queue_id)
+        if queue is None:
+            return
+        retention_s = queue.settings.retention_s
+        # A queue that nobody subscribed to yet keeps its messages for whoever comes first, unless
+        # it says itself how long.
+        keep_all = retention_s == 0 and not self._metadata.list_groups(ANYBODY, queue)
+        freed = await self._storage.trim(partition, retention_s=retention_s, keep_all=keep_all)
+        if freed:
+            self._touched.add(partition)

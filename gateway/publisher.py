@@ -1,0 +1,441 @@
+"""The publisher: messages of all producers in, records by group commit to the storage, answers out.
+
+The messages of all producers that wait at this moment and go to one partition become one record.
+Nothing waits for a timer: a commit starts as soon as there is something to commit, and what
+arrives while commits are under way makes the next one larger. Each message is encoded once.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final
+
+from gateway.spans import Stages
+from gateway.tail import Tail
+from metadata.catalog import Queue
+from push import limits
+from push.errors import Refused, TocsinError, Unknown
+from push.message import Message, check_message, encode_message
+from push.ports import Append, Appended, NotStored, Partition, Storage, Stored
+from push.record import Header, Record, RecordBuilder
+from push.ring import Ring, key_hash
+from push.sending import SendingOrder
+
+COMMITS_MAX: Final = 2
+"""One commit is under way and one waits in the storage, so that its writer is never idle; a third
+would only make the records smaller."""
+ROUTES_MAX: Final = 100_000
+"""Keys per queue whose hash and partition are remembered."""
+ORDERS_MAX: Final = 10_000
+
+Outcome = tuple[int, int, bool] | TocsinError
+"""(partition, offset, duplicate), or why not."""
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """What became of one publish: one outcome per message, in order (R5)."""
+
+    queue: Queue
+    messages: Sequence[Message]
+    outcomes: list[Outcome]
+    generation: int = 0
+    remaining: int = 0
+    checked: bool = False
+    done: Callable[["Answer"], None] | None = None
+    durability: dict[str, object] = field(default_factory=dict)
+
+    def ids(self, index: int) -> str:
+        """The id of message `index`: the client's, or its place (R1)."""
+        given = self.messages[index].id
+        outcome = self.outcomes[index]
+        if given is not None or isinstance(outcome, TocsinError):
+            return given or ""
+        return f"{self.queue.queue_id}-{self.generation}-{outcome[0]}-{outcome[1]}"
+
+    def settle(self, count: int) -> None:
+        """`count` more outcomes are there; the last one sends the answer."""
+        self.remaining -= count
+        if not self.remaining and self.done is not None:
+            done, self.done = self.done, None
+            done(self)
+
+
+class _Open:
+    """A record that the next commit closes, and whose answer each of its messages is."""
+
+    __slots__ = ("answers", "builder", "indexes", "received_unix_ms", "route")
+
+    def __init__(self, route: "_Route", received_unix_ms: float) -> None:
+        self.route = route
+        self.builder = RecordBuilder()
+        self.answers: list[Answer] = []
+        self.indexes: list[int] = []
+        self.received_unix_ms = received_unix_ms
+
+
+class _Route:
+    """What is computed once per queue: the ring, and where its recent keys go."""
+
+    __slots__ = ("appends", "keys", "partitions", "queue", "ring", "spread", "spread_members")
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.ring = Ring(queue.ring_epoch, queue.members)
+        self.keys: dict[str, tuple[int, int]] = {}
+        self.partitions = {n: Partition(queue.queue_id, n) for n in queue.members}
+        self.spread_members = queue.members
+        self.spread = 0
+
+    def place(self, key: str) -> tuple[int, int]:
+        """(partition, hash) of a key."""
+        place = self.keys.get(key)
+        if place is None:
+            if len(self.keys) >= ROUTES_MAX:
+                self.keys.clear()
+            hashed = key_hash(key, self.queue.hash_key)
+            place = self.keys[key] = (self.ring.partition(hashed), hashed)
+        return place
+
+    def spread_place(self) -> int:
+        """The partition for messages without a key: one after the other, publish by publish, for
+        few large records are cheaper than many small ones."""
+        self.spread = (self.spread + 1) % len(self.spread_members)
+        return self.spread_members[self.spread]
+
+
+class Publisher:
+    """See the module. `on_progress` of the owner is not needed: answers say everything."""
+
+    def __init__(self, storage: Storage, tail: Tail) -> None:
+        self._storage = storage
+        self._tail = tail
+        self._routes: dict[str, _Route] = {}
+        self._open: dict[Partition, _Open] = {}
+        self._closed: list[tuple[Partition, _Open]] = []
+        self._appending: dict[Partition, int] = {}
+        self._orders: dict[tuple[bytes, Partition], SendingOrder] = {}
+        self._commits: set[asyncio.Task[None]] = set()
+        self._scheduled = False
+        self.pending_messages = 0
+        self.pending_bytes = 0
+        self.messages_total = 0
+        self.commits_total = 0
+
+    # --- In ------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        queue: Queue,
+        messages: Sequence[Message],
+        answer: Callable[[Answer], None],
+        *,
+        producer: bytes | None = None,
+        sequence: int | None = None,
+        resolved: int = 0,
+        checked: bool = False,
+    ) -> None:
+        """Publish; `answer` is called exactly once, perhaps before this returns.
+
+        `producer` (16 bytes) and `sequence` (of the first message; the rest follow) go together;
+        `resolved`: everything below was answered (R6). `checked`: the messages were accepted once
+        already and only move; no rule about a single message applies again.
+        """
+        publish = Answer(queue, messages, [_UNKNOWN] * len(messages), remaining=len(messages))
+        publish.done = answer
+        publish.checked = checked
+        refused = self._refuse_all(producer, sequence, resolved, len(messages))
+        if refused is not None:
+            publish.outcomes = [refused] * len(messages)
+            publish.settle(len(messages))
+            return
+        before = self.pending_messages
+        self._accept(publish, producer, sequence, resolved)
+        refused_count = len(messages) - (self.pending_messages - before)
+        if self.pending_messages > before and not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._commit_if_free)
+        if refused_count:
+            publish.settle(refused_count)
+
+    def _refuse_all(
+        self, producer: bytes | None, sequence: int | None, resolved: int, count: int
+    ) -> Refused | None:
+        if (
+            self.pending_messages + count > limits.PENDING_MESSAGES_MAX
+            or self.pending_bytes > limits.PENDING_BYTES_MAX
+        ):
+            return Refused("overloaded", "too many messages wait for the storage", 0.1)
+        if sequence is None:
+            return None
+        if producer is None:
+            return Refused("invalid_request", "sequence needs a producer: name it in hello")
+        if resolved > sequence:
+            return Refused("sequence_too_old", f"resolved is {resolved}, sequence {sequence}")
+        if sequence + count - resolved > limits.IN_FLIGHT_PER_PRODUCER_MAX:
+            return Refused(
+                "too_many_in_flight",
+                f"at most {limits.IN_FLIGHT_PER_PRODUCER_MAX} sequences from resolved on",
+            )
+        return None
+
+    def _accept(
+        self, answer: Answer, producer: bytes | None, sequence: int | None, resolved: int
+    ) -> None:
+        """Route, check and encode each message into the open record of its partition."""
+        queue = answer.queue
+        route = self._route(queue)
+        bytes_max = queue.settings.message_bytes_max
+        ttl_s = queue.settings.message_ttl_s
+        now_ms = time.time() * 1000
+        spread: int | None = None
+        touched: dict[int, _Open] = {}
+        for index, message in enumerate(answer.messages):
+            number: int | None = None
+            try:
+                if message.key is not None:
+                    number, hashed = route.place(message.key)
+                else:
+                    if spread is None:
+                        spread = route.spread_place()
+                    number, hashed = spread, 0
+                if not answer.checked:
+                    check_message(message, bytes_max)
+                if producer is not None and sequence is not None and self._orders:
+                    self._check_order(
+                        producer, route.partitions[number], sequence + index, resolved
+                    )
+            except TocsinError as error:
+                answer.outcomes[index] = error
+                if producer is not None and sequence is not None and number is not None:
+                    self._remember_refusal(
+                        producer, route.partitions[number], sequence + index, error
+                    )
+                continue
+            record = touched.get(number)
+            if record is None or len(record.builder) >= limits.RECORD_MESSAGES_MAX:
+                record = touched[number] = self._open_record(route, number, now_ms)
+                if producer is not None and sequence is not None:
+                    record.builder.context(producer, resolved)
+                else:
+                    record.builder.no_context()
+            encoded = encode_message(message)
+            builder = record.builder
+            if len(builder) and builder.bytes + len(encoded) > limits.RECORD_BYTES_MAX:
+                record = touched[number] = self._next_record(route, number, now_ms)
+                builder = record.builder
+                if producer is not None and sequence is not None:
+                    builder.context(producer, resolved)
+            builder.add(encoded, hashed, 0 if sequence is None else sequence + index)
+            if message.id is not None or message.ttl_s is not None or ttl_s is not None:
+                builder.mark(
+                    id_digest(queue, message) if message.id is not None else None,
+                    _expires(message, ttl_s, now_ms),
+                )
+            record.answers.append(answer)
+            record.indexes.append(index)
+            self.pending_messages += 1
+            self.pending_bytes += len(encoded)
+
+    def _route(self, queue: Queue) -> _Route:
+        route = self._routes.get(queue.queue_id)
+        if route is None or route.ring.epoch != queue.ring_epoch:
+            route = self._routes[queue.queue_id] = _Route(queue)
+        route.queue = queue
+        return route
+
+    def forget_queue(self, queue_id: str) -> None:
+        """The queue is deleted."""
+        self._routes.pop(queue_id, None)
+
+    def _open_record(self, route: _Route, number: int, now_ms: float) -> _Open:
+        partition = route.partitions[number]
+        record = self._open.get(partition)
+        if record is None:
+            record = self._open[partition] = _Open(route, now_ms)
+        elif len(record.builder) >= limits.RECORD_MESSAGES_MAX:
+            record = self._next_record(route, number, now_ms)
+        return record
+
+    def _next_record(self, route: _Route, number: int, now_ms: float) -> _Open:
+        """The open record is full: it goes with the next commit, in front of a new one."""
+        partition = route.partitions[number]
+        self._closed.append((partition, self._open[partition]))
+        record = self._open[partition] = _Open(route, now_ms)
+        return record
+
+    # --- Sending order (R7) --------------------------------------------------------------------
+
+    def _check_order(
+        self, producer: bytes, partition: Partition, sequence: int, resolved: int
+    ) -> None:
+        order = self._orders.get((producer, partition))
+        if order is None:
+            return
+        if not order.admits(sequence, resolved):
+            raise Refused("out_of_sequence")
+        order.accept(sequence)
+        if not order:
+            del self._orders[producer, partition]
+
+    def _remember_refusal(
+        self, producer: bytes, partition: Partition, sequence: int, error: TocsinError
+    ) -> None:
+        """What this gateway refuses itself holds up what is behind it; storage does the same."""
+        if error.code.name != "out_of_sequence":  # the order remembers these itself
+            while len(self._orders) >= ORDERS_MAX:
+                del self._orders[next(iter(self._orders))]
+            self._orders.setdefault((producer, partition), SendingOrder()).refuse(sequence)
+
+    # --- Committing ----------------------------------------------------------------------------
+
+    def is_appending(self, partition: Partition) -> bool:
+        """Whether this gateway has an append under way there, whose answer will wake who
+        follows."""
+        return partition in self._appending
+
+    def _commit_if_free(self) -> None:
+        self._scheduled = False
+        if len(self._commits) >= COMMITS_MAX or not self._open:
+            return
+        batch = [*self._closed, *self._open.items()]
+        self._closed, self._open = [], {}
+        for partition, _ in batch:
+            self._appending[partition] = self._appending.get(partition, 0) + 1
+        task = asyncio.get_running_loop().create_task(self._commit(batch), name="commit")
+        self._commits.add(task)
+        task.add_done_callback(self._commit_ended)
+
+    def _commit_ended(self, task: asyncio.Task[None]) -> None:
+        self._commits.discard(task)
+        task.result()
+        self._commit_if_free()
+
+    async def _commit(self, batch: list[tuple[Partition, _Open]]) -> None:
+        now_ms = time.time() * 1000
+        appends: list[Append] = []
+        headers: list[Header] = []
+        for partition, record in batch:
+            settings = record.route.queue.settings
+            encoded, payload, header = record.builder.close(
+                record_id=os.urandom(16),
+                published_unix_ms=int(now_ms),
+                ring_epoch=record.route.queue.ring_epoch,
+                tenant=0,
+            )
+            headers.append(header)
+            share = len(record.route.queue.members)
+            appends.append(
+                Append(
+                    partition,
+                    encoded,
+                    payload,
+                    durability=settings.durability,
+                    dedup_window_s=settings.dedup_window_s,
+                    messages_max=-(-settings.messages_max // share) if _rejects(settings) else 0,
+                    bytes_max=-(-settings.bytes_max // share) if _rejects(settings) else 0,
+                )
+            )
+        results: Sequence[Appended | TocsinError]
+        try:
+            results = await self._storage.append(appends)
+        except TocsinError as error:
+            results = [error] * len(batch)
+        certified_ms = time.time() * 1000
+        self.commits_total += 1
+        for (partition, record), append, header, result in zip(
+            batch, appends, headers, results, strict=True
+        ):
+            self._appended(partition, result)
+            if not isinstance(result, TocsinError):
+                stages = Stages(record.received_unix_ms, now_ms, certified_ms)
+                self._publish(partition, append, header, result, stages)
+            self._answer(partition, record, append, result)
+
+    def _appended(self, partition: Partition, result: Appended | TocsinError) -> None:
+        left = self._appending[partition] - 1
+        if left:
+            self._appending[partition] = left
+        else:
+            del self._appending[partition]
+
+    def _publish(
+        self, partition: Partition, append: Append, header: Header, result: Appended, stages: Stages
+    ) -> None:
+        """Certified: now, and not before, who follows gets it (R10)."""
+        if not result.count:
+            self._tail.certified(partition, result.certified)
+            return
+        if result.skips:
+            record = Record.load(result.first, append.header, append.payload, result.skips)
+        else:
+            record = Record(result.first, header, append.payload)
+        self._tail.appended(partition, record, stages, result.certified)
+
+    def _answer(
+        self, partition: Partition, record: _Open, append: Append, result: Appended | TocsinError
+    ) -> None:
+        number = partition.number
+        answers, indexes = record.answers, record.indexes
+        self.pending_messages -= len(answers)
+        self.pending_bytes -= len(append.payload) - len(answers) + 1
+        if isinstance(result, TocsinError):
+            for answer, index in zip(answers, indexes, strict=True):
+                answer.outcomes[index] = result
+        elif result.outcomes is None:
+            self.messages_total += len(answers)
+            offset = result.first
+            for answer, index in zip(answers, indexes, strict=True):
+                answer.outcomes[index] = (number, offset, False)
+                offset += 1
+        else:
+            self.messages_total += result.count
+            for answer, index, outcome in zip(answers, indexes, result.outcomes, strict=True):
+                answer.outcomes[index] = _outcome(number, outcome)
+        generation = 0 if isinstance(result, TocsinError) else result.generation
+        counts: dict[int, int] = {}
+        by_id: dict[int, Answer] = {}
+        for answer in answers:
+            counts[id(answer)] = counts.get(id(answer), 0) + 1
+            by_id[id(answer)] = answer
+        for key, count in counts.items():
+            answer = by_id[key]
+            answer.generation = generation
+            answer.durability = {"level": append.durability, "copies": 1}
+            answer.settle(count)
+
+    async def drain(self) -> None:
+        """Wait until everything that was accepted has its answer."""
+        while self._open or self._closed or self._commits:
+            self._commit_if_free()
+            if self._commits:
+                await asyncio.wait(self._commits)
+
+
+_UNKNOWN: Final = Unknown("no answer yet")
+
+
+def _outcome(number: int, outcome: Stored | NotStored) -> Outcome:
+    if isinstance(outcome, Stored):
+        return (number, outcome.offset, outcome.duplicate)
+    return Refused(outcome.code)
+
+
+def _rejects(settings: object) -> bool:
+    return getattr(settings, "overflow", "") == "reject"
+
+
+def id_digest(queue: Queue, message: Message) -> bytes:
+    """What deduplication remembers of a client's id: 256 bits over queue, key and id (R8)."""
+    key, name = (message.key or "").encode(), (message.id or "").encode()
+    scope = b"%d:%b" % (len(key), key) if message.key is not None else b"-"
+    return blake2b(scope + b"\0" + name, digest_size=32, key=queue.hash_key).digest()
+
+
+def _expires(message: Message, queue_ttl_s: float | None, now_ms: float) -> int:
+    """When it expires: the earlier of its own and the queue's TTL; 0: never."""
+    ttls = [ttl for ttl in (message.ttl_s, queue_ttl_s) if ttl is not None]
+    return int(now_ms + min(ttls) * 1000) if ttls else 0

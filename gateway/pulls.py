@@ -1,0 +1,309 @@
+"""Pulls: the consumers of HTTP (R24).
+
+On this gateway the pulls of a group form one virtual consumer. It takes part in the assignment
+from the first pull on, serves waiting pulls in their order, and leaves in an orderly way when no
+pull has come for a while.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from gateway.consumer import Settled
+from gateway.group import GroupRuntime
+from gateway.groups import Groups
+from gateway.ports import PulledMessage, PullSettled
+from gateway.receipts import Receipt, Receipts
+from gateway.slot import Slot
+from metadata.catalog import Group, Queue
+from push import limits
+from push.errors import Refused
+from push.giving import GiveOut, Judged, Taken
+from push.message import Message
+from push.record import Record
+
+_MESSAGE = msgspec.json.Decoder(Message)
+
+
+@dataclass(slots=True, eq=False)
+class _Pull:
+    """One waiting pull."""
+
+    room: int
+    answered: "asyncio.Future[list[PulledMessage]]"
+    messages: list[PulledMessage] = field(default_factory=list)
+
+
+class PullConsumer:
+    """The virtual consumer of one group's pulls."""
+
+    pulls = True
+
+    def __init__(self, runtime: GroupRuntime, receipts: Receipts) -> None:
+        self.runtime = runtime
+        self.name = "pulls"
+        self.slots: dict[int, Slot] = {}
+        self.last_pull = 0.0
+        self._receipts = receipts
+        self._waiting: deque[_Pull] = deque()
+        self._serving: _Pull | None = None
+        self._scheduled = False
+        self._turn = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether pulls wait."""
+        return bool(self._waiting)
+
+    def available(self) -> int:
+        """What the pull that is being served still takes."""
+        return self._serving.room if self._serving is not None else 0
+
+    @property
+    def blocked_by(self) -> str:
+        """Nobody pulls: that is its credit."""
+        return "credit"
+
+    def pump(self) -> None:
+        """Serve waiting pulls at the end of this turn of the loop."""
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._scheduled = False
+        while self._waiting and self._waiting[0].answered.done():
+            self._waiting.popleft()
+        served = True
+        while self._waiting and served:
+            pull = self._serving = self._waiting[0]
+            slots = list(self.slots.values())
+            if slots:
+                self._turn = (self._turn + 1) % len(slots)
+            for slot in slots[self._turn :] + slots[: self._turn]:
+                slot.delivery.begin_pull()
+                slot.pump(limits.PULL_MESSAGES_MAX)
+            self._serving = None
+            served = bool(pull.messages)
+            if served:
+                self._waiting.popleft()
+                if not pull.answered.done():
+                    pull.answered.set_result(pull.messages)
+        for slot in list(self.slots.values()) if not self._waiting else ():
+            slot.pump(0)  # lines and deadlines move on without anybody pulling
+
+    def deliver(self, slot: Slot, record: Record, out: GiveOut) -> None:
+        """Put messages into the pull that is being served."""
+        pull = self._serving
+        if pull is None:  # settled before it could be sent (at most once), and its pull is gone
+            return
+        until = int((time.time() + slot.delivery.settings.lease_s) * 1000)
+        for offset in range(out.first, out.last + 1):
+            pull.messages.append(self._message(slot, record, offset, out, until))
+        pull.room = max(0, pull.room - (out.last - out.first + 1))
+
+    def _message(
+        self, slot: Slot, record: Record, offset: int, out: GiveOut, until: int
+    ) -> PulledMessage:
+        message = _MESSAGE.decode(record.slice(offset, offset))
+        receipt = Receipt(
+            slot.delivery.generation, slot.partition.number, slot.delivery.epoch, out.push, offset
+        )
+        return PulledMessage(
+            receipt=self._receipts.encode(slot.queue.queue_id, slot.group.group_id, receipt),
+            id=message.id if message.id is not None else f"{slot.id_prefix}{offset}",
+            partition=slot.partition.number,
+            offset=offset,
+            attempt=out.attempt,
+            published_unix_ms=record.header.published_unix_ms,
+            lease_until_unix_ms=until,
+            key=message.key,
+            body=message.body if message.body_base64 is None else None,
+            body_base64=message.body_base64,
+            content_type=message.content_type,
+            headers=message.headers,
+        )
+
+    def revoked(self, slot: Slot, taken: list[Taken], reason: str) -> None:
+        """Nobody to tell: the receipts are stale from now on."""
+
+    def answer_all(self) -> None:
+        """The gateway drains: nobody waits any longer."""
+        for pull in self._waiting:
+            if not pull.answered.done():
+                pull.answered.set_result(pull.messages)
+
+    async def pull(self, messages_max: int, wait_s: float) -> list[PulledMessage]:
+        """Wait for messages."""
+        loop = asyncio.get_running_loop()
+        pull = _Pull(messages_max, loop.create_future())
+        self._waiting.append(pull)
+        self.last_pull = loop.time()
+        self.pump()
+        try:
+            async with asyncio.timeout(max(wait_s, 0.05)):
+                return await pull.answered
+        except TimeoutError:
+            return pull.messages
+        finally:
+            self.last_pull = loop.time()
+            if pull in self._waiting:
+                self._waiting.remove(pull)
+
+
+class Pulls:
+    """See the module."""
+
+    def __init__(self, groups: Groups, receipts: Receipts) -> None:
+        self._groups = groups
+        self._receipts = receipts
+        self._consumers: dict[str, PullConsumer] = {}
+        self._joining: dict[str, asyncio.Lock] = {}
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.waiting = 0
+
+    async def pull(
+        self, queue: Queue, group: Group, messages_max: int, wait_s: float
+    ) -> list[PulledMessage]:
+        """Up to `messages_max` messages; waits up to `wait_s` seconds for the first one."""
+        if self.waiting >= limits.PULLS_WAITING_MAX:
+            raise Refused("too_many", "too many pulls wait here", 1.0)
+        self.waiting += 1
+        try:
+            consumer = await self._consumer(queue, group)
+            return await consumer.pull(messages_max, wait_s)
+        finally:
+            self.waiting -= 1
+
+    async def _consumer(self, queue: Queue, group: Group) -> PullConsumer:
+        async with self._joining.setdefault(group.group_id, asyncio.Lock()):
+            consumer = self._consumers.get(group.group_id)
+            if consumer is None or consumer.runtime.closed:
+                consumer = PullConsumer(self._groups.runtime(queue, group), self._receipts)
+                consumer.last_pull = asyncio.get_running_loop().time()
+                self._consumers[group.group_id] = consumer
+                await consumer.runtime.join(consumer)
+                self._sweep_later()
+            return consumer
+
+    def _sweep_later(self) -> None:
+        if self._sweeper is None:
+            self._sweeper = asyncio.get_running_loop().call_later(1.0, self._sweep)
+
+    def _sweep(self) -> None:
+        """Virtual consumers that nobody pulls from leave: their partitions drain to others."""
+        self._sweeper = None
+        loop = asyncio.get_running_loop()
+        for group_id, consumer in list(self._consumers.items()):
+            if not consumer.busy and loop.time() - consumer.last_pull > limits.PULL_IDLE_S:
+                del self._consumers[group_id]
+                self._joining.pop(group_id, None)
+                task = loop.create_task(consumer.runtime.retire(consumer))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        if self._consumers:
+            self._sweep_later()
+
+    # --- Receipts ------------------------------------------------------------------------------
+
+    async def ack(self, queue: Queue, group: Group, receipts: list[str]) -> PullSettled:
+        """Settle; durable when this returns."""
+        return await self._act(
+            queue, group, receipts, lambda slot, r, now: slot.ack(r.push, r.offset, r.offset, now)
+        )
+
+    async def nack(
+        self, queue: Queue, group: Group, receipts: list[str], delay_s: float | None
+    ) -> PullSettled:
+        """Return them; they come again after `delay_s` or the backoff."""
+        return await self._act(
+            queue, group, receipts,
+            lambda slot, r, now: slot.nack(r.push, r.offset, r.offset, delay_s, now),
+        )  # fmt: skip
+
+    async def extend(
+        self, queue: Queue, group: Group, receipts: list[str], lease_s: float | None
+    ) -> PullSettled:
+        """Prolong leases to `lease_s` seconds from now, or the group's lease."""
+        return await self._act(
+            queue, group, receipts,
+            lambda slot, r, now: slot.delivery.extend(
+                r.push, r.offset, r.offset,
+                lease_s=lease_s or slot.delivery.settings.lease_s, now=now,
+            ),
+        )  # fmt: skip
+
+    def release(self, queue: Queue, group: Group, messages: Sequence[PulledMessage]) -> None:
+        """These were given and could not be handed over: they return at once."""
+        runtime = self._groups.runtimes.get(group.group_id)
+        now = asyncio.get_running_loop().time()
+        for message in messages:
+            receipt = self._receipts.decode(queue.queue_id, group.group_id, message.receipt)
+            slot = runtime.slots.get(message.partition) if runtime is not None else None
+            if receipt is not None and slot is not None and slot.delivery.epoch == receipt.epoch:
+                slot.give_back(receipt.push, receipt.offset, now)
+
+    async def _act(
+        self,
+        queue: Queue,
+        group: Group,
+        receipts: list[str],
+        act: Callable[[Slot, Receipt, float], Judged],
+    ) -> PullSettled:
+        """Judge each receipt by the slot that gave it; answer when the effect is durable."""
+        runtime = self._groups.runtimes.get(group.group_id)
+        now = asyncio.get_running_loop().time()
+        stale: list[str] = []
+        invalid: list[str] = []
+        count = 0
+        touched: dict[int, Slot] = {}
+        for text in receipts:
+            receipt = self._receipts.decode(queue.queue_id, group.group_id, text)
+            if receipt is None:
+                invalid.append(text)
+                continue
+            slot = runtime.slots.get(receipt.partition) if runtime is not None else None
+            if slot is None or slot.ended or slot.delivery.epoch != receipt.epoch:
+                stale.append(text)
+                continue
+            settled = Settled()
+            settled.add((receipt.partition, receipt.epoch, receipt.push), act(slot, receipt, now))
+            touched[receipt.partition] = slot
+            count += settled.settled
+            if settled.stale or settled.not_delivered:
+                stale.append(text)
+        await _durable(touched, now)
+        return PullSettled(settled=count, stale=stale, invalid=invalid)
+
+    def drain(self) -> None:
+        """Answer every waiting pull with what there is: nothing."""
+        for consumer in self._consumers.values():
+            consumer.answer_all()
+
+    def close(self) -> None:
+        """No sweeping any more."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+
+
+async def _durable(touched: dict[int, Slot], now: float) -> None:
+    """Wait until what was done to these slots is durable."""
+    loop = asyncio.get_running_loop()
+    waits: list[asyncio.Future[bool]] = []
+    for slot in touched.values():
+        future: asyncio.Future[bool] = loop.create_future()
+        waits.append(future)
+
+        def confirmed(durable: bool, future: "asyncio.Future[bool]" = future) -> None:
+            if not future.done():
+                future.set_result(durable)
+
+        slot.settled(now, confirmed)
+    for future in waits:
+        if not await future:
+            raise Refused("unknown")

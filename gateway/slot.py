@@ -1,0 +1,360 @@
+"""A slot: one partition of a group while a consumer of this gateway owns it.
+
+The shell around one `push.delivery.Delivery`: it hands in records, credit and time, and carries
+out what the rules ask for: pushes, reads, cursor writes, dead letters. It holds no rule.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from gateway.deadlines import Deadlines
+from gateway.fetch import Fetch
+from gateway.flusher import Flusher
+from gateway.spans import Span, SpanLog, Stages
+from gateway.tail import Tail
+from metadata.catalog import Group, Queue
+from push import limits
+from push.delivery import Delivery
+from push.errors import TocsinError
+from push.giving import GiveOut, Judged, Taken
+from push.ports import CursorWrite, GroupPartition, Partition, Storage, Written
+from push.record import Record
+from push.waiting import DeadLetter
+
+
+class Owner(Protocol):
+    """A consumer, as a slot sees it."""
+
+    def available(self) -> int:
+        """How many messages it may be given now."""
+
+    @property
+    def blocked_by(self) -> str:
+        """Why `available` is 0: credit or socket."""
+
+    def deliver(self, slot: "Slot", record: Record, out: GiveOut) -> None:
+        """Give it these; counts against `available`."""
+
+    def revoked(self, slot: "Slot", taken: list[Taken], reason: str) -> None:
+        """These are no longer its own (R17)."""
+
+    def pump(self) -> None:
+        """Something of its slots may have become possible."""
+
+
+@dataclass(slots=True)
+class Context:
+    """What all slots of a gateway share."""
+
+    storage: Storage
+    tail: Tail
+    flusher: Flusher
+    spans: SpanLog
+    deadlines: Deadlines
+    move_dead_letter: "Callable[[Slot, DeadLetter, Record], Coroutine[Any, Any, None]]"
+    """Append it to the dead-letter queue, durably, once."""
+    random: random.Random = field(default_factory=random.Random)
+
+
+class Slot:
+    """See the module. `gone` is called once when its epoch has ended here: drained and written, or
+    fenced."""
+
+    def __init__(
+        self,
+        context: Context,
+        queue: Queue,
+        group: Group,
+        partition: Partition,
+        delivery: Delivery,
+        owner: Owner,
+        gone: "Callable[[Slot], None]",
+    ) -> None:
+        self._context = context
+        self.queue = queue
+        self.group = group
+        self.partition = partition
+        self.place = GroupPartition(group.group_id, partition)
+        self.delivery = delivery
+        self.owner = owner
+        self.id_prefix = f"{queue.queue_id}-{delivery.generation}-{partition.number}-"
+        self.scheduled = float("inf")
+        self.ended = False
+        self.blocked = ""
+        """What held it up last, while there was something to give."""
+        self.reasons: dict[int, str] = {}
+        """What the last nack of an offset gave as its reason."""
+        self._at_most_once = group.settings.semantics == "at_most_once"
+        self._gone = gone
+        self._fetch = Fetch(context.storage, context.tail, partition, self._woken)
+        self._unsent: list[tuple[Record, GiveOut, Stages | None]] = []
+        self._writing_unsent: list[tuple[Record, GiveOut, Stages | None]] = []
+        self._confirms: list[Callable[[bool], None]] = []
+        self._writing_confirms: list[Callable[[bool], None]] = []
+        self._spans: dict[int, Span] = {}
+        context.tail.follow(partition, self._certified)
+
+    # --- Giving --------------------------------------------------------------------------------
+
+    def _certified(self, partition: Partition) -> None:
+        self.delivery.certify(self._context.tail.ends[partition])
+        self.owner.pump()
+
+    def _woken(self) -> None:
+        if not self.ended:
+            self.owner.pump()
+
+    def pump(self, count_max: int) -> bool:
+        """Give what rules, credit and the records at hand allow, at most `count_max` messages.
+
+        True: more could go out at once, were it given another turn.
+        """
+        if self.ended:
+            return False
+        delivery, owner = self.delivery, self.owner
+        loop = asyncio.get_running_loop()
+        now, wall_unix_ms = loop.time(), int(time.time() * 1000)
+        left = count_max
+        if owner.available() > 0 and delivery.waiting.lines.by_key:
+            left -= self._pump_lines(min(left, owner.available()), now, wall_unix_ms)
+        while left > 0 and delivery.wants_log and (credit := owner.available()) > 0:
+            found = self._fetch.log(delivery.frontier)
+            if found is None:
+                if self._fetch.nothing_until > delivery.frontier:
+                    delivery.skip_to(self._fetch.nothing_until, now=now)
+                    continue
+                break
+            record, stages = found
+            for out in delivery.give(record, min(credit, left), now=now, wall_unix_ms=wall_unix_ms):
+                left -= out.last - out.first + 1
+                self._send(record, out, stages, now)
+        self._after(now)
+        if not delivery.wants_log:
+            if delivery.frontier < delivery.end:
+                self.blocked = "draining" if delivery.draining else "held"
+            return False
+        if not owner.available():
+            self.blocked = owner.blocked_by
+        elif self._fetch.reading:
+            self.blocked = "read"
+        return left <= 0 and owner.available() > 0
+
+    def _pump_lines(self, credit: int, now: float, wall_unix_ms: int) -> int:
+        """What lines may send. Returns how many went out."""
+        delivery, given = self.delivery, 0
+        delivery.plan_retries(credit, now=now)
+        for key, after in delivery.waiting.side_wanted():
+            self._fetch.job(f"side {key}", self._load_side(key, after))
+        giveable = delivery.giveable
+        while giveable and given < credit:
+            key, offset = giveable[0]
+            found = self._fetch.line(offset)
+            if found is None:
+                self._fetch.read_lines([offset for _, offset in giveable])
+                break
+            giveable.pop(0)
+            record = found[0]
+            out = delivery.give_line(key, offset, record, now=now, wall_unix_ms=wall_unix_ms)
+            if out is not None and record is not None:
+                given += 1
+                self._send(record, out, None, now)
+        return given
+
+    async def _load_side(self, key: int, after: int) -> None:
+        offsets = await self._context.storage.read_side(
+            self.place, key, after, limits.LINE_WINDOW_MAX
+        )
+        self.delivery.waiting.side_loaded(key, offsets, asyncio.get_running_loop().time())
+
+    def _send(self, record: Record, out: GiveOut, stages: Stages | None, now: float) -> None:
+        if self._at_most_once:
+            # R23: settled durably before the push; what is not known to be settled is not pushed.
+            self.delivery.ack(out.push, out.first, out.last, now=now)
+            self._unsent.append((record, out, stages))
+            self._context.flusher.mark(self, urgent=True)
+            return
+        self._deliver(record, out, stages)
+
+    def _deliver(self, record: Record, out: GiveOut, stages: Stages | None) -> None:
+        span = Span(
+            self.queue.queue_id, self.group.group_id, self.partition.number, self.delivery.epoch,
+            out.push, out.first, out.last, out.attempt, stages, self.blocked, time.time() * 1000,
+        )  # fmt: skip
+        self.blocked = ""
+        if not self._at_most_once:
+            self._spans[out.push] = span
+        self._context.spans.add(span)
+        self.owner.deliver(self, record, out)
+
+    def _after(self, now: float) -> None:
+        """After anything that may have changed what the rules wait for."""
+        delivery = self.delivery
+        if delivery.dirty:
+            self._context.flusher.mark(self, urgent=delivery.urgent)
+        if delivery.waiting.dying:
+            for dead in delivery.take_dead_letters():
+                self._fetch.job(f"dead {dead.offset}", self._bury(dead))
+        self._context.deadlines.set(self, delivery.next_deadline())
+        self._end_if_drained()
+
+    async def _bury(self, dead: DeadLetter) -> None:
+        """Move one message to the dead letters; try again until it is there."""
+        while True:
+            try:
+                read = await self._context.storage.read(
+                    self.partition, dead.offset, 1, until=dead.offset
+                )
+                record = read.records[0] if read.records else None
+                if record is not None and record.first <= dead.offset <= record.last:
+                    await self._context.move_dead_letter(self, dead, record)
+                break
+            except TocsinError:
+                await asyncio.sleep(1.0)
+        now = asyncio.get_running_loop().time()
+        self.delivery.dead_lettered(dead.offset, now=now)
+        self._after(now)
+
+    # --- What the consumer says ----------------------------------------------------------------
+
+    def ack(self, push: int, first: int, last: int, now: float) -> Judged:
+        """Settle; see Delivery.ack."""
+        judged = self.delivery.ack(push, first, last, now=now)
+        if push not in self.delivery.leases.pushes:
+            span = self._spans.pop(push, None)
+            if span is not None:
+                span.acked_unix_ms = time.time() * 1000
+        return judged
+
+    def nack(
+        self, push: int, first: int, last: int, delay_s: float | None, now: float,
+        reason: str | None = None,
+    ) -> Judged:  # fmt: skip
+        """Return; see Delivery.nack. Revokes at once what returns with it. `reason` goes with the
+        message when it ends in the dead letters."""
+        judged, revoked = self.delivery.nack(
+            push, first, last,
+            delay_s=delay_s, draw=self._context.random.random, now=now,
+            wall_unix_ms=int(time.time() * 1000),
+        )  # fmt: skip
+        if reason is not None:
+            for low, high in judged.settled:
+                self.reasons.update(dict.fromkeys(range(low, high + 1), reason))
+            while len(self.reasons) > limits.DYING_PER_PARTITION_MAX:
+                del self.reasons[next(iter(self.reasons))]
+        if revoked:
+            self.owner.revoked(self, revoked, "an earlier message of the key returned")
+        return judged
+
+    def give_back(self, push: int, offset: int, now: float) -> None:
+        """Its consumer never saw it; see Delivery.give_back."""
+        self.delivery.give_back(push, offset, now=now)
+        self._after(now)
+        self.owner.pump()
+
+    def settled(self, now: float, confirmed: Callable[[bool], None] | None = None) -> None:
+        """After the acks, nacks and extends of a frame: write what they changed. `confirmed` is
+        called with True once it is durable, with False when that will never be known here."""
+        if confirmed is not None:
+            if self.delivery.dirty or self.delivery.waiting.pending.under_way:
+                self._confirms.append(confirmed)
+                self._context.flusher.mark(self, urgent=True)
+            else:
+                confirmed(True)
+        self._after(now)
+
+    # --- Time ----------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """A lease, a backoff or a drain has ended."""
+        if self.ended:
+            return
+        now = asyncio.get_running_loop().time()
+        taken = self.delivery.expire(now=now, wall_unix_ms=int(time.time() * 1000))
+        if taken:
+            self.owner.revoked(self, taken, "the lease ended")
+            self._forget_spans(taken)
+        self._after(now)
+        self.owner.pump()
+
+    def _forget_spans(self, taken: list[Taken]) -> None:
+        for push, _ in taken:
+            if push not in self.delivery.leases.pushes:
+                self._spans.pop(push, None)
+
+    # --- Writing -------------------------------------------------------------------------------
+
+    def take_write(self, *, wall_unix_ms: int) -> CursorWrite | None:
+        """For the flusher."""
+        write = self.delivery.take_write(wall_unix_ms=wall_unix_ms)
+        if write is not None:
+            self._writing_unsent, self._unsent = self._unsent, []
+            self._writing_confirms, self._confirms = self._confirms, []
+        return write
+
+    def written(self, answer: Written) -> None:
+        """The write is durable: what waited for it happens now."""
+        now = asyncio.get_running_loop().time()
+        self.delivery.written(answer, now=now)
+        unsent, self._writing_unsent = self._writing_unsent, []
+        for record, out, stages in unsent:
+            if not self.ended:
+                self._deliver(record, out, stages)
+        confirms, self._writing_confirms = self._writing_confirms, []
+        if self.delivery.dirty:
+            self._context.flusher.mark(self, urgent=bool(self._confirms) or self.delivery.urgent)
+        else:  # what was settled while the write was under way stood in it already
+            confirms, self._confirms = confirms + self._confirms, []
+        for confirmed in confirms:
+            confirmed(True)
+        self._after(now)
+        self._woken()
+
+    def not_written(self, error: TocsinError) -> None:
+        """The write's outcome is not known: it is kept; unsent at-most-once messages are not sent
+        any more (R23)."""
+        self.delivery.not_written()
+        self._writing_unsent = []
+        self._confirms = self._writing_confirms + self._confirms
+        self._writing_confirms = []
+
+    def fenced(self) -> None:
+        """A newer owner exists: stop at once, nothing of this epoch counts any more."""
+        self._end()
+
+    # --- Ending --------------------------------------------------------------------------------
+
+    def drain(self, deadline: float) -> None:
+        """Give nothing more; end when what is in flight has ended, at `deadline` at the latest."""
+        if not self.delivery.draining:
+            self.delivery.drain(deadline=deadline)
+            self._after(asyncio.get_running_loop().time())
+
+    def abandon(self) -> None:
+        """Its consumer is gone: everything unsettled returns to the group."""
+        if not self.ended:
+            self.delivery.abandon(wall_unix_ms=int(time.time() * 1000))
+            self._after(asyncio.get_running_loop().time())
+
+    def _end_if_drained(self) -> None:
+        delivery = self.delivery
+        if (
+            delivery.drained
+            and not self.ended
+            and not delivery.dirty
+            and not delivery.waiting.pending.under_way
+        ):
+            self._end()
+
+    def _end(self) -> None:
+        if self.ended:
+            return
+        self.ended = True
+        self._fetch.cancel()
+        self._context.tail.unfollow(self.partition, self._certified)
+        for confirmed in [*self._writing_confirms, *self._confirms]:
+            confirmed(False)
+        self._gone(self)

@@ -1,0 +1,89 @@
+"""The tail: what this gateway knows of each partition's log without asking the storage.
+
+The certified end of every partition that somebody follows, and the most recent records in
+memory, shared by all who follow: who keeps up never reads the disk, and a record is parsed once.
+Reads of the backlog go to the storage; equal ones that overlap are made once.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from gateway.spans import Stages
+from push import limits
+from push.ports import Partition, Read, Storage
+from push.record import Record
+
+Follower = Callable[[Partition], None]
+
+
+class Tail:
+    """See the module. Everything happens on one event loop."""
+
+    def __init__(self, storage: Storage, *, bytes_max: int = limits.TAIL_CACHE_BYTES_MAX) -> None:
+        self._storage = storage
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._records: dict[Partition, dict[int, tuple[Record, Stages]]] = {}
+        self._order: deque[tuple[Partition, int]] = deque()
+        self._followers: dict[Partition, list[Follower]] = {}
+        self._reads: dict[tuple[Partition, int], asyncio.Task[Read]] = {}
+        self.ends: dict[Partition, int] = {}
+        """Certified ends, of the partitions that were appended to or asked for."""
+
+    def appended(self, partition: Partition, record: Record, stages: Stages, end: int) -> None:
+        """A record of this gateway was certified at its place: remember it, tell who follows."""
+        if partition in self._followers:
+            self._records.setdefault(partition, {})[record.first] = (record, stages)
+            self._order.append((partition, record.first))
+            self._bytes += len(record.payload)
+            while self._bytes > self._bytes_max:
+                self._evict()
+        self.certified(partition, end)
+
+    def _evict(self) -> None:
+        partition, first = self._order.popleft()
+        records = self._records[partition]
+        record, _ = records.pop(first)
+        self._bytes -= len(record.payload)
+        if not records:
+            del self._records[partition]
+
+    def certified(self, partition: Partition, end: int) -> None:
+        """The partition is certified up to `end`."""
+        if end > self.ends.get(partition, 0):
+            self.ends[partition] = end
+        for follower in self._followers.get(partition, ()):
+            follower(partition)
+
+    def follow(self, partition: Partition, follower: Follower) -> None:
+        """Call `follower` whenever the partition's certified end may have moved."""
+        self._followers.setdefault(partition, []).append(follower)
+
+    def unfollow(self, partition: Partition, follower: Follower) -> None:
+        """Stop calling it. The last one to leave lets go of the cached records in due time."""
+        followers = self._followers.get(partition, [])
+        followers.remove(follower)
+        if not followers:
+            del self._followers[partition]
+
+    def forget(self, partition: Partition) -> None:
+        """The partition is gone."""
+        self.ends.pop(partition, None)
+
+    def get(self, partition: Partition, offset: int) -> tuple[Record, Stages] | None:
+        """The record that begins at `offset`, if it is in memory."""
+        records = self._records.get(partition)
+        return records.get(offset) if records else None
+
+    async def read(self, partition: Partition, offset: int) -> Read:
+        """Records from the one that holds `offset`, or the next there is, on; one read's worth."""
+        key = (partition, offset)
+        task = self._reads.get(key)
+        if task is None:
+            task = asyncio.create_task(
+                self._storage.read(partition, offset, limits.READ_BYTES_MAX), name=f"read {key}"
+            )
+            self._reads[key] = task
+            task.add_done_callback(lambda _: self._reads.pop(key, None))
+        return await asyncio.shield(task)
