@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from gateway import link
 from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
 from metadata.client import Metadata
 from push.errors import TocsinError
@@ -71,6 +72,10 @@ class Publishing(Protocol):
         queue: Queue,
         messages: Sequence[Message],
         answer: Callable[[Answered], None],
+        *,
+        producer: bytes | None = None,
+        sequence: int | None = None,
+        resolved: int = 0,
     ) -> None:
         """`answer` is called exactly once, on the loop, perhaps before this returns."""
 
@@ -170,3 +175,7 @@ class BrokerPort(Protocol):
 
     async def ready(self) -> list[str]:
         """What is not ready, one sentence each; empty: ready."""
+
+
+class WholeBroker(BrokerPort, link.Broker, Protocol):
+    """The broker as the process sees it, which serves REST and sessions from it."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from gateway.frames import Position
+from gateway.link import Consumer, Link, Reader, StartFrom
 from gateway.ports import (
     Answered,
     GroupStart,
@@ -124,6 +126,12 @@ class PlainMetadata:
     def secret(self, name: str) -> bytes:
         return name.encode().ljust(32, b".")
 
+    def mark(self, name: str) -> str | None:
+        return None
+
+    async def set_mark(self, name: str, value: str) -> None:
+        return None
+
     def on_queue_changed(self, listener: QueueListener) -> None:
         return None
 
@@ -159,6 +167,28 @@ class PlainGroup:
     attempts: dict[int, int] = field(default_factory=dict)
 
 
+class NoSessions:
+    """link.Groups and link.Readers: sessions may publish here, and nothing else."""
+
+    async def subscribe(
+        self, link: Link, subscription: int, queue: Queue, group: Group, credit: int
+    ) -> Consumer:
+        raise Refused("group_not_found")
+
+    async def open(
+        self,
+        link: Link,
+        subscription: int,
+        queue: Queue,
+        *,
+        keys: list[str] | None,
+        start: StartFrom | None,
+        position: Position | None,
+        credit: int,
+    ) -> Reader:
+        raise Refused("queue_not_found")
+
+
 class PlainBroker:
     """gateway.ports.BrokerPort, gateway.ports.Publishing and gateway.ports.Pulling in one."""
 
@@ -181,6 +211,14 @@ class PlainBroker:
     @property
     def pulls(self) -> "PlainBroker":
         return self
+
+    @property
+    def groups(self) -> "NoSessions":
+        return NoSessions()
+
+    @property
+    def readers(self) -> "NoSessions":
+        return NoSessions()
 
     async def start(self) -> None:
         self.steps.append("start")
@@ -267,7 +305,14 @@ class PlainBroker:
         }
 
     def submit(
-        self, queue: Queue, messages: Sequence[Message], answer: Callable[[Answered], None]
+        self,
+        queue: Queue,
+        messages: Sequence[Message],
+        answer: Callable[[Answered], None],
+        *,
+        producer: bytes | None = None,
+        sequence: int | None = None,
+        resolved: int = 0,
     ) -> None:
         log = self._log(queue)
         outcomes: list[tuple[int, int, bool] | TocsinError] = []

@@ -1,0 +1,171 @@
+"""What only an operator on this machine may do: `tocsin admin …`, over a Unix socket.
+
+The socket stands in the data folder, for its owner alone (0600): who may write the data may ask
+for this, and nobody over the network can. It speaks HTTP with the same problem documents. Paths
+of Unix sockets end at 107 bytes; where the data folder's is too long the socket stands in a
+temporary folder and `admin.path` in the data folder says where.
+"""
+
+import contextlib
+import os
+import socket
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.listening import Listener
+from gateway.operation import decode, read_body, reply
+from gateway.ports import BrokerPort
+from gateway.problems import Problems
+from metadata.catalog import Principal
+from push.errors import Refused
+
+ADMINISTRATOR: Final = Principal("administrator")
+SOCKET_NAME: Final = "admin.sock"
+POINTER_NAME: Final = "admin.path"
+SOCKET_PATH_BYTES_MAX: Final = 107
+"""sockaddr_un.sun_path is 108 bytes, one of them the final zero."""
+TIMEOUT_S: Final = 60.0
+"""Of a client: dropping a queue of many partitions takes a while."""
+
+
+class DeleteQueue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The queue's name twice: what is deleted is gone."""
+
+    queue: str
+    confirm: str
+
+
+_DELETE_QUEUE: Final = msgspec.json.Decoder(DeleteQueue)
+
+
+class AdminError(Exception):
+    """The command did nothing, and why: a sentence."""
+
+
+# --- The broker's side -------------------------------------------------------------------------
+
+
+class AdminSocket:
+    """The socket of a running broker."""
+
+    def __init__(self, data_dir: Path, broker: BrokerPort) -> None:
+        self._data_dir = data_dir
+        self._broker = broker
+        self._listener: Listener | None = None
+
+    async def start(self) -> None:
+        """Listen. The caller holds the data folder: what is left of a dead broker is removed."""
+        clear(self._data_dir)
+        self._listener = Listener(_application(self._broker), _bind(self._data_dir))
+        await self._listener.start()
+
+    async def stop(self) -> None:
+        """Answer what is under way, then take the socket away. Not started: nothing happens."""
+        if self._listener is not None:
+            await self._listener.finish(1)
+            clear(self._data_dir)
+
+
+def _bind(data_dir: Path) -> socket.socket:
+    path = data_dir / SOCKET_NAME
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+        path = Path(tempfile.mkdtemp(prefix="tocsin-")) / SOCKET_NAME  # a folder of mode 0700
+        (data_dir / POINTER_NAME).write_text(str(path), encoding="utf-8")
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # Not a chmod afterwards: for a moment anybody could connect.
+    umask = os.umask(0o177)
+    try:
+        bound.bind(os.fspath(path))
+    except OSError:
+        bound.close()
+        raise
+    finally:
+        os.umask(umask)
+    return bound
+
+
+def socket_path(data_dir: Path) -> Path:
+    """Where the socket of a broker on this data folder stands, if it runs."""
+    with contextlib.suppress(FileNotFoundError):
+        return Path((data_dir / POINTER_NAME).read_text(encoding="utf-8"))
+    return data_dir / SOCKET_NAME
+
+
+def clear(data_dir: Path) -> None:
+    """Remove the socket, and the temporary folder where there is one."""
+    path = socket_path(data_dir)
+    path.unlink(missing_ok=True)
+    (data_dir / POINTER_NAME).unlink(missing_ok=True)
+    # The pointer is a file that anybody who owns the folder can write: only ours is removed.
+    if path.parent != data_dir and path.parent.name.startswith("tocsin-"):
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()
+
+
+def _application(broker: BrokerPort) -> ASGIApp:
+    async def delete_queue(request: Request) -> Response:
+        wanted = decode(await read_body(request), _DELETE_QUEUE)
+        if wanted.queue != wanted.confirm:
+            raise Refused("invalid_request", "queue and confirm are not the same name")
+        queue = await broker.delete_queue(ADMINISTRATOR, wanted.queue)
+        return reply({"deleted": queue.name, "queue_id": queue.queue_id})
+
+    async def status(request: Request) -> Response:
+        return reply(await broker.describe())
+
+    router = Router(
+        [
+            Route("/delete-queue", delete_queue, methods=["POST"]),
+            Route("/status", status, methods=["GET"]),
+        ],
+        redirect_slashes=False,
+    )
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = application  # the router then raises 404 and 405
+        await router(scope, receive, send)
+
+    return Problems(application)
+
+
+# --- The command's side ------------------------------------------------------------------------
+
+
+def delete_queue(data_dir: Path, name: str, confirm: str) -> dict[str, Any]:
+    """Delete a queue of the broker that runs on this data folder.
+
+    Raises:
+        AdminError: no broker runs there, or it refused.
+    """
+    return _ask(data_dir, "POST", "/delete-queue", {"queue": name, "confirm": confirm})
+
+
+def status(data_dir: Path) -> dict[str, Any]:
+    """What the broker on this data folder says of itself. Raises AdminError."""
+    return _ask(data_dir, "GET", "/status", None)
+
+
+def _ask(data_dir: Path, method: str, path: str, body: object) -> dict[str, Any]:
+    transport = httpx2.HTTPTransport(uds=os.fspath(socket_path(data_dir)))
+    try:
+        with httpx2.Client(transport=transport, timeout=TIMEOUT_S) as client:
+            response = client.request(method, f"http://admin{path}", json=body)
+    except httpx2.ConnectError:
+        raise AdminError(
+            f"No broker runs on {data_dir}; start it, or name its folder with --data-dir or "
+            "TOCSIN_DATA_DIR."
+        ) from None
+    except httpx2.TransportError as error:
+        raise AdminError(f"The broker on {data_dir} did not answer: {error!r}.") from None
+    answer: dict[str, Any] = response.json()
+    if response.status_code != 200:
+        raise AdminError(f"{answer['code']}: {answer['detail']}")
+    return answer
