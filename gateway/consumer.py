@@ -134,6 +134,8 @@ class Consumer:
         confirmed: Callable[[Settled], None] | None,
     ) -> Settled:
         """Settle (R21); `confirmed` is called with the answer once it is durable."""
+        frames.check_deliveries(deliveries)
+        frames.check_deliveries(started)
         settled = Settled()
         touched: dict[int, Slot] = {}
         now = asyncio.get_running_loop().time()
@@ -151,6 +153,7 @@ class Consumer:
 
     def nack(self, deliveries: DeliveryList, delay_s: float | None, reason: str | None) -> Settled:
         """Return; each is a counted attempt. `reason` is kept for the dead letters."""
+        frames.check_deliveries(deliveries)
         settled = Settled()
         touched: dict[int, Slot] = {}
         now = asyncio.get_running_loop().time()
@@ -169,6 +172,8 @@ class Consumer:
         self, deliveries: DeliveryList, started: DeliveryList, lease_s: float | None
     ) -> Settled:
         """Prolong leases to `lease_s` from now (None: the group's)."""
+        frames.check_deliveries(deliveries)
+        frames.check_deliveries(started)
         settled = Settled()
         touched: dict[int, Slot] = {}
         now = asyncio.get_running_loop().time()

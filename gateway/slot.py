@@ -5,10 +5,10 @@ out what the rules ask for: pushes, reads, cursor writes, dead letters. It holds
 """
 
 import asyncio
-import random
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, Protocol
 
 from gateway.deadlines import Deadlines
@@ -57,7 +57,7 @@ class Context:
     deadlines: Deadlines
     move_dead_letter: "Callable[[Slot, DeadLetter, Record], Coroutine[Any, Any, None]]"
     """Append it to the dead-letter queue, durably, once."""
-    random: random.Random = field(default_factory=random.Random)
+    random: Random = field(default_factory=Random)
 
 
 class Slot:
