@@ -1,0 +1,76 @@
+"""Tocsin: publish, and be pushed to, in order and without loss.
+
+async with tocsin.connect("http://127.0.0.1:8080") as client:
+    await client.create_queue("orders")
+    await client.publish("orders", {"total": 12}, key="user-7")
+    async with client.subscribe("orders", group="billing") as messages:
+        async for message in messages:
+            await message.ack()
+"""
+
+from tocsin.client import Client, connect
+from tocsin.errors import (
+    BrokerError,
+    Busy,
+    CannotConnect,
+    ClientClosed,
+    Conflict,
+    Gap,
+    GroupNotFound,
+    InvalidRequest,
+    NotFound,
+    OutcomeUnknown,
+    PositionUnknown,
+    PublishManyFailed,
+    PublishTimeout,
+    QueueNotFound,
+    SessionEnded,
+    StaleDelivery,
+    TocsinError,
+    TooLarge,
+    Unauthorized,
+)
+from tocsin.http import Http, PulledMessage, Settled
+from tocsin.message import Message, ReadMessage
+from tocsin.outgoing import NewMessage
+from tocsin.publishing import Receipt
+from tocsin.reader import Reader
+from tocsin.subscription import Subscription
+from tocsin.wire import Durability, Position
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BrokerError",
+    "Busy",
+    "CannotConnect",
+    "Client",
+    "ClientClosed",
+    "Conflict",
+    "Durability",
+    "Gap",
+    "GroupNotFound",
+    "Http",
+    "InvalidRequest",
+    "Message",
+    "NewMessage",
+    "NotFound",
+    "OutcomeUnknown",
+    "Position",
+    "PositionUnknown",
+    "PublishManyFailed",
+    "PublishTimeout",
+    "PulledMessage",
+    "QueueNotFound",
+    "ReadMessage",
+    "Reader",
+    "Receipt",
+    "SessionEnded",
+    "Settled",
+    "StaleDelivery",
+    "Subscription",
+    "TocsinError",
+    "TooLarge",
+    "Unauthorized",
+    "connect",
+]

@@ -1,0 +1,309 @@
+"""The client: what a program talks to."""
+
+import itertools
+import os
+import random
+import secrets
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final
+
+from tocsin import wire
+from tocsin.errors import ClientClosed
+from tocsin.http import Http, PulledMessage, Settled
+from tocsin.outgoing import NewMessage
+from tocsin.publisher import Publisher
+from tocsin.publishing import Receipt
+from tocsin.reader import OnGap, Reader
+from tocsin.session import Session, Token
+from tocsin.subscribing import Start
+from tocsin.subscription import Subscription
+
+URL_DEFAULT: Final = "http://127.0.0.1:8080"
+PUBLISH_TIMEOUT_S: Final = 60.0
+CONNECT_TIMEOUT_S: Final = 10.0
+CREDIT: Final = 1000
+
+
+def connect(
+    url: str | None = None,
+    *,
+    token: Token = None,
+    producer: str | None = None,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
+) -> "Client":
+    """A client, to be used as `async with tocsin.connect() as client:`.
+
+    Args:
+        url: http or https; without it TOCSIN_URL, without that http://127.0.0.1:8080.
+        token: a bearer token, or a function that returns a fresh one at each attempt to connect;
+            without it TOCSIN_TOKEN, without that none is sent.
+        producer: the name under which messages are numbered; a random one by default. Only one
+            client at a time may use a name.
+        connect_timeout_s: for one attempt to connect, in seconds.
+    """
+    return Client(
+        url or os.environ.get("TOCSIN_URL") or URL_DEFAULT,
+        token=token if token is not None else os.environ.get("TOCSIN_TOKEN") or None,
+        producer=producer or secrets.token_hex(16),
+        connect_timeout_s=connect_timeout_s,
+    )
+
+
+class Client:
+    """A connection to a broker. Entering it connects once, or raises CannotConnect or the broker's
+    error; a connection that is lost later is opened again until the client is closed."""
+
+    def __init__(self, url: str, *, token: Token, producer: str, connect_timeout_s: float) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"the URL of a broker begins with http:// or https://, not {url!r}")
+        self.url = url.rstrip("/")
+        self.producer = producer
+        self._token = token
+        self._connect_timeout_s = connect_timeout_s
+        self._numbers = itertools.count(1)
+        self._session: Session | None = None
+        self._publisher: Publisher | None = None
+        self._http: Http | None = None
+
+    async def __aenter__(self) -> "Client":
+        rng = random.Random()  # jitter wants no secrecy
+        session = Session(
+            self.url,
+            token=self._token,
+            producer=self.producer,
+            connect_timeout_s=self._connect_timeout_s,
+            rng=rng,
+        )
+        publisher = Publisher(session, rng=rng)
+        await session.open()
+        self._session, self._publisher = session, publisher
+        self._http = Http(self.url, token=self._token)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Send what is queued and close. Publishes without an answer end with ClientClosed; what
+        subscriptions have not settled returns to its group."""
+        session, self._session = self._session, None
+        http, self._http = self._http, None
+        self._publisher = None
+        if session is not None:
+            await session.close()
+        if http is not None:
+            await http.close()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a session stands right now; if not, one is being opened."""
+        return self._session is not None and self._session.is_open
+
+    # --- publishing -----------------------------------------------------------------------------
+
+    async def publish(
+        self,
+        queue: str,
+        body: Any,
+        *,
+        key: str | None = None,
+        id: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        ttl_s: float | None = None,
+        content_type: str | None = None,
+        timeout_s: float | None = PUBLISH_TIMEOUT_S,
+    ) -> Receipt:
+        """Publish a message; it is durable when this returns.
+
+        Calls that are made in one turn of the event loop travel together, so publish concurrently
+        (`asyncio.gather`, or `publish_many`) where speed matters. Messages of a key are stored in
+        the order of the calls. What the broker refuses only for now, and a lost connection, is
+        waited out, without ever reordering a key.
+
+        Args:
+            body: any JSON-able value, or `bytes` for a binary body. See NewMessage.
+            key: messages of one key stay in order; without one none is promised.
+            id: the same key and id within the queue's dedup window is stored once.
+            ttl_s: after so many seconds the message is no longer given out.
+            timeout_s: how long to wait for the final answer, in seconds; None: for ever.
+
+        Raises:
+            QueueNotFound, TooLarge, InvalidRequest, Unauthorized, ...: refused, not stored.
+            PublishTimeout: no final answer in time; perhaps it was stored.
+            ClientClosed, SessionEnded: likewise, and this client is of no more use.
+        """
+        message = NewMessage(body, key, id, headers, ttl_s, content_type)
+        return await self._publishing().publish(queue, message, timeout_s)
+
+    async def publish_many(
+        self,
+        queue: str,
+        messages: Iterable[NewMessage | Mapping[str, Any]],
+        *,
+        timeout_s: float | None = PUBLISH_TIMEOUT_S,
+    ) -> list[Receipt]:
+        """Publish messages (NewMessage, or mappings with its fields); their receipts, in order.
+
+        Cheaper than as many `publish` calls. Not atomic: each message has its own outcome.
+
+        Raises:
+            PublishManyFailed: some were not stored; `outcomes` has each one's receipt or error.
+            InvalidRequest: one cannot be sent as it is; then none was sent.
+        """
+        return await self._publishing().publish_many(queue, messages, timeout_s)
+
+    # --- consuming ------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        queue: str,
+        group: str,
+        *,
+        credit: int = CREDIT,
+        start: Start | None = None,
+        **settings: Any,
+    ) -> Subscription:
+        """A place in a group: `async with client.subscribe("orders", group="billing") as messages:
+        async for message in messages: ...; await message.ack()`.
+
+        The group is created where it does not exist. Inside it each message goes to one consumer;
+        those of a key come one after another, the next one when the one before has been settled.
+
+        Args:
+            credit: how many messages may be held here at a time. What is not handled within the
+                lease returns to the group, so choose it smaller than a lease's worth of work.
+            start: where a new group starts: "earliest" (default), "latest", or a time.
+            settings: of the group, as in `put_group`; they are put before joining.
+        """
+        session = self._talking()
+
+        async def put_group() -> None:
+            await self._calling().put_group(queue, group, start=start, **settings)
+
+        return Subscription(
+            session,
+            next(self._numbers),
+            queue,
+            group,
+            credit=credit,
+            start=start,
+            prepare=put_group if settings else None,
+        )
+
+    def read(
+        self,
+        queue: str,
+        keys: Sequence[str] | None = None,
+        *,
+        start: Start | wire.Position = "latest",
+        credit: int = CREDIT,
+        on_gap: OnGap = "raise",
+    ) -> Reader:
+        """A reader: every message, or every one of some keys, without a group and without acks.
+
+        Args:
+            keys: only messages of these keys.
+            start: "latest", "earliest", a time, or the `position` of an earlier reader.
+            credit: how many messages may wait here at a time.
+            on_gap: "raise" a Gap where messages are no longer retained, or what is called with it.
+        """
+        return Reader(
+            self._talking(),
+            next(self._numbers),
+            queue,
+            keys=keys,
+            start=start,
+            credit=credit,
+            on_gap=on_gap,
+        )
+
+    # --- over HTTP ------------------------------------------------------------------------------
+
+    async def create_queue(self, name: str, **settings: Any) -> dict[str, Any]:
+        """Create a queue, or change its settings (those left out have their defaults).
+
+        Settings, durations in seconds: partitions, message_bytes_max, messages_max, bytes_max,
+        overflow, retention_s, message_ttl_s, lease_s, lease_total_s, attempts_max, backoff_s,
+        backoff_max_s, on_exhausted, dead_letter_queue, dedup_window_s, durability.
+
+        Raises:
+            Conflict: a setting that is fixed at creation would change.
+            InvalidRequest: a name or a setting breaks a rule.
+        """
+        return await self._calling().create_queue(name, **settings)
+
+    async def queue(self, name: str) -> dict[str, Any]:
+        """A queue's description: settings, holder, partitions, depth, each group's lag."""
+        return await self._calling().queue(name)
+
+    def queues(self) -> AsyncIterator[dict[str, Any]]:
+        """The descriptions of all queues, by name."""
+        return self._calling().queues()
+
+    async def put_group(
+        self, queue: str, group: str, *, start: Start | None = None, **settings: Any
+    ) -> dict[str, Any]:
+        """Create a group, or change its settings (those left out are the queue's).
+
+        Settings, durations in seconds: semantics, lease_s, lease_total_s, attempts_max, backoff_s,
+        backoff_max_s, on_exhausted, expires_s. `start` only matters at creation.
+        """
+        return await self._calling().put_group(queue, group, start=start, **settings)
+
+    async def group(self, queue: str, group: str) -> dict[str, Any]:
+        """A group's description: settings, lag, owners."""
+        return await self._calling().group(queue, group)
+
+    async def delete_group(self, queue: str, group: str) -> None:
+        """Delete a group; what it had not settled stays for the others."""
+        await self._calling().delete_group(queue, group)
+
+    async def seek_group(self, queue: str, group: str, to: Start | int) -> dict[str, Any]:
+        """Send a group to its start, its end, a time, or an offset, the same in each partition."""
+        return await self._calling().seek_group(queue, group, to)
+
+    async def pull(
+        self, queue: str, group: str, *, messages_max: int = 10, wait_s: float = 0.0
+    ) -> list[PulledMessage]:
+        """Take messages without a subscription; settle them by their receipts. Waits up to
+        `wait_s` seconds for the first one; nothing came: an empty list."""
+        return await self._calling().pull(queue, group, messages_max=messages_max, wait_s=wait_s)
+
+    async def ack_receipts(self, queue: str, group: str, receipts: Sequence[str]) -> Settled:
+        """Settle pulled messages; durable when this returns."""
+        return await self._calling().ack_receipts(queue, group, receipts)
+
+    async def nack_receipts(
+        self, queue: str, group: str, receipts: Sequence[str], *, delay_s: float | None = None
+    ) -> Settled:
+        """Return pulled messages: they come again after `delay_s` seconds, or the backoff."""
+        return await self._calling().nack_receipts(queue, group, receipts, delay_s=delay_s)
+
+    async def extend_receipts(
+        self, queue: str, group: str, receipts: Sequence[str], *, lease_s: float | None = None
+    ) -> Settled:
+        """Prolong the leases of pulled messages to `lease_s` seconds from now, or the group's."""
+        return await self._calling().extend_receipts(queue, group, receipts, lease_s=lease_s)
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _talking(self) -> Session:
+        if self._session is None:
+            raise ClientClosed("the client is not connected: use `async with`")
+        return self._session
+
+    def _publishing(self) -> Publisher:
+        if self._publisher is None:
+            raise ClientClosed("the client is not connected: use `async with`")
+        return self._publisher
+
+    def _calling(self) -> Http:
+        if self._http is None:
+            raise ClientClosed("the client is not connected: use `async with`")
+        return self._http

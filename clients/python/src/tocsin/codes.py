@@ -1,0 +1,30 @@
+"""The codes of the protocol: close codes of a session, and what they say about coming back.
+
+4000-4499: reconnect. 4500-4999: do not, the same attempt would end the same way.
+"""
+
+from typing import Final
+
+SUBPROTOCOL: Final = "tocsin.v1"
+
+DRAINING: Final = 4000
+"""The gateway is going down."""
+HEARTBEAT: Final = 4001
+"""The gateway heard nothing from this client."""
+HELLO_LATE: Final = 4002
+OVERLOADED: Final = 4003
+UNAUTHORIZED: Final = 4401
+"""No valid credentials: reconnect with a fresh token."""
+PROTOCOL: Final = 4500
+REVOKED: Final = 4501
+"""The right to be here was revoked."""
+HELLO_FIRST: Final = 4502
+TOO_LARGE: Final = 4509
+
+
+def may_reconnect(close_code: int) -> bool:
+    """Whether a session that was closed with this code may be opened again.
+
+    Codes below 4000 are the transport's (a lost connection, a proxy, a restart): yes.
+    """
+    return close_code < 4500 or close_code > 4999

@@ -1,0 +1,240 @@
+"""One WebSocket, as an asyncio.Protocol around websockets' sans-I/O client.
+
+No task, no queue and no future per message: whole messages go to a callback from `data_received`.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Sequence
+from typing import Final, Protocol, cast
+from urllib.parse import urlsplit
+
+import msgspec
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidHandshake, InvalidStatus
+from websockets.frames import Frame, Opcode
+from websockets.protocol import State
+from websockets.typing import Subprotocol
+from websockets.uri import WebSocketURI
+
+from tocsin import codes
+from tocsin.errors import BrokerError, CannotConnect, broker_error
+
+MESSAGE_BYTES_MAX: Final = 8 * 1_048_576
+"""Until the broker's welcome has named its bound."""
+WRITE_BUFFER_BYTES: Final = 1_048_576
+"""Above this nothing is published until the socket has drained."""
+CLOSE_TIMEOUT_S: Final = 2.0
+_ABNORMAL: Final = 1006
+
+
+class Listener(Protocol):
+    """Who is told. Nothing is called after `on_closed`."""
+
+    def on_message(self, data: bytes) -> None:
+        """A whole WebSocket message."""
+
+    def on_writable(self) -> None:
+        """`writable` has become True again."""
+
+    def on_closed(self, close_code: int, reason: str) -> None:
+        """The connection has ended; 1006: without a close frame."""
+
+
+class Connection(asyncio.Protocol):
+    """An open WebSocket. Made by `open_connection`."""
+
+    def __init__(self, uri: WebSocketURI, token: str | None) -> None:
+        self._ws = ClientProtocol(
+            uri,
+            subprotocols=[Subprotocol(codes.SUBPROTOCOL)],
+            max_size=MESSAGE_BYTES_MAX,
+        )
+        self._token = token
+        self._transport: asyncio.Transport | None = None
+        self._listener: Listener | None = None
+        self._parts: list[bytes] = []
+        self._closing: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self.opened: asyncio.Future[None] = self._loop.create_future()
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self.writable = True
+        self.heard_at = self._loop.time()
+        """When something was received last, in the loop's seconds."""
+
+    # --- asyncio.Protocol -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """TCP, and TLS, stand: send the handshake."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        request = self._ws.connect()
+        if self._token is not None:
+            request.headers["Authorization"] = f"Bearer {self._token}"
+        request.headers["User-Agent"] = "tocsin-python"
+        self._ws.send_request(request)
+        self._flush()
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the protocol; hand on what is complete."""
+        self.heard_at = self._loop.time()
+        self._ws.receive_data(data)
+        for event in self._ws.events_received():
+            if isinstance(event, Frame):
+                self._on_frame(event)
+            elif not self.opened.done() and self._ws.handshake_exc is None:
+                self.opened.set_result(None)
+        self._flush()
+        if self._ws.handshake_exc is not None and not self.opened.done():
+            self.opened.set_exception(_refusal(self._ws.handshake_exc))
+        if self._ws.close_expected():
+            self._close_soon()
+
+    def _on_frame(self, frame: Frame) -> None:
+        if frame.opcode is Opcode.TEXT and frame.fin:
+            if self._listener is not None:
+                self._listener.on_message(cast("bytes", frame.data))
+        elif frame.opcode in (Opcode.TEXT, Opcode.CONT, Opcode.BINARY):
+            self._parts.append(cast("bytes", frame.data))
+            if frame.fin:
+                data, self._parts = b"".join(self._parts), []
+                if self._listener is not None:
+                    self._listener.on_message(data)
+
+    def eof_received(self) -> None:
+        """The broker has ended its side."""
+        self._ws.receive_eof()
+        self._flush()
+
+    def pause_writing(self) -> None:
+        """The socket's buffer is full."""
+        self.writable = False
+
+    def resume_writing(self) -> None:
+        """It has drained."""
+        self.writable = True
+        if self._listener is not None:
+            self._listener.on_writable()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The end, for whatever reason."""
+        self._ws.receive_eof()
+        if self._closing is not None:
+            self._closing.cancel()
+        if not self.opened.done():
+            error: Exception = self._ws.handshake_exc or exc or ConnectionResetError()
+            self.opened.set_exception(_refusal(error))
+            self.opened.exception()  # nobody may be waiting
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            rcvd = self._ws.close_rcvd or self._ws.close_sent
+            listener.on_closed(rcvd.code if rcvd else _ABNORMAL, rcvd.reason if rcvd else "")
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    # --- for the client -------------------------------------------------------------------------
+
+    def listen(self, listener: Listener | None) -> None:
+        """From now on `listener` is told; None: nobody."""
+        self._listener = listener
+
+    def limit(self, message_bytes_max: int) -> None:
+        """Close the connection when a larger message comes."""
+        self._ws.max_message_size = message_bytes_max
+
+    def send(self, messages: Sequence[bytes]) -> None:
+        """Write WebSocket messages; after the end nothing happens."""
+        if self._ws.state is not State.OPEN:
+            return
+        for message in messages:
+            self._ws.send_text(message)
+        self._flush()
+
+    def close(self, code: int = 1000, reason: str = "") -> None:
+        """Begin the closing handshake; it is cut off after CLOSE_TIMEOUT_S."""
+        if self._ws.state is State.OPEN:
+            self._ws.send_close(code, reason)
+            self._flush()
+            self._close_soon()
+        elif self._transport is not None and self._ws.state is State.CONNECTING:
+            self._transport.abort()
+
+    def abort(self) -> None:
+        """Cut it off: nothing has been heard for too long."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _close_soon(self) -> None:
+        if self._closing is None and self._transport is not None:
+            self._closing = self._loop.call_later(CLOSE_TIMEOUT_S, self._transport.abort)
+
+    def _flush(self) -> None:
+        transport = self._transport
+        assert transport is not None
+        for data in self._ws.data_to_send():
+            if data:
+                transport.write(data)
+            elif transport.can_write_eof():
+                transport.write_eof()
+            else:  # TLS cannot half-close
+                transport.close()
+
+
+class _Problem(msgspec.Struct):
+    code: str
+    detail: str = ""
+    retry: bool = False
+    retry_after_s: float | None = None
+
+
+def _refusal(error: Exception) -> Exception:
+    """What the user is told of a failed handshake."""
+    if isinstance(error, InvalidStatus):
+        status = error.response.status_code
+        try:
+            problem = msgspec.json.decode(bytes(error.response.body or b""), type=_Problem)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            if status in (401, 403):
+                return broker_error("unauthorized", "the broker does not accept the token")
+            return CannotConnect(f"a WebSocket was refused with HTTP status {status}")
+        return broker_error(
+            problem.code, problem.detail, retry=problem.retry, retry_after_s=problem.retry_after_s
+        )
+    if isinstance(error, InvalidHandshake):
+        return CannotConnect(f"what answers is not a Tocsin broker: {error}")
+    return error
+
+
+async def open_connection(url: str, token: str | None) -> Connection:
+    """A WebSocket to the broker at this http or https URL.
+
+    Raises:
+        OSError: no connection; perhaps later.
+        CannotConnect: what answers is not a broker.
+        BrokerError: the broker refused, e.g. Unauthorized.
+    """
+    parts = urlsplit(url)
+    secure = parts.scheme == "https"
+    host = parts.hostname or "127.0.0.1"
+    port = parts.port or (443 if secure else 80)
+    uri = WebSocketURI(secure, host, port, f"{parts.path.rstrip('/')}/v1/ws", "", None, None)
+    loop = asyncio.get_running_loop()
+    _, connection = await loop.create_connection(
+        lambda: Connection(uri, token),
+        host,
+        port,
+        ssl=ssl.create_default_context() if secure else None,
+    )
+    try:
+        await connection.opened
+    except BaseException:
+        connection.abort()
+        raise
+    return connection
+
+
+def is_refusal_for_good(error: Exception) -> bool:
+    """Whether another attempt to open a connection would end the same way."""
+    if isinstance(error, BrokerError):
+        return not error.retry
+    return isinstance(error, CannotConnect)

@@ -1,0 +1,206 @@
+"""What the SDK raises.
+
+TocsinError                  base of all
+├── CannotConnect            no broker answers, or what answers is not one
+├── SessionEnded             the broker ended the session for good (close codes 4500-4999)
+├── ClientClosed             the client, or the subscription, has been closed
+├── BrokerError              the broker answered with an error; `code` says which
+│   ├── InvalidRequest       a name, a field, a message or a receipt breaks a rule
+│   │   └── TooLarge         a message or a request is over its limit
+│   ├── Unauthorized         no valid token, or one without the right
+│   ├── NotFound             no such thing
+│   │   ├── QueueNotFound
+│   │   └── GroupNotFound
+│   ├── Conflict             it contradicts what is there already
+│   │   └── PositionUnknown  the position belongs to another queue or another history
+│   ├── Busy                 refused now; the same request may succeed later
+│   └── OutcomeUnknown       perhaps it happened: send again under the same id
+├── PublishTimeout           no final answer within `timeout_s`; perhaps it was stored
+├── PublishManyFailed        some messages of a publish_many were not stored
+├── StaleDelivery            the delivery has expired or was revoked; the message comes again
+└── Gap                      messages that a reader wanted are no longer retained
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+__all__ = [
+    "BrokerError",
+    "Busy",
+    "CannotConnect",
+    "ClientClosed",
+    "Conflict",
+    "Gap",
+    "GroupNotFound",
+    "InvalidRequest",
+    "NotFound",
+    "OutcomeUnknown",
+    "PositionUnknown",
+    "PublishManyFailed",
+    "PublishTimeout",
+    "QueueNotFound",
+    "SessionEnded",
+    "StaleDelivery",
+    "TocsinError",
+    "TooLarge",
+    "Unauthorized",
+    "broker_error",
+]
+
+
+class TocsinError(Exception):
+    """Base of what the SDK raises."""
+
+
+class CannotConnect(TocsinError):
+    """No broker answers at the URL, or what answers there is not one."""
+
+
+class SessionEnded(TocsinError):
+    """The broker ended the session for good. `close_code` is 4401 or 4500-4999."""
+
+    def __init__(self, close_code: int, reason: str) -> None:
+        self.close_code = close_code
+        self.reason = reason
+        super().__init__(f"the broker ended the session: {reason} ({close_code})")
+
+
+class ClientClosed(TocsinError):
+    """The client, or the subscription, has been closed."""
+
+    def __init__(self, text: str = "the client has been closed") -> None:
+        super().__init__(text)
+
+
+class BrokerError(TocsinError):
+    """The broker answered with an error.
+
+    `code` is stable and made for programs; `detail` is a sentence for people; `retry` says whether
+    the same request may succeed later; `retry_after_s` is the broker's advice, in seconds, if any.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        detail: str = "",
+        *,
+        retry: bool = False,
+        retry_after_s: float | None = None,
+    ) -> None:
+        self.code = code
+        self.detail = detail
+        self.retry = retry
+        self.retry_after_s = retry_after_s
+        super().__init__(f"{detail} ({code})" if detail else code)
+
+
+class InvalidRequest(BrokerError):
+    """A name, a field, a message or a receipt breaks a rule; `detail` names it."""
+
+
+class TooLarge(InvalidRequest):
+    """A message or a request is over its limit."""
+
+
+class Unauthorized(BrokerError):
+    """No valid token, or one without the right to do this."""
+
+
+class NotFound(BrokerError):
+    """There is no such thing."""
+
+
+class QueueNotFound(NotFound):
+    """There is no such queue."""
+
+
+class GroupNotFound(NotFound):
+    """The queue has no such group."""
+
+
+class Conflict(BrokerError):
+    """The request contradicts what is there already."""
+
+
+class PositionUnknown(Conflict):
+    """A reader's position belongs to another queue or another history of its log."""
+
+
+class Busy(BrokerError):
+    """Refused now; the same request may succeed later."""
+
+
+class OutcomeUnknown(BrokerError):
+    """Perhaps it happened, perhaps not. Doing it again under the same id is safe."""
+
+
+class PublishTimeout(TocsinError):
+    """No final answer within `timeout_s`. Perhaps the message was stored: publish it again under
+    the same `id`, and it is stored once. `last` is the broker's last refusal, if there was one."""
+
+    def __init__(self, last: BrokerError | None = None) -> None:
+        self.last = last
+        why = f"; the broker's last answer: {last}" if last else ""
+        super().__init__(f"the message was not confirmed in time{why}")
+
+
+class PublishManyFailed(TocsinError):
+    """Some messages of a publish_many were not stored.
+
+    `outcomes` has one entry per message, in order: its Receipt, or its exception.
+    """
+
+    def __init__(self, outcomes: Sequence[object]) -> None:
+        self.outcomes = outcomes
+        failed = [outcome for outcome in outcomes if isinstance(outcome, TocsinError)]
+        super().__init__(f"{len(failed)} of {len(outcomes)} messages failed, first: {failed[0]}")
+
+
+class StaleDelivery(TocsinError):
+    """The delivery is no longer this consumer's: its lease has expired, it was revoked or settled,
+    or the connection was lost meanwhile. An unsettled message will be delivered again."""
+
+
+class Gap(TocsinError):
+    """Messages `first`..`last` of `partition` are no longer retained. Reading goes on behind them
+    when the iteration is continued."""
+
+    def __init__(self, partition: int, first: int, last: int) -> None:
+        self.partition = partition
+        self.first = first
+        self.last = last
+        super().__init__(f"offsets {first} to {last} of partition {partition} are gone")
+
+
+_CLASSES: Final[dict[str, type[BrokerError]]] = {
+    "invalid_json": InvalidRequest,
+    "invalid_request": InvalidRequest,
+    "invalid_message": InvalidRequest,
+    "invalid_name": InvalidRequest,
+    "invalid_receipt": InvalidRequest,
+    "message_too_large": TooLarge,
+    "request_too_large": TooLarge,
+    "unauthorized": Unauthorized,
+    "forbidden": Unauthorized,
+    "origin_refused": Unauthorized,
+    "queue_not_found": QueueNotFound,
+    "group_not_found": GroupNotFound,
+    "session_not_found": NotFound,
+    "not_found": NotFound,
+    "setting_fixed": Conflict,
+    "sequence_too_old": Conflict,
+    "already_subscribed": Conflict,
+    "not_subscribed": Conflict,
+    "not_delivered": Conflict,
+    "position_unknown": PositionUnknown,
+    "unknown": OutcomeUnknown,
+}
+
+
+def broker_error(
+    code: str, detail: str = "", *, retry: bool = False, retry_after_s: float | None = None
+) -> BrokerError:
+    """The exception for an error code. A code that this version does not know becomes Busy when
+    trying again may help, BrokerError when not."""
+    kind = _CLASSES.get(code, Busy if retry else BrokerError)
+    return kind(code, detail, retry=retry, retry_after_s=retry_after_s)

@@ -1,0 +1,233 @@
+"""The calls that go over HTTP: queues, groups, pull."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final
+from urllib.parse import quote
+
+import httpx2
+import msgspec
+
+from tocsin import wire
+from tocsin.errors import BrokerError, CannotConnect, broker_error
+from tocsin.message import Content
+from tocsin.session import Token
+from tocsin.subscribing import Start, start_at
+
+TIMEOUT_S: Final = 30.0
+"""For an answer; a pull's `wait_s` comes on top."""
+
+
+class _Problem(msgspec.Struct):
+    """A problem document (RFC 9457) of Tocsin."""
+
+    code: str = ""
+    detail: str = ""
+    retry: bool = False
+    retry_after_s: float | None = None
+
+
+class _Pulled(wire.PushedMessage, kw_only=True):
+    receipt: str
+    partition: int
+    offset: int
+    attempt: int = 1
+    published_unix_ms: int = 0
+    lease_until_unix_ms: int = 0
+
+
+class _PullAnswer(msgspec.Struct):
+    messages: list[_Pulled]
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """What an ack, nack or extend of receipts did."""
+
+    settled: int
+    """How many it applied to."""
+    stale: list[str] = []
+    """Receipts of deliveries that had ended before: settled, expired or given anew."""
+    invalid: list[str] = []
+    """Texts that are no receipts of this group."""
+
+
+class PulledMessage(Content):
+    """A message that was pulled; settle it by its `receipt`, through any connection."""
+
+    __slots__ = ("attempt", "lease_until_unix_ms", "receipt")
+
+    def __init__(self, pulled: _Pulled) -> None:
+        head = wire.Push(
+            subscription=0, partition=pulled.partition, published_unix_ms=pulled.published_unix_ms
+        )
+        super().__init__(head, pulled.offset, pulled)
+        self.receipt = pulled.receipt
+        """Names this delivery in ack_receipts, nack_receipts and extend_receipts."""
+        self.attempt = pulled.attempt
+        """1 for the first delivery to the group, then one more each time."""
+        self.lease_until_unix_ms = pulled.lease_until_unix_ms
+        """Until then, by the broker's clock, the receipt counts."""
+
+
+class Http:
+    """The broker's HTTP interface. An async context manager; or `close` it."""
+
+    def __init__(self, url: str, *, token: Token = None) -> None:
+        self.url = url
+        self._token = token
+        self._client = httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False)
+
+    async def __aenter__(self) -> "Http":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._client.aclose()
+
+    async def request(
+        self, method: str, path: str, body: object = None, *, timeout_s: float = TIMEOUT_S
+    ) -> bytes:
+        """One call; returns the answer's body.
+
+        Raises:
+            CannotConnect: nothing answers, or no broker.
+            BrokerError: what the problem document says.
+        """
+        token = self._token() if callable(self._token) else self._token
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        content = None
+        if body is not None:
+            content = wire.encode(body)
+            headers["Content-Type"] = "application/json"
+        try:
+            answer = await self._client.request(
+                method, path, content=content, headers=headers, timeout=timeout_s
+            )
+        except httpx2.TimeoutException as error:
+            raise CannotConnect(
+                f"the broker at {self.url} did not answer within {timeout_s:g} s"
+            ) from error
+        except httpx2.TransportError as error:
+            raise CannotConnect(f"cannot reach a Tocsin broker at {self.url}: {error}") from error
+        if answer.is_success:
+            return answer.content
+        raise _problem(answer.status_code, answer.content)
+
+    # --- queues ---------------------------------------------------------------------------------
+
+    async def create_queue(self, name: str, **settings: Any) -> dict[str, Any]:
+        """Create it, or change its settings; returns its description. See Client.create_queue."""
+        return _object(await self.request("PUT", _path("queues", name), settings))
+
+    async def queue(self, name: str) -> dict[str, Any]:
+        """Its description: settings, holder, partitions, depth, each group's lag."""
+        return _object(await self.request("GET", _path("queues", name)))
+
+    async def queues(self) -> AsyncIterator[dict[str, Any]]:
+        """The descriptions of all queues, by name, page by page."""
+        path = "/v1/queues"
+        while True:
+            page = _object(await self.request("GET", path))
+            for queue in page["queues"]:
+                yield queue
+            if not page.get("next"):
+                return
+            path = f"/v1/queues?after={quote(page['next'], safe='')}"
+
+    # --- groups ---------------------------------------------------------------------------------
+
+    async def put_group(
+        self, queue: str, group: str, *, start: Start | None = None, **settings: Any
+    ) -> dict[str, Any]:
+        """Create it, or change its settings; returns its description. See Client.put_group."""
+        body = settings if start is None else {**settings, "start": start_at(start)}
+        return _object(await self.request("PUT", _path("queues", queue, "groups", group), body))
+
+    async def group(self, queue: str, group: str) -> dict[str, Any]:
+        """Its description: settings, lag, owners."""
+        return _object(await self.request("GET", _path("queues", queue, "groups", group)))
+
+    async def delete_group(self, queue: str, group: str) -> None:
+        """Delete it; what it had not settled stays for the others."""
+        await self.request("DELETE", _path("queues", queue, "groups", group))
+
+    async def seek_group(self, queue: str, group: str, to: Start | int) -> dict[str, Any]:
+        """Send it to its start, its end, a time, or an offset that is the same in every partition.
+        Deliveries of before no longer count."""
+        place: object = {"offset": to} if isinstance(to, int) else start_at(to)
+        path = f"{_path('queues', queue, 'groups', group)}/seek"
+        return _object(await self.request("POST", path, {"to": place}))
+
+    # --- pull -----------------------------------------------------------------------------------
+
+    async def pull(
+        self, queue: str, group: str, *, messages_max: int = 10, wait_s: float = 0.0
+    ) -> list[PulledMessage]:
+        """Up to `messages_max` messages; waits up to `wait_s` seconds (the broker allows 30) for
+        the first one. Nothing came: an empty list. The first pull of a group creates it."""
+        data = await self.request(
+            "POST",
+            f"{_path('queues', queue, 'groups', group)}/pull",
+            {"messages_max": messages_max, "wait_s": wait_s},
+            timeout_s=TIMEOUT_S + wait_s,
+        )
+        return [PulledMessage(pulled) for pulled in _PULLED.decode(data).messages]
+
+    async def ack_receipts(self, queue: str, group: str, receipts: Sequence[str]) -> Settled:
+        """Settle pulled messages; durable when this returns."""
+        return await self._settle(queue, group, "ack", {"receipts": receipts})
+
+    async def nack_receipts(
+        self, queue: str, group: str, receipts: Sequence[str], *, delay_s: float | None = None
+    ) -> Settled:
+        """Return pulled messages: they come again after `delay_s` seconds, or the backoff."""
+        return await self._settle(queue, group, "nack", {"receipts": receipts, "delay_s": delay_s})
+
+    async def extend_receipts(
+        self, queue: str, group: str, receipts: Sequence[str], *, lease_s: float | None = None
+    ) -> Settled:
+        """Prolong the leases of pulled messages to `lease_s` seconds from now, or the group's."""
+        return await self._settle(
+            queue, group, "extend", {"receipts": receipts, "lease_s": lease_s}
+        )
+
+    async def _settle(
+        self, queue: str, group: str, verb: str, body: Mapping[str, object]
+    ) -> Settled:
+        path = f"{_path('queues', queue, 'groups', group)}/{verb}"
+        return _SETTLED.decode(await self.request("POST", path, body))
+
+
+_PULLED: Final = msgspec.json.Decoder(_PullAnswer)
+_SETTLED: Final = msgspec.json.Decoder(Settled)
+
+
+def _path(*parts: str) -> str:
+    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise CannotConnect(f"what answers is not a Tocsin broker: {error}") from None
+
+
+def _problem(status: int, content: bytes) -> BrokerError | CannotConnect:
+    try:
+        problem = msgspec.json.decode(content, type=_Problem)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        problem = _Problem()
+    if not problem.code:
+        return CannotConnect(f"what answers is not a Tocsin broker: HTTP status {status}")
+    return broker_error(
+        problem.code, problem.detail, retry=problem.retry, retry_after_s=problem.retry_after_s
+    )

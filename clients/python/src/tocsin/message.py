@@ -1,0 +1,182 @@
+"""Messages as they are handed to the user; a body is decoded when it is asked for."""
+
+import base64
+from enum import IntEnum
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from tocsin import wire
+
+_DECODE: Final = msgspec.json.decode
+_NO_HEADERS: Final[dict[str, str]] = {}
+
+
+class Content:
+    """What a message says. The memory of its whole push is held as long as one of its messages."""
+
+    __slots__ = ("_message", "_push", "key", "offset")
+
+    key: str | None
+    """The routing and ordering key; None: the message is promised no order."""
+    offset: int
+    """Its place in its partition."""
+
+    def __init__(self, push: wire.Push, offset: int, message: wire.PushedMessage) -> None:
+        self._push = push
+        self._message = message
+        self.offset = offset
+        self.key = message.key
+
+    @property
+    def body(self) -> Any:
+        """The JSON value, or for a binary message its bytes."""
+        message = self._message
+        if message.body_base64 is not None:
+            return base64.b64decode(message.body_base64)
+        return _DECODE(message.body)
+
+    @property
+    def body_bytes(self) -> bytes:
+        """The JSON text as it was published, byte for byte, or for a binary message its bytes."""
+        message = self._message
+        if message.body_base64 is not None:
+            return base64.b64decode(message.body_base64)
+        return bytes(message.body)
+
+    @property
+    def is_binary(self) -> bool:
+        """Whether the body was published as bytes and not as JSON."""
+        return self._message.body_base64 is not None
+
+    @property
+    def content_type(self) -> str | None:
+        """What the publisher said of the body, if anything."""
+        return self._message.content_type
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The publisher's headers; empty when there are none."""
+        return self._message.headers or _NO_HEADERS.copy()
+
+    @property
+    def id(self) -> str:
+        """The publisher's id, or a name made of its place."""
+        return self._message.id or f"{self._push.id_prefix}{self.offset}"
+
+    @property
+    def partition(self) -> int:
+        """The number of its partition."""
+        return self._push.partition
+
+    @property
+    def published_unix_ms(self) -> int:
+        """When the broker accepted it, in milliseconds since 1970."""
+        return self._push.published_unix_ms
+
+    @property
+    def sent_unix_ms(self) -> int | None:
+        """When the publisher says to have sent it, in milliseconds since 1970."""
+        return self._message.sent_unix_ms
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} key={self.key!r}>"
+
+
+class ReadMessage(Content):
+    """A message that a reader was given: nothing to settle."""
+
+    __slots__ = ()
+
+
+class State(IntEnum):
+    """Where a delivery stands at this consumer; up to HANDED it is held."""
+
+    QUEUED = 0  # an earlier message of its key is held
+    READY = 1
+    HANDED = 2
+    ACKED = 3
+    NACKED = 4
+    GONE = 5  # revoked, its lease over, or the connection lost
+
+
+class Settler(Protocol):
+    """Who carries out what the user says of a message."""
+
+    def ack(self, message: "Message") -> None:
+        """Queue an ack."""
+
+    async def ack_confirmed(self, message: "Message") -> None:
+        """Ack, and wait until it is durable."""
+
+    def nack(self, message: "Message", delay_s: float | None, reason: str | None) -> None:
+        """Queue a nack."""
+
+    async def extend(self, message: "Message", lease_s: float | None) -> None:
+        """Prolong the lease, and wait for the answer."""
+
+
+class HeldPush:
+    """A push some of whose deliveries are held: what they have in common."""
+
+    __slots__ = ("acked", "deadline", "deliveries", "first", "left", "place", "push", "settler")
+
+    def __init__(self, push: wire.Push, settler: Settler, deadline: float) -> None:
+        self.push = push
+        self.settler = settler
+        self.deadline = deadline
+        self.place = (push.partition, push.epoch, push.push)
+        self.first = push.offset or 0
+        self.left = len(push.messages)
+        self.deliveries: list[Message] = []
+        self.acked: list[int] = []
+
+
+class Message(Content):
+    """A message that this consumer was given, until it is settled."""
+
+    __slots__ = ("deadline", "held", "state")
+
+    def __init__(self, held: HeldPush, offset: int, message: wire.PushedMessage) -> None:
+        self._push = held.push
+        self._message = message
+        self.offset = offset
+        self.key = message.key
+        self.held = held
+        self.state = State.READY
+        self.deadline = held.deadline
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first delivery to the group, then one more each time."""
+        return self._push.attempt
+
+    async def ack(self, *, confirm: bool = False) -> None:
+        """It is done. Returns when the ack is queued; with `confirm` when it is durable (P5).
+
+        Raises:
+            StaleDelivery: it is no longer this consumer's; it is or will be delivered again.
+            OutcomeUnknown: with `confirm`: the connection was lost before the answer.
+        """
+        if confirm:
+            await self.held.settler.ack_confirmed(self)
+        else:
+            self.held.settler.ack(self)
+
+    async def nack(self, delay_s: float | None = None, reason: str | None = None) -> None:
+        """Return it: it comes again after `delay_s` seconds, or the queue's backoff; later
+        messages of its key wait for it.
+
+        Raises:
+            StaleDelivery: it is no longer this consumer's.
+        """
+        self.held.settler.nack(self, delay_s, reason)
+
+    async def extend(self, lease_s: float | None = None) -> None:
+        """Prolong the lease to `lease_s` seconds from now (None: the group's). Returns when the
+        broker has agreed.
+
+        Raises:
+            StaleDelivery: it is no longer this consumer's, or its lease may not be prolonged.
+        """
+        await self.held.settler.extend(self, lease_s)

@@ -1,0 +1,81 @@
+"""A message to be published, and its encoding."""
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from tocsin import wire
+from tocsin.errors import InvalidRequest
+
+
+class NewMessage(msgspec.Struct):
+    """A message to be published.
+
+    `body`: any JSON-able value (dataclasses, msgspec structs and datetimes included; NaN and the
+    infinities become null), `bytes` for a binary body, or `msgspec.Raw` for JSON text that is sent
+    as it is. `key` orders: messages of one key arrive in the order of their publishing. `id` makes
+    publishing repeatable: the same key and id within the queue's window is stored once. `ttl_s`:
+    after so many seconds it is no longer given out. `sent_unix_ms` travels with it unchanged.
+    """
+
+    body: Any
+    key: str | None = None
+    id: str | None = None
+    headers: Mapping[str, str] | None = None
+    ttl_s: float | None = None
+    content_type: str | None = None
+    sent_unix_ms: int | None = None
+
+
+def encode_message(message: NewMessage) -> bytes:
+    """The JSON form of a message.
+
+    Raises:
+        InvalidRequest: a field is of a wrong type, or the body has no JSON form.
+    """
+    _check(message)
+    body = message.body
+    raw, text = msgspec.Raw(), None
+    if isinstance(body, msgspec.Raw):
+        raw = body
+    elif isinstance(body, bytes | bytearray | memoryview):
+        text = base64.b64encode(body).decode()
+    else:
+        raw = msgspec.Raw(_encode(body, "body"))
+    headers = message.headers
+    if headers is not None and not isinstance(headers, dict):
+        headers = dict(headers)
+    outgoing = wire.OutgoingMessage(
+        message.key, raw, text, message.content_type, message.id, headers,
+        message.ttl_s, message.sent_unix_ms,
+    )  # fmt: skip
+    return _encode(outgoing, "message")
+
+
+def _encode(value: object, what: str) -> bytes:
+    try:
+        return wire.encode(value)
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise InvalidRequest("invalid_message", f"{what}: {error}") from error
+
+
+def _check(message: NewMessage) -> None:
+    """What the broker could only refuse together with all other messages of the frame."""
+    key = message.key
+    if key is not None and (key.__class__ is not str or not key):
+        raise InvalidRequest("invalid_message", "a key is a text of at least one character")
+    for name in ("id", "content_type"):
+        if not isinstance(getattr(message, name), str | None):
+            raise InvalidRequest("invalid_message", f"{name} is a text")
+    if message.ttl_s is not None and not (
+        isinstance(message.ttl_s, int | float) and 0 < message.ttl_s < 1e12
+    ):
+        raise InvalidRequest("invalid_message", "ttl_s is a number of seconds above 0")
+    if not isinstance(message.sent_unix_ms, int | None):
+        raise InvalidRequest("invalid_message", "sent_unix_ms is a whole number")
+    if message.headers is not None and not all(
+        isinstance(name, str) and isinstance(text, str) for name, text in message.headers.items()
+    ):
+        raise InvalidRequest("invalid_message", "headers map text to text")

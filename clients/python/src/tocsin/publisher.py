@@ -1,0 +1,246 @@
+"""The shell around the lanes of `publishing`: callers wait here for room and for answers."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from random import Random
+from typing import Any
+
+from tocsin import wire
+from tocsin.errors import InvalidRequest, PublishManyFailed, PublishTimeout, TocsinError, TooLarge
+from tocsin.outgoing import NewMessage, encode_message
+from tocsin.publishing import Bounds, Lane, Outcome, Receipt, Ticket
+from tocsin.session import Session
+
+_FRAME_OVERHEAD_BYTES = 512
+
+
+class _Line:
+    """A lane, and who waits, first come first served, for room in it."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a message may be added right now without passing anybody."""
+        return not self._waiting and self.lane.room() > 0
+
+    async def fill(self, fill: Callable[[], bool]) -> None:
+        """Call `fill` whenever there is room and it is this caller's turn, until it returns True
+        because it has added everything."""
+        me: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(me)
+        self.poke()
+        try:
+            await me
+            while not fill():
+                self._waiting[0] = me = asyncio.get_running_loop().create_future()
+                self.poke()
+                await me
+        finally:
+            self._waiting.remove(me)
+            self.poke()
+
+    def poke(self) -> None:
+        """There may be room now: let the first one go on."""
+        if self._waiting and self.lane.room() > 0 and not self._waiting[0].done():
+            self._waiting[0].set_result(None)
+
+    def fail(self, error: TocsinError) -> None:
+        """There never will be."""
+        for future in list(self._waiting):
+            if not future.done():
+                future.set_exception(error)
+
+
+class Publisher:
+    """This client's lanes, one per queue."""
+
+    def __init__(self, session: Session, *, rng: Random) -> None:
+        self._session = session
+        self._rng = rng
+        self._lines: dict[str, _Line] = {}
+        self._loop = asyncio.get_running_loop()
+        session.add(self)
+
+    # --- for the client -------------------------------------------------------------------------
+
+    async def publish(self, queue: str, message: NewMessage, timeout_s: float | None) -> Receipt:
+        """See Client.publish."""
+        data = self._encode(message)
+        line = self._line(queue)
+        deadline = self._deadline(timeout_s)
+        future: asyncio.Future[Receipt] = self._loop.create_future()
+        ticket = Ticket(1, partial(_resolve_one, future))
+
+        def fill() -> bool:
+            line.lane.add(data, ticket, 0, deadline, message.id)
+            self._session.dirty(self)
+            self._session.wake_at(deadline)
+            return True
+
+        if line.is_free:
+            fill()
+        else:
+            try:
+                async with asyncio.timeout_at(None if timeout_s is None else deadline):
+                    await line.fill(fill)
+            except TimeoutError:
+                raise PublishTimeout from None
+        return await future
+
+    async def publish_many(
+        self,
+        queue: str,
+        messages: Iterable[NewMessage | Mapping[str, Any]],
+        timeout_s: float | None,
+    ) -> list[Receipt]:
+        """See Client.publish_many."""
+        drafts = [m if isinstance(m, NewMessage) else _draft(m) for m in messages]
+        if not drafts:
+            return []
+        encoded = [(self._encode(draft), draft.id) for draft in drafts]
+        line = self._line(queue)
+        deadline = self._deadline(timeout_s)
+        future: asyncio.Future[list[Receipt]] = self._loop.create_future()
+        ticket = Ticket(len(encoded), partial(_resolve_many, future))
+        added = 0
+
+        def fill() -> bool:
+            nonlocal added
+            while added < len(encoded) and line.lane.room():
+                data, name = encoded[added]
+                line.lane.add(data, ticket, added, deadline, name)
+                added += 1
+            self._session.dirty(self)
+            self._session.wake_at(deadline)
+            return added == len(encoded)
+
+        if not (line.is_free and fill()):
+            try:
+                async with asyncio.timeout_at(None if timeout_s is None else deadline):
+                    await line.fill(fill)
+            except TimeoutError:
+                for index in range(added, len(encoded)):
+                    ticket.settle(index, PublishTimeout())
+        return await future
+
+    @property
+    def unanswered(self) -> int:
+        """Messages of this client that have no final answer yet."""
+        return sum(line.lane.unanswered for line in self._lines.values())
+
+    def _encode(self, message: NewMessage) -> bytes:
+        data = encode_message(message)
+        bytes_max = self._session.welcome.frame_bytes_max - _FRAME_OVERHEAD_BYTES
+        if len(data) > bytes_max:
+            raise TooLarge(
+                "message_too_large", f"the message has {len(data)} bytes; a frame has {bytes_max}"
+            )
+        return data
+
+    def _deadline(self, timeout_s: float | None) -> float:
+        return float("inf") if timeout_s is None else self._loop.time() + timeout_s
+
+    def _line(self, queue: str) -> _Line:
+        if self._session.failure is not None:
+            raise self._session.failure
+        line = self._lines.get(queue)
+        if line is None:
+            line = self._lines[queue] = _Line(Lane(queue, rng=self._rng, bounds=self._bounds()))
+        return line
+
+    def _bounds(self) -> Bounds:
+        welcome = self._session.welcome
+        return Bounds(welcome.messages_per_publish_max, welcome.in_flight_max)
+
+    # --- session.Part ---------------------------------------------------------------------------
+
+    def opened(self) -> None:
+        """Everything unanswered is sent again, under the same sequences (P4)."""
+        for line in self._lines.values():
+            line.lane.bounds = self._bounds()
+        self._session.dirty(self)
+
+    def disconnected(self) -> None:
+        """What was in flight will be sent again."""
+        for line in self._lines.values():
+            line.lane.disconnected()
+
+    def failed(self, error: TocsinError) -> None:
+        """Nothing will be sent any more."""
+        for line in self._lines.values():
+            line.lane.fail(error)
+            line.fail(error)
+
+    def collect(self, *, now: float) -> list[bytes]:
+        """The publishes of this turn; none while the socket does not take them."""
+        frames: list[bytes] = []
+        if not self._session.writable:
+            return frames  # `on_writable` asks again
+        for line in self._lines.values():
+            for ref, frame in line.lane.take(self._session.refs, now=now):
+                self._session.expect(ref, partial(self._answered, line, ref))
+                frames.append(frame)
+        return frames
+
+    def _answered(self, line: _Line, ref: int, answer: wire.Ok | wire.Error | None) -> None:
+        now = self._loop.time()
+        if answer is None:
+            return  # `disconnected` follows
+        if isinstance(answer, wire.Ok):
+            line.lane.answered(answer, now=now)
+        else:
+            line.lane.refused(ref, answer.exception(), now=now)
+        line.poke()
+        self._session.dirty(self)
+        self._session.wake_at(line.lane.next_deadline())
+
+    def next_deadline(self) -> float | None:
+        """The earliest of the lanes."""
+        return min(self._deadlines(), default=None)
+
+    def _deadlines(self) -> Iterator[float]:
+        for line in self._lines.values():
+            deadline = line.lane.next_deadline()
+            if deadline is not None:
+                yield deadline
+
+    def expire(self, *, now: float) -> None:
+        """Give up what is late; send again what has waited long enough."""
+        for line in self._lines.values():
+            line.lane.expire(now=now)
+            line.poke()
+        if self._lines:
+            self._session.dirty(self)
+
+
+def _draft(fields: Mapping[str, Any]) -> NewMessage:
+    try:
+        return NewMessage(**fields)
+    except TypeError as error:
+        raise InvalidRequest("invalid_message", str(error)) from None
+
+
+def _resolve_one(future: "asyncio.Future[Receipt]", ticket: Ticket) -> None:
+    if future.done():  # cancelled: nobody waits any more
+        return
+    outcome = ticket.outcomes[0]
+    if isinstance(outcome, Receipt):
+        future.set_result(outcome)
+    elif outcome is not None:
+        future.set_exception(outcome)
+
+
+def _resolve_many(future: "asyncio.Future[list[Receipt]]", ticket: Ticket) -> None:
+    if future.done():
+        return
+    outcomes: list[Outcome] = [outcome for outcome in ticket.outcomes if outcome is not None]
+    receipts = [outcome for outcome in outcomes if isinstance(outcome, Receipt)]
+    if len(receipts) == len(ticket.outcomes):
+        future.set_result(receipts)
+    else:
+        future.set_exception(PublishManyFailed(outcomes))

@@ -1,0 +1,290 @@
+"""Publishing: sequences, what is unanswered, what is sent again and in which order. Pure.
+
+A `Lane` is this producer's line into one queue. It numbers the messages, keeps every one until its
+final answer, and decides what is sent when:
+
+* Frames hold consecutive sequences. `resolved` says that everything below has been answered (R6).
+* When a message is refused for now, or is unknown, nothing new is sent until what is in flight has
+  been answered; then everything refused is sent again in sequence order, and what is new goes
+  behind it. So no message of a key ever overtakes another (R7), even where the broker would let it.
+* After a lost connection everything unanswered is sent again, in order, under its old sequences:
+  what was stored meanwhile is answered as a duplicate, with the original's place (P4).
+
+    add -> waiting -- take --> in flight -- final answer --> its ticket
+                       ^           |
+                       └── again <─┘  refused for now, unknown, connection lost
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+import msgspec
+
+from tocsin import wire
+from tocsin.errors import BrokerError, PublishTimeout, TocsinError
+
+BACKOFF_S: Final = 0.05
+"""Before the first repetition, on average; it doubles from refusal to refusal."""
+BACKOFF_S_MAX: Final = 5.0
+FRAME_BYTES_AIM: Final = 256 * 1024
+"""A publish is closed when it has grown so large; one message may be larger."""
+LANE_BYTES_MAX: Final = 16 * 1_048_576
+"""Unanswered bytes of one lane; beyond, publishing waits."""
+
+
+class Receipt(msgspec.Struct, gc=False):
+    """The broker has stored the message at this place; `durability` says how safely.
+
+    `duplicate`: it was there already, from an earlier publish under the same id or sequence.
+    `id` is the publisher's, or the name that the broker made; empty where it did not say.
+    """
+
+    id: str
+    partition: int
+    offset: int
+    duplicate: bool
+    durability: wire.Durability
+
+
+Outcome = Receipt | TocsinError
+
+
+class Ticket:
+    """Stands for what one caller published: collects one outcome per message, in order."""
+
+    __slots__ = ("done", "left", "outcomes")
+
+    def __init__(self, count: int, done: "Callable[[Ticket], None]") -> None:
+        self.outcomes: list[Outcome | None] = [None] * count
+        self.left = count
+        self.done = done
+
+    def settle(self, index: int, outcome: Outcome) -> None:
+        """The final outcome of message `index`; with the last one `done` is called."""
+        self.outcomes[index] = outcome
+        self.left -= 1
+        if not self.left:
+            self.done(self)
+
+
+class _Entry(msgspec.Struct):
+    """A message until its final answer."""
+
+    sequence: int
+    data: bytes
+    ticket: Ticket
+    index: int
+    deadline: float
+    id: str | None = None
+    last: BrokerError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What the broker's welcome allows."""
+
+    messages_per_publish_max: int = 1000
+    in_flight_max: int = 10_000
+
+
+class Lane:
+    """This producer's line into one queue. `now` is in seconds, of any monotonic clock."""
+
+    def __init__(self, queue: str, *, rng: Random, bounds: Bounds | None = None) -> None:
+        self.queue = queue
+        self.bounds = bounds or Bounds()
+        self._rng = rng
+        self._entries: dict[int, _Entry] = {}  # every unanswered message
+        self._waiting: deque[_Entry] = deque()  # of these, never sent
+        self._again: list[_Entry] = []  # of these, to be sent again
+        self._in_flight: dict[int, list[_Entry]] = {}  # ref -> what the frame carried
+        self._next = 0
+        self._resolved = 0
+        self._bytes = 0
+        self._refusals = 0
+        self._not_before = 0.0
+        self._earliest = float("inf")  # no entry's deadline is before this
+
+    @property
+    def unanswered(self) -> int:
+        """Messages without a final answer."""
+        return len(self._entries)
+
+    @property
+    def resolved(self) -> int:
+        """Every sequence below this one has its final answer."""
+        return self._resolved
+
+    def room(self) -> int:
+        """How many messages may be added now. 0: wait for answers."""
+        if self._bytes >= LANE_BYTES_MAX:
+            return 0
+        return max(0, self.bounds.in_flight_max - (self._next - self._resolved))
+
+    def add(
+        self, data: bytes, ticket: Ticket, index: int, deadline: float, id: str | None = None
+    ) -> int:
+        """Queue an encoded message; returns its sequence. The caller has asked `room`."""
+        sequence = self._next
+        self._next = sequence + 1
+        entry = _Entry(sequence, data, ticket, index, deadline, id)
+        self._entries[sequence] = entry
+        self._waiting.append(entry)
+        self._bytes += len(data)
+        self._earliest = min(self._earliest, deadline)
+        return sequence
+
+    def take(self, refs: Iterator[int], *, now: float) -> list[tuple[int, bytes]]:
+        """The (ref, frame) that are to be sent now, in this order; refs are taken from `refs`."""
+        if self._again:
+            if self._in_flight or now < self._not_before:
+                return []
+            entries = sorted(self._again, key=_sequence)
+            self._again = []
+            entries += self._waiting
+        elif self._waiting:
+            entries = list(self._waiting)
+        else:
+            return []
+        self._waiting.clear()
+        frames: list[tuple[int, bytes]] = []
+        for run in self._runs(entries):
+            ref = next(refs)
+            self._in_flight[ref] = run
+            data = [entry.data for entry in run]
+            frame = wire.publish_frame(ref, self.queue, run[0].sequence, self._resolved, data)
+            frames.append((ref, frame))
+        return frames
+
+    def _runs(self, entries: list[_Entry]) -> Iterator[list[_Entry]]:
+        """Consecutive sequences, each run small enough for one frame."""
+        run: list[_Entry] = []
+        size, count_max = 0, self.bounds.messages_per_publish_max
+        for entry in entries:
+            if run and (
+                entry.sequence != run[-1].sequence + 1
+                or size + len(entry.data) > FRAME_BYTES_AIM
+                or len(run) >= count_max
+            ):
+                yield run
+                run, size = [], 0
+            run.append(entry)
+            size += len(entry.data)
+        if run:
+            yield run
+
+    def answered(self, answer: wire.Ok, *, now: float) -> None:
+        """The broker's answer to a frame; a ref of an earlier connection does nothing."""
+        run = self._in_flight.pop(answer.ref, None)
+        if run is None:
+            return
+        refused = False
+        durability, prefix = answer.durability, answer.id_prefix
+        for entry, outcome in zip(run, answer.receipts, strict=False):
+            if isinstance(outcome, list):
+                partition, offset = outcome[0], outcome[1]
+                name = entry.id or ("" if prefix is None else f"{prefix}{partition}-{offset}")
+                receipt = Receipt(name, partition, offset, len(outcome) > 2, durability)
+                self._settle(entry, receipt)
+            else:
+                refused |= self._refuse(entry, outcome.exception(), now)
+        for entry in run[len(answer.receipts) :]:  # a broken answer: nothing is known of these
+            refused |= self._refuse(entry, _missing(), now)
+        if not refused and not self._again:
+            self._refusals = 0
+        self._advance()
+
+    def refused(self, ref: int, error: BrokerError, *, now: float) -> None:
+        """The whole frame was refused."""
+        for entry in self._in_flight.pop(ref, ()):
+            self._refuse(entry, error, now)
+        self._advance()
+
+    def _refuse(self, entry: _Entry, error: BrokerError, now: float) -> bool:
+        """Whether it is to be sent again."""
+        if not error.retry:
+            self._settle(entry, error)
+            return False
+        if entry.sequence not in self._entries:
+            return False  # its caller has given up
+        self._again.append(entry)
+        if error.code == "out_of_sequence" and entry.sequence != self._resolved:
+            return True  # only waits for those before it; their backoff is enough
+        entry.last = error
+        if now >= self._not_before:
+            self._refusals += 1
+            pause_s = min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(self._refusals - 1, 16))
+            pause_s *= self._rng.uniform(0.5, 1.5)
+            self._not_before = now + max(pause_s, error.retry_after_s or 0.0)
+        return True
+
+    def _settle(self, entry: _Entry, outcome: Outcome) -> None:
+        if self._entries.pop(entry.sequence, None) is not None:
+            self._bytes -= len(entry.data)
+            entry.ticket.settle(entry.index, outcome)
+
+    def _advance(self) -> None:
+        while self._resolved < self._next and self._resolved not in self._entries:
+            self._resolved += 1
+
+    def disconnected(self) -> None:
+        """The connection is lost: whatever was in flight is to be sent again, at once."""
+        for run in self._in_flight.values():
+            self._again += [entry for entry in run if entry.sequence in self._entries]
+        self._in_flight.clear()
+        self._not_before = 0.0
+
+    def next_deadline(self) -> float | None:
+        """When `take` or `expire` should be called again, if nothing else happens before."""
+        if not self._entries:
+            return None
+        if self._again and not self._in_flight:
+            return min(self._not_before, self._earliest)
+        return self._earliest
+
+    def expire(self, *, now: float) -> None:
+        """Give up what has no final answer by its deadline: PublishTimeout."""
+        if now < self._earliest:
+            return
+        late = [entry for entry in self._entries.values() if entry.deadline <= now]
+        for entry in late:
+            self._settle(entry, PublishTimeout(entry.last))
+        if late:
+            self._again = [e for e in self._again if e.sequence in self._entries]
+            self._waiting = deque(e for e in self._waiting if e.sequence in self._entries)
+            self._advance()
+        self._earliest = min((e.deadline for e in self._entries.values()), default=float("inf"))
+
+    def fail(self, error: TocsinError) -> None:
+        """Nothing more will be sent: everything unanswered ends with this error."""
+        self._in_flight.clear()
+        self._again.clear()
+        self._waiting.clear()
+        for entry in list(self._entries.values()):
+            self._settle(entry, error)
+        self._advance()
+
+    def check(self) -> None:
+        """Assert the invariants: every unanswered message is in exactly one place (P1)."""
+        flying = [e.sequence for run in self._in_flight.values() for e in run]
+        flying = [sequence for sequence in flying if sequence in self._entries]
+        places = sorted(
+            [e.sequence for e in self._waiting] + [e.sequence for e in self._again] + flying
+        )
+        assert places == sorted(self._entries), "P1: an unanswered message is lost or doubled"
+        assert self._bytes == sum(len(e.data) for e in self._entries.values())
+        assert self._resolved == min(self._entries, default=self._next), "R6: resolved"
+        for run in self._in_flight.values():
+            first = run[0].sequence
+            assert [e.sequence for e in run] == list(range(first, first + len(run)))
+
+
+def _sequence(entry: _Entry) -> int:
+    return entry.sequence
+
+
+def _missing() -> BrokerError:
+    return wire.ErrorBody("unknown", "the broker did not answer for this message", True).exception()

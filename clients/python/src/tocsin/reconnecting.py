@@ -1,0 +1,54 @@
+"""Whether and when to connect again. Pure.
+
+Jittered and exponential, so that the clients of a gateway that died do not all come back at once;
+a gateway that drains says itself when to come.
+"""
+
+from random import Random
+from typing import Final
+
+from tocsin import codes
+
+DELAY_S: Final = 0.1
+"""Before the first attempt, at most; the bound doubles from attempt to attempt."""
+DELAY_S_MAX: Final = 15.0
+UNAUTHORIZED_MAX: Final = 3
+"""So often in a row a fresh token is tried."""
+
+
+class Reconnecting:
+    """Counts failed attempts. `fresh_tokens`: each attempt brings a token of its own."""
+
+    def __init__(self, *, rng: Random, fresh_tokens: bool) -> None:
+        self._rng = rng
+        self._fresh_tokens = fresh_tokens
+        self._attempts = 0
+        self._unauthorized = 0
+        self._advised_at: float | None = None
+
+    def connected(self) -> None:
+        """A session stands: the next loss starts from the beginning."""
+        self._attempts = 0
+        self._unauthorized = 0
+        self._advised_at = None
+
+    def advised(self, after_s: float, *, now: float) -> None:
+        """The broker has said to come back after so many seconds."""
+        self._advised_at = now + after_s
+
+    def may_reconnect(self, close_code: int) -> bool:
+        """Whether another attempt makes sense after a session that ended with this close code, or
+        an attempt that was answered as if with it."""
+        if close_code == codes.UNAUTHORIZED:
+            self._unauthorized += 1
+            return self._fresh_tokens and self._unauthorized <= UNAUTHORIZED_MAX
+        return codes.may_reconnect(close_code)
+
+    def delay_s(self, *, now: float) -> float:
+        """How long to wait before the next attempt, in seconds."""
+        if self._advised_at is not None:
+            advised_at, self._advised_at = self._advised_at, None
+            return max(0.0, advised_at - now)
+        bound_s = min(DELAY_S_MAX, DELAY_S * 2.0 ** min(self._attempts, 16))
+        self._attempts += 1
+        return self._rng.uniform(bound_s / 4, bound_s)

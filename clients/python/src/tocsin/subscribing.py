@@ -1,0 +1,212 @@
+"""What a subscription to a group and a reader have in common: joining, leaving, waiting."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from types import TracebackType
+from typing import Final, Literal, TypeVar
+
+from tocsin import wire
+from tocsin.errors import ClientClosed, TocsinError
+from tocsin.session import Session
+
+RESUBSCRIBE_S: Final = 0.5
+"""After a subscribe that was refused for now, it is tried again so much later."""
+LEAVE_TIMEOUT_S: Final = 5.0
+
+Start = Literal["earliest", "latest"] | datetime
+SelfT = TypeVar("SelfT", bound="Subscribing")
+
+
+class Waiters:
+    """Tasks that wait for something to be there."""
+
+    def __init__(self) -> None:
+        self._futures: deque[asyncio.Future[None]] = deque()
+
+    async def wait(self) -> None:
+        """Until `wake`."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._futures.append(future)
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.cancelled():
+                if future in self._futures:
+                    self._futures.remove(future)
+            else:
+                self.wake(1)  # this one was woken and will not look
+            raise
+
+    def wake(self, count: int) -> None:
+        """Let the first `count` go on."""
+        while self._futures and count > 0:
+            future = self._futures.popleft()
+            if not future.done():
+                future.set_result(None)
+                count -= 1
+
+    def wake_all(self) -> None:
+        """Let everybody go on."""
+        self.wake(len(self._futures))
+
+
+class Subscribing(ABC):
+    """A numbered subscription of a session, joined again on every connection."""
+
+    def __init__(
+        self,
+        session: Session,
+        number: int,
+        queue: str,
+        *,
+        prepare: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        self.queue = queue
+        self._prepare = prepare
+        self._session = session
+        self._number = number
+        self._loop = asyncio.get_running_loop()
+        self._waiters = Waiters()
+        self._joined: asyncio.Future[None] = self._loop.create_future()
+        self._failure: TocsinError | None = None
+        self._retry: asyncio.TimerHandle | None = None
+
+    @abstractmethod
+    def _subscribe(self, ref: int) -> wire.Subscribe:
+        """What is said to join."""
+
+    @abstractmethod
+    def _accepted(self, answer: wire.Ok) -> None:
+        """The broker has let us in."""
+
+    # --- joining and leaving --------------------------------------------------------------------
+
+    async def __aenter__(self: SelfT) -> SelfT:
+        """Join. Raises what the broker says: QueueNotFound, Unauthorized, PositionUnknown, ..."""
+        if self._session.failure is not None:
+            raise self._session.failure
+        if self._prepare is not None:
+            await self._prepare()
+        self._session.add(self)
+        self._session.route(self._number, self)
+        try:
+            self.opened()
+            await self._joined
+        except BaseException:
+            self._leave(ClientClosed("the subscription was not opened"))
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Leave: send what is queued, end the iteration. Calling it again does nothing."""
+        if self._failure is not None:
+            return
+        left: asyncio.Future[None] = self._loop.create_future()
+        if self._session.is_open:
+            self._session.dirty(self)
+            ref = next(self._session.refs)
+            self._session.expect(ref, lambda _: None if left.done() else left.set_result(None))
+            self._session.request(wire.Unsubscribe(ref=ref, subscription=self._number))
+        else:
+            left.set_result(None)
+        self._leave(ClientClosed("the subscription has been closed"))
+        await asyncio.wait((left,), timeout=LEAVE_TIMEOUT_S)
+
+    def _leave(self, error: TocsinError) -> None:
+        """It is over, and this is why."""
+        if self._failure is not None:
+            return
+        self._failure = error
+        self._session.route(self._number, None)
+        self._session.remove(self)
+        self.disconnected()
+        if not self._joined.done():
+            self._joined.set_exception(error)
+            self._joined.exception()  # perhaps nobody awaits it
+        self._waiters.wake_all()
+
+    async def _wait(self) -> None:
+        """Until there may be something to hand out.
+
+        Raises:
+            StopAsyncIteration: it has been closed.
+            TocsinError: it has ended for another reason.
+        """
+        if self._failure is None:
+            await self._waiters.wait()
+        if isinstance(self._failure, ClientClosed):
+            raise StopAsyncIteration
+        if self._failure is not None:
+            raise self._failure
+
+    # --- session.Part ---------------------------------------------------------------------------
+
+    def opened(self) -> None:
+        """A connection stands: join."""
+        self._retry = None
+        if self._failure is not None or not self._session.is_open:
+            return
+        ref = next(self._session.refs)
+        self._session.expect(ref, self._answered)
+        self._session.request(self._subscribe(ref))
+
+    def _answered(self, answer: wire.Ok | wire.Error | None) -> None:
+        if answer is None or self._failure is not None:
+            return  # the connection was lost: `opened` follows
+        if isinstance(answer, wire.Ok):
+            self._accepted(answer)
+            if not self._joined.done():
+                self._joined.set_result(None)
+        elif not answer.retry:
+            self._leave(answer.exception())
+        elif not self._session.is_draining:  # else the next connection follows
+            pause_s = max(RESUBSCRIBE_S, answer.retry_after_s or 0.0)
+            self._retry = self._loop.call_later(pause_s, self.opened)
+
+    def disconnected(self) -> None:
+        """The connection is lost."""
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+
+    def failed(self, error: TocsinError) -> None:
+        """No other connection follows."""
+        self._leave(error)
+
+    @abstractmethod
+    def next_deadline(self) -> float | None:
+        """When to call `expire`; None: nothing is timed."""
+
+    @abstractmethod
+    def expire(self, *, now: float) -> None:
+        """Time has passed."""
+
+    @abstractmethod
+    def collect(self, *, now: float) -> list[bytes]:
+        """The frames of this turn."""
+
+    @abstractmethod
+    def pushed(self, push: wire.Push, *, now: float) -> None:
+        """A push has come."""
+
+    @abstractmethod
+    def revoked(self, revoked: wire.Revoked) -> None:
+        """Deliveries were taken back."""
+
+
+def start_at(start: Start | None) -> Literal["earliest", "latest"] | wire.StartAt | None:
+    """A start as frames and requests say it. A time without a zone is local."""
+    if isinstance(start, datetime):
+        return wire.StartAt(int(start.timestamp() * 1000))
+    return start

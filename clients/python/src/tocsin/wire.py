@@ -1,0 +1,348 @@
+"""The frames of `tocsin.v1` as this client writes and reads them. Pure.
+
+A WebSocket message carries one frame, an object, or several, an array of objects. Deliveries are
+named in columns: `[partition, epoch, push, first, last, first, last, ...]` are the offsets
+`first..last` of push number `push`, given under `epoch` in `partition`.
+
+What is read tolerates what it does not know, fields and frames, so that a newer broker can add.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+
+from tocsin.errors import BrokerError, broker_error
+
+DeliveryList = list[list[int]]
+
+FRAMES_PER_MESSAGE_MAX: Final = 256
+"""Frames that the broker takes in one WebSocket message."""
+MESSAGE_BYTES_AIM: Final = 512 * 1024
+"""A WebSocket message is closed when it has grown so large; one frame may be larger."""
+RANGES_PER_FRAME_MAX: Final = 1000
+"""Ranges named in one ack, nack or extend; the broker takes a few more."""
+
+
+# --- what this client sends ---------------------------------------------------------------------
+
+
+class OutgoingMessage(msgspec.Struct, omit_defaults=True, gc=False):
+    """A message as it is published. Exactly one of `body` and `body_base64` is set."""
+
+    key: str | None = None
+    body: msgspec.Raw = msgspec.Raw()
+    body_base64: str | None = None
+    content_type: str | None = None
+    id: str | None = None
+    headers: dict[str, str] | None = None
+    ttl_s: float | None = None
+    sent_unix_ms: int | None = None
+
+
+class Position(msgspec.Struct, frozen=True, kw_only=True):
+    """A reader's place: per partition, as text, the log's generation and the next offset.
+
+    `msgspec.json.encode(position)` and `Position.from_json` carry it through a file.
+    """
+
+    queue_id: str
+    partitions: dict[str, tuple[int, int]]
+    ring_epoch: int = 1
+
+    def to_json(self) -> bytes:
+        """The position as JSON text, for storing it."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, text: bytes | str) -> "Position":
+        """What `to_json` made. Raises ValueError when it is not a position."""
+        return msgspec.json.decode(text, type=cls)
+
+
+class StartAt(msgspec.Struct):
+    """Start at the first message published at or after this time."""
+
+    unix_ms: int
+
+
+class _Sent(msgspec.Struct, tag_field="type", omit_defaults=True, kw_only=True):
+    pass
+
+
+class Hello(_Sent, tag="hello"):
+    """The first frame."""
+
+    producer: str | None = None
+    client: str | None = None
+    token: str | None = None
+
+
+class Subscribe(_Sent, tag="subscribe"):
+    """Become a consumer of `group`, or without one a reader."""
+
+    ref: int
+    subscription: int
+    queue: str
+    credit: int
+    group: str | None = None
+    start: Literal["earliest", "latest"] | StartAt | None = None
+    position: Position | None = None
+    keys: list[str] | None = None
+
+
+class Unsubscribe(_Sent, tag="unsubscribe"):
+    """Leave."""
+
+    ref: int
+    subscription: int
+
+
+class Credit(_Sent, tag="credit"):
+    """`granted` counts all messages ever granted on the subscription (R25)."""
+
+    subscription: int
+    granted: int
+
+
+class Ack(_Sent, tag="ack"):
+    """Settle; with `ref` it is answered once durable."""
+
+    subscription: int
+    deliveries: DeliveryList
+    started: DeliveryList = []
+    ref: int | None = None
+
+
+class Nack(_Sent, tag="nack"):
+    """Return."""
+
+    subscription: int
+    deliveries: DeliveryList
+    delay_s: float | None = None
+    reason: str | None = None
+    ref: int | None = None
+
+
+class Extend(_Sent, tag="extend"):
+    """Prolong leases, and mark what has started (R19)."""
+
+    subscription: int
+    deliveries: DeliveryList = []
+    started: DeliveryList = []
+    lease_s: float | None = None
+    ref: int | None = None
+
+
+class Ping(_Sent, tag="ping"):
+    """Answered by pong."""
+
+    ref: int | None = None
+
+
+SentFrame = Hello | Subscribe | Unsubscribe | Credit | Ack | Nack | Extend | Ping
+_ENCODER: Final = msgspec.json.Encoder()
+encode = _ENCODER.encode
+
+
+def publish_frame(
+    ref: int, queue: str, sequence: int, resolved: int, messages: Iterable[bytes]
+) -> bytes:
+    """A publish of encoded messages; message i has the sequence `sequence + i`."""
+    head = b'{"type":"publish","ref":%d,"queue":%b,"sequence":%d,"resolved":%d,"messages":[' % (
+        ref,
+        encode(queue),
+        sequence,
+        resolved,
+    )
+    return b"".join((head, b",".join(messages), b"]}"))
+
+
+def join_frames(frames: Sequence[bytes]) -> list[bytes]:
+    """WebSocket messages that carry these frames in order."""
+    if len(frames) == 1:
+        return [frames[0]]
+    joined: list[bytes] = []
+    start = size = 0
+    for index, frame in enumerate(frames):
+        if index > start and (
+            size + len(frame) > MESSAGE_BYTES_AIM or index - start >= FRAMES_PER_MESSAGE_MAX
+        ):
+            joined.append(_array(frames[start:index]))
+            start, size = index, 0
+        size += len(frame) + 1
+    if start < len(frames):
+        joined.append(_array(frames[start:]))
+    return joined
+
+
+def _array(frames: Sequence[bytes]) -> bytes:
+    return frames[0] if len(frames) == 1 else b"[%b]" % b",".join(frames)
+
+
+# --- what the broker sends ----------------------------------------------------------------------
+
+
+class ErrorBody(msgspec.Struct, gc=False):
+    """An error as a part of an answer."""
+
+    code: str
+    detail: str = ""
+    retry: bool = False
+    retry_after_s: float | None = None
+
+    def exception(self) -> BrokerError:
+        """It as an exception."""
+        return broker_error(
+            self.code, self.detail, retry=self.retry, retry_after_s=self.retry_after_s
+        )
+
+
+class Durability(msgspec.Struct, frozen=True):
+    """What a receipt promises: fsynced on so many copies, of which level."""
+
+    level: str = ""
+    copies: int = 1
+
+
+PublishAnswer = list[int | bool] | ErrorBody
+"""One message's answer: [partition, offset], for a duplicate [partition, offset, true], or why it
+was not stored."""
+
+
+class Verdict(msgspec.Struct, rename={"first": "from", "last": "to"}):
+    """What became of a reader's position in one partition (R26), and where it is now."""
+
+    partition: int
+    verdict: str
+    first: int | None = None
+    """A gap: the first and the last offset that are gone."""
+    last: int | None = None
+    generation: int = 0
+    next: int | None = None
+
+
+class _Received(msgspec.Struct, tag_field="type", kw_only=True):
+    pass
+
+
+class Welcome(_Received, tag="welcome"):
+    """The answer to hello, with the bounds that this client keeps."""
+
+    session: str = ""
+    broker: str = ""
+    heartbeat_s: float = 20.0
+    frame_bytes_max: int = 2 * 1_048_576
+    messages_per_publish_max: int = 1000
+    in_flight_max: int = 10_000
+    credit_max: int = 10_000
+
+
+class Ok(_Received, tag="ok"):
+    """The answer to whatever carried `ref`; which fields are there depends on that."""
+
+    ref: int
+    receipts: list[PublishAnswer] = []
+    """publish: one per message, in order (R5)."""
+    durability: Durability = Durability()
+    id_prefix: str | None = None
+    """publish: a message without an id of its own has this, "<partition>-<offset>" behind it."""
+    lease_s: float | None = None
+    """subscribe: how long a delivery is this consumer's, in seconds."""
+    queue_id: str = ""
+    positions: list[Verdict] = []
+    """subscribe of a reader: where it starts, per partition."""
+    settled: int = 0
+    """ack, nack, extend: how many deliveries it applied to; the others follow."""
+    stale: DeliveryList = []
+
+
+class Error(_Received, tag="error"):
+    """The request `ref` was refused; without ref it concerns the session."""
+
+    code: str
+    detail: str = ""
+    retry: bool = False
+    retry_after_s: float | None = None
+    ref: int | None = None
+    stale: DeliveryList = []
+    not_delivered: DeliveryList = []
+    """An ack, nack or extend that named what this session was never given."""
+
+    def exception(self) -> BrokerError:
+        """It as an exception."""
+        return broker_error(
+            self.code, self.detail, retry=self.retry, retry_after_s=self.retry_after_s
+        )
+
+
+class PushedMessage(msgspec.Struct, gc=False):
+    """A message as it is delivered. The body is left undecoded."""
+
+    key: str | None = None
+    body: msgspec.Raw = msgspec.Raw()
+    body_base64: str | None = None
+    content_type: str | None = None
+    id: str | None = None
+    headers: dict[str, str] | None = None
+    sent_unix_ms: int | None = None
+
+
+class Push(_Received, tag="push"):
+    """Messages of one partition: consecutive from `offset`, or at `offsets` (filtered readers)."""
+
+    subscription: int
+    partition: int
+    messages: list[PushedMessage] = []
+    id_prefix: str = ""
+    published_unix_ms: int = 0
+    offset: int | None = None
+    epoch: int = 0
+    push: int = 0
+    attempt: int = 1
+    offsets: list[int] | None = None
+    next: int | None = None
+    """Readers: the next offset wanted after this push."""
+    gap: tuple[int, int] | None = None
+
+
+class Revoked(_Received, tag="revoked"):
+    """These deliveries are no longer this session's (R17)."""
+
+    subscription: int
+    deliveries: DeliveryList = []
+    reason: str = ""
+
+
+class Drain(_Received, tag="drain"):
+    """Come back, here or elsewhere, after so long; the socket closes soon."""
+
+    reconnect_after_s: float = 0.0
+    reason: str = ""
+
+
+class Pong(_Received, tag="pong"):
+    """The answer to ping."""
+
+    ref: int | None = None
+
+
+ReceivedFrame = Welcome | Ok | Error | Push | Revoked | Drain | Pong
+_ONE: Final[msgspec.json.Decoder[ReceivedFrame]] = msgspec.json.Decoder(ReceivedFrame)
+_MANY: Final[msgspec.json.Decoder[list[ReceivedFrame]]] = msgspec.json.Decoder(list[ReceivedFrame])
+_PARTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_KIND: Final[msgspec.json.Decoder[dict[str, Any]]] = msgspec.json.Decoder(dict[str, Any])
+_KNOWN: Final = {"welcome", "ok", "error", "push", "revoked", "drain", "pong"}
+
+
+def decode(data: bytes) -> list[ReceivedFrame]:
+    """The frames of one WebSocket message; frames of a type that is not known are left out.
+
+    Raises:
+        msgspec.DecodeError: it is not JSON, or a known frame has a field of a wrong type.
+    """
+    try:
+        return _MANY.decode(data) if data[:1] == b"[" else [_ONE.decode(data)]
+    except msgspec.ValidationError:
+        parts = _PARTS.decode(data) if data[:1] == b"[" else [msgspec.Raw(data)]
+        return [_ONE.decode(part) for part in parts if _KIND.decode(part).get("type") in _KNOWN]
