@@ -48,6 +48,10 @@ class RangeSet:
         clone._firsts, clone._lasts = self._firsts.copy(), self._lasts.copy()
         return clone
 
+    def columns(self) -> tuple[list[int], list[int]]:
+        """(firsts, lasts), for packing without a loop; not to be changed."""
+        return self._firsts, self._lasts
+
     def size(self) -> int:
         """Number of offsets in the set."""
         return sum(self._lasts) - sum(self._firsts) + len(self._firsts)

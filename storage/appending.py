@@ -19,6 +19,8 @@ from storage.dedup import ProducerLine
 SEALED: Final = "storage_unavailable"
 """The answer to a new message for a sealed partition: it was not stored, and the same message may
 succeed when it is sent again, because the ring of the next epoch routes it elsewhere (R27)."""
+SEQUENCE_MAX: Final = (1 << 62) - 1
+"""Stores keep signed 64-bit numbers; clients may use up to 2^53 - 1."""
 
 
 @dataclass(slots=True)
@@ -92,6 +94,11 @@ def open_header(append: Append) -> Header:
         raise Refused("invalid_message", "record: the payload's length is not the header's")
     if header.producer_indexes and max(header.producer_indexes) > len(header.producers):
         raise Refused("invalid_message", "record: a message names a producer that is not listed")
+    if header.producers and (
+        max(header.sequences) > SEQUENCE_MAX
+        or max(resolved for _, resolved in header.producers) > SEQUENCE_MAX
+    ):
+        raise Refused("invalid_message", f"record: a sequence is above {SEQUENCE_MAX}")
     return header
 
 

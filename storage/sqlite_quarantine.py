@@ -1,0 +1,41 @@
+"""Damaged records are put aside, so that what is behind them flows (R30, P13)."""
+
+from typing import Final
+
+from push.ports import Partition
+from storage import sqlite_codec as codec
+from storage.sqlite_books import Books
+from storage.sqlite_reader import CHECKSUM_REASON, record_is_sound, span
+
+_COLUMNS: Final = "id, count, published_unix_ms, bytes, checksum, skips, header, payload"
+
+
+def quarantine(books: Books, partition: Partition, row_ids: list[int]) -> None:
+    """Move these records to the quarantine, unless they are gone or sound after all: then the
+    reader met a fault of memory, or another reader was faster."""
+    books.flush()
+    log = books.find(partition)
+    if log is None:
+        return
+    for row_id in row_ids:
+        row = books.connection.execute(
+            f"SELECT {_COLUMNS} FROM record WHERE id = ?", (row_id,)
+        ).fetchone()
+        if row is None or record_is_sound(row):
+            continue
+        count = span(books.connection, log, row_id)
+        _, _, _, size, checksum, skips, header, payload = row
+        connection = books.begin()
+        connection.execute(
+            "INSERT OR REPLACE INTO quarantine VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (row_id, count, books.wall_unix_ms(), CHECKSUM_REASON, size, checksum, skips, header,
+             payload),
+        )  # fmt: skip
+        connection.execute("DELETE FROM record WHERE id = ?", (row_id,))
+        log.messages = max(0, log.messages - count)
+        log.bytes = max(0, log.bytes - max(size, 0))
+        books.changed(log)
+        books.report(
+            f"damaged: a record of {count} messages from offset {codec.offset_of(row_id)} on in "
+            f"partition {partition.number} of {partition.queue_id}; it is in the quarantine"
+        )

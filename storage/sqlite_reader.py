@@ -1,0 +1,303 @@
+"""Reading the embedded store, in a thread and on a connection of its own.
+
+Each read is one short transaction: a long one would keep the WAL from being reset (R31). What is
+committed is certified (R10), so a read sees exactly what may leave.
+"""
+
+import asyncio
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from push.errors import Refused
+from push.ports import (
+    CursorState,
+    Damage,
+    GroupPartition,
+    Parked,
+    Partition,
+    PartitionState,
+    Read,
+)
+from push.record import Record, RecordDamaged
+from storage import sqlite_codec as codec
+from storage.appending import PartitionLog
+from storage.cursor import GroupCursor
+
+T = TypeVar("T")
+_RECORD: Final = "id, count, published_unix_ms, bytes, checksum, skips, header, payload"
+
+
+class Reader:
+    """The reading thread. `on_corrupt` gets the sentence when SQLite finds broken structure."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        loop: asyncio.AbstractEventLoop,
+        on_corrupt: Callable[[str], None],
+    ) -> None:
+        self._connection = connection
+        self._loop = loop
+        self._on_corrupt = on_corrupt
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="tocsin-store-reader", daemon=True)
+        self._thread.start()
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run it in one reading transaction.
+
+        Raises:
+            Refused: storage_unavailable: SQLite could not read.
+        """
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._queue.put(lambda: self._answer(work, future))
+        return await future
+
+    def close(self) -> None:
+        """Finish what was asked for, then end the thread."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (task := self._queue.get()) is not None:
+            task()
+
+    def _answer(self, work: Callable[[sqlite3.Connection], T], future: "asyncio.Future[T]") -> None:
+        result: T | None = None
+        failure: Exception | None = None
+        try:
+            self._connection.execute("BEGIN")
+            try:
+                result = work(self._connection)
+            finally:
+                self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            failure = Refused("storage_unavailable", f"the store cannot be read: {error}")
+            if not isinstance(error, sqlite3.OperationalError):
+                self._on_corrupt(f"the store is damaged: {error}")
+        except Exception as error:  # a bug here must reach the caller, not end the thread
+            failure = error
+
+        def resolve() -> None:
+            if future.done():  # the caller was cancelled
+                return
+            if failure is not None:
+                future.set_exception(failure)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]
+
+        try:
+            self._loop.call_soon_threadsafe(resolve)
+        except RuntimeError:
+            return  # the loop is closed: nobody waits
+
+
+def _log(connection: sqlite3.Connection, partition: Partition) -> PartitionLog | None:
+    row = connection.execute(
+        f"SELECT {codec.PARTITION_COLUMNS} FROM partition WHERE queue_id = ? AND number = ?",
+        partition,
+    ).fetchone()
+    if row is None:
+        return None
+    log = codec.unpack_partition(row)
+    if log is None:
+        raise Refused(
+            "storage_unavailable",
+            f"the row of partition {partition.number} of {partition.queue_id} is damaged",
+        )
+    return log
+
+
+def read_records(
+    connection: sqlite3.Connection,
+    partition: Partition,
+    offset: int,
+    bytes_max: int,
+    until: int | None,
+) -> tuple[Read, list[int]]:
+    """What `Storage.read` answers, and the rows that failed their checksum."""
+    log = _log(connection, partition)
+    if log is None:
+        return Read((), 0, 0), []
+    end = log.next_offset if until is None else min(until + 1, log.next_offset)
+    base = log.row_id
+    rows = connection.execute(
+        f"SELECT {_RECORD} FROM record WHERE id >= coalesce((SELECT id FROM record "
+        "WHERE id BETWEEN ?1 AND ?2 ORDER BY id DESC LIMIT 1), ?2) AND id < ?3 ORDER BY id",
+        (
+            codec.record_row_id(base, 0),
+            codec.record_row_id(base, offset),
+            codec.record_row_id(base, max(end, 0)),
+        ),
+    )
+    records: list[Record] = []
+    bad: list[int] = []
+    size, read_until = 0, end
+    for row in rows:
+        if records and size + len(row[7]) > bytes_max:
+            read_until = codec.offset_of(row[0])
+            break
+        record = _load(row)
+        if record is None:
+            bad.append(row[0])
+        elif record.last >= offset:
+            records.append(record)
+            size += len(row[7])
+            if size >= bytes_max:
+                read_until = record.last + 1
+                break
+    rows.close()
+    damage = _damage(connection, log, bad, offset, read_until)
+    return Read(tuple(records), log.start, log.next_offset, damage), bad
+
+
+def _load(row: tuple) -> Record | None:  # type: ignore[type-arg]
+    """The record of a row; None: damaged (R30)."""
+    if not record_is_sound(row):
+        return None
+    try:
+        return Record.load(codec.offset_of(row[0]), row[6], row[7], codec.unpack_skips(row[5]))
+    except (RecordDamaged, ValueError):
+        return None
+
+
+def record_is_sound(row: tuple) -> bool:  # type: ignore[type-arg]
+    """Whether a row of the record table is as it was written."""
+    row_id, count, published_unix_ms, size, checksum, skips, header, payload = row
+    fields = (count, published_unix_ms, size)
+    expected = codec.record_checksum(row_id, fields, skips or b"", header, payload)
+    return bool(expected == checksum)
+
+
+def _damage(
+    connection: sqlite3.Connection, log: PartitionLog, bad: list[int], offset: int, end: int
+) -> tuple[Damage, ...]:
+    """Damaged records of offset..end, those found now and those quarantined before: each group
+    and each reader has to be told."""
+    low = codec.record_row_id(log.row_id, 0)
+    high = codec.record_row_id(log.row_id, end)
+    known = connection.execute(
+        "SELECT id, count, reason FROM quarantine WHERE id >= coalesce((SELECT id FROM quarantine "
+        "WHERE id BETWEEN ?1 AND ?2 ORDER BY id DESC LIMIT 1), ?2) AND id < ?3",
+        (low, codec.record_row_id(log.row_id, offset), high),
+    ).fetchall()
+    found = [(row_id, span(connection, log, row_id), CHECKSUM_REASON) for row_id in bad]
+    return tuple(
+        Damage(log.partition, codec.offset_of(row_id), count, reason)
+        for row_id, count, reason in sorted(known + found)
+        if codec.offset_of(row_id) + count > offset
+    )
+
+
+CHECKSUM_REASON: Final = "the checksum does not match"
+
+
+def span(connection: sqlite3.Connection, log: PartitionLog, row_id: int) -> int:
+    """How many offsets a damaged record may have had: its own count may be what is damaged."""
+    (after,) = connection.execute(
+        "SELECT min(id) FROM record WHERE id > ? AND id < ?",
+        (row_id, codec.record_row_id(log.row_id, log.next_offset)),
+    ).fetchone()
+    end = log.next_offset if after is None else codec.offset_of(after)
+    (count,) = connection.execute("SELECT count FROM record WHERE id = ?", (row_id,)).fetchone()
+    room = end - codec.offset_of(row_id)
+    return int(count) if 0 < count <= room else room
+
+
+def offset_at(connection: sqlite3.Connection, partition: Partition, unix_ms: int) -> int:
+    """What `Storage.offset_at` answers, by bisection: exact where the clocks of publishers did not
+    run backwards, else one of the places where the time was crossed."""
+    log = _log(connection, partition)
+    if log is None:
+        raise Refused("queue_not_found", "the storage has no such partition")
+    low, high = log.start, log.next_offset
+    while low < high:
+        middle = (low + high) // 2
+        row = connection.execute(
+            "SELECT id, count, published_unix_ms FROM record WHERE id BETWEEN ? AND ? "
+            "ORDER BY id DESC LIMIT 1",
+            (
+                codec.record_row_id(log.row_id, low),
+                codec.record_row_id(log.row_id, middle),
+            ),
+        ).fetchone()
+        if row is None:
+            low = middle + 1
+        elif row[2] >= unix_ms:
+            high = codec.offset_of(row[0])
+        else:
+            low = max(middle + 1, codec.offset_of(row[0]) + row[1])
+    return min(low, log.next_offset)
+
+
+def read_side(
+    connection: sqlite3.Connection, place: GroupPartition, key_hash: int, after: int, count_max: int
+) -> tuple[int, ...]:
+    """What `Storage.read_side` answers."""
+    rows = connection.execute(
+        "SELECT place FROM side WHERE cursor = (SELECT cursor.id FROM cursor JOIN partition "
+        "ON partition.id = cursor.partition WHERE queue_id = ? AND number = ? AND group_id = ?) "
+        "AND key_hash = ? AND place > ? ORDER BY place LIMIT ?",
+        (*place.partition, place.group_id, codec.signed(key_hash), after, count_max),
+    )
+    return tuple(offset for (offset,) in rows)
+
+
+def partition_states(connection: sqlite3.Connection, queue_id: str) -> list[PartitionState]:
+    """What `Storage.partitions` answers."""
+    rows = connection.execute(
+        "SELECT number FROM partition WHERE queue_id = ? ORDER BY number", (queue_id,)
+    ).fetchall()
+    logs = [_log(connection, Partition(queue_id, number)) for (number,) in rows]
+    return [log.state() for log in logs if log is not None]
+
+
+def cursor_states(
+    connection: sqlite3.Connection, queue_id: str, group_id: str
+) -> list[CursorState]:
+    """What `Storage.cursors` answers."""
+    states: list[CursorState] = []
+    rows = connection.execute(
+        "SELECT cursor.id, number, epoch, floor, passed, "
+        "(SELECT coalesce(sum(entries), 0) FROM side_line WHERE cursor = cursor.id), "
+        "(SELECT count(*) FROM parked WHERE cursor = cursor.id) "
+        "FROM partition JOIN cursor ON cursor.partition = partition.id "
+        "WHERE queue_id = ? AND group_id = ? ORDER BY number",
+        (queue_id, group_id),
+    ).fetchall()
+    for row_id, number, epoch, floor, passed, aside, parked in rows:
+        cursor = GroupCursor(floor)
+        cursor.passed = codec.unpack_ranges(passed)
+        for (ranges,) in connection.execute(
+            "SELECT passed FROM cursor_log WHERE cursor = ? ORDER BY number", (row_id,)
+        ):
+            for first, last in codec.unpack_ranges(ranges):
+                cursor.passed.add(first, last)
+        cursor.floor = cursor.passed.pop_prefix(floor)
+        place = GroupPartition(group_id, Partition(queue_id, number))
+        states.append(
+            CursorState(
+                place=place,
+                epoch=epoch,
+                floor=cursor.floor,
+                settled_above=cursor.passed.size(),
+                aside=aside,
+                parked=parked,
+            )
+        )
+    return states
+
+
+def parked_keys(connection: sqlite3.Connection, place: GroupPartition) -> list[Parked]:
+    """What `Storage.parked` answers."""
+    rows = connection.execute(
+        "SELECT key_hash, reason, since_unix_ms FROM parked WHERE cursor = "
+        "(SELECT cursor.id FROM cursor JOIN partition ON partition.id = cursor.partition "
+        "WHERE queue_id = ? AND number = ? AND group_id = ?)",
+        (*place.partition, place.group_id),
+    ).fetchall()
+    keys = [Parked(codec.unsigned(key_hash), reason, since) for key_hash, reason, since in rows]
+    return sorted(keys, key=lambda parked: parked.key_hash)

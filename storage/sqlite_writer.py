@@ -1,0 +1,181 @@
+"""The writer of the embedded store: one thread, one connection, one transaction at a time.
+
+While a commit runs, the next acts queue up; together they are the next transaction. That is the
+group commit: as large as the load makes it, never delayed by a timer.
+"""
+
+import asyncio
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from push.errors import Refused, TocsinError, Unknown
+from push.ports import Partition, WakeUp
+from storage.sqlite_books import Books
+from storage.sqlite_open import Opened, mark_clean
+from storage.sqlite_trim import Trimmer
+
+T = TypeVar("T")
+BYTES_PER_COMMIT_MAX: Final = 8 * 1_048_576
+ACTS_PER_COMMIT_MAX: Final = 4096
+"""A transaction takes what is queued up to these bounds: memory, and the time others wait."""
+_BATCHES_PER_SWEEP: Final = 16
+"""Under load, one slice of garbage goes with every so many batches."""
+
+
+@dataclass(slots=True)
+class Act:
+    """Something that happens wholly or not at all; `run` is called in the writer's thread."""
+
+    run: Callable[[], Any]
+    future: "asyncio.Future[Any]"
+    size: int
+
+
+Answer = tuple["asyncio.Future[Any]", Any, Exception | None]
+
+
+class Writer:
+    """Executes acts in their order. After a failed commit it refuses everything (R31)."""
+
+    def __init__(
+        self,
+        opened: Opened,
+        books: Books,
+        trimmer: Trimmer,
+        loop: asyncio.AbstractEventLoop,
+        on_fatal: Callable[[str], None] | None,
+    ) -> None:
+        self.failure = ""
+        """Why nothing is accepted any more; empty: all is well."""
+        self.wake_up: WakeUp | None = None
+        self.commits = 0
+        self._opened = opened
+        self._connection: sqlite3.Connection = opened.writer
+        self._books = books
+        self._trimmer = trimmer
+        self._loop = loop
+        self._on_fatal = on_fatal
+        self._queue: queue.SimpleQueue[Act | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="tocsin-store-writer", daemon=True)
+        self._thread.start()
+
+    async def submit(self, run: Callable[[], T], size: int = 0) -> T:
+        """Execute an act and return its answer once it is durable. A caller that is cancelled
+        does not take back its act.
+
+        Raises:
+            Unknown: the commit failed, or nobody knows whether it did.
+            TocsinError: what the act itself raised; it changed nothing.
+        """
+        if self.failure:
+            raise Refused("storage_unavailable", self.failure)
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._queue.put(Act(run, future, size))
+        return await future
+
+    def close(self) -> None:
+        """Finish what was accepted, mark the file as cleanly closed, end the thread. Blocks."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def fail(self, reason: str) -> None:
+        """Accept nothing any more, and tell who can stop the process. From any thread."""
+        if not self.failure:
+            self.failure = reason
+            if self._on_fatal is not None:
+                self._call(self._on_fatal, reason)
+
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:
+            return  # the loop is closed: nobody waits
+
+    # --- In the thread -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        batches = 0
+        closing = False
+        while not closing:
+            batches += 1
+            if self._queue.empty() and not self.failure and self._trimmer.pending():
+                self._commit([], sweep=True)
+                continue
+            batch, closing = self._take()
+            if self.failure:
+                self._refuse(batch)
+            elif batch:
+                busy_sweep = batches % _BATCHES_PER_SWEEP == 0 and self._trimmer.has_garbage
+                self._commit(batch, sweep=busy_sweep)
+        if not self.failure:
+            try:
+                mark_clean(self._connection)
+            except sqlite3.Error as error:
+                self.fail(f"the store could not be closed: {error}")
+
+    def _take(self) -> tuple[list[Act], bool]:
+        """Everything that is queued, within the bounds; waits for at least one act. True: close."""
+        batch: list[Act] = []
+        size = 0
+        while size < BYTES_PER_COMMIT_MAX and len(batch) < ACTS_PER_COMMIT_MAX:
+            if batch and self._queue.empty():
+                break
+            act = self._queue.get()
+            if act is None:
+                return batch, True
+            batch.append(act)
+            size += act.size
+        return batch, False
+
+    def _commit(self, batch: list[Act], *, sweep: bool) -> None:
+        books = self._books
+        answers: list[Answer] = []
+        try:
+            for act in batch:
+                try:
+                    answers.append((act.future, act.run(), None))
+                except TocsinError as error:
+                    answers.append((act.future, None, error))
+            if sweep:
+                books.flush()
+                self._trimmer.sweep()
+            books.flush()
+            if self._connection.in_transaction:
+                self._connection.execute("COMMIT")
+                self.commits += 1
+        except Exception as error:
+            # The books are ahead of the file now, and after a failed fsync nobody knows what the
+            # file is: the process has to start again from it. [Pages are marked clean after a
+            # failed fsync: a second COMMIT succeeds, and lies.]
+            reason = f"a commit failed ({type(error).__name__}: {error}): stopped"
+            self.fail(reason)
+            self._call(self._deliver, [(act.future, None, Unknown(reason)) for act in batch], {})
+            return
+        certified, books.certified = books.certified, {}
+        if answers:
+            self._call(self._deliver, answers, certified)
+        books.shrink()
+
+    def _refuse(self, batch: list[Act]) -> None:
+        refused = Refused("storage_unavailable", self.failure)
+        self._call(self._deliver, [(act.future, None, refused) for act in batch], {})
+
+    # --- On the loop ---------------------------------------------------------------------------
+
+    def _deliver(self, answers: list[Answer], certified: dict[Partition, int]) -> None:
+        try:
+            if self.wake_up is not None:
+                for partition, end in certified.items():
+                    self.wake_up(partition, end)
+        finally:
+            for future, result, failure in answers:
+                if future.done():  # its caller was cancelled
+                    continue
+                if failure is not None:
+                    future.set_exception(failure)
+                else:
+                    future.set_result(result)
