@@ -121,16 +121,14 @@ class BrokerPort(Protocol):
 
     @property
     def draining(self) -> bool:
-        """True from the start of `drain`."""
-
-    async def start(self) -> None:
-        """Open everything; raises when it cannot."""
+        """True from the beginning of `drain`."""
 
     async def drain(self) -> None:
-        """Tell every session when to come back, answer waiting pulls, let deliveries settle."""
+        """From now on `draining`: waiting pulls are answered, and those that come do not wait.
+        The sessions are sent away by who has them, at the same time."""
 
     async def stop(self) -> None:
-        """Write what is left and close. Also right after a failed `start`."""
+        """Answer what is left, write it, close."""
 
     async def create_queue(
         self, principal: Principal, name: str, settings: QueueSettings

@@ -50,8 +50,10 @@ class GroupDescription(msgspec.Struct):
     created_unix_ms: int
     lag: int
     """Messages it has not settled."""
-    owners: Any
-    """Who is given each partition now."""
+    members: Any
+    """The consumers here."""
+    partitions: Any
+    """Who owns each partition that is being delivered, and what it waits for."""
 
 
 class SeekPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

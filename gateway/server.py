@@ -14,10 +14,11 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Final
+from socket import socket
+from typing import Final
 
 import uvloop
 from starlette.routing import BaseRoute
@@ -50,73 +51,82 @@ FINISH_S: Final = 2.0
 """Of `drain_s`, kept for writing and closing after the sessions have gone."""
 
 OnFatal = Callable[[str], None]
-Build = Callable[[Config, OnFatal], WholeBroker]
-"""Makes the broker, inside the running loop. What it calls on_fatal with ends the process."""
+Build = Callable[[Config, OnFatal], Awaitable[WholeBroker]]
+"""Opens the broker. What it calls OnFatal with ends the process."""
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """What the start line says."""
+class Pages:
+    """Routes beside the API (a demo page, a console); `public` names the paths among them that
+    need no credentials."""
 
-    url: str
-    config: Config
+    routes: Sequence[BaseRoute] = ()
+    public: Sequence[str] = ()
 
 
 class Server:
-    """A broker with its port and its admin socket. For use inside a running event loop."""
+    """A broker with its port and its admin socket, inside a running event loop. Made by `open`."""
 
-    def __init__(
-        self,
-        config: Config,
-        broker: WholeBroker,
-        *,
-        routes: Sequence[BaseRoute] = (),
-        public: Sequence[str] = (),
-    ) -> None:
-        """`routes` and `public`: further pages, as in gateway.rest.Application."""
+    def __init__(self, config: Config, broker: WholeBroker, bound: socket, pages: Pages) -> None:
         self.config = config
         self.broker = broker
         auth = Auth(config.token, config.origins)
         around = Surroundings(broker, auth, timing=Timing(heartbeat_s=config.heartbeat_s))
         self.registry = Registry(around, sessions_max=_sessions_max())
-        self._application = Application(
-            broker, auth, origins=config.origins, routes=routes, public=public
+        application = Application(
+            broker, auth, origins=config.origins, routes=pages.routes, public=pages.public
         )
-        self._listener: Listener | None = None
+        self._port: int = bound.getsockname()[1]
         self._admin = AdminSocket(config.data_dir, broker)
-        self._port = config.port
+        self._listener = Listener(
+            application, bound, http=Http11Protocol, ws=websocket_class(self.registry)
+        )
+
+    @classmethod
+    async def open(
+        cls,
+        config: Config,
+        build: Build,
+        *,
+        on_fatal: OnFatal,
+        pages: Pages = Pages(),
+    ) -> "Server":
+        """Everything open and accepting when this returns, nothing when it raises.
+
+        Raises:
+            StartError: with a sentence that says what to do.
+        """
+        bound = bind(config.host, config.port)  # first: a taken port is known at once
+        try:
+            broker = await build(config, on_fatal)
+        except TocsinError as error:
+            bound.close()
+            raise StartError(f"The broker cannot start: {error.detail}.") from error
+        except BaseException:
+            bound.close()
+            raise
+        server = cls(config, broker, bound, pages)
+        try:
+            # The broker holds the data folder: an admin socket that is there is a dead one's.
+            await server._admin.start()
+            await server._listener.start()
+        except BaseException as error:
+            await server.stop()
+            if isinstance(error, OSError):
+                raise StartError(f"Listening on {server.url} failed: {error.strerror}.") from None
+            raise
+        return server
 
     @property
     def url(self) -> str:
-        """Where it listens; with port 0, once it has started."""
+        """Where it listens, with the port it got where the setting was 0."""
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
         return f"http://{host}:{self._port}"
-
-    async def start(self) -> None:
-        """Everything open and accepting when this returns. After an error, call `stop`.
-
-        Raises:
-            StartError: with a sentence.
-            TocsinError: the broker cannot start, and why.
-        """
-        bound = bind(self.config.host, self.config.port)
-        self._port = bound.getsockname()[1]
-        self._listener = Listener(
-            self._application, bound, http=Http11Protocol, ws=websocket_class(self.registry)
-        )
-        await self.broker.start()
-        # Only now: the broker holds the data folder, so a socket that is there is a dead one's.
-        await self._admin.start()
-        try:
-            await self._listener.start()
-        except OSError as error:
-            raise StartError(f"Listening on {self.url} failed: {error.strerror}.") from None
 
     async def drain(self) -> None:
         """Take no more connections, send sessions elsewhere, answer waiting pulls (P14). Returns
         when no session is left, or a little before `drain_s` have passed."""
-        if self._listener is not None:
-            self._listener.close()
+        self._listener.close()
         deadline_s = self.config.drain_s - min(FINISH_S, self.config.drain_s / 2)
         leaving = drain_sessions(self.registry, deadline_s=deadline_s, random=Random())
         try:
@@ -126,12 +136,11 @@ class Server:
             logger.warning("the drain was not complete within %g s", deadline_s)
 
     async def stop(self) -> None:
-        """Answer what is under way, then write and close everything. Nothing is lost without
-        `drain` before it, but clients are only cut off."""
-        finishing = [self._admin.stop()]
-        if self._listener is not None:
-            finishing.append(self._listener.finish(FINISH_S / 2))
-        ends = await asyncio.gather(*finishing, return_exceptions=True)
+        """Answer what is under way, then write and close everything. Without `drain` before it
+        nothing is lost either, but clients are cut off."""
+        ends = await asyncio.gather(
+            self._admin.stop(), self._listener.finish(FINISH_S / 2), return_exceptions=True
+        )
         self.registry.deadlines.close()
         await self.broker.stop()
         for end in ends:
@@ -143,62 +152,47 @@ def run(
     config: Config,
     build: Build,
     *,
-    announce: Callable[[Started], None],
-    routes: Sequence[BaseRoute] = (),
-    public: Sequence[str] = (),
+    announce: Callable[[Server], None],
+    pages: Pages = Pages(),
 ) -> int:
-    """Serve until a signal; returns the exit code.
+    """The whole life of the process: serve until a signal; returns the exit code. `announce` is
+    called when the server accepts.
 
     Raises:
         StartError: with a sentence that says what to do.
     """
     raise_files_limit()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-
-    def make(on_fatal: OnFatal) -> Server:
-        return Server(config, build(config, on_fatal), routes=routes, public=public)
-
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve(make, announce))
-
-
-async def serve(make: Callable[[OnFatal], Server], announce: Callable[[Started], None]) -> int:
-    """The life of the process between its first and its last line. See `run`."""
-    stopping = asyncio.Event()
-    _listen_to_signals(stopping)
-    server = make(end_at_once)
-    try:
-        if await _until(stopping, server.start()):
-            return 0
-        _settle_heap()
-        logger.info("limits in effect: %s", describe(server.config))
-        announce(Started(server.url, server.config))
-        await stopping.wait()
-        logger.info("going down")
-        await server.drain()
-    except TocsinError as error:
-        raise StartError(f"The broker cannot start: {error.detail}.") from error
-    finally:
-        await server.stop()
-    logger.info("everything is written; good-bye")
+        runner.run(_serve(config, build, announce, pages))
     return 0
 
 
-async def _until(stopping: asyncio.Event, starting: Coroutine[Any, Any, None]) -> bool:
-    """Run the start to its end, or break it off when a signal comes first (True): a store may
-    take minutes to recover, and nobody waits for that to end it."""
-    work = asyncio.create_task(starting)
+async def _serve(
+    config: Config, build: Build, announce: Callable[[Server], None], pages: Pages
+) -> None:
+    stopping = asyncio.Event()
+    _listen_to_signals(stopping)
+    opening = asyncio.create_task(Server.open(config, build, on_fatal=end_at_once, pages=pages))
     signal_came = asyncio.create_task(stopping.wait())
+    await asyncio.wait((opening, signal_came), return_when=asyncio.FIRST_COMPLETED)
+    if not opening.done():  # a store may take minutes to recover: nobody waits for that to end it
+        opening.cancel()
+        await asyncio.wait((opening,))
+        if opening.cancelled():
+            return
+    server = opening.result()
     try:
-        await asyncio.wait((work, signal_came), return_when=asyncio.FIRST_COMPLETED)
-        if work.done():
-            work.result()
-            return False
-        work.cancel()
-        await asyncio.wait((work,))
-        return True
+        _settle_heap()
+        logger.info("in effect: %s", describe(config))
+        announce(server)
+        await signal_came
+        logger.info("going down")
+        await server.drain()
     finally:
         signal_came.cancel()
+        await server.stop()
+    logger.info("everything is written; good-bye")
 
 
 def _listen_to_signals(stopping: asyncio.Event) -> None:

@@ -21,7 +21,6 @@ BASE_URL = "http://127.0.0.1:8080"
 async def broker() -> AsyncIterator[BrokerPort]:
     """A started broker without queues."""
     made = PlainBroker()
-    await made.start()
     yield made
     await made.stop()
 

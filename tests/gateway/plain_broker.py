@@ -220,9 +220,6 @@ class PlainBroker:
     def readers(self) -> "NoSessions":
         return NoSessions()
 
-    async def start(self) -> None:
-        self.steps.append("start")
-
     async def drain(self) -> None:
         self.draining = True
         self.steps.append("drain")
@@ -301,7 +298,8 @@ class PlainBroker:
             "settings": group.settings,
             "created_unix_ms": group.created_unix_ms,
             "lag": len(self._log(queue)) - len(settled),
-            "owners": {},
+            "members": [],
+            "partitions": [],
         }
 
     def submit(

@@ -1,0 +1,175 @@
+"""The server's commands, which the `tocsin` command finds by the entry points `tocsin.commands`."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from gateway import admin as admin_socket
+from gateway import logs, server
+from gateway.broker import Broker
+from gateway.config import SETTINGS, Config, ConfigError, Setting, load
+from gateway.listening import StartError
+from gateway.ports import WholeBroker
+
+SERVE_EXAMPLES = """
+\b
+Examples:
+  tocsin serve                                  on this machine only, without a token
+  tocsin serve --port 0 --data-dir /tmp/try     a free port, a folder of its own
+  TOCSIN_TOKEN=$(openssl rand -hex 32) tocsin serve --host 0.0.0.0
+                                                for other machines, who present the token
+
+Stop it with Ctrl-C or SIGTERM: it sends its clients elsewhere, writes what is left and ends with
+exit code 0. A second signal ends it at once; nothing that was acknowledged is lost by that either.
+"""
+
+
+def _setting_options(command: Any) -> Any:
+    """The settings' table as options."""
+    for setting in reversed(SETTINGS):
+        command = _option(setting)(command)
+    return command
+
+
+def _option(setting: Setting) -> Any:
+    text = f"{setting.help} (env {setting.variable})"
+    if setting.is_flag:
+        flags = f"{setting.flag}/{setting.flag.replace('--', '--no-', 1)}"
+        return click.option(flags, setting.field, default=None, help=text)
+    return click.option(setting.flag, setting.field, default=None, help=text, metavar="TEXT")
+
+
+def _load(flags: dict[str, Any]) -> Config:
+    texts = {
+        name: ("true" if value else "false") if isinstance(value, bool) else value
+        for name, value in flags.items()
+    }
+    try:
+        config, warnings = load(os.environ, texts)
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+    for warning in warnings:
+        click.echo(f"Warning: {warning}", err=True)
+    return config
+
+
+@click.command(epilog=SERVE_EXAMPLES)
+@_setting_options
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for machines.")
+def serve(as_json: bool, **flags: Any) -> None:
+    """Start the broker.
+
+    It keeps its queues and messages in the data folder and acknowledges a message when it is
+    fsynced there. A setting comes from its flag, else from its environment variable, else it is
+    the one in brackets.
+    """
+    config = _load(flags)
+    logs.configure(config.log_level, as_json=as_json)
+
+    async def build(config: Config, on_fatal: server.OnFatal) -> WholeBroker:
+        return await Broker.open(config, on_fatal=on_fatal)
+
+    def announce(started: server.Server) -> None:
+        click.echo(start_line(started.url, config, as_json=as_json))
+
+    try:
+        sys.exit(server.run(config, build, announce=announce))
+    except StartError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def start_line(url: str, config: Config, *, as_json: bool) -> str:
+    """What a started broker says: where it is, where it keeps things, what a receipt means."""
+    if as_json:
+        fields = {
+            "event": "started",
+            "url": url,
+            "data_dir": str(config.data_dir),
+            "durability": "fsync",
+            "token": config.token is not None,
+            "pid": os.getpid(),
+        }
+        return msgspec.json.encode(fields).decode()
+    who = "clients with the token" if config.token is not None else "this machine only"
+    return (
+        f"Tocsin listens on {url} for {who}, keeps its data in {config.data_dir} and acknowledges "
+        "after fsync. Stop it with Ctrl-C."
+    )
+
+
+@click.group()
+def admin() -> None:
+    """Operate the broker of this machine, over the socket in its data folder."""
+
+
+def _data_dir(text: str | None) -> Path:
+    # Only this setting: whoever deletes a queue need not have the others right.
+    environ = {n: v for n, v in os.environ.items() if n in ("TOCSIN_DATA_DIR", "XDG_DATA_HOME")}
+    try:
+        return load(environ, {"data_dir": text})[0].data_dir
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+
+
+_data_dir_option = click.option(
+    "--data-dir",
+    default=None,
+    metavar="TEXT",
+    help="The broker's data folder. (env TOCSIN_DATA_DIR)",
+)
+_json_option = click.option("--json", "as_json", is_flag=True, help="JSON, for machines.")
+
+
+@admin.command("delete-queue")
+@click.argument("name")
+@click.option("--confirm", default=None, metavar="NAME", help="The name again, instead of asking.")
+@_data_dir_option
+@_json_option
+def delete_queue(name: str, confirm: str | None, data_dir: str | None, as_json: bool) -> None:
+    """Delete the queue NAME with its messages and groups, for good.
+
+    \b
+    Examples:
+      tocsin admin delete-queue orders
+      tocsin admin delete-queue orders --confirm orders     in a script
+    """
+    if confirm is None:
+        if not sys.stdin.isatty():
+            raise click.UsageError(
+                f"Deleting {name} asks for its name again: without a terminal, give --confirm."
+            )
+        click.echo(f"This deletes the queue {name} with all its messages and groups, for good.")
+        confirm = click.prompt("Its name again", type=str)
+    if confirm != name:
+        raise click.ClickException(f"{confirm!r} is not {name!r}: nothing was deleted.")
+    try:
+        answer = admin_socket.delete_queue(_data_dir(data_dir), name, confirm)
+    except admin_socket.AdminError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(_json(answer) if as_json else f"Deleted {answer['deleted']}.")
+
+
+@admin.command()
+@_data_dir_option
+@_json_option
+def status(data_dir: str | None, as_json: bool) -> None:
+    """Say how the broker is."""
+    try:
+        answer = admin_socket.status(_data_dir(data_dir))
+    except admin_socket.AdminError as error:
+        raise click.ClickException(str(error)) from None
+    if as_json:
+        click.echo(_json(answer))
+        return
+    width = max(map(len, answer), default=0)
+    for name, value in answer.items():
+        shown = value if isinstance(value, str | int | float) else _json(value)
+        click.echo(f"{name:<{width}}  {shown}")
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
