@@ -41,12 +41,13 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     backoff_max_s: Annotated[float, msgspec.Meta(ge=0, le=limits.BACKOFF_S_MAX)] = 60.0
     on_exhausted: Literal["dead_letter", "park"] = "dead_letter"
     dead_letter_queue: str | None = None
-    """None: `<queue>.dead-letters`, created when the first message goes there."""
+    """None: see `dead_letter_name`; created when the first message goes there."""
     dedup_window_s: Seconds = 300
     durability: Durability = "all"
 
 
 FIXED: Final = frozenset({"partitions"})
+DEAD_LETTERS: Final = ".dead-letters"
 
 
 class GroupSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -75,7 +76,7 @@ ANYBODY: Final = Principal("anybody")
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue as it is. `queue_id` and `number` are never reused (R1)."""
+    """A queue as it is. `queue_id` is never reused (R1)."""
 
     queue_id: str
     name: str
@@ -89,6 +90,8 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     """The partitions on the ring, sorted; more than 0..n-1 only after a repartition (R27)."""
     hash_key: bytes
     """Keys the hash that routes and gates; 16 random bytes."""
+    lineage: tuple[tuple[int, int], ...] = ()
+    """(sealed partition, successor) pairs; empty until the first repartition (R27)."""
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,7 +109,8 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
 
     group_id: str
     generation: int
-    """Grows with every change, over restarts too."""
+    """Grows with every change, over restarts too: a row that nobody has changed yet already has
+    one above all that went before."""
     members: tuple[str, ...]
     """Consumers, sorted."""
     assignment: dict[int, str]
@@ -138,6 +142,41 @@ def parse_settings(data: bytes, kind: type[SettingsT]) -> SettingsT:
         raise Refused("invalid_request", str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Refused("invalid_json", str(error)) from None
+
+
+def dead_letter_name(queue: Queue) -> str:
+    """The name of the queue that takes this one's dead letters."""
+    if queue.settings.dead_letter_queue is not None:
+        return queue.settings.dead_letter_queue
+    name = queue.name + DEAD_LETTERS
+    return name if len(name) <= limits.NAME_BYTES_MAX else queue.queue_id + DEAD_LETTERS
+
+
+def check_settings(name: str, settings: QueueSettings) -> None:
+    """What the types of the fields do not say about the settings of the queue `name`.
+
+    Raises:
+        Refused: invalid_request: they contradict each other; invalid_name: the dead-letter queue's.
+    """
+    _check_leases(settings.lease_s, settings.lease_total_s)
+    if settings.dead_letter_queue is not None:
+        check_name(settings.dead_letter_queue, "dead_letter_queue")
+        if settings.dead_letter_queue == name:
+            raise Refused("invalid_request", "dead_letter_queue is the queue itself")
+
+
+def check_group_settings(settings: GroupSettings) -> None:
+    """Raises Refused(invalid_request) when a group's settings contradict each other."""
+    if settings.lease_s is not None and settings.lease_total_s is not None:
+        _check_leases(settings.lease_s, settings.lease_total_s)
+
+
+def _check_leases(lease_s: float, lease_total_s: float) -> None:
+    if lease_total_s < lease_s:
+        raise Refused(
+            "invalid_request",
+            f"lease_total_s ({lease_total_s:g}) is below lease_s ({lease_s:g})",
+        )
 
 
 def check_change(old: QueueSettings, new: QueueSettings) -> None:

@@ -35,11 +35,11 @@ class Metadata(Protocol):
         self, principal: Principal, name: str, settings: QueueSettings
     ) -> tuple[Queue, bool]:
         """Create it (True) or change its settings (False). Putting what is there already changes
-        nothing. Raises Refused: invalid_name, setting_fixed, too_many."""
+        nothing. Raises Refused: invalid_name, invalid_request, setting_fixed, too_many."""
 
     async def delete_queue(self, principal: Principal, name: str) -> Queue:
-        """Take it out of the catalog, durably; its id goes to `dropped()` until `forget`.
-        Raises Refused(queue_not_found)."""
+        """Take it and its groups out of the catalog, durably; its id goes to `dropped()` until
+        `forget`. Raises Refused(queue_not_found)."""
 
     async def put_group(
         self, principal: Principal, queue: Queue, name: str, settings: GroupSettings
@@ -48,26 +48,38 @@ class Metadata(Protocol):
         Raises Refused: invalid_name, too_many, queue_not_found."""
 
     async def delete_group(self, principal: Principal, queue: Queue, name: str) -> Group:
-        """Take it out of the catalog, durably. Raises Refused(group_not_found)."""
+        """Take it out of the catalog, durably; its id goes to `dropped()` until `forget`.
+        Raises Refused(group_not_found)."""
 
     def dropped(self) -> list[tuple[str, str | None]]:
-        """(queue_id, group_id or None): deleted here, perhaps not yet in the storage."""
+        """(queue_id, group_id or None): deleted here, perhaps not yet in the storage. A queue
+        stands for its groups too."""
 
     async def forget(self, queue_id: str, group_id: str | None) -> None:
-        """The storage has dropped it too."""
+        """The storage has dropped it too. Not in `dropped()`: nothing happens."""
 
     async def membership(self, group_id: str) -> Membership:
-        """The group's row; generation 0 without members when there is none yet."""
+        """The group's row; without members when nobody has changed it yet, and then too of a
+        generation above every one before. Raises Refused(group_not_found)."""
 
     async def change_membership(self, new: Membership, *, expected_generation: int) -> bool:
         """Compare-and-set (R14): False, and nothing changed, when the generation is another one.
-        `new.generation` must be above `expected_generation`."""
+        Raises Refused: group_not_found; invalid_request: `new.generation` is not above
+        `expected_generation`."""
 
     def secret(self, name: str) -> bytes:
         """32 random bytes of this name, made once and kept with the catalog (receipts)."""
 
+    def mark(self, name: str) -> str | None:
+        """What `set_mark` remembered last. None: nothing. For what must be found again beside this
+        catalog, as the storage's incarnation: another one is refused, never adopted (R30, P13)."""
+
+    async def set_mark(self, name: str, value: str) -> None:
+        """Remember it with the catalog, durably."""
+
     def on_queue_changed(self, listener: "QueueListener") -> None:
-        """Register for created, changed and deleted queues and groups."""
+        """Register for created, changed and deleted queues and groups. With a deleted queue its
+        groups come first, one by one."""
 
     async def state(self) -> tuple[bool, str]:
         """(ready, why not)."""

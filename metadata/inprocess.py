@@ -1,0 +1,330 @@
+"""The metadata in this process: the catalog in memory, each change durable in SQLite first.
+
+A shell: what is looked up comes from `CatalogIndex`, what changes goes through `CatalogStore` in a
+thread of its own, one change after another. A change that has begun is finished even when its
+caller is cancelled, so that memory and disk never part.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Final, ParamSpec, TypeVar
+
+import msgspec
+
+from metadata.catalog import (
+    Group,
+    GroupSettings,
+    Membership,
+    Principal,
+    Queue,
+    QueueSettings,
+    check_change,
+    check_group_settings,
+    check_name,
+    check_settings,
+)
+from metadata.client import QueueListener
+from metadata.index import CatalogIndex
+from metadata.store import CatalogStore, Contents
+from push.errors import Refused
+from push.limits import GROUPS_PER_QUEUE_MAX, QUEUES_MAX
+from push.ring import HASH_KEY_BYTES
+
+FILE: Final = "catalog.sqlite"
+_LOG: Final = logging.getLogger(__name__)
+ResultT = TypeVar("ResultT")
+ParamsT = ParamSpec("ParamsT")
+
+
+class InProcessMetadata:
+    """`metadata.client.Metadata` over one SQLite file; made by `open`."""
+
+    def __init__(self, store: CatalogStore, contents: Contents, thread: ThreadPoolExecutor) -> None:
+        self._store = store
+        self._thread = thread
+        self._index = CatalogIndex(contents.queues, contents.groups)
+        self._dropped = contents.dropped
+        self._marks = contents.marks
+        self._memberships: dict[str, Membership] = {}
+        self._listeners: list[QueueListener] = []
+        self._one_at_a_time = asyncio.Lock()
+        self._changes: set[asyncio.Task[Any]] = set()
+        self._closed = False
+
+    @classmethod
+    async def open(cls, data_dir: Path) -> "InProcessMetadata":
+        """Open `<data_dir>/catalog.sqlite`, or make it, and hold it alone until `close`.
+
+        Raises:
+            Refused: storage_unavailable, with a sentence for the operator: in use by another
+                process, of a newer version, damaged, not readable or writable.
+        """
+
+        def start() -> tuple[CatalogStore, Contents]:
+            store = CatalogStore(data_dir / FILE)
+            try:
+                return store, store.load()
+            except BaseException:
+                store.close()
+                raise
+
+        thread = ThreadPoolExecutor(1, thread_name_prefix="catalog")
+        try:
+            store, contents = await asyncio.get_running_loop().run_in_executor(thread, start)
+        except BaseException:
+            thread.shutdown(wait=False)
+            raise
+        return cls(store, contents, thread)
+
+    # --- Looking up, from memory -----------------------------------------------------------------
+
+    def find_queue(self, principal: Principal, name: str) -> Queue:
+        """See Metadata."""
+        queue = self._index.find_queue(principal.tenant, name)
+        if queue is None:
+            raise Refused("queue_not_found", f"no queue {name!r}")
+        return queue
+
+    def find_group(self, principal: Principal, queue: Queue, name: str) -> Group:
+        """See Metadata."""
+        group = self._index.find_group(queue.queue_id, name)
+        if group is None or queue.tenant != principal.tenant:
+            raise Refused("group_not_found", f"no group {name!r} of queue {queue.name!r}")
+        return group
+
+    def queue_by_id(self, queue_id: str) -> Queue | None:
+        """See Metadata."""
+        return self._index.queue(queue_id)
+
+    def list_queues(self, principal: Principal) -> list[Queue]:
+        """See Metadata."""
+        return self._index.queues(principal.tenant)
+
+    def list_groups(self, principal: Principal, queue: Queue) -> list[Group]:
+        """See Metadata."""
+        return self._index.groups(queue.queue_id) if queue.tenant == principal.tenant else []
+
+    def dropped(self) -> list[tuple[str, str | None]]:
+        """See Metadata."""
+        return list(self._dropped)
+
+    def secret(self, name: str) -> bytes:
+        """See Metadata. Derived from the one secret that was made with the catalog."""
+        return blake2b(name.encode(), digest_size=32, key=self._store.root_secret).digest()
+
+    def mark(self, name: str) -> str | None:
+        """See Metadata."""
+        return self._marks.get(name)
+
+    # --- Changing --------------------------------------------------------------------------------
+
+    async def put_queue(
+        self, principal: Principal, name: str, settings: QueueSettings
+    ) -> tuple[Queue, bool]:
+        """See Metadata."""
+        check_name(name, "queue")
+        check_settings(name, settings)
+        return await self._alone(self._put_queue, principal, name, settings)
+
+    async def _put_queue(
+        self, principal: Principal, name: str, settings: QueueSettings
+    ) -> tuple[Queue, bool]:
+        old = self._index.find_queue(principal.tenant, name)
+        if old is None:
+            if len(self._index) >= QUEUES_MAX:
+                raise Refused("too_many", f"at most {QUEUES_MAX} queues")
+            queue = Queue(
+                queue_id=await self._write(self._store.fresh_id),
+                name=name,
+                tenant=principal.tenant,
+                holder=principal.name,
+                created_unix_ms=_unix_ms(),
+                settings=settings,
+                ring_epoch=1,
+                members=tuple(range(settings.partitions)),
+                hash_key=secrets.token_bytes(HASH_KEY_BYTES),
+            )
+            await self._write(self._store.create, [queue])
+        else:
+            check_change(old.settings, settings)
+            if settings == old.settings:
+                return old, False
+            queue = msgspec.structs.replace(old, settings=settings)
+            await self._write(self._store.change, queue)
+        self._index.put_queue(queue)
+        self._tell(queue, None, deleted=False)
+        return queue, old is None
+
+    async def delete_queue(self, principal: Principal, name: str) -> Queue:
+        """See Metadata."""
+        return await self._alone(self._delete_queue, principal, name)
+
+    async def _delete_queue(self, principal: Principal, name: str) -> Queue:
+        queue = self.find_queue(principal, name)
+        await self._write(self._store.drop_queue, queue.queue_id)
+        groups = self._index.remove_queue(queue)
+        self._dropped = [one for one in self._dropped if one[0] != queue.queue_id]
+        self._dropped.append((queue.queue_id, None))
+        for group in groups:
+            self._memberships.pop(group.group_id, None)
+            self._tell(queue, group, deleted=True)
+        self._tell(queue, None, deleted=True)
+        return queue
+
+    async def put_group(
+        self, principal: Principal, queue: Queue, name: str, settings: GroupSettings
+    ) -> tuple[Group, bool]:
+        """See Metadata."""
+        check_name(name, "group")
+        check_group_settings(settings)
+        return await self._alone(self._put_group, principal, queue, name, settings)
+
+    async def _put_group(
+        self, principal: Principal, queue: Queue, name: str, settings: GroupSettings
+    ) -> tuple[Group, bool]:
+        current = self._index.queue(queue.queue_id)
+        if current is None or current.tenant != principal.tenant:
+            raise Refused("queue_not_found", f"no queue {queue.name!r}")
+        old = self._index.find_group(queue.queue_id, name)
+        if old is None:
+            if len(self._index.groups(queue.queue_id)) >= GROUPS_PER_QUEUE_MAX:
+                raise Refused("too_many", f"at most {GROUPS_PER_QUEUE_MAX} groups of a queue")
+            group = Group(
+                group_id=await self._write(self._store.fresh_id),
+                name=name,
+                queue_id=queue.queue_id,
+                created_unix_ms=_unix_ms(),
+                settings=settings,
+            )
+            await self._write(self._store.create, [group])
+        else:
+            settings = msgspec.structs.replace(settings, start=old.settings.start)
+            if settings == old.settings:
+                return old, False
+            group = msgspec.structs.replace(old, settings=settings)
+            await self._write(self._store.change, group)
+        self._index.put_group(group)
+        self._tell(current, group, deleted=False)
+        return group, old is None
+
+    async def delete_group(self, principal: Principal, queue: Queue, name: str) -> Group:
+        """See Metadata."""
+        return await self._alone(self._delete_group, principal, queue, name)
+
+    async def _delete_group(self, principal: Principal, queue: Queue, name: str) -> Group:
+        group = self.find_group(principal, queue, name)
+        await self._write(self._store.drop_group, group.group_id)
+        self._index.remove_group(group)
+        self._dropped.append((queue.queue_id, group.group_id))
+        self._memberships.pop(group.group_id, None)
+        self._tell(self._index.queue(queue.queue_id) or queue, group, deleted=True)
+        return group
+
+    async def forget(self, queue_id: str, group_id: str | None) -> None:
+        """See Metadata."""
+        await self._alone(self._forget, queue_id, group_id)
+
+    async def _forget(self, queue_id: str, group_id: str | None) -> None:
+        if (queue_id, group_id) in self._dropped:
+            await self._write(self._store.forget, group_id or queue_id)
+            self._dropped.remove((queue_id, group_id))
+
+    async def set_mark(self, name: str, value: str) -> None:
+        """See Metadata."""
+        await self._alone(self._set_mark, name, value)
+
+    async def _set_mark(self, name: str, value: str) -> None:
+        await self._write(self._store.set_mark, name, value)
+        self._marks[name] = value
+
+    # --- Membership: dies with this process, but for its generations (R14) -----------------------
+
+    async def membership(self, group_id: str) -> Membership:
+        """See Metadata."""
+        if self._index.group(group_id) is None:
+            raise Refused("group_not_found", f"no group of the id {group_id!r}")
+        row = self._memberships.get(group_id)
+        if row is None:
+            row = Membership(
+                group_id=group_id,
+                generation=self._store.boot << 32,
+                members=(),
+                assignment={},
+            )
+        return row
+
+    async def change_membership(self, new: Membership, *, expected_generation: int) -> bool:
+        """See Metadata."""
+        if new.generation <= expected_generation:
+            raise Refused(
+                "invalid_request",
+                f"generation {new.generation} does not follow {expected_generation}",
+            )
+        if (await self.membership(new.group_id)).generation != expected_generation:
+            return False
+        self._memberships[new.group_id] = new
+        return True
+
+    # --- The rest --------------------------------------------------------------------------------
+
+    def on_queue_changed(self, listener: QueueListener) -> None:
+        """See Metadata. What a listener raises is logged: the change stands."""
+        self._listeners.append(listener)
+
+    async def state(self) -> tuple[bool, str]:
+        """See Metadata."""
+        if self._closed:
+            return False, "the catalog is closed"
+        return self._store.broken is None, self._store.broken or ""
+
+    async def close(self) -> None:
+        """See Metadata. Changes that have begun are finished; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._changes:
+            await asyncio.wait(self._changes)
+        await self._write(self._store.close)
+        self._thread.shutdown()
+
+    async def _alone(
+        self,
+        change: Callable[ParamsT, Coroutine[Any, Any, ResultT]],
+        *args: ParamsT.args,
+        **kwargs: ParamsT.kwargs,
+    ) -> ResultT:
+        """Run one change after the others, to its end."""
+        if self._closed:
+            raise Refused("storage_unavailable", "the catalog is closed")
+
+        async def in_turn() -> ResultT:
+            async with self._one_at_a_time:
+                return await change(*args, **kwargs)
+
+        task = asyncio.create_task(in_turn())
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
+
+    async def _write(
+        self, act: Callable[ParamsT, ResultT], *args: ParamsT.args, **kwargs: ParamsT.kwargs
+    ) -> ResultT:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, lambda: act(*args, **kwargs))
+
+    def _tell(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
+        for listener in self._listeners:
+            try:
+                listener(queue, group, deleted=deleted)
+            except Exception:
+                _LOG.exception("a listener failed on a change of queue %r", queue.name)
+
+
+def _unix_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,275 @@
+"""The catalog's file: what it holds after every kind of end, and whom it refuses."""
+
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from metadata.catalog import Group, GroupSettings, Queue, QueueSettings
+from metadata.store import APPLICATION_ID, CatalogStore, random_id
+from push.errors import Refused, Unknown
+
+ROOT = Path(__file__).parents[2]
+
+
+def queue(queue_id: str, name: str) -> Queue:
+    return Queue(
+        queue_id=queue_id, name=name, tenant="default", holder="me", created_unix_ms=1,
+        settings=QueueSettings(partitions=2), ring_epoch=1, members=(0, 1), hash_key=b"k" * 16,
+    )  # fmt: skip
+
+
+def group(group_id: str, queue_id: str, name: str) -> Group:
+    return Group(
+        group_id=group_id, name=name, queue_id=queue_id, created_unix_ms=1, settings=GroupSettings()
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "catalog.sqlite"
+
+
+@contextmanager
+def raw(path: Path) -> Iterator[sqlite3.Connection]:
+    """The file as somebody else opens it, after the store has let go."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        yield connection
+
+
+def test_what_was_written_is_there_when_opened_again(path: Path) -> None:
+    one, its_group = queue("aaaaaaaaaa", "one"), group("bbbbbbbbbb", "aaaaaaaaaa", "g")
+    with closing(CatalogStore(path)) as store:
+        store.create([one, its_group])
+        store.set_mark("storage", "x")
+        secret = store.root_secret
+    with closing(CatalogStore(path)) as store:
+        contents = store.load()
+        assert (contents.queues, contents.groups, contents.dropped) == ([one], [its_group], [])
+        assert contents.marks == {"storage": "x"}
+        assert store.root_secret == secret
+        assert len(secret) == 32
+
+
+def test_each_opening_raises_the_boot_number(path: Path) -> None:
+    """R14: generations made of it grow over restarts."""
+    boots = []
+    for _ in range(3):
+        with closing(CatalogStore(path)) as store:
+            boots.append(store.boot)
+    assert boots == [1, 2, 3]
+
+
+def test_a_commit_is_synced(path: Path) -> None:
+    """synchronous=NORMAL loses acknowledged commits in a power cut; FULL is 2."""
+    with closing(CatalogStore(path)) as store:
+        run = store._connection.execute
+        assert run("PRAGMA synchronous").fetchone() == (2,)
+        assert run("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:
+    """It holds the secret that authenticates receipts."""
+    path = tmp_path / "new" / "folder" / "catalog.sqlite"
+    with closing(CatalogStore(path)) as store:
+        store.create([queue("aaaaaaaaaa", "one")])
+        for file in path.parent.iterdir():
+            assert file.stat().st_mode & 0o777 == 0o600, file
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_an_id_is_never_given_twice(path: Path) -> None:
+    """R1: not to a second queue, not after a deletion, not after a restart."""
+    drawn = iter(["aaaaaaaaaa", "aaaaaaaaaa", "bbbbbbbbbb", "aaaaaaaaaa", "cccccccccc"])
+    with closing(CatalogStore(path, draw_id=lambda: next(drawn))) as store:
+        store.create([queue(store.fresh_id(), "one")])
+        store.create([group(store.fresh_id(), "aaaaaaaaaa", "g")])
+        store.drop_queue("aaaaaaaaaa")
+        store.forget("aaaaaaaaaa")
+        assert store.fresh_id() == "cccccccccc"
+        with pytest.raises(sqlite3.IntegrityError):
+            store.create([queue("aaaaaaaaaa", "one")])
+    drawn = iter(["bbbbbbbbbb", "aaaaaaaaaa", "dddddddddd"])
+    with closing(CatalogStore(path, draw_id=lambda: next(drawn))) as store:
+        assert store.fresh_id() == "dddddddddd"
+        assert store.load().queues == []
+
+
+def test_ids_are_short_and_fit_into_names() -> None:
+    ids = {random_id() for _ in range(1000)}
+    assert len(ids) == 1000
+    assert all(len(one) == 10 and one.isascii() and one.isalnum() for one in ids)
+
+
+def test_a_change_that_fails_in_the_middle_leaves_nothing(path: Path) -> None:
+    with closing(CatalogStore(path)) as store:
+        store.create([queue("aaaaaaaaaa", "one")])
+        with pytest.raises(sqlite3.IntegrityError):
+            store.create([queue("bbbbbbbbbb", "two"), queue("cccccccccc", "one")])
+        assert [one.name for one in store.load().queues] == ["one"]
+        store.create([queue("bbbbbbbbbb", "two")])  # its id was not taken either
+
+
+def test_another_process_is_refused_while_it_is_open(path: Path) -> None:
+    script = "import sys; from pathlib import Path; from metadata.store import CatalogStore\n" + (
+        "CatalogStore(Path(sys.argv[1]))"
+    )
+    with closing(CatalogStore(path)) as store:
+        ran = subprocess.run(
+            [sys.executable, "-c", script, str(path)],
+            cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert ran.returncode == 1
+        assert "another process is using it" in ran.stderr
+        with pytest.raises(Refused, match="another process is using it"):
+            CatalogStore(path)
+        store.create([queue("aaaaaaaaaa", "one")])
+    CatalogStore(path).close()
+
+
+def test_a_newer_schema_is_refused_with_a_sentence_and_left_alone(path: Path) -> None:
+    """R4."""
+    with closing(CatalogStore(path)) as store:
+        boot = store.boot
+    with raw(path) as connection:
+        connection.execute("PRAGMA user_version=2")
+    with pytest.raises(
+        Refused, match=r"its schema is version 2, of a newer Tocsin; this one knows 1"
+    ):
+        CatalogStore(path)
+    with raw(path) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        connection.execute("PRAGMA user_version=1")
+    with closing(CatalogStore(path)) as store:
+        assert store.boot == boot + 1
+
+
+def test_a_file_of_somebody_else_is_refused_and_left_alone(path: Path) -> None:
+    with raw(path) as connection:
+        connection.execute("CREATE TABLE theirs (x)")
+    with pytest.raises(Refused, match="not a catalog of Tocsin"):
+        CatalogStore(path)
+    with raw(path) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("theirs",)]
+    path.unlink()
+    path.write_bytes(b"not a database, but long enough to have a header" * 100)
+    with pytest.raises(Refused, match="cannot be used"):
+        CatalogStore(path)
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Refused, match="cannot be used"):
+        CatalogStore(tmp_path / "file" / "catalog.sqlite")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE queues SET value = replace(value, '\"one\"', '\"two\"')",
+        "UPDATE queues SET checksum = checksum + 1",
+        "UPDATE queues SET name = 'two'",
+        "UPDATE queues SET tenant = 'other'",
+        "UPDATE groups SET value = x'00'",
+        "UPDATE facts SET value = '0' WHERE name = 'boot'",
+        "UPDATE facts SET value = zeroblob(32) WHERE name = 'root_secret'",
+        "UPDATE facts SET value = 'y' WHERE name = 'mark:storage'",
+    ],
+)
+def test_a_damaged_row_stops_the_start_and_is_named(path: Path, damage: str) -> None:
+    """R30: a queue left out would be made anew under its name, and its messages orphaned."""
+    with closing(CatalogStore(path)) as store:
+        store.create([queue("aaaaaaaaaa", "one"), group("bbbbbbbbbb", "aaaaaaaaaa", "g")])
+        store.set_mark("storage", "x")
+    with raw(path) as connection:
+        connection.execute(damage)
+    sentence = r"its row of the (queue|group|fact) .* is damaged"
+    with pytest.raises(Refused, match=sentence), closing(CatalogStore(path)) as store:
+        store.load()
+
+
+def test_an_interrupted_creation_is_finished(path: Path) -> None:
+    """Killed between making the file and its schema: nothing was ever answered from it."""
+    path.write_bytes(b"")
+    with closing(CatalogStore(path)) as store:
+        store.create([queue("aaaaaaaaaa", "one")])
+    with raw(path) as connection:
+        assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+
+
+def test_a_failed_commit_is_unknown_and_nothing_is_accepted_after_it(path: Path) -> None:
+    """R31. A real failure: the file may not grow."""
+    with closing(CatalogStore(path)) as store:
+        store.create([queue("aaaaaaaaaa", "one")])
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        size = Path(f"{path}-wal").stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+        try:
+            with pytest.raises(Unknown, match="restart"):
+                store.create([queue("bbbbbbbbbb", "two")])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        with pytest.raises(Refused, match=r"storage_unavailable.*restart"):
+            store.create([queue("cccccccccc", "three")])
+        assert store.broken
+    with closing(CatalogStore(path)) as store:
+        assert "one" in {one.name for one in store.load().queues}
+
+
+CREATE_FOR_EVER = """
+import asyncio, sys
+from pathlib import Path
+from metadata.catalog import ANYBODY, GroupSettings, QueueSettings
+from metadata.inprocess import InProcessMetadata
+
+async def main():
+    metadata = await InProcessMetadata.open(Path(sys.argv[1]))
+    for number in range(100_000):
+        name = f"{sys.argv[2]}-{number}"
+        queue, _ = await metadata.put_queue(ANYBODY, name, QueueSettings())
+        await metadata.put_group(ANYBODY, queue, "g", GroupSettings())
+        print("put", name, flush=True)
+        if number % 3 == 0:
+            await metadata.delete_queue(ANYBODY, name)
+            print("deleted", name, flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_what_was_answered_survives_kill_9(tmp_path: Path) -> None:
+    """P1 for the catalog: durable before the answer."""
+    there: set[str] = set()
+    for cycle in range(5):
+        child = subprocess.Popen(
+            [sys.executable, "-c", CREATE_FOR_EVER, str(tmp_path), str(cycle)],
+            cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert child.stdout is not None
+        lines = [child.stdout.readline() for _ in range(5 + 9 * cycle)]
+        os.kill(child.pid, signal.SIGKILL)
+        lines += child.stdout.readlines()
+        child.wait()
+        child.stdout.close()
+        asked_last = ""
+        for line in filter(lambda line: line.endswith("\n"), lines):
+            verb, name = line.split()
+            (there.add if verb == "put" else there.discard)(name)
+            asked_last = name
+        with closing(CatalogStore(tmp_path / "catalog.sqlite")) as store:
+            contents = store.load()
+        found = {one.name for one in contents.queues}
+        number = int(asked_last.split("-")[1])
+        in_doubt = {asked_last, f"{cycle}-{number + 1}"}  # under way when it was killed
+        assert found - in_doubt == there - in_doubt
+        there = found
+        with_group = {one.queue_id for one in contents.groups}
+        assert {q.name for q in contents.queues if q.queue_id not in with_group} <= in_doubt

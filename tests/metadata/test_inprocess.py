@@ -1,0 +1,481 @@
+"""The metadata in this process: every method of the client interface, restarts, and bounds."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import metadata.inprocess
+from metadata.catalog import (
+    ANYBODY,
+    Group,
+    GroupSettings,
+    Membership,
+    Principal,
+    Queue,
+    QueueSettings,
+)
+from metadata.client import Metadata
+from metadata.inprocess import FILE, InProcessMetadata
+from metadata.store import CatalogStore
+from push.errors import Refused
+
+ALICE = Principal("alice", tenant="a")
+BOB = Principal("bob", tenant="b")
+SETTINGS = QueueSettings(partitions=4)
+
+
+@pytest.fixture
+async def catalog(tmp_path: Path) -> AsyncIterator[InProcessMetadata]:
+    opened = await InProcessMetadata.open(tmp_path)
+    yield opened
+    await opened.close()
+
+
+async def reopened(catalog: InProcessMetadata, tmp_path: Path) -> InProcessMetadata:
+    await catalog.close()
+    return await InProcessMetadata.open(tmp_path)
+
+
+async def test_it_is_the_client_interface(catalog: InProcessMetadata) -> None:
+    client: Metadata = catalog
+    assert await client.state() == (True, "")
+
+
+# --- Queues -------------------------------------------------------------------------------------
+
+
+async def test_a_created_queue_is_found_by_name_and_id(catalog: InProcessMetadata) -> None:
+    queue, created = await catalog.put_queue(ALICE, "orders", SETTINGS)
+    assert created
+    assert (queue.name, queue.tenant, queue.holder) == ("orders", "a", "alice")
+    assert (queue.settings, queue.ring_epoch, queue.members) == (SETTINGS, 1, (0, 1, 2, 3))
+    assert (len(queue.queue_id), len(queue.hash_key), queue.lineage) == (10, 16, ())
+    assert abs(queue.created_unix_ms - time.time() * 1000) < 60_000
+    assert catalog.find_queue(ALICE, "orders") == queue
+    assert catalog.queue_by_id(queue.queue_id) == queue
+    assert catalog.list_queues(ALICE) == [queue]
+
+
+async def test_the_same_name_in_two_tenants_is_two_queues(catalog: InProcessMetadata) -> None:
+    """P11: and neither tenant sees, changes or deletes the other's."""
+    ours, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
+    theirs, created = await catalog.put_queue(BOB, "orders", QueueSettings(partitions=8))
+    assert created
+    assert ours.queue_id != theirs.queue_id
+    assert ours.hash_key != theirs.hash_key
+    group, _ = await catalog.put_group(ALICE, ours, "g", GroupSettings())
+    assert catalog.list_queues(BOB) == [theirs]
+    assert catalog.list_groups(BOB, ours) == []
+    for refused in (
+        catalog.put_group(BOB, ours, "g", GroupSettings(lease_s=5)),
+        catalog.delete_group(BOB, ours, "g"),
+    ):
+        with pytest.raises(Refused, match="not_found"):
+            await refused
+    with pytest.raises(Refused, match="group_not_found"):
+        catalog.find_group(BOB, ours, "g")
+    await catalog.delete_queue(BOB, "orders")
+    assert catalog.find_queue(ALICE, "orders") == ours
+    assert catalog.find_group(ALICE, ours, "g") == group
+
+
+async def test_putting_what_is_there_changes_nothing(catalog: InProcessMetadata) -> None:
+    queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
+    told: list[Queue] = []
+    catalog.on_queue_changed(lambda queue, group, deleted: told.append(queue))
+    assert await catalog.put_queue(ALICE, "orders", SETTINGS) == (queue, False)
+    assert told == []
+
+
+async def test_settings_change_but_for_fixed_ones(catalog: InProcessMetadata) -> None:
+    old, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
+    new, created = await catalog.put_queue(
+        ALICE, "orders", QueueSettings(partitions=4, retention_s=60)
+    )
+    assert not created
+    assert (new.queue_id, new.hash_key, new.settings.retention_s) == (
+        old.queue_id,
+        old.hash_key,
+        60,
+    )
+    with pytest.raises(Refused, match="setting_fixed"):
+        await catalog.put_queue(ALICE, "orders", QueueSettings(partitions=5))
+    assert catalog.find_queue(ALICE, "orders") == new
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a b", "a/b", "a\n", "é", "x" * 129])
+async def test_invalid_names_are_refused(catalog: InProcessMetadata, name: str) -> None:
+    """P12."""
+    with pytest.raises(Refused, match="invalid_name: queue"):
+        await catalog.put_queue(ALICE, name, SETTINGS)
+    queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
+    with pytest.raises(Refused, match="invalid_name: group"):
+        await catalog.put_group(ALICE, queue, name, GroupSettings())
+    assert catalog.list_queues(ALICE) == [queue]
+    assert catalog.list_groups(ALICE, queue) == []
+
+
+async def test_contradicting_settings_are_refused(catalog: InProcessMetadata) -> None:
+    with pytest.raises(Refused, match="invalid_request"):
+        await catalog.put_queue(ALICE, "orders", QueueSettings(lease_s=9, lease_total_s=8))
+    with pytest.raises(Refused, match="the queue itself"):
+        await catalog.put_queue(ALICE, "orders", QueueSettings(dead_letter_queue="orders"))
+
+
+async def test_unknown_names_are_refused(catalog: InProcessMetadata) -> None:
+    queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
+    with pytest.raises(Refused, match="queue_not_found"):
+        catalog.find_queue(ALICE, "other")
+    with pytest.raises(Refused, match="queue_not_found"):
+        await catalog.delete_queue(ALICE, "other")
+    with pytest.raises(Refused, match="group_not_found"):
+        catalog.find_group(ALICE, queue, "g")
+    with pytest.raises(Refused, match="group_not_found"):
+        await catalog.delete_group(ALICE, queue, "g")
+    assert catalog.queue_by_id("aaaaaaaaaa") is None
+
+
+async def test_a_queue_made_again_under_its_name_has_a_new_id(
+    catalog: InProcessMetadata, tmp_path: Path
+) -> None:
+    """R1: and nothing of the old one: no groups, no secrets of its hash."""
+    old, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
+    old_group, _ = await catalog.put_group(ALICE, old, "g", GroupSettings())
+    assert await catalog.delete_queue(ALICE, "orders") == old
+    with pytest.raises(Refused, match="queue_not_found"):
+        catalog.find_queue(ALICE, "orders")
+    with pytest.raises(Refused, match="queue_not_found"):
+        await catalog.put_group(ALICE, old, "g", GroupSettings())
+    new, created = await catalog.put_queue(ALICE, "orders", QueueSettings(partitions=9))
+    assert created
+    assert new.queue_id != old.queue_id
+    assert new.hash_key != old.hash_key
+    assert catalog.list_groups(ALICE, new) == []
+    with pytest.raises(Refused, match="group_not_found"):
+        catalog.find_group(ALICE, old, "g")
+    new_group, _ = await catalog.put_group(ALICE, new, "g", GroupSettings())
+    assert new_group.group_id != old_group.group_id
+    again = await reopened(catalog, tmp_path)
+    assert again.list_queues(ALICE) == [new]
+    assert again.list_groups(ALICE, new) == [new_group]
+    assert again.queue_by_id(old.queue_id) is None
+    await again.close()
+
+
+async def test_too_many_queues_or_groups_are_refused(
+    catalog: InProcessMetadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9. The bounds are 100,000 and 1,000: here two of each are as good."""
+    monkeypatch.setattr(metadata.inprocess, "QUEUES_MAX", 2)
+    monkeypatch.setattr(metadata.inprocess, "GROUPS_PER_QUEUE_MAX", 2)
+    one, _ = await catalog.put_queue(ALICE, "one", SETTINGS)
+    two, _ = await catalog.put_queue(BOB, "two", SETTINGS)
+    with pytest.raises(Refused, match="too_many"):
+        await catalog.put_queue(ALICE, "three", SETTINGS)
+    await catalog.put_queue(ALICE, "one", QueueSettings(partitions=4, retention_s=1))
+    for name in ("g", "h"):
+        await catalog.put_group(ALICE, one, name, GroupSettings())
+    with pytest.raises(Refused, match="too_many"):
+        await catalog.put_group(ALICE, one, "i", GroupSettings())
+    await catalog.put_group(BOB, two, "i", GroupSettings())
+
+
+# --- Groups -------------------------------------------------------------------------------------
+
+
+async def test_a_created_group_is_found_and_listed(catalog: InProcessMetadata) -> None:
+    queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
+    second, _ = await catalog.put_group(ALICE, queue, "b", GroupSettings())
+    first, created = await catalog.put_group(ALICE, queue, "a", GroupSettings(start="latest"))
+    assert created
+    assert (first.queue_id, first.settings.start) == (queue.queue_id, "latest")
+    assert catalog.find_group(ALICE, queue, "a") == first
+    assert catalog.list_groups(ALICE, queue) == [first, second]
+
+
+async def test_a_groups_start_stays_as_it_was_created(catalog: InProcessMetadata) -> None:
+    queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
+    group, _ = await catalog.put_group(ALICE, queue, "g", GroupSettings(start="latest"))
+    assert await catalog.put_group(ALICE, queue, "g", GroupSettings()) == (group, False)
+    changed, created = await catalog.put_group(ALICE, queue, "g", GroupSettings(lease_s=5))
+    assert not created
+    assert changed.group_id == group.group_id
+    assert (changed.settings.start, changed.settings.lease_s) == ("latest", 5)
+
+
+async def test_a_deleted_group_is_gone_and_its_id_is_to_be_dropped(
+    catalog: InProcessMetadata,
+) -> None:
+    queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
+    group, _ = await catalog.put_group(ALICE, queue, "g", GroupSettings())
+    assert await catalog.delete_group(ALICE, queue, "g") == group
+    assert catalog.list_groups(ALICE, queue) == []
+    assert catalog.dropped() == [(queue.queue_id, group.group_id)]
+    again, _ = await catalog.put_group(ALICE, queue, "g", GroupSettings())
+    assert again.group_id != group.group_id
+
+
+async def test_what_was_dropped_is_remembered_until_the_storage_dropped_it_too(
+    catalog: InProcessMetadata, tmp_path: Path
+) -> None:
+    """A crash between the two leaves no orphan for ever."""
+    one, _ = await catalog.put_queue(ALICE, "one", SETTINGS)
+    two, _ = await catalog.put_queue(ALICE, "two", SETTINGS)
+    group, _ = await catalog.put_group(ALICE, one, "g", GroupSettings())
+    gone_with_two, _ = await catalog.put_group(ALICE, two, "g", GroupSettings())
+    await catalog.put_group(ALICE, two, "h", GroupSettings())
+    await catalog.delete_group(ALICE, one, "g")
+    await catalog.delete_group(ALICE, two, "g")
+    await catalog.delete_queue(ALICE, "two")
+    expected = [(one.queue_id, group.group_id), (two.queue_id, None)]
+    assert catalog.dropped() == expected
+    catalog = await reopened(catalog, tmp_path)
+    assert sorted(catalog.dropped(), key=str) == sorted(expected, key=str)
+    await catalog.forget(two.queue_id, gone_with_two.group_id)  # went with its queue: nothing
+    await catalog.forget(one.queue_id, None)  # still there: nothing happens
+    assert len(catalog.dropped()) == 2
+    await catalog.forget(two.queue_id, None)
+    assert catalog.dropped() == [(one.queue_id, group.group_id)]
+    catalog = await reopened(catalog, tmp_path)
+    assert catalog.dropped() == [(one.queue_id, group.group_id)]
+    assert catalog.find_queue(ALICE, "one") == one
+    await catalog.close()
+
+
+# --- Restarts, secrets, marks --------------------------------------------------------------------
+
+
+async def test_everything_is_there_after_a_restart(
+    catalog: InProcessMetadata, tmp_path: Path
+) -> None:
+    queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
+    changed, _ = await catalog.put_queue(ALICE, "orders", QueueSettings(partitions=4, lease_s=7))
+    await catalog.put_group(ALICE, queue, "g", GroupSettings())
+    group, _ = await catalog.put_group(ALICE, queue, "g", GroupSettings(attempts_max=0))
+    await catalog.set_mark("storage", "first")
+    await catalog.set_mark("storage", "second")
+    receipts = catalog.secret("receipts")
+    catalog = await reopened(catalog, tmp_path)
+    assert catalog.list_queues(ALICE) == [changed]
+    assert catalog.list_groups(ALICE, changed) == [group]
+    assert catalog.mark("storage") == "second"
+    assert catalog.mark("other") is None
+    assert catalog.secret("receipts") == receipts
+    await catalog.close()
+
+
+async def test_secrets_differ_by_name_and_by_catalog(
+    catalog: InProcessMetadata, tmp_path: Path
+) -> None:
+    other = await InProcessMetadata.open(tmp_path / "other")
+    secrets = {catalog.secret("a"), catalog.secret("b"), other.secret("a")}
+    assert [len(one) for one in secrets] == [32, 32, 32]
+    await other.close()
+
+
+async def test_a_second_process_on_the_same_folder_is_refused(
+    catalog: InProcessMetadata, tmp_path: Path
+) -> None:
+    with pytest.raises(Refused, match="another process is using it"):
+        await InProcessMetadata.open(tmp_path)
+    assert (await catalog.put_queue(ALICE, "orders", SETTINGS))[1]
+
+
+async def test_ten_thousand_queues_start_within_a_second_and_are_found_at_once(
+    tmp_path: Path,
+) -> None:
+    queues = [
+        Queue(
+            queue_id=f"q{number:09}", name=f"queue-{number}", tenant="default", holder="me",
+            created_unix_ms=1, settings=SETTINGS, ring_epoch=1, members=(0, 1, 2, 3),
+            hash_key=bytes(16),
+        )
+        for number in range(10_000)
+    ]  # fmt: skip
+    groups = [
+        Group(
+            group_id=f"g{number:09}", name="g", queue_id=queue.queue_id, created_unix_ms=1,
+            settings=GroupSettings(),
+        )
+        for number, queue in enumerate(queues)
+    ]  # fmt: skip
+    with closing(CatalogStore(tmp_path / FILE)) as store:
+        store.create([*queues, *groups])
+    began = time.process_time()
+    catalog = await InProcessMetadata.open(tmp_path)
+    opened = time.process_time()
+    assert opened - began < 1
+    for queue in queues:
+        assert catalog.find_queue(ANYBODY, queue.name) == queue
+        assert catalog.find_group(ANYBODY, queue, "g").queue_id == queue.queue_id
+    assert time.process_time() - opened < 1  # 20,000 look-ups: a search through all would take 100
+    assert len(catalog.list_queues(ANYBODY)) == 10_000
+    await catalog.close()
+
+
+# --- Membership ----------------------------------------------------------------------------------
+
+
+def row(group: Group, generation: int, *members: str) -> Membership:
+    return Membership(
+        group_id=group.group_id,
+        generation=generation,
+        members=members,
+        assignment=dict.fromkeys(range(4), members[0]),
+    )
+
+
+@pytest.fixture
+async def group(catalog: InProcessMetadata) -> Group:
+    queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
+    return (await catalog.put_group(ALICE, queue, "g", GroupSettings()))[0]
+
+
+async def test_a_membership_changes_by_compare_and_set(
+    catalog: InProcessMetadata, group: Group
+) -> None:
+    """R14: of two gateways with the same view one changes it, and the other looks again."""
+    first = await catalog.membership(group.group_id)
+    assert (first.members, first.assignment) == ((), {})
+    seen = first.generation
+    joined = row(group, seen + 1, "a")
+    assert await catalog.change_membership(joined, expected_generation=seen)
+    assert not await catalog.change_membership(row(group, seen + 5, "b"), expected_generation=seen)
+    assert not await catalog.change_membership(
+        row(group, seen + 9, "b"), expected_generation=seen + 7
+    )
+    assert await catalog.membership(group.group_id) == joined
+    assert await catalog.change_membership(
+        row(group, seen + 2, "a", "b"), expected_generation=seen + 1
+    )
+
+
+@pytest.mark.parametrize("step", [0, -1])
+async def test_a_generation_that_does_not_grow_is_refused(
+    catalog: InProcessMetadata, group: Group, step: int
+) -> None:
+    seen = (await catalog.membership(group.group_id)).generation
+    with pytest.raises(Refused, match="invalid_request"):
+        await catalog.change_membership(row(group, seen + step, "a"), expected_generation=seen)
+
+
+async def test_generations_grow_over_restarts(
+    catalog: InProcessMetadata, group: Group, tmp_path: Path
+) -> None:
+    """R14: an assignment of before the restart names an older generation, and is refused."""
+    seen = (await catalog.membership(group.group_id)).generation
+    for _ in range(3):
+        assert await catalog.change_membership(row(group, seen + 1, "a"), expected_generation=seen)
+        seen += 1
+    catalog = await reopened(catalog, tmp_path)
+    after = await catalog.membership(group.group_id)
+    assert after.generation > seen
+    assert after.members == ()
+    assert not await catalog.change_membership(row(group, seen + 1, "a"), expected_generation=seen)
+    await catalog.close()
+
+
+async def test_a_deleted_group_has_no_membership(catalog: InProcessMetadata, group: Group) -> None:
+    queue = catalog.find_queue(ALICE, "orders")
+    seen = (await catalog.membership(group.group_id)).generation
+    await catalog.change_membership(row(group, seen + 1, "a"), expected_generation=seen)
+    await catalog.delete_group(ALICE, queue, "g")
+    with pytest.raises(Refused, match="group_not_found"):
+        await catalog.membership(group.group_id)
+    with pytest.raises(Refused, match="group_not_found"):
+        await catalog.change_membership(row(group, seen + 2, "a"), expected_generation=seen + 1)
+    other, _ = await catalog.put_group(ALICE, queue, "h", GroupSettings())
+    await catalog.change_membership(row(other, seen + 1, "a"), expected_generation=seen)
+    await catalog.delete_queue(ALICE, "orders")
+    with pytest.raises(Refused, match="group_not_found"):
+        await catalog.membership(other.group_id)
+
+
+# --- Listeners, order, ends ----------------------------------------------------------------------
+
+
+async def test_listeners_hear_of_every_change_after_it_is_durable(tmp_path: Path) -> None:
+    told: list[tuple[str, str | None, bool]] = []
+    catalog = await InProcessMetadata.open(tmp_path)
+
+    def listen(queue: Queue, group: Group | None, *, deleted: bool) -> None:
+        told.append((queue.name, None if group is None else group.name, deleted))
+        there = catalog.queue_by_id(queue.queue_id) is not None
+        assert there == (not deleted or (group is not None and group.name == "alone"))
+
+    catalog.on_queue_changed(listen)
+    queue, _ = await catalog.put_queue(ALICE, "q", SETTINGS)
+    await catalog.put_queue(ALICE, "q", QueueSettings(partitions=4, retention_s=1))
+    for name in ("alone", "b", "a"):
+        await catalog.put_group(ALICE, queue, name, GroupSettings())
+    await catalog.delete_group(ALICE, queue, "alone")
+    await catalog.delete_queue(ALICE, "q")
+    assert told == [
+        ("q", None, False), ("q", None, False), ("q", "alone", False), ("q", "b", False),
+        ("q", "a", False), ("q", "alone", True), ("q", "a", True), ("q", "b", True),
+        ("q", None, True),
+    ]  # fmt: skip
+    await catalog.close()
+
+
+async def test_a_listener_that_fails_does_not_undo_a_durable_change(
+    catalog: InProcessMetadata, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[str] = []
+
+    def fail(queue: Queue, group: Group | None, *, deleted: bool) -> None:
+        raise RuntimeError("listener")
+
+    catalog.on_queue_changed(fail)
+    catalog.on_queue_changed(lambda queue, group, deleted: told.append(queue.name))
+    with caplog.at_level(logging.ERROR):
+        queue, created = await catalog.put_queue(ALICE, "q", SETTINGS)
+    assert created
+    assert catalog.find_queue(ALICE, "q") == queue
+    assert told == ["q"]
+    assert "listener failed" in caplog.text
+
+
+async def test_concurrent_puts_of_one_name_make_one_queue(catalog: InProcessMetadata) -> None:
+    answers = await asyncio.gather(
+        *(catalog.put_queue(ALICE, "orders", SETTINGS) for _ in range(20))
+    )
+    assert [created for _, created in answers] == [True] + [False] * 19
+    assert len({queue.queue_id for queue, _ in answers}) == 1
+
+
+async def test_a_change_whose_caller_is_cancelled_is_finished(
+    catalog: InProcessMetadata, tmp_path: Path
+) -> None:
+    """Memory and disk never part: what is on the disk is found, and the other way round."""
+    task = asyncio.create_task(catalog.put_queue(ALICE, "orders", SETTINGS))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    queue, created = await catalog.put_queue(ALICE, "orders", SETTINGS)
+    assert not created
+    catalog = await reopened(catalog, tmp_path)
+    assert catalog.list_queues(ALICE) == [queue]
+    await catalog.close()
+
+
+async def test_closing_finishes_what_has_begun_and_refuses_the_rest(
+    catalog: InProcessMetadata, tmp_path: Path
+) -> None:
+    begun = [asyncio.create_task(catalog.put_queue(ALICE, f"q{n}", SETTINGS)) for n in range(5)]
+    await asyncio.sleep(0)
+    await catalog.close()
+    await catalog.close()
+    assert all(created for _, created in await asyncio.gather(*begun))
+    assert await catalog.state() == (False, "the catalog is closed")
+    with pytest.raises(Refused, match="storage_unavailable"):
+        await catalog.put_queue(ALICE, "late", SETTINGS)
+    catalog = await InProcessMetadata.open(tmp_path)
+    assert [queue.name for queue in catalog.list_queues(ALICE)] == [f"q{n}" for n in range(5)]
+    await catalog.close()
