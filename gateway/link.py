@@ -81,6 +81,10 @@ class Settled(Protocol):
     @property
     def not_delivered(self) -> DeliveryList: ...
 
+    @property
+    def durable(self) -> bool:
+        """False: whether what settled is durable will never be known here."""
+
 
 class Consumer(Protocol):
     """A session's place in a group."""

@@ -88,7 +88,7 @@ class Session:
             return self._undecodable(data, error)
         effects: list[Effect] = []
         for frame in received:
-            effect = self._judge(frame)
+            effect = self._judge(frame, now)
             if effect is not None:
                 effects.append(effect)
             if effect.__class__ is Close:
@@ -102,7 +102,7 @@ class Session:
         refusal = Refused("invalid_request", "a binary message; frames are JSON in text messages")
         return [Reply(frames.error(refusal)), self._close(frames.PROTOCOL)]
 
-    def _judge(self, frame: frames.ClientFrame) -> Effect | None:
+    def _judge(self, frame: frames.ClientFrame, now: float) -> Effect | None:
         if (self.state is State.HELLO) is not isinstance(frame, frames.Hello):
             return self._close(frames.HELLO_FIRST)
         match frame:
@@ -123,6 +123,7 @@ class Session:
                 return frame
             case frames.Hello():
                 self.state = State.OPEN
+                self.heard(now=now)  # from here on silence is what counts
                 return frame
 
     def _subscribe(self, frame: frames.Subscribe) -> Effect:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from gateway import frames
 from gateway.link import Broker, Consumer, Link, Reader, Settled, StartFrom
 from metadata.catalog import Group, GroupSettings, Queue, check_name
-from push.errors import Refused
+from push.errors import Refused, Unknown
 
 logger = logging.getLogger("tocsin.session")
 Settling = frames.Ack | frames.Nack | frames.Extend
@@ -80,8 +80,10 @@ class Subscriptions:
 
     def grant(self, subscription: int, granted_total: int) -> None:
         """Credit, absolute (R25)."""
-        place = self._consumers.get(subscription) or self._readers[subscription]
-        place.grant(granted_total)
+        if subscription in self._consumers:
+            self._consumers[subscription].grant(granted_total)
+        else:
+            self._readers[subscription].grant(granted_total)
 
     def pump(self) -> None:
         """The link takes pushes again."""
@@ -136,6 +138,8 @@ class Subscriptions:
 
 def settling_answer(frame: Settling, settled: Settled) -> bytes | None:
     """One answer for one frame. Without a `ref` only what is wrong with it is said: None."""
+    if not settled.durable:
+        return frames.error(Unknown("a new owner came in between: ack again"), frame.ref)
     if settled.not_delivered:
         return frames.error(
             Refused("not_delivered"),

@@ -1,0 +1,70 @@
+"""The WebSocket handshake: who may open one, and what to say to who may not."""
+
+import logging
+from typing import Final, NamedTuple
+
+from websockets.http11 import Request
+from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
+
+from gateway.auth import Auth
+from gateway.http11 import raw_problem
+from metadata.catalog import Principal
+from push.errors import Refused
+
+PATH: Final = "/v1/ws"
+SUBPROTOCOL: Final = Subprotocol("tocsin.v1")
+logger = logging.getLogger("tocsin.websocket")
+quiet_logger = logging.getLogger("tocsin.websocket.protocol")
+"""For websockets' protocol objects, whose line per opened connection says nothing."""
+quiet_logger.setLevel(logging.WARNING)
+_HEADERS: Final = {401: ('www-authenticate: Bearer realm="tocsin"',), 426: ("upgrade: websocket",)}
+
+
+class Handshake(NamedTuple):
+    """`response` is to be written; behind one that is not accepted the socket closes."""
+
+    is_accepted: bool
+    response: bytes
+    principal: Principal | None
+    """None: a token is owed in `hello`."""
+
+
+def shake_hands(data: bytes, auth: Auth) -> Handshake:
+    """Judge a whole handshake request. A refusal is an HTTP response with a problem document."""
+    protocol = ServerProtocol(subprotocols=[SUBPROTOCOL], logger=quiet_logger)
+    protocol.receive_data(data)
+    request = next(iter(protocol.events_received()), None)
+    try:
+        if not isinstance(request, Request):
+            raise Refused("invalid_request", "not a WebSocket handshake")
+        principal = _admit(request, auth)
+    except Refused as error:
+        return _refuse(error, error.code.http_status)
+    response = protocol.accept(request)
+    if response.status_code != 101:
+        reason = bytes(response.body).decode().strip()
+        return _refuse(Refused("invalid_request", reason), response.status_code)
+    protocol.send_response(response)
+    return Handshake(True, b"".join(protocol.data_to_send()), principal)
+
+
+def _admit(request: Request, auth: Auth) -> Principal | None:
+    """Raises Refused: not_found, origin_refused, unauthorized, invalid_request."""
+    if request.path.partition("?")[0] != PATH:
+        raise Refused("not_found", f"WebSockets are at {PATH}")
+    principal = auth.admit(request.headers)
+    offered = ",".join(request.headers.get_all("Sec-WebSocket-Protocol")).split(",")
+    if SUBPROTOCOL not in (one.strip() for one in offered):
+        raise Refused(
+            "invalid_request",
+            f"offer the subprotocol {SUBPROTOCOL}: Sec-WebSocket-Protocol: {SUBPROTOCOL}, in a "
+            f'browser new WebSocket(url, "{SUBPROTOCOL}")',
+        )
+    return principal
+
+
+def _refuse(error: Refused, status: int) -> Handshake:
+    logger.info("a WebSocket handshake was refused: %s", error)
+    response = raw_problem(error, *_HEADERS.get(status, ()), status=status)
+    return Handshake(False, response, None)

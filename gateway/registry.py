@@ -1,0 +1,136 @@
+"""All sessions of this gateway: flushed together, timed together, drained together.
+
+One flush per turn of the event loop writes what every session has to say; one timer serves the
+heartbeats of all; and when the gateway goes down, they are told so a few at a time.
+"""
+
+import asyncio
+from random import Random
+from typing import Final, Protocol
+
+from gateway import frames
+from gateway.conversation import Surroundings
+from gateway.deadlines import Deadlines, Timed
+from gateway.frames import Close
+from gateway.link import text_frame
+from push import limits
+
+DRAINED_PER_S_MAX: Final = 200
+"""Sessions told to come back elsewhere: every one costs another gateway a handshake and reads."""
+RECONNECT_AFTER_S_MAX: Final = 5.0
+"""The jitter that a drained client is asked to wait."""
+_SLICE_S: Final = 0.05
+
+
+class Connection(Timed, Protocol):
+    """A transport with a session on it."""
+
+    def take(self) -> list[bytes]:
+        """The payloads that wait to be written; called by the flush."""
+
+    def write(self, data: bytes) -> None:
+        """Bytes for the socket."""
+
+    def flushed(self) -> None:
+        """What was taken has been written."""
+
+    def drain(self, reconnect_after_s: float) -> None:
+        """Tell the client to come back, close when everything is settled."""
+
+    def close(self, close: Close) -> None:
+        """Close now, with this code."""
+
+
+class Registry:
+    """The sessions of one gateway."""
+
+    def __init__(self, around: Surroundings, *, sessions_max: int = limits.SESSIONS_MAX) -> None:
+        self.around = around
+        self.deadlines = Deadlines()
+        self.is_draining = False
+        self._sessions_max = sessions_max
+        self._connections: set[Connection] = set()
+        self._dirty: list[Connection] = []
+        self._emptied: asyncio.Event | None = None
+
+    def __repr__(self) -> str:
+        return f"<Registry: {len(self._connections)} sessions>"
+
+    def __len__(self) -> int:
+        """Sessions that are open."""
+        return len(self._connections)
+
+    def connections(self) -> list[Connection]:
+        """Those of the sessions that are open."""
+        return list(self._connections)
+
+    def refusal(self) -> Close | None:
+        """Why one more session cannot be had here now; None: it can."""
+        if self.is_draining:
+            return frames.DRAINING
+        return frames.OVERLOADED if len(self._connections) >= self._sessions_max else None
+
+    def add(self, connection: Connection) -> None:
+        """A session began."""
+        self._connections.add(connection)
+
+    def discard(self, connection: Connection) -> None:
+        """A session ended."""
+        self._connections.discard(connection)
+        if not self._connections and self._emptied is not None:
+            self._emptied.set()
+
+    # --- Writing --------------------------------------------------------------------------------
+
+    def dirty(self, connection: Connection) -> None:
+        """It has something to write: once per turn and connection."""
+        self._dirty.append(connection)
+        if len(self._dirty) == 1:
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        dirty, self._dirty = self._dirty, []
+        # In a fan-out thousands of sessions hold the same payload: it is framed once.
+        payload = frame = b""
+        for connection in dirty:
+            for message in connection.take():
+                if message is not payload:
+                    payload, frame = message, text_frame(message)
+                connection.write(frame)
+            connection.flushed()
+
+    # --- The end --------------------------------------------------------------------------------
+
+    async def emptied(self) -> None:
+        """Wait until no session is open."""
+        if self._connections:
+            self._emptied = asyncio.Event()
+            await self._emptied.wait()
+
+
+async def drain_sessions(registry: Registry, *, deadline_s: float, random: Random) -> None:
+    """Send every client elsewhere (P14); returns when no session is open, `deadline_s` at the
+    latest.
+
+    The `drain` frames go out a few at a time, within the first half of the deadline, each with a
+    jittered `reconnect_after_s`. A session closes (4000) as soon as its deliveries are settled and
+    its publishes answered; what is left at the deadline is closed then, and what it had not
+    settled returns to its groups. Connections made meanwhile are sent away at once.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + deadline_s
+    registry.is_draining = True
+    connections = registry.connections()
+    spread_s = min(deadline_s / 2, len(connections) / DRAINED_PER_S_MAX)
+    slice_size = max(1, int(len(connections) * _SLICE_S / spread_s)) if spread_s else 1
+    for first in range(0, len(connections), slice_size):
+        if first:
+            await asyncio.sleep(_SLICE_S)
+        for connection in connections[first : first + slice_size]:
+            connection.drain(random.uniform(0, RECONNECT_AFTER_S_MAX))
+    try:
+        async with asyncio.timeout_at(deadline):
+            await registry.emptied()
+    except TimeoutError:
+        for connection in registry.connections():
+            connection.close(frames.DRAINING)

@@ -1,0 +1,366 @@
+"""WebSockets: uvicorn's protocol class, replaced by ours. `uvicorn.Config(ws=websocket_class(…))`.
+
+No task, no queue, no ASGI scope and no timer of its own per connection: an idle one is this object,
+its conversation, and the socket.
+
+    handshake   by websockets' sans-I/O ServerProtocol, which is dropped afterwards
+    reading     a whole, unfragmented text frame, which is nearly every one, is read in place;
+                anything else goes through the sans-I/O protocol, which exists only as long as it
+                has something to remember
+    writing     frames of a server are not masked: a header of a few bytes before the payload
+"""
+
+import asyncio
+import secrets
+from typing import Any, ClassVar, Final, cast
+
+from uvicorn.config import Config
+from uvicorn.server import ServerState
+from websockets.exceptions import PayloadTooBig
+from websockets.frames import Frame, Opcode, apply_mask  # type: ignore[attr-defined]
+from websockets.protocol import OPEN, SERVER, Protocol
+
+from gateway import frames
+from gateway.conversation import Conversation
+from gateway.frames import Close
+from gateway.handshake import quiet_logger, shake_hands
+from gateway.link import PING_FRAME, close_frame, text_frame
+from gateway.outbox import Outbox
+from gateway.registry import Registry
+from metadata.catalog import Principal
+from push import limits
+from push.errors import Refused
+
+UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
+"""Pushes stop at WRITE_BUFFER_BYTES_MAX. What goes on growing behind it are answers that the client
+asked for and does not read: from here on it is not read either (P9)."""
+_UNREAD: Final = 1  # reasons to hold reading
+_ASKED: Final = 2
+
+
+class WebSocketConnection(asyncio.Protocol):
+    """One socket: the Outlet of its conversation, a Connection of the registry."""
+
+    __slots__ = (
+        "_conversation",
+        "_cut_off_at",
+        "_fragments",
+        "_is_dirty",
+        "_is_starved",
+        "_outbox",
+        "_parser",
+        "_read_holds",
+        "_server_state",
+        "_transport",
+        "_write_is_paused",
+        "scheduled",
+    )
+    registry: ClassVar[Registry]
+    close_timeout_s: ClassVar[float] = limits.CLOSE_TIMEOUT_S
+
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any]
+    ) -> None:
+        self._server_state = server_state
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self._conversation: Conversation | None = None
+        """None before the handshake and after our close frame."""
+        self._parser: Protocol | None = None
+        self._fragments: bytearray | None = None
+        self._outbox = Outbox()
+        self._is_dirty = False
+        self._write_is_paused = False
+        self._is_starved = False
+        """Somebody asked whether it is writable, and it was not."""
+        self._read_holds = 0
+        self._cut_off_at = 0.0
+        self.scheduled = float("inf")
+
+    def __repr__(self) -> str:
+        return f"<WebSocketConnection {self._conversation or 'closed'!r}>"
+
+    # --- asyncio.Protocol -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """uvicorn hands the socket over; the handshake follows as the first data."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=limits.WRITE_BUFFER_BYTES_MAX)
+        # uvicorn waits at its end for what is in this set, and calls `shutdown` on it.
+        self._server_state.connections.add(self)  # type: ignore[arg-type]
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of the client. After our close frame they mean nothing any more."""
+        if self._conversation is not None:
+            self._read(data)
+        elif not self._transport.is_closing() and self._parser is None:
+            self._shake_hands(data)
+
+    def eof_received(self) -> None:
+        """The client says no more: the transport closes itself."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The socket is gone."""
+        self._server_state.connections.discard(self)
+        self._end(b"", is_lost=True)
+
+    def pause_writing(self) -> None:
+        """More than WRITE_BUFFER_BYTES_MAX wait for the socket."""
+        self._write_is_paused = True
+
+    def resume_writing(self) -> None:
+        """The socket has taken most of it."""
+        self._write_is_paused = False
+        self._unhold(_UNREAD)
+        self._feed()
+
+    def shutdown(self) -> None:
+        """uvicorn ends. The sessions have been drained before; whoever is left is sent away."""
+        if self._conversation is not None:
+            self.close(frames.DRAINING)
+        else:
+            self._transport.close()
+
+    # --- The handshake --------------------------------------------------------------------------
+
+    def _shake_hands(self, data: bytes) -> None:
+        handshake = shake_hands(data, self.registry.around.auth)
+        self._transport.write(handshake.response)
+        if handshake.is_accepted:
+            self._open(handshake.principal)
+        else:
+            self._transport.close()
+
+    def _open(self, principal: Principal | None) -> None:
+        registry = self.registry
+        refusal = registry.refusal()
+        self._conversation = Conversation(
+            registry.around,
+            self,
+            secrets.token_urlsafe(16),
+            principal,
+            now=asyncio.get_running_loop().time(),
+        )
+        registry.add(self)
+        if refusal is not None:
+            # Not an HTTP status: a browser's WebSocket shows its page a close code, nothing else.
+            self.close(refusal)
+            return
+        registry.deadlines.set(self, self._conversation.next_deadline())
+
+    # --- Reading --------------------------------------------------------------------------------
+
+    def _read(self, data: bytes) -> None:
+        conversation = self._conversation
+        assert conversation is not None
+        now = asyncio.get_running_loop().time()
+        place, end = 0, len(data)
+        if self._parser is None:
+            # RFC 6455, 5.2: 0x81 is FIN and text, without reserved bits; 0xFE is masked and an
+            # extended length of 16 bits. Frames of 64 KiB and more take the other way.
+            while end - place >= 8 and data[place] == 0x81:
+                size, payload = data[place + 1] - 0x80, place + 6
+                if size == 126:
+                    size, payload = data[place + 2] << 8 | data[place + 3], place + 8
+                elif not 0 <= size < 126:
+                    break
+                if payload + size > end:
+                    break
+                mask = data[payload - 4 : payload]
+                place = payload + size
+                conversation.receive(apply_mask(data[payload:place], mask), now=now)
+                if self._conversation is None:
+                    return
+            if place == end:
+                self._flush_early()
+                return
+        conversation.heard(now=now)
+        self._read_otherwise(data[place:] if place else data, now)
+        self._flush_early()
+
+    def _read_otherwise(self, data: bytes, now: float) -> None:
+        parser = self._parser
+        if parser is None:
+            parser = self._parser = Protocol(
+                SERVER, state=OPEN, max_size=limits.FRAME_BYTES_MAX, logger=quiet_logger
+            )
+        parser.receive_data(data)
+        for event in parser.events_received():
+            assert isinstance(event, Frame)
+            self._read_frame(event, now)
+            if self._conversation is None:
+                return
+        output = b"".join(parser.data_to_send())  # pongs; the answer to a close; our own close
+        if parser.state is not OPEN:
+            self._finish(parser, output)
+        else:
+            if output:
+                self._transport.write(output)
+            if not parser.reader.buffer and parser.current_size is None:
+                self._parser = None
+
+    def _read_frame(self, frame: Frame, now: float) -> None:
+        conversation = self._conversation
+        assert conversation is not None
+        if frame.opcode is Opcode.TEXT:
+            if frame.fin:
+                conversation.receive(bytes(frame.data), now=now)
+            else:
+                # One buffer, not a list: a client may send millions of fragments of no bytes.
+                self._fragments = bytearray(frame.data)
+        elif frame.opcode is Opcode.CONT:
+            assert self._fragments is not None
+            self._fragments += frame.data
+            if frame.fin:
+                data, self._fragments = bytes(self._fragments), None
+                conversation.receive(data, now=now)
+        elif frame.opcode is Opcode.BINARY:
+            conversation.receive_binary()
+
+    def _finish(self, parser: Protocol, output: bytes) -> None:
+        """The client closed, or broke RFC 6455: `output` ends with the close frame for it."""
+        if isinstance(parser.parser_exc, PayloadTooBig):
+            detail = f"a WebSocket message has at most {limits.FRAME_BYTES_MAX} bytes"
+            self.send(frames.error(Refused("request_too_large", detail)))
+            # 1009 leaves open whether to come back and send the same again; 4509 does not.
+            self.close(frames.TOO_LARGE)
+        else:
+            self._end(output)
+
+    def _flush_early(self) -> None:
+        """One turn of the loop may read megabytes: their answers must not pile up until its end."""
+        if self._outbox.byte_count > UNREAD_BYTES_MAX:
+            self._write_out()
+        if self._write_is_paused and self._transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
+            self._hold(_UNREAD)
+
+    # --- Outlet ---------------------------------------------------------------------------------
+
+    def send(self, frame: bytes) -> None:
+        """As Outlet.send."""
+        if self._conversation is None:
+            return
+        self._outbox.add(frame)
+        if not self._is_dirty:
+            self._is_dirty = True
+            self.registry.dirty(self)
+
+    def writable(self) -> bool:
+        """As Outlet.writable."""
+        if (
+            not self._write_is_paused
+            and self._outbox.byte_count < limits.WRITE_BUFFER_BYTES_MAX
+            and self._conversation is not None
+        ):
+            return True
+        self._is_starved = True
+        return False
+
+    def ping(self) -> None:
+        """As Outlet.ping. An empty ping: whatever comes back is a sign of life."""
+        self._transport.write(PING_FRAME)
+
+    def pause_reading(self) -> None:
+        """As Outlet.pause_reading."""
+        self._hold(_ASKED)
+
+    def resume_reading(self) -> None:
+        """As Outlet.resume_reading."""
+        self._unhold(_ASKED)
+
+    def close(self, close: Close) -> None:
+        """As Outlet.close. Closing again does nothing."""
+        if self._conversation is not None:
+            self._end(close_frame(close))
+
+    def _end(self, last_words: bytes, is_lost: bool = False) -> None:
+        """The session is over. `last_words` go out behind what is queued; the socket then has
+        `close_timeout_s` to take them and to be closed by the client before it is cut off."""
+        conversation = self._conversation
+        if conversation is None:
+            return
+        if not self._transport.is_closing():
+            self._write_out()
+            self._transport.write(last_words)
+        self._conversation = None
+        self._parser = self._fragments = None
+        self.registry.discard(self)
+        conversation.closed()
+        if not is_lost:
+            self._half_close()
+
+    def _half_close(self) -> None:
+        self._cut_off_at = asyncio.get_running_loop().time() + self.close_timeout_s
+        self.registry.deadlines.set(self, self._cut_off_at)
+        if self._transport.is_closing():
+            return
+        # Closing a socket with unread input resets it, and the reset overtakes our close frame. So
+        # only our half is closed, and the client's end of its half closes the rest (eof_received).
+        self._unhold(self._read_holds)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
+    # --- Connection: what the registry calls ----------------------------------------------------
+
+    def take(self) -> list[bytes]:
+        """As Connection.take."""
+        self._is_dirty = False
+        return self._outbox.take()
+
+    def write(self, data: bytes) -> None:
+        """As Connection.write."""
+        self._transport.write(data)
+
+    def flushed(self) -> None:
+        """As Connection.flushed."""
+        self._flush_early()
+        self._feed()
+
+    def tick(self) -> None:
+        """As Timed.tick: a deadline, or one that has moved on."""
+        conversation, now = self._conversation, asyncio.get_running_loop().time()
+        if conversation is None:
+            if now >= self._cut_off_at:
+                self._transport.abort()
+            else:
+                self.registry.deadlines.set(self, self._cut_off_at)
+            return
+        conversation.expire(now=now)
+        self.registry.deadlines.set(self, conversation.next_deadline())
+
+    def drain(self, reconnect_after_s: float) -> None:
+        """As Connection.drain."""
+        if self._conversation is not None:
+            self._conversation.drain(reconnect_after_s)
+
+    # --- Both directions ------------------------------------------------------------------------
+
+    def _write_out(self) -> None:
+        for payload in self._outbox.take():
+            self._transport.write(text_frame(payload))
+
+    def _feed(self) -> None:
+        if self._is_starved and not self._write_is_paused and self._conversation is not None:
+            self._is_starved = False
+            self._conversation.resume()
+
+    def _hold(self, why: int) -> None:
+        if not self._read_holds:
+            self._transport.pause_reading()
+        self._read_holds |= why
+
+    def _unhold(self, why: int) -> None:
+        if self._read_holds == why:
+            self._transport.resume_reading()
+        self._read_holds &= ~why
+
+
+def websocket_class(registry: Registry) -> type[WebSocketConnection]:
+    """The class for `uvicorn.Config(ws=…)` whose connections belong to this registry."""
+
+    class BoundWebSocketConnection(WebSocketConnection):
+        __slots__ = ()
+
+    BoundWebSocketConnection.registry = registry
+    return BoundWebSocketConnection

@@ -1,0 +1,266 @@
+"""The inside of a gateway in a page: `gateway.link.Broker` in memory, one partition a queue.
+
+It publishes, gives out in order and settles for real, without leases, attempts or storage, so that
+sessions and sockets are tested alone.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gateway import frames
+from gateway.frames import Position
+from gateway.link import Answer, DeliveryList, Link, Settled, StartFrom
+from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
+from metadata.client import Metadata
+from push.errors import Refused, TocsinError, Unknown
+from push.message import Message, check_message, encode_message
+from tests.gateway.plain_broker import NOW_UNIX_MS, PlainMetadata
+
+EPOCH = 1
+
+
+@dataclass
+class EchoAnswer:
+    """gateway.link.Answer."""
+
+    outcomes: list[tuple[int, int, bool] | TocsinError]
+    durability: Mapping[str, object] = field(default_factory=lambda: {"level": "all", "copies": 1})
+
+
+@dataclass
+class EchoSettled:
+    """gateway.link.Settled."""
+
+    settled: int = 0
+    stale: DeliveryList = field(default_factory=list)
+    not_delivered: DeliveryList = field(default_factory=list)
+    durable: bool = True
+
+
+@dataclass
+class Submitted:
+    """What a publish came in as."""
+
+    queue: Queue
+    messages: Sequence[Message]
+    producer: bytes | None
+    sequence: int | None
+    resolved: int
+
+
+class EchoPlace:
+    """gateway.link.Consumer and gateway.link.Reader in one: push number = offset + 1."""
+
+    def __init__(self, log: list[bytes], link: Link, subscription: int, start: int) -> None:
+        self.log = log
+        self.link = link
+        self.subscription = subscription
+        self.next = start
+        self.credit = 0
+        self.sent = 0
+        self.open: set[int] = set()
+        self.given: set[int] = set()
+        self.is_durable = True
+        self.is_gone = asyncio.Event()
+        self.is_stalled = asyncio.Event()
+        self.pumps = 0
+        self.waiting: list[tuple[Callable[[Settled], None], EchoSettled]] | None = None
+        """A list: confirmations wait in it until the test calls them."""
+        self.verdicts: list[dict[str, object]] = [{"partition": 0, "verdict": "resumed"}]
+
+    def grant(self, granted_total: int) -> None:
+        self.credit = granted_total
+        self.pump()
+
+    def pump(self) -> None:
+        self.pumps += 1
+        while self.next < len(self.log) and self.sent < self.credit:
+            if not self.link.writable():
+                self.is_stalled.set()
+                return
+            self.link.send(self.push(self.next))
+            self.open.add(self.next)
+            self.given.add(self.next)
+            self.next += 1
+            self.sent += 1
+
+    def push(self, offset: int) -> bytes:
+        head = frames.push_head(
+            subscription=self.subscription,
+            partition=0,
+            epoch=EPOCH,
+            push=offset + 1,
+            offset=offset,
+            attempt=1,
+            id_prefix="q-1-0-",
+            published_unix_ms=NOW_UNIX_MS,
+        )
+        return frames.push_frame(head, self.log[offset])
+
+    def settle(self, deliveries: DeliveryList) -> EchoSettled:
+        answer = EchoSettled(durable=self.is_durable)
+        for delivery in deliveries:
+            _, epoch, push, *_ = delivery
+            if epoch < EPOCH:
+                answer.stale.append(delivery)
+            elif push - 1 not in self.given:
+                answer.not_delivered.append(delivery)
+            else:
+                self.open.discard(push - 1)
+                answer.settled += 1
+        return answer
+
+    def ack(
+        self,
+        deliveries: DeliveryList,
+        started: DeliveryList,
+        confirmed: Callable[[Settled], None] | None,
+    ) -> Settled:
+        answer = self.settle(deliveries)
+        if confirmed is not None and self.waiting is not None:
+            self.waiting.append((confirmed, answer))
+        elif confirmed is not None:
+            confirmed(answer)
+        return answer
+
+    def nack(self, deliveries: DeliveryList, delay_s: float | None, reason: str | None) -> Settled:
+        return self.settle(deliveries)
+
+    def extend(
+        self, deliveries: DeliveryList, started: DeliveryList, lease_s: float | None
+    ) -> Settled:
+        answer = self.settle(deliveries)
+        self.open.update(delivery[2] - 1 for delivery in deliveries)
+        return answer
+
+    def unsettled(self) -> int:
+        return len(self.open)
+
+    def leave(self) -> None:
+        assert not self.is_gone.is_set(), "left twice"
+        self.is_gone.set()
+
+    close = leave
+
+
+class EchoBroker:
+    """gateway.link.Broker, Publisher, Groups and Readers in one."""
+
+    def __init__(self, *, auto_create: bool = False) -> None:
+        self.metadata: Metadata = PlainMetadata()
+        self.logs: dict[str, list[bytes]] = {}
+        self.places: list[EchoPlace] = []
+        self.submitted: list[Submitted] = []
+        self.unanswered: list[Callable[[], None]] | None = None
+        """A list: answers wait in it until the test calls them."""
+        self.auto_create = auto_create
+        self.gate = asyncio.Event()
+        """Opening anything, and making a queue on first use, waits for it."""
+        self.gate.set()
+        self.bug: Exception | None = None
+        """Raised by whatever is called next."""
+        self.numbers = itertools.count()
+
+    @property
+    def publisher(self) -> "EchoBroker":
+        return self
+
+    @property
+    def groups(self) -> "EchoBroker":
+        return self
+
+    @property
+    def readers(self) -> "EchoBroker":
+        return self
+
+    async def add_queue(self, name: str, settings: QueueSettings | None = None) -> Queue:
+        anybody = Principal("anybody")
+        queue, _ = await self.metadata.put_queue(anybody, name, settings or QueueSettings())
+        return queue
+
+    async def queue_for_publish(self, principal: Principal, name: str) -> Queue:
+        await self.gate.wait()
+        self.raise_bug()
+        if self.auto_create:
+            return await self.add_queue(name)
+        return self.metadata.find_queue(principal, name)
+
+    async def put_group(
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        settings: GroupSettings,
+        start: StartFrom | None,
+    ) -> tuple[Group, bool]:
+        return await self.metadata.put_group(principal, queue, name, settings)
+
+    def raise_bug(self) -> None:
+        bug, self.bug = self.bug, None
+        if bug is not None:
+            raise bug
+
+    def log(self, queue: Queue) -> list[bytes]:
+        return self.logs.setdefault(queue.queue_id, [])
+
+    def submit(
+        self,
+        queue: Queue,
+        messages: Sequence[Message],
+        answer: Callable[[Answer], None],
+        *,
+        producer: bytes | None = None,
+        sequence: int | None = None,
+        resolved: int = 0,
+    ) -> None:
+        self.raise_bug()
+        self.submitted.append(Submitted(queue, messages, producer, sequence, resolved))
+        log, outcomes = self.log(queue), EchoAnswer([])
+        for message in messages:
+            try:
+                check_message(message, queue.settings.message_bytes_max)
+            except Refused as error:
+                outcomes.outcomes.append(error)
+                continue
+            if message.id == "unknown":
+                outcomes.outcomes.append(Unknown())
+                continue
+            outcomes.outcomes.append((0, len(log), message.id == "again"))
+            log.append(encode_message(message))
+        if self.unanswered is None:
+            answer(outcomes)
+        else:
+            self.unanswered.append(lambda: answer(outcomes))
+        for place in self.places:
+            if not place.is_gone.is_set():
+                place.pump()
+
+    async def subscribe(
+        self, link: Link, subscription: int, queue: Queue, group: Group, credit: int
+    ) -> EchoPlace:
+        await self.gate.wait()
+        self.raise_bug()
+        return self.place(link, subscription, queue, 0)
+
+    async def open(
+        self,
+        link: Link,
+        subscription: int,
+        queue: Queue,
+        *,
+        keys: list[str] | None,
+        start: StartFrom | None,
+        position: Position | None,
+        credit: int,
+    ) -> EchoPlace:
+        await self.gate.wait()
+        return self.place(
+            link, subscription, queue, len(self.log(queue)) if start == "latest" else 0
+        )
+
+    def place(self, link: Link, subscription: int, queue: Queue, start: int) -> EchoPlace:
+        place = EchoPlace(self.log(queue), link, subscription, start)
+        self.places.append(place)
+        return place
