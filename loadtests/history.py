@@ -132,13 +132,7 @@ class _Message(msgspec.Struct, gc=False):
 
 
 class _Error(msgspec.Struct, gc=False):
-    code: str = ""
-
-
-class _Result(msgspec.Struct, gc=False):
-    partition: int = -1
-    offset: int = -1
-    error: _Error | None = None
+    code: str
 
 
 class _Frame(msgspec.Struct, gc=False):
@@ -158,11 +152,11 @@ class _Frame(msgspec.Struct, gc=False):
     push: int = 0
     code: str = ""
     messages: list[_Message] = []
-    results: list[_Result] = []
+    receipts: list[str | list[int | bool] | _Error] = []
+    """In the answer to a publish, or the texts of an ack or nack of pulled messages."""
     deliveries: list[list[int]] = []
     stale: list[list[int] | str] = []
     not_delivered: list[list[int]] = []
-    receipts: list[str] = []
 
 
 _LINE: Final = msgspec.json.Decoder(Line)
@@ -264,7 +258,7 @@ class Interpreter:
         elif frame.type == "revoked":
             yield Revoked(line.at, tuple(_names(stream, frame.subscription, frame.deliveries)))
         elif frame.type == "ok" and frame.ref in socket.publishes:
-            yield from _results(line.at, socket, frame)
+            yield from _receipts(line.at, socket, frame)
         elif frame.type == "ok":
             lists = [entry for entry in frame.stale if isinstance(entry, list)]
             stale = [
@@ -289,23 +283,25 @@ class Interpreter:
                     message.offset, message.key, bytes(message.body), message.receipt,
                 )  # fmt: skip
         elif line.call in {"ack", "nack"} and line.way == "out":
-            yield Acked(line.at, ref, tuple(frame.receipts), line.call == "nack")
+            receipts = tuple(text for text in frame.receipts if isinstance(text, str))
+            yield Acked(line.at, ref, receipts, line.call == "nack")
         elif line.call in {"ack", "nack"} and line.status == 200:
             yield Confirmed(line.at, ref, tuple(x for x in frame.stale if isinstance(x, str)))
 
 
-def _results(at: int, socket: _Socket, frame: _Frame) -> Iterator[Answered]:
+def _receipts(at: int, socket: _Socket, frame: _Frame) -> Iterator[Answered]:
     assert frame.ref is not None
     first, count = socket.publishes.pop(frame.ref)
-    if len(frame.results) != count:
-        raise Unreadable(f"{count} messages were answered with {len(frame.results)} results (R5)")
-    for sequence, result in enumerate(frame.results, first):
-        if result.error is None:
-            yield Answered(at, socket.producer, sequence, "ok", result.partition, result.offset)
+    if len(frame.receipts) != count:
+        raise Unreadable(f"{count} messages were answered with {len(frame.receipts)} (R5)")
+    for sequence, receipt in enumerate(frame.receipts, first):
+        if isinstance(receipt, _Error):
+            outcome: Outcome = "unknown" if receipt.code in _UNKNOWN_CODES else "refused"
+            yield Answered(at, socket.producer, sequence, outcome, code=receipt.code)
+        elif isinstance(receipt, list) and len(receipt) >= 2:
+            yield Answered(at, socket.producer, sequence, "ok", int(receipt[0]), int(receipt[1]))
         else:
-            code = result.error.code
-            outcome: Outcome = "unknown" if code in _UNKNOWN_CODES else "refused"
-            yield Answered(at, socket.producer, sequence, outcome, code=code)
+            raise Unreadable(f"a receipt {receipt!r}")
 
 
 def _names(stream: str, subscription: int, deliveries: Iterable[list[int]]) -> Iterator[str]:

@@ -207,7 +207,7 @@ class Producer(Client):
         if ref not in self._sequences:
             super()._answered(ref, reply, data)
             return
-        if b'"error"' in data:
+        if b'"code":' in data:  # an error among the receipts
             self._fail(f"a publish of {self.name} was refused: {data[:400]!r}")
         if not self.durability and (place := data.find(b'"durability"')) >= 0:
             self.durability = data[place:]

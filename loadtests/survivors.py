@@ -29,15 +29,9 @@ _ENCODE: Final = msgspec.json.Encoder().encode
 
 
 class _Error(msgspec.Struct, gc=False):
-    code: str = ""
+    code: str
     detail: str = ""
     retry: bool = False
-
-
-class _Result(msgspec.Struct, gc=False):
-    partition: int = -1
-    offset: int = -1
-    error: _Error | None = None
 
 
 class _Message(msgspec.Struct, gc=False):
@@ -53,7 +47,7 @@ class _Received(msgspec.Struct, gc=False):
     code: str = ""
     detail: str = ""
     retry: bool = False
-    results: list[_Result] = []
+    receipts: list[list[int | bool] | _Error] = []
     subscription: int = 0
     partition: int = 0
     epoch: int = 0
@@ -178,10 +172,10 @@ class SurvivingProducer(Survivor):
             self._send_again()
         elif frame.type == "ok" and frame.ref in self._in_flight:
             sequences = self._in_flight.pop(frame.ref)
-            if len(frame.results) != len(sequences):
-                raise ClientFailed(f"{len(sequences)} messages, {len(frame.results)} results")
-            for sequence, result in zip(sequences, frame.results, strict=True):
-                self._answered(sequence, result.error)
+            if len(frame.receipts) != len(sequences):
+                raise ClientFailed(f"{len(sequences)} messages, {len(frame.receipts)} receipts")
+            for sequence, receipt in zip(sequences, frame.receipts, strict=True):
+                self._answered(sequence, receipt if isinstance(receipt, _Error) else None)
         elif frame.type == "error":
             error = _Error(frame.code, frame.detail, frame.retry)
             for sequence in self._in_flight.pop(frame.ref or 0, ()):

@@ -41,13 +41,11 @@ class Log:
         return self._refs
 
     def receipt(self, ref: int, *places: tuple[int, int] | str, socket: int = 1) -> None:
-        results = [
-            {"error": {"code": place, "detail": "", "retry": True}}
-            if isinstance(place, str)
-            else {"id": "x", "partition": place[0], "offset": place[1], "duplicate": False}
+        receipts = [
+            {"code": place, "detail": "", "retry": True} if isinstance(place, str) else place
             for place in places
         ]
-        self.line(socket, "in", {"type": "ok", "ref": ref, "results": results})
+        self.line(socket, "in", {"type": "ok", "ref": ref, "receipts": receipts})
 
     def stored(self, first: int, *bodies: str, key: str = "k", offset: int | None = None) -> None:
         """Published and acknowledged, in partition 0 from `offset` (the sequence) on."""
@@ -406,8 +404,7 @@ def test_logs_merge_by_time() -> None:
 
 def test_arrays_of_frames_are_read_in_order(log: Log) -> None:
     ref = log.publish(0, "a")
-    result = {"id": "x", "partition": 0, "offset": 0, "duplicate": False}
-    log.line(1, "in", [{"type": "pong"}, {"type": "ok", "ref": ref, "results": [result]}])
+    log.line(1, "in", [{"type": "pong"}, {"type": "ok", "ref": ref, "receipts": [[0, 0, True]]}])
     log.push(2, 0, "a")
     assert log.verdict().ok
     assert log.verdict().counts["acknowledged"] == 1
