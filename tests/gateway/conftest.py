@@ -1,15 +1,18 @@
 """Fixtures of the gateway's tests.
 
-`broker` is what the outside is tested over. To run the same tests over the whole composition,
-make it there: everything else only uses `gateway.ports`.
+`broker` is what the outside is tested over, twice: a broker in a page, where a failure is the
+outside's, and the whole composition over its stores.
 """
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx2
 import pytest
 
 from gateway.auth import Auth
+from gateway.broker import Broker
+from gateway.config import Config
 from gateway.ports import BrokerPort
 from gateway.rest import Application
 from tests.gateway.plain_broker import PlainBroker
@@ -17,10 +20,19 @@ from tests.gateway.plain_broker import PlainBroker
 BASE_URL = "http://127.0.0.1:8080"
 
 
-@pytest.fixture
-async def broker() -> AsyncIterator[BrokerPort]:
+def never(reason: str) -> None:
+    """The storage's last word, in tests."""
+    raise AssertionError(f"the storage gave up: {reason}")
+
+
+@pytest.fixture(params=["plain", "whole"])
+async def broker(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[BrokerPort]:
     """A started broker without queues."""
-    made = PlainBroker()
+    made: BrokerPort
+    if request.param == "plain":
+        made = PlainBroker()
+    else:
+        made = await Broker.open(Config(data_dir=tmp_path / "data"), on_fatal=never)
     yield made
     await made.stop()
 
