@@ -32,7 +32,7 @@ from metadata.catalog import (
 from metadata.client import QueueListener
 from metadata.index import CatalogIndex
 from metadata.store import CatalogStore, Contents
-from push.errors import Refused
+from push.errors import Refused, Unknown
 from push.limits import GROUPS_PER_QUEUE_MAX, QUEUES_MAX
 from push.ring import HASH_KEY_BYTES
 
@@ -45,9 +45,16 @@ ParamsT = ParamSpec("ParamsT")
 class InProcessMetadata:
     """`metadata.client.Metadata` over one SQLite file; made by `open`."""
 
-    def __init__(self, store: CatalogStore, contents: Contents, thread: ThreadPoolExecutor) -> None:
+    def __init__(
+        self,
+        store: CatalogStore,
+        contents: Contents,
+        thread: ThreadPoolExecutor,
+        on_fatal: Callable[[str], None] | None,
+    ) -> None:
         self._store = store
         self._thread = thread
+        self._on_fatal = on_fatal
         self._index = CatalogIndex(contents.queues, contents.groups)
         self._dropped = contents.dropped
         self._marks = contents.marks
@@ -58,8 +65,14 @@ class InProcessMetadata:
         self._closed = False
 
     @classmethod
-    async def open(cls, data_dir: Path) -> "InProcessMetadata":
+    async def open(
+        cls, data_dir: Path, *, on_fatal: Callable[[str], None] | None = None
+    ) -> "InProcessMetadata":
         """Open `<data_dir>/catalog.sqlite`, or make it, and hold it alone until `close`.
+
+        `on_fatal` is called on the event loop, once, with a sentence, when the outcome of a commit
+        is unknown: the process must end and start again from the file (R31). Until it does, every
+        change is refused and what is looked up is what was known to be durable.
 
         Raises:
             Refused: storage_unavailable, with a sentence for the operator: in use by another
@@ -80,7 +93,7 @@ class InProcessMetadata:
         except BaseException:
             thread.shutdown(wait=False)
             raise
-        return cls(store, contents, thread)
+        return cls(store, contents, thread, on_fatal)
 
     # --- Looking up, from memory -----------------------------------------------------------------
 
@@ -316,7 +329,13 @@ class InProcessMetadata:
         self, act: Callable[ParamsT, ResultT], *args: ParamsT.args, **kwargs: ParamsT.kwargs
     ) -> ResultT:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, lambda: act(*args, **kwargs))
+        try:
+            return await loop.run_in_executor(self._thread, lambda: act(*args, **kwargs))
+        except Unknown as error:
+            _LOG.critical("%s", error.detail)
+            if self._on_fatal is not None:
+                self._on_fatal(error.detail)
+            raise
 
     def _tell(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
         for listener in self._listeners:

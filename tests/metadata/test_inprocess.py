@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import time
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -22,7 +23,7 @@ from metadata.catalog import (
 from metadata.client import Metadata
 from metadata.inprocess import FILE, InProcessMetadata
 from metadata.store import CatalogStore
-from push.errors import Refused
+from push.errors import Refused, Unknown
 
 ALICE = Principal("alice", tenant="a")
 BOB = Principal("bob", tenant="b")
@@ -479,3 +480,27 @@ async def test_closing_finishes_what_has_begun_and_refuses_the_rest(
     catalog = await InProcessMetadata.open(tmp_path)
     assert [queue.name for queue in catalog.list_queues(ALICE)] == [f"q{n}" for n in range(5)]
     await catalog.close()
+
+
+async def test_an_unknown_commit_is_fatal_and_told_once(tmp_path: Path) -> None:
+    """R31. A real failure: the file may not grow."""
+    fatal: list[str] = []
+    catalog = await InProcessMetadata.open(tmp_path, on_fatal=fatal.append)
+    one, _ = await catalog.put_queue(ALICE, "one", SETTINGS)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = (tmp_path / f"{FILE}-wal").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        with pytest.raises(Unknown):
+            await catalog.put_queue(ALICE, "two", SETTINGS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with pytest.raises(Refused, match="storage_unavailable"):
+        await catalog.delete_queue(ALICE, "one")
+    assert catalog.list_queues(ALICE) == [one]
+    assert len(fatal) == 1
+    assert await catalog.state() == (False, fatal[0])
+    await catalog.close()
+    again = await InProcessMetadata.open(tmp_path)
+    assert again.find_queue(ALICE, "one") == one
+    await again.close()
