@@ -48,7 +48,8 @@ def test_every_single_byte_change_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("queue_id", "group_id"), [("r", "g"), ("q", "h"), ("q2", "g"), ("q", "g2"), ("g", "q"), ("qg", ""), ("", "qg")]
+    ("queue_id", "group_id"),
+    [("r", "g"), ("q", "h"), ("q2", "g"), ("q", "g2"), ("g", "q"), ("qg", ""), ("", "qg")],
 )
 def test_a_receipt_of_another_queue_or_group_is_refused(queue_id: str, group_id: str) -> None:
     """R1: a queue made anew under its name has another id."""
