@@ -11,7 +11,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable
-from typing import Final
+from typing import Final, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -76,8 +76,7 @@ class Wire(asyncio.Protocol):
     # --- opening
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
 
     async def handshake(self, host: str, path: str, headers: dict[str, str]) -> None:
         """Upgrade, asking for `tocsin.v1`. Raises WireError when the server says no."""
