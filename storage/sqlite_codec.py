@@ -7,7 +7,7 @@ packs and unpacks without a loop.
 import json
 import zlib
 from array import array
-from typing import Final
+from typing import Any, Final
 
 from push.ports import Partition
 from push.ranges import RangeSet
@@ -21,6 +21,8 @@ takes up to its switch interval: in pieces, a checksum costs microseconds and no
 _LARGE: Final = 128 * 1024
 CURSOR_VERSION: Final = 1
 Row = tuple[int | str | bytes | None, ...]
+Found = tuple[Any, ...]
+"""A row that SQLite answers: its columns are what the statement asked for."""
 
 
 def row_checksum(*fields: int | str | bytes | None, blob: bytes = b"") -> int:
@@ -106,7 +108,7 @@ PARTITION_COLUMNS: Final = (
 )
 
 
-def unpack_partition(row: tuple) -> PartitionLog | None:  # type: ignore[type-arg]
+def unpack_partition(row: Found) -> PartitionLog | None:
     """The log of a row of PARTITION_COLUMNS; None: the row is damaged."""
     *fields, checksum, queue_id, number = row
     if row_checksum(queue_id, number, *fields) != checksum:
@@ -139,7 +141,7 @@ def pack_line(line: ProducerLine, partition_row: int, producer: bytes) -> Row:
 LINE_COLUMNS: Final = "id, bucket, resolved, top, sequences, checksum"
 
 
-def unpack_line(row: tuple, partition_row: int, producer: bytes) -> ProducerLine | None:  # type: ignore[type-arg]
+def unpack_line(row: Found, partition_row: int, producer: bytes) -> ProducerLine | None:
     """The line of a row of LINE_COLUMNS; None: the row is damaged."""
     *fields, blob, checksum = row
     if row_checksum(partition_row, producer, *fields, blob=blob) != checksum:

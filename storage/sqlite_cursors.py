@@ -102,7 +102,7 @@ class CursorBooks:
         self._weigh(stored)
         return stored
 
-    def _load(self, place: GroupPartition, log: PartitionLog, row: tuple) -> StoredCursor:  # type: ignore[type-arg]
+    def _load(self, place: GroupPartition, log: PartitionLog, row: codec.Found) -> StoredCursor:
         *fields, blob, checksum = row
         row_id, epoch, token, assignment, floor = fields
         if codec.row_checksum(place.group_id, log.row_id, *fields, blob=blob) != checksum:

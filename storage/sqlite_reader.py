@@ -154,7 +154,7 @@ def read_records(
     return Read(tuple(records), log.start, log.next_offset, damage), bad
 
 
-def _load(row: tuple) -> Record | None:  # type: ignore[type-arg]
+def _load(row: codec.Found) -> Record | None:
     """The record of a row; None: damaged (R30)."""
     if not record_is_sound(row):
         return None
@@ -164,7 +164,7 @@ def _load(row: tuple) -> Record | None:  # type: ignore[type-arg]
         return None
 
 
-def record_is_sound(row: tuple) -> bool:  # type: ignore[type-arg]
+def record_is_sound(row: codec.Found) -> bool:
     """Whether a row of the record table is as it was written."""
     row_id, count, published_unix_ms, size, checksum, skips, header, payload = row
     fields = (count, published_unix_ms, size)

@@ -37,13 +37,6 @@ class Many:
             some = rows[low : low + ROWS_MAX]
             connection.execute(self._text(len(some)), tuple(chain.from_iterable(some)))
 
-    def select(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> Iterable[tuple]:  # type: ignore[type-arg]
-        """As `execute`; the rows that it finds."""
-        for low in range(0, len(rows), ROWS_MAX):
-            some = rows[low : low + ROWS_MAX]
-            values = tuple(chain.from_iterable(some))
-            yield from connection.execute(self._text(len(some)), values).fetchall()
-
 
 def insert(table: str, columns: str) -> Many:
     """INSERT OR REPLACE into these columns."""
