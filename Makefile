@@ -32,7 +32,8 @@ layers: setup  ## who may import whom, and the shape of the code
 	PYTHONPATH=clients/python/src .venv/bin/lint-imports --no-cache
 	$(python) -m pytest tests/layout
 
-format: setup  ## rewrite the code in its format
+format: setup  ## rewrite code in its format, and the documents' tables from the code
+	$(python) scripts/tables.py
 	$(python) -m ruff format .
 	$(python) -m ruff check --fix .
 

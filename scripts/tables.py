@@ -1,0 +1,79 @@
+"""Fill in the tables of the documents that the code knows better.
+
+    .venv/bin/python scripts/tables.py
+
+PROTOCOL.md: error codes and close codes. ARCHITECTURE.md: for each promise and rule the files that
+name its id most, code and tests; a cell that says "later: why" stays. tests/layout/test_docs.py
+checks that what stands there is true; this only saves the typing.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from gateway import frames  # noqa: E402
+from push.errors import CODES  # noqa: E402
+
+CODE = ("push", "storage", "metadata", "gateway", "clients/python/src")
+TESTS = ("tests", "loadtests")
+ASKS_AND_BOUNDS = {"push/ports.py", "push/limits.py"}
+"""These name many rules and enforce few: they come behind the others."""
+PLACES_MAX = 3
+
+
+def fill(document: str, head: str, rows: list[str]) -> str:
+    """The document with these rows below the table head that begins with `head`."""
+    pattern = rf"({re.escape(head)}\n\|[-|]+\|\n)(?:\|.*\n)*"
+    filled, count = re.subn(pattern, lambda found: found[1] + "\n".join(rows) + "\n", document)
+    assert count == 1, head
+    return filled
+
+
+def mentions(folders: tuple[str, ...]) -> dict[str, str]:
+    """Path → text of everything that may name a rule."""
+    return {
+        str(path.relative_to(ROOT)): path.read_text()
+        for folder in folders
+        for suffix in ("*.py", "*.sql")
+        for path in sorted((ROOT / folder).rglob(suffix))
+        if "layout" not in path.parts
+    }
+
+
+def places(number: str, texts: dict[str, str]) -> str:
+    """The files that name a rule most, as a cell."""
+    counts = {path: len(re.findall(rf"\b{number}\b", text)) for path, text in texts.items()}
+    named = [path for path, count in counts.items() if count]
+    named.sort(key=lambda path: (path in ASKS_AND_BOUNDS, "/" not in path, -counts[path], path))
+    return ", ".join(f"`{path}`" for path in named[:PLACES_MAX])
+
+
+def main() -> None:
+    """Rewrite both documents."""
+    path = ROOT / "PROTOCOL.md"
+    errors = [
+        f"| `{code.name}` | {code.http_status} | {'yes' if code.retry else 'no'} | {code.meaning} |"
+        for code in CODES.values()
+    ]
+    closes = [f"| {close.code} | {close.reason} |" for close in frames.CLOSES]
+    text = fill(path.read_text(), "| code | HTTP | retry | meaning |", errors)
+    path.write_text(fill(text, "| code | meaning |", closes))
+
+    path = ROOT / "ARCHITECTURE.md"
+    code, tests = mentions(CODE), mentions(TESTS)
+    lines = path.read_text().splitlines()
+    for index, line in enumerate(lines):
+        cells = line.split("|")
+        if len(cells) == 6 and re.fullmatch(r" [PR]\d+ ", cells[1]):
+            for place, texts in ((3, code), (4, tests)):
+                if not cells[place].startswith(" later: "):
+                    cells[place] = f" {places(cells[1].strip(), texts)} "
+            lines[index] = "|".join(cells)
+    path.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
