@@ -6,6 +6,7 @@ monotonic time in nanoseconds at which it was due; so a push of a hundred is mea
 
 import asyncio
 import time
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable
 from random import Random
@@ -23,7 +24,8 @@ CREDIT: Final = 8000
 WAVES: Final = 4
 """The messages of a push complete in random order: each falls into one of so many acks."""
 _WAVE_DELAY_S: Final = 0.002
-_TEMPLATES_PER_SIZE: Final = 16
+_SPLITS: Final = 64
+_PUSH_MESSAGES_MAX: Final = 1024
 _ENCODE: Final = msgspec.json.Encoder().encode
 ANSWER_TIMEOUT_S: Final = 30.0
 
@@ -82,6 +84,17 @@ class Shape:
 def stamp(at_ns: int) -> bytes:
     """The time as it stands in a body."""
     return b"%0*d" % (STAMP_BYTES, at_ns)
+
+
+def _random_split(random: Random) -> list[list[int]]:
+    waves: list[list[int]] = [[] for _ in range(WAVES)]
+    for index in range(_PUSH_MESSAGES_MAX):
+        ranges = waves[random.randrange(WAVES)]
+        if ranges and ranges[-1] == index - 1:
+            ranges[-1] = index
+        else:
+            ranges += [index, index]
+    return waves
 
 
 class Client:
@@ -236,7 +249,7 @@ class Consumer(Client):
         self._granted = CREDIT
         self._acked_since_grant = 0
         self._waves: deque[list[list[int]]] = deque([[] for _ in range(WAVES)])
-        self._templates: dict[int, list[list[list[int]]]] = {}
+        self._splits = [_random_split(random) for _ in range(_SPLITS)]
         self._acking: dict[int, int] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -257,24 +270,18 @@ class Consumer(Client):
         for due, times in Counter(stamps).items() if count > 1 else ((stamps[0], 1),):
             self._histogram.record(now - int(due), times)
         place = [head.partition, head.epoch, head.push]
-        for wave, relative in zip(self._waves, self._template(count), strict=True):
+        for wave, relative in zip(self._waves, self._split(count), strict=True):
             if relative:
                 wave.append(place + [head.offset + x for x in relative])
 
-    def _template(self, count: int) -> list[list[int]]:
-        """A random split of `count` messages into waves, each as ranges first, last, first, …"""
-        known = self._templates.setdefault(count, [])
-        if len(known) < _TEMPLATES_PER_SIZE:
-            waves: list[list[int]] = [[] for _ in range(WAVES)]
-            for index in range(count):
-                ranges = waves[self._random.randrange(WAVES)]
-                if ranges and ranges[-1] == index - 1:
-                    ranges[-1] = index
-                else:
-                    ranges += [index, index]
-            known.append(waves)
-            return waves
-        return known[self._random.randrange(_TEMPLATES_PER_SIZE)]
+    def _split(self, count: int) -> list[list[int]]:
+        """A random split of `count` messages into waves, each as ranges first, last, first, …:
+        one of the ready-made splits, cut off at `count`."""
+        return [
+            ranges[:cut] if not (cut := bisect_left(ranges, count)) & 1
+            else [*ranges[:cut], count - 1]
+            for ranges in self._splits[self._random.randrange(len(self._splits))]
+        ]  # fmt: skip
 
     def _turn(self) -> None:
         due = self._waves.popleft()
