@@ -5,7 +5,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
-from storage.sqlite import SqliteStorage
 
 from gateway.config import Config
 from gateway.dead_letters import DeadLetters
@@ -21,14 +20,26 @@ from gateway.receipts import Receipts
 from gateway.slot import Context
 from gateway.spans import SpanLog
 from gateway.tail import Tail
-from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings, check_name
+from metadata.catalog import (
+    Group,
+    GroupSettings,
+    Principal,
+    Queue,
+    QueueSettings,
+    check_name,
+    dead_letter_name,
+)
 from metadata.client import Metadata
+from metadata.inprocess import FILE as CATALOG_FILE
 from metadata.inprocess import InProcessMetadata
 from push import limits
 from push.errors import Refused, TocsinError
 from push.ports import Partition, Start, Storage
+from storage.sqlite import SqliteStorage
 
-DEAD_LETTERS_SUFFIX = ".dead-letters"
+INCARNATION = "storage incarnation"
+RESTORED_AT_ONCE = 1000
+STORE_FILE = "store.sqlite"
 
 
 class Broker:
@@ -66,10 +77,17 @@ class Broker:
         """
         data_dir = config.data_dir
         await asyncio.to_thread(data_dir.mkdir, 0o700, parents=True, exist_ok=True)
-        metadata = await InProcessMetadata.open(data_dir)
+        store = data_dir / STORE_FILE
+        if store.exists() and not (data_dir / CATALOG_FILE).exists():
+            raise Refused(
+                "storage_unavailable",
+                f"{data_dir} has a {STORE_FILE} without its {CATALOG_FILE}: put that back, or move "
+                "the store away to begin anew",
+            )
+        metadata = await InProcessMetadata.open(data_dir, on_fatal=on_fatal)
         try:
             storage = await SqliteStorage.open(
-                data_dir / "store.sqlite",
+                store,
                 free_bytes_reserve=config.free_bytes_reserve,
                 on_fatal=on_fatal,
             )
@@ -83,7 +101,12 @@ class Broker:
     # --- Life ----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Finish what a crash interrupted, then work."""
+        """Finish what a crash interrupted, then work.
+
+        Raises:
+            Refused: storage_unavailable: the storage is not the one of this catalog (P13).
+        """
+        await self._recognise_storage()
         self.storage.on_certified(self._certified)
         self.metadata.on_queue_changed(self._changed)
         for queue_id, group_id in self.metadata.dropped():
@@ -92,7 +115,34 @@ class Broker:
             else:
                 await self.storage.drop_group(group_id, queue_id)
             await self.metadata.forget(queue_id, group_id)
+        queues = self.metadata.list_all_queues()
+        for first in range(0, len(queues), RESTORED_AT_ONCE):
+            batch = queues[first : first + RESTORED_AT_ONCE]
+            await asyncio.gather(*(self._restore(queue) for queue in batch))
         self.janitor.start()
+
+    async def _restore(self, queue: Queue) -> None:
+        """Make in the storage what the catalog has: a crash came between the two, or nothing is
+        to be done."""
+        await self.storage.create_queue(queue.queue_id, queue.settings.partitions)
+        for group in self.metadata.list_groups(Principal(queue.holder, queue.tenant), queue):
+            starts = await self._starts(queue, group.settings.start)
+            await self.storage.create_group(group.group_id, queue.queue_id, starts)
+
+    async def _recognise_storage(self) -> None:
+        """An emptied or exchanged storage is refused, never adopted (R30): it would begin every
+        partition anew, below every cursor and position."""
+        incarnation = await self.storage.incarnation()
+        known = self.metadata.mark(INCARNATION)
+        if known is None:
+            await self.metadata.set_mark(INCARNATION, incarnation)
+        elif known != incarnation:
+            raise Refused(
+                "storage_unavailable",
+                f"the storage is of incarnation {incarnation}, the catalog knows {known}: one of "
+                "the two files was emptied or exchanged; put back the one that belongs to the "
+                "other, or move both away to begin anew",
+            )
 
     def _certified(self, partition: Partition, end: int) -> None:
         self.janitor.touched(partition)
@@ -178,10 +228,7 @@ class Broker:
     async def _dead_letter_queue(self, queue: Queue) -> Queue:
         """The queue for dead letters of a queue, made when it is missing."""
         principal = Principal(queue.holder, queue.tenant)
-        name = queue.settings.dead_letter_queue
-        if name is None:
-            room = limits.NAME_BYTES_MAX - len(DEAD_LETTERS_SUFFIX)
-            name = queue.name[:room] + DEAD_LETTERS_SUFFIX
+        name = dead_letter_name(queue)
         try:
             return self.metadata.find_queue(principal, name)
         except Refused:

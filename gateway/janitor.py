@@ -8,7 +8,7 @@ import asyncio
 import logging
 from typing import Final
 
-from metadata.catalog import ANYBODY, Queue
+from metadata.catalog import Principal
 from metadata.client import Metadata
 from push.errors import TocsinError
 from push.ports import Partition, Storage
@@ -57,7 +57,7 @@ class Janitor:
                     logger.warning("trimming %s: %s", partition, error)
 
     def _all(self) -> set[Partition]:
-        queues: list[Queue] = self._metadata.list_queues(ANYBODY)
+        queues = self._metadata.list_all_queues()
         return {Partition(q.queue_id, n) for q in queues for n in q.members}
 
     async def _trim(self, partition: Partition) -> None:
@@ -67,7 +67,9 @@ class Janitor:
         retention_s = queue.settings.retention_s
         # A queue that nobody subscribed to yet keeps its messages for whoever comes first, unless
         # it says itself how long.
-        keep_all = retention_s == 0 and not self._metadata.list_groups(ANYBODY, queue)
+        keep_all = retention_s == 0 and not self._metadata.list_groups(
+            Principal(queue.holder, queue.tenant), queue
+        )
         freed = await self._storage.trim(partition, retention_s=retention_s, keep_all=keep_all)
         if freed:
             self._touched.add(partition)

@@ -28,6 +28,9 @@ class Metadata(Protocol):
     def list_queues(self, principal: Principal) -> list[Queue]:
         """The tenant's queues by name."""
 
+    def list_all_queues(self) -> list[Queue]:
+        """Every tenant's queues, in no order: for the broker's own upkeep, never for a client."""
+
     def list_groups(self, principal: Principal, queue: Queue) -> list[Group]:
         """The queue's groups by name."""
 

@@ -34,6 +34,10 @@ class CatalogIndex:
         """A tenant's, by name."""
         return [queue for _, queue in sorted(self._tenants.get(tenant, {}).items())]
 
+    def all_queues(self) -> list[Queue]:
+        """Of all tenants, in no order."""
+        return list(self._by_id.values())
+
     def group(self, group_id: str) -> Group | None:
         """By id."""
         return self._group_by_id.get(group_id)

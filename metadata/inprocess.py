@@ -119,6 +119,10 @@ class InProcessMetadata:
         """See Metadata."""
         return self._index.queues(principal.tenant)
 
+    def list_all_queues(self) -> list[Queue]:
+        """See Metadata."""
+        return self._index.all_queues()
+
     def list_groups(self, principal: Principal, queue: Queue) -> list[Group]:
         """See Metadata."""
         return self._index.groups(queue.queue_id) if queue.tenant == principal.tenant else []
