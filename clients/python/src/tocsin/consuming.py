@@ -160,6 +160,7 @@ class Ledger:
         self._started.clear()
         self._confirm.clear()
         self._confirming.clear()
+        self._released_granted = self.released  # there is nobody left to grant it
         return pending
 
     # --- handing out and settling ---------------------------------------------------------------

@@ -37,7 +37,8 @@ def encode_message(message: NewMessage) -> bytes:
     """
     _check(message)
     body = message.body
-    raw, text = msgspec.Raw(), None
+    raw: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    text: str | None = None
     if isinstance(body, msgspec.Raw):
         raw = body
     elif isinstance(body, bytes | bytearray | memoryview):

@@ -39,10 +39,10 @@ class Receipt(msgspec.Struct, gc=False):
     """The broker has stored the message at this place; `durability` says how safely.
 
     `duplicate`: it was there already, from an earlier publish under the same id or sequence.
-    `id` is the publisher's, or the name that the broker made; empty where it did not say.
+    `id` is the publisher's, or the name that the broker made; None where it did not say.
     """
 
-    id: str
+    id: str | None
     partition: int
     offset: int
     duplicate: bool
@@ -186,7 +186,9 @@ class Lane:
         for entry, outcome in zip(run, answer.receipts, strict=False):
             if isinstance(outcome, list):
                 partition, offset = outcome[0], outcome[1]
-                name = entry.id or ("" if prefix is None else f"{prefix}{partition}-{offset}")
+                name = entry.id
+                if name is None and prefix is not None:
+                    name = f"{prefix}{partition}-{offset}"
                 receipt = Receipt(name, partition, offset, len(outcome) > 2, durability)
                 self._settle(entry, receipt)
             else:

@@ -85,6 +85,7 @@ class Reader(Subscribing):
             self._leave(PositionUnknown("position_unknown", why))
             return
         self._ledger.opened(self._number, answer)
+        self._session.dirty(self)
         self._waiters.wake(self._ledger.ready)
 
     def pushed(self, push: wire.Push, *, now: float) -> None:

@@ -23,6 +23,7 @@ class ReadLedger:
         self.credit = credit
         self.subscription = 0
         self._items: deque[ReadMessage | Gap | wire.Push] = deque()  # a push: it ends here
+        self._is_open = False
         self._buffered = 0
         self._received = 0  # on this connection
         self._granted = 0
@@ -33,17 +34,20 @@ class ReadLedger:
     def opened(self, subscription: int, answer: wire.Ok) -> None:
         """The broker has opened the reader, on this connection, at these positions."""
         self.subscription = subscription
+        self._is_open = True
         self._queue_id = answer.queue_id
         for verdict in answer.positions:
-            if verdict.next is not None:
-                place = (verdict.generation, verdict.next)
+            place, gap = verdict.place, verdict.gap
+            if place is not None:
                 self._wanted[str(verdict.partition)] = place
                 self._handed.setdefault(str(verdict.partition), place)
-            if verdict.verdict == "gap" and verdict.first is not None and verdict.last is not None:
-                self._items.append(Gap(verdict.partition, verdict.first, verdict.last))
+            if gap is not None:
+                self._items.append(Gap(verdict.partition, *gap))
 
     def opening(self) -> tuple[int, wire.Position | None]:
-        """What the next `subscribe` says: (granted so far, position or None at the first time)."""
+        """What the next `subscribe` says: (granted so far, position or None at the first time).
+        Until it is answered no credit is granted."""
+        self._is_open = False
         self._received = 0
         self._granted = max(self.credit - self._buffered, 0)
         return self._granted, self._position(self._wanted)
@@ -94,7 +98,7 @@ class ReadLedger:
     def take(self) -> list[wire.SentFrame]:
         """The credit that is to be granted now (R25)."""
         granted = self._received + max(self.credit - self._buffered, 0)
-        if (granted - self._granted) * CREDIT_SHARE < max(self.credit, 1):
+        if not self._is_open or (granted - self._granted) * CREDIT_SHARE < max(self.credit, 1):
             return []
         self._granted = granted
         return [wire.Credit(subscription=self.subscription, granted=granted)]
@@ -106,6 +110,8 @@ class ReadLedger:
         assert self._granted - self._received + self._buffered <= self.credit, "R25"
 
     def _advance(self, places: dict[str, tuple[int, int]], push: wire.Push) -> None:
+        for name, (_, wanted) in push.positions.items():
+            self._move(places, int(name), wanted)
         following = push.next
         if following is None and push.messages:
             last = push.offsets[-1] if push.offsets else (push.offset or 0) + len(push.messages) - 1

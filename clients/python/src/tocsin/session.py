@@ -30,6 +30,8 @@ Token = str | Callable[[], str] | None
 Answered = Callable[[wire.Ok | wire.Error | None], None]
 """Called with the answer to a request; None: the connection was lost before."""
 _GOING_AWAY: Final = 1000
+_ENDING: Final = frozenset({"queue_not_found", "group_not_found", "unauthorized", "forbidden"})
+"""With these an error that answers nothing ends its subscription."""
 
 
 class Part(Protocol):
@@ -62,6 +64,9 @@ class Subscriber(Part, Protocol):
 
     def revoked(self, revoked: wire.Revoked) -> None:
         """Deliveries were taken back."""
+
+    def ended(self, error: TocsinError) -> None:
+        """The broker has ended the subscription."""
 
 
 class Session:
@@ -294,15 +299,14 @@ class Session:
             return
         now = self._loop.time()
         for frame in frames:
-            kind = frame.__class__
-            if kind is wire.Push:
-                subscriber = self._subscribers.get(frame.subscription)  # type: ignore[union-attr]
+            if isinstance(frame, wire.Push):
+                subscriber = self._subscribers.get(frame.subscription)
                 if subscriber is not None:
-                    subscriber.pushed(frame, now=now)  # type: ignore[arg-type]
-            elif kind is wire.Ok:
-                answered = self._pending.pop(frame.ref, None)  # type: ignore[union-attr,arg-type]
+                    subscriber.pushed(frame, now=now)
+            elif isinstance(frame, wire.Ok):
+                answered = self._pending.pop(frame.ref, None)
                 if answered is not None:
-                    answered(frame)  # type: ignore[arg-type]
+                    answered(frame)
             else:
                 self._handle(frame)
 
@@ -329,8 +333,11 @@ class Session:
 
     def _report(self, error: wire.Error) -> None:
         """An error that answers nothing. Before the welcome it says why there will be none."""
+        number = -1 if error.subscription is None else error.subscription
         if self._welcomed is not None and not self._welcomed.done():
             self._welcomed.set_exception(error.exception())
+        elif error.code in _ENDING and (subscriber := self._subscribers.get(number)) is not None:
+            subscriber.ended(error.exception())
         elif error.code == "not_subscribed":
             logger.debug("the broker: %s", error.detail)  # crossed an unsubscribe
         else:

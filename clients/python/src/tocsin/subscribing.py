@@ -184,6 +184,10 @@ class Subscribing(ABC):
         """No other connection follows."""
         self._leave(error)
 
+    def ended(self, error: TocsinError) -> None:
+        """The broker has ended the subscription, e.g. because its queue was deleted."""
+        self._leave(error)
+
     @abstractmethod
     def next_deadline(self) -> float | None:
         """When to call `expire`; None: nothing is timed."""

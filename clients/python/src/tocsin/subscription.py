@@ -124,7 +124,7 @@ class Subscription(Subscribing):
         got = await answer
         if got is None:
             raise OutcomeUnknown("unknown", "the connection was lost before the answer")
-        if isinstance(got, wire.Error) and not got.not_delivered:
+        if isinstance(got, wire.Error) and not got.deliveries:
             raise got.exception()
         if isinstance(got, wire.Error) or got.stale:
             raise StaleDelivery(f"message {message.id}: its lease was not prolonged")
@@ -184,8 +184,8 @@ class Subscription(Subscribing):
         refused = list(answer.stale)
         failure: Exception | None = None
         if isinstance(answer, wire.Error):
-            refused += answer.not_delivered
-            failure = None if answer.not_delivered else answer.exception()
+            refused += answer.deliveries
+            failure = None if answer.deliveries else answer.exception()
         settled, stale = ledger.confirmed(ref, refused)
         for ticket in settled:
             _finish(ticket, failure)

@@ -31,7 +31,7 @@ class OutgoingMessage(msgspec.Struct, omit_defaults=True, gc=False):
     """A message as it is published. Exactly one of `body` and `body_base64` is set."""
 
     key: str | None = None
-    body: msgspec.Raw = msgspec.Raw()
+    body: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     body_base64: str | None = None
     content_type: str | None = None
     id: str | None = None
@@ -40,7 +40,7 @@ class OutgoingMessage(msgspec.Struct, omit_defaults=True, gc=False):
     sent_unix_ms: int | None = None
 
 
-class Position(msgspec.Struct, frozen=True, kw_only=True):
+class Position(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A reader's place: per partition, as text, the log's generation and the next offset.
 
     `msgspec.json.encode(position)` and `Position.from_json` carry it through a file.
@@ -211,15 +211,31 @@ was not stored."""
 
 
 class Verdict(msgspec.Struct, rename={"first": "from", "last": "to"}):
-    """What became of a reader's position in one partition (R26), and where it is now."""
+    """What became of a reader's position in one partition (R26), and where it goes on."""
 
     partition: int
     verdict: str
     first: int | None = None
-    """A gap: the first and the last offset that are gone."""
+    """A gap: the first and the last offset that are gone. Else: where it goes on."""
     last: int | None = None
     generation: int = 0
     next: int | None = None
+
+    @property
+    def gap(self) -> tuple[int, int] | None:
+        """The first and the last offset that are gone."""
+        if self.verdict != "gap" or self.first is None or self.last is None:
+            return None
+        return self.first, self.last
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """(generation, next offset)."""
+        following = self.next
+        if following is None:
+            gap = self.gap
+            following = gap[1] + 1 if gap else self.first
+        return None if following is None else (self.generation, following)
 
 
 class _Received(msgspec.Struct, tag_field="type", kw_only=True):
@@ -265,9 +281,11 @@ class Error(_Received, tag="error"):
     retry: bool = False
     retry_after_s: float | None = None
     ref: int | None = None
+    subscription: int | None = None
+    """Without ref: this subscription has ended, or one of its frames was wrong."""
+    deliveries: DeliveryList = []
+    """not_delivered: what this session was never given."""
     stale: DeliveryList = []
-    not_delivered: DeliveryList = []
-    """An ack, nack or extend that named what this session was never given."""
 
     def exception(self) -> BrokerError:
         """It as an exception."""
@@ -292,7 +310,7 @@ class Push(_Received, tag="push"):
     """Messages of one partition: consecutive from `offset`, or at `offsets` (filtered readers)."""
 
     subscription: int
-    partition: int
+    partition: int = -1
     messages: list[PushedMessage] = []
     id_prefix: str = ""
     published_unix_ms: int = 0
@@ -304,6 +322,8 @@ class Push(_Received, tag="push"):
     next: int | None = None
     """Readers: the next offset wanted after this push."""
     gap: tuple[int, int] | None = None
+    positions: dict[str, tuple[int, int]] = {}
+    """Filtered readers: how far they have come meanwhile, as in Position; no messages then."""
 
 
 class Revoked(_Received, tag="revoked"):

@@ -1,0 +1,126 @@
+"""The client and the broker speak the same: each side's frames in the other side's decoder."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from tocsin import codes, errors, wire
+from tocsin.outgoing import NewMessage, encode_message
+from tocsin.publishing import Bounds
+
+from gateway import frames
+from push.errors import CODES, Refused
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = re.findall(r"```json broker\n(.*?)```", (ROOT / "PROTOCOL.md").read_text(), re.DOTALL)
+SENT: list[wire.SentFrame] = [
+    wire.Hello(producer="p", client="c"),
+    wire.Subscribe(ref=1, subscription=1, queue="q", credit=5, group="g", start="latest"),
+    wire.Subscribe(
+        ref=1,
+        subscription=1,
+        queue="q",
+        credit=5,
+        keys=["k"],
+        position=wire.Position(queue_id="i", partitions={"4": (1, 2)}),
+    ),
+    wire.Subscribe(ref=1, subscription=1, queue="q", credit=0, start=wire.StartAt(5)),
+    wire.Unsubscribe(ref=1, subscription=1),
+    wire.Credit(subscription=1, granted=7),
+    wire.Ack(subscription=1, deliveries=[[0, 1, 2, 3, 4]], started=[[0, 1, 2, 5, 5]], ref=9),
+    wire.Nack(subscription=1, deliveries=[[0, 1, 2, 3, 4]], delay_s=1.5, reason="r"),
+    wire.Extend(subscription=1, started=[[0, 1, 2, 3, 4]], lease_s=3),
+    wire.Ping(),
+]
+
+
+@pytest.mark.parametrize("frame", SENT, ids=lambda frame: type(frame).__name__)
+def test_the_broker_understands_what_the_client_sends(frame: wire.SentFrame) -> None:
+    (understood,) = frames.decode(wire.encode(frame))
+    said = msgspec.json.decode(wire.encode(frame))
+    got = msgspec.json.decode(msgspec.json.encode(understood))
+    assert {name: got[name] for name in said} == said
+
+
+def test_the_broker_understands_a_publish() -> None:
+    messages = [
+        NewMessage({"a": [1, None]}, key="k", id="i", headers={"h": "v"}, ttl_s=5, sent_unix_ms=1),
+        NewMessage(b"\x00\xff", content_type="image/x-icon"),
+        NewMessage(msgspec.Raw(b"1e5")),
+    ]
+    encoded = [encode_message(message) for message in messages]
+    (publish,) = frames.decode(wire.publish_frame(1, 'q"', 40, 38, encoded))
+    assert isinstance(publish, frames.Publish)
+    assert (publish.sequence, publish.resolved, publish.queue) == (40, 38, 'q"')
+    assert [bytes(message.body) for message in publish.messages] == [b'{"a":[1,null]}', b"", b"1e5"]
+    assert publish.messages[1].body_base64 == "AP8="
+
+
+def test_the_client_understands_every_example_of_the_protocol() -> None:
+    assert len(EXAMPLES) > 10
+    for example in EXAMPLES:
+        (frame,) = wire.decode(example.encode())
+        said = msgspec.json.decode(example)
+        got = msgspec.to_builtins(frame, builtin_types=(msgspec.Raw,))
+        assert set(said) - {"reason", "semantics", "settled"} <= set(got) | {"type"}
+
+
+def test_the_client_understands_pushes_positions_and_errors() -> None:
+    head = frames.push_head(
+        subscription=1, partition=4, epoch=7, push=31, offset=121, attempt=2,
+        id_prefix="q-1-4-", published_unix_ms=5,
+    )  # fmt: skip
+    (push,) = wire.decode(frames.push_frame(head, b'{"key":"k","body":1},{"body":2}'))
+    assert isinstance(push, wire.Push)
+    assert (push.epoch, push.push, push.offset, push.attempt) == (7, 31, 121, 2)
+    (moved,) = wire.decode(frames.reader_positions(1, {"4": [1, 9]}))
+    assert isinstance(moved, wire.Push)
+    assert moved.positions == {"4": (1, 9)}
+    (error,) = wire.decode(
+        frames.error(Refused("not_delivered"), 3, subscription=1, deliveries=[[0, 1, 2, 3, 4]])
+    )
+    assert isinstance(error, wire.Error)
+    assert (error.ref, error.deliveries) == (3, [[0, 1, 2, 3, 4]])
+
+
+def test_the_client_passes_over_what_a_newer_broker_adds() -> None:
+    first, second = wire.decode(b'[{"type":"pong","new":1},{"type":"news"},{"type":"drain"}]')
+    assert isinstance(first, wire.Pong)
+    assert isinstance(second, wire.Drain)
+    assert wire.decode(b'{"type":"news"}') == []
+
+
+def test_a_known_frame_with_a_wrong_field_is_an_error() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        wire.decode(b'{"type":"push","subscription":"one"}')
+
+
+def test_the_client_knows_every_code() -> None:
+    for code in CODES.values():
+        error = errors.broker_error(code.name, retry=code.retry)
+        assert type(error) is not errors.BrokerError or code.http_status in (400, 405, 408, 431)
+        assert isinstance(error, errors.Busy | errors.OutcomeUnknown) == code.retry
+
+
+def test_the_client_knows_every_close_code() -> None:
+    known = {value for value in vars(codes).values() if isinstance(value, int)}
+    assert {close.code for close in frames.CLOSES} <= known
+    for close in frames.CLOSES:
+        assert codes.may_reconnect(close.code) == ("reconnect" in close.reason)
+
+
+def test_the_client_keeps_the_brokers_bounds_before_it_is_told() -> None:
+    (welcome,) = wire.decode(frames.welcome(session="s", broker="b", heartbeat_s=20))
+    assert isinstance(welcome, wire.Welcome)
+    defaults = wire.Welcome()
+    assert welcome.frame_bytes_max == defaults.frame_bytes_max
+    assert Bounds(welcome.messages_per_publish_max, welcome.in_flight_max) == Bounds()
+
+
+def test_many_frames_are_joined_within_the_brokers_bounds() -> None:
+    assert wire.join_frames([b"{}"]) == [b"{}"]
+    joined = wire.join_frames([b"{}"] * 300)
+    assert [len(msgspec.json.decode(message)) for message in joined] == [256, 44]
+    large = b'"%b"' % (b"x" * 400_000)
+    assert wire.join_frames([large, large]) == [large, large]
