@@ -144,6 +144,10 @@ class Consumer:
             slot = self._slot(delivery, settled)
             if slot is not None:
                 touched[delivery[0]] = slot
+                count = slot.ack_ordinary(delivery)
+                if count:
+                    settled.settled += count
+                    continue
                 place = (delivery[0], delivery[1], delivery[2])
                 for index in range(3, len(delivery) - 1, 2):
                     first, last = delivery[index], delivery[index + 1]

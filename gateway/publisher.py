@@ -65,16 +65,29 @@ class Answer:
 
 
 class _Open:
-    """A record that the next commit closes, and whose answer each of its messages is."""
+    """A record that the next commit closes, and whose answer each run of its messages is."""
 
-    __slots__ = ("answers", "builder", "indexes", "received_unix_ms", "route")
+    __slots__ = ("builder", "received_unix_ms", "route", "runs")
 
     def __init__(self, route: "_Route", received_unix_ms: float) -> None:
         self.route = route
         self.builder = RecordBuilder()
-        self.answers: list[Answer] = []
-        self.indexes: list[int] = []
+        self.runs: list[tuple[Answer, list[int]]] = []
+        """Per publish, which of its messages stand here, in order."""
         self.received_unix_ms = received_unix_ms
+
+
+class _Run:
+    """The messages of one publish that go to one partition."""
+
+    __slots__ = ("encoded", "hashes", "indexes", "marks")
+
+    def __init__(self) -> None:
+        self.encoded: list[bytes] = []
+        self.hashes: list[int] = []
+        self.indexes: list[int] = []
+        self.marks: list[tuple[int, bytes | None, int]] = []
+        """(place in the run, digest of the client's id, expiry), where there is one."""
 
 
 class _Route:
@@ -185,60 +198,90 @@ class Publisher:
     def _accept(
         self, answer: Answer, producer: bytes | None, sequence: int | None, resolved: int
     ) -> None:
-        """Route, check and encode each message into the open record of its partition."""
+        """Check, route and encode each message, then put each partition's run into its record."""
         queue = answer.queue
         route = self._route(queue)
-        bytes_max = queue.settings.message_bytes_max
-        ttl_s = queue.settings.message_ttl_s
+        bytes_max, ttl_s = queue.settings.message_bytes_max, queue.settings.message_ttl_s
         now_ms = time.time() * 1000
         spread: int | None = None
-        touched: dict[int, _Open] = {}
+        runs: dict[int, _Run] = {}
+        keys, checked = route.keys, answer.checked
         for index, message in enumerate(answer.messages):
-            number: int | None = None
+            key = message.key
             try:
-                if message.key is not None:
-                    number, hashed = route.place(message.key)
-                else:
+                if not checked:
+                    check_message(message, bytes_max)
+                if key is None:
                     if spread is None:
                         spread = route.spread_place()
                     number, hashed = spread, 0
-                if not answer.checked:
-                    check_message(message, bytes_max)
-                if producer is not None and sequence is not None and self._orders:
+                else:
+                    number, hashed = keys.get(key) or route.place(key)
+                if self._orders and producer is not None and sequence is not None:
                     self._check_order(
                         producer, route.partitions[number], sequence + index, resolved
                     )
             except TocsinError as error:
                 answer.outcomes[index] = error
-                if producer is not None and sequence is not None and number is not None:
-                    self._remember_refusal(
-                        producer, route.partitions[number], sequence + index, error
-                    )
+                if producer is not None and sequence is not None:
+                    self._remember_refusal(producer, route, key, sequence + index, error)
                 continue
-            record = touched.get(number)
-            if record is None or len(record.builder) >= limits.RECORD_MESSAGES_MAX:
-                record = touched[number] = self._open_record(route, number, now_ms)
-                if producer is not None and sequence is not None:
-                    record.builder.context(producer, resolved)
-                else:
-                    record.builder.no_context()
-            encoded = encode_message(message)
-            builder = record.builder
-            if len(builder) and builder.bytes + len(encoded) > limits.RECORD_BYTES_MAX:
-                record = touched[number] = self._next_record(route, number, now_ms)
-                builder = record.builder
-                if producer is not None and sequence is not None:
-                    builder.context(producer, resolved)
-            builder.add(encoded, hashed, 0 if sequence is None else sequence + index)
-            if message.id is not None or message.ttl_s is not None or ttl_s is not None:
-                builder.mark(
-                    id_digest(queue, message) if message.id is not None else None,
-                    _expires(message, ttl_s, now_ms),
+            run = runs.get(number)
+            if run is None:
+                run = runs[number] = _Run()
+            if ttl_s is not None or message.id is not None or message.ttl_s is not None:
+                digest = id_digest(queue, message) if message.id is not None else None
+                run.marks.append((len(run.indexes), digest, _expires(message, ttl_s, now_ms)))
+            run.encoded.append(encode_message(message))
+            run.hashes.append(hashed)
+            run.indexes.append(index)
+        context = (producer, resolved) if producer is not None and sequence is not None else None
+        for number, run in runs.items():
+            self._add(route, number, run, answer, context, sequence or 0, now_ms)
+
+    def _add(
+        self,
+        route: _Route,
+        number: int,
+        run: _Run,
+        answer: Answer,
+        context: tuple[bytes, int] | None,
+        sequence: int,
+        now_ms: float,
+    ) -> None:
+        """Put a run into the open record of its partition, in pieces where it is too long."""
+        count = len(run.indexes)
+        size = sum(map(len, run.encoded))
+        self.pending_messages += count
+        self.pending_bytes += size
+        partition = route.partitions[number]
+        first = 0
+        while first < count:
+            record = self._open.get(partition)
+            if record is not None and _is_full(record.builder, size):
+                self._closed.append((partition, record))
+                record = None
+            if record is None:
+                record = self._open[partition] = _Open(route, now_ms)
+            last = count if size <= limits.RECORD_BYTES_MAX else _piece_end(run.encoded, first)
+            last = min(last, first + limits.RECORD_MESSAGES_MAX - len(record.builder))
+            indexes = run.indexes[first:last] if last - first < count else run.indexes
+            begin = len(record.builder)
+            if context is None:
+                record.builder.no_context()
+                record.builder.extend(run.encoded[first:last], run.hashes[first:last])
+            else:
+                record.builder.context(*context)
+                record.builder.extend(
+                    run.encoded[first:last],
+                    run.hashes[first:last],
+                    [sequence + index for index in indexes],
                 )
-            record.answers.append(answer)
-            record.indexes.append(index)
-            self.pending_messages += 1
-            self.pending_bytes += len(encoded)
+            for place, digest, expires in run.marks:
+                if first <= place < last:
+                    record.builder.mark(begin + place - first, digest, expires)
+            record.runs.append((answer, indexes))
+            first = last
 
     def _route(self, queue: Queue) -> _Route:
         route = self._routes.get(queue.queue_id)
@@ -250,22 +293,6 @@ class Publisher:
     def forget_queue(self, queue_id: str) -> None:
         """The queue is deleted."""
         self._routes.pop(queue_id, None)
-
-    def _open_record(self, route: _Route, number: int, now_ms: float) -> _Open:
-        partition = route.partitions[number]
-        record = self._open.get(partition)
-        if record is None:
-            record = self._open[partition] = _Open(route, now_ms)
-        elif len(record.builder) >= limits.RECORD_MESSAGES_MAX:
-            record = self._next_record(route, number, now_ms)
-        return record
-
-    def _next_record(self, route: _Route, number: int, now_ms: float) -> _Open:
-        """The open record is full: it goes with the next commit, in front of a new one."""
-        partition = route.partitions[number]
-        self._closed.append((partition, self._open[partition]))
-        record = self._open[partition] = _Open(route, now_ms)
-        return record
 
     # --- Sending order (R7) --------------------------------------------------------------------
 
@@ -282,10 +309,14 @@ class Publisher:
             del self._orders[producer, partition]
 
     def _remember_refusal(
-        self, producer: bytes, partition: Partition, sequence: int, error: TocsinError
+        self, producer: bytes, route: _Route, key: str | None, sequence: int, error: TocsinError
     ) -> None:
-        """What this gateway refuses itself holds up what is behind it; storage does the same."""
-        if error.code.name != "out_of_sequence":  # the order remembers these itself
+        """What this gateway refuses itself holds up what is behind it; storage does the same.
+
+        A message without a key has nothing behind it, nor has one with a key that cannot be.
+        """
+        if key and len(key) <= limits.KEY_BYTES_MAX and error.code.name != "out_of_sequence":
+            partition = route.partitions[route.place(key)[0]]
             while len(self._orders) >= ORDERS_MAX:
                 del self._orders[next(iter(self._orders))]
             self._orders.setdefault((producer, partition), SendingOrder()).refuse(sequence)
@@ -379,33 +410,30 @@ class Publisher:
         self, partition: Partition, record: _Open, append: Append, result: Appended | TocsinError
     ) -> None:
         number = partition.number
-        answers, indexes = record.answers, record.indexes
-        self.pending_messages -= len(answers)
-        self.pending_bytes -= len(append.payload) - len(answers) + 1
+        self.pending_messages -= len(record.builder)
+        self.pending_bytes -= record.builder.bytes - len(record.builder)
         if isinstance(result, TocsinError):
-            for answer, index in zip(answers, indexes, strict=True):
-                answer.outcomes[index] = result
-        elif result.outcomes is None:
-            self.messages_total += len(answers)
-            offset = result.first
-            for answer, index in zip(answers, indexes, strict=True):
-                answer.outcomes[index] = (number, offset, False)
-                offset += 1
-        else:
-            self.messages_total += result.count
-            for answer, index, outcome in zip(answers, indexes, result.outcomes, strict=True):
-                answer.outcomes[index] = _outcome(number, outcome)
-        generation = 0 if isinstance(result, TocsinError) else result.generation
-        counts: dict[int, int] = {}
-        by_id: dict[int, Answer] = {}
-        for answer in answers:
-            counts[id(answer)] = counts.get(id(answer), 0) + 1
-            by_id[id(answer)] = answer
-        for key, count in counts.items():
-            answer = by_id[key]
-            answer.generation = generation
-            answer.durability = {"level": append.durability, "copies": 1}
-            answer.settle(count)
+            for answer, indexes in record.runs:
+                for index in indexes:
+                    answer.outcomes[index] = result
+                answer.settle(len(indexes))
+            return
+        self.messages_total += result.count
+        offset, place = result.first, 0
+        durability: dict[str, object] = {"level": append.durability, "copies": 1}
+        for answer, indexes in record.runs:
+            outcomes = answer.outcomes
+            if result.outcomes is None:
+                for index in indexes:
+                    outcomes[index] = (number, offset, False)
+                    offset += 1
+            else:
+                for index in indexes:
+                    outcomes[index] = _outcome(number, result.outcomes[place])
+                    place += 1
+            answer.generation = result.generation
+            answer.durability = durability
+            answer.settle(len(indexes))
 
     async def drain(self) -> None:
         """Wait until everything that was accepted has its answer."""
@@ -416,6 +444,21 @@ class Publisher:
 
 
 _UNKNOWN: Final = Unknown("no answer yet")
+
+
+def _is_full(builder: RecordBuilder, more_bytes: int) -> bool:
+    return len(builder) >= limits.RECORD_MESSAGES_MAX or (
+        len(builder) > 0 and builder.bytes + more_bytes > limits.RECORD_BYTES_MAX
+    )
+
+
+def _piece_end(encoded: list[bytes], first: int) -> int:
+    """Where a record that begins with message `first` must end, by bytes; one at least."""
+    size, last = len(encoded[first]), first + 1
+    while last < len(encoded) and size + len(encoded[last]) <= limits.RECORD_BYTES_MAX:
+        size += len(encoded[last])
+        last += 1
+    return last
 
 
 def _outcome(number: int, outcome: Stored | NotStored) -> Outcome:

@@ -220,6 +220,16 @@ class Slot:
 
     # --- What the consumer says ----------------------------------------------------------------
 
+    def ack_ordinary(self, delivery: list[int]) -> int:
+        """A whole delivery in the ordinary case; see Delivery.ack_ordinary."""
+        push = delivery[2]
+        count = self.delivery.ack_ordinary(push, delivery, 3)
+        if count and push not in self.delivery.leases.pushes:
+            span = self._spans.pop(push, None)
+            if span is not None:
+                span.acked_unix_ms = time.time() * 1000
+        return count
+
     def ack(self, push: int, first: int, last: int, now: float) -> Judged:
         """Settle; see Delivery.ack."""
         judged = self.delivery.ack(push, first, last, now=now)

@@ -48,6 +48,12 @@ class PendingWrite:
         if len(self._settled) > 4096:
             self._settled = coalesce(self._settled)
 
+    def settle_all(self, ranges: list[tuple[int, int]]) -> None:
+        """All of these are settled."""
+        self._settled += ranges
+        if len(self._settled) > 4096:
+            self._settled = coalesce(self._settled)
+
     def note(self, retry: Retry) -> None:
         """Remember attempts and backoff; nobody waits for it."""
         self._retries[retry.offset] = retry

@@ -268,6 +268,30 @@ class Delivery:
 
     # --- Acks, nacks, extends ------------------------------------------------------------------
 
+    def ack_ordinary(self, number: int, numbers: list[int], begin: int) -> int:
+        """Settle the ranges `numbers[begin:]` (first, last, first, last …) of push `number` at
+        once, if all of that is in flight in this push and nothing waits for any of it.
+
+        Returns how many messages were settled; 0: not the ordinary case, nothing happened, `ack`
+        judges them one by one.
+        """
+        push = self.leases.pushes.get(number)
+        if push is None or push.of_line or self.settings.pulls:
+            return 0
+        base, end, mask = push.first, push.last, 0
+        ranges: list[tuple[int, int]] = []
+        for index in range(begin, len(numbers), 2):
+            first, last = numbers[index], numbers[index + 1]
+            if first < base or last > end:
+                return 0
+            mask |= ((1 << (last - first + 1)) - 1) << (first - base)
+            ranges.append((first, last))
+        if push.open & mask != mask:
+            return 0
+        self.leases.close(push, mask)
+        self.waiting.pending.settle_all(ranges)
+        return mask.bit_count()
+
     def ack(self, number: int, first: int, last: int, *, now: float) -> Judged:
         """Settle first..last of push `number`, judged offset by offset (R21)."""
         push = self.leases.pushes.get(number)

@@ -22,8 +22,9 @@ MESSAGE_BYTES_MAX_DEFAULT: Final = 262_144
 MESSAGE_BYTES_MAX_MAX: Final = 1_048_576
 """The largest `message_bytes_max` a queue may ask for: a push is one frame, and a frame of a few
 MiB holds up everything behind it on a slow line."""
-BODY_DEPTH_MAX: Final = 128
-"""Nesting of a JSON body: most parsers of consumers give up somewhere above."""
+BODY_DEPTH_MAX: Final = 256
+"""Nesting of a JSON body: parsers of consumers give up somewhere above (CPython's at about 1,000).
+A body that is shorter than this need not be looked at."""
 TTL_S_MAX: Final = 10 * 365 * 86_400
 
 # --- Frames and requests -----------------------------------------------------------------------
@@ -42,6 +43,8 @@ REQUEST_HEADER_TIMEOUT_S: Final = 10.0
 REQUEST_BODY_TIMEOUT_S: Final = 30.0
 HELLO_TIMEOUT_S: Final = 10.0
 """From the opened socket to the `hello` frame."""
+HELLO_BYTES_MAX: Final = 16 * 1024
+"""A WebSocket message before `hello` has said who it is; holds a token of 8 KiB."""
 HEARTBEAT_S: Final = 20.0
 """A ping goes out when nothing was heard for so long; below the idle timeout of every proxy."""
 HEARTBEAT_TIMEOUT_S: Final = 20.0

@@ -64,7 +64,12 @@ def check_message(message: Message, message_bytes_max: int) -> None:
     if message.body_base64 is None:
         _check_json(bytes(body))
     key = message.key
-    if key is not None and not 0 < _size(key, "key") <= limits.KEY_BYTES_MAX:
+    # A short key in ASCII need not be encoded to be measured.
+    if (
+        key is not None
+        and not (0 < len(key) <= limits.KEY_BYTES_MAX and key.isascii())
+        and not 0 < _size(key, "key") <= limits.KEY_BYTES_MAX
+    ):
         raise Refused(
             "invalid_message",
             f"a key has 1 to {limits.KEY_BYTES_MAX} bytes; leave it out for a message without one",
@@ -134,12 +139,15 @@ def _check_json(body: bytes) -> None:
             body.decode()
         except UnicodeDecodeError as error:
             raise Refused("invalid_message", f"body: not UTF-8: {error}") from None
-    if _SURROGATE.search(body):
+    if b"\\" in body and _SURROGATE.search(body):
         # after an escaped backslash, `u` is a letter; a space keeps its neighbours apart
         rest = _SURROGATE_PAIR.sub(b"", body.replace(b"\\\\", b" "))
         if _SURROGATE.search(rest):
             raise Refused("invalid_message", "body: a lone surrogate is escaped in it")
-    if body.count(b"[") + body.count(b"{") > limits.BODY_DEPTH_MAX:
+    if (
+        len(body) > limits.BODY_DEPTH_MAX
+        and body.count(b"[") + body.count(b"{") > limits.BODY_DEPTH_MAX
+    ):
         # outside of strings: every second piece between quotes that are not escaped
         plain = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
         steps = b"".join(plain).translate(_STEPS, _NOT_BRACKETS)

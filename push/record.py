@@ -22,8 +22,9 @@ beside it; `Record.load` returns the dense record that is left.
 import struct
 from array import array
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Final
 
 VERSION: Final = 1
@@ -288,9 +289,21 @@ class RecordBuilder:
         self._sequences.append(sequence)
         self.bytes += size + 1
 
-    def mark(self, digest: bytes | None, expires_unix_ms: int) -> None:
-        """The client id's digest and the expiry of the message that was added last."""
-        place = len(self.sizes) - 1
+    def extend(
+        self, encoded: list[bytes], key_hashes: list[int], sequences: Iterable[int] | None = None
+    ) -> None:
+        """Add encoded messages, all of the context that was named last."""
+        count = len(encoded)
+        sizes = list(map(len, encoded))
+        self.payloads += encoded
+        self.sizes += sizes
+        self.key_hashes += key_hashes
+        self._indexes += repeat(self._current, count)
+        self._sequences += repeat(0, count) if sequences is None else sequences
+        self.bytes += sum(sizes) + count
+
+    def mark(self, place: int, digest: bytes | None, expires_unix_ms: int) -> None:
+        """The client id's digest and the expiry of message number `place` of the record."""
         if digest is not None:
             self._ids[place] = digest
         if expires_unix_ms:

@@ -53,7 +53,7 @@ def build(batch: list[Given]) -> tuple[bytes, bytes, Header]:
         else:
             builder.context(*one.context)
         builder.add(one.encoded, one.key_hash, one.sequence)
-        builder.mark(one.digest, one.expires_unix_ms)
+        builder.mark(len(builder) - 1, one.digest, one.expires_unix_ms)
     assert len(builder) == len(batch)
     assert builder.bytes == sum(len(one.encoded) + 1 for one in batch)
     return builder.close(
