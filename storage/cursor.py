@@ -87,7 +87,10 @@ class GroupCursor:
         return 4 + len(self.passed) + len(self.retries) + len(self.lines) + len(self.parked)
 
     def apply(self, write: CursorWrite, find_aside: FindAside) -> Change:
-        """Apply a write that `check_write` let pass; the same write again changes nothing (R29)."""
+        """Apply a write that `check_write` let pass; the same write again changes nothing (R29).
+
+        Whoever is not the owner of this epoch changes nothing either (P7).
+        """
         if write.epoch != self.epoch or write.token != self.token or not self.token:
             return Change(Written(fenced=True))
         change = Change()

@@ -258,7 +258,7 @@ class CursorBooks:
         for row_id, stored in self._changed.items():
             size = 16 * len(stored.cursor.passed)
             logged = stored.log_bytes + 16 * len(stored.fresh)
-            if stored.fence_changed or size <= WRITTEN_WHOLE_BYTES_MAX or logged > size:
+            if stored.fence_changed or size <= WRITTEN_WHOLE_BYTES_MAX or logged >= size:
                 whole.append(_pack(stored))
                 if stored.log_rows:
                     connection.execute("DELETE FROM cursor_log WHERE cursor = ?", (row_id,))

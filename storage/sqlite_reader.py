@@ -27,6 +27,8 @@ from storage.appending import PartitionLog
 from storage.cursor import GroupCursor
 
 T = TypeVar("T")
+_BAD_MAX: Final = 64
+"""Damaged records that one read meets before it answers with what it has."""
 _RECORD: Final = "id, count, published_unix_ms, bytes, checksum, skips, header, payload"
 
 
@@ -137,18 +139,18 @@ def read_records(
     bad: list[int] = []
     size, read_until = 0, end
     for row in rows:
-        if records and size + len(row[7]) > bytes_max:
-            read_until = codec.offset_of(row[0])
-            break
         record = _load(row)
         if record is None:
             bad.append(row[0])
-        elif record.last >= offset:
-            records.append(record)
-            size += len(row[7])
-            if size >= bytes_max:
-                read_until = record.last + 1
+            if len(bad) == _BAD_MAX:
+                read_until = codec.offset_of(row[0]) + 1
                 break
+        elif record.last >= offset:
+            if records and size + len(record.payload) > bytes_max:
+                read_until = record.first
+                break
+            records.append(record)
+            size += len(record.payload)
     rows.close()
     damage = _damage(connection, log, bad, offset, read_until)
     return Read(tuple(records), log.start, log.next_offset, damage), bad

@@ -1,0 +1,159 @@
+"""The storage as one would explain it: sets, dicts and loops, slow and plain."""
+
+from dataclasses import dataclass, field
+
+from push import limits
+from push.ports import Retry
+
+LINE_BUCKET_S = limits.PRODUCER_IDLE_S / 4
+
+
+@dataclass
+class Message:
+    """One to be appended."""
+
+    producer: int | None = None
+    sequence: int = 0
+    resolved: int = 0
+    client_id: int | None = None
+
+
+@dataclass
+class Producer:
+    stored: dict[int, int] = field(default_factory=dict)
+    resolved: int = 0
+    top: int = -1
+    refused: set[int] = field(default_factory=set)
+    bucket: int = 0
+
+
+@dataclass
+class Group:
+    epoch: int = 0
+    token: bytes = b""
+    settled: set[int] = field(default_factory=set)
+    aside: dict[int, int] = field(default_factory=dict)
+    retries: dict[int, Retry] = field(default_factory=dict)
+
+
+class Model:
+    """One partition."""
+
+    def __init__(self) -> None:
+        self.next_offset = 0
+        self.records: list[tuple[int, list[Message], float]] = []
+        """(first offset, stored messages, published)"""
+        self.producers: dict[int, Producer] = {}
+        self.ids: dict[int, tuple[int, float]] = {}
+        self.groups: dict[str, Group] = {}
+
+    def retained(self) -> int:
+        return sum(len(messages) for _, messages, _ in self.records)
+
+    def append(self, messages: list[Message], *, now: float, messages_max: int) -> list[int | str]:
+        stored: list[Message] = []
+        outcomes: list[int | str] = []
+        first = self.next_offset
+        for message in messages:
+            room = not messages_max or self.retained() + len(stored) < messages_max
+            outcome = self._one(message, now, room)
+            outcomes.append(outcome)
+            if isinstance(outcome, int) and outcome >= 0:
+                stored.append(message)
+        if stored:
+            self.records.append((first, stored, now))
+        return outcomes
+
+    def _one(self, message: Message, now: float, room: bool) -> int | str:
+        producer = self._producer(message, now)
+        if producer is not None:
+            producer.resolved = max(producer.resolved, message.resolved)
+            producer.top = max(producer.top, producer.resolved - 1)
+            producer.refused = {n for n in producer.refused if n >= producer.resolved}
+            if message.sequence < producer.resolved:
+                return "sequence_too_old"
+            if message.sequence in producer.stored:
+                return -producer.stored[message.sequence] - 1
+            if any(refused < message.sequence for refused in producer.refused):
+                producer.refused.add(message.sequence)
+                return "out_of_sequence"
+        known = self.ids.get(message.client_id) if message.client_id is not None else None
+        duplicate = known is not None and now - known[1] < 300
+        if known is not None and duplicate:
+            offset = known[0]
+        elif room:
+            offset = self.next_offset
+            self.next_offset += 1
+            if message.client_id is not None:
+                self.ids[message.client_id] = (offset, now)
+        else:
+            if producer is not None:
+                producer.refused.add(message.sequence)
+            return "queue_full"
+        if producer is not None:
+            producer.stored[message.sequence] = offset
+            producer.top = max(producer.top, message.sequence)
+            producer.refused.discard(message.sequence)
+        return -offset - 1 if duplicate else offset
+
+    def _producer(self, message: Message, now: float) -> Producer | None:
+        if message.producer is None:
+            return None
+        bucket = int(now // LINE_BUCKET_S)
+        producer = self.producers.setdefault(message.producer, Producer(bucket=bucket))
+        if bucket - producer.bucket > 40:
+            self.producers[message.producer] = producer = Producer()
+        elif bucket - producer.bucket > 4:
+            self.producers[message.producer] = producer = Producer(
+                resolved=producer.top + 1, top=producer.top
+            )
+        producer.bucket = bucket
+        return producer
+
+    def restart(self) -> None:
+        """What is in flight is forgotten, and so what was refused of it."""
+        for producer in self.producers.values():
+            producer.refused.clear()
+
+    def write(
+        self, group: str, settled: range, retries: list[Retry], aside: dict[int, int]
+    ) -> list[int]:
+        at = self.groups[group]
+        for offset in settled:
+            at.settled.add(offset)
+            at.aside.pop(offset, None)
+            at.retries.pop(offset, None)
+        refused = [retry.offset for retry in retries if retry.offset in at.settled]
+        at.retries.update(
+            {retry.offset: retry for retry in retries if retry.offset not in at.settled}
+        )
+        for offset, key_hash in aside.items():
+            if offset not in at.settled and offset not in at.aside:
+                at.aside[offset] = key_hash
+        return refused
+
+    def passed(self, group: str) -> set[int]:
+        return self.groups[group].settled | set(self.groups[group].aside)
+
+    def floor(self, group: str) -> int:
+        floor = 0
+        while floor in self.passed(group):
+            floor += 1
+        return floor
+
+    def trim(self, *, now: float, retention_s: float, keep_all: bool) -> None:
+        if keep_all and not self.groups:
+            return
+        self.records = [
+            (first, messages, published)
+            for first, messages, published in self.records
+            if published > now - retention_s
+            or any(
+                offset not in group.settled
+                for group in self.groups.values()
+                for offset in range(first, first + len(messages))
+            )
+        ]
+
+    def start(self) -> int:
+        return self.records[0][0] if self.records else self.next_offset

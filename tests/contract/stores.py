@@ -1,0 +1,183 @@
+"""What the tests of storages share: a clock, records, and the storages themselves."""
+
+from array import array
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from push.ports import (
+    Append,
+    Appended,
+    CursorWrite,
+    GroupPartition,
+    Partition,
+    Retry,
+    Side,
+    Storage,
+    Stored,
+)
+from push.ranges import Range
+from push.record import NO_DIGEST, Header
+from storage.memory import MemoryStorage
+from storage.sqlite import SqliteStorage
+
+P0 = Partition("q-1", 0)
+P1 = Partition("q-1", 1)
+G0 = GroupPartition("g-1", P0)
+ANN = b"producer-ann----"
+BEN = b"producer-ben----"
+START_UNIX_S = 1_700_000_000.0
+TOKEN = b"token-1"
+
+
+@dataclass
+class Clock:
+    """The wall, moved by hand."""
+
+    unix_s: float = START_UNIX_S
+
+    def __call__(self) -> float:
+        return self.unix_s
+
+
+@asynccontextmanager
+async def memory_store(_folder: Path, clock: Clock) -> AsyncIterator[Storage]:
+    """The verified fake."""
+    store = MemoryStorage(wall=clock)
+    yield store
+    await store.close()
+
+
+@asynccontextmanager
+async def sqlite_store(
+    folder: Path, clock: Clock, *, on_fatal: Callable[[str], None] | None = None
+) -> AsyncIterator[Storage]:
+    """The embedded storage in this folder."""
+    store = await SqliteStorage.open(
+        folder / "store.sqlite", free_bytes_reserve=0, wall=clock, on_fatal=on_fatal
+    )
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def digest(name: str) -> bytes:
+    """An id digest of 32 bytes."""
+    return name.encode().ljust(32, b".")
+
+
+def append(
+    partition: Partition = P0,
+    *,
+    messages: int = 0,
+    runs: Sequence[tuple[bytes | None, int, Sequence[int]]] = (),
+    ids: Sequence[str | None] = (),
+    size: int = 20,
+    published_unix_s: float = START_UNIX_S,
+    dedup_window_s: float = 300.0,
+    messages_max: int = 0,
+    bytes_max: int = 0,
+) -> Append:
+    """A record: `messages` without sequences, or runs of (producer, resolved, sequences)."""
+    contexts: list[tuple[bytes, int]] = []
+    indexes: list[int] = []
+    numbers: list[int] = []
+    bodies: list[bytes] = []
+    for producer, resolved, sequences in runs or [(None, 0, [0] * (messages or len(ids)))]:
+        if producer is not None:
+            contexts.append((producer, resolved))
+        for sequence in sequences:
+            indexes.append(len(contexts) if producer is not None else 0)
+            numbers.append(sequence)
+            bodies.append(body(sequence if producer is not None else len(bodies), size))
+    names = [*ids, *[None] * (len(bodies) - len(ids))]
+    header = Header(
+        tenant=0,
+        record_id=b"r" * 16,
+        published_unix_ms=int(published_unix_s * 1000),
+        ring_epoch=1,
+        sizes=array("I", map(len, bodies)),
+        key_hashes=array("Q", [7] * len(bodies)),
+        producers=contexts,
+        producer_indexes=array("H", indexes if contexts else []),
+        sequences=array("Q", numbers if contexts else []),
+        digests=[digest(name) if name else NO_DIGEST for name in names] if any(ids) else [],
+        expires_unix_ms=array("Q"),
+        deliver_at_unix_ms=array("Q"),
+        priorities=b"",
+    )
+    return Append(
+        partition,
+        header.encode(),
+        b",".join(bodies),
+        dedup_window_s=dedup_window_s,
+        messages_max=messages_max,
+        bytes_max=bytes_max,
+    )
+
+
+def body(number: int, size: int = 20) -> bytes:
+    """A message's JSON of exactly this many bytes, at least 12."""
+    return f'{{"body":{number}}}'.encode().ljust(size, b" ")
+
+
+def outcomes(appended: Appended) -> list[int | str]:
+    """One per message: the offset, the negative offset - 1 of a duplicate, or the code."""
+    if appended.outcomes is None:
+        return list(range(appended.first, appended.first + appended.count))
+    return [
+        (-outcome.offset - 1 if outcome.duplicate else outcome.offset)
+        if isinstance(outcome, Stored)
+        else outcome.code
+        for outcome in appended.outcomes
+    ]
+
+
+async def one(store: Storage, record: Append) -> list[int | str]:
+    """Append a record; the outcomes of its messages."""
+    (appended,) = await store.append([record])
+    return outcomes(appended)
+
+
+async def sequences(
+    store: Storage,
+    numbers: Sequence[int],
+    *,
+    resolved: int = 0,
+    producer: bytes = ANN,
+    messages_max: int = 0,
+) -> list[int | str]:
+    """Append one record of a producer's messages."""
+    return await one(store, append(runs=[(producer, resolved, numbers)], messages_max=messages_max))
+
+
+async def with_group(store: Storage, *, messages: int = 0, partitions: int = 2) -> None:
+    """A queue with a group that starts at its first message, and an owner of partition 0 under
+    epoch 1 and TOKEN."""
+    await store.create_queue("q-1", partitions)
+    await store.create_group("g-1", "q-1", ["earliest"] * partitions)
+    await store.own(G0, token=TOKEN, assignment=1)
+    if messages:
+        await store.append([append(messages=messages)])
+
+
+def change(
+    *,
+    place: GroupPartition = G0,
+    epoch: int = 1,
+    token: bytes = TOKEN,
+    settled: Sequence[Range] = (),
+    retries: Sequence[Retry] = (),
+    aside: Sequence[Side] = (),
+) -> CursorWrite:
+    """A cursor write of the owner that `with_group` made."""
+    return CursorWrite(
+        place,
+        epoch,
+        token,
+        settled=tuple(settled),
+        retries=tuple(retries),
+        aside=tuple(aside),
+    )

@@ -1,0 +1,394 @@
+"""The contract of `push.ports.Storage`: groups, cursors, side lines, trimming. Over every one."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from push.errors import Fenced, Refused
+from push.ports import Cursor, GroupPartition, Parked, Partition, Retry, Side, Storage
+from tests.contract.stores import (
+    G0,
+    P0,
+    TOKEN,
+    Clock,
+    append,
+    change,
+    with_group,
+)
+
+KEY = 0xFFFF_FFFF_FFFF_FFF1  # more than SQLite's integers hold
+
+
+async def cursor(store: Storage) -> Cursor:
+    """What the next owner would start from."""
+    return (await store.own(G0, token=b"looks", assignment=1)).cursor
+
+
+# --- Groups -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("start", "floor"), [("earliest", 0), ("latest", 4), (3, 3), (99, 4), (0, 0)]
+)
+async def test_a_group_starts_where_it_says(store: Storage, start: object, floor: int) -> None:
+    """R11."""
+    await store.create_queue("q-1", 1)
+    await store.append([append(messages=4)])
+    await store.create_group("g-1", "q-1", [start])  # type: ignore[list-item]
+    (state,) = await store.cursors("q-1", "g-1")
+    assert (state.epoch, state.floor, state.settled_above, state.aside, state.parked) == (
+        0, floor, 0, 0, 0,
+    )  # fmt: skip
+
+
+async def test_making_a_group_again_leaves_it_as_it_is(store: Storage) -> None:
+    await with_group(store, messages=4)
+    await store.write_cursors([change(settled=[(0, 1)])])
+    await store.create_group("g-1", "q-1", ["latest", "latest"])
+    assert [state.floor for state in await store.cursors("q-1", "g-1")] == [2, 0]
+
+
+async def test_a_group_of_an_unknown_queue_or_with_missing_starts_is_refused(
+    store: Storage,
+) -> None:
+    with pytest.raises(Refused, match="queue_not_found"):
+        await store.create_group("g-1", "q-9", ["earliest"])
+    await store.create_queue("q-1", 2)
+    with pytest.raises(Refused, match="invalid_request"):
+        await store.create_group("g-1", "q-1", ["earliest"])
+
+
+async def test_a_dropped_group_is_gone_for_its_owner_too(store: Storage) -> None:
+    await with_group(store, messages=4)
+    await store.write_cursors([change(aside=[Side(KEY, (1,))])])
+    await store.drop_group("g-1", "q-1")
+    await store.drop_group("g-1", "q-1")
+    assert await store.cursors("q-1", "g-1") == []
+    assert await store.read_side(G0, KEY, -1, 10) == ()
+    (written,) = await store.write_cursors([change(settled=[(0, 0)])])
+    assert written.fenced
+    with pytest.raises(Refused, match="group_not_found"):
+        await store.own(G0, token=TOKEN, assignment=2)
+
+
+async def test_seeking_fences_and_forgets_what_was_settled(store: Storage) -> None:
+    await with_group(store, messages=6)
+    parked = replace(change(), parked=(Parked(KEY, "because", 1),))
+    await store.write_cursors(
+        [change(settled=[(0, 1), (4, 4)], retries=[Retry(2, 1)], aside=[Side(KEY, (5,))]), parked]
+    )
+    await store.seek("g-1", "q-1", [1, "latest"])
+    (written,) = await store.write_cursors([change(settled=[(1, 5)])])
+    assert written.fenced
+    assert (await store.cursors("q-1", "g-1"))[0].epoch == 2
+    owned = await store.own(G0, token=b"new", assignment=1)
+    assert (owned.epoch, owned.cursor) == (3, Cursor(floor=1))
+    assert await store.read_side(G0, KEY, -1, 10) == ()
+    with pytest.raises(Refused, match="group_not_found"):
+        await store.seek("g-9", "q-1", [0, 0])
+
+
+# --- Owning (R14, R15) --------------------------------------------------------------------------
+
+
+async def test_every_owner_gets_a_higher_epoch(store: Storage) -> None:
+    """P7, R15."""
+    await with_group(store)
+    assert (await store.own(G0, token=b"b", assignment=1)).epoch == 2
+    assert (await store.own(G0, token=b"c", assignment=1, epoch_seen=40)).epoch == 41
+
+
+async def test_an_owner_by_an_older_assignment_is_fenced(store: Storage) -> None:
+    """R14. [Two gateways with two views leapfrog epochs for ever.]"""
+    await with_group(store)
+    await store.own(G0, token=b"b", assignment=7)
+    with pytest.raises(Fenced):
+        await store.own(G0, token=b"c", assignment=6)
+    assert (await store.own(G0, token=b"d", assignment=7)).epoch == 3
+
+
+async def test_the_predecessor_of_an_owner_settles_nothing(store: Storage) -> None:
+    """P7, R15: by its epoch, and by its token under the same epoch."""
+    await with_group(store, messages=4)
+    await store.own(G0, token=b"new", assignment=1)
+    stale = [
+        change(epoch=1, settled=[(0, 0)]),
+        change(epoch=2, settled=[(0, 0)]),
+        change(epoch=3, token=b"new", settled=[(0, 0)]),
+        change(epoch=2, token=b"new", settled=[(1, 1)]),
+    ]
+    answers = await store.write_cursors(stale)
+    assert [answer.fenced for answer in answers] == [True, True, True, False]
+    assert (await cursor(store)).passed == ((1, 1),)
+
+
+async def test_nobody_owns_a_cursor_that_was_never_owned(store: Storage) -> None:
+    await store.create_queue("q-1", 1)
+    await store.create_group("g-1", "q-1", ["earliest"])
+    await store.append([append(messages=1)])
+    (written,) = await store.write_cursors([change(epoch=0, token=b"", settled=[(0, 0)])])
+    assert written.fenced
+
+
+# --- Settling (R10, R29) ------------------------------------------------------------------------
+
+
+async def test_settles_are_absolute_and_may_come_again(store: Storage) -> None:
+    """R29. [Unconfirmed deltas vanish: the floor sticks.]"""
+    await with_group(store, messages=10)
+    for _ in range(2):
+        await store.write_cursors([change(settled=[(0, 2), (5, 6), (8, 8)])])
+        assert await cursor_state(store) == (3, 3)
+    await store.write_cursors([change(settled=[(1, 5)])])
+    assert await cursor_state(store) == (7, 1)
+    await store.write_cursors([change(settled=[(7, 7), (9, 9)])])
+    assert await cursor_state(store) == (10, 0)
+
+
+async def cursor_state(store: Storage) -> tuple[int, int]:
+    state = (await store.cursors("q-1", "g-1"))[0]
+    return state.floor, state.settled_above
+
+
+@pytest.mark.parametrize(
+    "beyond",
+    [
+        change(settled=[(0, 4)]),
+        change(retries=[Retry(4, 1)]),
+        change(aside=[Side(KEY, (0, 4))]),
+        change(settled=[(3, 2)]),
+    ],
+)
+async def test_what_is_not_certified_cannot_be_settled(store: Storage, beyond: object) -> None:
+    """R10: the whole call is refused."""
+    await with_group(store, messages=4)
+    with pytest.raises(Refused, match="invalid_request"):
+        await store.write_cursors([change(settled=[(0, 0)]), beyond])  # type: ignore[list-item]
+    assert await cursor_state(store) == (0, 0)
+
+
+async def test_writes_in_flight_take_effect_in_order(store: Storage) -> None:
+    await with_group(store, messages=100)
+    calls = [store.write_cursors([change(settled=[(n, n)])]) for n in range(0, 100, 2)]
+    await asyncio.gather(*calls)
+    assert await cursor_state(store) == (1, 49)
+
+
+# --- Retries (R16) ------------------------------------------------------------------------------
+
+
+async def test_a_retry_is_kept_until_its_message_is_settled(store: Storage) -> None:
+    await with_group(store, messages=4)
+    await store.write_cursors([change(retries=[Retry(2, 1, 50), Retry(0, 3)])])
+    await store.write_cursors([change(retries=[Retry(2, 2, 90)])])
+    assert (await cursor(store)).retries == (Retry(0, 3), Retry(2, 2, 90))
+    await store.write_cursors([change(epoch=2, token=b"looks", settled=[(0, 1)])])
+    assert (await cursor(store)).retries == (Retry(2, 2, 90),)
+
+
+async def test_a_retry_of_a_settled_message_is_refused(store: Storage) -> None:
+    """R16: it must not be given again (P5). Settling in the same write counts."""
+    await with_group(store, messages=6)
+    await store.write_cursors([change(settled=[(0, 1), (4, 4)])])
+    (written,) = await store.write_cursors(
+        [change(settled=[(2, 2)], retries=[Retry(n, 1) for n in (1, 2, 3, 4, 5)])]
+    )
+    assert (written.refused, written.fenced) == ((1, 2, 4), False)
+    assert [retry.offset for retry in (await cursor(store)).retries] == [3, 5]
+
+
+# --- Side lines (R18) ---------------------------------------------------------------------------
+
+
+async def test_a_side_line_is_passed_and_kept_in_order(store: Storage) -> None:
+    """R18."""
+    await with_group(store, messages=10)
+    await store.write_cursors([change(settled=[(0, 0)], aside=[Side(KEY, (1, 4)), Side(5, (2,))])])
+    await store.write_cursors([change(aside=[Side(KEY, (3, 8))])])
+    assert await store.read_side(G0, KEY, -1, 10) == (1, 3, 4, 8)
+    assert await store.read_side(G0, KEY, 1, 2) == (3, 4)
+    found = await cursor(store)
+    assert (found.floor, found.passed) == (5, ((8, 8),))
+    assert dict(found.lines) == {KEY: 4, 5: 1}
+    assert (await store.cursors("q-1", "g-1"))[0].aside == 5
+
+
+async def test_settling_takes_out_of_the_side_line(store: Storage) -> None:
+    await with_group(store, messages=10)
+    await store.write_cursors([change(aside=[Side(KEY, (1, 2, 3)), Side(5, (4,))])])
+    await store.write_cursors([change(settled=[(0, 2)]), change(settled=[(2, 2), (1, 4)])])
+    assert await store.read_side(G0, KEY, -1, 10) == ()
+    found = await cursor(store)
+    assert (found.floor, found.lines) == (5, ())
+
+
+async def test_setting_aside_again_or_what_is_settled_changes_nothing(store: Storage) -> None:
+    """R29: absolute."""
+    await with_group(store, messages=10)
+    write = change(settled=[(2, 2)], aside=[Side(KEY, (1, 2, 3))])
+    await store.write_cursors([write])
+    await store.write_cursors([write, change(aside=[Side(99, (1,))])])
+    assert await store.read_side(G0, KEY, -1, 10) == (1, 3)
+    assert dict((await cursor(store)).lines) == {KEY: 2}
+
+
+async def test_what_stands_in_a_side_line_can_be_retried(store: Storage) -> None:
+    """It is passed and not settled."""
+    await with_group(store, messages=4)
+    (written,) = await store.write_cursors(
+        [change(aside=[Side(KEY, (1, 2))], retries=[Retry(1, 2)])]
+    )
+    assert written.refused == ()
+    (written,) = await store.write_cursors([change(retries=[Retry(1, 3), Retry(2, 1)])])
+    assert written.refused == ()
+    (written,) = await store.write_cursors([change(settled=[(1, 1)], retries=[Retry(1, 4)])])
+    assert written.refused == (1,)
+    assert (await cursor(store)).retries == (Retry(2, 1),)
+
+
+async def test_keys_are_parked_and_unparked(store: Storage) -> None:
+    await with_group(store, messages=4)
+    one, two = Parked(KEY, "handler said no", 5), Parked(3, "attempts", 6)
+    write = change(aside=[Side(KEY, (1,))])
+    await store.write_cursors([replace(write, parked=(one, two))])
+    assert await store.parked(G0) == [two, one]
+    assert (await store.cursors("q-1", "g-1"))[0].parked == 2
+    await store.write_cursors([replace(change(), unparked=(KEY, 99))])
+    assert (await cursor(store)).parked == (two,)
+    assert await store.read_side(G0, KEY, -1, 10) == (1,)
+    assert await store.parked(GroupPartition("g-9", P0)) == []
+
+
+# --- Trimming (R12) -----------------------------------------------------------------------------
+
+
+async def trim(store: Storage, retention_s: float = 0, keep_all: bool = True) -> int:
+    """Trim until nothing is left to do; the bytes freed."""
+    freed = 0
+    while more := await store.trim(P0, retention_s=retention_s, keep_all=keep_all):
+        freed += more
+    return freed
+
+
+async def retained(store: Storage) -> list[int]:
+    return [record.first for record in (await store.read(P0, 0, 10**6)).records]
+
+
+async def test_a_record_goes_when_every_group_has_settled_all_of_it(store: Storage) -> None:
+    """R12."""
+    await with_group(store)
+    await store.create_group("g-2", "q-1", ["earliest", "earliest"])
+    for _ in range(4):
+        await store.append([append(messages=2)])
+    await store.write_cursors([change(settled=[(0, 4)])])
+    assert await trim(store) == 0
+    other = GroupPartition("g-2", P0)
+    await store.own(other, token=TOKEN, assignment=1)
+    await store.write_cursors([change(place=other, settled=[(0, 7)])])
+    assert await trim(store) > 0
+    assert await retained(store) == [4, 6]
+    state = (await store.partitions("q-1"))[0]
+    assert (state.start, state.end, state.messages, state.bytes) == (4, 8, 4, 80)
+    await store.drop_group("g-1", "q-1")
+    assert await trim(store) > 0
+    assert await retained(store) == []
+
+
+async def test_a_stuck_head_pins_its_own_record_only(store: Storage) -> None:
+    """R12: a record, not a prefix."""
+    await with_group(store)
+    for _ in range(5):
+        await store.append([append(messages=2)])
+    await store.write_cursors([change(settled=[(1, 4), (6, 9)])])
+    assert await trim(store) > 0
+    assert await retained(store) == [0, 4]
+    assert (await store.partitions("q-1"))[0].start == 0
+    await store.write_cursors([change(settled=[(5, 5)])])
+    await trim(store)
+    assert await retained(store) == [0]
+    await store.write_cursors([change(settled=[(0, 0)])])
+    await trim(store)
+    assert await retained(store) == []
+    assert (await store.partitions("q-1"))[0].start == 10
+
+
+async def test_what_stands_in_a_side_line_pins_its_record(store: Storage) -> None:
+    """R12, R18: passed is not settled."""
+    await with_group(store)
+    for _ in range(4):
+        await store.append([append(messages=2)])
+    await store.write_cursors([change(settled=[(0, 2), (4, 7)], aside=[Side(KEY, (3, 5))])])
+    await store.write_cursors([change(settled=[(5, 5)])])
+    await trim(store)
+    assert await retained(store) == [2]
+    await store.write_cursors([change(settled=[(3, 3)])])
+    await trim(store)
+    assert await retained(store) == []
+
+
+async def test_records_pinned_by_one_group_go_when_the_last_one_settles(store: Storage) -> None:
+    """A group that begins after others have been trimmed for is waited for too."""
+    await with_group(store)
+    await store.append([append(messages=10)])
+    await store.write_cursors([change(settled=[(0, 4), (6, 9)], aside=[Side(KEY, (5,))])])
+    assert await trim(store) == 0
+    await store.create_group("g-2", "q-1", ["earliest", "earliest"])
+    other = GroupPartition("g-2", P0)
+    await store.own(other, token=TOKEN, assignment=1)
+    await store.write_cursors([change(settled=[(5, 5)])])
+    assert await trim(store) == 0
+    await store.write_cursors([change(place=other, settled=[(5, 5)])])
+    assert await trim(store) == 0
+    await store.write_cursors([change(place=other, settled=[(6, 9)])])
+    assert await trim(store) == 0
+    await store.write_cursors([change(place=other, settled=[(0, 4)])])
+    assert await trim(store) > 0
+
+
+async def test_retention_keeps_what_is_settled(store: Storage, clock: Clock) -> None:
+    await with_group(store)
+    for _ in range(3):
+        await store.append([append(messages=1, published_unix_s=clock.unix_s)])
+        clock.unix_s += 100
+    await store.write_cursors([change(settled=[(0, 2)])])
+    assert await trim(store, retention_s=250) > 0
+    assert await retained(store) == [1, 2]
+    clock.unix_s += 50
+    await trim(store, retention_s=250)
+    assert await retained(store) == [2]
+
+
+async def test_a_gateway_whose_clock_runs_ahead_keeps_nothing_longer(
+    store: Storage, clock: Clock
+) -> None:
+    """R3: retention is judged by the storage's own wall."""
+    await with_group(store)
+    await store.append([append(messages=1, published_unix_s=clock.unix_s + 10**9)])
+    await store.write_cursors([change(settled=[(0, 0)])])
+    assert await trim(store, retention_s=100) == 0
+    clock.unix_s += 100
+    assert await trim(store, retention_s=100) > 0
+
+
+async def test_without_groups_retention_alone_decides(store: Storage, clock: Clock) -> None:
+    await store.create_queue("q-1", 1)
+    await store.append([append(messages=2)])
+    clock.unix_s += 100
+    assert await trim(store, keep_all=True) == 0
+    assert await trim(store, retention_s=101, keep_all=False) == 0
+    assert await trim(store, retention_s=100, keep_all=False) > 0
+    assert (await store.partitions("q-1"))[0].start == 2
+
+
+async def test_offsets_go_on_after_everything_was_trimmed(store: Storage) -> None:
+    """R2. [Everything truncated, restart: offset 0 again, below every cursor.]"""
+    await with_group(store, messages=3)
+    await store.write_cursors([change(settled=[(0, 2)])])
+    await trim(store)
+    (appended,) = await store.append([append(messages=1)])
+    assert appended.first == 3
+
+
+async def test_trimming_an_unknown_partition_does_nothing(store: Storage) -> None:
+    assert await store.trim(Partition("q-9", 0), retention_s=0, keep_all=False) == 0

@@ -1,0 +1,275 @@
+"""Histories of acts over both storages and the naive model: all three agree (P2-P5, P7, R5-R16)."""
+
+import asyncio
+import itertools
+import shutil
+import tempfile
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from push.ports import CursorWrite, GroupPartition, Partition, Retry, Side, Storage, Written
+from push.sending import SendingOrder
+from storage.memory import MemoryStorage
+from storage.sqlite import SqliteStorage
+from tests.contract import stores
+from tests.contract.model import Group, Message, Model
+
+T = TypeVar("T")
+PRODUCERS = [b"producer-%07d" % number for number in range(3)]
+GROUPS = ["g-a", "g-b"]
+NUMBERS = itertools.count()
+
+messages_of = st.builds(
+    Message,
+    producer=st.none() | st.integers(0, 2),
+    sequence=st.integers(0, 12),
+    resolved=st.integers(0, 4) | st.integers(0, 12),
+    client_id=st.none() | st.none() | st.integers(0, 3),
+)
+
+
+class Stores:
+    """A memory and a SQLite storage, used by many histories, each with its own queue."""
+
+    def __init__(self) -> None:
+        memory = Path("/dev/shm")  # the syncs of thousands of histories are not what is tested
+        self.folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
+        self.loop = asyncio.new_event_loop()
+        self.clock = stores.Clock()
+        self.memory = MemoryStorage(wall=self.clock)
+        self.sqlite: SqliteStorage | None = None
+        self.reopen()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(work)
+
+    def reopen(self) -> None:
+        if self.sqlite is not None:
+            self.run(self.sqlite.close())
+        self.sqlite = self.run(
+            SqliteStorage.open(self.folder / "store.sqlite", free_bytes_reserve=0, wall=self.clock)
+        )
+
+    def close(self) -> None:
+        assert self.sqlite is not None
+        self.run(self.sqlite.close())
+        self.run(self.loop.shutdown_default_executor())
+        self.loop.close()
+        shutil.rmtree(self.folder)
+
+
+class Histories(RuleBasedStateMachine):
+    """One partition, three producers, two groups."""
+
+    stores: Stores
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue_id = f"q-{next(NUMBERS)}"
+        self.partition = Partition(self.queue_id, 0)
+        self.model = Model()
+
+    def both(self, call: str, *args: object, **named: object) -> Any:
+        """Call both storages; their answers are one."""
+        assert self.stores.sqlite is not None
+        answers = []
+        for store in (self.stores.memory, self.stores.sqlite):
+            answers.append(self.stores.run(getattr(store, call)(*args, **named)))
+        assert answers[0] == answers[1]
+        return answers[0]
+
+    @property
+    def now(self) -> float:
+        return self.stores.clock.unix_s
+
+    @initialize()
+    def begin(self) -> None:
+        self.both("create_queue", self.queue_id, 1)
+
+    # --- Appending ---------------------------------------------------------------------------
+
+    @rule(
+        messages=st.lists(messages_of, min_size=1, max_size=6),
+        messages_max=st.just(0) | st.integers(1, 12),
+    )
+    def append(self, messages: list[Message], messages_max: int) -> None:
+        record = stores.append(
+            self.partition,
+            runs=[
+                (None, 0, [0]) if m.producer is None
+                else (PRODUCERS[m.producer], m.resolved, [m.sequence])
+                for m in messages
+            ],
+            ids=[None if m.client_id is None else f"id-{m.client_id}" for m in messages],
+            published_unix_s=self.now,
+            messages_max=messages_max,
+        )  # fmt: skip
+        (appended,) = self.both("append", [record])
+        expected = self.model.append(messages, now=self.now, messages_max=messages_max)
+        assert stores.outcomes(appended) == expected
+        assert appended.certified == self.model.next_offset
+
+    @rule(producer=st.integers(0, 2), first=st.integers(0, 12), count=st.integers(1, 6))
+    def append_run(self, producer: int, first: int, count: int) -> None:
+        """What clients do: ascending sequences."""
+        self.append([Message(producer, n, min(first, 3)) for n in range(first, first + count)], 0)
+
+    @rule(seconds=st.sampled_from([1, 400, 7200]))
+    def wait(self, seconds: int) -> None:
+        self.stores.clock.unix_s += seconds
+
+    @rule()
+    def restart(self) -> None:
+        if self.model.next_offset % 3 == 0:  # opening takes longer than everything else
+            self.stores.reopen()
+            self.model.restart()
+            for at in self.stores.memory._queues[self.queue_id]:
+                for line in at.lines.values():
+                    line.order = SendingOrder()
+
+    # --- Groups ------------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.model.groups) < 2)
+    @rule(group=st.sampled_from(GROUPS))
+    def create_group(self, group: str) -> None:
+        self.both("create_group", group, self.queue_id, ["earliest"])
+        if group not in self.model.groups:
+            settled = set(range(self.model.start()))
+            self.model.groups[group] = Group(settled=settled)
+        self.own(group)
+
+    @precondition(lambda self: self.model.groups)
+    @rule(data=st.data())
+    def drop_group(self, data: st.DataObject) -> None:
+        group = data.draw(st.sampled_from(sorted(self.model.groups)))
+        self.both("drop_group", group, self.queue_id)
+        del self.model.groups[group]
+
+    def own(self, group: str) -> None:
+        """Take over; the cursor is what the model says."""
+        at = self.model.groups[group]
+        at.epoch += 1
+        at.token = b"token-%d" % at.epoch
+        place = GroupPartition(group, self.partition)
+        owned = self.both("own", place, token=at.token, assignment=1)
+        cursor, floor = owned.cursor, self.model.floor(group)
+        above = {n for first, last in cursor.passed for n in range(first, last + 1)}
+        assert (owned.epoch, cursor.floor) == (at.epoch, floor)
+        assert above == {n for n in self.model.passed(group) if n > floor}
+        assert {retry.offset: retry for retry in cursor.retries} == at.retries
+        counts: dict[int, int] = {}
+        for key_hash in at.aside.values():
+            counts[key_hash] = counts.get(key_hash, 0) + 1
+        assert dict(cursor.lines) == counts
+
+    @precondition(lambda self: self.model.groups)
+    @rule(data=st.data())
+    def change_owner(self, data: st.DataObject) -> None:
+        group = data.draw(st.sampled_from(sorted(self.model.groups)))
+        before = self.model.groups[group]
+        stale = (before.epoch, before.token)
+        self.own(group)
+        place = GroupPartition(group, self.partition)
+        if self.model.next_offset:
+            answer = self.both("write_cursors", [CursorWrite(place, *stale, settled=((0, 0),))])
+            assert answer == [Written(fenced=True)]
+
+    @precondition(lambda self: self.model.groups and self.model.next_offset)
+    @rule(data=st.data())
+    def write(self, data: st.DataObject) -> None:
+        group = data.draw(st.sampled_from(sorted(self.model.groups)))
+        offsets = st.integers(0, self.model.next_offset - 1)
+        first = data.draw(offsets)
+        last = min(first + data.draw(st.integers(0, 8)), self.model.next_offset - 1)
+        retried = data.draw(st.lists(offsets, max_size=3, unique=True))
+        retries = [Retry(offset, first + 1, last) for offset in retried]
+        aside = data.draw(st.dictionaries(offsets, st.sampled_from([5, 1 << 63]), max_size=4))
+        at = self.model.groups[group]
+        write = CursorWrite(
+            GroupPartition(group, self.partition),
+            at.epoch,
+            at.token,
+            settled=((first, last),),
+            retries=tuple(retries),
+            aside=tuple(Side(key, (offset,)) for offset, key in aside.items()),
+        )
+        (written,) = self.both("write_cursors", [write])
+        assert list(written.refused) == self.model.write(
+            group, range(first, last + 1), retries, aside
+        )
+        for key in (5, 1 << 63):
+            line = self.both("read_side", write.place, key, -1, 100)
+            assert list(line) == sorted(o for o, k in at.aside.items() if k == key)
+
+    # --- Reading and trimming ----------------------------------------------------------------
+
+    @rule(retention_s=st.sampled_from([0, 500]), keep_all=st.booleans())
+    def trim(self, retention_s: int, keep_all: bool) -> None:
+        assert self.stores.sqlite is not None
+        stored: list[Storage] = [self.stores.memory, self.stores.sqlite]
+        for store in stored:
+            while self.stores.run(
+                store.trim(self.partition, retention_s=retention_s, keep_all=keep_all)
+            ):
+                pass
+        self.model.trim(now=self.now, retention_s=retention_s, keep_all=keep_all)
+
+    @rule(offset=st.integers(0, 60), bytes_max=st.sampled_from([1, 100, 10**6]))
+    def read(self, offset: int, bytes_max: int) -> None:
+        assert self.stores.sqlite is not None
+        one = self.stores.run(self.stores.memory.read(self.partition, offset, bytes_max))
+        two = self.stores.run(self.stores.sqlite.read(self.partition, offset, bytes_max))
+        assert [(r.first, r.last, r.payload) for r in one.records] == [
+            (r.first, r.last, r.payload) for r in two.records
+        ]
+        assert (one.start, one.certified, two.damage) == (two.start, two.certified, ())
+        expected = [
+            (first, first + len(messages) - 1)
+            for first, messages, _ in self.model.records
+            if first + len(messages) > offset
+        ]
+        found = [(record.first, record.last) for record in two.records]
+        assert found == (expected if bytes_max == 10**6 else expected[: len(found)])
+        assert found or not expected
+
+    @invariant()
+    def looks_the_same(self) -> None:
+        if self.partition.queue_id not in self.stores.memory._queues:
+            return
+        (state,) = self.both("partitions", self.queue_id)
+        assert (state.start, state.end) == (self.model.start(), self.model.next_offset)
+        assert state.messages == self.model.retained()
+        for group in self.model.groups:
+            (looked,) = self.both("cursors", self.queue_id, group)
+            at = self.model.groups[group]
+            assert looked.floor == self.model.floor(group)
+            assert (looked.epoch, looked.aside) == (at.epoch, len(at.aside))
+
+
+def test_both_storages_behave_like_the_naive_model() -> None:
+    shared = Stores()
+    Histories.stores = shared
+    try:
+        run_state_machine_as_test(
+            Histories,
+            settings=settings(
+                max_examples=1000,
+                stateful_step_count=12,
+                deadline=None,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    finally:
+        shared.close()

@@ -1,0 +1,248 @@
+"""The embedded storage under load, under pressure, and when somebody goes away."""
+
+import asyncio
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from push.errors import Refused
+from push.ports import GroupPartition, Partition, Retry, Side
+from storage import sqlite_trim
+from storage.sqlite import SqliteStorage
+from tests.contract.stores import (
+    ANN,
+    BEN,
+    G0,
+    P0,
+    append,
+    change,
+    one,
+    outcomes,
+    sequences,
+    with_group,
+)
+from tests.storage.conftest import Embedded
+
+
+async def commits(store: SqliteStorage) -> int:
+    return int((await store.state()).detail["commits"])
+
+
+async def test_what_waits_during_a_commit_is_the_next_commit(embedded: Embedded) -> None:
+    """Group commit, without a timer."""
+    store = await embedded.open()
+    await with_group(store, messages=1000)
+    before = await commits(store)
+    appends = [store.append([append(messages=3)]) for _ in range(200)]
+    settles = [store.write_cursors([change(settled=[(n, n)])]) for n in range(200)]
+    await asyncio.gather(*appends, *settles)
+    assert await commits(store) - before < 20
+
+
+async def test_an_act_that_is_refused_does_not_touch_the_others_of_its_commit(
+    embedded: Embedded,
+) -> None:
+    """P12."""
+    store = await embedded.open()
+    await with_group(store, messages=4)
+    answers = await asyncio.gather(
+        store.append([append(messages=1)]),
+        store.write_cursors([change(settled=[(0, 99)])]),
+        store.own(GroupPartition("g-9", P0), token=b"x", assignment=1),
+        store.write_cursors([change(settled=[(0, 3)])]),
+        store.seek("g-9", "q-1", [0, 0]),
+        store.append([append(messages=1)]),
+        return_exceptions=True,
+    )
+    codes = [a.code.name if isinstance(a, Refused) else "" for a in answers]
+    assert codes == ["", "invalid_request", "group_not_found", "", "group_not_found", ""]
+    store = await embedded.open()
+    assert (await store.partitions("q-1"))[0].end == 6
+    assert (await store.cursors("q-1", "g-1"))[0].floor == 4
+
+
+async def test_cancelled_callers_do_not_break_the_writer(embedded: Embedded) -> None:
+    store = await embedded.open()
+    await store.create_queue("q-1", 1)
+    tasks = [asyncio.ensure_future(store.append([append(messages=1)])) for _ in range(50)]
+    reads = [asyncio.ensure_future(store.read(P0, 0, 100)) for _ in range(10)]
+    await asyncio.sleep(0)
+    for task in [*tasks[::2], *reads]:
+        task.cancel()
+    done = await asyncio.gather(*tasks, *reads, return_exceptions=True)
+    assert sum(isinstance(answer, asyncio.CancelledError) for answer in done) == 35
+    assert await one(store, append(messages=1)) == [50]
+
+
+async def test_closing_finishes_what_was_accepted(embedded: Embedded) -> None:
+    store = await embedded.open()
+    await store.create_queue("q-1", 1)
+    tasks = [asyncio.ensure_future(store.append([append(messages=1)])) for _ in range(50)]
+    await asyncio.sleep(0)
+    await store.close()
+    answers = await asyncio.gather(*tasks)
+    assert [outcomes(answer)[0] for (answer,) in answers] == list(range(50))
+
+
+async def test_below_the_reserve_publishing_stops_and_the_rest_goes_on(embedded: Embedded) -> None:
+    """R29, R31: settles, owners and trimming go on, and make room."""
+    store = await embedded.open()
+    await with_group(store, messages=4)
+    assert await sequences(store, [1]) == [4]
+    store = await embedded.open(free_bytes_reserve=1 << 60)
+    state = await store.state()
+    assert (state.writable, state.publishable) == (True, False)
+    assert "free space" in state.reasons[0]
+    assert await sequences(store, [1, 2, 3]) == [-5, "storage_full", "out_of_sequence"]
+    owned = await store.own(G0, token=b"b", assignment=1)
+    await store.write_cursors([change(epoch=owned.epoch, token=b"b", settled=[(0, 4)])])
+    assert await store.trim(P0, retention_s=0, keep_all=True) > 0
+    store = await embedded.open()
+    assert await sequences(store, [2]) == [5]
+
+
+async def test_a_commit_that_only_meets_duplicates_is_a_commit(embedded: Embedded) -> None:
+    """R9: so that a wait for replicas behind it would mean something."""
+    store = await embedded.open()
+    await store.create_queue("q-1", 1)
+    await sequences(store, [1])
+    before = await commits(store)
+    assert await sequences(store, [1]) == [-1]
+    assert await commits(store) == before + 1
+
+
+async def test_the_caches_are_no_part_of_the_answer(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With nothing kept in memory every answer is the same."""
+    for name in ("PARTITIONS_CACHED_MAX", "LINES_CACHED_MAX"):
+        monkeypatch.setattr(f"storage.sqlite_books.{name}", 0)
+    monkeypatch.setattr("storage.sqlite_cursors.CURSORS_CACHED_WEIGHT_MAX", 0)
+    store = await embedded.open()
+    await with_group(store)
+    for start in range(0, 60, 6):
+        record = append(
+            runs=[(ANN, start, range(start, start + 6)), (BEN, start, range(start, start + 6))]
+        )
+        assert await one(store, record) == list(range(2 * start, 2 * start + 12))
+        await store.write_cursors(
+            [change(settled=[(start, start + 3)], retries=[Retry(start + 4, 1)])]
+        )
+        await store.write_cursors([change(aside=[Side(start + 1, (start + 5,))])])
+        assert await sequences(store, [start + 1], resolved=start) == [-2 * start - 2]
+    cursor = (await store.own(G0, token=b"b", assignment=1)).cursor
+    assert (len(cursor.retries), len(cursor.lines), cursor.floor) == (10, 10, 4)
+
+
+async def test_sequences_of_many_producers_in_one_record_are_kept_apart(
+    embedded: Embedded,
+) -> None:
+    store = await embedded.open()
+    await store.create_queue("q-1", 1)
+    names = [b"producer-%07d" % number for number in range(50)]
+    for resolved in range(0, 30, 3):
+        runs = [(name, resolved, [resolved, resolved + 1]) for name in names]
+        assert len(await one(store, append(runs=runs))) == 100
+    store = await embedded.open()
+    assert await sequences(store, [26, 27, 28], producer=names[7]) == [
+        "sequence_too_old", -915, -916,
+    ]  # fmt: skip
+
+
+# --- Trimming at any backlog --------------------------------------------------------------------
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many records each look of a trim has met."""
+    met: list[int] = []
+    original = sqlite_trim._Slice._rows
+
+    def counted(self: sqlite_trim._Slice, first: int, last: int) -> list[tuple[int, ...]]:
+        rows = original(self, first, last)
+        met.append(len(rows))
+        return rows  # type: ignore[return-value]
+
+    monkeypatch.setattr(sqlite_trim._Slice, "_rows", counted)
+    return met
+
+
+async def trim_all(store: SqliteStorage, retention_s: float = 0) -> None:
+    while await store.trim(P0, retention_s=retention_s, keep_all=True):
+        pass
+
+
+async def test_a_stuck_head_is_not_looked_at_again_and_again(
+    embedded: Embedded, looks: list[int]
+) -> None:
+    """R18, R12: one key of ten parked, thousands behind; each record is met a few times in all."""
+    store = await embedded.open()
+    await with_group(store)
+    records, size = 600, 10
+    await store.append([append(messages=size) for _ in range(records)])
+    for first in range(0, records * size, 500):
+        offsets = range(max(first, 1), first + 500)
+        write = change(
+            settled=[(n, n) for n in offsets if n % 10 != 5],
+            aside=[Side(9, tuple(n for n in offsets if n % 50 == 5))],
+        )
+        await store.write_cursors([write])
+        await trim_all(store)
+    met = sum(looks)
+    assert met < 4 * records
+    for _ in range(20):
+        await trim_all(store)
+    assert sum(looks) == met  # nothing new was settled: nothing is looked at
+    await store.write_cursors([change(settled=[(0, records * size - 1)])])
+    await trim_all(store)
+    assert (await store.partitions("q-1"))[0].start == records * size
+    assert sum(looks) < 8 * records
+
+
+async def test_what_retention_keeps_is_met_once_per_trim(
+    embedded: Embedded, looks: list[int]
+) -> None:
+    store = await embedded.open()
+    await with_group(store)
+    await store.append([append(messages=2) for _ in range(2000)])
+    await store.write_cursors([change(settled=[(0, 3999)])])
+    assert await store.trim(P0, retention_s=3600, keep_all=True) == 0
+    assert len(looks) == 1
+
+
+async def test_a_slice_of_trimming_is_bounded_by_bytes(embedded: Embedded) -> None:
+    """R31."""
+    store = await embedded.open()
+    await with_group(store)
+    for _ in range(30):
+        await store.append([append(messages=1, size=500_000)])
+    await store.write_cursors([change(settled=[(0, 29)])])
+    freed = []
+    while slice_ := await store.trim(P0, retention_s=0, keep_all=True):
+        freed.append(slice_)
+    assert len(freed) == 4
+    assert max(freed) < 5_000_000
+
+
+async def test_other_partitions_do_not_pay_for_a_queue_that_leaves(embedded: Embedded) -> None:
+    """R31: between the slices of a dropped queue, appends go on."""
+    store = await embedded.open()
+    await store.create_queue("q-1", 1)
+    await store.create_queue("q-2", 1)
+    for _ in range(40):
+        await store.append([append(messages=1, size=500_000)])
+    await store.drop_queue("q-1")
+    other = Partition("q-2", 0)
+    await store.append([append(other, messages=1)])
+    connection = sqlite3.connect(f"file:{embedded.path}?mode=ro", uri=True)
+    left = connection.execute("SELECT count(*) FROM record WHERE id >> 40 = 1").fetchone()[0]
+    connection.close()
+    assert left > 0
+    assert [r.first for r in (await store.read(other, 0, 100)).records] == [0]
+
+
+async def test_a_folder_is_made_for_the_store(tmp_path: Path) -> None:
+    store = await SqliteStorage.open(tmp_path / "deep" / "down" / "store.sqlite")
+    await store.close()
+    assert (tmp_path / "deep" / "down" / "store.sqlite").stat().st_mode & 0o077 == 0
