@@ -20,7 +20,7 @@ from gateway import frames
 from gateway.auth import Auth
 from gateway.frames import Close
 from gateway.link import Answer, Broker, Outlet, Settled
-from gateway.session import Effect, Ping, Reply, Session, Timing
+from gateway.session import Effect, Ping, Reply, Session, State, Timing
 from gateway.subscriptions import Settling, Subscriptions, settling_answer
 from metadata.catalog import Principal, Queue, check_name
 from push.errors import Refused, TocsinError
@@ -89,6 +89,11 @@ class Conversation:
         """Who it is. Nobody asks before `hello` has been accepted (P11)."""
         assert self._principal is not None
         return self._principal
+
+    @property
+    def is_welcome(self) -> bool:
+        """Whether its `hello` has been accepted."""
+        return not self._is_closed and self._session.state is not State.HELLO
 
     def send(self, frame: bytes) -> None:
         """As Link.send."""

@@ -1,15 +1,12 @@
 """What the two sides of a session see of each other, as types.
 
-    Outlet         the transport (a WebSocket) as the conversation sees it
-    Link           the session as the inside (groups, readers) sees it
-    Broker …       the inside as the conversation sees it; `gateway.broker` fits by its shape
-
-and the one thing that both a transport and a fan-out need: a WebSocket frame around a payload.
+Outlet         the transport (a WebSocket) as the conversation sees it
+Link           the session as the inside (groups, readers) sees it
+Broker …       the inside as the conversation sees it; `gateway.broker` fits by its shape
 """
 
-import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Literal, Protocol
+from typing import Literal, Protocol
 
 from gateway.frames import Close, Position
 from metadata.catalog import Group, GroupSettings, Principal, Queue
@@ -21,11 +18,6 @@ DeliveryList = list[list[int]]
 """As in gateway.frames: [[partition, epoch, push, first, last, first, last, …], …]."""
 StartFrom = Literal["earliest", "latest"] | int
 """A number is a time in unix milliseconds."""
-_TEXT: Final = 0x81  # FIN and opcode 1; data frames of a server are not masked (RFC 6455, 5.1)
-_CLOSE: Final = 0x88
-_SHORT: Final = struct.Struct("!BB")
-_MEDIUM: Final = struct.Struct("!BBH")
-_LONG: Final = struct.Struct("!BBQ")
 
 
 class Link(Protocol):
@@ -206,23 +198,3 @@ class Broker(Protocol):
         start: StartFrom | None,
     ) -> tuple[Group, bool]:
         """Creates it (True) or changes its settings (False)."""
-
-
-def text_frame(payload: bytes) -> bytes:
-    """One unmasked, unfragmented WebSocket text frame (RFC 6455, 5.2)."""
-    size = len(payload)
-    if size < 126:
-        return _SHORT.pack(_TEXT, size) + payload
-    if size < 65_536:
-        return _MEDIUM.pack(_TEXT, 126, size) + payload
-    return _LONG.pack(_TEXT, 127, size) + payload
-
-
-def close_frame(close: Close) -> bytes:
-    """A WebSocket close frame; a control frame has at most 125 bytes (RFC 6455, 5.5)."""
-    payload = struct.pack("!H", close.code) + close.reason.encode()
-    assert len(payload) <= 125, close
-    return _SHORT.pack(_CLOSE, len(payload)) + payload
-
-
-PING_FRAME: Final = _SHORT.pack(0x89, 0)

@@ -12,7 +12,7 @@ from gateway import frames
 from gateway.conversation import Surroundings
 from gateway.deadlines import Deadlines, Timed
 from gateway.frames import Close
-from gateway.link import text_frame
+from gateway.rfc6455 import text_frame
 from push import limits
 
 DRAINED_PER_S_MAX: Final = 200

@@ -4,9 +4,7 @@ No task, no queue, no ASGI scope and no timer of its own per connection: an idle
 its conversation, and the socket.
 
     handshake   by websockets' sans-I/O ServerProtocol, which is dropped afterwards
-    reading     a whole, unfragmented text frame, which is nearly every one, is read in place;
-                anything else goes through the sans-I/O protocol, which exists only as long as it
-                has something to remember
+    reading     by a MessageReader, which holds nothing between two messages
     writing     frames of a server are not masked: a header of a few bytes before the payload
 """
 
@@ -16,17 +14,24 @@ from typing import Any, ClassVar, Final, cast
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
-from websockets.exceptions import PayloadTooBig
-from websockets.frames import Frame, Opcode, apply_mask  # type: ignore[attr-defined]
-from websockets.protocol import OPEN, SERVER, Protocol
 
 from gateway import frames
 from gateway.conversation import Conversation
 from gateway.frames import Close
-from gateway.handshake import quiet_logger, shake_hands
-from gateway.link import PING_FRAME, close_frame, text_frame
+from gateway.handshake import shake_hands
 from gateway.outbox import Outbox
 from gateway.registry import Registry
+from gateway.rfc6455 import (
+    BINARY,
+    CLOSE,
+    PING,
+    PONG,
+    TEXT,
+    MessageReader,
+    close_frame,
+    control_frame,
+    text_frame,
+)
 from metadata.catalog import Principal
 from push import limits
 from push.errors import Refused
@@ -44,12 +49,12 @@ class WebSocketConnection(asyncio.Protocol):
     __slots__ = (
         "_conversation",
         "_cut_off_at",
-        "_fragments",
+        "_is_begun",
         "_is_dirty",
         "_is_starved",
         "_outbox",
-        "_parser",
         "_read_holds",
+        "_reader",
         "_server_state",
         "_transport",
         "_write_is_paused",
@@ -65,8 +70,9 @@ class WebSocketConnection(asyncio.Protocol):
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._conversation: Conversation | None = None
         """None before the handshake and after our close frame."""
-        self._parser: Protocol | None = None
-        self._fragments: bytearray | None = None
+        self._is_begun = False
+        """The handshake came, which there is one of."""
+        self._reader = MessageReader(limits.HELLO_BYTES_MAX)
         self._outbox = Outbox()
         self._is_dirty = False
         self._write_is_paused = False
@@ -77,7 +83,7 @@ class WebSocketConnection(asyncio.Protocol):
         self.scheduled = float("inf")
 
     def __repr__(self) -> str:
-        return f"<WebSocketConnection {self._conversation or 'closed'!r}>"
+        return f"<WebSocketConnection {self._conversation!r}>"
 
     # --- asyncio.Protocol -----------------------------------------------------------------------
 
@@ -91,8 +97,9 @@ class WebSocketConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of the client. After our close frame they mean nothing any more."""
         if self._conversation is not None:
-            self._read(data)
-        elif not self._transport.is_closing() and self._parser is None:
+            self._read(self._conversation, data)
+        elif not self._is_begun:
+            self._is_begun = True
             self._shake_hands(data)
 
     def eof_received(self) -> None:
@@ -149,82 +156,31 @@ class WebSocketConnection(asyncio.Protocol):
 
     # --- Reading --------------------------------------------------------------------------------
 
-    def _read(self, data: bytes) -> None:
-        conversation = self._conversation
-        assert conversation is not None
+    def _read(self, conversation: Conversation, data: bytes) -> None:
         now = asyncio.get_running_loop().time()
-        place, end = 0, len(data)
-        if self._parser is None:
-            # RFC 6455, 5.2: 0x81 is FIN and text, without reserved bits; 0xFE is masked and an
-            # extended length of 16 bits. Frames of 64 KiB and more take the other way.
-            while end - place >= 8 and data[place] == 0x81:
-                size, payload = data[place + 1] - 0x80, place + 6
-                if size == 126:
-                    size, payload = data[place + 2] << 8 | data[place + 3], place + 8
-                elif not 0 <= size < 126:
-                    break
-                if payload + size > end:
-                    break
-                mask = data[payload - 4 : payload]
-                place = payload + size
-                conversation.receive(apply_mask(data[payload:place], mask), now=now)
-                if self._conversation is None:
-                    return
-            if place == end:
-                self._flush_early()
-                return
         conversation.heard(now=now)
-        self._read_otherwise(data[place:] if place else data, now)
-        self._flush_early()
-
-    def _read_otherwise(self, data: bytes, now: float) -> None:
-        parser = self._parser
-        if parser is None:
-            parser = self._parser = Protocol(
-                SERVER, state=OPEN, max_size=limits.FRAME_BYTES_MAX, logger=quiet_logger
-            )
-        parser.receive_data(data)
-        for event in parser.events_received():
-            assert isinstance(event, Frame)
-            self._read_frame(event, now)
+        reader = self._reader
+        for opcode, payload in reader.receive(data):
+            if opcode == TEXT:
+                conversation.receive(payload, now=now)
+                if reader.bytes_max != limits.FRAME_BYTES_MAX and conversation.is_welcome:
+                    reader.bytes_max = limits.FRAME_BYTES_MAX
+            elif opcode == PING:
+                self._transport.write(control_frame(PONG, payload))
+            elif opcode == CLOSE:
+                self._end(control_frame(CLOSE, payload))  # the client's own code, 5.5.1
+            elif opcode == BINARY:
+                conversation.receive_binary()
             if self._conversation is None:
                 return
-        output = b"".join(parser.data_to_send())  # pongs; the answer to a close; our own close
-        if parser.state is not OPEN:
-            self._finish(parser, output)
-        else:
-            if output:
-                self._transport.write(output)
-            if not parser.reader.buffer and parser.current_size is None:
-                self._parser = None
-
-    def _read_frame(self, frame: Frame, now: float) -> None:
-        conversation = self._conversation
-        assert conversation is not None
-        if frame.opcode is Opcode.TEXT:
-            if frame.fin:
-                conversation.receive(bytes(frame.data), now=now)
-            else:
-                # One buffer, not a list: a client may send millions of fragments of no bytes.
-                self._fragments = bytearray(frame.data)
-        elif frame.opcode is Opcode.CONT:
-            assert self._fragments is not None
-            self._fragments += frame.data
-            if frame.fin:
-                data, self._fragments = bytes(self._fragments), None
-                conversation.receive(data, now=now)
-        elif frame.opcode is Opcode.BINARY:
-            conversation.receive_binary()
-
-    def _finish(self, parser: Protocol, output: bytes) -> None:
-        """The client closed, or broke RFC 6455: `output` ends with the close frame for it."""
-        if isinstance(parser.parser_exc, PayloadTooBig):
-            detail = f"a WebSocket message has at most {limits.FRAME_BYTES_MAX} bytes"
-            self.send(frames.error(Refused("request_too_large", detail)))
-            # 1009 leaves open whether to come back and send the same again; 4509 does not.
-            self.close(frames.TOO_LARGE)
-        else:
-            self._end(output)
+        if reader.broken is not None:
+            if reader.broken == frames.TOO_LARGE:
+                detail = f"a WebSocket message has at most {reader.bytes_max} bytes here"
+                self.send(frames.error(Refused("request_too_large", detail)))
+            self.close(reader.broken)
+            return
+        self.registry.deadlines.set(self, conversation.next_deadline())
+        self._flush_early()
 
     def _flush_early(self) -> None:
         """One turn of the loop may read megabytes: their answers must not pile up until its end."""
@@ -257,7 +213,7 @@ class WebSocketConnection(asyncio.Protocol):
 
     def ping(self) -> None:
         """As Outlet.ping. An empty ping: whatever comes back is a sign of life."""
-        self._transport.write(PING_FRAME)
+        self._transport.write(control_frame(PING))
 
     def pause_reading(self) -> None:
         """As Outlet.pause_reading."""
@@ -282,7 +238,6 @@ class WebSocketConnection(asyncio.Protocol):
             self._write_out()
             self._transport.write(last_words)
         self._conversation = None
-        self._parser = self._fragments = None
         self.registry.discard(self)
         conversation.closed()
         if not is_lost:

@@ -130,6 +130,16 @@ class Wire:
         assert opcode == Opcode.CLOSE, (opcode, payload)
         return struct.unpack("!H", payload[:2])[0], payload[2:].decode()
 
+    def stop_reading(self) -> None:
+        """Take nothing more from the socket."""
+        transport: Any = self.writer.transport
+        transport.pause_reading()
+
+    def go_on_reading(self) -> None:
+        """Take it again."""
+        transport: Any = self.writer.transport
+        transport.resume_reading()
+
     async def ended(self) -> bytes:
         """Wait for the end of the socket; what came before it."""
         return await self.reader.read()

@@ -1,0 +1,181 @@
+"""Reading and writing WebSocket frames, held against websockets' own protocol object."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from websockets.exceptions import PayloadTooBig
+from websockets.frames import Frame, Opcode
+from websockets.protocol import CLIENT, OPEN, SERVER, Protocol
+
+from gateway.frames import CLOSES, TOO_LARGE
+from gateway.rfc6455 import (
+    CLOSE,
+    PING,
+    PONG,
+    TEXT,
+    Event,
+    MessageReader,
+    close_frame,
+    control_frame,
+    text_frame,
+)
+
+BYTES_MAX = 300
+
+
+def masked(opcode: int, payload: bytes, fin: bool = True) -> bytes:
+    """A frame of a client, valid or not."""
+    size = len(payload)
+    head = bytes((fin << 7 | opcode, 0x80 | min(size, 126)))
+    mask = b"mask"
+    body = bytes(byte ^ mask[place % 4] for place, byte in enumerate(payload))
+    return head + (size.to_bytes(2) if size >= 126 else b"") + mask + body
+
+
+def read(*pieces: bytes) -> tuple[list[Event], int | None]:
+    """What a reader makes of these pieces: events, and the code it breaks with."""
+    reader = MessageReader(BYTES_MAX)
+    events: list[Event] = []
+    for piece in pieces:
+        if reader.broken is None and not (events and events[-1][0] == CLOSE):
+            events += list(reader.receive(piece))
+    return events, reader.broken.code if reader.broken else None
+
+
+def read_by_the_book(data: bytes) -> tuple[list[Event], int | None]:
+    """What websockets makes of it."""
+    protocol = Protocol(SERVER, state=OPEN, max_size=BYTES_MAX)
+    protocol.receive_data(data)
+    events: list[Event] = []
+    opcode, parts = 0, b""
+    for frame in protocol.events_received():
+        assert isinstance(frame, Frame)
+        if frame.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
+            opcode = opcode if frame.opcode is Opcode.CONT else frame.opcode
+            parts = parts + bytes(frame.data) if frame.opcode is Opcode.CONT else bytes(frame.data)
+            if frame.fin:
+                events.append((opcode, parts))
+        else:
+            events.append((frame.opcode, bytes(frame.data)))
+    if isinstance(protocol.parser_exc, PayloadTooBig):
+        return events, TOO_LARGE.code
+    if protocol.parser_exc is not None:
+        assert protocol.close_sent is not None
+        return events, protocol.close_sent.code
+    return events, None
+
+
+def frames_of_a_client() -> st.SearchStrategy[bytes]:
+    """Mostly right, now and then wrong in every byte of the head."""
+    right = st.builds(
+        masked,
+        st.sampled_from([0, 0, 1, 1, 2, 9, 10]),
+        st.binary(max_size=125) | st.sampled_from([b"x" * 126, b"y" * 200]),
+        st.booleans(),
+    )
+    closing = st.builds(
+        lambda code, reason: masked(8, code.to_bytes(2) + reason),
+        st.integers(0, 5100),
+        st.sampled_from([b"", b"bye", b"\xff", "ü".encode()]),
+    )
+    odd = st.builds(
+        lambda first, second, rest: bytes((first, second)) + rest,
+        st.integers(0, 255),
+        st.integers(0, 255),
+        st.binary(min_size=12, max_size=400),
+    )
+    return st.one_of(right, right, right, closing, odd)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(st.lists(frames_of_a_client(), max_size=6), st.lists(st.integers(0, 2000), max_size=6))
+def test_reading_agrees_with_websockets_however_it_is_cut(
+    sent: list[bytes], cuts: list[int]
+) -> None:
+    data = b"".join(sent)
+    places = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    pieces = [data[a:b] for a, b in pairwise(places)]
+    events, code = read(*pieces)
+    expected, expected_code = read_by_the_book(data)
+    if expected_code == 1002 and code is None and events and events[-1][0] == CLOSE:
+        # A close in the middle of a fragmented message: websockets refuses it (Autobahn 7.1.5),
+        # RFC 6455 does not.
+        assert events[:-1] == expected
+        return
+    if code is not None and expected_code is None:
+        # Ours judges a frame by its head, websockets when all of it is there.
+        _, expected_code = read_by_the_book(data + bytes(BYTES_MAX + 14))
+    if {code, expected_code} == {1002, TOO_LARGE.code}:
+        expected_code = code  # wrong in both ways: either may be said first
+    assert (events, code) == (expected, expected_code)
+
+
+@given(st.lists(st.binary(max_size=BYTES_MAX), max_size=5))
+def test_messages_survive_byte_by_byte_and_leave_nothing_behind(messages: list[bytes]) -> None:
+    reader = MessageReader(BYTES_MAX)
+    data = b"".join(masked(TEXT, message) for message in messages)
+    events = [event for byte in data for event in reader.receive(bytes((byte,)))]
+    assert events == [(TEXT, message) for message in messages]
+    assert reader.is_idle
+
+
+def test_a_frame_too_large_is_refused_by_its_head() -> None:
+    """P9: nothing of it is kept."""
+    reader = MessageReader(BYTES_MAX)
+    assert list(reader.receive(masked(TEXT, b"x" * (BYTES_MAX + 1))[:4])) == []
+    assert reader.broken == TOO_LARGE
+    assert reader.is_idle
+
+
+def test_the_limit_may_change_between_two_messages() -> None:
+    reader = MessageReader(10)
+    data = masked(TEXT, b"x" * 10) + masked(TEXT, b"y" * 300)
+    found = []
+    for event in reader.receive(data):
+        found.append(event)
+        reader.bytes_max = BYTES_MAX
+    assert [len(payload) for _, payload in found] == [10, 300]
+
+
+def test_fragments_of_nothing_cost_nothing() -> None:
+    """P9."""
+    reader = MessageReader(BYTES_MAX)
+    list(reader.receive(masked(TEXT, b"{", fin=False)))
+    list(reader.receive(masked(0, b"", fin=False) * 10_000))
+    assert reader._fragments == bytearray(b"{")
+
+
+def test_nothing_is_read_behind_a_close() -> None:
+    events, code = read(masked(CLOSE, b"\x03\xe8") + masked(TEXT, b"{}"))
+    assert (events, code) == ([(CLOSE, b"\x03\xe8")], None)
+
+
+def client_reads(data: bytes) -> list[tuple[int, Any]]:
+    client = Protocol(CLIENT, state=OPEN)
+    client.receive_data(data)
+    assert client.parser_exc is None
+    found = client.events_received()
+    assert all(isinstance(frame, Frame) and frame.fin for frame in found)
+    return [(frame.opcode, bytes(frame.data)) for frame in found if isinstance(frame, Frame)]
+
+
+@pytest.mark.parametrize("size", [0, 1, 125, 126, 127, 65_535, 65_536, 100_000])
+def test_what_is_written_a_client_reads(size: int) -> None:
+    assert client_reads(text_frame(b"x" * size)) == [(TEXT, b"x" * size)]
+
+
+@pytest.mark.parametrize("opcode", [PING, PONG])
+def test_control_frames_are_read(opcode: int) -> None:
+    assert client_reads(control_frame(opcode)) == [(opcode, b"")]
+    assert client_reads(control_frame(opcode, b"x" * 125)) == [(opcode, b"x" * 125)]
+
+
+@pytest.mark.parametrize("close", CLOSES, ids=lambda close: str(close.code))
+def test_close_frames_say_code_and_reason(close: Any) -> None:
+    client = Protocol(CLIENT, state=OPEN)
+    client.receive_data(close_frame(close))
+    assert client.close_rcvd is not None
+    assert (client.close_rcvd.code, client.close_rcvd.reason) == (close.code, close.reason)
