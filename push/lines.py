@@ -2,8 +2,9 @@
 
 A key has a line from the moment one of its messages returns (or is skipped behind one that did)
 until nothing waits any more. While it has one, every later message of the key joins it instead of
-being given. A line is in memory up to a bound and in the durable side line behind that; a parked
-line is all side line. A message without a key that returns is a line of its own.
+being given; other keys are not held up (P8). A line is in memory up to a bound and in the durable
+side line behind that; a parked line is all side line. A message without a key that returns is a
+line of its own.
 """
 
 from collections import deque

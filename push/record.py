@@ -28,6 +28,7 @@ from itertools import accumulate, repeat
 from typing import Final
 
 VERSION: Final = 1
+"""A reader refuses what another version wrote, rather than guess (R4)."""
 PRODUCERS, IDS, EXPIRES, DELIVER_AT, PRIORITY = 1, 2, 4, 8, 16
 _FLAGS: Final = PRODUCERS | IDS | EXPIRES | DELIVER_AT | PRIORITY
 _FIXED: Final = struct.Struct("<BBI16sQIIH")

@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/tables.py
 
-PROTOCOL.md: error codes and close codes. ARCHITECTURE.md: for each promise and rule the files that
+PROTOCOL.md: error codes, close codes, values of bounds. ARCHITECTURE.md: for each promise and rule the files that
 name its id most, code and tests; a cell that says "later: why" stays. tests/layout/test_docs.py
 checks that what stands there is true; this only saves the typing.
 """
@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from gateway import frames  # noqa: E402
+from push import limits  # noqa: E402
 from push.errors import CODES  # noqa: E402
 
 CODE = ("push", "storage", "metadata", "gateway", "clients/python/src")
@@ -51,6 +52,11 @@ def places(number: str, texts: dict[str, str]) -> str:
     return ", ".join(f"`{path}`" for path in named[:PLACES_MAX])
 
 
+def bound(row: re.Match[str]) -> str:
+    """The beginning of a bound's row, with its value."""
+    return f"| `{row[1]}` | {getattr(limits, row[1]):.0f} |"
+
+
 def main() -> None:
     """Rewrite both documents."""
     path = ROOT / "PROTOCOL.md"
@@ -60,7 +66,8 @@ def main() -> None:
     ]
     closes = [f"| {close.code} | {close.reason} |" for close in frames.CLOSES]
     text = fill(path.read_text(), "| code | HTTP | retry | meaning |", errors)
-    path.write_text(fill(text, "| code | meaning |", closes))
+    text = fill(text, "| code | meaning |", closes)
+    path.write_text(re.sub(r"^\| `([A-Z_]+)` \| \d+ \|", bound, text, flags=re.MULTILINE))
 
     path = ROOT / "ARCHITECTURE.md"
     code, tests = mentions(CODE), mentions(TESTS)
