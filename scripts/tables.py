@@ -2,9 +2,9 @@
 
     .venv/bin/python scripts/tables.py
 
-PROTOCOL.md: error codes, close codes, values of bounds. ARCHITECTURE.md: for each promise and rule the files that
-name its id most, code and tests; a cell that says "later: why" stays. tests/layout/test_docs.py
-checks that what stands there is true; this only saves the typing.
+PROTOCOL.md: error codes, close codes, values of bounds. ARCHITECTURE.md: for each promise and rule
+the files that name its id most, code and tests; a cell that says "later: why" stays.
+tests/layout/test_docs.py checks that what stands there is true; this only saves the typing.
 """
 
 import re
