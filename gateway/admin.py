@@ -7,13 +7,13 @@ temporary folder and `admin.path` in the data folder says where.
 """
 
 import contextlib
+import http.client
 import os
 import socket
 import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-import httpx2
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -94,7 +94,7 @@ def _bind(data_dir: Path) -> socket.socket:
 
 def socket_path(data_dir: Path) -> Path:
     """Where the socket of a broker on this data folder stands, if it runs."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):
         return Path((data_dir / POINTER_NAME).read_text(encoding="utf-8"))
     return data_dir / SOCKET_NAME
 
@@ -153,19 +153,37 @@ def status(data_dir: Path) -> dict[str, Any]:
     return _ask(data_dir, "GET", "/status", None)
 
 
+class _Connection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__("admin", timeout=TIMEOUT_S)
+        self._path = path
+
+    def connect(self) -> None:
+        """As http.client.HTTPConnection."""
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(TIMEOUT_S)
+        self.sock.connect(os.fspath(self._path))
+
+
 def _ask(data_dir: Path, method: str, path: str, body: object) -> dict[str, Any]:
-    transport = httpx2.HTTPTransport(uds=os.fspath(socket_path(data_dir)))
+    connection = _Connection(socket_path(data_dir))
     try:
-        with httpx2.Client(transport=transport, timeout=TIMEOUT_S) as client:
-            response = client.request(method, f"http://admin{path}", json=body)
-    except httpx2.ConnectError:
+        connection.request(method, path, msgspec.json.encode(body) if body is not None else None)
+        response = connection.getresponse()
+        answer: dict[str, Any] = msgspec.json.decode(response.read())
+    except (FileNotFoundError, ConnectionRefusedError):
         raise AdminError(
             f"No broker runs on {data_dir}; start it, or name its folder with --data-dir or "
             "TOCSIN_DATA_DIR."
         ) from None
-    except httpx2.TransportError as error:
+    except PermissionError:
+        raise AdminError(f"The broker on {data_dir} belongs to another user.") from None
+    except (OSError, http.client.HTTPException, msgspec.DecodeError) as error:
         raise AdminError(f"The broker on {data_dir} did not answer: {error!r}.") from None
-    answer: dict[str, Any] = response.json()
-    if response.status_code != 200:
+    finally:
+        connection.close()
+    if response.status != 200:
         raise AdminError(f"{answer['code']}: {answer['detail']}")
     return answer

@@ -124,8 +124,8 @@ class BrokerPort(Protocol):
         """True from the beginning of `drain`."""
 
     async def drain(self) -> None:
-        """From now on `draining`: waiting pulls are answered, and those that come do not wait.
-        The sessions are sent away by who has them, at the same time."""
+        """From now on `draining`, and no pull waits any longer. The sessions are sent away by who
+        has them, at the same time."""
 
     async def stop(self) -> None:
         """Answer what is left, write it, close."""

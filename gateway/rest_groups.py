@@ -200,9 +200,8 @@ async def _pull_while_there(
 ) -> list[PulledMessage]:
     """Wait for messages only while the client does. What was given to a client that has gone
     returns to the group at once, not when its lease ends."""
-    pulling = asyncio.ensure_future(
-        broker.pulls.pull(queue, group, wanted.messages_max, wanted.wait_s)
-    )
+    wait_s = 0 if broker.draining else wanted.wait_s
+    pulling = asyncio.ensure_future(broker.pulls.pull(queue, group, wanted.messages_max, wait_s))
     leaving = asyncio.ensure_future(_left(request))
     kept = False
     try:

@@ -102,6 +102,9 @@ class Server:
         except TocsinError as error:
             bound.close()
             raise StartError(f"The broker cannot start: {error.detail}.") from error
+        except OSError as error:
+            bound.close()
+            raise StartError(f"The data folder {config.data_dir} fails: {error}.") from error
         except BaseException:
             bound.close()
             raise
@@ -113,7 +116,7 @@ class Server:
         except BaseException as error:
             await server.stop()
             if isinstance(error, OSError):
-                raise StartError(f"Listening on {server.url} failed: {error.strerror}.") from None
+                raise StartError(f"The server cannot start: {error}.") from error
             raise
         return server
 
@@ -184,7 +187,8 @@ async def _serve(
     server = opening.result()
     try:
         _settle_heap()
-        logger.info("in effect: %s", describe(config))
+        effective = describe(config).items()
+        logger.info("in effect: %s", ", ".join(f"{name}={value}" for name, value in effective))
         announce(server)
         await signal_came
         logger.info("going down")

@@ -62,6 +62,9 @@ class PlainMetadata:
     def list_queues(self, principal: Principal) -> list[Queue]:
         return [self.queues[name] for name in sorted(self.queues)]
 
+    def list_all_queues(self) -> list[Queue]:
+        return list(self.queues.values())
+
     def list_groups(self, principal: Principal, queue: Queue) -> list[Group]:
         return [g for (queue_id, _), g in sorted(self.groups.items()) if queue_id == queue.queue_id]
 
@@ -202,6 +205,8 @@ class PlainBroker:
         self.arrived = asyncio.Event()
         self.receipts = Receipts(self.metadata.secret("receipts"))
         self.pushes = itertools.count(1)
+        self.pulling: set[str] = set()
+        """Ids of groups that somebody pulls from, or has."""
         self.steps: list[str] = []
 
     @property
@@ -298,7 +303,7 @@ class PlainBroker:
             "settings": group.settings,
             "created_unix_ms": group.created_unix_ms,
             "lag": len(self._log(queue)) - len(settled),
-            "members": [],
+            "members": ["pulls"] if group.group_id in self.pulling else [],
             "partitions": [],
         }
 
@@ -332,6 +337,7 @@ class PlainBroker:
     async def pull(
         self, queue: Queue, group: Group, messages_max: int, wait_s: float
     ) -> list[PulledMessage]:
+        self.pulling.add(group.group_id)
         try:
             async with asyncio.timeout(wait_s):
                 while not (pulled := self._give(queue, group, messages_max)):

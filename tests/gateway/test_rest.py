@@ -57,12 +57,12 @@ async def pull(http: Http, **wanted: object) -> list[dict[str, Any]]:
 
 
 async def until_a_pull_waits(http: Http) -> None:
-    """Its first act is to make its group; what it does after that it does without waiting."""
+    """Until the group has a consumer for its pulls (R24)."""
     async with asyncio.timeout(10):
         while True:
-            if (await http.get(QUEUE)).json()["groups"]:
+            if (await http.get(GROUP)).json().get("members") == ["pulls"]:
                 return
-            await asyncio.sleep(0)
+            await asyncio.sleep(0)  # in one process nothing of a request need wait for anything
 
 
 # --- Queues ------------------------------------------------------------------------------------

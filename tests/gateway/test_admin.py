@@ -1,0 +1,162 @@
+"""The admin socket and its commands: for this machine's operator alone, names asked for twice."""
+
+import asyncio
+import os
+import stat
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway import admin
+from gateway.admin import AdminError, AdminSocket, socket_path
+from gateway.commands import admin as admin_command
+from gateway.ports import BrokerPort
+from metadata.catalog import ANYBODY, QueueSettings
+
+
+@pytest.fixture
+async def data_dir(broker: BrokerPort, tmp_path: Path) -> AsyncIterator[Path]:
+    """A data folder with a broker's admin socket, and in the broker the queue `orders`."""
+    await broker.create_queue(ANYBODY, "orders", QueueSettings(partitions=1))
+    socket = AdminSocket(tmp_path, broker)
+    await socket.start()
+    yield tmp_path
+    await socket.stop()
+
+
+def names(broker: BrokerPort) -> list[str]:
+    return [queue.name for queue in broker.metadata.list_queues(ANYBODY)]
+
+
+async def run(*arguments: str, stdin: str = "") -> Result:
+    """A command, in a thread: the socket is answered by this loop."""
+    invoke: Callable[..., Result] = CliRunner().invoke
+    return await asyncio.to_thread(invoke, admin_command, arguments, input=stdin)
+
+
+async def test_a_queue_is_deleted_when_both_names_match(data_dir: Path, broker: BrokerPort) -> None:
+    answer = await asyncio.to_thread(admin.delete_queue, data_dir, "orders", "orders")
+    assert answer["deleted"] == "orders"
+    assert names(broker) == []
+
+
+async def test_a_queue_stays_when_the_names_differ(data_dir: Path, broker: BrokerPort) -> None:
+    """The broker asks twice too, not only the command."""
+    with pytest.raises(AdminError, match="not the same name"):
+        await asyncio.to_thread(admin.delete_queue, data_dir, "orders", "order")
+    assert names(broker) == ["orders"]
+
+
+async def test_an_unknown_queue_is_told(data_dir: Path) -> None:
+    with pytest.raises(AdminError, match="queue_not_found"):
+        await asyncio.to_thread(admin.delete_queue, data_dir, "other", "other")
+
+
+async def test_the_status_is_the_brokers(data_dir: Path, broker: BrokerPort) -> None:
+    answer: dict[str, Any] = await asyncio.to_thread(admin.status, data_dir)
+    assert set(answer) == set(await broker.describe())
+
+
+async def test_the_socket_is_for_its_owner_alone(data_dir: Path) -> None:
+    """P11."""
+    mode = (data_dir / "admin.sock").stat().st_mode
+    assert stat.S_ISSOCK(mode)
+    assert stat.S_IMODE(mode) == 0o600
+
+
+async def test_a_dead_brokers_socket_is_replaced(data_dir: Path, broker: BrokerPort) -> None:
+    second = AdminSocket(data_dir, broker)  # as after a kill -9: the file is there, nobody listens
+    await second.start()
+    assert "queue_not_found" in str(await error_of(data_dir))
+    await second.stop()
+
+
+async def error_of(data_dir: Path) -> AdminError:
+    with pytest.raises(AdminError) as caught:
+        await asyncio.to_thread(admin.delete_queue, data_dir, "none", "none")
+    return caught.value
+
+
+async def test_without_a_broker_a_command_says_so(tmp_path: Path) -> None:
+    assert str(await error_of(tmp_path)).startswith(f"No broker runs on {tmp_path}")
+
+
+async def test_a_long_path_gets_a_socket_elsewhere_and_leaves_nothing(
+    broker: BrokerPort, tmp_path: Path
+) -> None:
+    deep = tmp_path / ("x" * 100) / ("y" * 100)
+    deep.mkdir(parents=True)
+    socket = AdminSocket(deep, broker)
+    await socket.start()
+    place = socket_path(deep)
+    assert len(os.fsencode(place)) <= admin.SOCKET_PATH_BYTES_MAX
+    assert place.parent.parent == Path(tempfile.gettempdir())
+    assert stat.S_IMODE(place.parent.stat().st_mode) == 0o700
+    assert "queue_not_found" in str(await error_of(deep))
+    await socket.stop()
+    assert not place.parent.exists()
+    assert list(deep.iterdir()) == []
+
+
+async def test_what_is_unknown_or_wrong_has_its_problem(data_dir: Path) -> None:
+    for method, path, body, code in (
+        ("GET", "/nowhere", None, "not_found"),
+        ("GET", "/delete-queue", None, "method_not_allowed"),
+        ("POST", "/delete-queue", {}, "invalid_request"),
+        ("POST", "/delete-queue", {"queue": "a", "confirm": "a", "x": 1}, "invalid_request"),
+    ):
+        with pytest.raises(AdminError, match=code):
+            await asyncio.to_thread(admin._ask, data_dir, method, path, body)
+
+
+# --- The commands ------------------------------------------------------------------------------
+
+
+async def test_the_command_deletes_with_the_name_given_twice(
+    data_dir: Path, broker: BrokerPort
+) -> None:
+    result = await run("delete-queue", "orders", "--confirm", "orders", "--data-dir", str(data_dir))
+    assert (result.exit_code, result.output) == (0, "Deleted orders.\n")
+    assert names(broker) == []
+
+
+async def test_the_command_asks_for_the_name_on_a_terminal(
+    data_dir: Path, broker: BrokerPort, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
+    arguments = ("delete-queue", "orders", "--data-dir", str(data_dir))
+    wrong = await run(*arguments, stdin="order\n")
+    assert wrong.exit_code == 1
+    assert "nothing was deleted" in wrong.output
+    assert names(broker) == ["orders"]
+    right = await run(*arguments, stdin="orders\n")
+    assert right.exit_code == 0, right.output
+    assert names(broker) == []
+
+
+async def test_without_a_terminal_the_command_wants_confirm(
+    data_dir: Path, broker: BrokerPort
+) -> None:
+    result = await run("delete-queue", "orders", "--data-dir", str(data_dir), stdin="orders\n")
+    assert result.exit_code == 2
+    assert "--confirm" in result.output
+    assert names(broker) == ["orders"]
+
+
+async def test_the_data_folder_comes_from_the_environment(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOCSIN_DATA_DIR", str(data_dir))
+    monkeypatch.setenv("TOCSIN_PORT", "not a number")  # which is no business of this command
+    assert (await run("status")).exit_code == 0
+    assert (await run("status", "--json")).output.startswith("{")
+
+
+async def test_a_command_that_failed_says_why_in_a_sentence(tmp_path: Path) -> None:
+    result = await run("status", "--data-dir", str(tmp_path))
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: No broker runs on ")

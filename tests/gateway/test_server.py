@@ -1,0 +1,382 @@
+"""The process: how it starts, what it says when it cannot, how it ends (P14, R31)."""
+
+import asyncio
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from click.testing import CliRunner
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from gateway import logs
+from gateway.broker import Broker
+from gateway.commands import serve, start_line
+from gateway.config import SETTINGS, Config
+from gateway.listening import StartError, bind
+from gateway.ports import WholeBroker
+from gateway.server import EXIT_FATAL, OnFatal, Server, raise_files_limit
+from push.errors import Refused
+from tests.gateway.conftest import never
+from tests.gateway.plain_broker import PlainBroker
+
+
+async def plain(config: Config, on_fatal: OnFatal) -> WholeBroker:
+    config.data_dir.mkdir(exist_ok=True)
+    return PlainBroker()
+
+
+async def whole(config: Config, on_fatal: OnFatal) -> WholeBroker:
+    return await Broker.open(config, on_fatal=on_fatal)
+
+
+def config_of(tmp_path: Path, **settings: Any) -> Config:
+    return Config(data_dir=tmp_path / "data", port=0, **settings)
+
+
+@pytest.fixture(params=[plain, whole])
+async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Server]:
+    """A server on a free port."""
+    opened = await Server.open(config_of(tmp_path, drain_s=4), request.param, on_fatal=never)
+    yield opened
+    await opened.stop()
+
+
+async def test_a_started_server_answers_on_its_port_and_its_socket(server: Server) -> None:
+    async with httpx2.AsyncClient(base_url=server.url) as http:
+        assert (await http.get("/readyz")).json() == {"ready": True, "not_ready": []}
+    assert (server.config.data_dir / "admin.sock").is_socket()
+
+
+@pytest.mark.parametrize("build", [plain, whole])
+async def test_a_stopped_server_leaves_neither_port_nor_socket(build: Any, tmp_path: Path) -> None:
+    server = await Server.open(config_of(tmp_path), build, on_fatal=never)
+    await server.stop()
+    async with httpx2.AsyncClient(base_url=server.url) as http:
+        with pytest.raises(httpx2.ConnectError):
+            await http.get("/healthz")
+    assert not (server.config.data_dir / "admin.sock").exists()
+    again = await Server.open(config_of(tmp_path), build, on_fatal=never)
+    await again.stop()
+
+
+async def test_a_taken_port_is_told_before_anything_is_opened(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = Config(data_dir=tmp_path / "data", port=taken.getsockname()[1])
+        with pytest.raises(StartError, match=r"taken by another process; stop that one, or choose"):
+            await Server.open(config, whole, on_fatal=never)
+    assert not config.data_dir.exists()
+
+
+async def test_a_data_folder_in_use_is_told(tmp_path: Path) -> None:
+    server = await Server.open(config_of(tmp_path), whole, on_fatal=never)
+    with pytest.raises(StartError, match="The broker cannot start"):
+        await Server.open(config_of(tmp_path), whole, on_fatal=never)
+    # The second one has not touched the first one's socket.
+    assert (server.config.data_dir / "admin.sock").is_socket()
+    await server.stop()
+
+
+@pytest.mark.parametrize(
+    ("host", "sentence"),
+    [("192.0.2.1", "no address of this machine"), ("no-such-host.invalid", "is no address")],
+)
+def test_a_wrong_address_is_told(host: str, sentence: str) -> None:
+    with pytest.raises(StartError, match=sentence):
+        bind(host, 0)
+
+
+async def test_a_broker_that_cannot_start_frees_the_port(tmp_path: Path) -> None:
+    ports = []
+
+    async def failing(config: Config, on_fatal: OnFatal) -> WholeBroker:
+        raise Refused("storage_unavailable", "the disk is not there")
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        ports.append(free.getsockname()[1])
+    for _ in range(2):  # the second time, the port is free again
+        with pytest.raises(StartError, match="the disk is not there"):
+            await Server.open(Config(data_dir=tmp_path, port=ports[0]), failing, on_fatal=never)
+
+
+async def test_a_start_that_fails_late_closes_what_was_open(tmp_path: Path) -> None:
+    brokers = []
+
+    async def keeping(config: Config, on_fatal: OnFatal) -> WholeBroker:
+        (config.data_dir / "admin.sock" / "x").mkdir(parents=True)  # cannot be replaced
+        brokers.append(PlainBroker())
+        return brokers[0]
+
+    with pytest.raises(StartError, match="cannot start"):
+        await Server.open(config_of(tmp_path), keeping, on_fatal=never)
+    assert brokers[0].steps == ["stop"]
+
+
+# --- Draining ----------------------------------------------------------------------------------
+
+
+async def test_a_drain_sends_sessions_elsewhere(server: Server) -> None:
+    """P14: told when to come back, then closed with a code that says to come back."""
+    url = server.url.replace("http", "ws") + "/v1/ws"
+    async with connect(url, subprotocols=["tocsin.v1"], compression=None) as ws:  # type: ignore[list-item]
+        await ws.send('{"type":"hello"}')
+        assert json.loads(await ws.recv())["type"] == "welcome"
+        draining = asyncio.create_task(server.drain())
+        advice = json.loads(await ws.recv())
+        assert advice["type"] == "drain"
+        assert advice["reconnect_after_s"] >= 0
+        with pytest.raises(ConnectionClosed) as closed:
+            await ws.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 4000
+        await draining
+
+
+async def test_a_drain_answers_waiting_pulls_and_takes_no_connection(server: Server) -> None:
+    async with (
+        httpx2.AsyncClient(base_url=server.url) as http,
+        httpx2.AsyncClient(base_url=server.url) as late,
+    ):
+        await http.put("/v1/queues/q", json={"partitions": 1})
+        pull = asyncio.create_task(
+            http.post("/v1/queues/q/groups/g/pull", json={"wait_s": 30}, timeout=30)
+        )
+        async with asyncio.timeout(10):
+            while (await late.get("/v1/queues/q/groups/g")).json().get("members") != ["pulls"]:
+                pass
+        await late.get("/v1/queues/q/groups/g")
+        await server.drain()
+        answer = await pull
+        assert answer.json() == {"messages": []}
+        assert answer.headers["connection"] == "close"
+        async with httpx2.AsyncClient(base_url=server.url) as new:
+            with pytest.raises(httpx2.ConnectError):
+                await new.get("/healthz")
+
+
+async def test_a_drain_ends_in_time_whatever_hangs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Hanging(PlainBroker):
+        async def drain(self) -> None:
+            await asyncio.Event().wait()
+
+    async def hanging(config: Config, on_fatal: OnFatal) -> WholeBroker:
+        config.data_dir.mkdir()
+        return Hanging()
+
+    server = await Server.open(config_of(tmp_path, drain_s=1), hanging, on_fatal=never)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await server.drain()
+    await server.stop()
+    assert loop.time() - began < 3
+    assert "not complete" in caplog.text
+
+
+# --- The process -------------------------------------------------------------------------------
+
+
+class Process:
+    """`tocsin serve` in a process of its own."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    async def line(self) -> str:
+        assert self.process.stdout is not None
+        async with asyncio.timeout(20):
+            return (await self.process.stdout.readline()).decode()
+
+    async def log(self, part: str) -> None:
+        """Wait until a line of the log holds this."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(20):
+            async for line in self.process.stderr:
+                if part in line.decode():
+                    return
+        raise AssertionError(f"it ended without saying {part}")
+
+    async def ends(self) -> tuple[int, str]:
+        """(exit code, what is left of stderr)."""
+        async with asyncio.timeout(20):
+            _, errors = await self.process.communicate()
+        assert self.process.returncode is not None
+        return self.process.returncode, errors.decode()
+
+
+@pytest.fixture
+async def spawn(tmp_path: Path) -> AsyncIterator[Any]:
+    """Starts processes and ends what is left of them."""
+    started: list[Process] = []
+
+    async def make(code: str, *arguments: str, **environ: str) -> Process:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            code,
+            *arguments,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env={
+                "PATH": os.environ["PATH"],
+                "PYTHONPATH": os.pathsep.join(("", *filter(None, sys.path))),
+                "TOCSIN_DATA_DIR": str(tmp_path / "data"),
+                "TOCSIN_PORT": "0",
+                **environ,
+            },
+        )
+        started.append(Process(process))
+        return started[-1]
+
+    yield make
+    for one in started:
+        if one.process.returncode is None:
+            one.process.kill()
+            await one.process.communicate()
+
+
+SERVE = "from gateway.commands import serve; serve()"
+HELD = """
+import asyncio, os, sys, threading
+from pathlib import Path
+from gateway import logs, server
+from gateway.config import Config
+from tests.gateway.plain_broker import PlainBroker
+
+class Held(PlainBroker):
+    async def drain(self):
+        await asyncio.Event().wait()
+
+async def build(config, on_fatal):
+    config.data_dir.mkdir()
+    if sys.argv[1] == "slow":
+        print("opening", flush=True)
+        await asyncio.Event().wait()
+    if sys.argv[1] == "fatal":
+        threading.Timer(0.3, on_fatal, ["the commit's outcome is not known"]).start()
+    return Held()
+
+logs.configure("info", as_json=False)
+config = Config(data_dir=Path(os.environ["TOCSIN_DATA_DIR"]), port=0)
+sys.exit(server.run(config, build, announce=lambda s: print(s.url, flush=True)))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_the_first_signal_ends_it_in_order(spawn: Any, number: int) -> None:
+    """P14: exit code 0; what was acknowledged is there at the next start."""
+    broker = await spawn(SERVE, "--json")
+    url = json.loads(await broker.line())["url"]
+    async with httpx2.AsyncClient(base_url=url) as http:
+        await http.put("/v1/queues/q", json={"partitions": 1})
+        sent = await http.post("/v1/queues/q/messages", json={"messages": [{"body": "kept"}]})
+        assert sent.status_code == 200
+    broker.process.send_signal(number)
+    assert (await broker.ends())[0] == 0
+    again = await spawn(SERVE, "--json")
+    url = json.loads(await again.line())["url"]
+    async with httpx2.AsyncClient(base_url=url) as http:
+        pulled = await http.post("/v1/queues/q/groups/g/pull", json={"wait_s": 10}, timeout=20)
+        assert [message["body"] for message in pulled.json()["messages"]] == ["kept"]
+
+
+async def test_the_second_signal_ends_it_at_once(spawn: Any) -> None:
+    broker = await spawn(HELD, "")
+    await broker.line()
+    broker.process.send_signal(signal.SIGTERM)
+    await broker.log("going down")
+    broker.process.send_signal(signal.SIGTERM)
+    assert (await broker.ends())[0] == 128 + signal.SIGTERM
+
+
+async def test_a_signal_breaks_a_long_start_off(spawn: Any) -> None:
+    broker = await spawn(HELD, "slow")
+    assert await broker.line() == "opening\n"
+    broker.process.send_signal(signal.SIGTERM)
+    assert await broker.ends() == (0, "")
+
+
+async def test_a_storage_that_cannot_go_on_ends_the_process_at_once(spawn: Any) -> None:
+    """R31: after an unknown commit the process stops and starts from the file."""
+    broker = await spawn(HELD, "fatal")
+    code, errors = await broker.ends()
+    assert code == EXIT_FATAL == 70
+    assert "the commit's outcome is not known" in errors
+    assert "good-bye" not in errors
+
+
+async def test_what_cannot_start_says_why_in_a_sentence(spawn: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for environ, part in (
+            ({"TOCSIN_PORT": str(taken.getsockname()[1])}, "is taken by another process"),
+            ({"TOCSIN_PORT": "http"}, "TOCSIN_PORT is 'http'; it must be a whole number"),
+            ({"TOCSIN_HOST": "0.0.0.0"}, "set TOCSIN_TOKEN"),
+            ({"TOCSIN_DATA_DIR": str(tmp_path / "file" / "x")}, "Not a directory"),
+        ):
+            broker = await spawn(SERVE, **environ)
+            code, errors = await broker.ends()
+            assert code == 1, errors
+            assert errors.startswith("Error: "), errors
+            assert part in errors
+            assert "Traceback" not in errors
+
+
+async def test_an_unknown_variable_is_warned_of(spawn: Any) -> None:
+    broker = await spawn(SERVE, TOCSIN_PROT="1")
+    assert (await broker.line()).startswith("Tocsin listens on http://127.0.0.1:")
+    await broker.log("TOCSIN_PROT is no setting of Tocsin and changes nothing; did you mean")
+
+
+def test_the_help_names_every_setting() -> None:
+    text = " ".join(CliRunner().invoke(serve, ["--help"], terminal_width=200).output.split())
+    for setting in SETTINGS:
+        assert setting.flag in text
+        assert setting.variable in text
+    assert "Examples:" in text
+
+
+def test_the_start_line_says_who_may_come_and_what_a_receipt_means(tmp_path: Path) -> None:
+    line = start_line("http://127.0.0.1:1", Config(data_dir=tmp_path), as_json=False)
+    for part in ("http://127.0.0.1:1", "this machine only", str(tmp_path), "fsync"):
+        assert part in line
+    told = json.loads(start_line("u", Config(data_dir=tmp_path, token="t" * 20), as_json=True))
+    assert told["token"] is True
+    assert "t" * 20 not in str(told)
+
+
+def test_the_files_limit_is_raised_to_what_is_allowed() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
+        assert raise_files_limit() == hard
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_log_line_for_machines_is_one_object() -> None:
+    formatter = logs.JsonLines()
+    try:
+        raise ZeroDivisionError("by zero")
+    except ZeroDivisionError:
+        record = logging.LogRecord(
+            "tocsin.x", logging.ERROR, "", 0, "it %s\nbroke", ("really",), sys.exc_info()
+        )
+    line = formatter.format(record)
+    assert "\n" not in line
+    fields = json.loads(line)
+    assert fields["level"] == "error"
+    assert fields["logger"] == "tocsin.x"
+    assert fields["message"] == "it really\nbroke"
+    assert "ZeroDivisionError: by zero" in fields["traceback"]
