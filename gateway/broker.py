@@ -12,6 +12,7 @@ from gateway.deadlines import Deadlines
 from gateway.flusher import Flusher
 from gateway.groups import Groups
 from gateway.janitor import Janitor
+from gateway.overflow import Overflow
 from gateway.ports import GroupStart, SeekTo
 from gateway.publisher import Publisher
 from gateway.pulls import Pulls
@@ -64,7 +65,7 @@ class Broker:
         self.groups = Groups(context, metadata)
         self.readers = Readers(storage, self.tail)
         self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")))
-        self.janitor = Janitor(storage, metadata)
+        self.janitor = Janitor(storage, metadata, Overflow(context, self.groups, metadata))
         self.drain_sessions: Callable[[], Awaitable[None]] | None = None
         """Sends the sessions elsewhere; set by whoever has sessions."""
 

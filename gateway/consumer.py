@@ -168,7 +168,10 @@ class Consumer:
                 place = (delivery[0], delivery[1], delivery[2])
                 for index in range(3, len(delivery) - 1, 2):
                     first, last = delivery[index], delivery[index + 1]
-                    settled.add(place, slot.nack(delivery[2], first, last, delay_s, now, reason))
+                    judged = slot.nack(
+                        delivery[2], first, last, now, delay_s=delay_s, reason=reason
+                    )
+                    settled.add(place, judged)
         self._settled(touched, now, settled, None)
         return settled
 

@@ -169,8 +169,9 @@ class GroupRuntime:
             now=asyncio.get_running_loop().time(),
         )  # fmt: skip
         slot = Slot(
-            self._context, self.queue, self.group, partition, delivery, member, self._slot_gone
-        )
+            self._context, self.queue, self.group, partition,
+            delivery=delivery, owner=member, gone=self._slot_gone,
+        )  # fmt: skip
         self.slots[number] = member.slots[number] = slot
         # Records may have been certified while the epoch was on its way.
         delivery.certify(self._context.tail.ends.get(partition, 0))

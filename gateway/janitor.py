@@ -8,6 +8,7 @@ import asyncio
 import logging
 from typing import Final
 
+from gateway.overflow import Overflow
 from metadata.catalog import Principal
 from metadata.client import Metadata
 from push.errors import TocsinError
@@ -22,9 +23,10 @@ ALL_EVERY: Final = 60
 class Janitor:
     """Trims in the background."""
 
-    def __init__(self, storage: Storage, metadata: Metadata) -> None:
+    def __init__(self, storage: Storage, metadata: Metadata, overflow: Overflow) -> None:
         self._storage = storage
         self._metadata = metadata
+        self._overflow = overflow
         self._touched: set[Partition] = set()
         self._task: asyncio.Task[None] | None = None
 
@@ -52,6 +54,8 @@ class Janitor:
                 touched |= self._all()
             for partition in touched:
                 try:
+                    if await self._overflow.relieve(partition):
+                        self._touched.add(partition)
                     await self._trim(partition)
                 except TocsinError as error:
                     logger.warning("trimming %s: %s", partition, error)

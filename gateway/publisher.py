@@ -80,9 +80,14 @@ class _Open:
 class _Run:
     """The messages of one publish that go to one partition."""
 
-    __slots__ = ("encoded", "hashes", "indexes", "marks")
+    __slots__ = ("answer", "context", "encoded", "hashes", "indexes", "marks", "sequence")
 
-    def __init__(self) -> None:
+    def __init__(self, answer: Answer, context: tuple[bytes, int] | None, sequence: int) -> None:
+        self.answer = answer
+        self.context = context
+        """(producer, resolved), where the publish has sequences."""
+        self.sequence = sequence
+        """Of the publish's first message."""
         self.encoded: list[bytes] = []
         self.hashes: list[int] = []
         self.indexes: list[int] = []
@@ -204,6 +209,7 @@ class Publisher:
         bytes_max, ttl_s = queue.settings.message_bytes_max, queue.settings.message_ttl_s
         now_ms = time.time() * 1000
         spread: int | None = None
+        context = (producer, resolved) if producer is not None and sequence is not None else None
         runs: dict[int, _Run] = {}
         keys, checked = route.keys, answer.checked
         for index, message in enumerate(answer.messages):
@@ -228,27 +234,17 @@ class Publisher:
                 continue
             run = runs.get(number)
             if run is None:
-                run = runs[number] = _Run()
+                run = runs[number] = _Run(answer, context, sequence or 0)
             if ttl_s is not None or message.id is not None or message.ttl_s is not None:
                 digest = id_digest(queue, message) if message.id is not None else None
                 run.marks.append((len(run.indexes), digest, _expires(message, ttl_s, now_ms)))
             run.encoded.append(encode_message(message))
             run.hashes.append(hashed)
             run.indexes.append(index)
-        context = (producer, resolved) if producer is not None and sequence is not None else None
         for number, run in runs.items():
-            self._add(route, number, run, answer, context, sequence or 0, now_ms)
+            self._add(route, number, run, now_ms)
 
-    def _add(
-        self,
-        route: _Route,
-        number: int,
-        run: _Run,
-        answer: Answer,
-        context: tuple[bytes, int] | None,
-        sequence: int,
-        now_ms: float,
-    ) -> None:
+    def _add(self, route: _Route, number: int, run: _Run, now_ms: float) -> None:
         """Put a run into the open record of its partition, in pieces where it is too long."""
         count = len(run.indexes)
         size = sum(map(len, run.encoded))
@@ -267,20 +263,20 @@ class Publisher:
             last = min(last, first + limits.RECORD_MESSAGES_MAX - len(record.builder))
             indexes = run.indexes[first:last] if last - first < count else run.indexes
             begin = len(record.builder)
-            if context is None:
+            if run.context is None:
                 record.builder.no_context()
                 record.builder.extend(run.encoded[first:last], run.hashes[first:last])
             else:
-                record.builder.context(*context)
+                record.builder.context(*run.context)
                 record.builder.extend(
                     run.encoded[first:last],
                     run.hashes[first:last],
-                    [sequence + index for index in indexes],
+                    [run.sequence + index for index in indexes],
                 )
             for place, digest, expires in run.marks:
                 if first <= place < last:
                     record.builder.mark(begin + place - first, digest, expires)
-            record.runs.append((answer, indexes))
+            record.runs.append((run.answer, indexes))
             first = last
 
     def _route(self, queue: Queue) -> _Route:
@@ -358,7 +354,7 @@ class Publisher:
                 tenant=0,
             )
             headers.append(header)
-            share = len(record.route.queue.members)
+            messages_max, bytes_max = overflow_bounds(record.route.queue)
             appends.append(
                 Append(
                     partition,
@@ -366,8 +362,8 @@ class Publisher:
                     payload,
                     durability=settings.durability,
                     dedup_window_s=settings.dedup_window_s,
-                    messages_max=-(-settings.messages_max // share) if _rejects(settings) else 0,
-                    bytes_max=-(-settings.bytes_max // share) if _rejects(settings) else 0,
+                    messages_max=messages_max if settings.overflow == "reject" else 0,
+                    bytes_max=bytes_max if settings.overflow == "reject" else 0,
                 )
             )
         results: Sequence[Appended | TocsinError]
@@ -467,8 +463,10 @@ def _outcome(number: int, outcome: Stored | NotStored) -> Outcome:
     return Refused(outcome.code)
 
 
-def _rejects(settings: object) -> bool:
-    return getattr(settings, "overflow", "") == "reject"
+def overflow_bounds(queue: Queue) -> tuple[int, int]:
+    """A partition's share of the queue's (messages_max, bytes_max), rounded up; 0: no bound."""
+    share = len(queue.members)
+    return -(-queue.settings.messages_max // share), -(-queue.settings.bytes_max // share)
 
 
 def id_digest(queue: Queue, message: Message) -> bytes:

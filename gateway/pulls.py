@@ -223,7 +223,7 @@ class Pulls:
         """Return them; they come again after `delay_s` or the backoff."""
         return await self._act(
             queue, group, receipts,
-            lambda slot, r, now: slot.nack(r.push, r.offset, r.offset, delay_s, now),
+            lambda slot, r, now: slot.nack(r.push, r.offset, r.offset, now, delay_s=delay_s),
         )  # fmt: skip
 
     async def extend(

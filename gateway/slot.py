@@ -70,6 +70,7 @@ class Slot:
         queue: Queue,
         group: Group,
         partition: Partition,
+        *,
         delivery: Delivery,
         owner: Owner,
         gone: "Callable[[Slot], None]",
@@ -86,6 +87,7 @@ class Slot:
         self.ended = False
         self.blocked = ""
         """What held it up last, while there was something to give."""
+        self._end_when_buried = False
         self.reasons: dict[int, str] = {}
         """What the last nack of an offset gave as its reason."""
         self._at_most_once = group.settings.semantics == "at_most_once"
@@ -218,6 +220,12 @@ class Slot:
         self.delivery.dead_lettered(dead.offset, now=now)
         self._after(now)
 
+    def evict(self, count: int) -> None:
+        """The queue overflows; see Delivery.evict."""
+        now = asyncio.get_running_loop().time()
+        if self.delivery.evict(count, now=now):
+            self._after(now)
+
     # --- What the consumer says ----------------------------------------------------------------
 
     def ack_ordinary(self, delivery: list[int]) -> int:
@@ -240,8 +248,8 @@ class Slot:
         return judged
 
     def nack(
-        self, push: int, first: int, last: int, delay_s: float | None, now: float,
-        reason: str | None = None,
+        self, push: int, first: int, last: int, now: float, *,
+        delay_s: float | None, reason: str | None = None,
     ) -> Judged:  # fmt: skip
         """Return; see Delivery.nack. Revokes at once what returns with it. `reason` goes with the
         message when it ends in the dead letters."""
@@ -343,6 +351,11 @@ class Slot:
             self.delivery.drain(deadline=deadline)
             self._after(asyncio.get_running_loop().time())
 
+    def end_when_buried(self) -> None:
+        """Give nothing; end when everything that is dying has arrived in the dead letters."""
+        self._end_when_buried = True
+        self.drain(asyncio.get_running_loop().time())
+
     def abandon(self) -> None:
         """Its consumer is gone: everything unsettled returns to the group."""
         if not self.ended:
@@ -353,6 +366,7 @@ class Slot:
         delivery = self.delivery
         if (
             delivery.drained
+            and not (self._end_when_buried and delivery.waiting.dying)
             and not self.ended
             and not delivery.dirty
             and not delivery.waiting.pending.under_way

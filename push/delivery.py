@@ -219,6 +219,17 @@ class Delivery:
             self._passed = RangeSet()
             self.waiting.rescanned(now)
 
+    def evict(self, count: int, *, now: float) -> int:
+        """The queue overflows: up to `count` of the oldest messages that were not given yet go to
+        the dead letters instead. Returns how many do."""
+        evicted = 0
+        while evicted < count and self.wants_log:
+            line = self.waiting.lines.line(loose(self.frontier))
+            self.waiting.die(line, self.frontier, "overflow")
+            self._move(self.frontier + 1, now)
+            evicted += 1
+        return evicted
+
     # --- Giving from lines ---------------------------------------------------------------------
 
     def plan_retries(self, credit: int, *, now: float) -> None:
