@@ -99,6 +99,14 @@ class Crew:
         while time.monotonic() - self.field.delivered_at < REST_S:
             await self._until(deadline, "more and more is delivered")
 
+    async def description(self) -> object:
+        """What the broker says of the group: for a report that something is missing."""
+        rest = Rest(self.field.url)
+        try:
+            return await rest.call("GET", f"/v1/queues/{QUEUE}/groups/{GROUP}")
+        finally:
+            rest.close()
+
     async def _until(self, deadline: float, what: str) -> None:
         await self.wait(0.05)
         if time.monotonic() > deadline:

@@ -36,6 +36,8 @@ class KillReport:
     acknowledged: int = 0
     pulled_share: float = 0.0
     recovery_s_max: float = 0.0
+    group_with_missing: object = None
+    """What the broker said of the group when messages were still missing and none came any more."""
     verdict: Verdict | None = None
 
     def fields(self) -> dict[str, object]:
@@ -80,6 +82,8 @@ async def kill_cycles(
                     f"{report.kills_in_recovery} in recovery), {field.acknowledged:,} acknowledged"
                 )
         await crew.drain()
+        if field.missing:
+            report.group_with_missing = await crew.description()
     finally:
         await crew.leave()
         server.kill()
