@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from gateway.publisher import Answer, Publisher
+from gateway.publisher import Publisher
+from gateway.routing import Answer
 from gateway.slot import Slot
 from metadata.catalog import Queue
 from push.errors import TocsinError

@@ -10,7 +10,7 @@ import os
 
 from gateway.group import delivery_settings
 from gateway.groups import Groups
-from gateway.publisher import overflow_bounds
+from gateway.routing import overflow_bounds
 from gateway.slot import Context, Slot
 from metadata.catalog import Group, Principal, Queue
 from metadata.client import Metadata

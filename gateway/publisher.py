@@ -9,10 +9,20 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Final
 
+from gateway.routing import (
+    Answer,
+    OpenRecord,
+    Outcome,
+    Route,
+    Run,
+    expires_unix_ms,
+    id_digest,
+    is_full,
+    overflow_bounds,
+    piece_end,
+)
 from gateway.spans import Stages
 from gateway.tail import Tail
 from metadata.catalog import Queue
@@ -20,109 +30,13 @@ from push import limits
 from push.errors import Refused, TocsinError, Unknown
 from push.message import Message, check_message, encode_message
 from push.ports import Append, Appended, NotStored, Partition, Storage, Stored
-from push.record import Header, Record, RecordBuilder
-from push.ring import Ring, key_hash
+from push.record import Header, Record
 from push.sending import SendingOrder
 
 COMMITS_MAX: Final = 2
 """One commit is under way and one waits in the storage, so that its writer is never idle; a third
 would only make the records smaller."""
-ROUTES_MAX: Final = 100_000
-"""Keys per queue whose hash and partition are remembered."""
 ORDERS_MAX: Final = 10_000
-
-Outcome = tuple[int, int, bool] | TocsinError
-"""(partition, offset, duplicate), or why not."""
-
-
-@dataclass(slots=True, eq=False)
-class Answer:
-    """What became of one publish: one outcome per message, in order (R5)."""
-
-    queue: Queue
-    messages: Sequence[Message]
-    outcomes: list[Outcome]
-    generation: int = 0
-    remaining: int = 0
-    checked: bool = False
-    done: Callable[["Answer"], None] | None = None
-    durability: dict[str, object] = field(default_factory=dict)
-
-    def ids(self, index: int) -> str:
-        """The id of message `index`: the client's, or its place (R1)."""
-        given = self.messages[index].id
-        outcome = self.outcomes[index]
-        if given is not None or isinstance(outcome, TocsinError):
-            return given or ""
-        return f"{self.queue.queue_id}-{self.generation}-{outcome[0]}-{outcome[1]}"
-
-    def settle(self, count: int) -> None:
-        """`count` more outcomes are there; the last one sends the answer."""
-        self.remaining -= count
-        if not self.remaining and self.done is not None:
-            done, self.done = self.done, None
-            done(self)
-
-
-class _Open:
-    """A record that the next commit closes, and whose answer each run of its messages is."""
-
-    __slots__ = ("builder", "received_unix_ms", "route", "runs")
-
-    def __init__(self, route: "_Route", received_unix_ms: float) -> None:
-        self.route = route
-        self.builder = RecordBuilder()
-        self.runs: list[tuple[Answer, list[int]]] = []
-        """Per publish, which of its messages stand here, in order."""
-        self.received_unix_ms = received_unix_ms
-
-
-class _Run:
-    """The messages of one publish that go to one partition."""
-
-    __slots__ = ("answer", "context", "encoded", "hashes", "indexes", "marks", "sequence")
-
-    def __init__(self, answer: Answer, context: tuple[bytes, int] | None, sequence: int) -> None:
-        self.answer = answer
-        self.context = context
-        """(producer, resolved), where the publish has sequences."""
-        self.sequence = sequence
-        """Of the publish's first message."""
-        self.encoded: list[bytes] = []
-        self.hashes: list[int] = []
-        self.indexes: list[int] = []
-        self.marks: list[tuple[int, bytes | None, int]] = []
-        """(place in the run, digest of the client's id, expiry), where there is one."""
-
-
-class _Route:
-    """What is computed once per queue: the ring, and where its recent keys go."""
-
-    __slots__ = ("appends", "keys", "partitions", "queue", "ring", "spread", "spread_members")
-
-    def __init__(self, queue: Queue) -> None:
-        self.queue = queue
-        self.ring = Ring(queue.ring_epoch, queue.members)
-        self.keys: dict[str, tuple[int, int]] = {}
-        self.partitions = {n: Partition(queue.queue_id, n) for n in queue.members}
-        self.spread_members = queue.members
-        self.spread = 0
-
-    def place(self, key: str) -> tuple[int, int]:
-        """(partition, hash) of a key."""
-        place = self.keys.get(key)
-        if place is None:
-            if len(self.keys) >= ROUTES_MAX:
-                self.keys.clear()
-            hashed = key_hash(key, self.queue.hash_key)
-            place = self.keys[key] = (self.ring.partition(hashed), hashed)
-        return place
-
-    def spread_place(self) -> int:
-        """The partition for messages without a key: one after the other, publish by publish, for
-        few large records are cheaper than many small ones."""
-        self.spread = (self.spread + 1) % len(self.spread_members)
-        return self.spread_members[self.spread]
 
 
 class Publisher:
@@ -131,9 +45,9 @@ class Publisher:
     def __init__(self, storage: Storage, tail: Tail) -> None:
         self._storage = storage
         self._tail = tail
-        self._routes: dict[str, _Route] = {}
-        self._open: dict[Partition, _Open] = {}
-        self._closed: list[tuple[Partition, _Open]] = []
+        self._routes: dict[str, Route] = {}
+        self._open: dict[Partition, OpenRecord] = {}
+        self._closed: list[tuple[Partition, OpenRecord]] = []
         self._appending: dict[Partition, int] = {}
         self._orders: dict[tuple[bytes, Partition], SendingOrder] = {}
         self._commits: set[asyncio.Task[None]] = set()
@@ -162,7 +76,7 @@ class Publisher:
         `resolved`: everything below was answered (R6). `checked`: the messages were accepted once
         already and only move; no rule about a single message applies again.
         """
-        publish = Answer(queue, messages, [_UNKNOWN] * len(messages), remaining=len(messages))
+        publish = Answer(queue, messages, [UNKNOWN] * len(messages), remaining=len(messages))
         publish.done = answer
         publish.checked = checked
         refused = self._refuse_all(producer, sequence, resolved, len(messages))
@@ -210,7 +124,7 @@ class Publisher:
         now_ms = time.time() * 1000
         spread: int | None = None
         context = (producer, resolved) if producer is not None and sequence is not None else None
-        runs: dict[int, _Run] = {}
+        runs: dict[int, Run] = {}
         keys, checked = route.keys, answer.checked
         for index, message in enumerate(answer.messages):
             key = message.key
@@ -234,17 +148,19 @@ class Publisher:
                 continue
             run = runs.get(number)
             if run is None:
-                run = runs[number] = _Run(answer, context, sequence or 0)
+                run = runs[number] = Run(answer, context, sequence or 0)
             if ttl_s is not None or message.id is not None or message.ttl_s is not None:
                 digest = id_digest(queue, message) if message.id is not None else None
-                run.marks.append((len(run.indexes), digest, _expires(message, ttl_s, now_ms)))
+                run.marks.append(
+                    (len(run.indexes), digest, expires_unix_ms(message, ttl_s, now_ms))
+                )
             run.encoded.append(encode_message(message))
             run.hashes.append(hashed)
             run.indexes.append(index)
         for number, run in runs.items():
             self._add(route, number, run, now_ms)
 
-    def _add(self, route: _Route, number: int, run: _Run, now_ms: float) -> None:
+    def _add(self, route: Route, number: int, run: Run, now_ms: float) -> None:
         """Put a run into the open record of its partition, in pieces where it is too long."""
         count = len(run.indexes)
         size = sum(map(len, run.encoded))
@@ -254,12 +170,12 @@ class Publisher:
         first = 0
         while first < count:
             record = self._open.get(partition)
-            if record is not None and _is_full(record.builder, size):
+            if record is not None and is_full(record.builder, size):
                 self._closed.append((partition, record))
                 record = None
             if record is None:
-                record = self._open[partition] = _Open(route, now_ms)
-            last = count if size <= limits.RECORD_BYTES_MAX else _piece_end(run.encoded, first)
+                record = self._open[partition] = OpenRecord(route, now_ms)
+            last = count if size <= limits.RECORD_BYTES_MAX else piece_end(run.encoded, first)
             last = min(last, first + limits.RECORD_MESSAGES_MAX - len(record.builder))
             indexes = run.indexes[first:last] if last - first < count else run.indexes
             begin = len(record.builder)
@@ -279,10 +195,10 @@ class Publisher:
             record.runs.append((run.answer, indexes))
             first = last
 
-    def _route(self, queue: Queue) -> _Route:
+    def _route(self, queue: Queue) -> Route:
         route = self._routes.get(queue.queue_id)
         if route is None or route.ring.epoch != queue.ring_epoch:
-            route = self._routes[queue.queue_id] = _Route(queue)
+            route = self._routes[queue.queue_id] = Route(queue)
         route.queue = queue
         return route
 
@@ -305,7 +221,7 @@ class Publisher:
             del self._orders[producer, partition]
 
     def _remember_refusal(
-        self, producer: bytes, route: _Route, key: str | None, sequence: int, error: TocsinError
+        self, producer: bytes, route: Route, key: str | None, sequence: int, error: TocsinError
     ) -> None:
         """What this gateway refuses itself holds up what is behind it; storage does the same.
 
@@ -341,7 +257,7 @@ class Publisher:
         task.result()
         self._commit_if_free()
 
-    async def _commit(self, batch: list[tuple[Partition, _Open]]) -> None:
+    async def _commit(self, batch: list[tuple[Partition, OpenRecord]]) -> None:
         now_ms = time.time() * 1000
         appends: list[Append] = []
         headers: list[Header] = []
@@ -403,7 +319,11 @@ class Publisher:
         self._tail.appended(partition, record, stages, result.certified)
 
     def _answer(
-        self, partition: Partition, record: _Open, append: Append, result: Appended | TocsinError
+        self,
+        partition: Partition,
+        record: OpenRecord,
+        append: Append,
+        result: Appended | TocsinError,
     ) -> None:
         number = partition.number
         self.pending_messages -= len(record.builder)
@@ -439,44 +359,10 @@ class Publisher:
                 await asyncio.wait(self._commits)
 
 
-_UNKNOWN: Final = Unknown("no answer yet")
-
-
-def _is_full(builder: RecordBuilder, more_bytes: int) -> bool:
-    return len(builder) >= limits.RECORD_MESSAGES_MAX or (
-        len(builder) > 0 and builder.bytes + more_bytes > limits.RECORD_BYTES_MAX
-    )
-
-
-def _piece_end(encoded: list[bytes], first: int) -> int:
-    """Where a record that begins with message `first` must end, by bytes; one at least."""
-    size, last = len(encoded[first]), first + 1
-    while last < len(encoded) and size + len(encoded[last]) <= limits.RECORD_BYTES_MAX:
-        size += len(encoded[last])
-        last += 1
-    return last
+UNKNOWN: Final = Unknown("no answer yet")
 
 
 def _outcome(number: int, outcome: Stored | NotStored) -> Outcome:
     if isinstance(outcome, Stored):
         return (number, outcome.offset, outcome.duplicate)
     return Refused(outcome.code)
-
-
-def overflow_bounds(queue: Queue) -> tuple[int, int]:
-    """A partition's share of the queue's (messages_max, bytes_max), rounded up; 0: no bound."""
-    share = len(queue.members)
-    return -(-queue.settings.messages_max // share), -(-queue.settings.bytes_max // share)
-
-
-def id_digest(queue: Queue, message: Message) -> bytes:
-    """What deduplication remembers of a client's id: 256 bits over queue, key and id (R8)."""
-    key, name = (message.key or "").encode(), (message.id or "").encode()
-    scope = b"%d:%b" % (len(key), key) if message.key is not None else b"-"
-    return blake2b(scope + b"\0" + name, digest_size=32, key=queue.hash_key).digest()
-
-
-def _expires(message: Message, queue_ttl_s: float | None, now_ms: float) -> int:
-    """When it expires: the earlier of its own and the queue's TTL; 0: never."""
-    ttls = [ttl for ttl in (message.ttl_s, queue_ttl_s) if ttl is not None]
-    return int(now_ms + min(ttls) * 1000) if ttls else 0

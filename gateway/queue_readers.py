@@ -1,0 +1,368 @@
+"""Readers: subscriptions without a group (R26).
+
+Per queue, most readers stand at the tail: a record that becomes certified is encoded once and the
+same bytes go to all of them. One that has no credit, whose socket is full or that starts further
+back is **behind** in that partition: it reads from the log, in bounded steps, until it has caught
+up. A filter on keys looks at the record's key hashes, never into messages.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from gateway import frames
+from gateway.link import Link
+from gateway.tail import Tail
+from metadata.catalog import Queue
+from push import limits
+from push.credit import Credit
+from push.errors import Refused, TocsinError
+from push.ports import Partition, PartitionState
+from push.positions import overtaken
+from push.record import Record
+
+SLICE = 256
+"""Readers that are served in one turn of the loop: a fan-out to thousands holds up nobody else."""
+CATCH_UPS_MAX = 16
+POSITIONS_EVERY_S = 30.0
+"""How often a filtered reader learns how far it has come without a message."""
+RETRY_AFTER_S = 0.5
+
+Pieces = list[tuple[int, int]]
+
+
+class Reader:
+    """One subscription. Made by `Readers.open`."""
+
+    def __init__(
+        self, owner: "QueueReaders", link: Link, subscription: int, hashes: frozenset[int] | None
+    ) -> None:
+        self._owner = owner
+        self.link = link
+        self.subscription = subscription
+        self.hashes = hashes
+        """Key hashes it wants; None: everything."""
+        self.credit = Credit()
+        self.verdicts: list[dict[str, object]] = []
+        self.behind: dict[int, int] = {}
+        """Partition → next offset, where it is not at the tail."""
+        self.floors: dict[int, int] = {}
+        """Partition → offset from which on it takes part in fan-outs again."""
+        self.catching_up: asyncio.Task[None] | None = None
+        self.closed = False
+
+    def takes(self, count: int) -> bool:
+        """Whether it may be given so many messages now."""
+        return self.credit.available >= count and self.link.writable()
+
+    def grant(self, granted_total: int) -> None:
+        """Credit, counted absolutely (R25). Raises Refused(too_many)."""
+        self.credit.grant(granted_total)
+        self.pump()
+
+    def pump(self) -> None:
+        """Go on catching up, where it is behind."""
+        if self.behind and self.catching_up is None and not self.closed and self.takes(1):
+            self._owner.catch_up(self)
+
+    def close(self) -> None:
+        """It reads no more."""
+        if not self.closed:
+            self.closed = True
+            self._owner.remove(self)
+
+
+class QueueReaders:
+    """The readers of one queue."""
+
+    def __init__(
+        self, tail: Tail, queue: Queue, states: Iterable[PartitionState], empty: Callable[[], None]
+    ) -> None:
+        self._tail = tail
+        self.queue = queue
+        self._empty = empty
+        self.next: dict[int, int] = {}
+        """Partition → offset after the last one that went to the tail's readers."""
+        self.prefixes: dict[int, str] = {}
+        self.generations: dict[int, int] = {}
+        self._plain: dict[Reader, None] = {}
+        self._filtered: dict[Reader, None] = {}
+        self._by_hash: dict[int, dict[Reader, None]] = {}
+        self._fan_outs: deque[tuple[int, Record, Pieces, list[Reader]]] = deque()
+        self._fanning = False
+        self._slots = asyncio.Semaphore(CATCH_UPS_MAX)
+        self._told: dict[int, int] = {}
+        loop = asyncio.get_running_loop()
+        self._sweeper = loop.call_later(POSITIONS_EVERY_S, self._sweep)
+        for state in states:
+            number = state.partition.number
+            self.next[number] = max(state.certified, tail.ends.get(state.partition, 0))
+            self.generations[number] = state.generation
+            self.prefixes[number] = f"{queue.queue_id}-{state.generation}-{number}-"
+            tail.follow(state.partition, self._certified)
+
+    # --- The tail ------------------------------------------------------------------------------
+
+    def _certified(self, partition: Partition) -> None:
+        number, end = partition.number, self._tail.ends[partition]
+        while self.next[number] < end:
+            found = self._tail.get(partition, self.next[number])
+            if found is None:  # appended elsewhere, or let go of already: everybody reads it
+                for reader in [*self._plain, *self._filtered]:
+                    reader.behind.setdefault(number, self.next[number])
+                    reader.pump()
+                self.next[number] = end
+                return
+            record = found[0]
+            self.next[number] = record.last + 1
+            if self._plain:
+                self._fan_outs.append((number, record, _pieces(record), list(self._plain)))
+                self._fan_out_soon()
+            if self._by_hash and not self._by_hash.keys().isdisjoint(record.header.key_hashes):
+                self._fan_filtered(number, record)
+
+    def _fan_out_soon(self) -> None:
+        if not self._fanning:
+            self._fanning = True
+            asyncio.get_running_loop().call_soon(self._fan_out)
+
+    def _fan_out(self) -> None:
+        self._fanning = False
+        if not self._fan_outs:
+            return
+        number, record, pieces, readers = self._fan_outs[0]
+        batch, rest = readers[:SLICE], readers[SLICE:]
+        if rest:
+            self._fan_outs[0] = (number, record, pieces, rest)
+        else:
+            self._fan_outs.popleft()
+        encoded: dict[tuple[int, int], bytes] = {}
+        for reader in batch:
+            if reader.closed or number in reader.behind:
+                continue
+            if reader.floors and reader.floors.get(number, 0) > record.first:
+                continue
+            for first, last in pieces:
+                count = last - first + 1
+                if not reader.takes(count):
+                    reader.behind[number] = first
+                    reader.pump()
+                    break
+                key = (reader.subscription, first)
+                frame = encoded.get(key)
+                if frame is None:
+                    frame = encoded[key] = self._frame(reader, number, record, first, last)
+                reader.credit.spend(count)
+                reader.link.send(frame)
+        if self._fan_outs:
+            self._fan_out_soon()
+
+    def _frame(self, reader: Reader, number: int, record: Record, first: int, last: int) -> bytes:
+        head = frames.reader_head(
+            subscription=reader.subscription,
+            partition=number,
+            next_offset=last + 1,
+            id_prefix=self.prefixes[number],
+            published_unix_ms=record.header.published_unix_ms,
+            offset=first,
+        )
+        return frames.push_frame(head, record.slice(first, last))
+
+    def _fan_filtered(self, number: int, record: Record) -> None:
+        wanted: dict[Reader, list[int]] = {}
+        for place, hashed in enumerate(record.header.key_hashes):
+            for reader in self._by_hash.get(hashed, ()):
+                wanted.setdefault(reader, []).append(record.first + place)
+        encoded: dict[tuple[int, tuple[int, ...]], bytes] = {}
+        for reader, offsets in wanted.items():
+            if number in reader.behind or reader.floors.get(number, 0) > record.first:
+                continue
+            if not reader.takes(len(offsets)):
+                reader.behind[number] = record.first
+                reader.pump()
+                continue
+            key = (reader.subscription, tuple(offsets))
+            frame = encoded.get(key)
+            if frame is None:
+                frame = encoded[key] = self._picked(reader, number, record, offsets)
+            reader.credit.spend(len(offsets))
+            reader.link.send(frame)
+
+    def _picked(self, reader: Reader, number: int, record: Record, offsets: list[int]) -> bytes:
+        """A frame of single messages; its position is behind the whole record."""
+        head = frames.reader_head(
+            subscription=reader.subscription,
+            partition=number,
+            next_offset=record.last + 1,
+            id_prefix=self.prefixes[number],
+            published_unix_ms=record.header.published_unix_ms,
+            offsets=offsets,
+        )
+        return frames.push_frame(head, b",".join(record.slice(o, o) for o in offsets))
+
+    # --- Behind --------------------------------------------------------------------------------
+
+    def catch_up(self, reader: Reader) -> None:
+        """Read for a reader in the background, while it takes messages."""
+        task = asyncio.get_running_loop().create_task(self._catch_up(reader), name="catch up")
+        reader.catching_up = task
+        task.add_done_callback(lambda task: self._caught_up(reader, task))
+
+    def _caught_up(self, reader: Reader, task: asyncio.Task[None]) -> None:
+        reader.catching_up = None
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, TocsinError):
+            asyncio.get_running_loop().call_later(RETRY_AFTER_S, reader.pump)
+        elif error is not None:
+            raise error
+        else:
+            reader.pump()
+
+    async def _catch_up(self, reader: Reader) -> None:
+        while reader.behind and not reader.closed and reader.takes(1):
+            progress = False
+            for number in list(reader.behind):
+                async with self._slots:
+                    progress = await self._step(reader, number) or progress
+            if not progress:
+                return
+
+    async def _step(self, reader: Reader, number: int) -> bool:
+        """One read's worth for one partition. False: nothing could be given."""
+        partition = Partition(self.queue.queue_id, number)
+        begin = reader.behind[number]
+        if begin >= self.next[number]:
+            self._rejoin(reader, number, begin)
+            return True
+        read = await self._tail.read(partition, begin)
+        if reader.closed or number not in reader.behind:
+            return True
+        if not read.records:
+            self._advance(reader, number, max(read.certified, begin), begin)
+        for record in read.records:
+            at = reader.behind[number]
+            if record.last < at:
+                continue
+            if record.first > at:
+                self._advance(reader, number, record.first, at)
+            if not self._give(reader, number, record):
+                break
+        if reader.behind[number] >= self.next[number]:
+            self._rejoin(reader, number, reader.behind[number])
+            return True
+        return reader.behind[number] > begin
+
+    def _advance(self, reader: Reader, number: int, to: int, at: int) -> None:
+        """What lies between is no longer retained: the reader is told (P10)."""
+        gap = overtaken(at, to)
+        reader.behind[number] = to
+        if gap is not None:
+            head = frames.reader_head(
+                subscription=reader.subscription, partition=number, next_offset=to,
+                id_prefix=self.prefixes[number], published_unix_ms=0, gap=(gap.first, gap.last),
+            )  # fmt: skip
+            reader.link.send(frames.push_frame(head, b""))
+
+    def _give(self, reader: Reader, number: int, record: Record) -> bool:
+        """Give it its part of a record. False: it takes no more now."""
+        at = max(reader.behind[number], record.first)
+        if reader.hashes is not None:
+            offsets = [
+                record.first + place
+                for place, hashed in enumerate(record.header.key_hashes)
+                if hashed in reader.hashes and record.first + place >= at
+            ]
+            if offsets:
+                if not reader.takes(1):
+                    return False
+                offsets = offsets[: reader.credit.available]
+                reader.credit.spend(len(offsets))
+                frame = self._picked(reader, number, record, offsets)
+                reader.link.send(frame)
+                if offsets[-1] < record.last and not reader.credit.available:
+                    reader.behind[number] = offsets[-1] + 1
+                    return False
+            reader.behind[number] = record.last + 1
+            return True
+        while at <= record.last:
+            if not reader.takes(1):
+                return False
+            last = min(record.bytes_until(at, limits.PUSH_BYTES_MAX), record.last)
+            last = min(last, at + reader.credit.available - 1)
+            reader.credit.spend(last - at + 1)
+            reader.link.send(self._frame(reader, number, record, at, last))
+            at = reader.behind[number] = last + 1
+        return True
+
+    def _rejoin(self, reader: Reader, number: int, at: int) -> None:
+        del reader.behind[number]
+        reader.floors[number] = at
+
+    # --- Members -------------------------------------------------------------------------------
+
+    def add(self, reader: Reader) -> None:
+        """It takes part from now on."""
+        if reader.hashes is None:
+            self._plain[reader] = None
+        else:
+            self._filtered[reader] = None
+            for hashed in reader.hashes:
+                self._by_hash.setdefault(hashed, {})[reader] = None
+
+    def remove(self, reader: Reader) -> None:
+        """It is closed."""
+        self._plain.pop(reader, None)
+        if self._filtered.pop(reader, 0) is None:
+            for hashed in reader.hashes or ():
+                readers = self._by_hash[hashed]
+                del readers[reader]
+                if not readers:
+                    del self._by_hash[hashed]
+        if reader.catching_up is not None:
+            reader.catching_up.cancel()
+        if not self._plain and not self._filtered:
+            self._empty()
+
+    def queue_deleted(self) -> None:
+        """Close all readers; their sessions hear why."""
+        for reader in [*self._plain, *self._filtered]:
+            why = Refused("queue_not_found", "the queue was deleted")
+            reader.link.send(frames.error(why, subscription=reader.subscription))
+            reader.close()
+
+    def _sweep(self) -> None:
+        """Filtered readers learn how far the tail has come, so that their position stays fresh."""
+        loop = asyncio.get_running_loop()
+        self._sweeper = loop.call_later(POSITIONS_EVERY_S, self._sweep)
+        if self._told == self.next:
+            return
+        self._told = dict(self.next)
+        for reader in self._filtered:
+            places = {
+                str(number): [self.generations[number], at]
+                for number, at in self.next.items()
+                if number not in reader.behind
+            }
+            reader.link.send(frames.reader_positions(reader.subscription, places))
+
+    def close(self) -> None:
+        """Nobody reads here any more."""
+        self._sweeper.cancel()
+        self._fan_outs.clear()
+        for number in self.next:
+            self._tail.unfollow(Partition(self.queue.queue_id, number), self._certified)
+
+
+def _pieces(record: Record) -> Pieces:
+    """A record cut into pushes."""
+    pieces: Pieces = []
+    first = record.first
+    while first <= record.last:
+        last = min(
+            record.bytes_until(first, limits.PUSH_BYTES_MAX), first + limits.PUSH_MESSAGES_MAX - 1
+        )
+        pieces.append((first, last))
+        first = last + 1
+    return pieces

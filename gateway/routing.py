@@ -1,0 +1,148 @@
+"""What becomes a record: publishes routed to partitions, and their answers.
+
+A publish is cut into **runs**, the messages that go to one partition; the runs of all publishes
+that wait for the next commit fill the **open record** of that partition.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final
+
+from metadata.catalog import Queue
+from push import limits
+from push.errors import TocsinError
+from push.message import Message
+from push.ports import Partition
+from push.record import RecordBuilder
+from push.ring import Ring, key_hash
+
+ROUTES_MAX: Final = 100_000
+"""Keys per queue whose hash and partition are remembered."""
+
+Outcome = tuple[int, int, bool] | TocsinError
+"""(partition, offset, duplicate), or why not."""
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """What became of one publish: one outcome per message, in order (R5)."""
+
+    queue: Queue
+    messages: Sequence[Message]
+    outcomes: list[Outcome]
+    generation: int = 0
+    remaining: int = 0
+    checked: bool = False
+    done: Callable[["Answer"], None] | None = None
+    durability: dict[str, object] = field(default_factory=dict)
+
+    def ids(self, index: int) -> str:
+        """The id of message `index`: the client's, or its place (R1)."""
+        given = self.messages[index].id
+        outcome = self.outcomes[index]
+        if given is not None or isinstance(outcome, TocsinError):
+            return given or ""
+        return f"{self.queue.queue_id}-{self.generation}-{outcome[0]}-{outcome[1]}"
+
+    def settle(self, count: int) -> None:
+        """`count` more outcomes are there; the last one sends the answer."""
+        self.remaining -= count
+        if not self.remaining and self.done is not None:
+            done, self.done = self.done, None
+            done(self)
+
+
+class Run:
+    """The messages of one publish that go to one partition."""
+
+    __slots__ = ("answer", "context", "encoded", "hashes", "indexes", "marks", "sequence")
+
+    def __init__(self, answer: Answer, context: tuple[bytes, int] | None, sequence: int) -> None:
+        self.answer = answer
+        self.context = context
+        """(producer, resolved), where the publish has sequences."""
+        self.sequence = sequence
+        """Of the publish's first message."""
+        self.encoded: list[bytes] = []
+        self.hashes: list[int] = []
+        self.indexes: list[int] = []
+        self.marks: list[tuple[int, bytes | None, int]] = []
+        """(place in the run, digest of the client's id, expiry), where there is one."""
+
+
+class OpenRecord:
+    """A record that the next commit closes, and whose answer each run of its messages is."""
+
+    __slots__ = ("builder", "received_unix_ms", "route", "runs")
+
+    def __init__(self, route: "Route", received_unix_ms: float) -> None:
+        self.route = route
+        self.builder = RecordBuilder()
+        self.runs: list[tuple[Answer, list[int]]] = []
+        """Per publish, which of its messages stand here, in order."""
+        self.received_unix_ms = received_unix_ms
+
+
+class Route:
+    """What is computed once per queue: the ring, and where its recent keys go."""
+
+    __slots__ = ("appends", "keys", "partitions", "queue", "ring", "spread", "spread_members")
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.ring = Ring(queue.ring_epoch, queue.members)
+        self.keys: dict[str, tuple[int, int]] = {}
+        self.partitions = {n: Partition(queue.queue_id, n) for n in queue.members}
+        self.spread_members = queue.members
+        self.spread = 0
+
+    def place(self, key: str) -> tuple[int, int]:
+        """(partition, hash) of a key."""
+        place = self.keys.get(key)
+        if place is None:
+            if len(self.keys) >= ROUTES_MAX:
+                self.keys.clear()
+            hashed = key_hash(key, self.queue.hash_key)
+            place = self.keys[key] = (self.ring.partition(hashed), hashed)
+        return place
+
+    def spread_place(self) -> int:
+        """The partition for messages without a key: one after the other, publish by publish, for
+        few large records are cheaper than many small ones."""
+        self.spread = (self.spread + 1) % len(self.spread_members)
+        return self.spread_members[self.spread]
+
+
+def is_full(builder: RecordBuilder, more_bytes: int) -> bool:
+    return len(builder) >= limits.RECORD_MESSAGES_MAX or (
+        len(builder) > 0 and builder.bytes + more_bytes > limits.RECORD_BYTES_MAX
+    )
+
+
+def piece_end(encoded: list[bytes], first: int) -> int:
+    """Where a record that begins with message `first` must end, by bytes; one at least."""
+    size, last = len(encoded[first]), first + 1
+    while last < len(encoded) and size + len(encoded[last]) <= limits.RECORD_BYTES_MAX:
+        size += len(encoded[last])
+        last += 1
+    return last
+
+
+def overflow_bounds(queue: Queue) -> tuple[int, int]:
+    """A partition's share of the queue's (messages_max, bytes_max), rounded up; 0: no bound."""
+    share = len(queue.members)
+    return -(-queue.settings.messages_max // share), -(-queue.settings.bytes_max // share)
+
+
+def id_digest(queue: Queue, message: Message) -> bytes:
+    """What deduplication remembers of a client's id: 256 bits over queue, key and id (R8)."""
+    key, name = (message.key or "").encode(), (message.id or "").encode()
+    scope = b"%d:%b" % (len(key), key) if message.key is not None else b"-"
+    return blake2b(scope + b"\0" + name, digest_size=32, key=queue.hash_key).digest()
+
+
+def expires_unix_ms(message: Message, queue_ttl_s: float | None, now_ms: float) -> int:
+    """When it expires: the earlier of its own and the queue's TTL; 0: never."""
+    ttls = [ttl for ttl in (message.ttl_s, queue_ttl_s) if ttl is not None]
+    return int(now_ms + min(ttls) * 1000) if ttls else 0
