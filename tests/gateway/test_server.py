@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
+from websockets.typing import Subprotocol
 
 from gateway import logs
 from gateway.broker import Broker
@@ -127,7 +128,7 @@ async def test_a_start_that_fails_late_closes_what_was_open(tmp_path: Path) -> N
 async def test_a_drain_sends_sessions_elsewhere(server: Server) -> None:
     """P14: told when to come back, then closed with a code that says to come back."""
     url = server.url.replace("http", "ws") + "/v1/ws"
-    async with connect(url, subprotocols=["tocsin.v1"], compression=None) as ws:  # type: ignore[list-item]
+    async with connect(url, subprotocols=[Subprotocol("tocsin.v1")], compression=None) as ws:
         await ws.send('{"type":"hello"}')
         assert json.loads(await ws.recv())["type"] == "welcome"
         draining = asyncio.create_task(server.drain())
