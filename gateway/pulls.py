@@ -137,6 +137,16 @@ class PullConsumer:
             if not pull.answered.done():
                 pull.answered.set_result(pull.messages)
 
+    def give_back(self, messages: Sequence[PulledMessage]) -> None:
+        """These were given and could not be handed over: they return at once, uncounted."""
+        now = asyncio.get_running_loop().time()
+        place = (self.runtime.queue.queue_id, self.runtime.group.group_id)
+        for message in messages:
+            receipt = self._receipts.decode(*place, message.receipt)
+            slot = self.slots.get(message.partition)
+            if receipt is not None and slot is not None and slot.delivery.epoch == receipt.epoch:
+                slot.give_back(receipt.push, receipt.offset, now)
+
     async def pull(self, messages_max: int, wait_s: float) -> list[PulledMessage]:
         """Wait for messages."""
         loop = asyncio.get_running_loop()
@@ -149,6 +159,10 @@ class PullConsumer:
                 return await pull.answered
         except TimeoutError:
             return pull.messages
+        except asyncio.CancelledError:
+            # Its client is gone: what it was given in this very turn returns.
+            self.give_back(pull.messages)
+            raise
         finally:
             self.last_pull = loop.time()
             if pull in self._waiting:
@@ -166,6 +180,7 @@ class Pulls:
         self._sweeper: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.waiting = 0
+        self._draining = False
 
     async def pull(
         self, queue: Queue, group: Group, messages_max: int, wait_s: float
@@ -176,7 +191,7 @@ class Pulls:
         self.waiting += 1
         try:
             consumer = await self._consumer(queue, group)
-            return await consumer.pull(messages_max, wait_s)
+            return await consumer.pull(messages_max, 0 if self._draining else wait_s)
         finally:
             self.waiting -= 1
 
@@ -240,13 +255,9 @@ class Pulls:
 
     def release(self, queue: Queue, group: Group, messages: Sequence[PulledMessage]) -> None:
         """These were given and could not be handed over: they return at once."""
-        runtime = self._groups.runtimes.get(group.group_id)
-        now = asyncio.get_running_loop().time()
-        for message in messages:
-            receipt = self._receipts.decode(queue.queue_id, group.group_id, message.receipt)
-            slot = runtime.slots.get(message.partition) if runtime is not None else None
-            if receipt is not None and slot is not None and slot.delivery.epoch == receipt.epoch:
-                slot.give_back(receipt.push, receipt.offset, now)
+        consumer = self._consumers.get(group.group_id)
+        if consumer is not None:
+            consumer.give_back(messages)
 
     async def _act(
         self,
@@ -282,6 +293,7 @@ class Pulls:
 
     def drain(self) -> None:
         """Answer every waiting pull with what there is: nothing."""
+        self._draining = True
         for consumer in self._consumers.values():
             consumer.answer_all()
 
