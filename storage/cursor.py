@@ -6,12 +6,15 @@ and asks the storage, by `find_aside`, which offsets of a range stand in one.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from push.errors import Fenced, Refused
 from push.ports import Cursor, CursorWrite, Parked, Retry, Side, Start, Written
 from push.ranges import Range, RangeSet
 from storage.appending import PartitionLog
 
+NUMBER_MAX: Final = (1 << 62) - 1
+"""Stores keep signed 64-bit numbers."""
 FindAside = Callable[[int, int], Iterable[tuple[int, int]]]
 """(first, last) -> (offset, key hash) of the offsets in first..last that stand in a side line."""
 
@@ -190,6 +193,13 @@ def check_write(write: CursorWrite, certified: int) -> None:
     for first, last in write.settled:
         if not 0 <= first <= last:
             raise Refused("invalid_request", f"{first}..{last} is not a range of offsets")
+    for retry in write.retries:
+        if not (
+            retry.offset >= 0
+            and 0 <= retry.attempts <= NUMBER_MAX
+            and 0 <= retry.due_unix_ms <= NUMBER_MAX
+        ):
+            raise Refused("invalid_request", f"{retry} has a number out of range")
 
 
 def start_floor(start: Start, log: PartitionLog) -> int:

@@ -95,8 +95,13 @@ class SqliteStorage:
             opened.writer, wall=wall, publishable=self._space.enough, report=self._report
         )
         self._trimmer = Trimmer(self._books)
-        self._writer = Writer(opened, self._books, self._trimmer, loop, on_fatal)
-        self._reader = reading.Reader(opened.reader, loop, self._writer.fail)
+        readers = threading.Lock()
+        self._writer = Writer(
+            opened, self._books, self._trimmer, loop, readers=readers, on_fatal=on_fatal
+        )
+        self._reader = reading.Reader(
+            opened.reader, loop, readers=readers, on_corrupt=self._writer.fail
+        )
         self._closed = False
 
     @classmethod

@@ -132,7 +132,8 @@ class Beside:
             if parked is None:
                 gone.append((row, key))
             else:
-                values = (key, parked.reason, parked.since_unix_ms)
+                reason = parked.reason.encode(errors="replace").decode()  # no lone surrogates
+                values = (key, reason, parked.since_unix_ms)
                 rows.append((row, *values, codec.row_checksum(row, *values)))
         _INSERT_PARKED.execute(connection, rows)
         delete_each(connection, "parked", "cursor", "key_hash", gone)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from push import limits
 from push.errors import Refused
 from push.ports import (
     CursorState,
@@ -33,14 +34,18 @@ _RECORD: Final = "id, count, published_unix_ms, bytes, checksum, skips, header, 
 
 
 class Reader:
-    """The reading thread. `on_corrupt` gets the sentence when SQLite finds broken structure."""
+    """The reading thread. It holds `readers` during each transaction. `on_corrupt` gets the
+    sentence when SQLite finds broken structure."""
 
     def __init__(
         self,
         connection: sqlite3.Connection,
         loop: asyncio.AbstractEventLoop,
+        *,
+        readers: threading.Lock,
         on_corrupt: Callable[[str], None],
     ) -> None:
+        self._readers = readers
         self._connection = connection
         self._loop = loop
         self._on_corrupt = on_corrupt
@@ -71,11 +76,12 @@ class Reader:
         result: T | None = None
         failure: Exception | None = None
         try:
-            self._connection.execute("BEGIN")
-            try:
-                result = work(self._connection)
-            finally:
-                self._connection.execute("COMMIT")
+            with self._readers:
+                self._connection.execute("BEGIN")
+                try:
+                    result = work(self._connection)
+                finally:
+                    self._connection.execute("COMMIT")
         except sqlite3.Error as error:
             failure = Refused("storage_unavailable", f"the store cannot be read: {error}")
             if not isinstance(error, sqlite3.OperationalError):
@@ -124,7 +130,8 @@ def read_records(
     log = _log(connection, partition)
     if log is None:
         return Read((), 0, 0), []
-    end = log.next_offset if until is None else min(until + 1, log.next_offset)
+    end = log.next_offset if until is None else max(0, min(until + 1, log.next_offset))
+    offset = min(max(offset, 0), limits.OFFSET_MAX)  # positions come from clients
     base = log.row_id
     rows = connection.execute(
         f"SELECT {_RECORD} FROM record WHERE id >= coalesce((SELECT id FROM record "
@@ -132,7 +139,7 @@ def read_records(
         (
             codec.record_row_id(base, 0),
             codec.record_row_id(base, offset),
-            codec.record_row_id(base, max(end, 0)),
+            codec.record_row_id(base, end),
         ),
     )
     records: list[Record] = []

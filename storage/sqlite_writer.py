@@ -10,12 +10,13 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from push.errors import Refused, TocsinError, Unknown
 from push.ports import Partition, WakeUp
 from storage.sqlite_books import Books
-from storage.sqlite_open import Opened, mark_clean
+from storage.sqlite_open import WAL_BYTES_MAX, Opened, mark_clean
 from storage.sqlite_trim import Trimmer
 
 T = TypeVar("T")
@@ -24,6 +25,8 @@ ACTS_PER_COMMIT_MAX: Final = 4096
 """A transaction takes what is queued up to these bounds: memory, and the time others wait."""
 _BATCHES_PER_SWEEP: Final = 16
 """Under load, one slice of garbage goes with every so many batches."""
+_COMMITS_PER_LOOK: Final = 64
+"""Between two looks at the length of the WAL; 64 of the largest commits are 512 MiB."""
 
 
 @dataclass(slots=True)
@@ -39,7 +42,8 @@ Answer = tuple["asyncio.Future[Any]", Any, Exception | None]
 
 
 class Writer:
-    """Executes acts in their order. After a failed commit it refuses everything (R31)."""
+    """Executes acts in their order. After a failed commit it refuses everything (R31). `readers`
+    is held by whoever reads the file."""
 
     def __init__(
         self,
@@ -47,6 +51,8 @@ class Writer:
         books: Books,
         trimmer: Trimmer,
         loop: asyncio.AbstractEventLoop,
+        *,
+        readers: threading.Lock,
         on_fatal: Callable[[str], None] | None,
     ) -> None:
         self.failure = ""
@@ -59,6 +65,8 @@ class Writer:
         self._trimmer = trimmer
         self._loop = loop
         self._on_fatal = on_fatal
+        self._wal = Path(f"{opened.path}-wal")
+        self._readers = readers
         self._queue: queue.SimpleQueue[Act | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="tocsin-store-writer", daemon=True)
         self._thread.start()
@@ -147,6 +155,8 @@ class Writer:
             if self._connection.in_transaction:
                 self._connection.execute("COMMIT")
                 self.commits += 1
+                if self.commits % _COMMITS_PER_LOOK == 0:
+                    self._cut_wal()
         except Exception as error:
             # The books are ahead of the file now, and after a failed fsync nobody knows what the
             # file is: the process has to start again from it. [Pages are marked clean after a
@@ -159,6 +169,13 @@ class Writer:
         if answers:
             self._call(self._deliver, answers, certified)
         books.shrink()
+
+    def _cut_wal(self) -> None:
+        """Readers that never pause keep the WAL from starting anew: when it has grown too long,
+        they wait until it has been carried into the file and cut (R31)."""
+        if self._wal.exists() and self._wal.stat().st_size > WAL_BYTES_MAX:
+            with self._readers:
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _refuse(self, batch: list[Act]) -> None:
         refused = Refused("storage_unavailable", self.failure)

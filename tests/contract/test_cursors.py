@@ -158,9 +158,14 @@ async def cursor_state(store: Storage) -> tuple[int, int]:
         change(retries=[Retry(4, 1)]),
         change(aside=[Side(KEY, (0, 4))]),
         change(settled=[(3, 2)]),
+        change(settled=[(-1, 2)]),
+        change(retries=[Retry(1, 1, 1 << 63)]),
+        change(retries=[Retry(-1, 1)]),
     ],
 )
-async def test_what_is_not_certified_cannot_be_settled(store: Storage, beyond: object) -> None:
+async def test_what_is_not_certified_or_no_offset_cannot_be_settled(
+    store: Storage, beyond: object
+) -> None:
     """R10: the whole call is refused."""
     await with_group(store, messages=4)
     with pytest.raises(Refused, match="invalid_request"):

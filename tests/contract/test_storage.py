@@ -79,6 +79,15 @@ async def test_reading_at_the_end_or_where_nothing_is_gives_nothing(store: Stora
     assert (nowhere.records, nowhere.start, nowhere.certified) == ((), 0, 0)
 
 
+@pytest.mark.parametrize("offset", [-5, 1 << 40, 1 << 70])
+async def test_reading_from_anywhere_is_harmless(store: Storage, offset: int) -> None:
+    """P12: positions come from clients; the record of another partition is not among them."""
+    await store.append([append(messages=2), append(P1, messages=2)])
+    read = await store.read(P0, offset, 10**6)
+    assert [r.first for r in read.records] == ([0] if offset < 0 else [])
+    assert (await store.read(P0, 0, 10**6, until=1 << 70)).records[0].last == 1
+
+
 async def test_the_wake_up_comes_before_the_answer(store: Storage) -> None:
     """R10: and names the certified end."""
     seen: list[object] = []

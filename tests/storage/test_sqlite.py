@@ -242,6 +242,26 @@ async def test_other_partitions_do_not_pay_for_a_queue_that_leaves(embedded: Emb
     assert [r.first for r in (await store.read(other, 0, 100)).records] == [0]
 
 
+async def test_a_wal_that_readers_kept_from_starting_anew_is_cut(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R31: also while somebody reads without a pause."""
+    monkeypatch.setattr("storage.sqlite_writer.WAL_BYTES_MAX", 1 << 20)
+    store = await embedded.open()
+    await store.create_queue("q-1", 1)
+    wal = embedded.path.with_name("store.sqlite-wal")
+    record = append(messages=1, size=60_000)
+    while await commits(store) % 64 != 62:
+        await asyncio.gather(store.append([record]), store.read(P0, 0, 10**6))
+    assert wal.stat().st_size > 3 << 20
+    reads = [asyncio.ensure_future(store.read(P0, 0, 10**6)) for _ in range(20)]
+    await store.append([record])
+    await store.append([record])
+    assert await commits(store) % 64 == 0
+    assert wal.stat().st_size == 0
+    assert len((await asyncio.gather(*reads))[-1].records) == 17
+
+
 async def test_a_folder_is_made_for_the_store(tmp_path: Path) -> None:
     store = await SqliteStorage.open(tmp_path / "deep" / "down" / "store.sqlite")
     await store.close()
