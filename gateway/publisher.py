@@ -81,6 +81,10 @@ class Publisher:
         publish.checked = checked
         refused = self._refuse_all(producer, sequence, resolved, len(messages))
         if refused is not None:
+            if producer is not None and sequence is not None and refused.code.retry:
+                route = self._route(queue)
+                for index, message in enumerate(messages):
+                    self._remember_refusal(producer, route, message.key, sequence + index, refused)
             publish.outcomes = [refused] * len(messages)
             publish.settle(len(messages))
             return
@@ -132,9 +136,15 @@ class Publisher:
                 if not checked:
                     check_message(message, bytes_max)
                 if key is None:
-                    if spread is None:
-                        spread = route.spread_place()
-                    number, hashed = spread, 0
+                    hashed = 0
+                    if message.id is not None:
+                        number = route.id_place(message.id)
+                    elif context is not None:
+                        number = route.sequence_place(context[0], (sequence or 0) + index)
+                    else:
+                        if spread is None:
+                            spread = route.spread_place()
+                        number = spread
                 else:
                     number, hashed = keys.get(key) or route.place(key)
                 if self._orders and producer is not None and sequence is not None:
@@ -228,10 +238,20 @@ class Publisher:
         A message without a key has nothing behind it, nor has one with a key that cannot be.
         """
         if key and len(key) <= limits.KEY_BYTES_MAX and error.code.name != "out_of_sequence":
-            partition = route.partitions[route.place(key)[0]]
-            while len(self._orders) >= ORDERS_MAX:
-                del self._orders[next(iter(self._orders))]
-            self._orders.setdefault((producer, partition), SendingOrder()).refuse(sequence)
+            self._refused(producer, route.partitions[route.place(key)[0]], sequence)
+
+    def _hold_up(self, partition: Partition, header: Header) -> None:
+        """The storage did not take a record, or nobody knows: the same for its messages."""
+        for index, sequence, hashed in zip(
+            header.producer_indexes, header.sequences, header.key_hashes, strict=False
+        ):
+            if index and hashed:
+                self._refused(header.producers[index - 1][0], partition, sequence)
+
+    def _refused(self, producer: bytes, partition: Partition, sequence: int) -> None:
+        while len(self._orders) >= ORDERS_MAX:
+            del self._orders[next(iter(self._orders))]
+        self._orders.setdefault((producer, partition), SendingOrder()).refuse(sequence)
 
     # --- Committing ----------------------------------------------------------------------------
 
@@ -293,7 +313,9 @@ class Publisher:
             batch, appends, headers, results, strict=True
         ):
             self._appended(partition, result)
-            if not isinstance(result, TocsinError):
+            if isinstance(result, TocsinError):
+                self._hold_up(partition, header)
+            else:
                 stages = Stages(record.received_unix_ms, now_ms, certified_ms)
                 self._publish(partition, append, header, result, stages)
             self._answer(partition, record, append, result)

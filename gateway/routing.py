@@ -19,6 +19,9 @@ from push.ring import Ring, key_hash
 
 ROUTES_MAX: Final = 100_000
 """Keys per queue whose hash and partition are remembered."""
+SPREAD_RUN: Final = 256
+"""So many consecutive sequences without a key stay on one partition: few large records are cheaper
+than many small ones."""
 
 Outcome = tuple[int, int, bool] | TocsinError
 """(partition, offset, duplicate), or why not."""
@@ -112,6 +115,17 @@ class Route:
         few large records are cheaper than many small ones."""
         self.spread = (self.spread + 1) % len(self.spread_members)
         return self.spread_members[self.spread]
+
+    def id_place(self, message_id: str) -> int:
+        """The partition of a message without a key, by its id: sent again, it goes to the one that
+        remembers it, whatever was sent in between (P4)."""
+        return self.ring.partition(key_hash(message_id, self.queue.hash_key))
+
+    def sequence_place(self, producer: bytes, sequence: int) -> int:
+        """As id_place, by its sequence."""
+        return self.spread_members[
+            (sequence // SPREAD_RUN + producer[0]) % len(self.spread_members)
+        ]
 
 
 def is_full(builder: RecordBuilder, more_bytes: int) -> bool:

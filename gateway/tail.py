@@ -51,8 +51,7 @@ class Tail:
 
     def certified(self, partition: Partition, end: int) -> None:
         """The partition is certified up to `end`."""
-        if end > self.ends.get(partition, 0):
-            self.ends[partition] = end
+        self.ends[partition] = max(end, self.ends.get(partition, 0))
         for follower in self._followers.get(partition, ()):
             follower(partition)
 

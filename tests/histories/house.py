@@ -1,0 +1,223 @@
+"""The whole broker in this process, without sockets, and sessions that tell it what to do."""
+
+import asyncio
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gateway.broker import Broker
+from gateway.config import Config
+from gateway.consumer import Consumer
+from gateway.link import StartFrom
+from gateway.queue_readers import Reader
+from gateway.routing import Answer
+from metadata.catalog import ANYBODY, Group, GroupSettings, Queue, QueueSettings
+from metadata.inprocess import InProcessMetadata
+from push.errors import TocsinError
+from push.message import Message
+from push.ports import Storage
+from storage.memory import MemoryStorage
+from storage.sqlite import SqliteStorage
+
+Frame = dict[str, Any]
+Place = tuple[int, int, int, int]
+"""(partition, epoch, push, offset): one delivery."""
+WAIT_S = 5.0
+
+
+class Session:
+    """A link that keeps what it is sent, and knows what of it is a message."""
+
+    principal = ANYBODY
+
+    def __init__(self, name: str) -> None:
+        self.session_id = name
+        self.frames: list[Frame] = []
+        self.is_writable = True
+        self._news = asyncio.Event()
+
+    def send(self, frame: bytes) -> None:
+        """As Link.send."""
+        self.frames.append(json.loads(frame))
+        self._news.set()
+
+    def writable(self) -> bool:
+        """As Link.writable."""
+        return self.is_writable
+
+    async def until(self, true: Callable[[], object]) -> None:
+        """Wait until something that frames change is true."""
+        async with asyncio.timeout(WAIT_S):
+            while not true():
+                self._news.clear()
+                await self._news.wait()
+
+    @property
+    def given(self) -> list[tuple[Place, Any, int]]:
+        """(place, body, attempt) of every message that was pushed, in order."""
+        return [
+            (
+                (frame["partition"], frame["epoch"], frame["push"], frame["offset"] + index),
+                message["body"],
+                frame.get("attempt", 1),
+            )
+            for frame in self.frames
+            if frame["type"] == "push" and "epoch" in frame
+            for index, message in enumerate(frame["messages"])
+        ]
+
+    @property
+    def bodies(self) -> list[Any]:
+        """The bodies of every message that was pushed, to a consumer or a reader, in order."""
+        return [
+            message["body"]
+            for frame in self.frames
+            if frame["type"] == "push"
+            for message in frame["messages"]
+        ]
+
+    async def get(self, count: int) -> list[Any]:
+        """Wait for so many messages in all; their bodies."""
+        await self.until(lambda: len(self.bodies) >= count)
+        return self.bodies
+
+    async def take(self, count: int) -> list[tuple[Place, Any, int]]:
+        """Wait for so many messages in all; see `given`."""
+        await self.until(lambda: len(self.given) >= count)
+        return self.given
+
+    def of_type(self, kind: str) -> list[Frame]:
+        """The frames of this type."""
+        return [frame for frame in self.frames if frame["type"] == kind]
+
+
+def delivery(place: Place, last: int | None = None) -> list[list[int]]:
+    """The delivery list of one place, or of a range that begins there."""
+    return [[*place, place[3] if last is None else last]]
+
+
+class House:
+    """A broker that can be stopped and opened again over the same stores."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.folder = folder
+        self.kind = kind
+        self.broker: Broker
+        self.memory = MemoryStorage()
+        self._names = itertools.count(1)
+
+    async def open(self) -> None:
+        """Start the broker."""
+        metadata = await InProcessMetadata.open(self.folder)
+        storage: Storage = self.memory
+        if self.kind == "sqlite":
+            storage = await SqliteStorage.open(
+                self.folder / "store.sqlite", free_bytes_reserve=0, on_fatal=never
+            )
+        self.broker = Broker(Config(data_dir=self.folder), metadata, storage)
+        await self.broker.start()
+
+    async def stop(self) -> None:
+        """Stop it in an orderly way."""
+        await self.broker.stop()
+
+    async def restart(self) -> None:
+        """Stop it, and open it over the same files."""
+        assert self.kind == "sqlite", "memory does not outlive its broker"
+        await self.stop()
+        await self.open()
+
+    async def queue(self, name: str = "orders", **settings: Any) -> Queue:
+        """A queue, of one partition unless told otherwise."""
+        settings = {"partitions": 1, "backoff_s": 0.01, "backoff_max_s": 0.01, **settings}
+        queue, _ = await self.broker.create_queue(ANYBODY, name, QueueSettings(**settings))
+        return queue
+
+    def find(self, name: str = "orders") -> Queue:
+        """The queue as it is now."""
+        return self.broker.find_queue(ANYBODY, name)
+
+    async def group(
+        self, queue: Queue, name: str = "billing", start: StartFrom | None = None, **settings: Any
+    ) -> Group:
+        """A group. Durations may be shorter than the API allows, so that tests are."""
+        group, _ = await self.broker.put_group(
+            ANYBODY, queue, name, GroupSettings(**settings), start
+        )
+        return group
+
+    def submit(
+        self, queue: Queue, messages: Sequence[Message], **options: Any
+    ) -> "asyncio.Future[Answer]":
+        """Publish; the answer will come."""
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.broker.publisher.submit(queue, messages, answer.set_result, **options)
+        return answer
+
+    async def publish(
+        self, queue: Queue, messages: Sequence[Message], **options: Any
+    ) -> list[tuple[int, int, bool] | str]:
+        """Publish and wait: the place of each message, or its error's code."""
+        async with asyncio.timeout(WAIT_S):
+            answer = await self.submit(queue, messages, **options)
+        return codes(answer)
+
+    async def subscribe(
+        self, queue: Queue, group: Group, credit: int = 1000, session: Session | None = None
+    ) -> tuple[Session, Consumer]:
+        """A consumer in a session of its own, or in this one."""
+        number = next(self._names)
+        session = session or Session(f"s{number}")
+        consumer = await self.broker.groups.subscribe(session, number, queue, group, credit)
+        return session, consumer
+
+    async def read(
+        self, queue: Queue, credit: int = 1000, **options: Any
+    ) -> tuple[Session, Reader]:
+        """A reader in a session of its own; `keys`, `start`, `position` as in `open`."""
+        number = next(self._names)
+        session = Session(f"r{number}")
+        options = {"keys": None, "start": None, "position": None, **options}
+        reader = await self.broker.readers.open(session, number, queue, credit=credit, **options)
+        return session, reader
+
+    async def confirm(self, consumer: Consumer, deliveries: list[list[int]]) -> tuple[int, int]:
+        """A confirmed ack: (settled, number of stale lists), once it is durable."""
+        done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        consumer.ack(deliveries, [], done.set_result)
+        async with asyncio.timeout(WAIT_S):
+            settled = await done
+        assert settled.durable
+        return settled.settled, len(settled.stale)
+
+    async def lag(self, queue: Queue, group: Group) -> int:
+        """Messages that the group has not settled, durably."""
+        described = await self.broker.describe_group(ANYBODY, queue, group.name)
+        return int(str(described["lag"]))
+
+
+def never(reason: str) -> None:
+    """The storage's last word, in tests."""
+    raise AssertionError(f"the storage gave up: {reason}")
+
+
+def codes(answer: Answer) -> list[tuple[int, int, bool] | str]:
+    """The outcomes of a publish, errors by their code."""
+    return [
+        outcome.code.name if isinstance(outcome, TocsinError) else outcome
+        for outcome in answer.outcomes
+    ]
+
+
+def message(body: object, key: str | None = "k", **fields: Any) -> Message:
+    """A message."""
+    return Message(key=key, body=msgspec.Raw(msgspec.json.encode(body)), **fields)
+
+
+def numbered(count: int, key: str | None = "k", first: int = 0) -> list[Message]:
+    """Messages whose bodies are numbers."""
+    return [message(number, key) for number in range(first, first + count)]
