@@ -16,7 +16,7 @@ from push.errors import Refused
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.wire import Wire, no_application, response, serve, session
 
-SHORT_S = 0.05
+SHORT_S = 0.2
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n"
 
