@@ -259,7 +259,7 @@ async def test_a_wal_that_readers_kept_from_starting_anew_is_cut(
     await store.append([record])
     assert await commits(store) % 64 == 0
     assert wal.stat().st_size == 0
-    assert len((await asyncio.gather(*reads))[-1].records) == 17
+    assert {len(read.records) for read in await asyncio.gather(*reads)} == {16}
 
 
 async def test_a_folder_is_made_for_the_store(tmp_path: Path) -> None:

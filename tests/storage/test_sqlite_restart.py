@@ -112,10 +112,13 @@ async def test_cursor_logs_survive_a_restart(embedded: Embedded) -> None:
     await with_group(store)
     await store.append([append(messages=1000)])
     await store.write_cursors([change(settled=[(n, n) for n in range(1, 1000, 2)])])
-    await store.write_cursors([change(settled=[(0, 0), (500, 500)])])
+    await asyncio.gather(  # in one commit, as a rule
+        store.write_cursors([change(settled=[(0, 0)])]),
+        store.write_cursors([change(settled=[(500, 500)])]),
+    )
     await store.write_cursors([change(settled=[(502, 502)])])
     store = await embedded.open()
-    assert embedded.sql("SELECT count(*) FROM cursor_log") == [(2,)]
+    assert 2 <= embedded.sql("SELECT count(*) FROM cursor_log")[0][0] <= 3
     state = (await store.cursors("q-1", "g-1"))[0]
     assert (state.floor, state.settled_above) == (2, 501)
     cursor = (await store.own(G0, token=b"b", assignment=1)).cursor
