@@ -242,7 +242,11 @@ class Conversation:
             else (outcome if outcome[2] else outcome[:2])
             for outcome in answer.outcomes
         ]
-        self._answered(frames.ok(ref, receipts=receipts, durability=answer.durability))
+        self._answered(
+            frames.ok(
+                ref, receipts=receipts, id_prefix=answer.id_prefix, durability=answer.durability
+            )
+        )
 
     def _answered(self, frame: bytes) -> None:
         self._unanswered -= 1

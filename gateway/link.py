@@ -128,6 +128,10 @@ class Answer(Protocol):
         """(partition, offset, duplicate) or the error, in message order (R5)."""
 
     @property
+    def id_prefix(self) -> str:
+        """A message without an id of its own is named by this, its partition, "-", its offset."""
+
+    @property
     def durability(self) -> Mapping[str, object]: ...
 
 

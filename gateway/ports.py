@@ -57,6 +57,10 @@ class Answered(Protocol):
         """Per message (partition, offset, duplicate), or why it was not stored."""
 
     @property
+    def id_prefix(self) -> str:
+        """What comes before partition, "-" and offset in the id of a message without its own."""
+
+    @property
     def durability(self) -> Mapping[str, object]:
         """`{"level": …, "copies": n}`: what the receipts mean."""
 

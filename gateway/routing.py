@@ -46,7 +46,12 @@ class Answer:
         outcome = self.outcomes[index]
         if given is not None or isinstance(outcome, TocsinError):
             return given or ""
-        return f"{self.queue.queue_id}-{self.generation}-{outcome[0]}-{outcome[1]}"
+        return f"{self.id_prefix}{outcome[0]}-{outcome[1]}"
+
+    @property
+    def id_prefix(self) -> str:
+        """What comes before partition, "-" and offset in the id of a message without its own."""
+        return f"{self.queue.queue_id}-{self.generation}-"
 
     def settle(self, count: int) -> None:
         """`count` more outcomes are there; the last one sends the answer."""

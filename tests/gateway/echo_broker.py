@@ -27,6 +27,7 @@ class EchoAnswer:
 
     outcomes: list[tuple[int, int, bool] | TocsinError]
     durability: Mapping[str, object] = field(default_factory=lambda: {"level": "all", "copies": 1})
+    id_prefix: str = "echo-1-"
 
 
 @dataclass

@@ -154,6 +154,10 @@ class PlainAnswer:
     prefix: str
     durability: dict[str, object] = field(default_factory=lambda: {"level": "all", "copies": 1})
 
+    @property
+    def id_prefix(self) -> str:
+        return self.prefix
+
     def ids(self, index: int) -> str:
         outcome = self.outcomes[index]
         assert not isinstance(outcome, TocsinError)
