@@ -52,6 +52,20 @@ async def test_producers_and_ids_are_known_after_a_restart(embedded: Embedded) -
     assert await sequences(store, [5]) == ["sequence_too_old"]
 
 
+async def test_a_producer_that_goes_on_for_hours_is_known_after_a_restart(
+    embedded: Embedded,
+) -> None:
+    """P4: also when it was last seen in another bucket of time than at first."""
+    store = await embedded.open()
+    await store.create_queue("q-1", 1)
+    for sequence in range(4):
+        assert await sequences(store, [sequence]) == [sequence]
+        embedded.clock.unix_s += limits.PRODUCER_IDLE_S / 2
+    store = await embedded.open()
+    assert await sequences(store, [0, 1, 2, 3]) == [-1, -2, -3, -4]
+    assert (await store.state()).detail["damage_reports"] == "0"
+
+
 async def test_duplicates_of_one_commit_share_the_outcome(embedded: Embedded) -> None:
     """R5: appends that wait for the same commit."""
     store = await embedded.open()
