@@ -127,7 +127,7 @@ class FakeBroker:
 
     def refuse(self, code: str | Callable[[Message], str | None], times: int = 1) -> None:
         """The next `times` messages get this code, or what the callable says; None: stored."""
-        verdict = code if callable(code) else lambda _: cast("str", code)
+        verdict = code if callable(code) else lambda _: code
         self._refusals += [verdict] * times
 
     def cut(self) -> None:
@@ -390,7 +390,8 @@ class FakeBroker:
             "holder": "anybody",
             "created_unix_ms": 1_763_690_400_000,
             "partitions": [{"number": number} for number in range(PARTITIONS)],
-            "depth": {"messages": len(self.logs[name]), "bytes": 0},
+            "depth": len(self.logs[name]),
+            "bytes": 0,
             "groups": groups,
         }
 

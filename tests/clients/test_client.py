@@ -57,12 +57,34 @@ async def test_what_has_no_json_form_is_refused_here(client: tocsin.Client, body
 
 
 async def test_wrong_types_are_refused_here_and_never_spoil_a_frame(client: tocsin.Client) -> None:
-    wrong = ({"key": ""}, {"key": 7}, {"id": 7}, {"headers": {"a": 1}}, {"ttl_s": "1"})
+    """R5: the broker could only refuse the whole frame; here each message has its own outcome."""
+    wrong = ({"key": ""}, {"key": 7}, {"id": 7}, {"headers": {"a": 1}}, {"ttl_s": "1"}, {"ky": "k"})
     for fields in wrong:
-        with pytest.raises(tocsin.InvalidRequest):
+        with pytest.raises(tocsin.PublishManyFailed) as failed:
             await client.publish_many("orders", [{"body": 1}, {"body": 1, **fields}])
-    with pytest.raises(tocsin.InvalidRequest):
-        await client.publish_many("orders", [{"boddy": 1}])
+        good, bad = failed.value.outcomes
+        assert isinstance(good, tocsin.Receipt)
+        assert isinstance(bad, tocsin.InvalidRequest)
+
+
+async def test_callers_that_waited_for_room_travel_together(broker: FakeBroker) -> None:
+    broker.welcome |= {"in_flight_max": 10}
+    async with tocsin.connect(broker.url) as client:
+        await asyncio.gather(*(client.publish("orders", n, key="k") for n in range(100)))
+    assert len(broker.received(frames.Publish)) <= 20
+    assert broker.bodies("orders") == list(range(100))
+
+
+async def test_a_caller_that_gave_up_waiting_lets_the_others_pass(broker: FakeBroker) -> None:
+    broker.welcome |= {"in_flight_max": 1}
+    async with tocsin.connect(broker.url) as client:
+        publishing = [asyncio.ensure_future(client.publish("orders", n)) for n in range(4)]
+        await asyncio.sleep(0)
+        publishing[1].cancel()
+        publishing[2].cancel()
+        outcomes = await asyncio.gather(*publishing, return_exceptions=True)
+    assert [isinstance(one, tocsin.Receipt) for one in outcomes] == [True, False, False, True]
+    assert broker.bodies("orders") == [0, 3]
 
 
 async def test_an_unknown_queue_is_an_error_of_its_own(client: tocsin.Client) -> None:

@@ -2,6 +2,7 @@
 adds up (P3, R16, R17, R19, R25)."""
 
 import itertools
+from collections.abc import Sequence
 
 import hypothesis.strategies as st
 import pytest
@@ -31,9 +32,9 @@ class Nobody:
 
 
 def push(
-    keys: str, *, offset: int = 0, number: int = 1, epoch: int = 1, attempt: int = 1
+    keys: Sequence[str], *, offset: int = 0, number: int = 1, epoch: int = 1, attempt: int = 1
 ) -> wire.Push:
-    """One message per letter, which is its key; "-": none."""
+    """One message per key; "-": none."""
     return wire.Push(
         subscription=3,
         partition=0,
@@ -314,14 +315,22 @@ class LedgerMachine(RuleBasedStateMachine):
         keys = keys[: self.granted - self.given]
         if not keys:
             return
+        self.broker_knows()
         self.number += 1
-        pushed = push("".join(keys), offset=self.offset, number=self.number)
+        pushed = push(keys, offset=self.offset, number=self.number)
         self.held.receive(pushed, now=self.now)
         self.offset += len(keys)
         self.given += len(keys)
         new = self.held._pushes[0, 1, self.number].deliveries
         self.model += new
         self.until.update({id(m): self.now + usable_s(self.LEASE_S) for m in new})
+
+    def broker_knows(self) -> None:
+        """What was returned here is known there: nothing under way is of a closed key."""
+        self.held.expire(now=self.now)
+        self.expire_model()
+        self.send()
+        self.held.revoke([[0, 1, 0, 0, self.offset]])
 
     @rule()
     def hand_out(self) -> None:
@@ -395,6 +404,8 @@ class LedgerMachine(RuleBasedStateMachine):
             if isinstance(frame, wire.Credit):
                 assert frame.granted > self.granted, "R25: granted only grows"
                 self.granted = frame.granted
+            elif isinstance(frame, wire.Nack) and frame.ref is not None:
+                self.held.nack_answered(frame.ref)
 
     @invariant()
     def holds(self) -> None:

@@ -154,7 +154,6 @@ class Client:
 
         Raises:
             PublishManyFailed: some were not stored; `outcomes` has each one's receipt or error.
-            InvalidRequest: one cannot be sent as it is; then none was sent.
         """
         return await self._publishing().publish_many(queue, messages, timeout_s)
 

@@ -6,7 +6,8 @@
 
 * Of one key, a message is handed out only when the one before it has been settled (R17): the first
   one of a key is READY, the others are QUEUED in the key's line.
-* When a message is returned or goes, the later ones of its key that are held go with it (R17).
+* When a message is returned or goes, the later ones of its key that are held go with it, and what
+  is under way of it is not let in (R17; see `closed`).
 * A lease is counted from the moment the push was received, less a margin; what is over is treated
   as revoked (R17), so nothing is handed out that another consumer may have by now.
 * Credit is granted in total: what was asked for at first, and one for each that was released (R25).
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from tocsin import wire
+from tocsin.closed import ClosedKeys
 from tocsin.errors import StaleDelivery
 from tocsin.message import HeldPush, Message, Settler, State
 from tocsin.places import columns, parts, ranges
@@ -69,6 +71,7 @@ class Ledger:
         self._confirm: list[tuple[Message, object]] = []
         self._confirming: dict[int, list[tuple[Message, object]]] = {}
         self._nacked: dict[tuple[float | None, str | None], list[Message]] = {}
+        self._closed = ClosedKeys()
         self.received = 0
         self.released = 0
         self._released_granted = 0
@@ -93,14 +96,16 @@ class Ledger:
             return
         self._pushes[held.place] = held
         self._by_deadline.append(held)
-        lines, ready, deliveries, offset = self._lines, self._ready, held.deliveries, held.first
-        for content in push.messages:
+        lines, ready, deliveries = self._lines, self._ready, held.deliveries
+        closed = self._closed if self._closed else None
+        for offset, content in enumerate(push.messages, held.first):
             message = Message(held, offset, content)
-            offset += 1
             deliveries.append(message)
             key = content.key
             if key is None:
                 ready.append(message)
+            elif closed is not None and not closed.admits(key, push.partition, offset):
+                self._drop(message, _GONE)
             elif key not in lines:
                 lines[key] = None
                 ready.append(message)
@@ -122,9 +127,11 @@ class Ledger:
         """The broker has taken these back. What is not held is left alone."""
         for partition, epoch, number, *pairs in deliveries:
             held = self._pushes.get((partition, epoch, number))
-            if held is not None:
-                for first, last in zip(pairs[::2], pairs[1::2], strict=False):
+            for first, last in zip(pairs[::2], pairs[1::2], strict=False):
+                if held is not None:
                     self._lose(held, first, last)
+                if self._closed:
+                    self._closed.revoked(partition, first, last)
 
     def expire(self, *, now: float) -> None:
         """Discard what has been held for as long as its lease."""
@@ -135,6 +142,7 @@ class Ledger:
         for message in late:
             if message.state <= _HANDED and message.deadline <= now:
                 self._close(message, _GONE)
+                self._closed.close(message)
         self._extended = [m for m in self._extended if m.state <= _HANDED]
 
     def next_deadline(self) -> float | None:
@@ -160,6 +168,7 @@ class Ledger:
         self._started.clear()
         self._confirm.clear()
         self._confirming.clear()
+        self._closed = ClosedKeys()
         self._released_granted = self.released  # there is nobody left to grant it
         return pending
 
@@ -234,6 +243,7 @@ class Ledger:
         """
         self.check_held(message, now=now)
         self._close(message, State.NACKED)
+        self._closed.close(message)
         self._nacked.setdefault((delay_s, reason), []).append(message)
 
     def check_held(self, message: Message, *, now: float) -> None:
@@ -249,6 +259,10 @@ class Ledger:
             if message.deadline == message.held.deadline:
                 self._extended.append(message)
             message.deadline = until
+
+    def nack_answered(self, ref: int) -> None:
+        """The broker has read a nack: what it sends from now on may be let in."""
+        self._closed.answered(ref)
 
     def confirmed(self, ref: int, refused: wire.DeliveryList) -> tuple[list[object], list[object]]:
         """The answer to a confirmed ack: (tickets of what is settled, tickets of the rest).
@@ -305,16 +319,6 @@ class Ledger:
 
     # --- what goes out --------------------------------------------------------------------------
 
-    def pending(self) -> bool:
-        """Whether `take` has something to send."""
-        return bool(
-            self._acked
-            or self._confirm
-            or self._nacked
-            or any(m.state is _HANDED for m in self._started)
-            or self._credit_due()
-        )
-
     def _credit_due(self) -> bool:
         return (self.released - self._released_granted) * CREDIT_SHARE >= max(self.credit, 1)
 
@@ -345,12 +349,17 @@ class Ledger:
             frames.append(wire.Ack(subscription=subscription, deliveries=places, ref=ref))
         self._confirm.clear()
         for (delay_s, reason), messages in self._nacked.items():
-            frames += [
-                wire.Nack(
-                    subscription=subscription, deliveries=part, delay_s=delay_s, reason=reason
-                )
-                for part in parts(columns((m.held.place, m.offset) for m in messages))
-            ]
+            for start in range(0, len(messages), wire.RANGES_PER_FRAME_MAX):
+                nacked = messages[start : start + wire.RANGES_PER_FRAME_MAX]
+                ref = next(refs)
+                self._closed.ask(ref, nacked)
+                places = columns((m.held.place, m.offset) for m in nacked)
+                frames.append(
+                    wire.Nack(
+                        subscription=subscription, deliveries=places, delay_s=delay_s,
+                        reason=reason, ref=ref,
+                    )
+                )  # fmt: skip
         self._nacked.clear()
         if self.released > self._released_granted and (frames or self._credit_due()):
             self._released_granted = self.released

@@ -1,5 +1,6 @@
 """The calls that go over HTTP: queues, groups, pull."""
 
+import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
@@ -75,7 +76,7 @@ class Http:
     def __init__(self, url: str, *, token: Token = None) -> None:
         self.url = url
         self._token = token
-        self._client = httpx2.AsyncClient(base_url=url, timeout=TIMEOUT_S, trust_env=False)
+        self._client: httpx2.AsyncClient | None = None
 
     async def __aenter__(self) -> "Http":
         return self
@@ -90,7 +91,21 @@ class Http:
 
     async def close(self) -> None:
         """Close its connections."""
-        await self._client.aclose()
+        if self._client is not None:
+            await self._client.aclose()
+
+    def _connections(self) -> httpx2.AsyncClient:
+        """Made when it is needed: reading the system's certificates takes 100 ms, and where the
+        URL is http none are looked at."""
+        if self._client is None:
+            secure = self.url.startswith("https:")
+            context = (
+                ssl.create_default_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            )
+            self._client = httpx2.AsyncClient(
+                base_url=self.url, verify=context, timeout=TIMEOUT_S, trust_env=False
+            )
+        return self._client
 
     async def request(
         self, method: str, path: str, body: object = None, *, timeout_s: float = TIMEOUT_S
@@ -108,7 +123,7 @@ class Http:
             content = wire.encode(body)
             headers["Content-Type"] = "application/json"
         try:
-            answer = await self._client.request(
+            answer = await self._connections().request(
                 method, path, content=content, headers=headers, timeout=timeout_s
             )
         except httpx2.TimeoutException as error:

@@ -21,39 +21,42 @@ class _Line:
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[tuple[Callable[[], bool], asyncio.Future[None]]] = deque()
 
-    @property
-    def is_free(self) -> bool:
-        """Whether a message may be added right now without passing anybody."""
-        return not self._waiting and self.lane.room() > 0
+    def add_now(self, fill: Callable[[], bool]) -> bool:
+        """Call `fill` if there is room and nobody waits; whether it has added everything."""
+        return not self._waiting and self.lane.room() > 0 and fill()
 
-    async def fill(self, fill: Callable[[], bool]) -> None:
-        """Call `fill` whenever there is room and it is this caller's turn, until it returns True
-        because it has added everything."""
-        me: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(me)
-        self.poke()
+    async def add(self, fill: Callable[[], bool]) -> None:
+        """Call `fill` as soon as there is room and it is this caller's turn, and again whenever
+        there is room, until it returns True: it has added everything."""
+        added: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiter = (fill, added)
+        self._waiting.append(waiter)
         try:
-            await me
-            while not fill():
-                self._waiting[0] = me = asyncio.get_running_loop().create_future()
-                self.poke()
-                await me
-        finally:
-            self._waiting.remove(me)
-            self.poke()
+            await added
+        except BaseException:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            self.poke()  # it may have stood before somebody for whom there is room
+            raise
 
     def poke(self) -> None:
-        """There may be room now: let the first one go on."""
-        if self._waiting and self.lane.room() > 0 and not self._waiting[0].done():
-            self._waiting[0].set_result(None)
+        """There may be room now. Everybody who fits adds in this turn, so that what was published
+        by many callers travels in one frame."""
+        while self._waiting and self.lane.room():
+            fill, added = self._waiting[0]
+            if not added.cancelled() and not fill():
+                return
+            self._waiting.popleft()
+            if not added.done():
+                added.set_result(None)
 
     def fail(self, error: TocsinError) -> None:
-        """There never will be."""
-        for future in list(self._waiting):
-            if not future.done():
-                future.set_exception(error)
+        """There never will be room."""
+        for _, added in self._waiting:
+            if not added.done():
+                added.set_exception(error)
 
 
 class Publisher:
@@ -82,12 +85,10 @@ class Publisher:
             self._session.wake_at(deadline)
             return True
 
-        if line.is_free:
-            fill()
-        else:
+        if not line.add_now(fill):
             try:
                 async with asyncio.timeout_at(None if timeout_s is None else deadline):
-                    await line.fill(fill)
+                    await line.add(fill)
             except TimeoutError:
                 raise PublishTimeout from None
         return await future
@@ -99,11 +100,10 @@ class Publisher:
         timeout_s: float | None,
     ) -> list[Receipt]:
         """See Client.publish_many."""
-        drafts = [m if isinstance(m, NewMessage) else _draft(m) for m in messages]
-        if not drafts:
-            return []
-        encoded = [(self._encode(draft), draft.id) for draft in drafts]
+        encoded = [self._encode_one(message) for message in messages]
         line = self._line(queue)
+        if not encoded:
+            return []
         deadline = self._deadline(timeout_s)
         future: asyncio.Future[list[Receipt]] = self._loop.create_future()
         ticket = Ticket(len(encoded), partial(_resolve_many, future))
@@ -112,17 +112,20 @@ class Publisher:
         def fill() -> bool:
             nonlocal added
             while added < len(encoded) and line.lane.room():
-                data, name = encoded[added]
-                line.lane.add(data, ticket, added, deadline, name)
+                one = encoded[added]
+                if isinstance(one, InvalidRequest):
+                    ticket.settle(added, one)
+                else:
+                    line.lane.add(one[0], ticket, added, deadline, one[1])
                 added += 1
             self._session.dirty(self)
             self._session.wake_at(deadline)
             return added == len(encoded)
 
-        if not (line.is_free and fill()):
+        if not line.add_now(fill):
             try:
                 async with asyncio.timeout_at(None if timeout_s is None else deadline):
-                    await line.fill(fill)
+                    await line.add(fill)
             except TimeoutError:
                 for index in range(added, len(encoded)):
                     ticket.settle(index, PublishTimeout())
@@ -132,6 +135,18 @@ class Publisher:
     def unanswered(self) -> int:
         """Messages of this client that have no final answer yet."""
         return sum(line.lane.unanswered for line in self._lines.values())
+
+    def _encode_one(
+        self, message: NewMessage | Mapping[str, Any]
+    ) -> tuple[bytes, str | None] | InvalidRequest:
+        """(encoded, id), or why it cannot be sent: its own outcome, not that of the others."""
+        try:
+            draft = message if isinstance(message, NewMessage) else NewMessage(**message)
+            return self._encode(draft), draft.id
+        except InvalidRequest as error:
+            return error
+        except TypeError as error:
+            return InvalidRequest("invalid_message", str(error))
 
     def _encode(self, message: NewMessage) -> bytes:
         data = encode_message(message)
@@ -216,13 +231,6 @@ class Publisher:
             line.poke()
         if self._lines:
             self._session.dirty(self)
-
-
-def _draft(fields: Mapping[str, Any]) -> NewMessage:
-    try:
-        return NewMessage(**fields)
-    except TypeError as error:
-        raise InvalidRequest("invalid_message", str(error)) from None
 
 
 def _resolve_one(future: "asyncio.Future[Receipt]", ticket: Ticket) -> None:

@@ -51,17 +51,19 @@ class Reader(Subscribing):
                 goes on behind it.
             PositionUnknown: after a reconnect the position means nothing any more.
         """
-        while True:
-            item = self._ledger.next()
-            if item is None:
-                await self._wait()
-            elif not isinstance(item, Gap):
-                self._session.dirty(self)
-                return item
-            elif self._on_gap == "raise":
+        while (message := self.next_nowait()) is None:
+            await self._wait()
+        return message
+
+    def next_nowait(self) -> ReadMessage | None:
+        """The next message, if one is here; None: not now. Raises Gap as iterating does."""
+        while isinstance(item := self._ledger.next(), Gap):
+            if self._on_gap == "raise":
                 raise item
-            else:
-                self._on_gap(item)
+            self._on_gap(item)
+        if item is not None:
+            self._session.dirty(self)
+        return item
 
     # --- session.Subscriber ---------------------------------------------------------------------
 

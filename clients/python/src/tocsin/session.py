@@ -7,6 +7,7 @@ that the parts have to send in one turn of the event loop travel together.
 import asyncio
 import itertools
 import logging
+import os
 from collections.abc import Callable
 from random import Random
 from typing import Final, Protocol
@@ -110,8 +111,9 @@ class Session:
         try:
             await self._connect()
         except (OSError, TimeoutError) as error:
-            why = "it does not answer" if isinstance(error, TimeoutError) else str(error)
-            raise CannotConnect(f"cannot reach a Tocsin broker at {self.url}: {why}") from error
+            raise CannotConnect(
+                f"cannot reach a Tocsin broker at {self.url}: {why(error)}"
+            ) from error
         self._runner = self._loop.create_task(self._run(), name="tocsin-session")
 
     async def close(self) -> None:
@@ -153,7 +155,7 @@ class Session:
             try:
                 await self._connect()
             except (OSError, TimeoutError) as error:
-                logger.info("cannot reconnect to %s yet: %s", self.url, error)
+                logger.info("cannot reconnect to %s yet: %s", self.url, why(error))
             except TocsinError as error:
                 unauthorized = isinstance(error, Unauthorized)
                 again = self._reconnecting.may_reconnect(codes.UNAUTHORIZED) and unauthorized
@@ -378,6 +380,13 @@ class Session:
         pending, self._pending = self._pending, {}
         for answered in pending.values():
             answered(None)
+
+
+def why(error: OSError) -> str:
+    """An operating system's error, for people."""
+    if isinstance(error, TimeoutError):
+        return "it does not answer"
+    return os.strerror(error.errno).lower() if error.errno else str(error)
 
 
 def _closed_early(close_code: int, reason: str) -> Exception:

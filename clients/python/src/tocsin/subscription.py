@@ -51,14 +51,18 @@ class Subscription(Subscribing):
     async def __anext__(self) -> Message:
         """The next message whose key is free. Waits for one as long as it takes; several tasks may
         wait at once."""
-        while True:
-            message = self._ledger.next(now=self._loop.time())
-            if message is not None:
-                self._session.dirty(self)
-                if message.held.push.attempt > 1:
-                    self._session.flush()  # R19: a killer message is counted before it kills
-                return message
+        while (message := self.next_nowait()) is None:
             await self._wait()
+        return message
+
+    def next_nowait(self) -> Message | None:
+        """The next message whose key is free, if one is here; None: not now."""
+        message = self._ledger.next(now=self._loop.time())
+        if message is not None:
+            self._session.dirty(self)
+            if message.held.push.attempt > 1:
+                self._session.flush()  # R19: a killer message is counted before it kills
+        return message
 
     async def run(
         self, handler: Callable[[Message], Awaitable[object]], *, concurrency: int = 1
@@ -174,9 +178,16 @@ class Subscription(Subscribing):
         for frame in ledger.take(self._session.refs):
             if isinstance(frame, wire.Ack) and frame.ref is not None:
                 self._session.expect(frame.ref, partial(self._confirmed, ledger, frame.ref))
+            elif isinstance(frame, wire.Nack) and frame.ref is not None:
+                self._session.expect(frame.ref, partial(self._nacked, ledger, frame.ref))
             frames.append(wire.encode(frame))
         self._waiters.wake(ledger.ready)
         return frames
+
+    @staticmethod
+    def _nacked(ledger: Ledger, ref: int, answer: wire.Ok | wire.Error | None) -> None:
+        if answer is not None:  # else the connection was lost, and the ledger with it
+            ledger.nack_answered(ref)
 
     def _confirmed(self, ledger: Ledger, ref: int, answer: wire.Ok | wire.Error | None) -> None:
         if answer is None:

@@ -1,0 +1,162 @@
+"""What the verbs share: where the broker is, how to run, how to print."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from tocsin.client import URL_DEFAULT, Client, connect
+from tocsin.http import Http
+from tocsin.subscribing import Start
+
+T = TypeVar("T")
+CommandT = TypeVar("CommandT", bound=Callable[..., Any])
+
+
+@dataclass
+class Target:
+    """Which broker is meant."""
+
+    url: str = URL_DEFAULT
+    token: str | None = None
+
+    def client(self) -> Client:
+        """A client, not yet connected."""
+        try:
+            return connect(self.url, token=self.token)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+
+    def http(self) -> Http:
+        """Its HTTP interface."""
+        if not self.url.startswith(("http://", "https://")):
+            raise click.UsageError(
+                f"the URL of a broker begins with http:// or https://, not {self.url!r}"
+            )
+        return Http(self.url.rstrip("/"), token=self.token)
+
+
+def target_options(command: CommandT) -> CommandT:
+    """--url and --token, behind the verb as before it."""
+    return _target_options(command, url_variable=None, token_variable=None)
+
+
+def target_options_and_variables(command: CommandT) -> CommandT:
+    """--url and --token before the verb; the environment counts where neither place has them."""
+    return _target_options(command, url_variable="TOCSIN_URL", token_variable="TOCSIN_TOKEN")
+
+
+def _target_options(
+    command: CommandT, *, url_variable: str | None, token_variable: str | None
+) -> CommandT:
+    def keep(name: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
+        def callback(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
+            if value is not None:
+                setattr(ctx.ensure_object(Target), name, value)
+
+        return callback
+
+    token = click.option(
+        "--token", expose_value=False, callback=keep("token"), envvar=token_variable,
+        metavar="TEXT", help="The bearer token. (env TOCSIN_TOKEN)",
+    )  # fmt: skip
+    url = click.option(
+        "--url", expose_value=False, callback=keep("url"), envvar=url_variable, metavar="URL",
+        help=f"Where the broker is. (env TOCSIN_URL; else {URL_DEFAULT})",
+    )  # fmt: skip
+    return url(token(command))
+
+
+def json_option(command: CommandT) -> CommandT:
+    """--json."""
+    return click.option("--json", "as_json", is_flag=True, help="JSON, for machines.")(command)
+
+
+pass_target = click.make_pass_decorator(Target, ensure=True)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run it to its end. Ctrl-C and SIGTERM cancel it, so that it leaves cleanly; then the exit
+    code is that of the signal."""
+
+    async def guarded() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        came: list[int] = []
+
+        def stop(number: int) -> None:
+            came.append(number)
+            task.cancel()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                loop.add_signal_handler(number, stop, number)
+            except (NotImplementedError, RuntimeError, ValueError):
+                break  # Windows, or not the main thread: KeyboardInterrupt does it
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if came:
+                sys.exit(128 + came[0])
+            raise
+
+    return asyncio.run(guarded())
+
+
+def to_json(value: object) -> str:
+    """One line of JSON."""
+    return msgspec.json.encode(value).decode()
+
+
+def print_table(rows: Sequence[Sequence[object]], heads: Sequence[str]) -> None:
+    """Columns, numbers to the right."""
+    texts = [list(heads), *([_cell(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[place]) for row in texts) for place in range(len(heads))]
+    right = [bool(rows) and isinstance(rows[0][place], int) for place in range(len(heads))]
+    for row in texts:
+        cells = [
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(row, widths, right, strict=True)
+        ]
+        click.echo("  ".join(cells).rstrip())
+
+
+def _cell(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def print_fields(fields: dict[str, object]) -> None:
+    """Names and values below each other."""
+    width = max(map(len, fields), default=0)
+    for name, value in fields.items():
+        click.echo(f"{name:<{width}}  {value}")
+
+
+def parse_start(text: str) -> Start:
+    """earliest, latest, or an ISO time (without a zone: local).
+
+    Raises:
+        click.BadParameter: it is none of them.
+    """
+    if text == "earliest":
+        return "earliest"
+    if text == "latest":
+        return "latest"
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is neither earliest nor latest nor a time like 2026-11-21T09:30"
+        ) from None
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 message`, `2 messages`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

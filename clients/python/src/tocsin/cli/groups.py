@@ -1,0 +1,174 @@
+"""`tocsin group`: create, list, show, delete, seek."""
+
+from typing import Any, Final
+
+import click
+
+from tocsin.cli.common import (
+    Target,
+    json_option,
+    parse_start,
+    pass_target,
+    print_fields,
+    run,
+    target_options,
+    to_json,
+)
+from tocsin.cli.durations import duration
+from tocsin.cli.queues import (
+    Setting,
+    given,
+    local_time,
+    print_groups,
+    setting_options,
+    shown_settings,
+)
+from tocsin.subscribing import Start
+
+GROUP_SETTINGS: Final = (
+    Setting(
+        "semantics",
+        click.Choice(["at_least_once", "at_most_once"]),
+        "Settle when acked, or before it is given. [at_least_once]",
+    ),
+    Setting("lease_s", duration, "A delivery is one consumer's for so long. [the queue's]"),
+    Setting("lease_total_s", duration, "The same with all extends. [the queue's]"),
+    Setting("attempts_max", int, "Attempts before exhaustion; 0: no end. [the queue's]"),
+    Setting("on_exhausted", click.Choice(["dead_letter", "park"]), "Then what. [the queue's]"),
+    Setting("backoff_s", duration, "Wait before the second attempt. [the queue's]"),
+    Setting("backoff_max_s", duration, "Wait at most so long. [the queue's]"),
+    Setting("expires_s", duration, "Delete it after so long without a consumer. [never]"),
+)
+
+
+@click.group()
+def group() -> None:
+    """Look after the groups that share a queue's messages."""
+
+
+@group.command("create")
+@click.argument("queue")
+@click.argument("name")
+@click.option("--start", default=None, help="earliest, latest or a time; where a new one starts.")
+@setting_options(GROUP_SETTINGS)
+@json_option
+@target_options
+@pass_target
+def create(
+    target: Target, /, queue: str, name: str, start: str | None, as_json: bool, **settings: Any
+) -> None:
+    """Create the group NAME of QUEUE, or change its settings.
+
+    Consuming or pulling creates a group too; this one says how it shall be.
+
+    \b
+    Examples:
+      tocsin group create orders billing --attempts-max 10
+      tocsin group create orders audit --start 2026-11-21T00:00 --semantics at_most_once
+    """
+
+    async def work() -> dict[str, Any]:
+        begin = None if start is None else parse_start(start)
+        async with target.http() as http:
+            return await http.put_group(queue, name, start=begin, **given(settings))
+
+    made = run(work())
+    click.echo(to_json(made) if as_json else f"Group {name} of {queue} is there.")
+
+
+@group.command("list")
+@click.argument("queue")
+@json_option
+@target_options
+@pass_target
+def list_groups(target: Target, queue: str, as_json: bool) -> None:
+    """List the groups of QUEUE with their lag."""
+
+    async def work() -> dict[str, Any]:
+        async with target.http() as http:
+            return await http.queue(queue)
+
+    groups = run(work())["groups"]
+    if as_json:
+        for one in groups:
+            click.echo(to_json(one))
+    else:
+        print_groups(groups, queue)
+
+
+@group.command("show")
+@click.argument("queue")
+@click.argument("name")
+@json_option
+@target_options
+@pass_target
+def show(target: Target, queue: str, name: str, as_json: bool) -> None:
+    """Show the group NAME of QUEUE: settings, lag, and who owns which partition."""
+
+    async def work() -> dict[str, Any]:
+        async with target.http() as http:
+            return await http.group(queue, name)
+
+    found = run(work())
+    if as_json:
+        click.echo(to_json(found))
+        return
+    fields: dict[str, object] = {"group": found["name"], "lag": f"{found['lag']:,}"}
+    if "created_unix_ms" in found:
+        fields["created"] = local_time(found["created_unix_ms"])
+    for name_, value in found.items():
+        if name_ not in ("name", "lag", "created_unix_ms", "settings", "group_id"):
+            shown = value if isinstance(value, str | int | float) else to_json(value)
+            fields[name_.replace("_", " ")] = shown
+    print_fields({**fields, **shown_settings(found["settings"])})
+
+
+@group.command("delete")
+@click.argument("queue")
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@target_options
+@pass_target
+def delete(target: Target, queue: str, name: str, yes: bool) -> None:
+    """Delete the group NAME of QUEUE: it forgets where it stands; the messages stay for others."""
+    if not yes:
+        click.confirm(f"Forget where the group {name} stands in {queue}?", abort=True, err=True)
+
+    async def work() -> None:
+        async with target.http() as http:
+            await http.delete_group(queue, name)
+
+    run(work())
+    click.echo(f"Group {name} of {queue} is deleted.")
+
+
+@group.command("seek")
+@click.argument("queue")
+@click.argument("name")
+@click.argument("to")
+@json_option
+@target_options
+@pass_target
+def seek(target: Target, queue: str, name: str, to: str, as_json: bool) -> None:
+    """Send the group NAME of QUEUE somewhere else: to earliest, latest, a time, or an offset (the
+    same in every partition).
+
+    What is being worked on is given again where the group then comes across it.
+
+    \b
+    Examples:
+      tocsin group seek orders billing earliest
+      tocsin group seek orders billing 2026-11-21T09:30
+      tocsin group seek orders billing 0
+    """
+    place: Start | int = int(to) if to.isdecimal() and to.isascii() else parse_start(to)
+
+    async def work() -> dict[str, Any]:
+        async with target.http() as http:
+            return await http.seek_group(queue, name, place)
+
+    found = run(work())
+    if as_json:
+        click.echo(to_json(found))
+    else:
+        click.echo(f"Group {name} of {queue} goes on at {to}; {found['lag']:,} messages are ahead.")

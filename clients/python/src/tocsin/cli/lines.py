@@ -1,0 +1,142 @@
+"""Reading lines in a stream with bounded memory, and making messages of them."""
+
+import asyncio
+import os
+import stat
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import msgspec
+
+from tocsin.outgoing import NewMessage
+
+READ_BYTES: Final = 256 * 1024
+LINE_BYTES_MAX: Final = 2 * 1_048_576 - 1024
+"""A longer line cannot be a message; it is passed over without being held."""
+
+
+class BadLine(ValueError):
+    """A line that makes no message; the text says why."""
+
+
+async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
+    """What can be read, as it comes, without ever keeping the event loop from its work for long:
+    a file is read at once, a pipe or a terminal when there is something in it."""
+    is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+    while True:
+        if not is_file:
+            is_file = not await _readable(descriptor)
+        data = os.read(descriptor, READ_BYTES)
+        if not data:
+            return
+        yield data
+        await asyncio.sleep(0)
+
+
+async def _readable(descriptor: int) -> bool:
+    """Wait until there is something; False: this is nothing that one can wait for."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    try:
+        loop.add_reader(descriptor, _set, ready)
+    except (PermissionError, NotImplementedError):
+        return False  # /dev/null; Windows
+    try:
+        await ready
+    finally:
+        loop.remove_reader(descriptor)
+    return True
+
+
+def _set(ready: "asyncio.Future[None]") -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+class LineSplitter:
+    """Lines out of chunks. A line that is too long becomes None, and is not held."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._is_overlong = False
+
+    def feed(self, data: bytes) -> list[bytes | None]:
+        """The lines that are complete, without their ends."""
+        *complete, rest = data.split(b"\n")
+        lines: list[bytes | None] = []
+        for line in complete:
+            lines.append(self._end(line))
+            self._rest, self._is_overlong = b"", False
+        self._rest += rest
+        if len(self._rest) > LINE_BYTES_MAX:
+            self._rest, self._is_overlong = b"", True
+        return lines
+
+    def finish(self) -> list[bytes | None]:
+        """The last line, where it had no end."""
+        return [self._end(b"")] if self._rest or self._is_overlong else []
+
+    def _end(self, line: bytes) -> bytes | None:
+        line = self._rest + line
+        if self._is_overlong or len(line) > LINE_BYTES_MAX:
+            return None
+        return line.removesuffix(b"\r")
+
+
+class Maker:
+    """Makes messages of lines."""
+
+    def __init__(
+        self,
+        *,
+        as_json: bool,
+        key: str | None,
+        key_field: str | None,
+        id_field: str | None,
+        headers: dict[str, str] | None,
+        ttl_s: float | None,
+    ) -> None:
+        self._as_json = as_json
+        self._key = key
+        self._key_field = key_field
+        self._id_field = id_field
+        self._headers = headers
+        self._ttl_s = ttl_s
+
+    def make(self, line: bytes | None) -> NewMessage | None:
+        """A message; None for an empty line of JSON lines.
+
+        Raises:
+            BadLine: and why.
+        """
+        if line is None:
+            raise BadLine(f"longer than the {LINE_BYTES_MAX:,} bytes a message may have")
+        if not self._as_json:
+            try:
+                text = line.decode()
+            except UnicodeDecodeError as error:
+                raise BadLine(f"not UTF-8 ({error.reason} at byte {error.start})") from None
+            return NewMessage(text, self._key, None, self._headers, self._ttl_s)
+        if not line.strip():
+            return None
+        try:
+            value = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadLine(f"not JSON ({error})") from None
+        key, name = self._key, None
+        if self._key_field is not None:
+            key = _field(value, self._key_field, "key")
+        if self._id_field is not None:
+            name = _field(value, self._id_field, "id")
+        return NewMessage(msgspec.Raw(line.strip()), key, name, self._headers, self._ttl_s)
+
+
+def _field(value: Any, name: str, what: str) -> str:
+    if not isinstance(value, dict):
+        raise BadLine(f"not an object, so it has no field {name!r} for the {what}")
+    found = value.get(name)
+    if isinstance(found, str) and found:
+        return found
+    if isinstance(found, int | float):  # numbers and booleans as JSON writes them
+        return msgspec.json.encode(found).decode()
+    raise BadLine(f"its field {name!r} holds no {what}: {msgspec.json.encode(found).decode()[:60]}")

@@ -1,0 +1,117 @@
+"""The command itself: finding verbs, and turning what goes wrong into a sentence."""
+
+import logging
+import sys
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final
+
+import click
+
+from tocsin import __version__
+from tocsin.cli.common import target_options_and_variables
+from tocsin.cli.consume import consume
+from tocsin.cli.groups import group
+from tocsin.cli.publish import publish
+from tocsin.cli.pull import pull
+from tocsin.cli.queues import queue
+from tocsin.errors import CannotConnect, QueueNotFound, TocsinError, Unauthorized
+
+ENTRY_POINTS: Final = "tocsin.commands"
+EXAMPLES: Final = """
+\b
+Examples:
+  tocsin queue create orders --retention 1d
+  tocsin publish orders '{"total": 12}' --key user-7
+  tocsin publish orders --file orders.jsonl --json-lines --key-field user
+  tocsin consume orders --group billing
+  tocsin consume orders --read --keys user-7 --start earliest
+
+The exit code is 0 when all went well, 1 when it did not, 2 when the command was not understood.
+"""
+
+
+class Verbs(click.Group):
+    """The client's verbs, and those that other installed packages bring by entry points."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, sorted."""
+        return sorted({*super().list_commands(ctx), *_installed()})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """A verb; where it cannot be imported, one that says so, and the others go on."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            return command
+        found = _installed().get(cmd_name)
+        return None if found is None else _load(found)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb; errors become one sentence."""
+        try:
+            return super().invoke(ctx)
+        except TocsinError as error:
+            raise click.ClickException(explain(error)) from error
+
+
+def explain(error: TocsinError) -> str:
+    """What went wrong and what to do about it, in a sentence."""
+    text = str(error)
+    if isinstance(error, CannotConnect):
+        return f"{text}. Is the broker running there? `tocsin serve` starts one; --url names it."
+    if isinstance(error, Unauthorized):
+        return f"{text}. Give the broker's token in TOCSIN_TOKEN or with --token."
+    if isinstance(error, QueueNotFound):
+        return f"{text}. `tocsin queue create` makes one, `tocsin queue list` shows what is there."
+    return text if text.endswith(".") else f"{text}."
+
+
+def _installed() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+
+
+def _load(point: EntryPoint) -> click.Command:
+    try:
+        command = point.load()
+    except Exception as error:
+        return _broken(point.name, f"{type(error).__name__}: {error}")
+    if not isinstance(command, click.Command):
+        return _broken(point.name, f"{point.value} is not a click command")
+    return command
+
+
+def _broken(name: str, why: str) -> click.Command:
+    def fail(**_: Any) -> None:
+        raise click.ClickException(f"`tocsin {name}` cannot be loaded: {why}.")
+
+    return click.Command(
+        name,
+        callback=fail,
+        short_help=f"(cannot be loaded: {why})",
+        params=[click.Argument(["arguments"], nargs=-1, type=click.UNPROCESSED)],
+        context_settings={"ignore_unknown_options": True},
+    )
+
+
+@click.group(cls=Verbs, epilog=EXAMPLES, context_settings={"help_option_names": ["-h", "--help"]})
+@target_options_and_variables
+@click.option("-v", "--verbose", is_flag=True, help="Say what the connection does, on stderr.")
+@click.version_option(__version__, prog_name="tocsin")
+def cli(verbose: bool) -> None:
+    """Publish to a Tocsin broker, consume from it, look after its queues."""
+    if verbose:
+        logging.basicConfig(level=logging.INFO, format="tocsin: %(message)s", stream=sys.stderr)
+
+
+cli.add_command(queue)
+cli.add_command(group)
+cli.add_command(publish)
+cli.add_command(consume)
+cli.add_command(pull)
+
+
+def main() -> None:
+    """The entry point of the `tocsin` command."""
+    try:
+        cli.main(prog_name="tocsin")
+    except KeyboardInterrupt:
+        sys.exit(130)

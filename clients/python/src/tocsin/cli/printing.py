@@ -1,0 +1,40 @@
+"""Messages as lines."""
+
+from typing import Any
+
+import msgspec
+
+from tocsin.message import Content
+
+_ENCODE = msgspec.json.Encoder().encode
+
+
+def text_line(message: Content) -> bytes:
+    """The body: a text as it is, binary as it is, anything else as its JSON."""
+    body = message.body_bytes
+    if not message.is_binary and body[:1] == b'"':
+        body = message.body.encode()
+    return body + b"\n"
+
+
+def json_line(message: Content, extra: dict[str, Any] | None = None) -> bytes:
+    """One object with everything, the body as it was published."""
+    fields: dict[str, Any] = {"key": message.key}
+    if message.is_binary:
+        fields["body_base64"] = message.body_bytes
+    else:
+        fields["body"] = msgspec.Raw(message.body_bytes)
+    fields |= {
+        "id": message.id,
+        "partition": message.partition,
+        "offset": message.offset,
+        "published_unix_ms": message.published_unix_ms,
+    }
+    attempt = getattr(message, "attempt", None)
+    if attempt is not None:
+        fields["attempt"] = attempt
+    if message.content_type is not None:
+        fields["content_type"] = message.content_type
+    if message.headers:
+        fields["headers"] = message.headers
+    return _ENCODE({**fields, **(extra or {})}) + b"\n"

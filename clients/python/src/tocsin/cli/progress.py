@@ -1,0 +1,63 @@
+"""How far long work has come: a live line on a terminal, else a plain line now and then."""
+
+import time
+from collections.abc import Callable
+from typing import Final, TextIO
+
+from tocsin.cli.durations import format_duration
+
+LIVE_EVERY_S: Final = 0.2
+PLAIN_EVERY_S: Final = 5.0
+QUIET_S: Final = 1.0
+"""Work that is done by then says nothing before its end."""
+
+
+class Progress:
+    """`total` and `done` count the same thing (bytes of a file); None: nobody knows the end."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        total: int | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream = stream
+        self._total = total
+        self._clock = clock
+        self._is_live = stream.isatty()
+        self._started = clock()
+        self._due = self._started + (QUIET_S if self._is_live else PLAIN_EVERY_S)
+        self._width = 0
+
+    def update(self, messages: int, done: int) -> None:
+        """Say it when it is time to."""
+        now = self._clock()
+        if now < self._due:
+            return
+        self._due = now + (LIVE_EVERY_S if self._is_live else PLAIN_EVERY_S)
+        line = self.line(messages, done, now - self._started)
+        if self._is_live:
+            self._stream.write("\r" + line.ljust(self._width))
+            self._width = len(line)
+        else:
+            self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def line(self, messages: int, done: int, elapsed_s: float) -> str:
+        """`published 45,000 messages, 38 %, 52,000/s, 2s to go`"""
+        parts = [f"published {messages:,} messages"]
+        if self._total:
+            parts.append(f"{min(done / self._total, 1.0):.0%}")
+        if elapsed_s > 0:
+            parts.append(f"{messages / elapsed_s:,.0f}/s")
+            if self._total and 0 < done < self._total:
+                parts.append(f"{format_duration(elapsed_s * (self._total / done - 1))} to go")
+        return ", ".join(parts)
+
+    def close(self) -> None:
+        """Wipe the live line."""
+        if self._is_live and self._width:
+            self._stream.write("\r" + " " * self._width + "\r")
+            self._stream.flush()
+        self._width = 0

@@ -1,0 +1,306 @@
+"""`tocsin publish`: a message from the command line, or many from a file or a pipe."""
+
+import asyncio
+import os
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from tocsin.cli.common import (
+    Target,
+    json_option,
+    pass_target,
+    plural,
+    run,
+    target_options,
+    to_json,
+)
+from tocsin.cli.durations import duration, format_duration
+from tocsin.cli.lines import BadLine, LineSplitter, Maker, read_chunks
+from tocsin.cli.progress import Progress
+from tocsin.client import Client
+from tocsin.errors import PublishManyFailed, TocsinError
+from tocsin.outgoing import NewMessage
+from tocsin.publishing import Receipt
+
+BATCH_MESSAGES: Final = 1000
+BATCHES_UNDER_WAY: Final = 8
+
+
+@click.command()
+@click.argument("queue")
+@click.argument("body", required=False)
+@click.option("--key", help="The key of every message: those of one key stay in order.")
+@click.option("--key-field", metavar="FIELD", help="JSON lines: the field that holds the key.")
+@click.option("--id-field", metavar="FIELD", help="JSON lines: the field that holds the id.")
+@click.option("--id", "name", help="BODY's id: published again with its key, it is stored once.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=TEXT", help="May be repeated.")
+@click.option("--ttl", type=duration, help="Do not give it out after so long.")
+@click.option("--file", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="Publish its lines. Without BODY and --file: those of stdin.")  # fmt: skip
+@click.option("--lines", "form", flag_value="lines", help="Each line is a text. [without a field]")
+@click.option("--json-lines", "form", flag_value="json", help="Each line is a JSON value.")
+@click.option("--text", is_flag=True, help="BODY is a text even if it looks like JSON.")
+@click.option("--on-error", type=click.Choice(["stop", "skip"]), default="stop", show_default=True,
+              help="At a line that cannot be published.")  # fmt: skip
+@click.option("--timeout", type=duration, default="60s", show_default=True,
+              help="How long to wait for a message's receipt.")  # fmt: skip
+@json_option
+@target_options
+@pass_target
+def publish(
+    target: Target,
+    /,
+    queue: str,
+    body: str | None,
+    path: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Publish BODY to QUEUE, or each line of a file or of stdin as a message.
+
+    BODY is sent as JSON where it is JSON, else as a text. A message is counted as published when
+    the broker has it on disk. Lines of one key keep their order.
+
+    \b
+    Examples:
+      tocsin publish orders '{"total": 12}' --key user-7
+      tocsin publish orders --file orders.jsonl --json-lines --key-field user --id-field order
+      tail -f access.log | tocsin publish log --key web-1
+    """
+    headers = _headers(options["headers"])
+    if body is not None:
+        if path is not None or options["form"] or options["key_field"] or options["id_field"]:
+            raise click.UsageError("BODY is one message: it goes with no --file, lines or fields.")
+        message = NewMessage(
+            body if options["text"] else _json_or_text(body),
+            options["key"], options["name"], headers, options["ttl"],
+        )  # fmt: skip
+        _publish_one(target, queue, message, options["timeout"], as_json)
+        return
+    if options["name"] is not None or options["text"]:
+        raise click.UsageError("--id and --text go with a BODY.")
+    is_json = options["form"] == "json" or bool(options["key_field"] or options["id_field"])
+    if is_json and options["form"] == "lines":
+        raise click.UsageError("--key-field and --id-field read JSON: use --json-lines.")
+    if options["key"] is not None and options["key_field"] is not None:
+        raise click.UsageError("--key or --key-field, not both.")
+    maker = Maker(
+        as_json=is_json, key=options["key"], key_field=options["key_field"],
+        id_field=options["id_field"], headers=headers, ttl_s=options["ttl"],
+    )  # fmt: skip
+    _publish_lines(
+        target, queue, path, maker,
+        skip=options["on_error"] == "skip", timeout_s=options["timeout"], as_json=as_json,
+    )  # fmt: skip
+
+
+def _json_or_text(body: str) -> Any:
+    try:
+        msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return body
+    return msgspec.Raw(body.strip().encode())
+
+
+def _headers(texts: tuple[str, ...]) -> dict[str, str] | None:
+    headers: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{text!r} is not NAME=TEXT", param_hint="--header")
+        headers[name] = value
+    return headers or None
+
+
+def _publish_one(
+    target: Target, queue: str, message: NewMessage, timeout_s: float, as_json: bool
+) -> None:
+    async def work() -> Receipt:
+        async with target.client() as client:
+            try:
+                return (await client.publish_many(queue, [message], timeout_s=timeout_s))[0]
+            except PublishManyFailed as failed:
+                (outcome,) = failed.outcomes
+                assert isinstance(outcome, TocsinError)
+                raise outcome from None
+
+    receipt = run(work())
+    if as_json:
+        click.echo(to_json(receipt))
+        return
+    again = ", where an earlier one had put it" if receipt.duplicate else ""
+    click.echo(
+        f"Stored at offset {receipt.offset} of partition {receipt.partition}{again}; durability "
+        f"{receipt.durability.level}, {plural(receipt.durability.copies, 'copy')}."
+    )
+
+
+def _publish_lines(
+    target: Target,
+    queue: str,
+    path: Path | None,
+    maker: Maker,
+    *,
+    skip: bool,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    if path is None and sys.stdin.isatty():
+        click.echo("tocsin: each line is a message; Ctrl-D ends.", err=True)
+    descriptor = os.open(path, os.O_RDONLY) if path is not None else sys.stdin.fileno()
+    progress = Progress(sys.stderr, total=os.path.getsize(path) if path is not None else None)
+    started = time.monotonic()
+
+    async def work() -> "_Stream":
+        async with target.client() as client:
+            stream = _Stream(client, queue, maker, progress, skip=skip, timeout_s=timeout_s)
+            try:
+                await stream.run(descriptor)
+            finally:
+                progress.close()
+            return stream
+
+    try:
+        stream = run(work())
+    finally:
+        if path is not None:
+            os.close(descriptor)
+    _report(stream, time.monotonic() - started, as_json)
+
+
+def _report(stream: "_Stream", elapsed_s: float, as_json: bool) -> None:
+    if as_json:
+        summary = {
+            "published": stream.published,
+            "duplicates": stream.duplicates,
+            "failed": stream.failed,
+            "seconds": round(elapsed_s, 3),
+        }
+        click.echo(to_json(summary))
+    else:
+        rate = stream.published / elapsed_s if elapsed_s > 0 else 0.0
+        text = f"Published {plural(stream.published, 'message')} in {format_duration(elapsed_s)}"
+        if stream.duplicates:
+            text += f", of which {stream.duplicates:,} were there already"
+        click.echo(f"{text} ({rate:,.0f}/s).")
+    if stream.failed:
+        raise click.ClickException(stream.verdict())
+
+
+@dataclass
+class _Batch:
+    """Messages under way, and the lines they came from."""
+
+    lines: list[int]
+    task: "asyncio.Task[list[Receipt]]"
+    done_bytes: int
+
+
+class _Stream:
+    """Lines on their way to the broker: a bounded number of batches, in order."""
+
+    def __init__(
+        self,
+        client: Client,
+        queue: str,
+        maker: Maker,
+        progress: Progress,
+        *,
+        skip: bool,
+        timeout_s: float,
+    ) -> None:
+        self.published = 0
+        self.duplicates = 0
+        self.failed = 0
+        self._client = client
+        self._queue = queue
+        self._maker = maker
+        self._progress = progress
+        self._skip = skip
+        self._timeout_s = timeout_s
+        self._under_way: deque[_Batch] = deque()
+        self._line = 0
+        self._read_bytes = 0
+        self._first = ""
+
+    @property
+    def _has_stopped(self) -> bool:
+        return self.failed > 0 and not self._skip
+
+    def verdict(self) -> str:
+        """What to say of the lines that failed."""
+        if self._skip:
+            return f"{plural(self.failed, 'line')} could not be published and were skipped."
+        return f"{self._first}. It stopped there; --on-error skip passes over such lines."
+
+    async def run(self, descriptor: int) -> None:
+        """Publish everything, or stop at the first error."""
+        splitter = LineSplitter()
+        async for chunk in read_chunks(descriptor):
+            self._read_bytes += len(chunk)
+            await self._send(splitter.feed(chunk))
+            if self._has_stopped:
+                break
+        else:
+            await self._send(splitter.finish())
+        while self._under_way:
+            await self._finish_one()
+
+    async def _send(self, lines: list[bytes | None]) -> None:
+        for start in range(0, len(lines), BATCH_MESSAGES):
+            messages: list[NewMessage] = []
+            numbers: list[int] = []
+            for line in lines[start : start + BATCH_MESSAGES]:
+                self._line += 1
+                try:
+                    message = self._maker.make(line)
+                except BadLine as error:
+                    self._fail(self._line, str(error))
+                    if self._has_stopped:
+                        break
+                    continue
+                if message is not None:
+                    messages.append(message)
+                    numbers.append(self._line)
+            if messages:
+                publishing = self._client.publish_many(
+                    self._queue, messages, timeout_s=self._timeout_s
+                )
+                task = asyncio.get_running_loop().create_task(publishing)
+                self._under_way.append(_Batch(numbers, task, self._read_bytes))
+            while self._under_way and (
+                len(self._under_way) >= BATCHES_UNDER_WAY or self._under_way[0].task.done()
+            ):
+                await self._finish_one()
+            if self._has_stopped:
+                return
+
+    async def _finish_one(self) -> None:
+        batch = self._under_way.popleft()
+        outcomes: list[Any]
+        try:
+            outcomes = list(await batch.task)
+        except PublishManyFailed as failed:
+            outcomes = list(failed.outcomes)
+        for number, outcome in zip(batch.lines, outcomes, strict=True):
+            if isinstance(outcome, Receipt):
+                self.published += 1
+                self.duplicates += outcome.duplicate
+            else:
+                self._fail(number, str(outcome))
+        self._progress.update(self.published, batch.done_bytes)
+
+    def _fail(self, line: int, why: str) -> None:
+        self.failed += 1
+        text = f"line {line:,}: {why}"
+        self._first = self._first or text
+        if self._skip:
+            self._progress.close()
+            click.echo(f"tocsin: {text}", err=True)
