@@ -10,6 +10,7 @@ from gateway.link import DeliveryList, Link
 from gateway.slot import Slot
 from push import limits
 from push.credit import Credit
+from push.errors import Refused
 from push.giving import GiveOut, Judged, Taken
 from push.record import Record
 
@@ -51,6 +52,8 @@ class Consumer:
         self.principal = link.principal
         self._credit = Credit()
         self._credit.grant(credit)
+        self._reserved = 0
+        """Messages that are being settled before they are pushed (R23)."""
         self.slots: dict[int, Slot] = {}
         self._turn = 0
         self._scheduled = False
@@ -68,7 +71,7 @@ class Consumer:
         """Messages it may be given now."""
         if not self.opened or self.left or not self._link.writable():
             return 0
-        return self._credit.available
+        return self._credit.available - self._reserved
 
     @property
     def blocked_by(self) -> str:
@@ -98,9 +101,23 @@ class Consumer:
         if again and self.available() > 0:
             self.pump()
 
-    def deliver(self, slot: Slot, record: Record, out: GiveOut) -> None:
+    def reserve(self, count: int) -> object:
+        """Part of the credit, for what is being settled."""
+        self._reserved += count
+        return self
+
+    def release(self, count: int, reserved: object) -> None:
+        """It is free again."""
+        self._reserved -= count
+
+    def deliver(self, slot: Slot, record: Record, out: GiveOut, reserved: object = None) -> None:
         """Push a run of messages."""
-        self._credit.spend(min(out.last - out.first + 1, self._credit.available))
+        count = out.last - out.first + 1
+        if reserved is not None:
+            self._reserved -= count
+        if self.left:  # at most once: they are settled, and nobody is there any more
+            return
+        self._credit.spend(count)
         head = frames.push_head(
             subscription=self.subscription,
             partition=slot.partition.number,
@@ -244,6 +261,11 @@ class Consumer:
 
             for slot in touched.values():
                 slot.settled(now, one)
+
+    def deleted(self, why: Refused) -> None:
+        """Its group is gone: the session hears of it."""
+        self.left = True
+        self._link.send(frames.error(why, subscription=self.subscription))
 
     def unsettled(self) -> int:
         """Deliveries that it holds."""

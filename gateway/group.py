@@ -18,7 +18,7 @@ from metadata.client import Metadata
 from push import limits
 from push.assignment import assign
 from push.delivery import Delivery
-from push.errors import Fenced, Refused, TocsinError
+from push.errors import Refused, TocsinError
 from push.giving import DeliverySettings
 from push.ports import GroupPartition, Partition
 
@@ -31,6 +31,9 @@ class Member(Owner, Protocol):
     name: str
     pulls: bool
     slots: dict[int, Slot]
+
+    def deleted(self, why: Refused) -> None:
+        """Its group is gone."""
 
 
 def delivery_settings(queue: Queue, group: Group, *, pulls: bool) -> DeliverySettings:
@@ -76,7 +79,14 @@ class GroupRuntime:
     async def join(self, member: Member) -> None:
         """Take part in the assignment. Returns when the membership says so."""
         self.members[member.name] = member
-        await self._reassign()
+        try:
+            await self._reassign()
+            if self.closed:
+                await self._metadata.membership(self.group.group_id)  # deleted: says so
+                raise Refused("draining")
+        except BaseException:
+            self.members.pop(member.name, None)  # else partitions wait for nobody
+            raise
 
     def leave(self, member: Member) -> None:
         """The member is gone: its slots end, its deliveries return, others take over."""
@@ -84,9 +94,17 @@ class GroupRuntime:
             return
         for slot in list(member.slots.values()):
             slot.abandon()
-        task = asyncio.get_running_loop().create_task(self._reassign(), name="reassign")
+        task = asyncio.get_running_loop().create_task(self._reassign_after(), name="reassign")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _reassign_after(self) -> None:
+        while not self.closed:
+            try:
+                await self._reassign()
+                return
+            except TocsinError:
+                await asyncio.sleep(RETRY_AFTER_S)
 
     async def retire(self, member: Member, drain_s: float = limits.DRAIN_S) -> None:
         """The member leaves in an orderly way: its slots drain first."""
@@ -128,7 +146,9 @@ class GroupRuntime:
     # --- Slots ---------------------------------------------------------------------------------
 
     def _start(self, number: int) -> None:
-        if number not in self._owning and not self.closed and number in self.assignment:
+        # Named by an assignment of before a leave: the next one comes, and starts it then.
+        is_owned = self.assignment.get(number) in self.members
+        if is_owned and number not in self._owning and not self.closed:
             task = asyncio.get_running_loop().create_task(self._own(number), name=f"own {number}")
             self._owning[number] = task
             task.add_done_callback(lambda task: self._owned(number, task))
@@ -138,7 +158,7 @@ class GroupRuntime:
         if task.cancelled():
             return
         task.result()
-        if number not in self.slots and self.members and not self.closed:
+        if number not in self.slots:
             self._start(number)  # its owner left while it was being owned
 
     async def _own(self, number: int) -> None:
@@ -150,13 +170,9 @@ class GroupRuntime:
                 place, token=token, assignment=self.generation,
                 epoch_seen=self.epochs.get(number, 0),
             )  # fmt: skip
-        except (Fenced, Refused) as error:
-            if error.code.name in ("group_not_found", "queue_not_found"):
-                self.closed = True
-                return
-            await asyncio.sleep(RETRY_AFTER_S)
-            return
         except TocsinError:
+            # Also when the group is not in the storage: it may be on its way there. Of one that is
+            # deleted the catalog tells, and closes this.
             await asyncio.sleep(RETRY_AFTER_S)
             return
         self.epochs[number] = owned.epoch
@@ -185,16 +201,22 @@ class GroupRuntime:
         slots = getattr(member, "slots", {})
         if slots.get(number) is slot:
             del slots[number]
-        if self.members:
-            self._start(number)
+        self._start(number)
 
     # --- Ending --------------------------------------------------------------------------------
 
     def fence(self) -> None:
-        """The group was deleted or sought: what is in flight no longer counts. Members stay and
-        own anew, unless the group is gone."""
+        """The group was sought: what is in flight no longer counts. Members stay and own anew."""
         for slot in list(self.slots.values()):
             slot.fenced()
+
+    def delete(self, why: Refused) -> None:
+        """The group is gone: what is in flight no longer counts, and its members hear of it."""
+        self.closed = True
+        self.fence()
+        members, self.members = list(self.members.values()), {}
+        for member in members:
+            member.deleted(why)
 
     async def close(self) -> None:
         """No member owns anything any more; slots end after their last write."""

@@ -45,18 +45,19 @@ class Groups:
     def changed(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
         """Catalog news: settings reach running deliveries with their next epoch; what was deleted
         ends now."""
-        for runtime in list(self.runtimes.values()):
-            if runtime.queue.queue_id != queue.queue_id:
-                continue
-            if group is None or runtime.group.group_id == group.group_id:
-                if deleted:
-                    runtime.closed = True
-                    runtime.fence()
-                    del self.runtimes[runtime.group.group_id]
-                elif group is None:
+        if group is None:
+            for runtime in self.runtimes.values():
+                if runtime.queue.queue_id == queue.queue_id:
                     runtime.queue = queue
-                else:
-                    runtime.group = group
+            return
+        found = self.runtimes.get(group.group_id)
+        if found is None:
+            return
+        found.group = group
+        if deleted:  # with a queue its groups are told of first, one by one
+            del self.runtimes[group.group_id]
+            what = "group" if self._metadata.queue_by_id(queue.queue_id) else "queue"
+            found.delete(Refused(f"{what}_not_found", f"the {what} was deleted"))
 
     async def close(self) -> None:
         """All consumers leave; returns when nobody owns anything (the flusher writes the rest)."""

@@ -49,16 +49,20 @@ class Janitor:
         while True:
             await asyncio.sleep(EVERY_S)
             rounds += 1
-            touched, self._touched = self._touched, set()
             if rounds % ALL_EVERY == 0:
-                touched |= self._all()
-            for partition in touched:
-                try:
-                    if await self._overflow.relieve(partition):
-                        self._touched.add(partition)
-                    await self._trim(partition)
-                except TocsinError as error:
-                    logger.warning("trimming %s: %s", partition, error)
+                self._touched |= self._all()
+            await self.look()
+
+    async def look(self) -> None:
+        """One round over everything that was touched."""
+        touched, self._touched = self._touched, set()
+        for partition in touched:
+            try:
+                if await self._overflow.relieve(partition):
+                    self._touched.add(partition)
+                await self._trim(partition)
+            except TocsinError as error:
+                logger.warning("trimming %s: %s", partition, error)
 
     def _all(self) -> set[Partition]:
         queues = self._metadata.list_all_queues()

@@ -30,8 +30,14 @@ class _Nobody:
         """Nothing."""
         return 0
 
-    def deliver(self, slot: Slot, record: Record, out: GiveOut) -> None:
+    def deliver(self, slot: Slot, record: Record, out: GiveOut, reserved: object = None) -> None:
         """Never called: nothing is available."""
+
+    def reserve(self, count: int) -> object:
+        """Never called: nothing is available."""
+
+    def release(self, count: int, reserved: object) -> None:
+        """Never called: nothing is reserved."""
 
     def revoked(self, slot: Slot, taken: list[Taken], reason: str) -> None:
         """Never called: nothing is in flight."""

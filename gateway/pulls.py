@@ -36,6 +36,8 @@ class _Pull:
     room: int
     answered: "asyncio.Future[list[PulledMessage]]"
     messages: list[PulledMessage] = field(default_factory=list)
+    reserved: int = 0
+    """Messages that are being settled before they are handed over (R23)."""
 
 
 class PullConsumer:
@@ -78,33 +80,56 @@ class PullConsumer:
         self._scheduled = False
         while self._waiting and self._waiting[0].answered.done():
             self._waiting.popleft()
-        served = True
-        while self._waiting and served:
-            pull = self._serving = self._waiting[0]
-            slots = list(self.slots.values())
-            if slots:
-                self._turn = (self._turn + 1) % len(slots)
-            for slot in slots[self._turn :] + slots[: self._turn]:
-                slot.delivery.begin_pull()
-                slot.pump(limits.PULL_MESSAGES_MAX)
-            self._serving = None
-            served = bool(pull.messages)
-            if served:
-                self._waiting.popleft()
-                if not pull.answered.done():
-                    pull.answered.set_result(pull.messages)
+        while self._waiting:
+            pull = self._waiting[0]
+            if not pull.messages and not pull.reserved:
+                self._serve(pull)
+            if pull.reserved or not pull.messages:
+                break
+            self._waiting.popleft()
+            if not pull.answered.done():
+                pull.answered.set_result(pull.messages)
         for slot in list(self.slots.values()) if not self._waiting else ():
             slot.pump(0)  # lines and deadlines move on without anybody pulling
 
-    def deliver(self, slot: Slot, record: Record, out: GiveOut) -> None:
-        """Put messages into the pull that is being served."""
+    def _serve(self, pull: _Pull) -> None:
+        self._serving = pull
+        slots = list(self.slots.values())
+        if slots:
+            self._turn = (self._turn + 1) % len(slots)
+        for slot in slots[self._turn :] + slots[: self._turn]:
+            slot.delivery.begin_pull()
+            slot.pump(limits.PULL_MESSAGES_MAX)
+        self._serving = None
+
+    def reserve(self, count: int) -> object:
+        """Room in the pull that is being served, for what is being settled."""
         pull = self._serving
-        if pull is None:  # settled before it could be sent (at most once), and its pull is gone
-            return
+        assert pull is not None  # else nothing is available
+        pull.reserved += count
+        pull.room -= count
+        return pull
+
+    def release(self, count: int, reserved: object) -> None:
+        """They were not settled: the pull goes on without them."""
+        assert isinstance(reserved, _Pull)
+        reserved.reserved -= count
+        reserved.room += count
+        self.pump()
+
+    def deliver(self, slot: Slot, record: Record, out: GiveOut, reserved: object = None) -> None:
+        """Put messages into the pull that is being served, or that they were reserved for."""
+        count = out.last - out.first + 1
+        pull = self._serving
+        if isinstance(reserved, _Pull):
+            pull = reserved
+            pull.reserved -= count
+        else:
+            assert pull is not None  # else nothing is available
+            pull.room -= count
         until = int((time.time() + slot.delivery.settings.lease_s) * 1000)
         for offset in range(out.first, out.last + 1):
             pull.messages.append(self._message(slot, record, offset, out, until))
-        pull.room = max(0, pull.room - (out.last - out.first + 1))
 
     def _message(
         self, slot: Slot, record: Record, offset: int, out: GiveOut, until: int
@@ -131,8 +156,12 @@ class PullConsumer:
     def revoked(self, slot: Slot, taken: list[Taken], reason: str) -> None:
         """Nobody to tell: the receipts are stale from now on."""
 
+    def deleted(self, why: Refused) -> None:
+        """Its group is gone: nobody waits any longer."""
+        self.answer_all()
+
     def answer_all(self) -> None:
-        """The gateway drains: nobody waits any longer."""
+        """Nobody waits any longer."""
         for pull in self._waiting:
             if not pull.answered.done():
                 pull.answered.set_result(pull.messages)
@@ -155,9 +184,9 @@ class PullConsumer:
         self.last_pull = loop.time()
         self.pump()
         try:
-            async with asyncio.timeout(max(wait_s, 0.05)):
-                return await pull.answered
-        except TimeoutError:
+            await asyncio.wait((pull.answered,), timeout=max(wait_s, 0.05))
+            while pull.reserved:  # the storage was asked already, and answers soon
+                await asyncio.wait((pull.answered,), timeout=0.05)
             return pull.messages
         except asyncio.CancelledError:
             # Its client is gone: what it was given in this very turn returns.

@@ -177,23 +177,27 @@ class QueueReaders:
         for reader, offsets in wanted.items():
             if number in reader.behind or reader.floors.get(number, 0) > record.first:
                 continue
-            if not reader.takes(len(offsets)):
+            if not reader.takes(len(offsets)) or _fitting(record, offsets) < len(offsets):
                 reader.behind[number] = record.first
                 reader.pump()
                 continue
             key = (reader.subscription, tuple(offsets))
             frame = encoded.get(key)
             if frame is None:
-                frame = encoded[key] = self._picked(reader, number, record, offsets)
+                frame = self._picked(reader, number, record, offsets, record.last + 1)
+                encoded[key] = frame
             reader.credit.spend(len(offsets))
             reader.link.send(frame)
 
-    def _picked(self, reader: Reader, number: int, record: Record, offsets: list[int]) -> bytes:
-        """A frame of single messages; its position is behind the whole record."""
+    def _picked(
+        self, reader: Reader, number: int, record: Record, offsets: list[int], next_offset: int
+    ) -> bytes:
+        """A frame of single messages. `next_offset`: behind them, and behind what the filter skips
+        after them."""
         head = frames.reader_head(
             subscription=reader.subscription,
             partition=number,
-            next_offset=record.last + 1,
+            next_offset=next_offset,
             id_prefix=self.prefixes[number],
             published_unix_ms=record.header.published_unix_ms,
             offsets=offsets,
@@ -274,16 +278,16 @@ class QueueReaders:
                 for place, hashed in enumerate(record.header.key_hashes)
                 if hashed in reader.hashes and record.first + place >= at
             ]
-            if offsets:
+            while offsets:
                 if not reader.takes(1):
                     return False
-                offsets = offsets[: reader.credit.available]
-                reader.credit.spend(len(offsets))
-                frame = self._picked(reader, number, record, offsets)
-                reader.link.send(frame)
-                if offsets[-1] < record.last and not reader.credit.available:
-                    reader.behind[number] = offsets[-1] + 1
-                    return False
+                count = min(_fitting(record, offsets), reader.credit.available)
+                picked, offsets = offsets[:count], offsets[count:]
+                reader.behind[number] = offsets[0] if offsets else record.last + 1
+                reader.credit.spend(count)
+                reader.link.send(
+                    self._picked(reader, number, record, picked, reader.behind[number])
+                )
             reader.behind[number] = record.last + 1
             return True
         while at <= record.last:
@@ -353,6 +357,19 @@ class QueueReaders:
         self._fan_outs.clear()
         for number in self.next:
             self._tail.unfollow(Partition(self.queue.queue_id, number), self._certified)
+
+
+def _fitting(record: Record, offsets: list[int]) -> int:
+    """How many of these messages one push holds; one at least."""
+    if len(record.payload) <= limits.PUSH_BYTES_MAX:
+        return len(offsets)
+    size = count = 0
+    for offset in offsets:
+        size += record.header.sizes[offset - record.first]
+        if count and size > limits.PUSH_BYTES_MAX:
+            break
+        count += 1
+    return count
 
 
 def _pieces(record: Record) -> Pieces:

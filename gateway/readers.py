@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
+from typing import Final
 
 from gateway import frames
 from gateway.link import Link, StartFrom
@@ -11,7 +12,9 @@ from metadata.catalog import Queue
 from push.errors import Refused
 from push.ports import PartitionState, Storage
 from push.positions import Gap, Place, Position, Resumed, UnknownPosition, verdicts
-from push.ring import key_hash
+from push.ring import MEMBER_MAX, key_hash
+
+_DIGITS_MAX: Final = len(str(MEMBER_MAX))
 
 
 class Readers:
@@ -36,13 +39,21 @@ class Readers:
         """A new reader with its verdicts; `start` and `position` exclude each other.
 
         Raises:
-            Refused: position_unknown: the position is of another queue.
+            Refused: position_unknown: the position is of another queue; invalid_request: it names
+                no partitions; queue_not_found.
         """
         if start is not None and position is not None:
             raise Refused("invalid_request", "start and position exclude each other")
         states = await self._storage.partitions(queue.queue_id)
+        if not states:  # deleted meanwhile
+            raise Refused("queue_not_found")
         starts: dict[int, int] = {}
-        if isinstance(start, int):
+        told: list[dict[str, object]] = []
+        if position is not None:
+            starts, told = _resume(queue, position, states)
+        elif start == "earliest":
+            starts = {state.partition.number: state.start for state in states}
+        elif isinstance(start, int):
             for state in states:
                 starts[state.partition.number] = await self._storage.offset_at(
                     state.partition, start
@@ -57,11 +68,8 @@ class Readers:
             )
         reader = Reader(readers, link, subscription, hashes)
         reader.credit.grant(credit)
-        if position is not None:
-            starts, reader.verdicts = _resume(queue, position, states)
-        else:
-            if start == "earliest":
-                starts = {state.partition.number: state.start for state in states}
+        reader.verdicts = told
+        if position is None:
             reader.verdicts = [
                 {"partition": n, "verdict": "resumed", "from": starts.get(n, at),
                  "generation": readers.generations[n]}
@@ -70,6 +78,8 @@ class Readers:
         for number, at in starts.items():
             if at < readers.next[number]:
                 reader.behind[number] = at
+            elif at > readers.next[number]:
+                reader.floors[number] = at
         readers.add(reader)
         asyncio.get_running_loop().call_soon(reader.pump)
         return reader
@@ -90,11 +100,11 @@ def _resume(
     """Where each partition goes on, and the truth about it."""
     if position.queue_id != queue.queue_id:
         raise Refused("position_unknown", "the position is of another queue of that name")
-    places = {
-        int(number): Place(generation, offset)
-        for number, (generation, offset) in position.partitions.items()
-        if number.isascii() and number.isdigit()
-    }
+    places: dict[int, Place] = {}
+    for text, (generation, offset) in position.partitions.items():
+        if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
+            raise Refused("invalid_request", "position: a partition is named by its number")
+        places[int(text)] = Place(generation, offset)
     by_number = {state.partition.number: state for state in states}
     starts: dict[int, int] = {}
     told: list[dict[str, object]] = []

@@ -21,6 +21,7 @@ from push import limits
 from push.delivery import Delivery
 from push.errors import TocsinError
 from push.giving import GiveOut, Judged, Taken
+from push.leases import offsets_of
 from push.ports import CursorWrite, GroupPartition, Partition, Storage, Written
 from push.record import Record
 from push.waiting import DeadLetter
@@ -36,14 +37,36 @@ class Owner(Protocol):
     def blocked_by(self) -> str:
         """Why `available` is 0: credit or socket."""
 
-    def deliver(self, slot: "Slot", record: Record, out: GiveOut) -> None:
-        """Give it these; counts against `available`."""
+    def deliver(self, slot: "Slot", record: Record, out: GiveOut, reserved: object = None) -> None:
+        """Give it these; counts against `available`, or is what was `reserved`."""
+
+    def reserve(self, count: int) -> object:
+        """So many will be delivered as soon as they are settled (R23), and count against
+        `available` from now on. Returns what `deliver` or `release` is handed then."""
+
+    def release(self, count: int, reserved: object) -> None:
+        """What was reserved will not be delivered."""
 
     def revoked(self, slot: "Slot", taken: list[Taken], reason: str) -> None:
         """These are no longer its own (R17)."""
 
     def pump(self) -> None:
         """Something of its slots may have become possible."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unsent:
+    """A push that goes out when it is settled (R23)."""
+
+    record: Record
+    out: GiveOut
+    stages: Stages | None
+    reserved: object
+
+    @property
+    def count(self) -> int:
+        """Messages in it."""
+        return self.out.last - self.out.first + 1
 
 
 @dataclass(slots=True)
@@ -93,8 +116,8 @@ class Slot:
         self._at_most_once = group.settings.semantics == "at_most_once"
         self._gone = gone
         self._fetch = Fetch(context.storage, context.tail, partition, self._woken)
-        self._unsent: list[tuple[Record, GiveOut, Stages | None]] = []
-        self._writing_unsent: list[tuple[Record, GiveOut, Stages | None]] = []
+        self._unsent: list[_Unsent] = []
+        self._writing_unsent: list[_Unsent] = []
         self._confirms: list[Callable[[bool], None]] = []
         self._writing_confirms: list[Callable[[bool], None]] = []
         self._spans: dict[int, Span] = {}
@@ -176,12 +199,15 @@ class Slot:
         if self._at_most_once:
             # R23: settled durably before the push; what is not known to be settled is not pushed.
             self.delivery.ack(out.push, out.first, out.last, now=now)
-            self._unsent.append((record, out, stages))
+            reserved = self.owner.reserve(out.last - out.first + 1)
+            self._unsent.append(_Unsent(record, out, stages, reserved))
             self._context.flusher.mark(self, urgent=True)
             return
         self._deliver(record, out, stages)
 
-    def _deliver(self, record: Record, out: GiveOut, stages: Stages | None) -> None:
+    def _deliver(
+        self, record: Record, out: GiveOut, stages: Stages | None, reserved: object = None
+    ) -> None:
         span = Span(
             self.queue.queue_id, self.group.group_id, self.partition.number, self.delivery.epoch,
             out.push, out.first, out.last, out.attempt, stages, self.blocked, time.time() * 1000,
@@ -190,7 +216,7 @@ class Slot:
         if not self._at_most_once:
             self._spans[out.push] = span
         self._context.spans.add(span)
-        self.owner.deliver(self, record, out)
+        self.owner.deliver(self, record, out, reserved)
 
     def _after(self, now: float) -> None:
         """After anything that may have changed what the rules wait for."""
@@ -263,13 +289,14 @@ class Slot:
                 self.reasons.update(dict.fromkeys(range(low, high + 1), reason))
             while len(self.reasons) > limits.DYING_PER_PARTITION_MAX:
                 del self.reasons[next(iter(self.reasons))]
+        self._forget_spans([(push, first), *revoked])
         if revoked:
             self.owner.revoked(self, revoked, "an earlier message of the key returned")
         return judged
 
     def give_back(self, push: int, offset: int, now: float) -> None:
         """Its consumer never saw it; see Delivery.give_back."""
-        self.delivery.give_back(push, offset, now=now)
+        self._forget_spans([(push, offset), *self.delivery.give_back(push, offset, now=now)])
         self._after(now)
         self.owner.pump()
 
@@ -318,9 +345,8 @@ class Slot:
         now = asyncio.get_running_loop().time()
         self.delivery.written(answer, now=now)
         unsent, self._writing_unsent = self._writing_unsent, []
-        for record, out, stages in unsent:
-            if not self.ended:
-                self._deliver(record, out, stages)
+        for one in unsent:
+            self._deliver(one.record, one.out, one.stages, one.reserved)
         confirms, self._writing_confirms = self._writing_confirms, []
         if self.delivery.dirty:
             self._context.flusher.mark(self, urgent=bool(self._confirms) or self.delivery.urgent)
@@ -335,13 +361,26 @@ class Slot:
         """The write's outcome is not known: it is kept; unsent at-most-once messages are not sent
         any more (R23)."""
         self.delivery.not_written()
+        self._release(self._writing_unsent)
         self._writing_unsent = []
         self._confirms = self._writing_confirms + self._confirms
         self._writing_confirms = []
 
+    def _release(self, unsent: list[_Unsent]) -> None:
+        for one in unsent:
+            self.owner.release(one.count, one.reserved)
+
     def fenced(self) -> None:
         """A newer owner exists: stop at once, nothing of this epoch counts any more."""
-        self._end()
+        if not self.ended:
+            lost = [
+                (push.number, offset)
+                for push in self.delivery.leases.pushes.values()
+                for offset in offsets_of(push.open, push.first)
+            ]
+            self._end()
+            if lost:
+                self.owner.revoked(self, lost, "the group was sought, deleted or has a newer owner")
 
     # --- Ending --------------------------------------------------------------------------------
 
@@ -381,4 +420,6 @@ class Slot:
         self._context.tail.unfollow(self.partition, self._certified)
         for confirmed in [*self._writing_confirms, *self._confirms]:
             confirmed(False)
+        self._release([*self._writing_unsent, *self._unsent])
+        self._unsent = self._writing_unsent = []
         self._gone(self)
