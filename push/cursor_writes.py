@@ -4,26 +4,33 @@ At most one write is under way. Everything in it is absolute, so that it can be 
 when its outcome is not known (R29).
 """
 
+from typing import Final
+
 from push.ports import CursorWrite, GroupPartition, Parked, Retry, Side
-from push.ranges import coalesce
+from push.ranges import Range, coalesce
+
+SETTLED_LOOSE_MAX: Final = 4096
+"""Ranges that are kept as they come; with twice as many as were left the last time, those that
+touch are joined."""
 
 
 class PendingWrite:
     """Collects changes; `take` hands them out as one write, `confirm` or `restore` ends it."""
 
-    __slots__ = ("_aside", "_epoch", "_parked", "_place", "_record", "_retries", "_settled",
-                 "_taken", "_token", "aside_count")  # fmt: skip
+    __slots__ = ("_aside", "_coalesce_at", "_epoch", "_parked", "_place", "_record", "_retries",
+                 "_settled", "_taken", "_token", "aside_count")  # fmt: skip
 
     def __init__(self, place: GroupPartition, epoch: int, token: bytes) -> None:
         self._place = place
         self._epoch = epoch
         self._token = token
-        self._settled: list[tuple[int, int]] = []
+        self._settled: list[Range] = []
+        self._coalesce_at = SETTLED_LOOSE_MAX
         self._retries: dict[int, Retry] = {}
-        self._record: list[tuple[int, int]] = []
+        self._record: dict[int, int] = {}
         self._aside: dict[int, list[int]] = {}
         self._parked: dict[int, str] = {}
-        self._taken: tuple[CursorWrite, list[tuple[int, int]]] | None = None
+        self._taken: tuple[CursorWrite, dict[int, int]] | None = None
         self.aside_count = 0
         """Offsets that are to be set aside and are not yet."""
 
@@ -44,15 +51,14 @@ class PendingWrite:
 
     def settle(self, first: int, last: int) -> None:
         """first..last are settled."""
-        self._settled.append((first, last))
-        if len(self._settled) > 4096:
-            self._settled = coalesce(self._settled)
+        self.settle_all([(first, last)])
 
-    def settle_all(self, ranges: list[tuple[int, int]]) -> None:
+    def settle_all(self, ranges: list[Range]) -> None:
         """All of these are settled."""
         self._settled += ranges
-        if len(self._settled) > 4096:
+        if len(self._settled) > self._coalesce_at:
             self._settled = coalesce(self._settled)
+            self._coalesce_at = max(SETTLED_LOOSE_MAX, 2 * len(self._settled))
 
     def note(self, retry: Retry) -> None:
         """Remember attempts and backoff; nobody waits for it."""
@@ -61,7 +67,13 @@ class PendingWrite:
     def record(self, retry: Retry, key: int) -> None:
         """Remember attempts before a redelivery of the key's message goes out (R16)."""
         self._retries[retry.offset] = retry
-        self._record.append((key, retry.offset))
+        self._record[retry.offset] = key
+
+    def cancel(self, offset: int) -> None:
+        """Nobody waits any more for its attempt to be recorded: it does not go out."""
+        self._record.pop(offset, None)
+        if self._taken is not None:
+            self._taken[1].pop(offset, None)
 
     def set_aside(self, key: int, offset: int) -> None:
         """The offset goes to the key's side line."""
@@ -76,22 +88,22 @@ class PendingWrite:
         """Everything so far as one write; None: nothing, or one is under way."""
         if self._taken is not None or not self.dirty:
             return None
-        settled = tuple(coalesce(self._settled))
         write = CursorWrite(
             self._place, self._epoch, self._token,
-            settled=settled,
+            settled=tuple(coalesce(self._settled)),
             retries=tuple(self._retries.values()),
             aside=tuple(Side(key, tuple(sorted(o))) for key, o in self._aside.items()),
             parked=tuple(Parked(k, why, wall_unix_ms) for k, why in self._parked.items()),
         )  # fmt: skip
         self._taken = (write, self._record)
-        self._settled, self._retries, self._record = [], {}, []
+        self._settled, self._coalesce_at = [], SETTLED_LOOSE_MAX
+        self._retries, self._record = {}, {}
         self._aside, self._parked = {}, {}
         return write
 
-    def confirm(self) -> tuple[list[tuple[int, int]], dict[int, int]]:
-        """It is durable. Returns (key, offset) of the recorded ones and the count set aside by
-        key."""
+    def confirm(self) -> tuple[dict[int, int], dict[int, int]]:
+        """It is durable. Returns offset → key of what may be given now, in order, and the count
+        set aside by key."""
         assert self._taken is not None
         write, record = self._taken
         self._taken = None
@@ -107,7 +119,7 @@ class PendingWrite:
         self._taken = None
         self._settled = [*write.settled, *self._settled]
         self._retries = {**{retry.offset: retry for retry in write.retries}, **self._retries}
-        self._record = record + self._record
+        self._record = {**record, **self._record}
         for side in write.aside:
             self._aside[side.key_hash] = [*side.offsets, *self._aside.get(side.key_hash, [])]
         self._parked = {**{mark.key_hash: mark.reason for mark in write.parked}, **self._parked}

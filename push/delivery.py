@@ -18,17 +18,15 @@ and time, and carries out what it asks for:
 Times: `now` is monotonic seconds, `wall_unix_ms` unix milliseconds (R3).
 """
 
-from array import array
 from collections.abc import Callable
 
-from push import limits
 from push.backoff import backoff_s
 from push.giving import DeliverySettings, GiveOut, Judged, Taken, append_offset
 from push.leases import Leases, Push, bits_between, offsets_of
-from push.lines import Line, loose
+from push.lines import loose
 from push.ports import CursorWrite, GroupPartition, Owned, Written
-from push.ranges import RangeSet
 from push.record import Record
+from push.scan import Scan
 from push.waiting import DeadLetter, Waiting
 
 
@@ -48,8 +46,6 @@ class Delivery:
         self.epoch = owned.epoch
         self.generation = owned.generation
         self.settings = settings
-        self.end = owned.certified
-        """The certified end: nothing at or above it exists for anybody (R10)."""
         self.draining = False
         self.drain_deadline = float("inf")
         self.leases = Leases()
@@ -57,13 +53,8 @@ class Delivery:
             place, owned, token,
             attempts_max=settings.attempts_max, park=settings.park, exclusive=settings.pulls,
         )  # fmt: skip
-        self._passed = RangeSet(owned.cursor.passed)
-        self._rescan_end = max((last + 1 for _, last in owned.cursor.passed), default=0)
-        self._pull = 0
-        self.frontier = owned.cursor.floor
-        self._move(self.frontier, now)
-        if not self._rescan_end:
-            self.waiting.rescanned(now)
+        self._scan = Scan(owned, settings, self.leases, self.waiting, now)
+        self._began = now
 
     def __repr__(self) -> str:
         return (
@@ -73,31 +64,32 @@ class Delivery:
 
     # --- Giving from the log -------------------------------------------------------------------
 
+    @property
+    def frontier(self) -> int:
+        """Everything below is settled, in flight, or waits; the log is read from here."""
+        return self._scan.frontier
+
+    @property
+    def end(self) -> int:
+        """The certified end: nothing at or above it exists for anybody (R10)."""
+        return self._scan.end
+
     def certify(self, end: int) -> None:
         """The log is certified up to (not including) `end`."""
-        self.end = max(self.end, end)
+        self._scan.end = max(self._scan.end, end)
 
     @property
     def wants_log(self) -> bool:
         """Whether the record at `frontier` is wanted (credit aside)."""
-        return (
-            self.frontier < self.end
-            and not self.draining
-            and self.waiting.pending.aside_count < limits.HELD_PER_PARTITION_MAX
-            and len(self.waiting.dying) < limits.DYING_PER_PARTITION_MAX
-            and len(self.waiting.lines.by_key) < limits.LINES_PER_PARTITION_MAX
-        )
+        return not self.draining and self._scan.wants_log
 
     def begin_pull(self) -> None:
         """A pull begins: it may carry several messages of a key; the next one may not (R24)."""
-        self._pull += 1
+        self.waiting.pull += 1
 
     def skip_to(self, offset: int, *, now: float) -> None:
         """Nothing is retained between `frontier` and `offset`: the cursor passes it."""
-        if offset > self.frontier:
-            for first, last in self._passed.gaps(self.frontier, offset - 1):
-                self.waiting.settle(first, last)
-            self._move(offset, now)
+        self._scan.skip_to(offset, now)
 
     def give(self, record: Record, credit: int, *, now: float, wall_unix_ms: int) -> list[GiveOut]:
         """First give-outs from the record that holds `frontier`, or the next one there is.
@@ -106,129 +98,12 @@ class Delivery:
         `frontier`; calling again with the same record goes on where it stopped. No write is
         needed before these are sent (R16).
         """
-        self.skip_to(min(record.first, self.end), now=now)
-        outs: list[GiveOut] = []
-        end = min(record.last, self.end - 1)
-        while self.frontier <= end and credit > 0 and self.wants_log:
-            first = self.frontier
-            last = min(end, first + min(credit, limits.PUSH_MESSAGES_MAX) - 1)
-            last = min(last, record.bytes_until(first, limits.PUSH_BYTES_MAX))
-            if len(self._passed):
-                last = self._passed.gaps(first, last)[0][1]
-            hashes = record.header.key_hashes[first - record.first : last - record.first + 1]
-            if self._is_ordinary(record, first, last, hashes, wall_unix_ms):
-                outs.append(self._push(first, last, hashes, 1, now))
-                credit -= last - first + 1
-                self._move(last + 1, now)
-            else:
-                singly = self._give_singly(record, first, last, now, wall_unix_ms)
-                credit -= sum(out.last - out.first + 1 for out in singly)
-                outs += singly
-        return outs
-
-    def _is_ordinary(
-        self, record: Record, first: int, last: int, hashes: "array[int]", wall_unix_ms: int
-    ) -> bool:
-        """Whether a stretch can be given as one range, without looking at single messages."""
-        if self.settings.pulls:
-            return False
-        lines = self.waiting.lines.by_key
-        if lines and not lines.keys().isdisjoint(hashes):
-            return False
-        if self.waiting.tried_between(first, last):
-            return False
-        expires = record.expires_min_unix_ms()
-        return not expires or expires > wall_unix_ms
-
-    def _give_singly(
-        self, record: Record, first: int, last: int, now: float, wall_unix_ms: int
-    ) -> list[GiveOut]:
-        """The exceptional way, message by message: ranges of what goes out between what waits."""
-        outs: list[GiveOut] = []
-        begin = offset = first
-        hashes = record.header.key_hashes
-        base = record.first
-        while offset <= last and self.wants_log:
-            if not self._goes_out(record, offset, hashes[offset - base], now, wall_unix_ms):
-                if begin < offset:
-                    piece = hashes[begin - base : offset - base]
-                    outs.append(self._push(begin, offset - 1, piece, 1, now))
-                begin = offset + 1
-            offset += 1
-        if begin < offset:
-            outs.append(self._push(begin, offset - 1, hashes[begin - base : offset - base], 1, now))
-        self._move(offset, now)
-        return outs
-
-    def _goes_out(
-        self, record: Record, offset: int, key: int, now: float, wall_unix_ms: int
-    ) -> bool:
-        """Whether a message of the log may be given now; else it is put where it belongs."""
-        waiting = self.waiting
-        line = waiting.lines.by_key.get(key) if key else None
-        if line is not None and not self._lets_through(line):
-            waiting.join(line, offset, now)
-            return False
-        expires = record.expires_unix_ms(offset)
-        if expires and expires <= wall_unix_ms:  # R13: judged now, when it would be given out
-            waiting.die(waiting.lines.line(key or loose(offset)), offset, "expired")
-            return False
-        if offset in waiting.attempts:
-            line = waiting.lines.line(key or loose(offset))
-            line.waiting.append(offset)
-            waiting.lines.held += 1
-            left_s = (waiting.due_unix_ms.get(offset, 0) - wall_unix_ms) / 1000
-            # A persisted backoff is wall time: clamped, for the clock may have jumped (R3).
-            due = now + min(max(0.0, left_s), self.settings.backoff_max_s)
-            waiting.await_retry(line, offset, due, now)
-            return False
-        if self.settings.pulls and key:
-            line = waiting.lines.line(key)
-            line.pull = self._pull
-            line.in_flight.add(offset)
-        return True
-
-    def _lets_through(self, line: Line) -> bool:
-        """Whether a key that this very pull carries may send another one with it."""
-        return (
-            self.settings.pulls
-            and line.pull == self._pull
-            and not line.waiting
-            and not line.recording
-            and not line.dying
-            and not line.overflowed
-        )
-
-    def _push(
-        self, first: int, last: int, hashes: "array[int]", attempt: int, now: float
-    ) -> GiveOut:
-        push = self.leases.give(
-            first, last, hashes,
-            now=now, lease_s=self.settings.lease_s, attempt=attempt, started=self.settings.pulls,
-        )  # fmt: skip
-        return GiveOut(push.number, first, last, attempt)
-
-    def _move(self, frontier: int, now: float) -> None:
-        """Move the frontier, past what the previous owner had passed already."""
-        if not self._rescan_end:
-            self.frontier = frontier
-            return
-        self.frontier = self._passed.next_absent(frontier)
-        if self.frontier >= self._rescan_end:
-            self._rescan_end = 0
-            self._passed = RangeSet()
-            self.waiting.rescanned(now)
+        return [] if self.draining else self._scan.give(record, credit, now, wall_unix_ms)
 
     def evict(self, count: int, *, now: float) -> int:
         """The queue overflows: up to `count` of the oldest messages that were not given yet go to
         the dead letters instead. Returns how many do."""
-        evicted = 0
-        while evicted < count and self.wants_log:
-            line = self.waiting.lines.line(loose(self.frontier))
-            self.waiting.die(line, self.frontier, "overflow")
-            self._move(self.frontier + 1, now)
-            evicted += 1
-        return evicted
+        return 0 if self.draining else self._scan.evict(count, now)
 
     # --- Giving from lines ---------------------------------------------------------------------
 
@@ -250,32 +125,29 @@ class Delivery:
         None when it is not to be sent: acked late, expired, gone, or the partition moves.
         """
         waiting = self.waiting
-        line = waiting.lines.by_key.get(key)
-        if self.draining or line is None or offset not in line.recording:
+        waiting.begin(now, wall_unix_ms)
+        line = None if self.draining else waiting.sendable(key, offset, now)
+        if line is None:
             return None
         if record is None:
-            waiting.lost(key, offset, now)
+            waiting.lost(line, offset, now)
             return None
-        line.recording.discard(offset)
-        if line.exclusive and line.in_flight and line.pull != self._pull:
-            line.put_back(offset)  # another pull carries this key meanwhile
-            waiting.lines.held += 1
-            waiting.lines.settle_down(line, now)
-            return None
+        del line.leaving[offset]
         expires = record.expires_unix_ms(offset)
-        if expires and expires <= wall_unix_ms:
+        if expires and expires <= wall_unix_ms:  # R13
             waiting.die(line, offset, "expired")
             return None
         place = offset - record.first
-        hashes = record.header.key_hashes[place : place + 1]
-        attempt = waiting.attempts.get(offset, 0) + 1
-        out = self._push(offset, offset, hashes, attempt, now)
-        self.leases.pushes[out.push].of_line = True
+        push = self.leases.give(
+            offset, offset, record.header.key_hashes[place : place + 1],
+            now=now, lease_s=self.settings.lease_s, attempt=waiting.attempts.get(offset, 0) + 1,
+            started=self.settings.pulls, of_line=True,
+        )  # fmt: skip
         waiting.returned.pop(offset, None)
         line.in_flight.add(offset)
-        line.pull = self._pull
+        line.pull = waiting.pull
         waiting.lines.settle_down(line, now)
-        return out
+        return GiveOut(push.number, offset, offset, push.attempt)
 
     # --- Acks, nacks, extends ------------------------------------------------------------------
 
@@ -322,7 +194,9 @@ class Delivery:
                 late = self.waiting.settle_late(number, offset, now)
                 append_offset(judged.settled if late else judged.stale, offset)
             else:  # given again since, or settled already
-                append_offset(judged.stale if self.leases.find(offset) else judged.settled, offset)
+                append_offset(
+                    judged.stale if self.leases.given_again(offset) else judged.settled, offset
+                )
         return judged
 
     def _settle_open(self, push: Push, mask: int, first: int, last: int, now: float) -> None:
@@ -427,6 +301,7 @@ class Delivery:
 
         Returns everything that was taken from the consumer.
         """
+        self.waiting.begin(now, wall_unix_ms)
         taken: list[Taken] = []
         due = self.leases.due(now)
         if now >= self.drain_deadline:
@@ -444,6 +319,8 @@ class Delivery:
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to do; None: not by time alone."""
+        if not self.waiting.begun:
+            return self._began
         times = [self.leases.next_deadline(), self.waiting.lines.next_due()]
         if self.draining and self.leases.open_count:
             times.append(self.drain_deadline)
@@ -470,7 +347,7 @@ class Delivery:
         for push in list(self.leases.pushes.values()):
             for offset in offsets_of(push.open & push.started, push.first):
                 self.waiting.count(offset, wall_unix_ms)
-            self.leases.close(push, push.open)
+        self.leases.clear()
 
     # --- Writing -------------------------------------------------------------------------------
 

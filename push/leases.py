@@ -7,7 +7,7 @@ message costs nothing of its own until something exceptional happens to it.
 
 from array import array
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from push import limits
 from push.ranges import Range
@@ -30,8 +30,8 @@ class Push:
     """One push in flight: offsets first..last, `open` the mask of those that are unsettled."""
 
     __slots__ = (
-        "attempt", "first", "given_at", "hashes", "last", "number", "of_line", "open", "parts",
-        "started",
+        "attempt", "due_at", "first", "given_at", "hashes", "last", "number", "of_line", "open",
+        "parts", "started",
     )  # fmt: skip
 
     def __init__(
@@ -45,6 +45,7 @@ class Push:
         deadline: float,
         attempt: int,
         started: bool,
+        of_line: bool,
     ) -> None:
         self.number = number
         self.first = first
@@ -52,11 +53,13 @@ class Push:
         self.hashes = hashes
         self.given_at = given_at
         self.attempt = attempt
-        self.of_line = False
+        self.of_line = of_line
         """It is one message that a line sent: the line waits to hear of it."""
         self.open = (1 << (last - first + 1)) - 1
         self.started = self.open if started else 0
         self.parts: list[tuple[float, int]] = [(deadline, self.open)]
+        """(lease end, mask): disjoint masks that cover what is open."""
+        self.due_at = deadline
 
     def __repr__(self) -> str:
         return f"<Push {self.number} {self.first}..{self.last} open={self.open:b}>"
@@ -68,16 +71,21 @@ class Push:
 
     def of_key(self, key_hash: int, after: int) -> Iterator[int]:
         """Open offsets above `after` whose key has this hash, in order."""
-        if key_hash in self.hashes:
-            for offset in offsets_of(self.open, self.first):
-                if offset > after and self.hashes[offset - self.first] == key_hash:
-                    yield offset
+        place = max(after + 1 - self.first, 0)
+        for _ in range(self.hashes[place:].count(key_hash)):
+            place = self.hashes.index(key_hash, place)
+            if self.open >> place & 1:
+                yield self.first + place
+            place += 1
 
 
 class Leases:
     """All pushes in flight, by number, with their deadlines and the extent of the last finished."""
 
-    __slots__ = ("_deadlines", "_finished", "number", "open_count", "pushes")
+    __slots__ = (
+        "_by_key", "_deadlines", "_finished", "_indexed", "_indexed_keys", "_of_lines",
+        "number", "open_count", "pushes",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.pushes: dict[int, Push] = {}
@@ -86,6 +94,10 @@ class Leases:
         self.open_count = 0
         self._deadlines: list[tuple[float, int]] = []
         self._finished: dict[int, Range] = {}
+        self._of_lines: dict[int, Push] = {}
+        self._by_key: dict[int, list[Push]] = {}
+        self._indexed = 0
+        self._indexed_keys = 0
 
     def give(
         self,
@@ -95,18 +107,21 @@ class Leases:
         *,
         now: float,
         lease_s: float,
-        attempt: int,
-        started: bool,
+        attempt: int = 1,
+        started: bool = False,
+        of_line: bool = False,
     ) -> Push:
-        """A new push of first..last, due at now + lease_s."""
+        """A new push of first..last, due at now + lease_s. `of_line`: one message, from a line."""
         self.number += 1
         push = Push(
             self.number, first, last, hashes,
-            given_at=now, deadline=now + lease_s, attempt=attempt, started=started,
+            given_at=now, deadline=now + lease_s, attempt=attempt, started=started, of_line=of_line,
         )  # fmt: skip
         self.pushes[push.number] = push
+        if of_line:
+            self._of_lines[first] = push
         self.open_count += last - first + 1
-        heappush(self._deadlines, (now + lease_s, push.number))
+        self._schedule(push, now + lease_s)
         return push
 
     def close(self, push: Push, mask: int) -> None:
@@ -115,58 +130,110 @@ class Leases:
         self.open_count -= mask.bit_count()
         if not push.open:
             del self.pushes[push.number]
+            if push.of_line:
+                del self._of_lines[push.first]
             self._finished[push.number] = (push.first, push.last)
             if len(self._finished) > limits.FINISHED_PUSHES_MAX:
                 del self._finished[next(iter(self._finished))]
+
+    def clear(self) -> None:
+        """The holder is gone: nothing is in flight, and nothing that it says later counts."""
+        self.pushes.clear()
+        self.open_count = 0
+        self._deadlines.clear()
+        self._finished.clear()
+        self._of_lines.clear()
+        self._by_key.clear()
 
     def extent(self, number: int) -> Range | None:
         """What a push covered; None when it was never given, or is too old to be remembered."""
         push = self.pushes.get(number)
         return (push.first, push.last) if push else self._finished.get(number)
 
-    def find(self, offset: int) -> Push | None:
-        """The push in which this offset is open. Walks; for exceptional cases only."""
-        for push in self.pushes.values():
-            if push.first <= offset <= push.last and push.open >> (offset - push.first) & 1:
-                return push
-        return None
+    def given_again(self, offset: int) -> bool:
+        """Whether a line has sent this offset and it is in flight. (Whatever is given a second
+        time comes from a line.)"""
+        return offset in self._of_lines
+
+    # --- What is in flight of a key ------------------------------------------------------------
 
     def of_key(self, key_hash: int, after: int) -> list[tuple[Push, int]]:
         """Every open offset above `after` of this key, with its push."""
+        self._index()
+        pushes = [push for push in self._by_key.get(key_hash, ()) if push.open]
+        if pushes:
+            self._by_key[key_hash] = pushes
         return [
             (push, offset)
-            for push in self.pushes.values()
+            for push in pushes
             if push.last > after
             for offset in push.of_key(key_hash, after)
         ]
 
+    def _index(self) -> None:
+        """Index by key what was given since the last time: who returns nothing pays nothing, and
+        who returns everything pays for each message once."""
+        if self._indexed_keys > 2 * self.open_count + limits.PUSH_MESSAGES_MAX:
+            self._by_key.clear()  # mostly of pushes that are finished
+            self._indexed = self._indexed_keys = 0
+        for push in reversed(self.pushes.values()):
+            if push.number <= self._indexed:
+                break
+            for key in {*push.hashes} - {0}:
+                self._by_key.setdefault(key, []).append(push)
+                self._indexed_keys += 1
+        self._indexed = self.number
+
+    # --- Deadlines -----------------------------------------------------------------------------
+
+    def _schedule(self, push: Push, at: float) -> None:
+        """Look at this push at `at`. A push counts where it stands with its `due_at`."""
+        push.due_at = at
+        heappush(self._deadlines, (at, push.number))
+        if len(self._deadlines) > 2 * len(self.pushes) + 64:
+            # One hung delivery would keep the entries of all that was settled behind it (P9).
+            self._deadlines = [(push.due_at, push.number) for push in self.pushes.values()]
+            heapify(self._deadlines)
+
+    def _stands(self, at: float, number: int) -> bool:
+        push = self.pushes.get(number)
+        return push is not None and push.due_at == at
+
     def extend(self, push: Push, mask: int, deadline: float) -> None:
-        """Let these open bits end at `deadline`."""
+        """Let these open bits end at `deadline`, or later where they do already."""
         mask &= push.open
-        if not mask:
-            return
-        push.parts = [(at, rest) for at, bits in push.parts if (rest := bits & ~mask)]
-        push.parts.append((deadline, mask))
-        heappush(self._deadlines, (deadline, push.number))
+        parts: list[tuple[float, int]] = []
+        for at, bits in push.parts:
+            moved = mask & bits if at < deadline else 0
+            if bits & ~moved & push.open:
+                parts.append((at, bits & ~moved & push.open))
+            if not moved:
+                mask &= ~bits
+        if mask:
+            parts.append((deadline, mask))
+        push.parts = parts  # looked at when it was due before: deadlines only move away
 
     def due(self, now: float) -> list[tuple[Push, int]]:
-        """(push, open bits whose lease has ended), oldest push first. They stay open."""
-        due: dict[int, int] = {}
+        """(push, open bits whose lease has ended), oldest push first; they are to be closed."""
+        due: list[tuple[Push, int]] = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, number = heappop(self._deadlines)
-            push = self.pushes.get(number)
-            if push is None:
+            at, number = heappop(self._deadlines)
+            if not self._stands(at, number):
                 continue
+            push = self.pushes[number]
             ended = 0
-            for at, bits in push.parts:
-                ended |= bits if at <= now else 0
-            push.parts = [(at, bits) for at, bits in push.parts if at > now]
+            for until, bits in push.parts:
+                ended |= bits if until <= now else 0
+            push.parts = [(until, bits) for until, bits in push.parts if until > now]
             if ended & push.open:
-                due[number] = due.get(number, 0) | (ended & push.open)
-        return [(self.pushes[number], due[number]) for number in sorted(due)]
+                due.append((push, ended & push.open))
+            if push.parts:
+                self._schedule(push, min(until for until, _ in push.parts))
+        due.sort(key=lambda item: item[0].number)
+        return due
 
     def next_deadline(self) -> float | None:
-        """The earliest lease end; may be that of a push that is settled since."""
-        while self._deadlines and self._deadlines[0][1] not in self.pushes:
+        """When to look at `due`; a push that was extended or settled in part may have nothing."""
+        while self._deadlines and not self._stands(*self._deadlines[0]):
             heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None

@@ -8,15 +8,17 @@ line of its own.
 """
 
 from collections import deque
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from push import limits
 
 
 def loose(offset: int) -> int:
-    """The pseudo key of a message without a key: it has nobody to wait for it."""
-    return -1 - offset
+    """The pseudo key of a message without a key: it has nobody to wait for it. In the form of a
+    key's hash, for it may be parked or set aside; a real hash that is the same costs nothing but
+    the wait for each other."""
+    return (1 << 64) - 1 - offset
 
 
 class Line:
@@ -31,10 +33,13 @@ class Line:
         "in_flight",
         "inherited",
         "key",
+        "leaving",
+        "loaded",
         "loading",
+        "opens_after",
         "parked",
         "pull",
-        "recording",
+        "scheduled",
         "waiting",
         "window",
     )
@@ -49,8 +54,9 @@ class Line:
         self.aside = 0
         self.aside_unwritten = 0
         self.in_flight: set[int] = set()
-        self.recording: set[int] = set()
-        """On the way out: the attempt is being recorded, or there is no credit yet."""
+        self.leaving: dict[int, bool] = {}
+        """On the way out, in order: whether it may be sent (its attempt is recorded, or there was
+        none, R16) or that is being recorded."""
         self.window = limits.LINE_WINDOW_MAX if exclusive else 1
         self.pull = 0
         """The pull that carries what is in flight; the same pull may carry more of the key."""
@@ -59,8 +65,15 @@ class Line:
         self.parked = False
         self.loading: int | None = None
         """While the side line is being read: how many stood there when it was asked."""
+        self.loaded = -1
+        """The last offset that came from the side line. What is settled of it may still stand
+        there, until that is durable."""
         self.inherited = False
         """It had a side line when this owner began; it stays shut until the log was rescanned."""
+        self.opens_after = 0
+        """And then until so many more are durably set aside: they may come before those there."""
+        self.scheduled: float | None = None
+        """When it stands in the heap of what becomes due."""
 
     def __repr__(self) -> str:
         return (
@@ -79,12 +92,18 @@ class Line:
         return not (
             self.waiting
             or self.in_flight
-            or self.recording
+            or self.leaving
             or self.aside
             or self.aside_unwritten
             or self.parked
             or self.dying
         )
+
+    @property
+    def earliest(self) -> int:
+        """The first offset in memory that is not given; -1: none."""
+        leaving = next(iter(self.leaving), -1)
+        return leaving if leaving >= 0 or not self.waiting else self.waiting[0]
 
     @property
     def due(self) -> float:
@@ -101,11 +120,21 @@ class Line:
             waiting.clear()
             waiting.extend(merged)
 
+    def call_back(self, after: int) -> list[int]:
+        """What is on its way out above `after` waits again; returns it."""
+        back = [offset for offset in self.leaving if offset > after]
+        for offset in reversed(back):
+            del self.leaving[offset]
+            self.put_back(offset)
+        return back
+
     def room(self) -> int:
         """How many more of it may go out now, time aside."""
-        if self.parked or self.inherited or self.dying or (self.exclusive and self.in_flight):
+        if self.parked or self.inherited or self.opens_after or self.dying:
             return 0
-        return max(0, self.window - len(self.in_flight) - len(self.recording))
+        if self.exclusive and self.in_flight:
+            return 0
+        return max(0, self.window - len(self.in_flight) - len(self.leaving))
 
     def widen(self) -> None:
         """One of it was settled: let more go out at once."""
@@ -145,9 +174,29 @@ class Lines:
                 if line.due <= now:
                     self._ready[key] = None
                 else:
-                    heappush(self._due, (line.due, key))
+                    self._schedule(line)
         elif line.aside and line.room() and line.loading is None:
             self._hungry[key] = None
+
+    def _schedule(self, line: Line) -> None:
+        """Look at a line when its head is due: once, however many join it meanwhile (P9)."""
+        if line.scheduled == line.due:
+            return
+        line.scheduled = line.due
+        heappush(self._due, (line.due, line.key))
+        if len(self._due) > 2 * len(self.by_key) + 64:
+            lines = self.by_key.values()
+            self._due = [(x.scheduled, x.key) for x in lines if x.scheduled is not None]
+            heapify(self._due)
+
+    def _pop_due(self) -> Line | None:
+        """Take the earliest entry; the line, where that is still its entry."""
+        at, key = heappop(self._due)
+        line = self.by_key.get(key)
+        if line is None or line.scheduled != at:
+            return None
+        line.scheduled = None
+        return line
 
     def next_due(self) -> float | None:
         """When the next line becomes ready by time alone."""
@@ -156,16 +205,15 @@ class Lines:
             line = self.by_key.get(key)
             if line is not None and line.waiting and line.due == at and line.room():
                 return at
-            heappop(self._due)
+            self._pop_due()
         return None
 
     def ripen(self, now: float) -> None:
         """Make ready what became due."""
         while self._due and self._due[0][0] <= now:
-            _, key = heappop(self._due)
-            line = self.by_key.get(key)
+            line = self._pop_due()
             if line is not None and line.waiting and line.room() and line.due <= now:
-                self._ready[key] = None
+                self._ready[line.key] = None
 
     def ready(self, count_max: int) -> list[Line]:
         """At most so many lines that may give now, longest ready first."""

@@ -24,7 +24,8 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate, repeat
+from itertools import accumulate, count, repeat
+from operator import add
 from typing import Final
 
 VERSION: Final = 1
@@ -204,7 +205,7 @@ class Record:
         """Where each message begins in the payload."""
         if self._starts is None:
             sizes = self.header.sizes
-            self._starts = [0, *accumulate(size + 1 for size in sizes[:-1])] if sizes else []
+            self._starts = [0, *map(add, accumulate(sizes[:-1]), count(1))] if sizes else []
         return self._starts
 
     def slice(self, first: int, last: int) -> bytes:

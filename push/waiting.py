@@ -7,9 +7,9 @@ and adds the log and the leases.
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from itertools import islice
 
 from push import limits
+from push.backoff import clamp_due
 from push.cursor_writes import PendingWrite
 from push.lines import Line, Lines
 from push.ports import Cursor, GroupPartition, Owned, Retry, Written
@@ -28,8 +28,11 @@ class Waiting:
     """See the module. `now` is monotonic seconds."""
 
     __slots__ = (
+        "_begun",
         "_dead",
         "_inherited",
+        "_not_before",
+        "_rescanned",
         "attempts",
         "attempts_max",
         "due_unix_ms",
@@ -38,6 +41,7 @@ class Waiting:
         "lines",
         "park",
         "pending",
+        "pull",
         "returned",
     )  # fmt: skip
 
@@ -58,26 +62,57 @@ class Waiting:
         """Offset → key of what is on its way to the dead letters."""
         self.giveable: list[tuple[int, int]] = []
         """(key, offset) that may be sent as soon as there is credit and the record is read."""
+        self.pull = 0
+        """The pull that is being served (R24)."""
         self._dead: list[DeadLetter] = []
-        self._inherited: list[int] = []
+        self._not_before: dict[int, float] = {}
         self._inherit(owned.cursor)
+        self._inherited = sorted(self.attempts)
+        self._rescanned = False
+        self._begun = not self.attempts
+
+    # --- Inheriting ----------------------------------------------------------------------------
 
     def _inherit(self, cursor: Cursor) -> None:
         for retry in cursor.retries:
             self.attempts[retry.offset] = retry.attempts
             self.due_unix_ms[retry.offset] = retry.due_unix_ms
-        self._inherited = sorted(self.attempts)
         for mark in cursor.parked:
             self.lines.line(mark.key_hash).parked = True
         for key, count in cursor.lines:
             line = self.lines.line(key)
             line.aside, line.inherited = count, True
 
+    @property
+    def begun(self) -> bool:
+        """Whether the times of the previous owner's retries are known in this process's clock."""
+        return self._begun
+
+    def begin(self, now: float, wall_unix_ms: int) -> None:
+        """The first call with both clocks: a backoff that was persisted as wall time goes on, as
+        far as the longest one there can be (R3)."""
+        if self._begun:
+            return
+        self._begun = True
+        for offset, noted_unix_ms in self.due_unix_ms.items():
+            due_unix_ms = clamp_due(noted_unix_ms, wall_unix_ms, limits.DELAY_S_MAX)
+            if due_unix_ms > wall_unix_ms:
+                self._not_before[offset] = now + (due_unix_ms - wall_unix_ms) / 1000
+        self._open_inherited(now)
+
     def rescanned(self, now: float) -> None:
-        """The log was read again up to what the previous owner had passed: inherited lines open,
-        for nothing can come before what stands in them any more."""
-        for line in list(self.lines.by_key.values()):
+        """The log was read again up to what the previous owner had passed."""
+        self._rescanned = True
+        self._open_inherited(now)
+
+    def _open_inherited(self, now: float) -> None:
+        """Inherited lines open, for nothing can come before what stands in them any more, but for
+        what of theirs is being set aside still."""
+        if not (self._rescanned and self._begun):
+            return
+        for line in [line for line in self.lines.by_key.values() if line.inherited]:
             line.inherited = False
+            line.opens_after = line.aside_unwritten
             self.lines.settle_down(line, now)
 
     def tried_between(self, first: int, last: int) -> bool:
@@ -88,14 +123,19 @@ class Waiting:
     # --- Coming in -----------------------------------------------------------------------------
 
     def join(self, line: Line, offset: int, now: float) -> None:
-        """A message of the log waits behind its key's line: in memory, or beyond that aside."""
+        """A message of the log waits in its key's line: in memory, or beyond that aside."""
         if line.overflowed or self.lines.held >= limits.HELD_PER_PARTITION_MAX:
             line.aside_unwritten += 1
             self.pending.set_aside(line.key, offset)
         else:
             line.waiting.append(offset)
             self.lines.held += 1
+            self._judge_inherited(line, offset, now)
         self.lines.settle_down(line, now)
+
+    def _judge_inherited(self, line: Line, offset: int, now: float) -> None:
+        if offset in self.attempts:
+            self._judge(line, offset, self._not_before.pop(offset, 0.0), now)
 
     def come_back(self, line: Line, offset: int, push: int) -> None:
         """A delivery was given in this push and is not settled: it waits again."""
@@ -111,7 +151,25 @@ class Waiting:
         self.pending.note(self._retry(offset))
 
     def await_retry(self, line: Line, offset: int, due: float, now: float) -> None:
-        """What is in the line and was tried is given again from `due` on, or its end has come."""
+        """What came back is given again from `due` on, or its end has come. Nothing of its key
+        that was about to go out overtakes it (R17)."""
+        self.call_back(line, offset)
+        self._judge(line, offset, due, now)
+        if line.parked:
+            self._all_aside(line)
+        self.lines.settle_down(line, now)
+
+    def call_back(self, line: Line, after: int) -> None:
+        """What of a line is above `after`, on its way out and not sent yet, waits again."""
+        back = line.call_back(after)
+        if back:
+            self.lines.held += len(back)
+            for offset in back:
+                self.pending.cancel(offset)
+            self.giveable[:] = [x for x in self.giveable if x[0] != line.key or x[1] <= after]
+
+    def _judge(self, line: Line, offset: int, due: float, now: float) -> None:
+        """Something that was tried waits in its line: when it goes, or that it never will."""
         line.window = 1
         if due > now:
             line.dues[offset] = due
@@ -120,19 +178,20 @@ class Waiting:
                 if not line.parked:
                     line.parked = True
                     self.pending.park(line.key, "exhausted")
+                self._all_aside(line)
             else:
                 self._take(line, offset)
                 self.die(line, offset, "exhausted")
-        if line.parked:
-            self._all_aside(line)
-        self.lines.settle_down(line, now)
 
     def _all_aside(self, line: Line) -> None:
+        """A parked line is all side line."""
+        self.call_back(line, -1)
         for offset in line.waiting:
             self.pending.set_aside(line.key, offset)
         line.aside_unwritten += len(line.waiting)
         self.lines.held -= len(line.waiting)
         line.waiting.clear()
+        line.dues.clear()
 
     def _take(self, line: Line, offset: int) -> None:
         line.waiting.remove(offset)
@@ -141,6 +200,7 @@ class Waiting:
 
     def die(self, line: Line, offset: int, reason: str) -> None:
         """It goes to the dead letters; its line waits until it has arrived there."""
+        self.call_back(line, offset)
         line.dying.add(offset)
         self.dying[offset] = line.key
         self._dead.append(DeadLetter(offset, reason, self.attempts.get(offset, 0)))
@@ -174,12 +234,16 @@ class Waiting:
         credit -= len(self.giveable) + self.pending.recording_count
         for line in self.lines.ready(max(credit, 0)):
             while credit > 0 and line.waiting and line.room() and line.due <= now:
-                offset = line.waiting.popleft()
+                offset = line.waiting[0]
+                tried = offset in self.returned or offset in self.attempts
+                if not tried and not next(reversed(line.leaving.values()), True):
+                    break  # it would overtake what is being recorded
+                line.waiting.popleft()
                 line.dues.pop(offset, None)
                 self.lines.held -= 1
-                line.recording.add(offset)
+                line.leaving[offset] = not tried
                 credit -= 1
-                if offset in self.returned or offset in self.attempts:
+                if tried:
                     self.pending.record(self._retry(offset), line.key)
                 else:
                     self.giveable.append((line.key, offset))
@@ -192,26 +256,42 @@ class Waiting:
         """The write that was taken last is durable."""
         recorded, aside = self.pending.confirm()
         for key, count in aside.items():
-            line = self.lines.line(key)
+            line = self.lines.by_key[key]
             line.aside += count
             line.aside_unwritten -= count
+            line.opens_after = max(0, line.opens_after - count)
             self.lines.settle_down(line, now)
-        for key, offset in recorded:
-            line = self.lines.line(key)
-            if offset in line.recording:
-                if offset in answer.refused:  # settled already: it must not be given again (R16)
-                    line.recording.discard(offset)
-                    self.forget(offset)
-                else:
-                    self.giveable.append((key, offset))
+        for offset, key in recorded.items():
+            line = self.lines.by_key[key]
+            if offset in answer.refused:  # settled already: it must not be given again (R16)
+                del line.leaving[offset]
+                self.forget(offset)
+            else:
+                line.leaving[offset] = True
+                self.giveable.append((key, offset))
             self.lines.settle_down(line, now)
 
+    def sendable(self, key: int, offset: int, now: float) -> Line | None:
+        """The line that may send this offset now; None: it may not (any more)."""
+        line = self.lines.by_key.get(key)
+        if line is None or not line.leaving.get(offset):
+            return None
+        closed = line.exclusive and line.in_flight and line.pull != self.pull
+        if closed or line.earliest != offset:  # another pull carries its key, or it would overtake
+            self.call_back(line, offset - 1)
+            self.lines.settle_down(line, now)
+            return None
+        return line
+
+    # --- Side lines ----------------------------------------------------------------------------
+
     def side_wanted(self) -> list[tuple[int, int]]:
-        """(key, after which offset) to be read from side lines; each is asked for once."""
+        """(key, after which offset) to be read from side lines; each is asked for once, until
+        `side_loaded` or `side_not_loaded`."""
         wanted: list[tuple[int, int]] = []
         for line in self.lines.hungry():
             line.loading = line.aside
-            wanted.append((line.key, max((*line.in_flight, *line.recording), default=-1)))
+            wanted.append((line.key, line.loaded))
         return wanted
 
     def side_loaded(self, key: int, offsets: tuple[int, ...], now: float) -> None:
@@ -219,15 +299,24 @@ class Waiting:
         line = self.lines.by_key.get(key)
         if line is None or line.loading is None:
             return
-        stood, line.loading = line.loading, None
+        # What joined since it was asked comes later, when it is known to be durable.
+        fresh, stood, line.loading = offsets[: line.loading], line.loading, None
         if not line.parked:
-            known = line.in_flight | line.recording | set(line.waiting)
-            fresh = [offset for offset in offsets if offset not in known]
+            line.aside -= len(fresh) if fresh else stood
+            line.loaded = fresh[-1] if fresh else line.loaded
             line.waiting.extend(fresh)
             self.lines.held += len(fresh)
-            # Some may have joined the side line since it was asked: those are not counted off.
-            line.aside -= len(fresh) if fresh else stood
+            for offset in fresh:
+                if not line.parked:
+                    self._judge_inherited(line, offset, now)
         self.lines.settle_down(line, now)
+
+    def side_not_loaded(self, key: int, now: float) -> None:
+        """The side line could not be read: it is wanted again."""
+        line = self.lines.by_key.get(key)
+        if line is not None and line.loading is not None:
+            line.loading = None
+            self.lines.settle_down(line, now)
 
     # --- Settling ------------------------------------------------------------------------------
 
@@ -235,11 +324,20 @@ class Waiting:
         """first..last are settled: write it down."""
         self.pending.settle(first, last)
 
+    def pass_over(self, first: int, last: int) -> None:
+        """Nothing of first..last is in the log: settled, and what was tried of it forgotten."""
+        self.settle(first, last)
+        index = bisect_left(self._inherited, first)
+        while index < len(self._inherited) and self._inherited[index] <= last:
+            self.forget(self._inherited[index])
+            index += 1
+
     def forget(self, offset: int) -> None:
         """Nothing of its tries matters any more."""
         self.attempts.pop(offset, None)
         self.due_unix_ms.pop(offset, None)
         self.returned.pop(offset, None)
+        self._not_before.pop(offset, None)
 
     def settled_in_flight(self, key: int, offset: int, now: float) -> None:
         """A message that a line had sent was settled."""
@@ -253,18 +351,19 @@ class Waiting:
     def settle_late(self, number: int, offset: int, now: float) -> bool:
         """An ack of push `number` for a message that returned from it and was not given since.
 
-        It counts unless an earlier message of its key awaits retry (R21), and not against an
-        operator's decision: what is parked stays so. False: it does not count.
+        It counts unless an earlier message of its key awaits retry (R21), or goes to the dead
+        letters, and not against an operator's decision: what is parked stays so. False: it does
+        not count.
         """
         push, key = self.returned[offset]
         line = self.lines.by_key.get(key)
-        if push != number or line is None or line.parked or line.dying:
+        if push != number or line is None or line.parked or line.earliest != offset:
             return False
-        earliest = min((*line.recording, *islice(line.waiting, 1)), default=-1)
-        if earliest != offset:
+        if any(dying < offset for dying in line.dying):
             return False
-        if offset in line.recording:
-            line.recording.discard(offset)
+        if offset in line.leaving:
+            del line.leaving[offset]
+            self.pending.cancel(offset)
         else:
             self._take(line, offset)
         line.widen()
@@ -273,10 +372,9 @@ class Waiting:
         self.lines.settle_down(line, now)
         return True
 
-    def lost(self, key: int, offset: int, now: float) -> None:
+    def lost(self, line: Line, offset: int, now: float) -> None:
         """A giveable message is no longer in the log (evicted, damaged): it is passed."""
-        line = self.lines.line(key)
-        line.recording.discard(offset)
+        del line.leaving[offset]
         self.forget(offset)
         self.settle(offset, offset)
         self.lines.settle_down(line, now)

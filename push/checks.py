@@ -1,0 +1,150 @@
+"""What must be true of a delivery between any two calls, asserted under the ids of the rules.
+
+For tests and for looking into a process that behaves oddly; it walks everything that is in memory.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from push.delivery import Delivery
+from push.lines import loose
+from push.ranges import RangeSet
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What a delivery does not keep in memory, where somebody knows it."""
+
+    settled: RangeSet
+    """Settled by this owner or one before, durably or not."""
+    aside: RangeSet
+    """What stands in side lines, or is to be set aside."""
+
+
+def check(delivery: Delivery, outside: Outside | None = None) -> None:
+    """Assert every invariant. With `outside`, also that each offset below the frontier is in
+    exactly one place. Raises AssertionError naming the rule."""
+    in_flight = _check_leases(delivery)
+    _check_lines(delivery, in_flight)
+    _check_order(delivery, in_flight)
+    _check_schedules(delivery)
+    _check_writes(delivery)
+    if outside is not None:
+        _check_places(delivery, in_flight, outside)
+
+
+def _check_leases(delivery: Delivery) -> dict[int, int]:
+    """Offset → key of all that is in flight."""
+    leases = delivery.leases
+    in_flight: dict[int, int] = {}
+    for number, push in leases.pushes.items():
+        assert push.open, f"push {number} is settled and still there"
+        assert 0 < number <= leases.number, f"R16: push {number} of {leases.number}"
+        assert push.open >> (push.last - push.first + 1) == 0, f"{push} beyond its extent"
+        left = push.open
+        for _, mask in push.parts:
+            left &= ~mask
+        assert not left, f"P6: {left:b} of push {number} has no deadline"
+        assert push.due_at <= min(at for at, mask in push.parts if mask & push.open)
+        assert not push.of_line or push.first == push.last
+        for offset in range(push.first, push.last + 1):
+            if push.open >> (offset - push.first) & 1:
+                assert offset not in in_flight, f"P7: {offset} is in flight twice"
+                assert leases.given_again(offset) == push.of_line
+                in_flight[offset] = push.hashes[offset - push.first] or loose(offset)
+    assert leases.open_count == len(in_flight)
+    assert not in_flight or max(in_flight) < delivery.frontier <= delivery.end, "R10"
+    return in_flight
+
+
+def _check_lines(delivery: Delivery, in_flight: dict[int, int]) -> None:
+    waiting = delivery.waiting
+    lines = waiting.lines.by_key
+    for key, line in lines.items():
+        assert line.key == key
+        assert not line.empty, f"R18: {line} waits for nothing"
+        here = [*line.leaving, *line.waiting]
+        assert here == sorted(set(here)), f"P3: {line} is not in order: {here}"
+        assert not (line.parked and here), f"R18: {line} is parked and in memory"
+        assert line.dues.keys() <= set(line.waiting), f"{line} {line.dues}"
+        assert all(in_flight.get(offset) == key for offset in line.in_flight)
+        assert line.aside >= 0, f"{line}"
+        assert line.aside_unwritten >= line.opens_after >= 0, f"{line}"
+        assert not (line.inherited or line.opens_after) or not line.leaving, f"{line} is shut"
+        marks = list(line.leaving.values())
+        assert marks == sorted(marks, reverse=True), f"R16: {line} {line.leaving}"
+        assert not {*line.dying} & {*here}
+    for push in delivery.leases.pushes.values():
+        if push.of_line:
+            key = push.hashes[0] or loose(push.first)
+            assert push.first in lines[key].in_flight, f"{push} is unknown to its line"
+    assert waiting.lines.held == sum(len(line.waiting) for line in lines.values()), "P9"
+    dying = {offset: key for key, line in lines.items() for offset in line.dying}
+    assert waiting.dying == dying
+
+
+def _check_order(delivery: Delivery, in_flight: dict[int, int]) -> None:
+    """P3, R17: of a key, nothing in flight stands above anything that waits or dies."""
+    highest: dict[int, int] = {}
+    for offset, key in in_flight.items():
+        highest[key] = max(highest.get(key, -1), offset)
+    for key, line in delivery.waiting.lines.by_key.items():
+        for offset in (*line.leaving, *line.waiting, *line.dying):
+            assert highest.get(key, -1) < offset, (
+                f"R17: {highest[key]} is in flight and {offset} of its key waits"
+            )
+
+
+def _check_schedules(delivery: Delivery) -> None:
+    """What may go on is known to somebody who will let it: a line is ready, or becomes due, or
+    wants its side line read; a lease ends when it is looked at."""
+    lines = delivery.waiting.lines
+    due = set(lines._due)
+    for key, line in lines.by_key.items():
+        if line.waiting and line.room():
+            known = key in lines._ready or (line.scheduled == line.due and (line.due, key) in due)
+            assert known, f"P8: nobody looks at {line}"
+        if not line.waiting and line.aside and line.room() and line.loading is None:
+            assert key in lines._hungry, f"P8: nobody reads the side line of {line}"
+    assert lines._ready.keys() <= lines.by_key.keys()
+    assert lines._hungry.keys() <= lines.by_key.keys()
+    assert len(lines._due) <= 2 * len(lines.by_key) + 65 or not lines._due, "P9"
+    heap = set(delivery.leases._deadlines)
+    for number, push in delivery.leases.pushes.items():
+        assert (push.due_at, number) in heap, f"P6: nobody looks at push {number}"
+
+
+def _check_writes(delivery: Delivery) -> None:
+    waiting = delivery.waiting
+    unwritten = sum(line.aside_unwritten for line in waiting.lines.by_key.values())
+    assert waiting.pending.aside_count == unwritten, "R18: set aside and not waited for"
+    recording = [
+        offset
+        for line in waiting.lines.by_key.values()
+        for offset, sendable in line.leaving.items()
+        if not sendable
+    ]
+    assert waiting.pending.recording_count == len(recording), "R16"
+
+
+def _check_places(delivery: Delivery, in_flight: dict[int, int], outside: Outside) -> None:
+    """P1, R18: below the frontier nothing is forgotten, and nothing is in two places."""
+    places: dict[int, list[str]] = {}
+
+    def at(place: str, offsets: Iterable[int]) -> None:
+        for offset in offsets:
+            places.setdefault(offset, []).append(place)
+
+    at("in flight", in_flight)
+    at("dying", delivery.waiting.dying)
+    for line in delivery.waiting.lines.by_key.values():
+        at("waiting", line.waiting)
+        at("leaving", line.leaving)
+    for name, ranges in (("settled", outside.settled), ("aside", outside.aside)):
+        for first, last in ranges:
+            at(name, range(first, last + 1))
+    for offset in range(delivery.frontier):
+        assert len(places.get(offset, [])) == 1, f"R18: {offset} is {places.get(offset)}"
+    beyond = [o for o, place in places.items() if o >= delivery.frontier]
+    known = [o for o in beyond if o in outside.settled or o in outside.aside]
+    assert beyond == known, f"R18: {beyond} beyond the frontier {delivery.frontier}"

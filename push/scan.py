@@ -1,0 +1,187 @@
+"""First give-outs: how far a delivery has come in its log, and what of it goes out.
+
+Ranges while nothing is exceptional; message by message only where a key is gated, a message has
+expired, the previous owner had tried it, or pulls close keys (R24).
+"""
+
+from array import array
+
+from push import limits
+from push.giving import DeliverySettings, GiveOut
+from push.leases import Leases
+from push.lines import Line, loose
+from push.ports import Owned
+from push.ranges import RangeSet
+from push.record import Record
+from push.waiting import Waiting
+
+
+class Scan:
+    """See the module. Everything below `frontier` is settled, in flight, or waits."""
+
+    __slots__ = (
+        "_leases", "_passed", "_rescan_end", "_settings", "_waiting", "end", "frontier",
+    )  # fmt: skip
+
+    def __init__(
+        self, owned: Owned, settings: DeliverySettings, leases: Leases, waiting: Waiting, now: float
+    ) -> None:
+        self._settings = settings
+        self._leases = leases
+        self._waiting = waiting
+        self._passed = RangeSet(owned.cursor.passed)
+        self._rescan_end = max((last + 1 for _, last in owned.cursor.passed), default=0)
+        self.end = owned.certified
+        self.frontier = owned.cursor.floor
+        if self._rescan_end > self.frontier:
+            self._move(self.frontier, now)
+        else:
+            self._finish_rescan(now)
+
+    @property
+    def wants_log(self) -> bool:
+        """Whether the record at `frontier` is wanted (credit aside)."""
+        waiting = self._waiting
+        return (
+            self.frontier < self.end
+            and waiting.pending.aside_count < limits.HELD_PER_PARTITION_MAX
+            and len(waiting.dying) < limits.DYING_PER_PARTITION_MAX
+            # A rescan brings back lines that there were before, and closed ones wait for its end.
+            and (len(waiting.lines.by_key) < limits.LINES_PER_PARTITION_MAX or self._rescan_end > 0)
+        )
+
+    def skip_to(self, offset: int, now: float) -> None:
+        """Nothing is retained between `frontier` and `offset`: the cursor passes it."""
+        if offset > self.frontier:
+            for first, last in self._passed.gaps(self.frontier, offset - 1):
+                self._waiting.pass_over(first, last)
+            self._move(offset, now)
+
+    def _move(self, frontier: int, now: float) -> None:
+        """Move the frontier, past what the previous owner had passed already."""
+        if not self._rescan_end:
+            self.frontier = frontier
+            return
+        self.frontier = self._passed.next_absent(frontier)
+        if self.frontier >= self._rescan_end:
+            self._finish_rescan(now)
+
+    def _finish_rescan(self, now: float) -> None:
+        self._rescan_end = 0
+        self._passed = RangeSet()
+        self._waiting.rescanned(now)
+
+    def evict(self, count: int, now: float) -> int:
+        """See `Delivery.evict`."""
+        evicted = 0
+        while evicted < count and self.wants_log:
+            line = self._waiting.lines.line(loose(self.frontier))
+            self._waiting.die(line, self.frontier, "overflow")
+            self._move(self.frontier + 1, now)
+            evicted += 1
+        return evicted
+
+    def give(self, record: Record, credit: int, now: float, wall_unix_ms: int) -> list[GiveOut]:
+        """See `Delivery.give`."""
+        self._waiting.begin(now, wall_unix_ms)
+        self.skip_to(min(record.first, self.end), now)
+        outs: list[GiveOut] = []
+        end = min(record.last, self.end - 1)
+        while self.frontier <= end and credit > 0 and self.wants_log:
+            first = self.frontier
+            last = min(end, first + min(credit, limits.PUSH_MESSAGES_MAX) - 1)
+            last = min(last, record.bytes_until(first, limits.PUSH_BYTES_MAX))
+            if len(self._passed):
+                last = self._passed.gaps(first, last)[0][1]
+            hashes = record.header.key_hashes[first - record.first : last - record.first + 1]
+            alike = self._is_ordinary(record, first, last, wall_unix_ms)
+            lines = self._waiting.lines.by_key
+            if alike and (not lines or lines.keys().isdisjoint(hashes)):
+                outs.append(self._push(first, last, hashes, now))
+                credit -= last - first + 1
+                self._move(last + 1, now)
+            else:
+                singly = self._give_singly(
+                    record, first, hashes, ordinary=alike, now=now, wall_unix_ms=wall_unix_ms
+                )
+                credit -= sum(out.last - out.first + 1 for out in singly)
+                outs += singly
+        return outs
+
+    def _is_ordinary(self, record: Record, first: int, last: int, wall_unix_ms: int) -> bool:
+        """Whether in a stretch nothing but a gated key could be exceptional."""
+        if self._settings.pulls or self._waiting.tried_between(first, last):
+            return False
+        expires = record.expires_min_unix_ms()
+        return not expires or expires > wall_unix_ms
+
+    def _give_singly(
+        self,
+        record: Record,
+        first: int,
+        hashes: "array[int]",
+        *,
+        ordinary: bool,
+        now: float,
+        wall_unix_ms: int,
+    ) -> list[GiveOut]:
+        """The exceptional way, message by message: ranges of what goes out between what waits."""
+        outs: list[GiveOut] = []
+        lines = self._waiting.lines.by_key
+        begin = offset = first
+        for key in hashes:
+            if ordinary and key not in lines:
+                offset += 1
+                continue
+            if not self._goes_out(record, offset, key, now, wall_unix_ms):
+                if begin < offset:
+                    outs.append(self._push(begin, offset - 1, hashes[begin - first :], now))
+                begin = offset + 1
+            offset += 1
+            if not self.wants_log:
+                break
+        if begin < offset:
+            outs.append(self._push(begin, offset - 1, hashes[begin - first :], now))
+        self._move(offset, now)
+        return outs
+
+    def _goes_out(
+        self, record: Record, offset: int, key: int, now: float, wall_unix_ms: int
+    ) -> bool:
+        """Whether a message of the log may be given now; else it is put where it belongs."""
+        waiting = self._waiting
+        line = waiting.lines.by_key.get(key) if key else None
+        if line is not None and not self._lets_through(line):
+            waiting.join(line, offset, now)
+            return False
+        expires = record.expires_unix_ms(offset)
+        if expires and expires <= wall_unix_ms:  # R13: judged now, when it would be given out
+            waiting.die(waiting.lines.line(key or loose(offset)), offset, "expired")
+            return False
+        if offset in waiting.attempts:
+            waiting.join(waiting.lines.line(key or loose(offset)), offset, now)
+            return False
+        if self._settings.pulls and key:
+            line = waiting.lines.line(key)
+            line.pull = waiting.pull
+            line.in_flight.add(offset)
+        return True
+
+    def _lets_through(self, line: Line) -> bool:
+        """Whether a key that this very pull carries may send another one with it."""
+        return (
+            line.exclusive
+            and line.pull == self._waiting.pull
+            and not line.waiting
+            and not line.leaving
+            and not line.dying
+            and not line.overflowed
+        )
+
+    def _push(self, first: int, last: int, hashes: "array[int]", now: float) -> GiveOut:
+        """`hashes` are those of the messages from `first` on."""
+        push = self._leases.give(
+            first, last, hashes[: last - first + 1],
+            now=now, lease_s=self._settings.lease_s, started=self._settings.pulls,
+        )  # fmt: skip
+        return GiveOut(push.number, first, last, 1)

@@ -1,0 +1,367 @@
+"""A naive model of delivery: one object per message, every rule a loop over all of them.
+
+`Store` does with cursor writes what the storage port says. `Model` is told what a delivery did and
+says what it had to do; it raises AssertionError with the id of the rule that was broken.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from push.giving import DeliverySettings, GiveOut, Judged
+from push.lines import loose
+from push.ports import Cursor, CursorWrite, Owned, Parked, Retry, Written
+from push.ranges import Range, RangeSet
+from push.record import Record, RecordBuilder
+from push.waiting import DeadLetter
+
+WALL0_UNIX_MS = 1_700_000_000_000
+
+
+def wall_unix_ms(now: float) -> int:
+    """The wall clock of the tests runs with the monotonic one."""
+    return WALL0_UNIX_MS + int(now * 1000)
+
+
+def make_record(first: int, keys: Iterable[int], expires_unix_ms: Iterable[int] = ()) -> Record:
+    """A record of messages with these key hashes (0: none), at offsets from `first` on."""
+    builder = RecordBuilder()
+    expiries = list(expires_unix_ms)
+    for index, key in enumerate(keys):
+        builder.add(b'{"body":1}', key)
+        if expiries and expiries[index]:
+            builder.mark(index, None, expiries[index])
+    header, payload, _ = builder.close(
+        record_id=bytes(16), published_unix_ms=WALL0_UNIX_MS, ring_epoch=1, tenant=0
+    )
+    return Record.load(first, header, payload, ())
+
+
+class Store:
+    """One cursor, as the storage port describes it."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.settled: set[int] = set()
+        self.aside: dict[int, int] = {}
+        self.retries: dict[int, Retry] = {}
+        self.parked: dict[int, Parked] = {}
+
+    def own(self, certified: int) -> Owned:
+        self.epoch += 1
+        passed = RangeSet((o, o) for o in self.settled | self.aside.keys())
+        floor = passed.pop_prefix(0)
+        lines: dict[int, int] = {}
+        for key in self.aside.values():
+            lines[key] = lines.get(key, 0) + 1
+        cursor = Cursor(
+            floor,
+            tuple(passed),
+            tuple(self.retries.values()),
+            tuple(lines.items()),
+            tuple(self.parked.values()),
+        )
+        return Owned(self.epoch, cursor, certified, generation=1)
+
+    def settle(self, offset: int) -> None:
+        self.settled.add(offset)
+        self.retries.pop(offset, None)
+        self.aside.pop(offset, None)
+
+    def apply(self, write: CursorWrite) -> Written:
+        if write.epoch != self.epoch:
+            return Written(fenced=True)
+        for first, last in write.settled:
+            for offset in range(first, last + 1):
+                self.settle(offset)
+        refused = []
+        for retry in write.retries:
+            if retry.offset in self.settled:
+                refused.append(retry.offset)
+            else:
+                self.retries[retry.offset] = retry
+        for side in write.aside:
+            assert list(side.offsets) == sorted(side.offsets)
+            for offset in side.offsets:
+                if offset not in self.settled:
+                    self.aside.setdefault(offset, side.key_hash)
+        for mark in write.parked:
+            self.parked[mark.key_hash] = mark
+        for key in write.unparked:
+            self.parked.pop(key, None)
+        return Written(tuple(refused))
+
+    def read_side(self, key: int, after: int, count_max: int) -> tuple[int, ...]:
+        offsets = sorted(o for o, k in self.aside.items() if k == key and o > after)
+        return tuple(offsets[:count_max])
+
+
+@dataclass(slots=True)
+class Told:
+    """A message, as the model knows it under the present epoch."""
+
+    offset: int
+    key: int
+    expires_unix_ms: int
+    state: str = "log"
+    """log, flight, waiting (given or skipped, and not in flight), dying, settled"""
+    gone: bool = False
+    """No longer in the log."""
+    tried: bool = False
+    """The previous owner noted attempts, or a redelivery."""
+    attempts: int = 0
+    due: float = 0.0
+    push: int = 0
+    """The last push it was given in, under this epoch; 0: none."""
+    pull: int = 0
+    of_line: bool = False
+    elsewhere: bool = False
+    """Settled in the storage by somebody else (a session that moved)."""
+    overflowed: bool = False
+    given_at: float = 0.0
+    deadline: float = 0.0
+    started: bool = False
+
+    @property
+    def line(self) -> int:
+        """The line it waits or dies in; what overflows holds nothing up."""
+        return loose(self.offset) if self.overflowed or not self.key else self.key
+
+
+@dataclass
+class Model:
+    """See the module. `now` is seconds."""
+
+    settings: DeliverySettings
+    store: Store
+    messages: list[Told] = field(default_factory=list)
+    pushes: dict[int, Range] = field(default_factory=dict)
+    parked: set[int] = field(default_factory=set)
+    drain_deadline: float = float("inf")
+
+    def add(self, key: int, expires_unix_ms: int) -> None:
+        self.messages.append(Told(len(self.messages), key, expires_unix_ms))
+
+    def exhausted(self, message: Told) -> bool:
+        return 0 < self.settings.attempts_max <= message.attempts
+
+    def of_line(self, line: int, *states: str) -> list[Told]:
+        return [m for m in self.messages if m.line == line and m.state in states]
+
+    def earlier(self, message: Told, *states: str) -> list[Told]:
+        return [m for m in self.of_line(message.line, *states) if m.offset < message.offset]
+
+    def settled(self) -> RangeSet:
+        return RangeSet((m.offset, m.offset) for m in self.messages if m.state == "settled")
+
+    # --- Giving --------------------------------------------------------------------------------
+
+    def scanned(self, old: int, new: int, outs: list[GiveOut], now: float, pull: int) -> None:
+        """The log was given from; the frontier went from `old` to `new`."""
+        given = {o: out for out in outs for o in range(out.first, out.last + 1)}
+        assert all(old <= offset < new for offset in given)
+        for message in self.messages[old:new]:
+            out = given.get(message.offset)
+            if out is not None:
+                self._give_from_log(message, out, now, pull)
+            elif message.state == "log":
+                self._pass_over(message, now, pull)
+        for out in outs:
+            assert out.push == max(self.pushes, default=0) + 1, "R16: numbers count up"
+            assert out.attempt == 1, "R19"
+            self.pushes[out.push] = (out.first, out.last)
+
+    def _give_from_log(self, message: Told, out: GiveOut, now: float, pull: int) -> None:
+        assert message.state == "log", f"R18, P5: {message} is given from the log"
+        assert not message.gone
+        assert not message.tried, f"R16: {message} is given again without a write"
+        self._may_go(message, now, pull)
+        self._in_flight(message, out.push, now, pull)
+        message.of_line = False
+
+    def _may_go(self, message: Told, now: float, pull: int) -> None:
+        """P3, R17, R24: whether a message may be given out at all."""
+        assert message.line not in self.parked, f"R17: {message} is parked"
+        assert not self.earlier(message, "log", "waiting", "dying"), f"P3: {message} overtakes"
+        expires = message.expires_unix_ms
+        assert not expires or expires > wall_unix_ms(now), f"R13: {message} is expired"
+        assert not self.exhausted(message), f"R19: {message} is exhausted"
+        if self.settings.pulls and message.key:
+            for other in self.of_line(message.line, "flight"):
+                assert other.pull == pull, f"R24: {other} is in flight and {message} is given"
+
+    def _in_flight(self, message: Told, number: int, now: float, pull: int) -> None:
+        message.state, message.push, message.pull = "flight", number, pull
+        message.given_at, message.deadline = now, now + self.settings.lease_s
+        message.started = self.settings.pulls
+
+    def _pass_over(self, message: Told, now: float, pull: int) -> None:
+        """It was not given: there must be a reason (P8)."""
+        behind = self.of_line(message.line, "waiting", "dying")
+        in_flight = self.of_line(message.line, "flight")
+        closed = any(m.of_line or (self.settings.pulls and m.pull != pull) for m in in_flight)
+        expires = message.expires_unix_ms
+        if message.gone:
+            message.state = "settled"
+        elif behind or closed or message.line in self.parked or message.tried:
+            message.state = "waiting"
+        elif expires and expires <= wall_unix_ms(now):
+            message.state = "dying"
+        else:
+            raise AssertionError(f"P8: {message} was passed over for no reason")
+
+    def evicted(self, old: int, new: int, count: int) -> None:
+        """The queue overflowed: `count` messages at the frontier go to the dead letters."""
+        due = [m for m in self.messages[old:new] if m.state == "log"]
+        assert len(due) == count, f"R18: {due}"
+        for message in due:
+            message.state, message.overflowed = "dying", True
+
+    def sent(self, offset: int, out: GiveOut, now: float, pull: int) -> None:
+        """A line sent a message."""
+        message = self.messages[offset]
+        assert (out.first, out.last) == (offset, offset)
+        assert message.state == "waiting", f"R18, P5: {message} comes from a line"
+        assert not message.elsewhere, f"R16: {message} is settled and given again"
+        assert message.due <= now + 0.002, f"backoff: {message} at {now}"
+        self._may_go(message, now, pull)
+        assert out.attempt == message.attempts + 1, f"R19: {message} as attempt {out.attempt}"
+        if message.push or message.tried:
+            noted = self.store.retries.get(offset)
+            assert noted is not None, f"R16: {message} is given again and nothing is durable"
+            assert noted.attempts == message.attempts, f"R16: {message}, durable is {noted}"
+        assert out.push == max(self.pushes) + 1 if self.pushes else out.push == 1
+        self.pushes[out.push] = (offset, offset)
+        self._in_flight(message, out.push, now, pull)
+        message.of_line = True
+
+    # --- What the consumer says ----------------------------------------------------------------
+
+    def ack(self, number: int, first: int, last: int) -> Judged:
+        """R21: the verdict, offset by offset; settles."""
+        verdicts: dict[int, str] = {}
+        for offset in range(first, last + 1):
+            verdicts[offset] = self._ack(number, offset)
+        return judged(verdicts)
+
+    def _ack(self, number: int, offset: int) -> str:
+        if not self.covers(number, offset):
+            return "not_delivered"
+        message = self.messages[offset]
+        if message.state == "settled":
+            return "settled"
+        if message.state == "dying" or message.push != number:
+            return "stale"
+        if message.state == "waiting" and (
+            message.line in self.parked or self.earlier(message, "waiting", "dying")
+        ):
+            return "stale"
+        message.state = "settled"
+        return "settled"
+
+    def covers(self, number: int, offset: int) -> bool:
+        first, last = self.pushes.get(number, (0, -1))
+        return first <= offset <= last
+
+    def in_flight(self, number: int, offset: int) -> bool:
+        return self.covers(number, offset) and (
+            self.messages[offset].state == "flight" and self.messages[offset].push == number
+        )
+
+    def touch(self, number: int, first: int, last: int) -> Judged:
+        """What a nack or extend takes effect on."""
+        verdicts = {}
+        for offset in range(first, last + 1):
+            if not self.covers(number, offset):
+                verdicts[offset] = "not_delivered"
+            else:
+                verdicts[offset] = "settled" if self.in_flight(number, offset) else "stale"
+        return judged(verdicts)
+
+    def come_back(self, offset: int, due: float, counted: bool) -> list[tuple[int, int]]:
+        """A delivery returned, and with it the later ones of its key. Returns the latter (R17)."""
+        message = self.messages[offset]
+        message.state, message.due = "waiting", due
+        message.attempts += counted
+        revoked = []
+        for other in self.of_line(message.line, "flight"):
+            if other.offset > offset:
+                other.state = "waiting"
+                revoked.append((other.push, other.offset))
+        if self.exhausted(message):
+            if self.settings.park:
+                self.parked.add(message.line)
+            else:
+                message.state = "dying"
+        return revoked
+
+    def extend(self, number: int, first: int, last: int, lease_s: float, now: float) -> None:
+        """R20."""
+        for message in self.messages[first : last + 1]:
+            if self.in_flight(number, message.offset):
+                cap = min(message.given_at + self.settings.lease_total_s, self.drain_deadline)
+                message.deadline = max(message.deadline, min(now + lease_s, cap))
+
+    def expire(self, now: float) -> set[tuple[int, int]]:
+        """P6, R19: what time takes from the consumer."""
+        cut_off = now >= self.drain_deadline
+        due = [m for m in self.messages if m.state == "flight" and (cut_off or m.deadline <= now)]
+        taken = set()
+        for message in sorted(due, key=lambda m: (m.push, m.offset)):
+            if message.state == "flight":
+                taken.add((message.push, message.offset))
+                taken.update(self.come_back(message.offset, now, message.started))
+        return taken
+
+    def holder_died(self) -> None:
+        """R19: of what was in flight, what had started is an attempt."""
+        for message in self.messages:
+            if message.state == "flight":
+                message.attempts += message.started
+                message.state = "log"
+
+    # --- What the delivery decided -------------------------------------------------------------
+
+    def dies(self, letter: DeadLetter, now: float) -> None:
+        message = self.messages[letter.offset]
+        assert message.state in ("waiting", "dying"), f"{message} is a dead letter"
+        if letter.reason == "exhausted":
+            assert self.exhausted(message), f"R19: {message}"
+            assert not self.settings.park
+            assert letter.attempts == message.attempts
+        elif letter.reason == "overflow":
+            assert message.overflowed, letter
+        else:
+            expires = message.expires_unix_ms
+            assert letter.reason == "expired", letter
+            assert 0 < expires <= wall_unix_ms(now), f"R13: {message}"
+        message.state = "dying"
+
+    def parks(self, line: int) -> None:
+        if line not in self.parked:
+            assert self.settings.park
+            assert any(self.exhausted(m) for m in self.of_line(line, "waiting")), f"R19: {line}"
+            self.parked.add(line)
+
+    def new_owner(self) -> None:
+        """Everything that is not durable is forgotten."""
+        self.pushes.clear()
+        self.parked = set(self.store.parked)
+        self.drain_deadline = float("inf")
+        for message in self.messages:
+            noted = self.store.retries.get(message.offset)
+            message.tried = noted is not None
+            message.attempts = noted.attempts if noted else 0
+            message.due = (noted.due_unix_ms - WALL0_UNIX_MS) / 1000 if noted else 0.0
+            message.push, message.of_line, message.overflowed = 0, False, False
+            if message.offset in self.store.settled:
+                message.state = "settled"
+            else:
+                message.state = "waiting" if message.offset in self.store.aside else "log"
+
+
+def judged(verdicts: dict[int, str]) -> Judged:
+    """Ranges of offsets by verdict."""
+    sets = {name: RangeSet() for name in ("settled", "stale", "not_delivered")}
+    for offset, verdict in verdicts.items():
+        sets[verdict].add(offset, offset)
+    return Judged(*(list(sets[name]) for name in ("settled", "stale", "not_delivered")))
