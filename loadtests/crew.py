@@ -19,7 +19,7 @@ CONSUMERS: Final = 2
 """Each, like all pulls together, is given a third of the partitions."""
 PULLERS: Final = 4
 PARTITIONS: Final = 12
-LEASE_S: Final = 5
+LEASE_S: Final = 3
 QUEUE_SETTINGS: Final = {
     "partitions": PARTITIONS,
     "lease_s": LEASE_S,
@@ -27,7 +27,7 @@ QUEUE_SETTINGS: Final = {
     "backoff_s": 0.01,
     "backoff_max_s": 0.1,
 }
-QUIET_S: Final = 3 * LEASE_S
+QUIET_S: Final = 2 * LEASE_S + 2
 """Nothing was delivered for so long, although consumers were there: nothing more will come."""
 REST_S: Final = 0.5
 """When all is settled, so long for what should not come any more."""

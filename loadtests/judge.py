@@ -36,6 +36,7 @@ KINDS: Final = {
     "first_order": "P3: first deliveries of a key are not in offset order",
     "overtaken": "P3: a later message of a key was given while an earlier one awaited its retry",
     "given_after_ack": "P5: given again after its ack was confirmed",
+    "not_returned": "P6: given, never settled, and not given again although the group was drained",
     "number_reused": "R16: a delivery's (epoch, push) is not above that of the delivery before",
     "epoch_shared": "P7: two sessions were given messages under one epoch",
 }
@@ -114,12 +115,15 @@ class _Message:
 class _Given:
     """The latest delivery of one offset to one group."""
 
-    __slots__ = ("confirmed", "event", "returned")
+    __slots__ = ("confirmed", "event", "returned", "settled_before")
 
-    def __init__(self, event: Delivered) -> None:
+    def __init__(self, event: Delivered, before: "_Given | None") -> None:
         self.event = event
         self.returned = False
         self.confirmed = False
+        self.settled_before: bool = before is not None and (
+            before.confirmed or before.settled_before
+        )
 
 
 class _Key:
@@ -233,7 +237,7 @@ class Judge:
         if event.key is None:  # no order is promised; what else is checked needs its own line
             key = self._keys.setdefault((event.group, f"\0{event.by}"), _Key(event.partition))
         self._order(key, event, message)
-        key.given[event.offset] = _Given(event)
+        key.given[event.offset] = _Given(event, key.given.get(event.offset))
         key.open.add(event.offset)
         key.acked.discard(event.offset)
         self._deliveries[event.by] = (key, event.offset)
@@ -346,8 +350,20 @@ class Judge:
                         (group, *(message.place or (-1, -1))) not in given
                     ):
                         verdict.flag("lost", f"{message} to {group}")
+        if drained:
+            self._not_returned()
         self._sending_order()
         return verdict
+
+    def _not_returned(self) -> None:
+        for (group, _), key in self._keys.items():
+            for offset in key.open:
+                given = key.given[offset]
+                place = (group.partition("/")[0], given.event.partition, offset)
+                message = self._places[place]
+                # Without a receipt nobody waited for it, and the run may have ended before.
+                if message.ok and not given.settled_before:
+                    self._verdict.flag("not_returned", f"{message} {_where(given.event)}")
 
     def _sending_order(self) -> None:
         last: dict[tuple[str, str, str], _Message] = {}

@@ -40,6 +40,11 @@ class KillReport:
     """What the broker said of the group when messages were still missing and none came any more."""
     verdict: Verdict | None = None
 
+    @property
+    def ok(self) -> bool:
+        """Whether nothing at all was found."""
+        return self.verdict is not None and self.verdict.ok
+
     def fields(self) -> dict[str, object]:
         """As JSON likes it."""
         return vars(self) | {"verdict": self.verdict and self.verdict.fields()}

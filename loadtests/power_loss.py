@@ -2,8 +2,8 @@
 
 The broker's data lie on an ext4 of their own, on a loop device over an image file. What was not
 synced is in the page cache of that ext4 and not yet in the image. So: stop the broker (SIGSTOP),
-copy the image, let it go on; mount the copy, start the shipped broker on it, drain its group and
-judge what the clients had seen before the copy together with what the copy gives.
+copy the image; mount the copy, start the shipped broker on it, drain its group and judge what the
+clients had seen before the copy together with what the copy gives. Then let the first one go on.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -23,7 +23,7 @@ from loadtests.crew import Crew
 from loadtests.field import GROUP_PLACE, Field
 from loadtests.history import merge, read_lines
 from loadtests.judge import Verdict, judge
-from loadtests.server import SERVE, Server
+from loadtests.server import SERVE, Server, ServerFailed
 
 IMAGE_BYTES: Final = 1 << 30
 """Sparse. Above the free-space reserve of the broker, with room to spare."""
@@ -64,8 +64,15 @@ class PowerLossReport:
     """Messages whose receipt came before their copy was made, over all copies."""
     violated: int = 0
     """Copies with any violation."""
+    not_started: list[str] = field(default_factory=list)
+    """Copies on which the broker did not even start, each with its last words."""
     verdict: Verdict | None = None
     """Of the first copy with a violation; of the last one where there is none."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing at all was found."""
+        return self.losses > 0 and not self.violated and not self.not_started
 
     def fields(self) -> dict[str, object]:
         """As JSON likes it."""
@@ -115,46 +122,60 @@ async def power_losses(
             with _mounted(image, folder / f"life{life}") as place:
                 server = Server(place / "data", command=command, level="warning")
                 server.log_path = image.with_suffix(".log")
-                await _life(server, image, wanted, chance, report)
+                await _life(server, image, wanted, chance, report, synced=life % 2 == 1)
             image.unlink()
             progress(
                 f"{report.losses} of {losses} power losses "
                 f"({report.losses_with_commit_under_way} with a commit under way), "
-                f"{report.acknowledged:,} receipts checked, {report.violated} violated"
+                f"{report.acknowledged:,} receipts checked, {report.violated} violated, "
+                f"{len(report.not_started)} not started"
             )
     return report
 
 
 async def _life(
-    server: Server, image: Path, losses: int, chance: Random, report: PowerLossReport
+    server: Server,
+    image: Path,
+    losses: int,
+    chance: Random,
+    report: PowerLossReport,
+    *,
+    synced: bool,
 ) -> None:
-    """One broker, whose disk is copied at random instants while it works."""
+    """One broker, whose disk is copied at random instants while it works. `synced`: once the queue
+    is there the disk is synced from outside, so that only messages can be missing."""
     log = image.with_suffix(".jsonl")
-    field = Field(server.url, log, Random(chance.random()))
-    crew = Crew(field)
+    shared = Field(server.url, log, Random(chance.random()))
+    crew = Crew(shared)
     try:
-        field.server = 1
+        shared.server = 1
         server.spawn()
         await asyncio.to_thread(server.wait_ready)
         await crew.prepare()
+        if synced:
+            _run("sync", "-f", str(server.data_dir))
         crew.start()
         for number in range(losses):
             await crew.flowing(FLOWING_MESSAGES)
             await crew.wait(chance.uniform(*LIFE_S))
             copy = image.with_suffix(f".copy{number}")
             server.freeze()
-            seen, acknowledged = field.log.size(), field.acknowledged
-            missing = set(field.missing)
+            seen, acknowledged = shared.log.size(), shared.acknowledged
+            missing = set(shared.missing)
             report.losses_with_commit_under_way += crew.in_flight > 0
             _run("cp", "--sparse=always", str(image), str(copy))
+            try:
+                verdict = await _judge_copy(copy, log, seen, missing)
+            except ServerFailed as error:
+                report.not_started.append(str(error))
+            else:
+                report.violated += not verdict.ok
+                if report.verdict is None or report.verdict.ok:
+                    report.verdict = verdict
             server.thaw()
-            verdict = await _judge_copy(copy, log, seen, missing)
             copy.unlink()
             report.losses += 1
             report.acknowledged += acknowledged
-            if report.verdict is None or report.verdict.ok:
-                report.verdict = verdict
-            report.violated += not verdict.ok
     finally:
         await crew.leave()
         server.kill()
@@ -168,14 +189,14 @@ async def _judge_copy(copy: Path, log: Path, seen: int, missing: set[int]) -> Ve
     with _mounted(copy, copy.with_suffix(copy.suffix + ".mnt")) as place:
         server = Server(place / "data", level="warning")
         server.log_path = copy.with_suffix(copy.suffix + ".log")
-        field = Field(server.url, after, Random(1))
-        field.server = 2
-        field.sockets = itertools.count(1_000_000)
-        crew = Crew(field, producers=0)
+        shared = Field(server.url, after, Random(1))
+        shared.server = 2
+        shared.sockets = itertools.count(1_000_000)
+        crew = Crew(shared, producers=0)
         try:
             server.spawn()
             await asyncio.to_thread(server.wait_ready)
-            field.missing = missing
+            shared.missing = missing
             crew.start()
             await crew.drain()
         finally:

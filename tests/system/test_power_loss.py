@@ -1,0 +1,51 @@
+"""Power loss: the broker's ext4 lies on a loop device whose image is copied while it works.
+
+Only what was synced is in the copy. The shipped broker starts on it, and what it gives to the
+group is judged together with what the clients had seen before the copy.
+"""
+
+import os
+import secrets
+from pathlib import Path
+
+import pytest
+
+from loadtests.power_loss import PowerLossReport, power_losses, why_not
+from loadtests.server import SERVE
+
+BROKEN = Path(__file__).parent / "broken.py"
+WHOLE = bool(os.environ.get("TOCSIN_SOAK"))
+SHORT, WHOLE_LOSSES = 3, 100
+REASON = why_not()
+
+pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
+
+
+async def lost_power(losses: int, *, broken: str = "") -> PowerLossReport:
+    """The report of a run with a seed of its own."""
+    command = [str(BROKEN), f"--break={broken}"] if broken else SERVE
+    return await power_losses(
+        seed=secrets.randbits(32), losses=losses, command=command, progress=lambda _: None
+    )
+
+
+async def test_nothing_is_lost_with_the_power() -> None:
+    report = await lost_power(SHORT)
+    assert report.losses == SHORT
+    assert report.acknowledged > 0
+    assert report.ok, f"seed {report.seed}\n{report.not_started}\n{report.verdict}"
+
+
+@pytest.mark.parametrize("broken", ["synchronous-normal", "receipt-before-commit"])
+async def test_receipts_without_a_sync_turn_the_run_red(broken: str) -> None:
+    report = await lost_power(2, broken=broken)
+    assert report.verdict is not None
+    assert "lost" in report.verdict.violations, str(report.verdict)
+
+
+@pytest.mark.skipif(not WHOLE, reason="the whole run: make soak (TOCSIN_SOAK=1)")
+async def test_a_hundred_power_losses() -> None:
+    report = await lost_power(WHOLE_LOSSES)
+    assert report.losses == WHOLE_LOSSES
+    assert report.losses_with_commit_under_way >= 50
+    assert report.ok, f"seed {report.seed}\n{report.not_started}\n{report.verdict}"
