@@ -264,8 +264,10 @@ class WebSocketConnection(asyncio.Protocol):
         return self._outbox.take()
 
     def write(self, data: bytes) -> None:
-        """As Connection.write."""
-        self._transport.write(data)
+        """As Connection.write. What was queued when the socket was lost goes nowhere: uvloop would
+        raise, and take the frames of every session behind this one with it."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     def flushed(self) -> None:
         """As Connection.flushed."""

@@ -561,6 +561,21 @@ async def test_a_fan_out_frames_a_payload_once(gateway: Gateway) -> None:
     assert len({id(data) for data in written}) == 1
 
 
+async def test_a_lost_socket_takes_no_other_sessions_frames_with_it(gateway: Gateway) -> None:
+    """P9: it is lost in the very turn in which something was queued for it."""
+    broken = await session(gateway)
+    lost = connection_of(gateway)
+    wire = await session(gateway)
+    (other,) = {*gateway.registry.connections()} - {lost}
+    assert isinstance(other, WebSocketConnection)
+    lost._transport.abort()
+    for connection in (lost, other):
+        connection.send(b'{"type":"push"}')
+    assert await wire.receive() == {"type": "push"}
+    await wire.close()
+    broken.writer.transport.abort()
+
+
 # --- The end ------------------------------------------------------------------------------------
 
 
