@@ -72,32 +72,28 @@ class Overflow:
             messages_max = min(messages_max or by_bytes, by_bytes)
         moved = False
         for group in self._metadata.list_groups(Principal(queue.holder, queue.tenant), queue):
-            excess = await self._excess(queue, group, partition, state.certified, messages_max)
-            if excess > 0:
-                await self._evict(queue, group, partition, excess)
-                moved = True
+            runtime = self._groups.runtimes.get(group.group_id)
+            slot = runtime.slots.get(partition.number) if runtime is not None else None
+            if slot is not None:
+                moved = slot.evict(slot.delivery.unsettled - messages_max) or moved
+            elif runtime is None or not runtime.members:
+                unsettled = await self._unsettled(queue, group, partition, state.certified)
+                if unsettled > messages_max:
+                    await self._evict(queue, group, partition, unsettled - messages_max)
+                    moved = True
         return moved
 
-    async def _excess(
-        self, queue: Queue, group: Group, partition: Partition, end: int, messages_max: int
-    ) -> int:
+    async def _unsettled(self, queue: Queue, group: Group, partition: Partition, end: int) -> int:
+        """What a group that nobody serves here has not settled."""
         cursors = await self._context.storage.cursors(queue.queue_id, group.group_id)
         cursor = next((c for c in cursors if c.place.partition == partition), None)
-        if cursor is None:
-            return 0
-        return end - cursor.floor - cursor.settled_above + cursor.aside - messages_max
+        return 0 if cursor is None else end - cursor.floor - cursor.settled_above + cursor.aside
 
     async def _evict(self, queue: Queue, group: Group, partition: Partition, count: int) -> None:
-        """Through the owner's slot where there is one, else as owner for a moment; a consumer that
-        comes meanwhile fences us, and the next look goes through its slot."""
-        count = min(count, limits.DYING_PER_PARTITION_MAX)
-        runtime = self._groups.runtimes.get(group.group_id)
-        slot = runtime.slots.get(partition.number) if runtime is not None else None
-        if slot is not None:
-            slot.evict(count)
-            return
+        """As owner for a moment; a consumer that comes meanwhile fences us, and the next look goes
+        through its slot."""
         place = GroupPartition(group.group_id, partition)
-        if place in self._evicting or (runtime is not None and runtime.members):
+        if place in self._evicting:
             return
         self._evicting.add(place)
         gone = asyncio.Event()
@@ -112,7 +108,7 @@ class Overflow:
                 self._context, queue, group, partition,
                 delivery=delivery, owner=_Nobody(), gone=lambda _: gone.set(),
             )  # fmt: skip
-            slot.evict(count)
+            slot.evict(min(count, limits.DYING_PER_PARTITION_MAX))
             slot.end_when_buried()
             await gone.wait()
         finally:

@@ -100,6 +100,17 @@ class Delivery:
         """
         return [] if self.draining else self._scan.give(record, credit, now, wall_unix_ms)
 
+    @property
+    def unsettled(self) -> int:
+        """Messages of the log that are neither settled nor on their way to the dead letters; what
+        the previous owner had passed above the frontier counts until it is passed here."""
+        lines = self.waiting.lines
+        waits = sum(
+            len(line.leaving) + line.aside + line.aside_unwritten
+            for line in lines.by_key.values()
+        )
+        return self.end - self.frontier + self.leases.open_count + lines.held + waits
+
     def evict(self, count: int, *, now: float) -> int:
         """The queue overflows: up to `count` of the oldest messages that were not given yet go to
         the dead letters instead. Returns how many do."""
