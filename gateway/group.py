@@ -10,6 +10,7 @@ Partitions that do not move never pause.
 import asyncio
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from gateway.slot import Context, Owner, Slot
@@ -170,10 +171,10 @@ class GroupRuntime:
                 place, token=token, assignment=self.generation,
                 epoch_seen=self.epochs.get(number, 0),
             )  # fmt: skip
-        except TocsinError:
-            # Also when the group is not in the storage: it may be on its way there. Of one that is
-            # deleted the catalog tells, and closes this.
+        except TocsinError as error:
             await asyncio.sleep(RETRY_AFTER_S)
+            if error.code.name == "group_not_found":
+                await self._make_cursors()
             return
         self.epochs[number] = owned.epoch
         member = self.members.get(self.assignment.get(number, ""))
@@ -192,6 +193,18 @@ class GroupRuntime:
         # Records may have been certified while the epoch was on its way.
         delivery.certify(self._context.tail.ends.get(partition, 0))
         member.pump()
+
+    async def _make_cursors(self) -> None:
+        """The catalog has the group and the storage has not, half a second later: whoever made it
+        was cut off between the two. What is there already stays; of a group that is deleted the
+        catalog tells, and closes this."""
+        if self.closed:
+            return
+        starts = [self.group.settings.start] * len(self.queue.members)
+        with suppress(TocsinError):  # the queue too is not there yet: owning is tried again
+            await self._context.storage.create_group(
+                self.group.group_id, self.queue.queue_id, starts
+            )
 
     def _slot_gone(self, slot: Slot) -> None:
         number = slot.partition.number

@@ -146,6 +146,7 @@ class Slot:
         left = count_max
         if owner.available() > 0 and delivery.waiting.lines.by_key:
             left -= self._pump_lines(min(left, owner.available()), now, wall_unix_ms)
+        frontier = delivery.frontier
         while left > 0 and delivery.wants_log and (credit := owner.available()) > 0:
             found = self._fetch.log(delivery.frontier)
             if found is None:
@@ -157,6 +158,12 @@ class Slot:
             for out in delivery.give(record, min(credit, left), now=now, wall_unix_ms=wall_unix_ms):
                 left -= out.last - out.first + 1
                 self._send(record, out, stages, now)
+        if (
+            delivery.frontier > frontier
+            and delivery.waiting.lines.by_key  # the log may have made lines ready: tried before
+            and (credit := min(left, owner.available())) > 0
+        ):
+            left -= self._pump_lines(credit, now, wall_unix_ms)
         self._after(now)
         if not delivery.wants_log:
             if delivery.frontier < delivery.end:
@@ -246,11 +253,13 @@ class Slot:
         self.delivery.dead_lettered(dead.offset, now=now)
         self._after(now)
 
-    def evict(self, count: int) -> None:
-        """The queue overflows; see Delivery.evict."""
+    def evict(self, count: int) -> bool:
+        """The queue overflows by so many messages; see Delivery.evict. True: some were moved."""
         now = asyncio.get_running_loop().time()
-        if self.delivery.evict(count, now=now):
+        evicted = self.delivery.evict(count, now=now)
+        if evicted:
             self._after(now)
+        return evicted > 0
 
     # --- What the consumer says ----------------------------------------------------------------
 
