@@ -123,7 +123,7 @@ class Client:
 
         Calls that are made in one turn of the event loop travel together, so publish concurrently
         (`asyncio.gather`, or `publish_many`) where speed matters. Messages of a key are stored in
-        the order of the calls. What the broker refuses only for now, and a lost connection, is
+        the order of the calls. What the broker refuses for the moment, and a lost connection, is
         waited out, without ever reordering a key.
 
         Args:

@@ -4,15 +4,16 @@ A `Lane` is this producer's line into one queue. It numbers the messages, keeps 
 final answer, and decides what is sent when:
 
 * Frames hold consecutive sequences. `resolved` says that everything below has been answered (R6).
-* When a message is refused for now, or is unknown, nothing new is sent until what is in flight has
-  been answered; then everything refused is sent again in sequence order, and what is new goes
-  behind it. So no message of a key ever overtakes another (R7), even where the broker would let it.
+* When a message is refused for the moment, or is unknown, nothing new is sent until what is in
+  flight has been answered; then everything refused is sent again in sequence order, and what is new
+  goes behind it. So no message of a key ever overtakes another (R7), even where the broker would
+  let it.
 * After a lost connection everything unanswered is sent again, in order, under its old sequences:
   what was stored meanwhile is answered as a duplicate, with the original's place (P4).
 
     add -> waiting -- take --> in flight -- final answer --> its ticket
                        ^           |
-                       └── again <─┘  refused for now, unknown, connection lost
+                       └── again <─┘  refused, unknown, connection lost
 """
 
 from collections import deque

@@ -13,7 +13,7 @@ from tocsin.errors import ClientClosed, TocsinError
 from tocsin.session import Session
 
 RESUBSCRIBE_S: Final = 0.5
-"""After a subscribe that was refused for now, it is tried again so much later."""
+"""After a subscribe that was refused for the moment, it is tried again so much later."""
 LEAVE_TIMEOUT_S: Final = 5.0
 
 Start = Literal["earliest", "latest"] | datetime

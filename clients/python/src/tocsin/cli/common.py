@@ -98,7 +98,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         for number in (signal.SIGINT, signal.SIGTERM):
             try:
                 loop.add_signal_handler(number, stop, number)
-            except (NotImplementedError, RuntimeError, ValueError):
+            except (RuntimeError, ValueError):
                 break  # Windows, or not the main thread: KeyboardInterrupt does it
         try:
             return await work

@@ -39,7 +39,7 @@ async def _readable(descriptor: int) -> bool:
     ready: asyncio.Future[None] = loop.create_future()
     try:
         loop.add_reader(descriptor, _set, ready)
-    except (PermissionError, NotImplementedError):
+    except (PermissionError, RuntimeError):
         return False  # /dev/null; Windows
     try:
         await ready
@@ -74,7 +74,9 @@ class LineSplitter:
 
     def finish(self) -> list[bytes | None]:
         """The last line, where it had no end."""
-        return [self._end(b"")] if self._rest or self._is_overlong else []
+        lines = [self._end(b"")] if self._rest or self._is_overlong else []
+        self._rest, self._is_overlong = b"", False
+        return lines
 
     def _end(self, line: bytes) -> bytes | None:
         line = self._rest + line
