@@ -87,8 +87,8 @@ async def kill_cycles(
                     f"{report.kills_in_recovery} in recovery), {field.acknowledged:,} acknowledged"
                 )
         await crew.drain()
-        if field.missing:
-            report.group_with_missing = await crew.description()
+        if field.missing and (said := await crew.description()).get("lag"):
+            report.group_with_missing = said
     finally:
         await crew.leave()
         server.kill()
