@@ -357,8 +357,8 @@ class Waiting:
         """
         push, key = self.returned[offset]
         line = self.lines.by_key.get(key)
-        if push != number or line is None or line.parked or line.earliest != offset:
-            return False
+        if push != number or line is None or line.earliest != offset:
+            return False  # what is parked stands in no memory
         if any(dying < offset for dying in line.dying):
             return False
         if offset in line.leaving:

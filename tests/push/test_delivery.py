@@ -199,6 +199,22 @@ def test_ttl_fires_for_what_would_be_given_again() -> None:
     assert offsets(world.retry()) == [1]
 
 
+def test_what_expires_on_its_way_out_holds_back_what_is_behind_it() -> None:
+    """P3, R13."""
+    world = World(A, A, A, expires={1: 150.0}, pulls=True)
+    world.delivery.begin_pull()
+    world.give(1)
+    world.delivery.begin_pull()
+    world.give()
+    world.ack(1, 0)
+    world.delivery.plan_retries(10, now=world.now)
+    assert [offset for _, offset in world.delivery.giveable] == [1, 2]
+    world.now = 200.0
+    assert world.send() == []
+    assert [letter.offset for letter in world.bury()] == [1]
+    assert offsets(world.retry()) == [2]
+
+
 def test_a_key_waits_until_its_expired_message_is_in_the_dead_letters() -> None:
     """P1, P3."""
     world = World(A, A, B, expires={0: 50.0})
@@ -216,6 +232,20 @@ def test_what_is_not_in_the_log_any_more_is_passed() -> None:
     assert offsets(world.give()) == [2, 3]
     world.write()
     assert world.store.settled == {0, 1}
+
+
+def test_what_overflows_goes_to_the_dead_letters_and_holds_nothing_up() -> None:
+    world = World(A, A, B)
+    world.give(1)
+    assert world.delivery.evict(1, now=world.now) == 1
+    assert offsets(world.give()) == [2]
+    assert world.delivery.evict(5, now=world.now) == 0
+    assert world.bury() == [DeadLetter(1, "overflow", 0)]
+    world.write()
+    assert world.store.settled == {1}
+    world.delivery.drain(deadline=200.0)
+    world.publish(A)
+    assert world.delivery.evict(1, now=world.now) == 0
 
 
 def test_a_line_passes_what_is_not_in_the_log_any_more() -> None:
@@ -258,6 +288,22 @@ def test_numbers_restart_under_a_higher_epoch() -> None:
     assert world.give() == []
     (out,) = world.retry()
     assert out.push == 1
+
+
+def test_a_new_owner_gives_what_is_not_settled_and_nothing_else() -> None:
+    """P1, P5, R18."""
+    world = World(*[A, B, C, 0] * 3)
+    world.give()
+    for offset in (0, 2, 3, 5, 9, 11):
+        world.ack(1, offset)
+    world.write()
+    world.own()
+    outs = world.give()
+    assert [(out.first, out.last) for out in outs] == [(1, 1), (4, 4), (6, 8), (10, 10)]
+    for out in outs:
+        world.ack(out.push, out.first, out.last)
+    world.write()
+    assert world.store.settled == set(range(12))
 
 
 def test_a_redelivery_waits_until_its_attempt_is_durable() -> None:
@@ -327,6 +373,26 @@ def test_only_the_write_that_holds_the_attempt_lets_a_redelivery_go() -> None:
     )
     assert stale is None
     assert offsets(world.retry()) == [1]
+
+
+def test_a_shell_that_gives_out_of_order_is_refused() -> None:
+    """P3: it read the record of the second one first."""
+    world = World(A, A, A, pulls=True)
+    world.delivery.begin_pull()
+    world.give(1)
+    world.delivery.begin_pull()
+    world.give()
+    world.ack(1, 0)
+    world.delivery.plan_retries(10, now=world.now)
+    second = world.delivery.giveable.pop(1)
+    early = world.delivery.give_line(
+        *second, world.records[0], now=world.now, wall_unix_ms=world.wall
+    )
+    assert early is None
+    (out,) = world.send()
+    assert out.first == 1
+    world.ack(out.push, 1)
+    assert offsets(world.retry()) == [2]
 
 
 # --- R17: the gate -------------------------------------------------------------------------------
@@ -501,6 +567,34 @@ def test_a_side_line_that_could_not_be_read_is_asked_for_again(
     assert world.delivery.waiting.side_wanted() == wanted
 
 
+def test_what_joins_a_side_line_while_it_is_read_is_not_taken_from_it_yet() -> None:
+    """R18: 3 stands in the store and nobody knows yet; settled now, it would be set aside again
+    with the write that is sent again, behind its settlement."""
+    world = World(A, A)
+    world.store.aside = {0: A, 1: A}
+    world.own()
+    world.expire()
+    waiting = world.delivery.waiting
+    assert waiting.side_wanted() == [(A, -1)]
+    world.publish(A)
+    world.give()
+    write = world.delivery.take_write(wall_unix_ms=world.wall)
+    assert write is not None
+    world.store.apply(write)
+    waiting.side_loaded(A, world.store.read_side(A, -1, 10), world.now)
+    check(world.delivery)
+    assert list(waiting.lines.by_key[A].waiting) == [0, 1]
+    world.delivery.not_written()
+    order = []
+    for _ in range(5):
+        outs = world.retry()
+        order += offsets(outs)
+        for out in outs:
+            world.ack(out.push, out.first)
+    world.write()
+    assert (order, world.store.aside) == ([0, 1, 2], {})
+
+
 def test_what_is_set_aside_without_a_key_has_a_key_that_can_be_stored() -> None:
     world = World(0, attempts_max=1, park=True)
     world.give()
@@ -650,6 +744,23 @@ def test_a_parked_key_stays_parked_under_the_next_owner() -> None:
     assert world.delivery.waiting.side_wanted() == []
 
 
+def test_a_key_is_parked_with_what_was_on_its_way_out() -> None:
+    """R17: 2 is exhausted while 0 is about to go again: the whole key waits for the operator."""
+    world = World(A, B, A, attempts_max=2, park=True)
+    world.store.retries = {2: Retry(2, 2)}
+    world.own()
+    world.give(2)
+    world.nack(1, 0)
+    world.delivery.plan_retries(10, now=world.now)
+    world.write()
+    assert world.delivery.giveable == [(A, 0)]
+    world.give()
+    assert world.delivery.giveable == []
+    world.write()
+    assert sorted(world.store.aside) == [0, 2]
+    assert set(world.store.parked) == {A}
+
+
 def test_an_ack_does_not_release_what_is_parked() -> None:
     """R21: not against an operator's decision."""
     world = World(A, attempts_max=1, park=True)
@@ -765,6 +876,15 @@ def test_a_drain_ends_at_its_deadline() -> None:
     assert world.retry() == []
 
 
+def test_a_drain_cuts_off_leases_that_are_longer() -> None:
+    """R20."""
+    world = World(A, lease_s=600)
+    world.give()
+    world.delivery.drain(deadline=130.0)
+    assert world.delivery.next_deadline() == 130.0
+    assert world.expire(30) == [(1, 0)]
+
+
 def test_a_draining_partition_settles_what_is_in_flight() -> None:
     world = World(A, B)
     world.give(1)
@@ -822,6 +942,16 @@ def test_a_late_ack_is_not_stale_because_a_later_message_of_its_key_is_dead() ->
     assert world.ack(1, 0) == "settled"
 
 
+def test_a_late_ack_is_stale_while_an_earlier_message_of_its_key_is_dying() -> None:
+    """R21: were the dead letter never to arrive, the key would be out of order."""
+    world = World(A, A, attempts_max=1)
+    world.give()
+    world.nack(1, 0)
+    assert world.ack(1, 1) == "stale"
+    world.bury()
+    assert world.ack(1, 1) == "settled"
+
+
 def test_an_ack_of_an_older_delivery_is_stale() -> None:
     """R21: a newer one was given."""
     world = World(A, lease_s=10)
@@ -852,6 +982,26 @@ def test_an_ack_can_be_repeated() -> None:
     assert world.ack(1, 0, 2) == "settled"
     world.write()
     assert world.store.settled == {0, 1, 2}
+
+
+def test_an_ordinary_ack_settles_all_of_its_ranges_or_leaves_them_to_be_judged() -> None:
+    """R21: it decides nothing itself."""
+    world = World(*[A, B, C, 0] * 3)
+    world.give()
+    act = world.delivery.ack_ordinary
+    assert act(1, [0, 1, 1, 0, 1, 5, 6], 3) == 4
+    assert act(1, [0, 1, 1, 2, 3, 6, 7], 3) == 0  # 6 is settled
+    assert act(1, [2, 12], 0) == 0
+    assert act(2, [2, 3], 0) == 0
+    world.nack(1, 2)
+    assert act(1, [2, 2], 0) == 0
+    assert act(1, [3, 4], 0) == 2
+    world.write()
+    assert world.store.settled == {0, 1, 3, 4, 5, 6}
+    (again,) = world.retry()
+    assert act(again.push, [2, 2], 0) == 0  # a line waits to hear of it
+    assert world.ack(again.push, 2) == "settled"
+    check(world.delivery)
 
 
 def test_an_invented_ack_settles_nothing() -> None:
@@ -925,6 +1075,16 @@ def test_one_pull_may_carry_several_of_a_key() -> None:
     assert world.ack(1, 1) == "settled"
     assert world.ack(1, 3) == "settled"
     assert offsets(world.retry()) == [4]
+
+
+def test_a_pull_carries_nothing_of_a_key_past_what_it_gave_back() -> None:
+    """R17, R24."""
+    world = World(A, A, pulls=True)
+    world.delivery.begin_pull()
+    world.give()
+    world.nack(1, 1, 60.0)
+    world.publish(A)
+    assert world.give() == []
 
 
 def test_what_waits_for_its_pull_is_called_back_when_another_pull_carries_its_key() -> None:
