@@ -8,9 +8,14 @@ message costs nothing of its own until something exceptional happens to it.
 from array import array
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
+from typing import Final
 
 from push import limits
 from push.ranges import Range
+
+_FEW: Final = 8
+_LOOKS_MAX: Final = 16
+"""Looking at a message in an array costs a fiftieth of entering it into an index."""
 
 
 def bits_between(low: int, high: int) -> int:
@@ -71,6 +76,11 @@ class Push:
 
     def of_key(self, key_hash: int, after: int) -> Iterator[int]:
         """Open offsets above `after` whose key has this hash, in order."""
+        if self.open.bit_count() <= _FEW:  # what hangs leaves many such pushes behind
+            for offset in offsets_of(self.open, self.first):
+                if offset > after and self.hashes[offset - self.first] == key_hash:
+                    yield offset
+            return
         place = max(after + 1 - self.first, 0)
         for _ in range(self.hashes[place:].count(key_hash)):
             place = self.hashes.index(key_hash, place)
@@ -78,13 +88,19 @@ class Push:
                 yield self.first + place
             place += 1
 
+    def open_keys(self) -> set[int]:
+        """The hashes of the keys of what is open."""
+        if self.open.bit_count() == len(self.hashes):
+            return {*self.hashes}
+        return {self.hashes[offset - self.first] for offset in offsets_of(self.open, self.first)}
+
 
 class Leases:
     """All pushes in flight, by number, with their deadlines and the extent of the last finished."""
 
     __slots__ = (
-        "_by_key", "_deadlines", "_finished", "_indexed", "_indexed_keys", "_of_lines",
-        "number", "open_count", "pushes",
+        "_by_key", "_deadlines", "_finished", "_indexed", "_indexed_keys", "_looked_at",
+        "_of_lines", "number", "open_count", "pushes",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -98,6 +114,7 @@ class Leases:
         self._by_key: dict[int, list[Push]] = {}
         self._indexed = 0
         self._indexed_keys = 0
+        self._looked_at = 0
 
     def give(
         self,
@@ -158,28 +175,43 @@ class Leases:
     # --- What is in flight of a key ------------------------------------------------------------
 
     def of_key(self, key_hash: int, after: int) -> list[tuple[Push, int]]:
-        """Every open offset above `after` of this key, with its push."""
-        self._index()
+        """Every open offset above `after` of this key, with its push.
+
+        A few questions look through what is in flight; who goes on asking gets an index by key. So
+        a rare return costs the others next to nothing (P8), and who returns everything pays for
+        each message a few times and not for all of them each time.
+        """
         pushes = [push for push in self._by_key.get(key_hash, ()) if push.open]
         if pushes:
             self._by_key[key_hash] = pushes
-        return [
-            (push, offset)
-            for push in pushes
-            if push.last > after
-            for offset in push.of_key(key_hash, after)
-        ]
-
-    def _index(self) -> None:
-        """Index by key what was given since the last time: who returns nothing pays nothing, and
-        who returns everything pays for each message once."""
-        if self._indexed_keys > 2 * self.open_count + limits.PUSH_MESSAGES_MAX:
-            self._by_key.clear()  # mostly of pushes that are finished
-            self._indexed = self._indexed_keys = 0
+        fresh: list[Push] = []
         for push in reversed(self.pushes.values()):
             if push.number <= self._indexed:
                 break
-            for key in {*push.hashes} - {0}:
+            fresh.append(push)
+        found = [
+            (push, offset)
+            for push in (*pushes, *reversed(fresh))
+            if push.last > after
+            for offset in push.of_key(key_hash, after)
+        ]
+        if fresh:
+            self._index_sometimes(fresh)
+        return found
+
+    def _index_sometimes(self, fresh: list[Push]) -> None:
+        """`fresh` are the pushes that the index does not know, newest first."""
+        looked_at = sum(push.open.bit_count() for push in fresh)
+        self._looked_at += looked_at
+        if self._looked_at <= _LOOKS_MAX * looked_at:
+            return
+        self._looked_at = 0
+        if self._indexed_keys > 2 * self.open_count + limits.PUSH_MESSAGES_MAX:
+            self._by_key.clear()  # mostly of what is settled
+            self._indexed_keys = 0
+            fresh = [*reversed(self.pushes.values())]
+        for push in reversed(fresh):
+            for key in push.open_keys() - {0}:
                 self._by_key.setdefault(key, []).append(push)
                 self._indexed_keys += 1
         self._indexed = self.number
