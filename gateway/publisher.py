@@ -94,7 +94,7 @@ class Publisher:
         if self.pending_messages > before and not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._commit_if_free)
-        if refused_count:
+        if refused_count or not messages:
             publish.settle(refused_count)
 
     def _refuse_all(

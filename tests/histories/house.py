@@ -200,6 +200,13 @@ class House:
         return int(str(described["lag"]))
 
 
+async def eventually(true: Callable[[], object]) -> None:
+    """Wait until something is true that no frame tells of."""
+    async with asyncio.timeout(WAIT_S):
+        while not true():  # noqa: ASYNC110 (nobody sets an event for it)
+            await asyncio.sleep(0.002)
+
+
 def never(reason: str) -> None:
     """The storage's last word, in tests."""
     raise AssertionError(f"the storage gave up: {reason}")
