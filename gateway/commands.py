@@ -28,7 +28,7 @@ exit code 0. A second signal ends it at once; nothing that was acknowledged is l
 """
 
 
-def _setting_options(command: Any) -> Any:
+def setting_options(command: Any) -> Any:
     """The settings' table as options."""
     for setting in reversed(SETTINGS):
         command = _option(setting)(command)
@@ -43,7 +43,8 @@ def _option(setting: Setting) -> Any:
     return click.option(setting.flag, setting.field, default=None, help=text, metavar="TEXT")
 
 
-def _load(flags: dict[str, Any]) -> Config:
+def load_config(flags: dict[str, Any]) -> Config:
+    """The settings from flags and environment; what is wrong ends the command with a sentence."""
     texts = {
         name: ("true" if value else "false") if isinstance(value, bool) else value
         for name, value in flags.items()
@@ -58,7 +59,7 @@ def _load(flags: dict[str, Any]) -> Config:
 
 
 @click.command(epilog=SERVE_EXAMPLES)
-@_setting_options
+@setting_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for machines.")
 def serve(as_json: bool, **flags: Any) -> None:
     """Start the broker.
@@ -67,7 +68,7 @@ def serve(as_json: bool, **flags: Any) -> None:
     fsynced there. A setting comes from its flag, else from its environment variable, else it is
     the one in brackets.
     """
-    config = _load(flags)
+    config = load_config(flags)
     logs.configure(config.log_level, as_json=as_json)
 
     async def build(config: Config, on_fatal: server.OnFatal) -> WholeBroker:

@@ -1,0 +1,322 @@
+"""`tocsin demo`: a broker, and this machine's live figures flowing through it.
+
+The broker is the one that `tocsin serve` starts, in a process of its own. Everything else here is a
+client of it, through the SDK and a socket: a publisher, two workers that share a group, a reader.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import IO, Any, Final
+
+import click
+import tocsin
+
+from gateway.commands import load_config, serve, setting_options
+from gateway.config import SETTINGS, Config
+from gateway.demo_board import Board, Device, Meter, plain_line, table
+from gateway.demo_figures import Machine, read_proc
+from gateway.listening import StartError, bind
+
+QUEUE: Final = "machine"
+GROUP: Final = "workers"
+WORKERS: Final = ("worker-1", "worker-2")
+SETTINGS_OF_QUEUE: Final = {
+    "partitions": 8, "retention_s": 60.0, "messages_max": 100_000, "message_ttl_s": 60.0,
+}  # fmt: skip
+"""Small and bounded, so that a demo that is left running fills no disk."""
+LOOK_PERIOD_S: Final = 0.15
+DRAW_PERIOD_S: Final = 0.25
+LINE_PERIOD_S: Final = 2.0
+READY_TIMEOUT_S: Final = 60.0
+STOP_TIMEOUT_S: Final = 40.0
+DRAIN_S: Final = "5"
+_SERVE: Final = "from gateway.demo import serve_while_wanted; serve_while_wanted()"
+_HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+_OTHER_SCREEN, _OWN_SCREEN = "\x1b[?1049l\x1b[?25h", "\x1b[?1049h\x1b[?25l\x1b[2J"
+
+EXAMPLES: Final = """
+\b
+Examples:
+  tocsin demo                          until Ctrl-C
+  tocsin demo --port 0                 on a free port, when 8080 is taken
+  tocsin demo --seconds 10 | cat       ten seconds, as plain lines
+
+\b
+While it runs, the broker takes anything else; in a second terminal:
+  tocsin consume machine --read --keys cpu0
+  tocsin queue create orders
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@setting_options
+@click.option(
+    "--seconds", type=click.FloatRange(min=1), help="Stop after so long. [at Ctrl-C or SIGTERM]"
+)
+def demo(seconds: float | None, **flags: Any) -> None:
+    """Start the broker and show live messages flow through it.
+
+    It publishes this machine's own figures (each CPU, memory, disks, networks, load) to the queue
+    `machine` about seven times a second, keyed by device. Two workers share them in the group
+    `workers`: all figures of a device go to one of them, in order. A reader watches one device.
+    Shown are rates, latencies and who is given what: as a table on a terminal, else as lines.
+
+    The settings are those of `tocsin serve`, and so is the broker: use it meanwhile.
+    """
+    config = load_config(flags)
+    environ = _environment(config, flags)
+    try:
+        url = f"http://{_reachable(config)}:{environ['TOCSIN_PORT']}"
+        with _broker(environ) as broker:
+            asyncio.run(_demo(url, config, broker, seconds))
+    except (StartError, tocsin.TocsinError) as error:
+        raise click.ClickException(str(error)) from None
+    except KeyboardInterrupt:  # before the clients had begun to listen for it
+        raise click.Abort from None
+
+
+# --- The broker -----------------------------------------------------------------------------------
+
+
+def _environment(config: Config, flags: dict[str, Any]) -> dict[str, str]:
+    """The settings as `serve` reads them, with a port that is free now."""
+    environ = dict(os.environ)
+    for setting in SETTINGS:
+        value = flags.get(setting.field)
+        if value is not None:
+            environ[setting.variable] = str(value).lower() if setting.is_flag else str(value)
+    environ.setdefault("TOCSIN_DRAIN_S", DRAIN_S)
+    try:
+        with bind(config.host, config.port) as listener:
+            environ["TOCSIN_PORT"] = str(listener.getsockname()[1])
+    except StartError as error:
+        raise click.ClickException(
+            f"{error}\nIf a Tocsin runs there already, it can be used at once. For the demo on a "
+            "port of its own: tocsin demo --port 0, or make run ARGS='--port 0'."
+        ) from None
+    return environ
+
+
+def _reachable(config: Config) -> str:
+    """The host under which a client on this machine reaches the broker."""
+    if config.host in {"0.0.0.0", "::"}:
+        return "127.0.0.1" if config.host == "0.0.0.0" else "[::1]"
+    return f"[{config.host}]" if ":" in config.host else config.host
+
+
+@contextmanager
+def _broker(environ: dict[str, str]) -> Iterator["_Broker"]:
+    with tempfile.TemporaryFile() as log:
+        broker = _Broker(environ, log)
+        try:
+            yield broker
+        finally:
+            broker.stop()
+
+
+class _Broker:
+    """`tocsin serve` as a child, out of reach of the terminal's Ctrl-C: it is told to stop when its
+    clients have left."""
+
+    def __init__(self, environ: dict[str, str], log: IO[bytes]) -> None:
+        self._log = log
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _SERVE],
+            env=environ, stdin=subprocess.PIPE, stdout=log, stderr=log, process_group=0,
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """Raises StartError with the last words of a broker that has ended."""
+        code = self.process.poll()
+        if code is not None:
+            self._log.seek(0)
+            words = self._log.read()[-4000:].decode(errors="replace").strip()
+            raise StartError(f"The broker ended with exit code {code}:\n{words}")
+
+    async def wait_ready(self, url: str) -> None:
+        """Until it is ready. Raises StartError."""
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while not await asyncio.to_thread(_is_ready, url):
+            self.check()
+            if time.monotonic() > deadline:
+                raise StartError(f"The broker was not ready within {READY_TIMEOUT_S:.0f} s.")
+            await asyncio.sleep(0.05)
+
+    def stop(self) -> None:
+        """End it, orderly if it lets us."""
+        self.process.terminate()
+        try:
+            self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+
+def serve_while_wanted() -> None:
+    """`tocsin serve`, until our stdin ends: a demo that is killed leaves no broker behind."""
+
+    def wait_for_end() -> None:
+        sys.stdin.buffer.read()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
+    serve()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+# --- The clients ----------------------------------------------------------------------------------
+
+
+async def _demo(url: str, config: Config, broker: _Broker, seconds: float | None) -> None:
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
+    await broker.wait_ready(url)
+    if seconds is not None:
+        loop.call_later(seconds, stopping.set)
+    machine = Machine()
+    machine.look(time.monotonic())
+    watched = "cpu0" if read_proc("stat") else "load"
+    run = secrets.token_hex(4)  # the times of another run, even a machine's, mean nothing here
+    board = Board(url, time.monotonic(), watched, {name: Meter() for name in WORKERS})
+    async with tocsin.connect(url, token=config.token) as client:
+        await _make_queue(client)
+        async with _running(
+            _publish(client, board, machine, run),
+            *(_work(url, config, board, name, run) for name in WORKERS),
+            _read(client, board, run),
+            _show(board, broker),
+        ) as tasks:
+            waiting = asyncio.create_task(stopping.wait())
+            await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            for task in tasks:
+                if task.done():
+                    task.result()
+    click.echo(plain_line(board, time.monotonic()))
+
+
+async def _make_queue(client: tocsin.Client) -> None:
+    try:
+        await client.create_queue(QUEUE, **SETTINGS_OF_QUEUE)
+    except tocsin.Conflict as error:
+        raise StartError(
+            f"There is another queue {QUEUE!r} already, with other settings ({error}). "
+            "Choose another data folder for the demo: tocsin demo --data-dir /tmp/tocsin-demo"
+        ) from None
+    await client.put_group(QUEUE, GROUP, start="latest")
+
+
+@asynccontextmanager
+async def _running(*work: Any) -> AsyncIterator[list["asyncio.Task[None]"]]:
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _publish(client: tocsin.Client, board: Board, machine: Machine, run: str) -> None:
+    """All devices at once, so that they travel in one frame; the next look when all are durable."""
+    while True:
+        began = time.monotonic()
+        figures = machine.look(began)
+        at_ns = time.monotonic_ns()
+        await asyncio.gather(
+            *(
+                client.publish(QUEUE, {**body, "run": run, "at_ns": at_ns}, key=key)
+                for key, body in figures.items()
+            )
+        )
+        now = time.monotonic()
+        for _ in figures:
+            board.receipts.count(now, now - began)
+        await asyncio.sleep(max(0.0, began + LOOK_PERIOD_S - now))
+
+
+async def _work(url: str, config: Config, board: Board, name: str, run: str) -> None:
+    """One worker: a client of its own, as it would be on a machine of its own."""
+    async with (
+        tocsin.connect(url, token=config.token) as client,
+        client.subscribe(QUEUE, group=GROUP) as messages,
+    ):
+        async for message in messages:
+            now = time.monotonic()
+            board.owners[message.partition] = (name, now)
+            board.redelivered += message.attempt > 1
+            sent_s = _sent(message, run)
+            if sent_s is None:
+                board.others += 1
+            else:
+                board.workers[name].count(now, now - sent_s)
+            if message.key is not None and sent_s is not None:
+                figures = {k: v for k, v in message.body.items() if k not in {"run", "at_ns"}}
+                board.devices[message.key] = Device(figures, message.partition, name, now)
+            await message.ack()
+
+
+async def _read(client: tocsin.Client, board: Board, run: str) -> None:
+    async with client.read(QUEUE, keys=[board.watched], on_gap=lambda _: None) as messages:
+        async for message in messages:
+            sent_s = _sent(message, run)
+            if sent_s is not None:
+                now = time.monotonic()
+                board.reader.count(now, now - sent_s)
+
+
+def _sent(message: "tocsin.Message | tocsin.ReadMessage", run: str) -> float | None:
+    """When this run published it, in monotonic seconds; None: it is somebody else's."""
+    body = message.body
+    if not isinstance(body, dict) or body.get("run") != run:
+        return None
+    at_ns = body.get("at_ns")
+    return at_ns / 1e9 if isinstance(at_ns, int) else None
+
+
+# --- The screen -----------------------------------------------------------------------------------
+
+
+async def _show(board: Board, broker: _Broker) -> None:
+    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        while True:
+            await asyncio.sleep(LINE_PERIOD_S)
+            broker.check()
+            click.echo(plain_line(board, time.monotonic()))
+    sys.stdout.write(_OWN_SCREEN)
+    try:
+        while True:
+            size = shutil.get_terminal_size()
+            lines = table(board, time.monotonic(), size.columns, size.lines)
+            drawn = "".join(f"{line}{_CLEAR_LINE}\r\n" for line in lines[:-1]) + lines[-1]
+            sys.stdout.write(f"{_HOME}{drawn}{_CLEAR_LINE}{_CLEAR_BELOW}")
+            sys.stdout.flush()
+            await asyncio.sleep(DRAW_PERIOD_S)
+            broker.check()
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.write(_OTHER_SCREEN)
+            sys.stdout.flush()

@@ -1,0 +1,84 @@
+"""The demo's figures and its screen; the whole of it runs in tests/system."""
+
+from gateway.demo_board import Board, Device, Meter, plain_line, table
+from gateway.demo_figures import Machine
+
+BEFORE = {
+    "stat": "cpu  20 0 20 160 0 0 0 0 0 0\ncpu0 10 0 10 80 0 0 0 0 0 0\ncpu1 10 0 10 80 0 0 0 0\n",
+    "meminfo": "MemTotal:  1024000 kB\nMemFree: 1 kB\nMemAvailable:  512000 kB\n",
+    "diskstats": " 254 0 vda 1 0 100 0 1 0 200 0 0 0 0\n 254 1 vda1 1 0 100 0 1 0 200 0 0 0 0\n"
+    " 7 0 loop0 1 0 100 0 1 0 200 0 0 0 0\n",
+    "net/dev": "Inter-| Receive\n face |bytes\n  eth0: 1000 1 0 0 0 0 0 0 500 1 0 0 0 0 0 0\n"
+    "  sit0: 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0\n",
+}
+AFTER = {
+    **BEFORE,
+    "stat": "cpu0 85 0 10 105 0 0 0 0 0 0\ncpu1 10 0 10 180 0 0 0 0\n",
+    "diskstats": " 254 0 vda 1 0 102 0 1 0 204 0 0 0 0\n",
+    "net/dev": "  eth0: 3000 1 0 0 0 0 0 0 1500 1 0 0 0 0 0 0\n",
+}
+
+
+def test_figures_are_rates_between_two_looks() -> None:
+    files = dict(BEFORE)
+    machine = Machine(lambda name: files.get(name, ""))
+    first = machine.look(10.0)
+    assert set(first) == {"memory", "load"}
+    assert first["memory"] == {"used_percent": 50.0, "used_mib": 500, "total_mib": 1000}
+    files.update(AFTER)
+    second = machine.look(12.0)
+    assert second["cpu0"] == {"busy_percent": 75.0}
+    assert second["cpu1"] == {"busy_percent": 0.0}
+    assert second["disk-vda"] == {"read_bytes_per_s": 512, "written_bytes_per_s": 1024}
+    assert second["net-eth0"] == {"received_bytes_per_s": 1000, "sent_bytes_per_s": 500}
+    assert set(second) == {"cpu0", "cpu1", "memory", "disk-vda", "net-eth0", "load"}
+
+
+def test_machine_without_proc_still_has_a_load() -> None:
+    assert set(Machine(lambda _: "").look(1.0)) == {"load"}
+
+
+def test_meter_forgets_what_is_older_than_its_window() -> None:
+    meter = Meter()
+    for number in range(10):
+        meter.count(float(number), latency_s=number / 1000)
+    assert meter.total == 10
+    assert meter.per_s(9.0, since=0.0) == 6 / 5
+    assert meter.percentile_ms(9.0, 50) == 7.0
+    assert (meter.per_s(99.0, since=0.0), meter.percentile_ms(99.0, 50)) == (0.0, 0.0)
+
+
+def board() -> Board:
+    made = Board("http://127.0.0.1:8081", 0.0, "cpu0", {"worker-1": Meter(), "worker-2": Meter()})
+    made.workers["worker-1"].count(9.0, 0.002)
+    made.receipts.count(9.0, 0.001)
+    made.owners[3] = ("worker-1", 9.0)
+    for number in (10, 2, 0):
+        made.devices[f"cpu{number}"] = Device({"busy_percent": 12.5}, 3, "worker-1", 9.0)
+    made.devices["net-lo"] = Device({"sent_bytes_per_s": 2048.0}, 3, "worker-1", 9.0)
+    return made
+
+
+def test_line_says_what_flows_and_who_owns_what() -> None:
+    line = plain_line(board(), 10.0)
+    assert "delivered 1" in line
+    assert "p50 2.0 ms" in line
+    assert "worker-1 owns 3" in line
+    assert "worker-2 owns none yet" in line
+    assert "cpu0 12.5 % busy" in line
+
+
+def test_table_keeps_to_the_screen() -> None:
+    for width, height in ((40, 8), (80, 24), (200, 60)):
+        lines = table(board(), 10.0, width, height)
+        assert len(lines) <= height
+        assert all(len(line) <= width for line in lines)
+
+
+def test_table_sorts_devices_as_people_do_and_teaches_the_next_step() -> None:
+    text = "\n".join(table(board(), 10.0, 120, 40))
+    places = [text.index(name) for name in ("\ncpu0", "\ncpu2", "\ncpu10", "\nnet-lo")]
+    assert places == sorted(places)
+    assert "2 KiB/s" in text
+    assert "export TOCSIN_URL=http://127.0.0.1:8081" in text
+    assert "tocsin consume machine --read --keys cpu0" in text
