@@ -1,0 +1,95 @@
+"""Histories of credit: two absolute counters (R25)."""
+
+import pytest
+
+from push.errors import Refused
+from tests.histories.house import House, delivery, message, numbered
+
+
+async def test_expired_deliveries_do_not_stall_a_subscription(house: House) -> None:
+    """R25: deliveries expire, both sides count the same: what was revoked is granted anew, and the
+    subscription goes on, for ever so often."""
+    queue = await house.queue(attempts_max=0)
+    group = await house.group(queue, lease_s=0.03)
+    session, consumer = await house.subscribe(queue, group, credit=2)
+    await house.publish(queue, [message(n, f"k{n}") for n in range(2)])
+    granted = 2
+    for _ in range(4):
+        await session.take(granted)
+        assert len(session.given) == granted  # never more than was granted
+        held = len(session.of_type("revoked"))
+        await session.until(lambda: revoked(session) == granted)  # noqa: B023
+        assert len(session.of_type("revoked")) >= held
+        granted += 2
+        consumer.grant(granted)
+    for place, _, _ in (await session.take(granted))[-2:]:
+        assert await house.confirm(consumer, delivery(place)) == (1, 0)
+
+
+def revoked(session: object) -> int:
+    """How many deliveries were revoked."""
+    return sum(
+        last - first + 1
+        for frame in session.of_type("revoked")  # type: ignore[attr-defined]
+        for one in frame["deliveries"]
+        for first, last in zip(one[3::2], one[4::2], strict=True)
+    )
+
+
+async def test_an_old_grant_says_nothing_new(house: House) -> None:
+    """R25: the totals are absolute: sent again, or late, a grant adds nothing."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group, credit=3)
+    await house.publish(queue, numbered(10))
+    await session.get(3)
+    for total in (3, 2, 0, 4, 4, 3):
+        consumer.grant(total)
+    assert await session.get(4) == [0, 1, 2, 3]
+    await house.publish(queue, [message("wake")])
+    assert len(session.bodies) == 4
+
+
+async def test_credit_has_a_bound(house: House) -> None:
+    """P9: at most 10,000 may be open; a grant beyond is refused and changes nothing."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group, credit=1)
+    await house.publish(queue, numbered(3))
+    await session.get(1)
+    with pytest.raises(Refused, match="too_many"):
+        consumer.grant(10_002)
+    assert len(session.bodies) == 1
+    consumer.grant(10_001)
+    assert await session.get(3) == [0, 1, 2]
+
+
+async def test_a_slow_consumer_costs_nobody_else(house: House) -> None:
+    """Nothing is dropped: what one has no credit for waits in the log of its partitions, and
+    another consumer's partitions flow."""
+    queue = await house.queue(partitions=8)
+    group = await house.group(queue)
+    slow, consumer = await house.subscribe(queue, group, credit=1)
+    quick, _ = await house.subscribe(queue, group)
+    await house.publish(queue, [message(n, f"k{n}") for n in range(80)])
+    mine = dict.fromkeys(consumer.slots, 0)
+    states = await house.broker.storage.partitions(queue.queue_id)
+    expected = sum(s.messages for s in states if s.partition.number not in mine)
+    await quick.get(expected)
+    assert len(slow.bodies) == 1
+    consumer.grant(1000)
+    await slow.get(80 - expected)
+    assert sorted(slow.bodies + quick.bodies) == list(range(80))
+
+
+async def test_a_socket_that_does_not_take_is_given_nothing(house: House) -> None:
+    """P9: until it takes again; then everything in order."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    session.is_writable = False
+    await house.publish(queue, numbered(5))
+    assert session.bodies == []
+    session.is_writable = True
+    consumer.pump()
+    assert await session.get(5) == [0, 1, 2, 3, 4]

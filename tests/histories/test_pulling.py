@@ -1,0 +1,288 @@
+"""Histories of pulls: the virtual consumer, its keys, its receipts (R24, R19, P6)."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.ports import PulledMessage
+from metadata.catalog import ANYBODY, Group, Queue
+from push.errors import Refused
+from tests.histories.house import House, eventually, message, numbered
+
+
+def bodies(pulled: Sequence[PulledMessage]) -> list[Any]:
+    """What was published."""
+    return [msgspec.json.decode(one.body or b"null") for one in pulled]
+
+
+async def pull(
+    house: House, queue: Queue, group: Group, count: int = 10, wait_s: float = 2
+) -> list[PulledMessage]:
+    """One pull."""
+    return await house.broker.pulls.pull(queue, group, count, wait_s)
+
+
+async def test_a_key_in_flight_is_closed_to_the_next_pull(house: House) -> None:
+    """R24: one pull carries several of a key, in order; the next one none of it before they are
+    settled, and other keys meanwhile."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    await house.publish(queue, [*numbered(4, "a"), message("b", "b")])
+    first = await pull(house, queue, group, 2)
+    assert bodies(first) == [0, 1]
+    assert bodies(await pull(house, queue, group)) == ["b"]
+    assert await pull(house, queue, group, wait_s=0) == []
+    acked = await house.broker.pulls.ack(queue, group, [first[0].receipt])
+    assert (acked.settled, acked.stale, acked.invalid) == (1, [], [])
+    assert await pull(house, queue, group, wait_s=0) == []
+    await house.broker.pulls.ack(queue, group, [first[1].receipt])
+    assert bodies(await pull(house, queue, group)) == [2, 3]
+
+
+async def test_a_waiting_pull_is_answered_by_the_next_message(house: House) -> None:
+    """R24: waiting pulls are served in their order, each at once."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    waits = []
+    for number in range(3):
+        waits.append(asyncio.ensure_future(pull(house, queue, group, 1, 5)))
+        consumers = house.broker.pulls._consumers
+        await eventually(
+            lambda: any(len(one._waiting) == number + 1 for one in consumers.values())  # noqa: B023
+        )
+    await house.publish(queue, [message(n, f"k{n}") for n in range(3)])
+    assert [bodies(await one) for one in waits] == [[0], [1], [2]]
+
+
+async def test_a_pull_counts_as_an_attempt_at_once(house: House) -> None:
+    """R19: nobody says `started` over HTTP; a killer message is dead-lettered all the same."""
+    queue = await house.queue(attempts_max=2)
+    group = await house.group(queue, lease_s=0.05)
+    await house.publish(queue, [message("killer", "a"), message("next", "a")])
+    for attempt in (1, 2):
+        (one,) = await pull(house, queue, group, 1)
+        assert (bodies([one]), one.attempt) == (["killer"], attempt)
+    (one,) = await pull(house, queue, group, 1)
+    assert (bodies([one]), one.attempt) == (["next"], 1)
+
+
+async def test_an_expired_receipt_settles_nothing_of_the_next_delivery(house: House) -> None:
+    """R21: the lease ended and the message was pulled again: the old receipt is stale."""
+    queue = await house.queue()
+    group = await house.group(queue, lease_s=0.05)
+    await house.publish(queue, numbered(1))
+    (old,) = await pull(house, queue, group)
+    (new,) = await pull(house, queue, group)
+    assert new.attempt == 2
+    done = await house.broker.pulls.ack(queue, group, [old.receipt])
+    assert (done.settled, done.stale) == (0, [old.receipt])
+    done = await house.broker.pulls.nack(queue, group, [old.receipt], None)
+    assert (done.settled, done.stale) == (0, [old.receipt])
+    done = await house.broker.pulls.extend(queue, group, [old.receipt], 5)
+    assert (done.settled, done.stale) == (0, [old.receipt])
+    assert (await house.broker.pulls.ack(queue, group, [new.receipt])).settled == 1
+    assert await house.lag(queue, group) == 0
+
+
+async def test_receipts_are_of_one_group_of_one_queue(house: House) -> None:
+    """R1, R24: forged, cut off, of another group or queue: invalid, and nothing happens."""
+    queue, elsewhere = await house.queue(), await house.queue("elsewhere")
+    group, other = await house.group(queue), await house.group(queue, "other")
+    theirs = await house.group(elsewhere)
+    await house.publish(queue, numbered(1))
+    await house.publish(elsewhere, numbered(1))
+    (mine,) = await pull(house, queue, group)
+    (of_other,) = await pull(house, queue, other)
+    (of_elsewhere,) = await pull(house, elsewhere, theirs)
+    last = "A" if mine.receipt[0] != "A" else "B"
+    bad = [
+        of_other.receipt,
+        of_elsewhere.receipt,
+        last + mine.receipt[1:],
+        mine.receipt[:-1],
+        mine.receipt + "A",
+        "",
+        "\udcff",
+    ]
+    done = await house.broker.pulls.ack(queue, group, bad)
+    assert (done.settled, done.stale, done.invalid) == (0, [], bad)
+    assert await house.lag(queue, group) == 1
+    assert (await house.broker.pulls.ack(queue, group, [mine.receipt])).settled == 1
+
+
+async def test_receipts_of_before_a_restart_are_stale(durable_house: House) -> None:
+    """R15, R24: the new process is a new owner; the message comes again."""
+    house = durable_house
+    queue = await house.queue()
+    group = await house.group(queue)
+    await house.publish(queue, numbered(1))
+    (old,) = await pull(house, queue, group)
+    await house.restart()
+    queue = house.find()
+    done = await house.broker.pulls.ack(queue, group, [old.receipt])
+    assert (done.settled, done.stale) == (0, [old.receipt])
+    (new,) = await pull(house, queue, group)
+    assert (bodies([new]), new.attempt) == ([0], 2)
+    assert (await house.broker.pulls.ack(queue, group, [new.receipt])).settled == 1
+
+
+async def test_receipts_of_before_a_seek_are_stale(house: House) -> None:
+    """R11: as the acks of sessions."""
+    queue = await house.queue(retention_s=3600)
+    group = await house.group(queue)
+    await house.publish(queue, numbered(2))
+    (old, _) = await pull(house, queue, group)
+    await house.broker.seek_group(ANYBODY, queue, "billing", "earliest")
+    done = await house.broker.pulls.ack(queue, group, [old.receipt])
+    assert (done.settled, done.stale) == (0, [old.receipt])
+    assert bodies(await pull(house, queue, group)) == [0, 1]
+
+
+async def test_pulls_share_a_group_with_sessions_and_leave_it(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R24: the pulls are one consumer beside a session's; when no pull has come for a while they
+    leave, what they hold unsettled drains first, and the session gets everything."""
+    monkeypatch.setattr("push.limits.PULL_IDLE_S", 0.2)
+    monkeypatch.setattr("push.limits.DRAIN_S", 0.5)
+    queue = await house.queue(partitions=4)
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await pull(house, queue, group, wait_s=0)
+    runtime = house.broker.groups.runtimes[group.group_id]
+    await eventually(lambda: {slot.owner.pulls for slot in runtime.slots.values()} == {True, False})  # type: ignore[attr-defined]
+    owned = [number for number, name in runtime.assignment.items() if name == "pulls"]
+    assert len(owned) == 2
+
+    await house.publish(queue, [message(n, f"k{n}") for n in range(40)])
+    pulled: list[PulledMessage] = []
+    while True:
+        more = await pull(house, queue, group, 50, wait_s=0)
+        if not more:
+            break
+        pulled += more
+    await session.until(lambda: len(session.bodies) + len(pulled) == 40)
+    assert {one.partition for one in pulled} <= set(owned)
+    *settled, held = pulled
+    await house.broker.pulls.ack(queue, group, [one.receipt for one in settled])
+    await eventually(lambda: "pulls" not in runtime.members)
+    epochs = {number: slot.delivery.epoch for number, slot in consumer.slots.items()}
+    (still,) = [n for n, s in runtime.slots.items() if s.delivery.leases.open_count and n in owned]
+    assert still == held.partition  # it drains
+    assert (await house.broker.pulls.ack(queue, group, [held.receipt])).settled == 1
+    await eventually(lambda: len(consumer.slots) == 4)
+    assert all(consumer.slots[number].delivery.epoch == epochs[number] for number in epochs)
+    await house.publish(queue, [message(n, f"k{n}") for n in range(40, 80)])
+    await session.until(lambda: len(session.bodies) == 80 - len(pulled))
+    assert sorted([*session.bodies, *bodies(pulled)]) == list(range(80))
+
+
+async def test_a_pull_comes_back_while_the_pulls_are_leaving(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R24, R20: what drains is finished first; then the pulls own it again."""
+    monkeypatch.setattr("push.limits.PULL_IDLE_S", 0.1)
+    queue = await house.queue()
+    group = await house.group(queue)
+    await house.publish(queue, numbered(2))
+    (held,) = await pull(house, queue, group, 1)
+    runtime = house.broker.groups.runtimes[group.group_id]
+    await eventually(lambda: not runtime.members)
+    waiting = asyncio.ensure_future(pull(house, queue, group))
+    await eventually(lambda: runtime.members)
+    assert (await house.broker.pulls.ack(queue, group, [held.receipt])).settled == 1
+    (one,) = await waiting
+    assert bodies([one]) == [1]
+
+
+async def test_a_nacked_pull_comes_again_after_its_delay(house: House) -> None:
+    """And what one pull carried of the key behind it returns with it."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    await house.publish(queue, numbered(3))
+    first, second, third = await pull(house, queue, group)
+    done = await house.broker.pulls.nack(queue, group, [second.receipt], 0.1)
+    assert done.settled == 1
+    done = await house.broker.pulls.ack(queue, group, [first.receipt, third.receipt])
+    assert (done.settled, done.stale) == (1, [third.receipt])
+    assert await pull(house, queue, group, wait_s=0) == []
+    again = await pull(house, queue, group)
+    assert bodies(again)[0] == 1
+    assert again[0].attempt == 2
+
+
+async def test_what_a_vanished_client_pulled_returns_at_once(house: House) -> None:
+    """P6, R24: without waiting for the lease and without an attempt, in order."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    await house.publish(queue, numbered(3))
+    pulled = await pull(house, queue, group)
+    house.broker.pulls.release(queue, group, pulled)
+    again: list[PulledMessage] = []
+    while len(again) < 3:
+        more = await pull(house, queue, group)
+        again += more
+        await house.broker.pulls.ack(queue, group, [one.receipt for one in more])
+    assert [(body, one.attempt) for body, one in zip(bodies(again), again, strict=True)] == [
+        (0, 1),
+        (1, 1),
+        (2, 1),
+    ]
+
+
+async def test_a_pull_that_is_cancelled_was_given_nothing(house: House) -> None:
+    """Cancelled at each possible moment: the next pull gets the message, at its first attempt."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    await pull(house, queue, group, wait_s=0)
+    for number in range(12):
+        going = asyncio.ensure_future(pull(house, queue, group, 1, 5))
+        publishing = asyncio.ensure_future(house.publish(queue, [message(number)]))
+        for _ in range(number):
+            await asyncio.sleep(0)
+        going.cancel()
+        await asyncio.wait((going,))
+        await publishing
+        if going.cancelled():
+            (one,) = await pull(house, queue, group, 1)
+        else:
+            (one,) = going.result()
+        assert (bodies([one]), one.attempt) == ([number], 1)
+        await house.broker.pulls.ack(queue, group, [one.receipt])
+
+
+async def test_an_extended_pull_keeps_its_message(house: House) -> None:
+    """R20: past its first lease, up to the new one."""
+    queue = await house.queue()
+    group = await house.group(queue, lease_s=0.2)
+    await house.publish(queue, numbered(1))
+    (one,) = await pull(house, queue, group)
+    assert (await house.broker.pulls.extend(queue, group, [one.receipt], 10)).settled == 1
+    assert await pull(house, queue, group, wait_s=0.4) == []
+    assert (await house.broker.pulls.ack(queue, group, [one.receipt])).settled == 1
+
+
+async def test_a_drain_answers_pulls_at_once(house: House) -> None:
+    """P14: those that wait, and those that come."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    waiting = asyncio.ensure_future(pull(house, queue, group, 1, 20))
+    await eventually(lambda: house.broker.pulls._consumers)
+    async with asyncio.timeout(1):
+        await house.broker.drain()
+        assert await waiting == []
+        assert await pull(house, queue, group, 1, 20) == []
+
+
+async def test_a_refused_publish_reaches_no_pull(house: House) -> None:
+    """P2: what was refused is never delivered."""
+    queue = await house.queue(message_bytes_max=5)
+    group = await house.group(queue)
+    answers = await house.publish(queue, [message("too long"), message(1)])
+    assert answers == ["message_too_large", (0, 0, False)]
+    assert bodies(await pull(house, queue, group)) == [1]
+    with pytest.raises(Refused, match="queue_not_found"):
+        house.find("nowhere")
