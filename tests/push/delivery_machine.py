@@ -16,12 +16,12 @@ from push.record import Record
 from tests.push.delivery_model import Model, Store, Told, judged, make_record, wall_unix_ms
 
 PLACE = GroupPartition("g", Partition("q", 0))
-KEYS = st.sampled_from([0, 0, 1, 1, 1, 2, 2, 3])
+KEYS = st.sampled_from([0, 1, 1, 1, 1, 2, 2, 3])
 PICK = st.integers(0, 999)
 """Chooses among whatever there is then."""
 PROFILE = settings(
     max_examples=1000,
-    stateful_step_count=30,
+    stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
@@ -45,6 +45,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         self.now = 1000.0
         self.records: list[Record] = []
+        self.certified = 0
         self.store = Store()
         self.under_way: CursorWrite | None = None
         self.loads: list[tuple[int, int]] = []
@@ -97,7 +98,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.observe()
 
     @property
-    def certified(self) -> int:
+    def end(self) -> int:
         return self.records[-1].last + 1 if self.records else 0
 
     def record_of(self, offset: int) -> Record | None:
@@ -139,13 +140,22 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     # --- The log -------------------------------------------------------------------------------
 
-    @rule(keys=st.lists(KEYS, min_size=1, max_size=6), ttl=st.sampled_from([0, 0, 0, 5, 30]))
-    def publish(self, keys: list[int], ttl: int) -> None:
+    @rule(
+        keys=st.lists(KEYS, min_size=1, max_size=6),
+        ttl=st.sampled_from([0, 0, 0, 5, 30]),
+        lag=st.sampled_from([0, 0, 0, 1, 4]),
+    )
+    def publish(self, keys: list[int], ttl: int, lag: int = 0) -> None:
+        """The last `lag` messages are not certified yet (R10)."""
         # Every second message of a record with a TTL has one.
         expires = [self.wall + ttl * 1000 if ttl and i % 2 == 0 else 0 for i in range(len(keys))]
-        self.records.append(make_record(self.certified, keys, expires))
+        self.records.append(make_record(self.end, keys, expires))
         for key, expires_unix_ms in zip(keys, expires, strict=True):
             self.model.add(key, expires_unix_ms)
+        self.certify(lag)
+
+    def certify(self, lag: int) -> None:
+        self.certified = max(self.certified, self.end - lag)
         self.delivery.certify(self.certified)
 
     def evict(self, pick: int) -> None:
@@ -175,15 +185,21 @@ class DeliveryMachine(RuleBasedStateMachine):
             message.elsewhere = True
             self.store.settle(message.offset)
 
-    @rule(credit=st.integers(1, 8))
-    def give(self, credit: int) -> None:
-        if self.pulls:
-            self.pull += 1
-            self.delivery.begin_pull()
+    @rule(credit=st.integers(1, 8), new_pull=st.booleans())
+    def give(self, credit: int, new_pull: bool = True) -> None:
+        self.serve(new_pull)
         while credit > 0 and self.delivery.wants_log:
             record = self.record_from(self.delivery.frontier)
             assert record is not None
             credit -= self.give_from(record, credit)
+        record = self.record_from(self.delivery.frontier)
+        if record is not None and not self.delivery.wants_log:
+            assert self.give_from(record, 1) == 0
+
+    def serve(self, new_pull: bool) -> None:
+        if self.pulls and new_pull:
+            self.pull += 1
+            self.delivery.begin_pull()
 
     def give_from(self, record: Record, credit: int) -> int:
         old = self.delivery.frontier
@@ -197,7 +213,7 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     # --- Lines ---------------------------------------------------------------------------------
 
-    @rule(step=st.sampled_from("ppaassklfftte"), pick=PICK)
+    @rule(step=st.sampled_from("ppaaasslllfftte"), pick=PICK)
     def shell_step(self, step: str, pick: int) -> None:
         """One of the things that a shell does, at its own time: the order of them is not given."""
         waiting = self.delivery.waiting
@@ -207,9 +223,9 @@ class DeliveryMachine(RuleBasedStateMachine):
             self.taken.append(self.delivery.giveable.pop(pick % len(self.delivery.giveable)))
         elif step == "s":
             self.send(pick % 5, pick % 2 == 0)
-        elif step == "k":
+        elif step == "l" and not self.loads:
             self.loads += waiting.side_wanted()
-        elif step == "l" and self.loads:
+        elif step == "l":
             self.load_side(pick % 3 + 1, fails=pick % 5 == 0, late=pick % 2 == 0)
         elif step == "t" or (step == "f" and self.under_way is None):
             self.take_write()
@@ -226,9 +242,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.delivery.plan_retries(credit, now=self.now)
 
     def send(self, count: int, new_pull: bool) -> None:
-        if self.pulls and new_pull:
-            self.pull += 1
-            self.delivery.begin_pull()
+        self.serve(new_pull)
         while count > 0 and (self.taken or self.delivery.giveable):
             count -= 1
             taken = self.taken.pop() if self.taken else self.delivery.giveable.pop(0)
@@ -472,6 +486,7 @@ class DeliveryMachine(RuleBasedStateMachine):
             self.model.holder_died()
             self.write()
             self.own()
+        self.certify(0)
         for _ in range(len(self.model.messages) * 4 + 20):
             if all(m.state == "settled" for m in self.model.messages):
                 break
@@ -479,6 +494,8 @@ class DeliveryMachine(RuleBasedStateMachine):
                 self.send(1, False)
             self.pump(1000, True)
             self.give(1000)
+            while self.loads:
+                self.load_side(3, fails=False, late=False)
             for number, (first, last) in list(self.model.pushes.items()):
                 if number in self.delivery.leases.pushes:
                     self.model.ack(number, first, last)

@@ -3,7 +3,8 @@ R17, R20), against one entry per offset."""
 
 from array import array
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from push import limits
@@ -115,7 +116,16 @@ def test_the_index_of_keys_is_forgotten_with_what_it_indexes() -> None:
     assert sum(map(len, leases._by_key.values())) <= limits.PUSH_MESSAGES_MAX + 2
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.fixture(params=[0, 16], ids=["indexed at once", "indexed for who asks often"])
+def looks_max(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in flight of a key is found by looking, or in an index: the same either way."""
+    monkeypatch.setattr("push.leases._LOOKS_MAX", request.param)
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@pytest.mark.usefixtures("looks_max")
 @given(st.data())
 def test_leases_are_what_one_entry_per_message_says(data: st.DataObject) -> None:
     """P6, R17, R20: give, close, extend, look for a key, let time pass, in any order."""
