@@ -61,7 +61,7 @@ class Machine:
         self._counters[name] = counters
         if before is None:
             return None
-        return tuple(now - then for now, then in zip(counters, before, strict=True))
+        return tuple(after - then for after, then in zip(counters, before, strict=True))
 
 
 Counters = list[tuple[str, float, float]]
