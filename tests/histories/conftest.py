@@ -1,13 +1,25 @@
 """`house` is the whole broker, over each storage in turn; `durable_house` over the one on disk."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.histories.house import House
+
+MEMORY_FOLDER = Path("/dev/shm")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """For the stores: in memory where there is such a folder. These histories end processes, not
+    machines, and fsyncs would be most of their time."""
+    where = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
+    with tempfile.TemporaryDirectory(dir=where) as name:
+        yield Path(name)
 
 
 async def _opened(folder: Path, kind: str) -> AsyncIterator[House]:
@@ -22,14 +34,14 @@ async def _opened(folder: Path, kind: str) -> AsyncIterator[House]:
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-async def house(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[House]:
+async def house(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[House]:
     """A broker; nothing unexpected may happen on its loop."""
-    async for house in _opened(tmp_path, request.param):
+    async for house in _opened(folder, request.param):
         yield house
 
 
 @pytest.fixture
-async def durable_house(tmp_path: Path) -> AsyncIterator[House]:
+async def durable_house(folder: Path) -> AsyncIterator[House]:
     """A broker that can be restarted."""
-    async for house in _opened(tmp_path, "sqlite"):
+    async for house in _opened(folder, "sqlite"):
         yield house
