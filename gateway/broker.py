@@ -18,7 +18,7 @@ from gateway.publisher import Publisher
 from gateway.pulls import Pulls
 from gateway.readers import Readers
 from gateway.receipts import Receipts
-from gateway.slot import Context
+from gateway.slot_context import Context
 from gateway.spans import SpanLog
 from gateway.tail import Tail
 from metadata.catalog import (

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from gateway.slot import Context, Owner, Slot
+from gateway.slot import Slot
+from gateway.slot_context import Context, Owner
 from metadata.catalog import Group, Membership, Queue
 from metadata.client import Metadata
 from push import limits

@@ -5,7 +5,7 @@ import asyncio
 from gateway.consumer import Consumer
 from gateway.group import GroupRuntime
 from gateway.link import Link
-from gateway.slot import Context
+from gateway.slot_context import Context
 from metadata.catalog import Group, Queue
 from metadata.client import Metadata
 from push.errors import Refused

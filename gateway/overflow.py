@@ -11,7 +11,8 @@ import os
 from gateway.group import delivery_settings
 from gateway.groups import Groups
 from gateway.routing import overflow_bounds
-from gateway.slot import Context, Slot
+from gateway.slot import Slot
+from gateway.slot_context import Context
 from metadata.catalog import Group, Principal, Queue
 from metadata.client import Metadata
 from push import limits

@@ -6,52 +6,21 @@ out what the rules ask for: pushes, reads, cursor writes, dead letters. It holds
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from random import Random
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from gateway.deadlines import Deadlines
 from gateway.fetch import Fetch
-from gateway.flusher import Flusher
-from gateway.spans import Span, SpanLog, Stages
-from gateway.tail import Tail
+from gateway.slot_context import Context, Owner
+from gateway.spans import Span, Stages
 from metadata.catalog import Group, Queue
 from push import limits
 from push.delivery import Delivery
 from push.errors import TocsinError
 from push.giving import GiveOut, Judged, Taken
 from push.leases import offsets_of
-from push.ports import CursorWrite, GroupPartition, Partition, Storage, Written
+from push.ports import CursorWrite, GroupPartition, Partition, Written
 from push.record import Record
 from push.waiting import DeadLetter
-
-
-class Owner(Protocol):
-    """A consumer, as a slot sees it."""
-
-    def available(self) -> int:
-        """How many messages it may be given now."""
-
-    @property
-    def blocked_by(self) -> str:
-        """Why `available` is 0: credit or socket."""
-
-    def deliver(self, slot: "Slot", record: Record, out: GiveOut, reserved: object = None) -> None:
-        """Give it these; counts against `available`, or is what was `reserved`."""
-
-    def reserve(self, count: int) -> object:
-        """So many will be delivered as soon as they are settled (R23), and count against
-        `available` from now on. Returns what `deliver` or `release` is handed then."""
-
-    def release(self, count: int, reserved: object) -> None:
-        """What was reserved will not be delivered."""
-
-    def revoked(self, slot: "Slot", taken: list[Taken], reason: str) -> None:
-        """These are no longer its own (R17)."""
-
-    def pump(self) -> None:
-        """Something of its slots may have become possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +36,6 @@ class _Unsent:
     def count(self) -> int:
         """Messages in it."""
         return self.out.last - self.out.first + 1
-
-
-@dataclass(slots=True)
-class Context:
-    """What all slots of a gateway share."""
-
-    storage: Storage
-    tail: Tail
-    flusher: Flusher
-    spans: SpanLog
-    deadlines: Deadlines
-    move_dead_letter: "Callable[[Slot, DeadLetter, Record], Coroutine[Any, Any, None]]"
-    """Append it to the dead-letter queue, durably, once."""
-    random: Random = field(default_factory=Random)
 
 
 class Slot:

@@ -1,0 +1,59 @@
+"""What a slot is set into: its owner, and what all slots of a gateway share."""
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gateway.deadlines import Deadlines
+from gateway.flusher import Flusher
+from gateway.spans import SpanLog
+from gateway.tail import Tail
+from push.giving import GiveOut, Taken
+from push.ports import Storage
+from push.record import Record
+from push.waiting import DeadLetter
+
+if TYPE_CHECKING:
+    from gateway.slot import Slot
+
+
+class Owner(Protocol):
+    """A consumer, as a slot sees it."""
+
+    def available(self) -> int:
+        """How many messages it may be given now."""
+
+    @property
+    def blocked_by(self) -> str:
+        """Why `available` is 0: credit or socket."""
+
+    def deliver(self, slot: "Slot", record: Record, out: GiveOut, reserved: object = None) -> None:
+        """Give it these; counts against `available`, or is what was `reserved`."""
+
+    def reserve(self, count: int) -> object:
+        """So many will be delivered as soon as they are settled (R23), and count against
+        `available` from now on. Returns what `deliver` or `release` is handed then."""
+
+    def release(self, count: int, reserved: object) -> None:
+        """What was reserved will not be delivered."""
+
+    def revoked(self, slot: "Slot", taken: list[Taken], reason: str) -> None:
+        """These are no longer its own (R17)."""
+
+    def pump(self) -> None:
+        """Something of its slots may have become possible."""
+
+
+@dataclass(slots=True)
+class Context:
+    """What all slots of a gateway share."""
+
+    storage: Storage
+    tail: Tail
+    flusher: Flusher
+    spans: SpanLog
+    deadlines: Deadlines
+    move_dead_letter: "Callable[[Slot, DeadLetter, Record], Coroutine[Any, Any, None]]"
+    """Append it to the dead-letter queue, durably, once."""
+    random: Random = field(default_factory=Random)
