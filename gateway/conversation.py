@@ -319,6 +319,7 @@ class Conversation:
 
     def _grant(self, frame: frames.Credit) -> None:
         self._subscriptions.grant(frame.subscription, frame.granted)
+        self._session.granted(frame.subscription, frame.granted)
 
     def _ack(self, frame: frames.Ack) -> None:
         if frame.ref is None:

@@ -163,7 +163,7 @@ def decode(data: bytes) -> list[ClientFrame]:
     try:
         if not data.isascii():
             data.decode()  # msgspec.Raw lets invalid UTF-8 through
-        if data[:1] == b"[":
+        if is_array(data):
             return MANY.decode(data)
         return [ONE.decode(data)]
     except UnicodeDecodeError as error:
@@ -172,6 +172,11 @@ def decode(data: bytes) -> list[ClientFrame]:
         raise Refused("invalid_request", str(error)) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise Refused("invalid_json", str(error)) from None
+
+
+def is_array(data: bytes) -> bool:
+    """Whether a message is to be read as several frames."""
+    return data.lstrip(b" \t\n\r")[:1] == b"["  # strips nothing, copies nothing
 
 
 def check_deliveries(deliveries: list[list[int]]) -> None:

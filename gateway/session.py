@@ -154,7 +154,6 @@ class Session:
                 f"subscription {frame.subscription}: credit grows by at most {limits.CREDIT_MAX}",
             )
             return Reply(frames.error(refusal))
-        self._subscriptions[frame.subscription] = frame.granted
         return frame
 
     def _undecodable(self, data: bytes, error: Refused) -> list[Effect]:
@@ -173,6 +172,11 @@ class Session:
     def opened(self, subscription: int, granted: int) -> None:
         """Its subscribe succeeded: from now on acks and credit may name it."""
         assert self._subscriptions[subscription] is None
+        self._subscriptions[subscription] = granted
+
+    def granted(self, subscription: int, granted: int) -> None:
+        """The inside took this credit. What it refuses changes nothing: a later frame that says
+        less may still be news (R25)."""
         self._subscriptions[subscription] = granted
 
     def refused(self, subscription: int) -> None:
@@ -256,7 +260,7 @@ _MANY: Final = msgspec.json.Decoder(list[_Ref])
 def _refs(data: bytes) -> list[int]:
     """The refs inside a message that is JSON and yet no frames, in order."""
     try:
-        found = _MANY.decode(data) if data[:1] == b"[" else [_ONE.decode(data)]
+        found = _MANY.decode(data) if frames.is_array(data) else [_ONE.decode(data)]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
     refs = [one.ref for one in found[: limits.FRAMES_PER_MESSAGE_MAX]]

@@ -204,10 +204,13 @@ def test_credit_only_grows_and_within_its_bound() -> None:
         return say(session, {"type": "credit", "subscription": 1, "granted": granted})
 
     assert credit(100) == credit(99) == credit(0) == []
-    assert credit(150) == [frames.Credit(subscription=1, granted=150)]
+    assert credit(150) == credit(150) == [frames.Credit(subscription=1, granted=150)]
+    session.granted(1, 150)
+    assert credit(150) == []
     assert credit(150 + limits.CREDIT_MAX) == [
         frames.Credit(subscription=1, granted=150 + limits.CREDIT_MAX)
     ]
+    session.granted(1, 150 + limits.CREDIT_MAX)
     (reply,) = credit(151 + 2 * limits.CREDIT_MAX)
     assert error_of(reply) == ("too_many", None)
     assert credit(149 + limits.CREDIT_MAX) == []
