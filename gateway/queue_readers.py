@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from gateway import frames
+from gateway.cutting import Pieces, fitting, pieces
 from gateway.link import Link
 from gateway.tail import Tail
 from metadata.catalog import Queue
@@ -27,8 +28,6 @@ CATCH_UPS_MAX = 16
 POSITIONS_EVERY_S = 30.0
 """How often a filtered reader learns how far it has come without a message."""
 RETRY_AFTER_S = 0.5
-
-Pieces = list[tuple[int, int]]
 
 
 class Reader:
@@ -86,6 +85,8 @@ class QueueReaders:
         self.prefixes: dict[int, str] = {}
         self.generations: dict[int, int] = {}
         self._plain: dict[Reader, None] = {}
+        self._left_behind: dict[Reader, None] = {}
+        """Plain readers that are behind everywhere: a record costs nothing for who has stalled."""
         self._filtered: dict[Reader, None] = {}
         self._by_hash: dict[int, dict[Reader, None]] = {}
         self._fan_outs: deque[tuple[int, Record, Pieces, list[Reader]]] = deque()
@@ -108,18 +109,28 @@ class QueueReaders:
         while self.next[number] < end:
             found = self._tail.get(partition, self.next[number])
             if found is None:  # appended elsewhere, or let go of already: everybody reads it
-                for reader in [*self._plain, *self._filtered]:
-                    reader.behind.setdefault(number, self.next[number])
-                    reader.pump()
+                self._leave_behind(number)
                 self.next[number] = end
                 return
             record = found[0]
             self.next[number] = record.last + 1
             if self._plain:
-                self._fan_outs.append((number, record, _pieces(record), list(self._plain)))
+                self._fan_outs.append((number, record, pieces(record), list(self._plain)))
                 self._fan_out_soon()
             if self._by_hash and not self._by_hash.keys().isdisjoint(record.header.key_hashes):
                 self._fan_filtered(number, record)
+
+    def _leave_behind(self, number: int) -> None:
+        """Everybody reads this partition on for himself, from what is on its way to him on."""
+        on_its_way: dict[Reader, int] = {}
+        for other, record, _, readers in self._fan_outs:
+            if other == number:
+                for reader in readers:
+                    on_its_way.setdefault(reader, record.first)
+        for reader in [*self._plain, *self._filtered]:
+            start = on_its_way.get(reader, self.next[number])
+            reader.behind.setdefault(number, max(start, reader.floors.get(number, 0)))
+            reader.pump()
 
     def _fan_out_soon(self) -> None:
         if not self._fanning:
@@ -130,23 +141,20 @@ class QueueReaders:
         self._fanning = False
         if not self._fan_outs:
             return
-        number, record, pieces, readers = self._fan_outs[0]
+        number, record, cut, readers = self._fan_outs[0]
         batch, rest = readers[:SLICE], readers[SLICE:]
         if rest:
-            self._fan_outs[0] = (number, record, pieces, rest)
+            self._fan_outs[0] = (number, record, cut, rest)
         else:
             self._fan_outs.popleft()
         encoded: dict[tuple[int, int], bytes] = {}
         for reader in batch:
-            if reader.closed or number in reader.behind:
+            if reader.closed or number in reader.behind or self._has_passed(reader, number, record):
                 continue
-            if reader.floors and reader.floors.get(number, 0) > record.first:
-                continue
-            for first, last in pieces:
+            for first, last in cut:
                 count = last - first + 1
                 if not reader.takes(count):
-                    reader.behind[number] = first
-                    reader.pump()
+                    self._fall_behind(reader, number, first)
                     break
                 key = (reader.subscription, first)
                 frame = encoded.get(key)
@@ -156,6 +164,21 @@ class QueueReaders:
                 reader.link.send(frame)
         if self._fan_outs:
             self._fan_out_soon()
+
+    def _has_passed(self, reader: Reader, number: int, record: Record) -> bool:
+        """Whether it has read this record while it was behind; where its credit ended within the
+        record, it reads on there."""
+        floor = reader.floors.get(number, 0)
+        if record.first < floor <= record.last:
+            self._fall_behind(reader, number, floor)
+        return floor > record.first
+
+    def _fall_behind(self, reader: Reader, number: int, first: int) -> None:
+        reader.behind[number] = first
+        if len(reader.behind) == len(self.next) and reader in self._plain:
+            del self._plain[reader]
+            self._left_behind[reader] = None
+        reader.pump()
 
     def _frame(self, reader: Reader, number: int, record: Record, first: int, last: int) -> bytes:
         head = frames.reader_head(
@@ -175,9 +198,9 @@ class QueueReaders:
                 wanted.setdefault(reader, []).append(record.first + place)
         encoded: dict[tuple[int, tuple[int, ...]], bytes] = {}
         for reader, offsets in wanted.items():
-            if number in reader.behind or reader.floors.get(number, 0) > record.first:
+            if number in reader.behind or self._has_passed(reader, number, record):
                 continue
-            if not reader.takes(len(offsets)) or _fitting(record, offsets) < len(offsets):
+            if not reader.takes(len(offsets)) or fitting(record, offsets) < len(offsets):
                 reader.behind[number] = record.first
                 reader.pump()
                 continue
@@ -281,7 +304,7 @@ class QueueReaders:
             while offsets:
                 if not reader.takes(1):
                     return False
-                count = min(_fitting(record, offsets), reader.credit.available)
+                count = min(fitting(record, offsets), reader.credit.available)
                 picked, offsets = offsets[:count], offsets[count:]
                 reader.behind[number] = offsets[0] if offsets else record.last + 1
                 reader.credit.spend(count)
@@ -303,6 +326,9 @@ class QueueReaders:
     def _rejoin(self, reader: Reader, number: int, at: int) -> None:
         del reader.behind[number]
         reader.floors[number] = at
+        if reader in self._left_behind:
+            del self._left_behind[reader]
+            self._plain[reader] = None
 
     # --- Members -------------------------------------------------------------------------------
 
@@ -318,6 +344,7 @@ class QueueReaders:
     def remove(self, reader: Reader) -> None:
         """It is closed."""
         self._plain.pop(reader, None)
+        self._left_behind.pop(reader, None)
         if self._filtered.pop(reader, 0) is None:
             for hashed in reader.hashes or ():
                 readers = self._by_hash[hashed]
@@ -326,12 +353,12 @@ class QueueReaders:
                     del self._by_hash[hashed]
         if reader.catching_up is not None:
             reader.catching_up.cancel()
-        if not self._plain and not self._filtered:
+        if not self._plain and not self._left_behind and not self._filtered:
             self._empty()
 
     def queue_deleted(self) -> None:
         """Close all readers; their sessions hear why."""
-        for reader in [*self._plain, *self._filtered]:
+        for reader in [*self._plain, *self._left_behind, *self._filtered]:
             why = Refused("queue_not_found", "the queue was deleted")
             reader.link.send(frames.error(why, subscription=reader.subscription))
             reader.close()
@@ -357,29 +384,3 @@ class QueueReaders:
         self._fan_outs.clear()
         for number in self.next:
             self._tail.unfollow(Partition(self.queue.queue_id, number), self._certified)
-
-
-def _fitting(record: Record, offsets: list[int]) -> int:
-    """How many of these messages one push holds; one at least."""
-    if len(record.payload) <= limits.PUSH_BYTES_MAX:
-        return len(offsets)
-    size = count = 0
-    for offset in offsets:
-        size += record.header.sizes[offset - record.first]
-        if count and size > limits.PUSH_BYTES_MAX:
-            break
-        count += 1
-    return count
-
-
-def _pieces(record: Record) -> Pieces:
-    """A record cut into pushes."""
-    pieces: Pieces = []
-    first = record.first
-    while first <= record.last:
-        last = min(
-            record.bytes_until(first, limits.PUSH_BYTES_MAX), first + limits.PUSH_MESSAGES_MAX - 1
-        )
-        pieces.append((first, last))
-        first = last + 1
-    return pieces

@@ -1,0 +1,107 @@
+"""Readers where the tail, the storage and their credit do not agree: nothing is left out in silence
+(P10), and who has stalled costs the others nothing (P9)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gateway.queue_readers import QueueReaders, Reader
+from gateway.spans import Stages
+from gateway.tail import Tail
+from metadata.catalog import Queue
+from push.ports import Partition
+from push.record import Record
+from tests.histories.house import House, Session, eventually, numbered
+
+STAGES = Stages(0, 0, 0)
+
+
+@dataclass
+class Second:
+    """A second gateway over the same storage, which knows of a record what a test tells it."""
+
+    house: House
+    queue: Queue
+    tail: Tail
+    readers: QueueReaders
+
+    async def publish(self, count: int, first: int = 0) -> tuple[Partition, Record]:
+        """Through the first gateway: in the storage, certified, unknown to our tail."""
+        await self.house.publish(self.queue, numbered(count, first=first))
+        partition = Partition(self.queue.queue_id, 0)
+        read = await self.house.broker.storage.read(partition, first, 1)
+        return partition, read.records[0]
+
+    def read(self, credit: int, hashes: frozenset[int] | None = None) -> tuple[Session, Reader]:
+        """A reader from the start."""
+        session = Session("reader")
+        reader = Reader(self.readers, session, 1, hashes)
+        reader.credit.grant(credit)
+        reader.behind = {0: 0}
+        self.readers.add(reader)
+        reader.pump()
+        return session, reader
+
+    def appended(self, partition: Partition, record: Record) -> None:
+        """The news of it comes."""
+        self.tail.appended(partition, record, STAGES, record.last + 1)
+
+
+@pytest.fixture
+async def second(tmp_path: Path) -> AsyncIterator[Second]:
+    house = House(tmp_path, "memory")
+    await house.open()
+    queue = await house.queue(retention_s=3600)
+    tail = Tail(house.broker.storage)
+    states = await house.broker.storage.partitions(queue.queue_id)
+    readers = QueueReaders(tail, queue, states, lambda: None)
+    yield Second(house, queue, tail, readers)
+    readers.close()
+    await house.stop()
+
+
+@pytest.mark.parametrize("is_filtered", [False, True], ids=["all keys", "some keys"])
+async def test_credit_that_ends_within_a_record_ahead_of_the_news_skips_nothing(
+    second: Second, is_filtered: bool
+) -> None:
+    """The reader has a part of a record before the gateway hears that it is certified."""
+    second.appended(*await second.publish(1))
+    partition, record = await second.publish(4, first=1)
+    hashes = frozenset(record.header.key_hashes) if is_filtered else None
+    session, reader = second.read(3, hashes)
+    assert await session.get(3) == [0, 1, 2]
+    await eventually(lambda: not reader.behind)
+    second.appended(partition, record)
+    reader.grant(10)
+    assert await session.get(5) == [0, 1, 2, 3, 4]
+
+
+async def test_a_certified_end_without_its_record_skips_nothing_on_its_way(second: Second) -> None:
+    """The news of the second record comes without it, while the first waits to go out."""
+    session, reader = second.read(10)
+    await eventually(lambda: not reader.behind)
+    partition, one = await second.publish(2)
+    await second.publish(2, first=2)
+    second.appended(partition, one)
+    second.tail.certified(partition, 4)
+    assert await session.get(4) == [0, 1, 2, 3]
+
+
+async def test_a_stalled_reader_is_asked_again_by_its_credit_alone(second: Second) -> None:
+    """P9: a record is not even shown to who is behind everywhere; P10: it misses nothing."""
+    session, reader = second.read(1)
+    await eventually(lambda: not reader.behind)
+    for first in range(4):
+        second.appended(*await second.publish(1, first=first))
+        await asyncio.sleep(0)
+    assert await session.get(1) == [0]
+    assert not second.readers._plain
+    reader.grant(10)
+    assert await session.get(4) == [0, 1, 2, 3]
+    await eventually(lambda: not reader.behind)
+    second.appended(*await second.publish(1, first=4))
+    assert await session.get(5) == [0, 1, 2, 3, 4]
+    reader.close()
