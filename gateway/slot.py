@@ -152,10 +152,15 @@ class Slot:
         return given
 
     async def _load_side(self, key: int, after: int) -> None:
-        offsets = await self._context.storage.read_side(
-            self.place, key, after, limits.LINE_WINDOW_MAX
-        )
-        self.delivery.waiting.side_loaded(key, offsets, asyncio.get_running_loop().time())
+        loop = asyncio.get_running_loop()
+        try:
+            offsets = await self._context.storage.read_side(
+                self.place, key, after, limits.SIDE_LOAD_MAX
+            )
+        except TocsinError:
+            self.delivery.waiting.side_not_loaded(key, loop.time())
+            raise
+        self.delivery.waiting.side_loaded(key, offsets, loop.time())
 
     def _send(self, record: Record, out: GiveOut, stages: Stages | None, now: float) -> None:
         if self._at_most_once:

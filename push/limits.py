@@ -98,6 +98,9 @@ READ_BYTES_MAX: Final = 1_048_576
 """One read from storage; at least one record."""
 LINE_WINDOW_MAX: Final = 256
 """A key that recovers has 1, 2, 4 … messages in flight, up to this, until its line is empty."""
+SIDE_LOAD_MAX: Final = 16
+"""Offsets of a side line read at a time: many lines may be read at once, and what is read is held
+in memory."""
 FINISHED_PUSHES_MAX: Final = 1024
 """Settled pushes whose extent is remembered: a repeated ack is told from an invented one."""
 PULL_MESSAGES_MAX: Final = 1000
