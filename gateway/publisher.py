@@ -14,12 +14,12 @@ from typing import Final
 from gateway.routing import (
     Answer,
     OpenRecord,
-    Outcome,
     Route,
     Run,
     expires_unix_ms,
     id_digest,
     is_full,
+    outcome_at,
     overflow_bounds,
     piece_end,
 )
@@ -29,7 +29,7 @@ from metadata.catalog import Queue
 from push import limits
 from push.errors import Refused, TocsinError, Unknown
 from push.message import Message, check_message, encode_message
-from push.ports import Append, Appended, NotStored, Partition, Storage, Stored
+from push.ports import Append, Appended, Partition, Storage
 from push.record import Header, Record
 from push.sending import SendingOrder
 
@@ -185,6 +185,9 @@ class Publisher:
                 record = None
             if record is None:
                 record = self._open[partition] = OpenRecord(route, now_ms)
+            if count == 1 and not run.marks:  # by far the most common where frames are small
+                self._add_one(record, run)
+                return
             last = count if size <= limits.RECORD_BYTES_MAX else piece_end(run.encoded, first)
             last = min(last, first + limits.RECORD_MESSAGES_MAX - len(record.builder))
             indexes = run.indexes[first:last] if last - first < count else run.indexes
@@ -204,6 +207,16 @@ class Publisher:
                     record.builder.mark(begin + place - first, digest, expires)
             record.runs.append((run.answer, indexes))
             first = last
+
+    def _add_one(self, record: OpenRecord, run: Run) -> None:
+        builder = record.builder
+        if run.context is None:
+            builder.no_context()
+            builder.add(run.encoded[0], run.hashes[0])
+        else:
+            builder.context(*run.context)
+            builder.add(run.encoded[0], run.hashes[0], run.sequence + run.indexes[0])
+        record.runs.append((run.answer, run.indexes))
 
     def _route(self, queue: Queue) -> Route:
         route = self._routes.get(queue.queue_id)
@@ -367,7 +380,7 @@ class Publisher:
                     offset += 1
             else:
                 for index in indexes:
-                    outcomes[index] = _outcome(number, result.outcomes[place])
+                    outcomes[index] = outcome_at(number, result.outcomes[place])
                     place += 1
             answer.generation = result.generation
             answer.durability = durability
@@ -382,9 +395,3 @@ class Publisher:
 
 
 UNKNOWN: Final = Unknown("no answer yet")
-
-
-def _outcome(number: int, outcome: Stored | NotStored) -> Outcome:
-    if isinstance(outcome, Stored):
-        return (number, outcome.offset, outcome.duplicate)
-    return Refused(outcome.code)

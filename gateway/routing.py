@@ -11,9 +11,9 @@ from typing import Final
 
 from metadata.catalog import Queue
 from push import limits
-from push.errors import TocsinError
+from push.errors import Refused, TocsinError
 from push.message import Message
-from push.ports import Partition
+from push.ports import NotStored, Partition, Stored
 from push.record import RecordBuilder
 from push.ring import Ring, key_hash
 
@@ -165,3 +165,10 @@ def expires_unix_ms(message: Message, queue_ttl_s: float | None, now_ms: float) 
     """When it expires: the earlier of its own and the queue's TTL; 0: never."""
     ttls = [ttl for ttl in (message.ttl_s, queue_ttl_s) if ttl is not None]
     return int(now_ms + min(ttls) * 1000) if ttls else 0
+
+
+def outcome_at(number: int, outcome: Stored | NotStored) -> Outcome:
+    """What storage said of a message of this partition, as an outcome."""
+    if isinstance(outcome, Stored):
+        return (number, outcome.offset, outcome.duplicate)
+    return Refused(outcome.code)
