@@ -94,7 +94,7 @@ class Crew:
         while sum(producer.unanswered for producer in self.producers):
             await self._until(deadline, "the producers got no answers")
         self.field.delivered_at = time.monotonic()
-        # An ack whose answer a kill swallowed may count: then only the broker knows that all is done.
+        # An ack whose answer a kill swallowed may count: only the broker knows that all is done.
         while self.field.missing and time.monotonic() - self.field.delivered_at < QUIET_S:
             if time.monotonic() - self.field.delivered_at > REST_S and await self._lag() == 0:
                 break

@@ -177,7 +177,7 @@ class Judge:
                 self._confirmed(event)
             case Revoked():
                 for name in event.by:
-                    self._return(name)
+                    self._revoked(name)
 
     # --- publishing
 
@@ -267,7 +267,8 @@ class Judge:
                     f"{_where(earlier.event)}{', returned' if earlier.returned else ''}",
                 )
         for offset in key.acked:
-            if offset < event.offset and key.given[offset].event.stream != event.stream:
+            earlier = key.given[offset]
+            if offset < event.offset and (earlier.event.stream != event.stream or earlier.returned):
                 key.suspects[offset] = event
 
     def _again(self, key: _Key, before: _Given, event: Delivered, message: _Message) -> None:
@@ -315,6 +316,16 @@ class Judge:
                 key.given[offset].confirmed = True
                 key.acked.discard(offset)
                 key.open.discard(offset)
+
+    def _revoked(self, name: str) -> None:
+        """As _return; but an ack that is on its way may count all the same (R21): its answer, or a
+        redelivery, will tell."""
+        if name in self._deliveries:
+            key, offset = self._deliveries[name]
+            if offset in key.acked and key.given[offset].event.by == name:
+                key.given[offset].returned = True
+            else:
+                self._return(name)
 
     def _return(self, name: str) -> None:
         """This delivery has ended unsettled; its message awaits a retry, or has had it."""

@@ -18,6 +18,9 @@ from loadtests.field import GROUP, QUEUE, ClientFailed, Field, identity, message
 WINDOW: Final = 1500
 """Unanswered messages of a producer; the protocol allows 10,000."""
 FRAME_MESSAGES_MAX: Final = 60
+RATES_PER_S: Final = (300, 1500, 9000)
+"""Of a producer, drawn at each connect: idle, busy, and more than the consumers can take."""
+PACE_S: Final = 0.005
 AGAIN_DELAY_S: Final = 0.02
 RECONNECT_S: Final = 0.05
 CREDIT: Final = 400
@@ -148,6 +151,9 @@ class SurvivingProducer(Survivor):
         self._in_flight: dict[int, range] = {}
         self._again = False
         self._welcome = False
+        self._rate_per_s = 0
+        self._allowed = 0.0
+        self._pacing: asyncio.TimerHandle | None = None
 
     @property
     def in_flight(self) -> int:
@@ -160,6 +166,7 @@ class SurvivingProducer(Survivor):
         return len(self._unanswered)
 
     def _connected(self) -> None:
+        self._rate_per_s = self.field.random.choice(RATES_PER_S)
         self.send(_ENCODE({"type": "hello", "producer": self.name, "client": self.name}))
 
     def _lost(self) -> None:
@@ -214,13 +221,21 @@ class SurvivingProducer(Survivor):
 
     def _fill(self) -> None:
         random = self.field.random
-        while self.field.producing and self._next - self._resolved() < WINDOW:
+        if self._pacing is None and self.field.producing:
+            self._pacing = asyncio.get_running_loop().call_later(PACE_S, self._pace)
+        while self.field.producing and self._allowed > 0 and self._next - self._resolved() < WINDOW:
             count = random.randint(1, FRAME_MESSAGES_MAX)
+            self._allowed -= count
             sequences = list(range(self._next, self._next + count))
             for sequence in sequences:
                 self._unanswered[sequence] = message(self._number, sequence, random)
             self._next += count
             self._publish(sequences)
+
+    def _pace(self) -> None:
+        self._pacing = None
+        self._allowed = min(self._allowed + self._rate_per_s * PACE_S, FRAME_MESSAGES_MAX)
+        self._turn()
 
     def _resolved(self) -> int:
         return next(iter(self._unanswered), self._next)  # they stand in order

@@ -259,6 +259,17 @@ def test_later_message_after_revoked_is_overtaking(log: Log) -> None:
     assert flagged(log) == {"overtaken": 1}
 
 
+def test_ack_that_crosses_its_revocation_may_count_all_the_same(log: Log) -> None:
+    log.stored(0, "a", "b")
+    log.push(2, 0, "a")
+    log.ack(2, 0, 1, 1, 0, 0, confirm=False)
+    log.line(2, "in", {"type": "revoked", "subscription": 1, "deliveries": [[0, 1, 1, 0, 0]]})
+    log.push(2, 1, "b", push=2)
+    assert flagged(log) == {}
+    log.push(2, 0, "a", push=3)  # it did not count: b should have waited
+    assert flagged(log) == {"overtaken": 1}
+
+
 def test_later_message_on_another_socket_while_an_earlier_is_open_is_overtaking(log: Log) -> None:
     log.consumer(3)
     log.stored(0, "a", "b")
