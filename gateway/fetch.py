@@ -6,6 +6,7 @@ Reads happen in the background; `wake` is called when something has come.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from itertools import count
 from typing import Any, Final
 
 from gateway.spans import Stages
@@ -32,6 +33,8 @@ class Fetch:
         self._current: tuple[Record, Stages | None] | None = None
         self._lines: dict[int, Record | None] = {}
         self._jobs: dict[str, asyncio.Task[None]] = {}
+        self.next_number = count().__next__
+        """Makes names of jobs that are asked for once and must run."""
         self.nothing_until = 0
         """A read found that nothing is retained below this offset."""
 
@@ -86,7 +89,11 @@ class Fetch:
             self._lines[offset] = record if holds else None
 
     def job(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Do this in the background, one of a name at a time, and wake the slot after it."""
+        """Do this in the background, one of a name at a time, and wake the slot after it.
+
+        A job that has just finished still counts: who must not be passed over uses a name of its
+        own, see `next_number`.
+        """
         if name in self._jobs:
             work.close()
             return

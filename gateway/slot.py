@@ -135,7 +135,7 @@ class Slot:
         delivery, given = self.delivery, 0
         delivery.plan_retries(credit, now=now)
         for key, after in delivery.waiting.side_wanted():
-            self._fetch.job(f"side {key}", self._load_side(key, after))
+            self._fetch.job(f"side {self._fetch.next_number()}", self._load_side(key, after))
         giveable = delivery.giveable
         while giveable and given < credit:
             key, offset = giveable[0]
