@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-from loadtests.server import Server
+from loadtests.server import SERVE, Server
 
 Frame = dict[str, Any]
 WAIT_S = 10.0
@@ -21,9 +21,9 @@ UNEXPECTED = re.compile(rb"Traceback|ERROR|CRITICAL|unexpected|exception", re.IG
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Server]:
-    """A broker process; at its end its log must hold nothing unexpected."""
-    server = Server(folder / "data")
+def running(folder: Path, *flags: str) -> Iterator[Server]:
+    """A broker process with these flags; at its end its log must hold nothing unexpected."""
+    server = Server(folder / "data", command=[*SERVE, *flags])
     server.spawn()
     try:
         server.wait_ready()
