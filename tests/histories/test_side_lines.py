@@ -2,9 +2,12 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 from gateway.consumer import Consumer
 from push import limits
+from push.ports import GroupPartition
+from storage.memory import MemoryStorage
 from tests.histories.house import House, Session, numbered
 
 COUNT = 3 * limits.HELD_PER_PARTITION_MAX
@@ -38,9 +41,12 @@ class Prompt(Session):
 async def test_a_long_side_line_is_given_to_its_end_in_order(house: House) -> None:
     """R18, P3: what a backoff holds up goes aside; afterwards all of it comes, each once, in
     order, however the reads of the side line and the acks fall together."""
+    await _held_up_and_given(house, Prompt("prompt"))
+
+
+async def _held_up_and_given(house: House, session: Prompt) -> None:
     queue = await house.queue()
     group = await house.group(queue)
-    session = Prompt("prompt")
     await house.publish(queue, numbered(1))
     _, session.consumer = await house.subscribe(queue, group, credit=10_000, session=session)
     await session.until(lambda: session.has_nacked)
@@ -48,3 +54,31 @@ async def test_a_long_side_line_is_given_to_its_end_in_order(house: House) -> No
         await house.publish(queue, numbered(min(64, COUNT - first), first=first))
     await session.until(lambda: len(session.bodies) >= COUNT + 1)
     assert session.bodies == [0, *range(COUNT)]
+
+
+class Eager(MemoryStorage):
+    """Lets the consumer be pumped between the end of a side line's read and the news of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.session: Prompt | None = None
+
+    async def read_side(
+        self, place: GroupPartition, key_hash: int, after: int, count_max: int
+    ) -> tuple[int, ...]:
+        offsets = await super().read_side(place, key_hash, after, count_max)
+        if self.session is not None and self.session.consumer is not None:
+            self.session.consumer.pump()
+        return offsets
+
+
+async def test_the_next_part_is_read_though_the_last_read_has_only_just_ended(
+    tmp_path: Path,
+) -> None:
+    """R18: a pump that comes between a read and its end asks for the next part: it is read."""
+    house = House(tmp_path, "memory")
+    storage = house.memory = Eager()
+    await house.open()
+    storage.session = Prompt("prompt")
+    await _held_up_and_given(house, storage.session)
+    await house.stop()
