@@ -19,7 +19,7 @@ class Prompt(Session):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.consumer: Consumer | None = None
-        self.has_nacked = False
+        self.nacked = asyncio.Event()
 
     def send(self, frame: bytes) -> None:
         super().send(frame)
@@ -31,8 +31,8 @@ class Prompt(Session):
         assert self.consumer is not None
         place = [push["partition"], push["epoch"], push["push"]]
         first, count = push["offset"], len(push["messages"])  # type: ignore[arg-type]
-        if first == 0 and not self.has_nacked:
-            self.has_nacked = True
+        if first == 0 and not self.nacked.is_set():
+            self.nacked.set()
             self.consumer.nack([[*place, 0, 0]], 0.2, None)
         else:
             self.consumer.ack([[*place, first, first + count - 1]], [], None)
@@ -49,7 +49,7 @@ async def _held_up_and_given(house: House, session: Prompt) -> None:
     group = await house.group(queue)
     await house.publish(queue, numbered(1))
     _, session.consumer = await house.subscribe(queue, group, credit=10_000, session=session)
-    await session.until(lambda: session.has_nacked)
+    await session.nacked.wait()
     for first in range(1, COUNT, 64):
         await house.publish(queue, numbered(min(64, COUNT - first), first=first))
     await session.until(lambda: len(session.bodies) >= COUNT + 1)
