@@ -71,7 +71,8 @@ class Field:
         """Acknowledged to its producer, its ack not confirmed to a consumer."""
         self.delivered_at = 0.0
         """When something was delivered last, monotonic seconds."""
-        self.given = {"ws": 0, "pull": 0}
+        self.consumed = {"ws": 0, "pull": 0}
+        """Confirmed acks, by the way they went."""
         self._settled: set[int] = set()
 
     def stored(self, identity: int) -> None:
@@ -80,14 +81,14 @@ class Field:
         if identity not in self._settled:
             self.missing.add(identity)
 
-    def settled(self, identity: int) -> None:
+    def settled(self, via: str, identity: int) -> None:
         """A consumer's ack was confirmed."""
+        self.consumed[via] += 1
         self._settled.add(identity)
         self.missing.discard(identity)
 
-    def was_given(self, via: str, messages: int) -> None:
+    def was_given(self, messages: int) -> None:
         """A consumer was given messages."""
-        self.given[via] += messages
         if messages:
             self.delivered_at = time.monotonic()
 

@@ -35,6 +35,7 @@ class KillReport:
     """At the kill producers had messages on the way, unanswered."""
     acknowledged: int = 0
     pulled_share: float = 0.0
+    """Of all confirmed acks."""
     recovery_s_max: float = 0.0
     group_with_missing: object = None
     """What the broker said of the group when messages were still missing and none came any more."""
@@ -93,7 +94,7 @@ async def kill_cycles(
         await crew.leave()
         server.kill()
     report.acknowledged = field.acknowledged
-    report.pulled_share = round(field.given["pull"] / max(1, sum(field.given.values())), 3)
+    report.pulled_share = round(field.consumed["pull"] / max(1, sum(field.consumed.values())), 3)
     progress(f"judging {log.stat().st_size / 1e6:,.0f} MB of frames")
     report.verdict = judge_log(log)
     shutil.rmtree(folder, ignore_errors=True)

@@ -70,7 +70,7 @@ class Puller:
         if answer is None:
             return
         messages = _PULL.decode(answer).messages
-        self._field.was_given("pull", len(messages))
+        self._field.was_given(len(messages))
         random = self._field.random
         lines: dict[str, list[_Pulled]] = {}
         for one in messages:
@@ -99,4 +99,4 @@ class Puller:
         stale = set(_SETTLED.decode(answer).stale)
         for one in part:
             if one.receipt not in stale:
-                self._field.settled(identity(bytes(one.body)))
+                self._field.settled("pull", identity(bytes(one.body)))

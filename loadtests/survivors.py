@@ -279,7 +279,7 @@ class SurvivingConsumer(Survivor):
 
     def _received(self, frame: _Received) -> None:
         if frame.type == "push":
-            self.field.was_given("ws", len(frame.messages))
+            self.field.was_given(len(frame.messages))
             for offset, one in enumerate(frame.messages, frame.offset):
                 place = (frame.partition, frame.epoch, frame.push, offset)
                 self._open[place] = identity(bytes(one.body))
@@ -291,7 +291,7 @@ class SurvivingConsumer(Survivor):
             stale = {*places(frame.stale), *places(frame.not_delivered)}
             for place, number in self._acks.pop(frame.ref).items():
                 if place not in stale:
-                    self.field.settled(number)
+                    self.field.settled("ws", number)
         elif frame.type == "error" and not frame.retry:
             raise ClientFailed(f"{frame.code}: {frame.detail}")
 
