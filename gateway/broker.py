@@ -9,6 +9,7 @@ import msgspec
 from gateway.config import Config
 from gateway.dead_letters import DeadLetters
 from gateway.deadlines import Deadlines
+from gateway.expiry import Expiry
 from gateway.flusher import Flusher
 from gateway.groups import Groups
 from gateway.janitor import Janitor
@@ -65,7 +66,13 @@ class Broker:
         self.groups = Groups(context, metadata)
         self.readers = Readers(storage, self.tail)
         self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")))
-        self.janitor = Janitor(storage, metadata, Overflow(context, self.groups, metadata))
+        self.janitor = Janitor(
+            storage,
+            metadata,
+            Overflow(context, self.groups, metadata),
+            Expiry(self.groups, metadata, self.delete_group),
+        )
+        self.flusher.on_written = self.janitor.touched
         self.drain_sessions: Callable[[], Awaitable[None]] | None = None
         """Sends the sessions elsewhere; set by whoever has sessions."""
 
@@ -152,11 +159,17 @@ class Broker:
 
     def _changed(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
         self.groups.changed(queue, group, deleted=deleted)
+        if deleted and group is not None:
+            self._touch(queue)  # what only this group had not settled may go
         if deleted and group is None:
             self.readers.queue_deleted(queue.queue_id)
             self.publisher.forget_queue(queue.queue_id)
             for number in queue.members:
                 self.tail.forget(Partition(queue.queue_id, number))
+
+    def _touch(self, queue: Queue) -> None:
+        for number in queue.members:
+            self.janitor.touched(Partition(queue.queue_id, number))
 
     async def drain(self) -> None:
         """Tell every session when to come back, answer waiting pulls, let deliveries settle."""
@@ -284,6 +297,7 @@ class Broker:
         else:
             starts = await self._starts(queue, to)
         await self.storage.seek(group.group_id, queue.queue_id, starts)
+        self._touch(queue)
         runtime = self.groups.runtimes.get(group.group_id)
         if runtime is not None:
             runtime.fence()

@@ -7,10 +7,11 @@ of acks become one row. Storage puts the writes into the group commit that is ne
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from push.errors import TocsinError
-from push.ports import CursorWrite, Storage, Written
+from push.ports import CursorWrite, Partition, Storage, Written
 
 FLUSH_AFTER_S: Final = 0.02
 """What a crash may make come again, of acks that nobody asked to be confirmed."""
@@ -42,6 +43,8 @@ class Flusher:
         self._timer: asyncio.TimerHandle | None = None
         self._soon: asyncio.Handle | None = None
         self._flushes: set[asyncio.Task[None]] = set()
+        self.on_written: Callable[[Partition], None] = lambda _: None
+        """Called with each partition of which something was settled: there may be room now."""
 
     def mark(self, writer: Writer, *, urgent: bool = False) -> None:
         """It has something to write; `urgent`: somebody waits for it."""
@@ -84,18 +87,12 @@ class Flusher:
                 if error.code.retry:
                     loop.call_later(RETRY_AFTER_S, self.mark, writer)
             return
-        for (writer, _), answer in zip(taken, answers, strict=True):
+        for (writer, write), answer in zip(taken, answers, strict=True):
             if answer.fenced:
                 writer.fenced()
             else:
+                self.on_written(write.place.partition)
                 writer.written(answer)
-
-    async def write_now(self, writer: Writer) -> None:
-        """Write until the writer has nothing left and nothing is under way."""
-        while writer in self._dirty or self._flushes:
-            self._flush()
-            if self._flushes:
-                await asyncio.wait(self._flushes)
 
     async def drain(self) -> None:
         """Write everything that is dirty."""

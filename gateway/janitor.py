@@ -1,13 +1,14 @@
 """The janitor: deletes what nobody needs any more, a little at a time (R12, R31).
 
 Looks at partitions that were appended to or settled since it looked last, and now and then at all,
-because retention passes without anything happening.
+because retention passes without anything happening, and groups are abandoned.
 """
 
 import asyncio
 import logging
 from typing import Final
 
+from gateway.expiry import Expiry
 from gateway.overflow import Overflow
 from metadata.catalog import Principal
 from metadata.client import Metadata
@@ -23,10 +24,13 @@ ALL_EVERY: Final = 60
 class Janitor:
     """Trims in the background."""
 
-    def __init__(self, storage: Storage, metadata: Metadata, overflow: Overflow) -> None:
+    def __init__(
+        self, storage: Storage, metadata: Metadata, overflow: Overflow, expiry: Expiry
+    ) -> None:
         self._storage = storage
         self._metadata = metadata
         self._overflow = overflow
+        self._expiry = expiry
         self._touched: set[Partition] = set()
         self._task: asyncio.Task[None] | None = None
 
@@ -49,9 +53,15 @@ class Janitor:
         while True:
             await asyncio.sleep(EVERY_S)
             rounds += 1
-            if rounds % ALL_EVERY == 0:
-                self._touched |= self._all()
-            await self.look()
+            try:
+                if rounds % ALL_EVERY == 0:
+                    self._touched |= self._all()
+                    await self._expiry.look(now=asyncio.get_running_loop().time())
+                await self.look()
+            except TocsinError as error:
+                logger.warning("a round was cut off: %s", error)
+            except Exception:
+                logger.exception("a round was cut off: unexpected")  # the next one still comes
 
     async def look(self) -> None:
         """One round over everything that was touched."""

@@ -4,6 +4,7 @@ A publish is cut into **runs**, the messages that go to one partition; the runs 
 that wait for the next commit fill the **open record** of that partition.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -17,6 +18,7 @@ from push.ports import NotStored, Partition, Stored
 from push.record import RecordBuilder
 from push.ring import Ring, key_hash
 
+logger = logging.getLogger("tocsin.publisher")
 ROUTES_MAX: Final = 100_000
 """Keys per queue whose hash and partition are remembered."""
 SPREAD_RUN: Final = 256
@@ -58,7 +60,10 @@ class Answer:
         self.remaining -= count
         if not self.remaining and self.done is not None:
             done, self.done = self.done, None
-            done(self)
+            try:
+                done(self)
+            except Exception:  # one producer's trouble must not cost the others their answers
+                logger.exception("an answer to a publish could not be given")
 
 
 class Run:

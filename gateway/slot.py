@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from gateway.fetch import Fetch
 from gateway.slot_context import Context, Owner
@@ -21,6 +22,9 @@ from push.leases import offsets_of
 from push.ports import CursorWrite, GroupPartition, Partition, Written
 from push.record import Record
 from push.waiting import DeadLetter
+
+BURY_AGAIN_S: Final = 1.0
+"""Between two tries to move a dead letter to a queue that does not take it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +212,7 @@ class Slot:
                     await self._context.move_dead_letter(self, dead, record)
                 break
             except TocsinError:
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(BURY_AGAIN_S)
         now = asyncio.get_running_loop().time()
         self.delivery.dead_lettered(dead.offset, now=now)
         self._after(now)

@@ -16,6 +16,7 @@ from gateway.config import Config
 from gateway.ports import BrokerPort
 from gateway.rest import Application
 from tests.gateway.plain_broker import PlainBroker
+from tests.histories.house import House
 
 BASE_URL = "http://127.0.0.1:8080"
 
@@ -49,3 +50,12 @@ async def http(application: Application) -> AsyncIterator[httpx2.AsyncClient]:
     transport = httpx2.ASGITransport(app=application)
     async with httpx2.AsyncClient(transport=transport, base_url=BASE_URL) as client:
         yield client
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    """The whole inside over the storage in memory, without sockets."""
+    house = House(tmp_path, "memory")
+    await house.open()
+    yield house
+    await house.stop()

@@ -1,0 +1,54 @@
+"""Abandoned groups end when their settings say so (`expires_s`), and never else (R11).
+
+A group is abandoned while it has no consumer; the time counts from when that was seen first, by
+this process. So a restart gives it its whole time again: it never ends too early.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from gateway.groups import Groups
+from metadata.catalog import Group, Principal, Queue
+from metadata.client import Metadata
+
+logger = logging.getLogger("tocsin.expiry")
+
+
+class Expiry:
+    """See the module. `delete` deletes a group with its cursors."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        metadata: Metadata,
+        delete: Callable[[Principal, Queue, str], Awaitable[None]],
+    ) -> None:
+        self._groups = groups
+        self._metadata = metadata
+        self._delete = delete
+        self._since: dict[str, float] = {}
+        """Group id → when it was seen abandoned first."""
+
+    async def look(self, *, now: float) -> None:
+        """Delete what has been abandoned for long enough; `now` in monotonic seconds."""
+        since, due = self._abandoned(now)
+        self._since = since
+        for queue, group in due:
+            logger.info("group %s of queue %s was abandoned: it ends", group.name, queue.name)
+            await self._delete(Principal(queue.holder, queue.tenant), queue, group.name)
+
+    def _abandoned(self, now: float) -> tuple[dict[str, float], list[tuple[Queue, Group]]]:
+        since: dict[str, float] = {}
+        due: list[tuple[Queue, Group]] = []
+        for queue in self._metadata.list_all_queues():
+            for group in self._metadata.list_groups(Principal(queue.holder, queue.tenant), queue):
+                expires_s = group.settings.expires_s
+                if expires_s is None:
+                    continue
+                runtime = self._groups.runtimes.get(group.group_id)
+                if runtime is not None and runtime.members:
+                    continue
+                first = since[group.group_id] = self._since.get(group.group_id, now)
+                if now - first >= expires_s:
+                    due.append((queue, group))
+        return since, due

@@ -1,0 +1,96 @@
+"""Dead letters: moved once, whatever happens in between."""
+
+import json
+from typing import Any
+
+import pytest
+
+from metadata.catalog import ANYBODY, QueueSettings
+from push.ports import Partition
+from push.waiting import DeadLetter
+from tests.histories.house import House, delivery, eventually, message
+
+
+async def exhausted(house: House, **settings: Any) -> None:
+    """One message that exhausts its only attempt."""
+    queue = await house.queue(attempts_max=1, **settings)
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message("dead", headers={f"h{n}": "x" for n in range(64)})])
+    ((place, _, _),) = await session.take(1)
+    consumer.nack(delivery(place), None, "no")
+
+
+def there(house: House, name: str) -> bool:
+    """Whether a queue is there."""
+    return any(queue.name == name for queue in house.broker.metadata.list_queues(ANYBODY))
+
+
+async def test_a_move_that_is_repeated_is_one_letter(house: House) -> None:
+    """R8: appended, then a crash before it was settled: the next owner moves it again."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    _, consumer = await house.subscribe(queue, group)
+    await eventually(lambda: consumer.slots)
+    await house.publish(queue, [message("dead")])
+    read = await house.broker.storage.read(Partition(queue.queue_id, 0), 0, 1)
+    (slot,) = consumer.slots.values()
+    for _ in range(3):
+        letter = DeadLetter(0, "exhausted", 5)
+        await house.broker.dead_letters.move(slot, letter, read.records[0])
+    session, _ = await house.read(house.find("orders.dead-letters"), start="earliest")
+    await house.publish(house.find("orders.dead-letters"), [message("mark")])
+    assert await session.get(2) == ["dead", "mark"]
+
+
+async def test_they_go_to_the_queue_that_the_setting_names(house: House) -> None:
+    """And with more headers than a client may give."""
+    await exhausted(house, dead_letter_queue="graveyard")
+    await eventually(lambda: there(house, "graveyard"))
+    await eventually(lambda: house.broker.dead_letters.moved_total == 1)
+    session, _ = await house.read(house.find("graveyard"), start="earliest")
+    await session.get(1)
+    (push,) = session.of_type("push")
+    headers = push["messages"][0]["headers"]
+    assert len(headers) == 64 + 8
+    assert headers["tocsin-dead-letter-nack"] == "no"
+
+
+@pytest.mark.parametrize("room", [0, 1])
+async def test_a_full_dead_letter_queue_holds_the_letter_back(
+    house: House, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P1: it is neither lost nor settled, and moves when there is room."""
+    monkeypatch.setattr("gateway.slot.BURY_AGAIN_S", 0.02)
+    dead, _ = await house.broker.create_queue(
+        ANYBODY, "orders.dead-letters", QueueSettings(partitions=1, messages_max=1)
+    )
+    if not room:
+        await house.publish(dead, [message("in the way")])
+    await exhausted(house)
+    queue = house.find()
+    if not room:
+        await eventually(lambda: house.broker.publisher.commits_total >= 4)
+        described = await house.broker.describe_queue(ANYBODY, "orders")
+        assert json.dumps(described["groups"]).count('"lag": 1') == 1
+        settings = QueueSettings(partitions=1, messages_max=2)
+        await house.broker.create_queue(ANYBODY, "orders.dead-letters", settings)
+    await eventually(lambda: house.broker.dead_letters.moved_total == 1)
+    await house.broker.flusher.drain()
+    group = house.broker.metadata.find_group(ANYBODY, queue, "billing")
+    assert await house.lag(queue, group) == 0
+
+
+async def test_the_dead_letters_of_dead_letters_are_parked(house: House) -> None:
+    """The queue that is made for them parks: letters do not wander from queue to queue."""
+    await exhausted(house)
+    await eventually(lambda: house.broker.dead_letters.moved_total == 1)
+    dead = house.find("orders.dead-letters")
+    group = await house.group(dead, "undertaker", attempts_max=1, backoff_s=0, backoff_max_s=0)
+    session, consumer = await house.subscribe(dead, group)
+    ((place, _, _),) = await session.take(1)
+    consumer.nack(delivery(place), None, None)
+    await house.broker.flusher.drain()
+    described = await house.broker.describe_group(ANYBODY, dead, "undertaker")
+    assert described["keys_parked"] == 1
+    assert not there(house, "orders.dead-letters.dead-letters")

@@ -1,0 +1,85 @@
+"""The flusher: cursor writes, gathered, repeated while their outcome is unknown."""
+
+import asyncio
+
+import pytest
+
+from gateway.consumer import Settled
+from metadata.catalog import ANYBODY
+from tests.histories.house import House, delivery, eventually, message, numbered
+
+
+async def test_acks_of_one_moment_are_one_write(house: House) -> None:
+    """Thousands of acks, a few writes."""
+    queue = await house.queue(partitions=4)
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message(n, f"k{n}") for n in range(400)])
+    writes = 0
+    storage = house.memory
+    original = storage.write_cursors
+
+    async def counted(changes: object) -> object:
+        nonlocal writes
+        writes += 1
+        return await original(changes)  # type: ignore[arg-type]
+
+    storage.write_cursors = counted  # type: ignore[assignment,method-assign]
+    for place, _, _ in await session.take(400):
+        consumer.ack(delivery(place), [], None)
+    await eventually(lambda: writes)
+    await house.broker.flusher.drain()
+    assert await house.lag(queue, group) == 0
+    assert writes <= 2
+
+
+@pytest.mark.parametrize("applied", [False, True])
+async def test_an_ack_is_confirmed_when_it_is_durable_and_not_before(
+    house: House, applied: bool
+) -> None:
+    """R21, R29: the first write's outcome is unknown: it is written again whole, then confirmed."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, numbered(2))
+    place, _ = (one[0] for one in await session.take(2))
+    house.memory.lose_next_answer(applied=applied)
+    answers: list[Settled] = []
+    consumer.ack(delivery(place), [], answers.append)
+    await eventually(lambda: not house.memory._lost_answers)
+    assert answers == []
+    await eventually(lambda: answers)
+    assert answers[0].durable
+    assert await house.lag(queue, group) == 1
+
+
+async def test_a_confirmed_ack_that_a_seek_overtakes_is_unknown(house: House) -> None:
+    """R21: settled here, fenced there: the client is told to ack again, not that it is done."""
+    queue = await house.queue(retention_s=60)
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, numbered(1))
+    ((place, _, _),) = await session.take(1)
+    answers: list[Settled] = []
+    seeking = asyncio.ensure_future(house.broker.seek_group(ANYBODY, queue, "billing", "earliest"))
+    await asyncio.sleep(0)  # the seek is in the storage, and its answer on the way
+    consumer.ack(delivery(place), [], answers.append)
+    await seeking
+    await eventually(lambda: answers)
+    assert (answers[0].settled, answers[0].durable) in [(1, False), (0, True)]
+    await session.take(2)
+    assert await house.lag(queue, group) == 1
+
+
+async def test_a_stop_writes_what_was_settled(house: House) -> None:
+    """P14: acks that nobody asked to be confirmed are not lost by an orderly end."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, numbered(3))
+    places = [place for place, _, _ in await session.take(3)]
+    consumer.ack(delivery(places[1]), [], None)
+    await house.broker.stop()
+    (at,) = house.memory._queues[queue.queue_id]
+    (cursor,) = at.cursors.values()
+    assert list(cursor.passed) == [(1, 1)]

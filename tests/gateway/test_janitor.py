@@ -1,0 +1,114 @@
+"""The janitor: what is settled goes, soon; abandoned groups go when they say so."""
+
+import asyncio
+
+import pytest
+
+from gateway import janitor
+from gateway.expiry import Expiry
+from metadata.catalog import ANYBODY
+from push.errors import Refused
+from tests.histories.house import House, delivery, eventually, numbered
+
+
+@pytest.fixture
+async def hasty(house: House, monkeypatch: pytest.MonkeyPatch) -> House:
+    """Its janitor looks a hundred times a second."""
+    monkeypatch.setattr(janitor, "EVERY_S", 0.01)
+    await house.broker.janitor.stop()
+    house.broker.janitor.start()
+    return house
+
+
+async def test_a_full_queue_has_room_soon_after_it_was_consumed(hasty: House) -> None:
+    """R12: settled, hence trimmed, hence taken again; nobody has to look at every partition."""
+    queue = await hasty.queue(messages_max=3)
+    group = await hasty.group(queue)
+    await hasty.publish(queue, numbered(3))
+    session, consumer = await hasty.subscribe(queue, group)
+    given = await session.take(3)
+    assert await hasty.publish(queue, numbered(1)) == ["queue_full"]
+    await asyncio.sleep(0.05)  # the look that the append called for is over
+    await hasty.confirm(consumer, [[*given[0][0], 2]])
+    memory = hasty.memory._queues[queue.queue_id][0]
+    await eventually(lambda: memory.log.messages == 0)
+    assert await hasty.publish(queue, numbered(1)) == [(0, 3, False)]
+
+
+@pytest.mark.parametrize("end", ["delete", "seek"])
+async def test_what_only_one_group_pinned_goes_with_it(hasty: House, end: str) -> None:
+    """R12: the group is deleted, or sent to the end."""
+    queue = await hasty.queue()
+    await hasty.group(queue)
+    other = await hasty.group(queue, "other")
+    await hasty.publish(queue, numbered(3))
+    session, consumer = await hasty.subscribe(queue, other)
+    given = await session.take(3)
+    await hasty.confirm(consumer, [[*given[0][0], 2]])
+    memory = hasty.memory._queues[queue.queue_id][0]
+    await asyncio.sleep(0.05)
+    assert memory.log.messages == 3
+    if end == "delete":
+        await hasty.broker.delete_group(ANYBODY, queue, "billing")
+    else:
+        await hasty.broker.seek_group(ANYBODY, queue, "billing", "latest")
+    await eventually(lambda: memory.log.messages == 0)
+
+
+async def test_a_round_that_fails_is_not_the_last(
+    hasty: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """P9: else nothing is ever deleted again."""
+    queue = await hasty.queue()
+    group = await hasty.group(queue)
+    session, consumer = await hasty.subscribe(queue, group)
+    await hasty.publish(queue, numbered(1))
+    ((place, _, _),) = await session.take(1)
+
+    async def broken(*_: object, **__: object) -> int:
+        monkeypatch.undo()
+        monkeypatch.setattr(janitor, "EVERY_S", 0.01)
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(hasty.memory, "trim", broken)
+    await hasty.confirm(consumer, delivery(place))
+    await eventually(lambda: "a round was cut off" in caplog.text)
+    hasty.broker.janitor.touched(place_of := next(iter(consumer.slots.values())).partition)
+    memory = hasty.memory._queues[place_of.queue_id][0]
+    await eventually(lambda: memory.log.messages == 0)
+
+
+async def test_an_abandoned_group_ends_only_if_its_setting_says_so(house: House) -> None:
+    """R11: after so long without a consumer, counted from when that was seen."""
+    queue = await house.queue()
+    await house.group(queue, "keeps")
+    await house.group(queue, "ends", expires_s=100)
+    expiry = Expiry(house.broker.groups, house.broker.metadata, house.broker.delete_group)
+    for now in (1000, 1099):
+        await expiry.look(now=now)
+    assert names(house) == ["ends", "keeps"]
+    await expiry.look(now=1100)
+    assert names(house) == ["keeps"]
+    with pytest.raises(Refused, match="group_not_found"):
+        house.broker.metadata.find_group(ANYBODY, queue, "ends")
+
+
+async def test_a_group_with_a_consumer_is_not_abandoned(house: House) -> None:
+    """R11: its time begins anew when the last one leaves."""
+    queue = await house.queue()
+    group = await house.group(queue, "ends", expires_s=100)
+    expiry = Expiry(house.broker.groups, house.broker.metadata, house.broker.delete_group)
+    await expiry.look(now=1000)
+    _, consumer = await house.subscribe(queue, group)
+    await expiry.look(now=1200)
+    consumer.leave()
+    await expiry.look(now=1300)
+    await expiry.look(now=1399)
+    assert names(house) == ["ends"]
+    await expiry.look(now=1400)
+    assert names(house) == []
+
+
+def names(house: House) -> list[str]:
+    """The queue's groups."""
+    return [group.name for group in house.broker.metadata.list_groups(ANYBODY, house.find())]

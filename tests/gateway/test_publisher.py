@@ -1,0 +1,162 @@
+"""The publisher: what becomes one record, one commit, one answer."""
+
+import asyncio
+import logging
+
+import pytest
+
+from gateway.routing import SPREAD_RUN, Answer
+from metadata.catalog import ANYBODY
+from push import limits
+from push.ports import Partition
+from tests.histories.house import House, codes, eventually, message, numbered
+
+ANN = b"producer-ann...."
+
+
+async def records(house: House, partition: int = 0) -> list[int]:
+    """How many messages each stored record of a partition has."""
+    place = Partition(house.find().queue_id, partition)
+    read = await house.broker.storage.read(place, 0, 1 << 40)
+    return [record.last - record.first + 1 for record in read.records]
+
+
+async def test_what_waits_in_one_turn_becomes_one_record(house: House) -> None:
+    """Group commit: of all producers, and without a timer."""
+    queue = await house.queue()
+    answers = [house.submit(queue, [message(n, f"k{n}")]) for n in range(50)]
+    assert [codes(await one) for one in answers] == [[(0, n, False)] for n in range(50)]
+    assert await records(house) == [50]
+    assert house.broker.publisher.commits_total == 1
+
+
+async def test_records_close_at_their_bounds(house: House) -> None:
+    """P9: by messages and by bytes; a larger single message is a record of its own."""
+    queue = await house.queue(message_bytes_max=limits.MESSAGE_BYTES_MAX_MAX)
+    small = numbered(limits.RECORD_MESSAGES_MAX - 10)
+    halves = [message("x" * (limits.RECORD_BYTES_MAX // 2)) for _ in range(3)]
+    whole = [message("x" * (limits.MESSAGE_BYTES_MAX_MAX - 2))]
+    answers = [house.submit(queue, batch) for batch in (small, small, halves, whole, small)]
+    total = 0
+    for answer in answers:
+        got = codes(await answer)
+        assert got == [(0, total + n, False) for n in range(len(got))]
+        total += len(got)
+    sizes = await records(house)
+    assert sum(sizes) == total
+    assert max(sizes) <= limits.RECORD_MESSAGES_MAX
+    place = Partition(queue.queue_id, 0)
+    for record in (await house.broker.storage.read(place, 0, 1 << 40)).records:
+        assert len(record.payload) <= limits.RECORD_BYTES_MAX or record.first == record.last
+
+
+async def test_nothing_is_pending_when_everything_is_answered(house: House) -> None:
+    """P9: the bound of what waits counts down as it counted up, refused ones included."""
+    queue = await house.queue(partitions=4, message_bytes_max=100, messages_max=40)
+    publisher = house.broker.publisher
+    batches = [
+        [message("x" * (n * 7 % 150), f"k{n}", id=str(n)) for n in range(first, first + 20)]
+        for first in range(0, 100, 20)
+    ]
+    answers = [house.submit(queue, batch) for batch in batches]
+    assert publisher.pending_messages > 0
+    for answer in answers:
+        assert len((await answer).outcomes) == 20
+    assert (publisher.pending_messages, publisher.pending_bytes) == (0, 0)
+
+
+async def test_too_much_that_waits_is_refused_and_later_taken(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9, P12: `overloaded` says when to try again; nothing of the refused publish is stored."""
+    queue = await house.queue()
+    monkeypatch.setattr(limits, "PENDING_MESSAGES_MAX", 10)
+    fits, too_many = house.submit(queue, numbered(8)), house.submit(queue, numbered(3))
+    refused = await too_many
+    assert codes(refused) == ["overloaded"] * 3
+    assert refused.outcomes[0].retry_after_s  # type: ignore[union-attr]
+    assert len(codes(await fits)) == 8
+    assert codes(await house.submit(queue, numbered(3))) == [(0, n, False) for n in (8, 9, 10)]
+
+
+async def test_an_empty_publish_is_answered(house: House) -> None:
+    """Once, like any other."""
+    queue = await house.queue()
+    assert await house.publish(queue, []) == []
+
+
+async def test_one_producer_s_trouble_costs_the_others_nothing(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    """P1: its answer cannot be given; those in the same commit get theirs."""
+    queue = await house.queue()
+
+    def broken(answer: Answer) -> None:
+        raise RuntimeError("gone")
+
+    house.broker.publisher.submit(queue, [message(0)], broken)
+    with caplog.at_level(logging.CRITICAL):
+        assert await house.publish(queue, [message(1)]) == [(0, 1, False)]
+    assert house.broker.publisher.pending_messages == 0
+
+
+async def test_a_drain_answers_everything(house: House) -> None:
+    """P14: also what is submitted while it drains."""
+    queue = await house.queue()
+    answers = [house.submit(queue, numbered(5))]
+    draining = asyncio.ensure_future(house.broker.publisher.drain())
+    await asyncio.sleep(0)
+    answers.append(house.submit(queue, numbered(5)))
+    await draining
+    assert all(answer.done() for answer in answers)
+
+
+async def test_the_cache_of_routes_holds_no_key_that_cannot_be(house: House) -> None:
+    """P9: a key of a megabyte is refused, not remembered."""
+    queue = await house.queue()
+    assert await house.publish(queue, [message(0, "k" * 1_000_000)]) == ["invalid_message"]
+    route = house.broker.publisher._routes[queue.queue_id]
+    assert all(len(key) <= limits.KEY_BYTES_MAX for key in route.keys)
+
+
+async def test_a_refused_key_that_cannot_be_holds_nothing_up(house: House) -> None:
+    """R7: nothing can be behind it."""
+    queue = await house.queue()
+    bad = message(0, "k" * 5000)
+    assert await house.publish(queue, [bad], producer=ANN, sequence=0) == ["invalid_message"]
+    assert await house.publish(queue, [message(1)], producer=ANN, sequence=1) == [(0, 0, False)]
+
+
+async def test_a_resend_may_be_cut_into_other_batches(house: House) -> None:
+    """P4: with and without keys, in one frame or many: each message is stored once."""
+    queue = await house.queue(partitions=5)
+    count = SPREAD_RUN + 50
+    messages = [message(n, None if n % 3 else f"k{n}") for n in range(count)]
+    first = await house.publish(queue, messages, producer=ANN, sequence=0)
+    again: list[object] = []
+    for start in range(0, count, 17):
+        again += await house.publish(
+            queue, messages[start : start + 17], producer=ANN, sequence=start
+        )
+    assert again == [(*place[:2], True) for place in first]
+
+
+async def test_what_is_resolved_frees_what_was_held_up(house: House) -> None:
+    """R7: a refused message that its producer gives up holds up nobody."""
+    queue = await house.queue(message_bytes_max=10)
+    large = message("far too long")
+    assert await house.publish(queue, [large], producer=ANN, sequence=0) == ["message_too_large"]
+    held = await house.publish(queue, [message(1)], producer=ANN, sequence=1)
+    assert held == ["out_of_sequence"]
+    freed = await house.publish(queue, [message(1)], producer=ANN, sequence=1, resolved=1)
+    assert freed == [(0, 0, False)]
+    assert not house.broker.publisher._orders
+
+
+async def test_the_routes_of_a_deleted_queue_are_forgotten(house: House) -> None:
+    """P9."""
+    queue = await house.queue()
+    await house.publish(queue, numbered(3))
+    await house.broker.delete_queue(ANYBODY, "orders")
+    assert not house.broker.publisher._routes
+    await eventually(lambda: not house.broker.tail.ends)

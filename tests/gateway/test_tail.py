@@ -1,0 +1,73 @@
+"""The tail: what is known of a log without asking the storage."""
+
+import asyncio
+
+import pytest
+
+from gateway.spans import Stages
+from gateway.tail import Tail
+from push.ports import Partition
+from push.record import Record, RecordBuilder
+from storage.memory import MemoryStorage
+from tests.contract.stores import append
+
+P = Partition("q-1", 0)
+STAGES = Stages(0, 0, 0)
+
+
+def record(first: int, size: int) -> Record:
+    """One message of so many bytes."""
+    builder = RecordBuilder()
+    builder.no_context()
+    builder.add(b"x" * size, 1)
+    _, payload, header = builder.close(
+        record_id=b"r" * 16, published_unix_ms=1, ring_epoch=1, tenant=0
+    )
+    return Record(first, header, payload)
+
+
+def test_the_cache_has_a_bound_and_the_oldest_go_first() -> None:
+    """P9: over all partitions together."""
+    tail = Tail(MemoryStorage(), bytes_max=250)
+    other = Partition("q-1", 1)
+    tail.follow(P, lambda _: None)
+    tail.follow(other, lambda _: None)
+    for offset in range(3):
+        tail.appended(P, record(offset, 60), STAGES, offset + 1)
+        tail.appended(other, record(offset, 60), STAGES, offset + 1)
+    kept = [(p, o) for p in (P, other) for o in range(3) if tail.get(p, o) is not None]
+    assert kept == [(P, 1), (P, 2), (other, 1), (other, 2)]
+
+
+def test_nothing_is_kept_that_nobody_follows() -> None:
+    """P9: but its end is known, for who begins to follow."""
+    tail = Tail(MemoryStorage())
+    tail.appended(P, record(0, 10), STAGES, 1)
+    assert tail.get(P, 0) is None
+    assert tail.ends[P] == 1
+
+
+@pytest.mark.parametrize("end", [0, 3])
+def test_followers_always_find_the_end_that_they_are_told_of(end: int) -> None:
+    """R10: also when an append stored nothing, in a partition that never had anything."""
+    tail = Tail(MemoryStorage())
+    told: list[int] = []
+    tail.follow(P, lambda partition: told.append(tail.ends[partition]))
+    tail.certified(P, end)
+    tail.certified(P, 1)
+    assert told == [end, max(end, 1)]
+
+
+async def test_equal_reads_that_overlap_are_made_once() -> None:
+    """And who gives up does not take the read from the others."""
+    storage = MemoryStorage()
+    await storage.create_queue("q-1", 1)
+    await storage.append([append(P, messages=3)])
+    tail = Tail(storage)
+    reads = [asyncio.ensure_future(tail.read(P, 0)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert len(tail._reads) == 1
+    reads[0].cancel()
+    answers = await asyncio.gather(*reads[1:])
+    assert answers[0] is answers[1]
+    assert not tail._reads
