@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from gateway.spans import Stages
 from gateway.tail import Tail
+from push import limits
 from push.errors import TocsinError
 from push.ports import Partition, Storage
 from push.record import Record
@@ -51,18 +52,31 @@ class Fetch:
             return current
         self._current = None
         while self._ahead and self._ahead[0].last < offset:
-            self._ahead.popleft()
+            self._take_ahead()
         if self._ahead:
-            self._current = (self._ahead.popleft(), None)
+            self._current = (self._take_ahead(), None)
         else:
             self._current = self._tail.get(self._partition, offset)
         if self._current is None and self.nothing_until <= offset:
             self.job("log", self._read_log(offset))
         return self._current
 
+    def _take_ahead(self) -> Record:
+        record = self._ahead.popleft()
+        self._tail.ahead_bytes -= len(record.payload)
+        return record
+
     async def _read_log(self, offset: int) -> None:
-        read = await self._tail.read(self._partition, offset)
+        tail = self._tail
+        is_ample = tail.ahead_bytes < limits.AHEAD_BYTES_MAX
+        bytes_max = limits.READ_BYTES_MAX if is_ample else limits.PUSH_BYTES_MAX
+        tail.ahead_bytes += bytes_max  # many slots may begin to read in one turn of the loop
+        try:
+            read = await tail.read(self._partition, offset, bytes_max)
+        finally:
+            tail.ahead_bytes -= bytes_max
         self._ahead.extend(read.records)
+        tail.ahead_bytes += sum(len(record.payload) for record in read.records)
         if not read.records:
             self.nothing_until = read.certified
 
@@ -117,3 +131,5 @@ class Fetch:
         """Stop reading; nothing is woken any more."""
         for task in list(self._jobs.values()):
             task.cancel()
+        while self._ahead:
+            self._take_ahead()

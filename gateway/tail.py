@@ -27,9 +27,11 @@ class Tail:
         self._records: dict[Partition, dict[int, tuple[Record, Stages]]] = {}
         self._order: deque[tuple[Partition, int]] = deque()
         self._followers: dict[Partition, list[Follower]] = {}
-        self._reads: dict[tuple[Partition, int], asyncio.Task[Read]] = {}
+        self._reads: dict[tuple[Partition, int, int], asyncio.Task[Read]] = {}
         self.ends: dict[Partition, int] = {}
         """Certified ends, of the partitions that were appended to or asked for."""
+        self.ahead_bytes = 0
+        """What slots have read, or are reading, and have not given out yet."""
 
     def appended(self, partition: Partition, record: Record, stages: Stages, end: int) -> None:
         """A record of this gateway was certified at its place: remember it, tell who follows."""
@@ -75,13 +77,15 @@ class Tail:
         records = self._records.get(partition)
         return records.get(offset) if records else None
 
-    async def read(self, partition: Partition, offset: int) -> Read:
+    async def read(
+        self, partition: Partition, offset: int, bytes_max: int = limits.READ_BYTES_MAX
+    ) -> Read:
         """Records from the one that holds `offset`, or the next there is, on; one read's worth."""
-        key = (partition, offset)
+        key = (partition, offset, bytes_max)
         task = self._reads.get(key)
         if task is None:
             task = asyncio.create_task(
-                self._storage.read(partition, offset, limits.READ_BYTES_MAX), name=f"read {key}"
+                self._storage.read(partition, offset, bytes_max), name=f"read {key}"
             )
             self._reads[key] = task
             task.add_done_callback(lambda _: self._reads.pop(key, None))

@@ -68,7 +68,6 @@ PUSH_BYTES_MAX: Final = 64 * 1024
 """A push holds at least one message, and no second one beyond this."""
 PUSH_MESSAGES_MAX: Final = 1024
 """Messages in one push: its ledger is a bit mask of that many bits."""
-READER_BYTES_AHEAD_MAX: Final = 1_048_576
 
 # --- Publishing --------------------------------------------------------------------------------
 IN_FLIGHT_PER_PRODUCER_MAX: Final = 10_000
@@ -96,6 +95,9 @@ TAIL_CACHE_BYTES_MAX: Final = 64 * 1_048_576
 """Certified records kept in memory so that who keeps up never reads the disk."""
 READ_BYTES_MAX: Final = 1_048_576
 """One read from storage; at least one record."""
+AHEAD_BYTES_MAX: Final = 32 * 1_048_576
+"""Read for consumers and not taken by them yet, all together; beyond it each reads no more than a
+push at a time. [A thousand consumers with a backlog stall, each with a whole read in hand.]"""
 LINE_WINDOW_MAX: Final = 256
 """A key that recovers has 1, 2, 4 … messages in flight, up to this, until its line is empty."""
 SIDE_LOAD_MAX: Final = 16
