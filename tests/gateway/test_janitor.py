@@ -84,8 +84,8 @@ async def test_an_abandoned_group_ends_only_if_its_setting_says_so(house: House)
     await house.group(queue, "keeps")
     await house.group(queue, "ends", expires_s=100)
     expiry = Expiry(house.broker.groups, house.broker.metadata, house.broker.delete_group)
-    for now in (1000, 1099):
-        await expiry.look(now=now)
+    for seen_at in (1000, 1099):
+        await expiry.look(now=seen_at)
     assert names(house) == ["ends", "keeps"]
     await expiry.look(now=1100)
     assert names(house) == ["keeps"]
