@@ -1,0 +1,78 @@
+"""`tocsin bench --json` against a broker of its own: every scenario ends, and says what it must.
+
+The figures themselves are the machine's; only `make bench` looks at them.
+"""
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from loadtests.bench import bench
+from loadtests.scenarios import SCENARIOS
+
+FIELDS = {
+    "scenario", "messages_per_s", "p50_ms", "p99_ms", "p999_ms", "server_cpu_us_per_message",
+    "conditions",
+}  # fmt: skip
+CONDITIONS = {
+    "python", "cpu_count", "body_bytes", "seconds", "storage", "versions", "date",
+}  # fmt: skip
+
+
+def run(*arguments: str) -> list[dict[str, object]]:
+    result = CliRunner().invoke(bench, ["--json", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_scenario_measures_and_cleans_up(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (line,) = run(
+        "--scenario", name, "--seconds", "0.5", "--connections", "40", "--backlog", "30000"
+    )
+    assert line.keys() >= FIELDS
+    assert line["scenario"] == name
+    conditions = line["conditions"]
+    assert isinstance(conditions, dict)
+    assert conditions.keys() >= CONDITIONS
+    if name == "idle":
+        assert line["kib_per_connection"] is not None
+    else:
+        assert isinstance(line["messages_per_s"], float)
+        assert line["messages_per_s"] > 0
+        assert line["server_cpu_us_per_message"] is not None
+    if name not in {"idle", "backlog"}:
+        assert isinstance(line["p50_ms"], float)
+        assert isinstance(line["p999_ms"], float)
+        assert 0 < line["p50_ms"] <= line["p999_ms"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pid_without_url_is_refused() -> None:
+    result = CliRunner().invoke(bench, ["--pid", "1"])
+    assert result.exit_code == 2
+    assert "--url" in result.output
+
+
+def test_nobody_at_the_url_is_a_sentence() -> None:
+    result = CliRunner().invoke(
+        bench, ["--url", "http://127.0.0.1:9", "--scenario", "single", "--seconds", "0.5"]
+    )
+    assert result.exit_code == 1
+    assert "Error:" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_table_for_people_has_a_line_for_each_scenario() -> None:
+    result = CliRunner().invoke(
+        bench, ["--scenario", "batch100", "--scenario", "single", "--seconds", "0.5"]
+    )
+    assert result.exit_code == 0, result.output
+    heads = [line.split()[0] for line in result.stdout.splitlines()]
+    assert heads == ["scenario", "batch100", "single"]
