@@ -167,7 +167,7 @@ def _conditions(figures: Figures, run: Bench) -> dict[str, object]:
         "keys": run.shape.keys,
         "seconds": run.seconds,
         **figures.conditions,
-        "durability": run.durability or None,
+        "durability": run.durability,
         "storage": _storage(run),
         "versions": versions | {"sqlite": sqlite3.sqlite_version},
         "load_generator": "same machine",

@@ -292,9 +292,7 @@ class Judge:
 
     def _acked(self, event: Acked) -> None:
         self._pending[event.ref] = event
-        if event.returned:
-            return
-        for name in event.by:
+        for name in () if event.returned else event.by:
             if name not in self._deliveries:
                 continue  # confirmed before, or never given to us: its answer will say so
             key, offset = self._deliveries[name]

@@ -48,7 +48,7 @@ class Bench:
     progress: Callable[[str], None]
     shape: Shape = field(default_factory=Shape)
     random: Random = field(default_factory=lambda: Random(1))
-    durability: str = ""
+    durability: object = None
 
     def cpu_s(self) -> float:
         """The server's CPU time so far."""
@@ -173,7 +173,7 @@ class Line:
 
     def note(self, figures: Figures) -> Figures:
         """Add what all lines have to say."""
-        self._bench.durability = self.producers[0].durability.decode().strip("{},")
+        self._bench.durability = self.producers[0].durability
         figures.more["redelivered"] = sum(c.redelivered for c in self.consumers)
         figures.conditions |= {
             "producers": len(self.producers),

@@ -189,7 +189,8 @@ class Producer(Client):
         """In messages."""
         self.answered = 0
         self.on_answers: Callable[[], None] | None = None
-        self.durability = b""
+        self.durability: object = None
+        """What the broker's receipts say of themselves."""
         blocks = max(16, 2048 // messages_per_frame)
         self._blocks = [shape.block(messages_per_frame, random) for _ in range(blocks)]
         self._sequence = 0
@@ -222,8 +223,8 @@ class Producer(Client):
             return
         if b'"code":' in data:  # an error among the receipts
             self._fail(f"a publish of {self.name} was refused: {data[:400]!r}")
-        if not self.durability and (place := data.find(b'"durability"')) >= 0:
-            self.durability = data[place:]
+        if self.durability is None:
+            self.durability = msgspec.json.decode(data).get("durability")
         del self._sequences[ref]
         self.unanswered -= self.messages_per_frame
         self.answered += self.messages_per_frame
