@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.routing import (
+    NO_ANSWER,
     Answer,
     OpenRecord,
     Route,
@@ -19,7 +20,6 @@ from gateway.routing import (
     expires_unix_ms,
     id_digest,
     is_full,
-    outcome_at,
     overflow_bounds,
     piece_end,
 )
@@ -27,7 +27,7 @@ from gateway.spans import Stages
 from gateway.tail import Tail
 from metadata.catalog import Queue
 from push import limits
-from push.errors import Refused, TocsinError, Unknown
+from push.errors import Refused, TocsinError
 from push.message import Message, check_message, encode_message
 from push.ports import Append, Appended, Partition, Storage
 from push.record import Header, Record
@@ -36,11 +36,14 @@ from push.sending import SendingOrder
 COMMITS_MAX: Final = 2
 """One commit is under way and one waits in the storage, so that its writer is never idle; a third
 would only make the records smaller."""
+COMMIT_AHEAD_MIN: Final = 256
+"""The second commit is prepared when it is worth it: a small one costs as much as a large one, and
+by the time the first has ended it would have grown."""
 ORDERS_MAX: Final = 10_000
 
 
 class Publisher:
-    """See the module. `on_progress` of the owner is not needed: answers say everything."""
+    """See the module."""
 
     def __init__(self, storage: Storage, tail: Tail) -> None:
         self._storage = storage
@@ -52,6 +55,8 @@ class Publisher:
         self._orders: dict[tuple[bytes, Partition], SendingOrder] = {}
         self._commits: set[asyncio.Task[None]] = set()
         self._scheduled = False
+        self._waiting = 0
+        """Messages that no commit has taken yet."""
         self.pending_messages = 0
         self.pending_bytes = 0
         self.messages_total = 0
@@ -76,15 +81,15 @@ class Publisher:
         `resolved`: everything below was answered (R6). `checked`: the messages were accepted once
         already and only move; no rule about a single message applies again.
         """
-        publish = Answer(queue, messages, [UNKNOWN] * len(messages), remaining=len(messages))
+        publish = Answer(queue, messages, [NO_ANSWER] * len(messages), remaining=len(messages))
         publish.done = answer
         publish.checked = checked
         refused = self._refuse_all(producer, sequence, resolved, len(messages))
         if refused is not None:
             if producer is not None and sequence is not None and refused.code.retry:
                 route = self._route(queue)
-                for index, message in enumerate(messages):
-                    self._remember_refusal(producer, route, message.key, sequence + index, refused)
+                for at, message in enumerate(messages, sequence):
+                    self._remember_refusal(producer, route, message.key, at, refused)
             publish.outcomes = [refused] * len(messages)
             publish.settle(len(messages))
             return
@@ -175,6 +180,7 @@ class Publisher:
         count = len(run.indexes)
         size = sum(map(len, run.encoded))
         self.pending_messages += count
+        self._waiting += count
         self.pending_bytes += size
         partition = route.partitions[number]
         first = 0
@@ -275,8 +281,10 @@ class Publisher:
 
     def _commit_if_free(self) -> None:
         self._scheduled = False
-        if len(self._commits) >= COMMITS_MAX or not self._open:
+        ahead = len(self._commits)
+        if not self._open or ahead >= COMMITS_MAX or (ahead and self._waiting < COMMIT_AHEAD_MIN):
             return
+        self._waiting = 0
         batch = [*self._closed, *self._open.items()]
         self._closed, self._open = [], {}
         for partition, _ in batch:
@@ -370,21 +378,7 @@ class Publisher:
                 answer.settle(len(indexes))
             return
         self.messages_total += result.count
-        offset, place = result.first, 0
-        durability: dict[str, object] = {"level": append.durability, "copies": 1}
-        for answer, indexes in record.runs:
-            outcomes = answer.outcomes
-            if result.outcomes is None:
-                for index in indexes:
-                    outcomes[index] = (number, offset, False)
-                    offset += 1
-            else:
-                for index in indexes:
-                    outcomes[index] = outcome_at(number, result.outcomes[place])
-                    place += 1
-            answer.generation = result.generation
-            answer.durability = durability
-            answer.settle(len(indexes))
+        record.stored(number, result, {"level": append.durability, "copies": 1})
 
     async def drain(self) -> None:
         """Wait until everything that was accepted has its answer."""
@@ -392,6 +386,3 @@ class Publisher:
             self._commit_if_free()
             if self._commits:
                 await asyncio.wait(self._commits)
-
-
-UNKNOWN: Final = Unknown("no answer yet")

@@ -12,9 +12,9 @@ from typing import Final
 
 from metadata.catalog import Queue
 from push import limits
-from push.errors import Refused, TocsinError
+from push.errors import Refused, TocsinError, Unknown
 from push.message import Message
-from push.ports import NotStored, Partition, Stored
+from push.ports import Appended, NotStored, Partition, Stored
 from push.record import RecordBuilder
 from push.ring import Ring, key_hash
 
@@ -27,6 +27,7 @@ than many small ones."""
 
 Outcome = tuple[int, int, bool] | TocsinError
 """(partition, offset, duplicate), or why not."""
+NO_ANSWER: Final = Unknown("no answer yet")
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +96,23 @@ class OpenRecord:
         self.runs: list[tuple[Answer, list[int]]] = []
         """Per publish, which of its messages stand here, in order."""
         self.received_unix_ms = received_unix_ms
+
+    def stored(self, number: int, result: Appended, durability: dict[str, object]) -> None:
+        """Hand every publish what became of its messages in partition `number`."""
+        offset, place = result.first, 0
+        for answer, indexes in self.runs:
+            outcomes = answer.outcomes
+            if result.outcomes is None:  # all are new: consecutive offsets
+                for index in indexes:
+                    outcomes[index] = (number, offset, False)
+                    offset += 1
+            else:
+                for index in indexes:
+                    outcomes[index] = outcome_at(number, result.outcomes[place])
+                    place += 1
+            answer.generation = result.generation
+            answer.durability = durability
+            answer.settle(len(indexes))
 
 
 class Route:
