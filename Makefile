@@ -3,7 +3,7 @@
 python := .venv/bin/python
 code := push storage metadata gateway clients/python/src
 .DEFAULT_GOAL := help
-.PHONY: help run setup test check lint types layers format bench soak chaos mutants lock clean
+.PHONY: help run setup test check lint types layers format bench soak chaos trials mutants lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -47,6 +47,10 @@ soak: setup  ## the whole kill -9 and power-loss runs (an hour; power loss needs
 chaos: setup  ## the short kill -9 and power-loss runs alone
 	@scripts/needs
 	$(python) -m pytest tests/system -k "kill or power" $(ARGS)
+
+trials: setup  ## churn, ten million behind stuck keys, stalled sockets: the whole runs (15 minutes, 10 GB)
+	@failed=0; for trial in churn stuck stalled; do \
+	  $(python) -m loadtests.trials $$trial $(ARGS) || failed=1; done; exit $$failed
 
 mutants: setup  ## plant each listed bug in a copy; a test must fail for every one
 	$(python) scripts/mutants.py $(ARGS)

@@ -1,0 +1,31 @@
+"""Bad days, in short: consumers that come and go, keys that are stuck, sockets that stop reading.
+
+The whole trials, which compare rates as well, are `make trials`. Here counts only what is true on a
+busy machine, too: what was delivered, in which order, how often, and what memory it took.
+"""
+
+from loadtests.trial import Finding
+from loadtests.trial_churn import churn
+from loadtests.trial_stalled import stalled
+from loadtests.trial_stuck import stuck
+
+
+def hold(finding: Finding) -> None:
+    """Everything that does not compare times was kept; the whole finding is in the report."""
+    print(finding)  # noqa: T201 - pytest shows it where the test fails, or with -rP
+    assert not finding.broken(timed=False)
+
+
+async def test_consumers_come_and_go_and_nothing_is_lost_or_out_of_order() -> None:
+    """P1, P3, P5, P7 while partitions move twice a second; R20: those that do not, do not pause."""
+    hold(await churn(4.0, 1_500, print))
+
+
+async def test_stuck_keys_hold_up_nobody_else_and_lose_nothing() -> None:
+    """P8, P9, R17, R18: keys nacked for ever, parked, and hung, and a backlog behind them."""
+    hold(await stuck(200_000, 1.0, print, lease_s=5))
+
+
+async def test_sockets_that_stop_reading_cost_bounded_memory_and_nobody_a_message() -> None:
+    """P9, P10: they are not cut off, and who reads on is told what it missed."""
+    hold(await stalled(1.0, 300, print, settle_s=0, window=1000))
