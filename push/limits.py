@@ -61,9 +61,10 @@ SUBSCRIPTIONS_PER_SESSION_MAX: Final = 256
 CREDIT_MAX: Final = 10_000
 """Messages that a session may be given unsettled, per subscription."""
 KEYS_PER_READER_MAX: Final = 1000
-WRITE_BUFFER_BYTES_MAX: Final = 128 * 1024
+WRITE_BUFFER_BYTES_MAX: Final = 64 * 1024
 """Above this a socket gets no more pushes until it drains: 1,000 sockets that stop reading cost
-at most 1,000 x (this + one push)."""
+at most 1,000 x (this + two pushes: the one that goes beyond it, and the one that is partly gone).
+Twice as much made nothing faster."""
 PUSH_BYTES_MAX: Final = 64 * 1024
 """A push holds at least one message, and no second one beyond this."""
 PUSH_MESSAGES_MAX: Final = 1024
