@@ -7,21 +7,23 @@ says so every few seconds without reading, so that no heartbeat frees the broker
 
 import asyncio
 import contextlib
-import socket
 import statistics
 import time
 from collections.abc import AsyncIterator
 from random import Random
 from typing import Any, Final
-from urllib.parse import urlsplit
 
-import msgspec
-
-from loadtests import wire
 from loadtests.line import PARTITIONS, Bench, Line
-from loadtests.load import ANSWER_TIMEOUT_S, Client, LoadFailed, Producer, Shape, stamp
+from loadtests.load import LoadFailed, Producer, Shape, stamp
 from loadtests.rest import Rest
 from loadtests.server import Process, Server, raise_file_limit
+from loadtests.stalled_sockets import (
+    BUFFER_BYTES,
+    PACKET_BYTES,
+    Follower,
+    Narrow,
+    StalledConsumer,
+)
 from loadtests.trial import MIB, Finding, Memory, Progress, broker, failed, uncollected, until
 
 SOCKETS: Final = 1_000
@@ -39,121 +41,11 @@ WINDOW: Final = 20_000
 SETTLE_S: Final = 3.0
 WATCHERS: Final = 2
 AWAKENED: Final = 3
-_CREDIT: Final = 10_000
 _MESSAGES_EACH: Final = 2_000
 """For each stalled consumer: more than the buffers between us take."""
-_PACKET_BYTES: Final = 1_448
-_BUFFER_BYTES: Final = 8 * 1024
 _ALIVE_EVERY_S: Final = 4.0
 _OPENING_AT_ONCE: Final = 50
 _WAIT_S: Final = 60.0
-_ENCODE: Final = msgspec.json.Encoder().encode
-
-
-class _Head(msgspec.Struct, gc=False):
-    """A push to a reader, but for its messages."""
-
-    partition: int = -1
-    offset: int = -1
-    next: int = -1
-    gap: list[int] | None = None
-
-
-_HEAD: Final = msgspec.json.Decoder(_Head)
-
-
-class Follower(Client):
-    """A reader that checks that nothing is left out in silence (P10)."""
-
-    def __init__(self, name: str, queue: str) -> None:
-        super().__init__(name)
-        self._queue = queue
-        self._stride = Shape().message_bytes + 1
-        self._granted = _CREDIT
-        self._taken = 0
-        self.given = 0
-        self.gaps = 0
-        self.places: dict[int, int] = {}
-        """Partition → the next offset."""
-
-    async def subscribe(self) -> None:
-        """Read from now on."""
-        answer = await self.ask(
-            type="subscribe", subscription=1, queue=self._queue, credit=_CREDIT, start="latest"
-        )
-        for verdict in msgspec.json.decode(answer)["positions"]:
-            self.places[verdict["partition"]] = verdict["from"]
-
-    def _push(self, data: bytes) -> None:
-        _, start, end = wire.open_push(data)
-        head = _HEAD.decode(data[: start - 1] + b"0}")
-        count = (end - start + 1) // self._stride if end > start else 0
-        place = self.places.get(head.partition)
-        first = head.offset
-        if head.gap is not None:
-            self.gaps += 1
-            first = head.gap[0]
-            if head.next != head.gap[1] + 1:
-                self._fail(f"a gap that does not end where it goes on: {data[:200]!r}")
-        elif head.next - head.offset != count:
-            self._fail(f"{count} messages from {head.offset} to {head.next}: {data[:200]!r}")
-        if place != first:
-            self._fail(f"{self.name} was at {place} of {head.partition}: {data[:200]!r}")
-        self.places[head.partition] = head.next
-        self.given += count
-        self._taken += count
-
-    def _turn(self) -> None:
-        if self._taken >= _CREDIT // 4:
-            self._granted += self._taken
-            self._taken = 0
-            self.wire.send(b'{"type":"credit","subscription":1,"granted":%d}' % self._granted)
-
-
-class Narrow(Follower):
-    """A reader on a socket with small buffers, which can stop reading."""
-
-    async def open(self, url: str, token: str | None, producer: str | None = None) -> None:
-        """Connect like over a network, and say hello."""
-        place = urlsplit(url)
-        pipe = socket.socket()
-        pipe.setblocking(False)
-        pipe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
-        pipe.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _PACKET_BYTES)
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            await loop.sock_connect(pipe, (place.hostname, place.port))
-            _, self.wire = await loop.create_connection(
-                lambda: wire.Wire(self._message, self._turn, self._closed), sock=pipe
-            )
-            await self.wire.handshake(place.netloc, "/v1/ws", {})
-            self.wire.send(_ENCODE({"type": "hello", "client": self.name}))
-            await self._welcome
-
-    def stall(self) -> None:
-        """Read nothing more."""
-        assert self.wire.transport is not None
-        self.wire.transport.pause_reading()
-
-    def alive(self) -> None:
-        """An unsolicited pong: a sign of life that asks for nothing."""
-        assert self.wire.transport is not None
-        if not self.wire.closed:
-            self.wire.transport.write(wire.frame(b"", wire.PONG))
-
-    def awake(self) -> None:
-        """Read on."""
-        assert self.wire.transport is not None
-        self.wire.transport.resume_reading()
-
-
-class StalledConsumer(Narrow):
-    """A member of a group; what it is given stays unsettled."""
-
-    async def subscribe(self) -> None:
-        await self.ask(
-            type="subscribe", subscription=1, queue=self._queue, group="g", credit=_CREDIT
-        )
 
 
 class _Trial:
@@ -244,9 +136,7 @@ class _Trial:
         finally:
             living.cancel()
             for client in self.narrow:
-                if hasattr(client, "wire"):
-                    client._leaving = True
-                    client.wire.abort()
+                client.drop()
             self.narrow.clear()
             await self._until_left()
 
@@ -354,7 +244,7 @@ async def stalled(
     finding.conditions = {
         "readers": trial.readers, "consumers": trial.consumers, "seconds": seconds,
         "rounds": rounds, "watchers": WATCHERS, "messages_per_frame": MESSAGES_PER_FRAME,
-        "in_flight_max": window, "packet_bytes": _PACKET_BYTES, "buffer_bytes": _BUFFER_BYTES,
+        "in_flight_max": window, "packet_bytes": PACKET_BYTES, "buffer_bytes": BUFFER_BYTES,
         "body_bytes": Shape().body_bytes,
     }  # fmt: skip
     return finding

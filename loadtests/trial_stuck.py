@@ -225,6 +225,15 @@ class _Trial:
             before = crew.settled
             await asyncio.sleep(0.1)
 
+    async def come_back(self, timeout_s: float) -> None:
+        """Wait until the head of every stuck key that is not parked was given again."""
+        for handler in self.stuck.handlers:
+            handler.go()
+        await until(
+            lambda: len(self.stuck.book.came_back) >= KEYS // 100 * 2,
+            "giving what is stuck again", timeout_s, self.stuck.clients,
+        )  # fmt: skip
+
     async def let_go(self, timeout_s: float) -> float:
         """Handle what was stuck; the seconds until only the parked keys are left."""
         began, crew = time.monotonic(), self.stuck
@@ -280,6 +289,7 @@ async def stuck(
                 await trial.prepare(lease_s)
                 async with trial.memory.watched():
                     await trial.run()
+                await trial.come_back(lease_s + _WAIT_S)
                 stuck_lag = await trial.describe("stuck")
                 free_lag = await trial.describe("free")
                 redelivered = trial.stuck.book.redelivered.copy()

@@ -8,10 +8,10 @@ from random import Random
 import pytest
 
 from loadtests.server import Process
+from loadtests.stalled_sockets import Follower
 from loadtests.stuck_keys import HEALTHY, KEYS, NACKED, Book, Deck, Handler
 from loadtests.trial import Finding, Memory
 from loadtests.trial_churn import Gaps
-from loadtests.trial_stalled import Follower
 from loadtests.wire import Wire, split
 
 DECK = Deck()
