@@ -296,7 +296,10 @@ class Publisher:
     def _commit_ended(self, task: asyncio.Task[None]) -> None:
         self._commits.discard(task)
         task.result()
-        self._commit_if_free()
+        if self._open and not self._scheduled:
+            # Not at once: what the sockets hold by now is read first, and goes with it.
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._commit_if_free)
 
     async def _commit(self, batch: list[tuple[Partition, OpenRecord]]) -> None:
         now_ms = time.time() * 1000
