@@ -106,8 +106,7 @@ class Delivery:
         the previous owner had passed above the frontier counts until it is passed here."""
         lines = self.waiting.lines
         waits = sum(
-            len(line.leaving) + line.aside + line.aside_unwritten
-            for line in lines.by_key.values()
+            len(line.leaving) + line.aside + line.aside_unwritten for line in lines.by_key.values()
         )
         return self.end - self.frontier + self.leases.open_count + lines.held + waits
 
