@@ -40,7 +40,9 @@ async def test_nothing_is_lost_with_the_power() -> None:
 async def test_receipts_without_a_sync_turn_the_run_red(broken: str) -> None:
     report = await lost_power(2, broken=broken)
     assert report.verdict is not None
-    assert "lost" in report.verdict.violations, str(report.verdict)
+    # Both are the loss of an acknowledged message: before anybody was given it, or while a consumer
+    # that never settled it was holding it.
+    assert {"lost", "not_returned"} & set(report.verdict.violations), str(report.verdict)
 
 
 @pytest.mark.skipif(not WHOLE, reason="the whole run: make soak (TOCSIN_SOAK=1)")
