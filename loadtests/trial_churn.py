@@ -247,6 +247,7 @@ class _Stretch:
             "answering the producers", _DRAIN_S, self._clients,
         )  # fmt: skip
         deadline = time.monotonic() + _DRAIN_S
+        rest.close()  # what was idle under load, the broker has closed
         place = f"/v1/queues/{self._queue}/groups/workers"
         while (group := await rest.call("GET", place))["lag"]:
             failed(self._clients())

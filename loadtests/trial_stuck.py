@@ -152,6 +152,7 @@ class _Trial:
 
     async def describe(self, group: str) -> Any:
         """What the broker says of a group."""
+        self.rest.close()  # what is idle for a turn, the broker has closed
         return await self.rest.call("GET", self._place(group))
 
     async def _fill(self) -> None:
