@@ -1,0 +1,306 @@
+"""Any history: consumers, pulls, acks, nacks, deaths, ended leases and restarts at random.
+
+Whatever happens, each push is judged at the moment it is sent (P3, P5, P7), and in the end every
+message is settled or stands in the dead letters (P1).
+"""
+
+import asyncio
+import os
+from collections import defaultdict
+from random import Random
+from typing import Any
+
+import pytest
+
+from gateway.consumer import Consumer
+from gateway.ports import PulledMessage
+from metadata.catalog import Group, Queue
+from tests.histories.house import House, Session, eventually, message
+
+Where = tuple[int, int]
+"""(partition, offset)"""
+KEYS = 12
+ATTEMPTS_MAX = 4
+PULLS = "pulls"
+
+
+class Judge:
+    """Knows where every message stands, as a group's members see it."""
+
+    def __init__(self) -> None:
+        self.keys: dict[Where, str] = {}
+        self.lines: dict[tuple[int, str], list[int]] = defaultdict(list)
+        """(partition, key) → its offsets."""
+        self.open: dict[Where, tuple[str, int, int]] = {}
+        """In flight: (member, epoch, push)."""
+        self.returned: dict[Where, int] = {}
+        """Given back, with the attempts that may have counted."""
+        self.settled: set[Where] = set()
+        self.attempts: dict[Where, int] = {}
+
+    def published(self, where: Where, key: str) -> None:
+        """It was acknowledged to its producer. It may have been given before."""
+        if where not in self.keys:
+            self.keys[where] = key
+            line = self.lines[where[0], key]
+            line.append(where[1])
+            line.sort()
+
+    def given(self, member: str, where: Where, place: tuple[int, int], key: str) -> None:
+        """A push names it: every promise about that is judged now."""
+        self.published(where, key)
+        partition, offset = where
+        assert where not in self.settled, f"P5: {where} comes again after it was settled"
+        assert where not in self.open, f"P7: {where} of {self.open.get(where)} goes to {member}"
+        for earlier in self.lines[partition, key]:
+            if earlier >= offset:
+                break
+            before = (partition, earlier)
+            if before in self.open:
+                assert self.open[before][0] == member, f"P3: {where} while {before} is elsewhere"
+            elif before in self.returned:
+                dead = self.returned[before] >= ATTEMPTS_MAX
+                assert dead, f"P3, R17: {where} while {before} awaits retry"
+            else:
+                assert before in self.settled, f"P3: {where} before {before} was given at all"
+        self.returned.pop(where, None)
+        self.open[where] = (member, *place)
+        self.attempts[where] = self.attempts.get(where, 0) + 1
+
+    def back(self, where: Where) -> None:
+        """It is no longer with its member."""
+        if self.open.pop(where, None) is not None:
+            self.returned[where] = self.attempts[where]
+
+    def back_with_followers(self, where: Where) -> None:
+        """It returns from a pull, which hears nothing of what returns with it (R17)."""
+        if where in self.open:
+            for offset in self.lines[where[0], self.keys[where]]:
+                if offset >= where[1]:
+                    self.back((where[0], offset))
+
+    def gone(self, member: str) -> None:
+        """A member left, or the process ended."""
+        for where in [one for one, (name, _, _) in self.open.items() if name == member]:
+            self.back(where)
+
+    def done(self, where: Where) -> None:
+        """Its settlement was accepted."""
+        self.open.pop(where, None)
+        self.returned.pop(where, None)
+        self.settled.add(where)
+
+
+class Witness(Session):
+    """A session whose frames the judge sees as they are sent."""
+
+    def __init__(self, name: str, judge: Judge) -> None:
+        super().__init__(name)
+        self._judge = judge
+
+    def send(self, frame: bytes) -> None:
+        super().send(frame)
+        one = self.frames[-1]
+        if one["type"] == "push":
+            for index, sent in enumerate(one["messages"]):
+                where = (one["partition"], one["offset"] + index)
+                place = (one["epoch"], one["push"])
+                self._judge.given(self.session_id, where, place, sent["key"])
+        elif one["type"] == "revoked":
+            for partition, _, _, *ranges in one["deliveries"]:
+                for first, last in zip(ranges[::2], ranges[1::2], strict=True):
+                    for offset in range(first, last + 1):
+                        self._judge.back((partition, offset))
+
+
+class History:
+    """One run."""
+
+    def __init__(self, house: House, seed: int) -> None:
+        self.house = house
+        self.random = Random(seed)
+        self.judge = Judge()
+        self.members: list[tuple[Witness, Consumer, list[int]]] = []
+        self.pulled: dict[Where, PulledMessage] = {}
+        self.count = 0
+        self.dead = 0
+        """Dead letters that processes of before have moved."""
+        self.restarts = house.kind == "sqlite" and self.random.random() < 0.5
+        self.queue: Queue
+        self.group: Group
+
+    async def begin(self, *, pulls: bool) -> None:
+        """A queue and its group. Leases of pulls end in silence: with pulls they are long."""
+        self.queue = await self.house.queue(
+            partitions=self.random.choice([1, 2, 5]), attempts_max=ATTEMPTS_MAX, retention_s=3600,
+            backoff_s=0.01, backoff_max_s=0.02,
+        )  # fmt: skip
+        lease_s = 30 if pulls or self.restarts else self.random.choice([0.03, 0.3, 30])
+        self.group = await self.house.group(self.queue, lease_s=lease_s, lease_total_s=60)
+
+    async def publish(self) -> None:
+        """A few messages of few keys."""
+        keys = [f"k{self.random.randrange(KEYS)}" for _ in range(self.random.randint(1, 12))]
+        batch = [message(self.count + index, key) for index, key in enumerate(keys)]
+        self.count += len(batch)
+        outcomes = await self.house.publish(self.queue, batch)
+        for outcome, key in zip(outcomes, keys, strict=True):
+            assert not isinstance(outcome, str)
+            self.judge.published(outcome[:2], key)
+
+    async def join(self) -> None:
+        """One more consumer."""
+        if len(self.members) < 4:
+            session = Witness(f"w{self.random.getrandbits(40)}", self.judge)
+            credit = self.random.choice([1, 5, 200])
+            _, consumer = await self.house.subscribe(self.queue, self.group, credit, session)
+            self.members.append((session, consumer, [credit]))
+
+    async def leave(self) -> None:
+        """One consumer is gone."""
+        if self.members:
+            session, consumer, _ = self.members.pop(self.random.randrange(len(self.members)))
+            consumer.leave()
+            self.judge.gone(session.session_id)
+
+    def held(self, session: Session) -> list[Where]:
+        """What a session holds."""
+        return [w for w, (name, _, _) in self.judge.open.items() if name == session.session_id]
+
+    async def work(self) -> None:
+        """Every consumer does something with part of what it holds, and grants credit anew."""
+        for session, consumer, granted in self.members:
+            held = self.held(session)
+            self.random.shuffle(held)
+            for where in held[: self.random.randint(0, len(held))]:
+                if where in self.judge.open:
+                    self.settle(consumer, where)
+            sent = len(session.bodies)
+            granted[0] = max(granted[0], sent + self.random.choice([0, 5, 200]))
+            consumer.grant(granted[0])
+
+    def settle(self, consumer: Consumer, where: Where) -> None:
+        """Ack, nack, extend or begin one delivery."""
+        _, epoch, push = self.judge.open[where]
+        deliveries = [[where[0], epoch, push, where[1], where[1]]]
+        act = self.random.random()
+        if act < 0.7:
+            if consumer.ack(deliveries, [], None).settled:
+                self.judge.done(where)
+            else:
+                self.judge.back(where)
+        elif act < 0.85:
+            self.judge.back(where)  # before: a revoked frame of what is behind it comes at once
+            consumer.nack(deliveries, self.random.choice([None, 0, 0.01]), "no")
+        elif act < 0.95:
+            consumer.extend(deliveries, deliveries, self.random.choice([None, 0.05, 1]))
+        else:
+            consumer.start(deliveries)
+
+    async def pull(self) -> None:
+        """A pull, and something about its messages."""
+        count = self.random.randint(1, 8)
+        for one in await self.house.broker.pulls.pull(self.queue, self.group, count, 0):
+            where = (one.partition, one.offset)
+            self.judge.back(where)  # a lease of a pull ends in silence
+            self.judge.given(PULLS, where, (0, 0), str(one.key))
+            self.pulled[where] = one
+        for where, one in list(self.pulled.items()):
+            act = self.random.random()
+            if act < 0.6:
+                done = await self.house.broker.pulls.ack(self.queue, self.group, [one.receipt])
+                if done.settled:
+                    self.judge.done(where)
+            elif act < 0.8:
+                self.judge.back_with_followers(where)
+                await self.house.broker.pulls.nack(self.queue, self.group, [one.receipt], 0)
+            else:
+                continue
+            del self.pulled[where]
+
+    async def restart(self) -> None:
+        """The process ends in an orderly way and starts anew."""
+        if self.restarts:
+            dead_letters = self.house.broker.dead_letters
+            await self.house.restart()
+            for session, _, _ in self.members:
+                self.judge.gone(session.session_id)
+            self.members.clear()
+            self.judge.gone(PULLS)
+            self.pulled.clear()
+            self.dead += dead_letters.moved_total
+            self.queue = self.house.find()
+
+    async def end(self) -> None:
+        """Someone settles everything that is left."""
+        for session, consumer, _ in self.members:
+            consumer.leave()
+            self.judge.gone(session.session_id)
+        self.members.clear()
+        session = Witness("last", self.judge)
+        _, consumer = await self.house.subscribe(self.queue, self.group, 10_000, session)
+
+        def settled() -> bool:
+            for where in self.held(session):
+                _, epoch, push = self.judge.open[where]
+                consumer.ack([[where[0], epoch, push, where[1], where[1]]], [], None)
+                self.judge.done(where)
+            dead = self.dead + self.house.broker.dead_letters.moved_total
+            return len(self.judge.settled) + dead >= self.count
+
+        await eventually(settled)
+
+
+async def lost(history: History) -> set[Any]:
+    """Bodies that are neither settled nor in the dead letters."""
+    session, _ = await history.house.read(history.queue, start="earliest", credit=10_000)
+    await session.get(history.count)
+    bodies = {
+        (frame["partition"], frame["offset"] + index): sent["body"]
+        for frame in session.of_type("push")
+        for index, sent in enumerate(frame["messages"])
+    }
+    settled = {bodies[where] for where in history.judge.settled}
+    names = [q.name for q in history.house.broker.metadata.list_all_queues()]
+    letters: set[Any] = set()
+    if "orders.dead-letters" in names:
+        dead = history.house.find("orders.dead-letters")
+        (state,) = await history.house.broker.storage.partitions(dead.queue_id)
+        session, _ = await history.house.read(dead, start="earliest", credit=10_000)
+        letters = set(await session.get(state.messages))
+        assert len(letters) == state.messages  # each once
+    assert not settled & letters
+    return set(range(history.count)) - settled - letters
+
+
+@pytest.mark.parametrize("pulls", [False, True], ids=["sessions", "sessions and pulls"])
+@pytest.mark.parametrize("seed", range(int(os.environ.get("SEEDS", "6"))))
+async def test_any_history_keeps_the_promises(house: House, seed: int, pulls: bool) -> None:
+    """P1, P3, P5, P7, R16-R21, R24."""
+    history = History(house, seed * 2 + pulls)
+    await history.begin(pulls=pulls)
+    acts = [history.publish] * 4 + [history.work] * 6 + [history.join] * 2 + [history.leave]
+    if pulls:
+        acts += [history.pull] * 3
+    for _ in range(60):
+        await history.random.choice(acts)()
+        for _ in range(history.random.randrange(6)):
+            await asyncio.sleep(history.random.choice([0, 0, 0.001]))
+        if history.random.random() < 0.05:
+            await history.restart()
+    if pulls:
+        await eventually_left(history)
+    await history.end()
+    assert await lost(history) == set()
+
+
+async def eventually_left(history: History) -> None:
+    """The pulls settle what they hold and leave, as when nobody pulls any more."""
+    for where, one in history.pulled.items():
+        done = await history.house.broker.pulls.ack(history.queue, history.group, [one.receipt])
+        if done.settled:
+            history.judge.done(where)
+    for consumer in list(history.house.broker.pulls._consumers.values()):
+        await consumer.runtime.retire(consumer, 0)
+    history.house.broker.pulls._consumers.clear()
+    history.judge.gone(PULLS)
