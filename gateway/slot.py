@@ -5,6 +5,7 @@ out what the rules ask for: pushes, reads, cursor writes, dead letters. It holds
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,8 +24,8 @@ from push.ports import CursorWrite, GroupPartition, Partition, Written
 from push.record import Record
 from push.waiting import DeadLetter
 
-BURY_AGAIN_S: Final = 1.0
-"""Between two tries to move a dead letter to a queue that does not take it."""
+logger = logging.getLogger("tocsin.slot")
+BURY_AGAIN_S: Final = 1.0  # between two tries to move a dead letter that is not taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +212,8 @@ class Slot:
                 if record is not None and record.first <= dead.offset <= record.last:
                     await self._context.move_dead_letter(self, dead, record)
                 break
-            except TocsinError:
+            except TocsinError as error:
+                logger.warning("%r waits for its dead-letter queue: %s", self.delivery, error)
                 await asyncio.sleep(BURY_AGAIN_S)
         now = asyncio.get_running_loop().time()
         self.delivery.dead_lettered(dead.offset, now=now)
