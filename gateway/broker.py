@@ -54,7 +54,6 @@ class Broker:
         self.storage = storage
         self.draining = False
         self.started_unix_ms = int(time.time() * 1000)
-        self._changes: set[asyncio.Task[Any]] = set()
         self.tail = Tail(storage)
         self.spans = SpanLog()
         self.flusher = Flusher(storage)
@@ -187,8 +186,6 @@ class Broker:
         await self.publisher.drain()
         await self.groups.close()
         await self.flusher.drain()
-        if self._changes:
-            await asyncio.wait(self._changes)
         self.deadlines.close()
         await self.storage.close()
         await self.metadata.close()
@@ -226,21 +223,13 @@ class Broker:
         self, principal: Principal, name: str, settings: QueueSettings
     ) -> tuple[Queue, bool]:
         """Create it (True) or change its settings (False)."""
-
-        async def change() -> tuple[Queue, bool]:
-            queue, created = await self.metadata.put_queue(principal, name, settings)
-            await self.storage.create_queue(queue.queue_id, settings.partitions)
-            return queue, created
-
-        return await self._to_its_end(change())
-
-    async def _to_its_end(self, change: Coroutine[Any, Any, T]) -> T:
-        """A change of catalog and storage that has begun is finished, though its caller may be
-        cancelled: else one of them would know of it, and the other not before the next start."""
-        task = asyncio.get_running_loop().create_task(change)
-        self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
-        return await asyncio.shield(task)
+        if settings.dead_letter_queue is not None:
+            check_name(settings.dead_letter_queue, "dead_letter_queue")
+            if settings.dead_letter_queue == name:
+                raise Refused("invalid_request", "a queue cannot be its own dead-letter queue")
+        queue, created = await self.metadata.put_queue(principal, name, settings)
+        await self.storage.create_queue(queue.queue_id, settings.partitions)
+        return queue, created
 
     async def delete_queue(self, principal: Principal, name: str) -> Queue:
         """Delete it with its messages and groups. Out of the catalog first: what a crash leaves in
@@ -277,13 +266,9 @@ class Broker:
     ) -> tuple[Group, bool]:
         """Create it, durably with all its cursors (R11), or change its settings."""
         starts = await self._starts(queue, settings.start if start is None else start)
-
-        async def change() -> tuple[Group, bool]:
-            group, created = await self.metadata.put_group(principal, queue, name, settings)
-            await self.storage.create_group(group.group_id, queue.queue_id, starts)
-            return group, created
-
-        return await self._to_its_end(change())
+        group, created = await self.metadata.put_group(principal, queue, name, settings)
+        await self.storage.create_group(group.group_id, queue.queue_id, starts)
+        return group, created
 
     async def _starts(self, queue: Queue, start: GroupStart) -> Sequence[Start]:
         if isinstance(start, int):
