@@ -2,10 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from gateway.changes import Changes
 from gateway.config import Config
 from gateway.dead_letters import DeadLetters
 from gateway.deadlines import Deadlines
@@ -28,7 +29,6 @@ from metadata.catalog import (
     Principal,
     Queue,
     QueueSettings,
-    check_name,
     dead_letter_name,
 )
 from metadata.client import Metadata
@@ -36,7 +36,7 @@ from metadata.inprocess import FILE as CATALOG_FILE
 from metadata.inprocess import InProcessMetadata
 from push import limits
 from push.errors import Refused, TocsinError
-from push.ports import Partition, Start, Storage
+from push.ports import Partition, Storage
 from storage.sqlite import SqliteStorage
 
 INCARNATION = "storage incarnation"
@@ -54,6 +54,7 @@ class Broker:
         self.storage = storage
         self.draining = False
         self.started_unix_ms = int(time.time() * 1000)
+        self.changes = Changes(metadata, storage)
         self.tail = Tail(storage)
         self.spans = SpanLog()
         self.flusher = Flusher(storage)
@@ -134,7 +135,7 @@ class Broker:
         to be done."""
         await self.storage.create_queue(queue.queue_id, queue.settings.partitions)
         for group in self.metadata.list_groups(Principal(queue.holder, queue.tenant), queue):
-            starts = await self._starts(queue, group.settings.start)
+            starts = await self.changes.starts(queue, group.settings.start)
             await self.storage.create_group(group.group_id, queue.queue_id, starts)
 
     async def _recognise_storage(self) -> None:
@@ -186,6 +187,7 @@ class Broker:
         await self.publisher.drain()
         await self.groups.close()
         await self.flusher.drain()
+        await self.changes.finish()
         self.deadlines.close()
         await self.storage.close()
         await self.metadata.close()
@@ -223,21 +225,11 @@ class Broker:
         self, principal: Principal, name: str, settings: QueueSettings
     ) -> tuple[Queue, bool]:
         """Create it (True) or change its settings (False)."""
-        if settings.dead_letter_queue is not None:
-            check_name(settings.dead_letter_queue, "dead_letter_queue")
-            if settings.dead_letter_queue == name:
-                raise Refused("invalid_request", "a queue cannot be its own dead-letter queue")
-        queue, created = await self.metadata.put_queue(principal, name, settings)
-        await self.storage.create_queue(queue.queue_id, settings.partitions)
-        return queue, created
+        return await self.changes.create_queue(principal, name, settings)
 
     async def delete_queue(self, principal: Principal, name: str) -> Queue:
-        """Delete it with its messages and groups. Out of the catalog first: what a crash leaves in
-        the storage is dropped at the next start."""
-        queue = await self.metadata.delete_queue(principal, name)
-        await self.storage.drop_queue(queue.queue_id)
-        await self.metadata.forget(queue.queue_id, None)
-        return queue
+        """Delete it with its messages and groups."""
+        return await self.changes.delete_queue(principal, name)
 
     async def _dead_letter_queue(self, queue: Queue) -> Queue:
         """The queue for dead letters of a queue, made when it is missing."""
@@ -265,24 +257,11 @@ class Broker:
         start: GroupStart | None,
     ) -> tuple[Group, bool]:
         """Create it, durably with all its cursors (R11), or change its settings."""
-        starts = await self._starts(queue, settings.start if start is None else start)
-        group, created = await self.metadata.put_group(principal, queue, name, settings)
-        await self.storage.create_group(group.group_id, queue.queue_id, starts)
-        return group, created
-
-    async def _starts(self, queue: Queue, start: GroupStart) -> Sequence[Start]:
-        if isinstance(start, int):
-            return [
-                await self.storage.offset_at(Partition(queue.queue_id, number), start)
-                for number in queue.members
-            ]
-        return [start] * len(queue.members)
+        return await self.changes.put_group(principal, queue, name, settings, start)
 
     async def delete_group(self, principal: Principal, queue: Queue, name: str) -> None:
         """Delete it with its cursors."""
-        group = await self.metadata.delete_group(principal, queue, name)
-        await self.storage.drop_group(group.group_id, queue.queue_id)
-        await self.metadata.forget(queue.queue_id, group.group_id)
+        await self.changes.delete_group(principal, queue, name)
 
     async def seek_group(self, principal: Principal, queue: Queue, name: str, to: SeekTo) -> None:
         """Set its cursors anew; deliveries of before no longer count."""
@@ -290,12 +269,12 @@ class Broker:
         if isinstance(to, tuple):
             kind, value = to
             starts = (
-                await self._starts(queue, value)
+                await self.changes.starts(queue, value)
                 if kind == "unix_ms"
                 else [value] * len(queue.members)
             )
         else:
-            starts = await self._starts(queue, to)
+            starts = await self.changes.starts(queue, to)
         await self.storage.seek(group.group_id, queue.queue_id, starts)
         self._touch(queue)
         runtime = self.groups.runtimes.get(group.group_id)
