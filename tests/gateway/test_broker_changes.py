@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ async def test_a_queue_whose_maker_gave_up_is_there_or_not(durable: House) -> No
     for turns in range(12):
         name = f"q{turns}"
         await cut_off(
-            lambda: durable.broker.create_queue(ANYBODY, name, QueueSettings(partitions=1)),  # noqa: B023
+            partial(durable.broker.create_queue, ANYBODY, name, QueueSettings(partitions=1)),
             turns,
         )
         await durable.broker.changes.finish()
@@ -53,7 +54,7 @@ async def test_a_group_whose_maker_gave_up_is_there_or_not(durable: House) -> No
     for turns in range(12):
         name = f"g{turns}"
         await cut_off(
-            lambda: durable.broker.put_group(ANYBODY, queue, name, GroupSettings(), None),  # noqa: B023
+            partial(durable.broker.put_group, ANYBODY, queue, name, GroupSettings(), None),
             turns,
         )
         await durable.broker.changes.finish()
