@@ -15,9 +15,9 @@ run:  ## set up, then start the broker with the live demo (Ctrl-C ends it)
 setup:  ## make .venv what the locks say; does nothing when it is
 	@scripts/setup dev
 
-test: setup  ## set up and run the tests; ARGS="-k name" selects
+test: setup  ## set up and run the tests on two processes; ARGS="-k name" selects
 	@scripts/needs
-	$(python) -m pytest $(ARGS)
+	$(python) -m pytest -n 2 --dist worksteal $(ARGS)
 
 check: lint types layers test  ## lint, types, layers, tests
 

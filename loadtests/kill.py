@@ -56,11 +56,13 @@ async def kill_cycles(
     seed: int,
     cycles: int,
     messages: int = 0,
+    under_way: int = 0,
     command: Sequence[str] = SERVE,
     progress: Callable[[str], None],
     keep: Path | None = None,
 ) -> KillReport:
-    """Kill the broker `cycles` times, go on until `messages` are acknowledged, drain, judge.
+    """Kill the broker `cycles` times, go on until `messages` are acknowledged and `under_way` kills
+    have met a commit, drain, judge.
 
     `command` runs in place of the shipped server (negative controls). `keep` is a folder for the
     log, which is otherwise removed. Raises ClientFailed or ServerFailed where the run cannot even
@@ -79,7 +81,11 @@ async def kill_cycles(
         await asyncio.to_thread(server.wait_ready)
         await crew.prepare()
         crew.start()
-        while report.cycles < cycles or field.acknowledged < messages:
+        while (
+            report.cycles < cycles
+            or field.acknowledged < messages
+            or report.kills_with_commit_under_way < under_way
+        ):
             await _cycle(server, crew, report, chance)
             if report.cycles % 10 == 0 or report.cycles == cycles:
                 progress(
