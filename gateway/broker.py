@@ -60,9 +60,9 @@ class Broker:
         self.flusher = Flusher(storage)
         self.deadlines = Deadlines()
         self.publisher = Publisher(storage, self.tail)
-        self.dead_letters = DeadLetters(self.publisher, self._dead_letter_queue)
+        self.dead_letters = DeadLetters(storage, self.publisher, self._dead_letter_queue)
         context = Context(
-            storage, self.tail, self.flusher, self.spans, self.deadlines, self.dead_letters.move
+            storage, self.tail, self.flusher, self.spans, self.deadlines, self.dead_letters.bury
         )
         self.groups = Groups(context, metadata)
         self.readers = Readers(storage, self.tail)

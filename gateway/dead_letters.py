@@ -6,7 +6,9 @@ repeats the append, which deduplication answers (R8).
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import msgspec
 
@@ -16,27 +18,71 @@ from gateway.slot import Slot
 from metadata.catalog import Queue
 from push.errors import TocsinError
 from push.message import Message
+from push.ports import Storage
 from push.record import Record
 from push.waiting import DeadLetter
 
 _MESSAGE = msgspec.json.Decoder(Message)
 HEADER = "tocsin-dead-letter-"
+BURY_AGAIN_S: Final = 1.0
+"""Between two tries to move a message that the dead-letter queue does not take."""
+logger = logging.getLogger("tocsin.dead_letters")
 
 
 class DeadLetters:
     """Moves them. `queue_of` finds or makes the dead-letter queue of a queue."""
 
-    def __init__(self, publisher: Publisher, queue_of: Callable[[Queue], Awaitable[Queue]]) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        publisher: Publisher,
+        queue_of: Callable[[Queue], Awaitable[Queue]],
+    ) -> None:
+        self._storage = storage
         self._publisher = publisher
         self._queue_of = queue_of
         self.moved_total = 0
 
-    async def move(self, slot: Slot, dead: DeadLetter, record: Record) -> None:
-        """Append it to the dead-letter queue; durable when this returns.
+    async def bury(self, slot: Slot, dead: DeadLetter) -> None:
+        """Move one message; tries again until it is there. When the message itself is gone (its
+        record was deleted or damaged), nothing happens.
 
-        Raises:
-            TocsinError: it is not there (yet).
+        Those of one slot are put on their way in the order in which they are asked for, many at a
+        time; one that has to be tried again may fall behind others.
         """
+        while True:
+            try:
+                async with slot.burying:
+                    sent = await self._send(slot, dead)
+                outcome = (await sent).outcomes[0] if sent is not None else None
+                if isinstance(outcome, TocsinError):
+                    raise outcome
+            except TocsinError as error:
+                logger.warning("%r waits for its dead-letter queue: %s", slot.delivery, error)
+                await asyncio.sleep(BURY_AGAIN_S)
+            else:
+                self.moved_total += sent is not None
+                return
+
+    async def _send(self, slot: Slot, dead: DeadLetter) -> "asyncio.Future[Answer] | None":
+        """Hand it to the publisher: the future has its outcome. None: the message is gone."""
+        read = await self._storage.read(slot.partition, dead.offset, 1, until=dead.offset)
+        record = read.records[0] if read.records else None
+        if record is None or not record.first <= dead.offset <= record.last:
+            return None
+        target = await self._queue_of(slot.queue)
+        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def answered(answer: Answer) -> None:
+            if not done.done():
+                done.set_result(answer)
+
+        letter = self._letter(slot, dead, record)
+        self._publisher.submit(target, [letter], answered, checked=True)
+        return done
+
+    def _letter(self, slot: Slot, dead: DeadLetter, record: Record) -> Message:
+        """The message as it stands in the dead-letter queue."""
         message = _MESSAGE.decode(record.slice(dead.offset, dead.offset))
         place = f"{slot.id_prefix}{dead.offset}"
         headers = {
@@ -51,18 +97,6 @@ class DeadLetters:
         }
         if dead.offset in slot.reasons:
             headers[HEADER + "nack"] = slot.reasons[dead.offset]
-        letter = msgspec.structs.replace(
+        return msgspec.structs.replace(
             message, headers=headers, id=f"{place}.{slot.group.group_id}", ttl_s=None
         )
-        target = await self._queue_of(slot.queue)
-        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-
-        def answered(answer: Answer) -> None:
-            if not done.done():
-                done.set_result(answer)
-
-        self._publisher.submit(target, [letter], answered, checked=True)
-        outcome = (await done).outcomes[0]
-        if isinstance(outcome, TocsinError):
-            raise outcome
-        self.moved_total += 1

@@ -63,7 +63,7 @@ class Fetch:
 
     def _take_ahead(self) -> Record:
         record = self._ahead.popleft()
-        self._tail.ahead_bytes -= len(record.payload)
+        self._tail.ahead_bytes -= record.memory_bytes
         return record
 
     async def _read_log(self, offset: int) -> None:
@@ -76,7 +76,7 @@ class Fetch:
         finally:
             tail.ahead_bytes -= bytes_max
         self._ahead.extend(read.records)
-        tail.ahead_bytes += sum(len(record.payload) for record in read.records)
+        tail.ahead_bytes += sum(record.memory_bytes for record in read.records)
         if not read.records:
             self.nothing_until = read.certified
 

@@ -361,6 +361,7 @@ class Publisher:
         if result.skips:
             record = Record.load(result.first, append.header, append.payload, result.skips)
         else:
+            header.drop_producers()
             record = Record(result.first, header, append.payload)
         self._tail.appended(partition, record, stages, result.certified)
 

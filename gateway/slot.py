@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 from gateway.fetch import Fetch
 from gateway.slot_context import Context, Owner
@@ -25,7 +24,6 @@ from push.record import Record
 from push.waiting import DeadLetter
 
 logger = logging.getLogger("tocsin.slot")
-BURY_AGAIN_S: Final = 1.0  # between two tries to move a dead letter that is not taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +69,8 @@ class Slot:
         self.blocked = ""
         """What held it up last, while there was something to give."""
         self._end_when_buried = False
+        self.burying = asyncio.Lock()
+        """Held while a dead letter is put on its way: they leave in order."""
         self.reasons: dict[int, str] = {}
         """What the last nack of an offset gave as its reason."""
         self._at_most_once = group.settings.semantics == "at_most_once"
@@ -202,19 +202,8 @@ class Slot:
         self._end_if_drained()
 
     async def _bury(self, dead: DeadLetter) -> None:
-        """Move one message to the dead letters; try again until it is there."""
-        while True:
-            try:
-                read = await self._context.storage.read(
-                    self.partition, dead.offset, 1, until=dead.offset
-                )
-                record = read.records[0] if read.records else None
-                if record is not None and record.first <= dead.offset <= record.last:
-                    await self._context.move_dead_letter(self, dead, record)
-                break
-            except TocsinError as error:
-                logger.warning("%r waits for its dead-letter queue: %s", self.delivery, error)
-                await asyncio.sleep(BURY_AGAIN_S)
+        """Move one message to the dead letters; it is there when this returns, or gone."""
+        await self._context.bury(self, dead)
         now = asyncio.get_running_loop().time()
         self.delivery.dead_lettered(dead.offset, now=now)
         self._after(now)

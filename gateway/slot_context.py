@@ -54,6 +54,6 @@ class Context:
     flusher: Flusher
     spans: SpanLog
     deadlines: Deadlines
-    move_dead_letter: "Callable[[Slot, DeadLetter, Record], Coroutine[Any, Any, None]]"
+    bury: "Callable[[Slot, DeadLetter], Coroutine[Any, Any, None]]"
     """Append it to the dead-letter queue, durably, once."""
     random: Random = field(default_factory=Random)

@@ -38,7 +38,7 @@ class Tail:
         if partition in self._followers:
             self._records.setdefault(partition, {})[record.first] = (record, stages)
             self._order.append((partition, record.first))
-            self._bytes += len(record.payload)
+            self._bytes += record.memory_bytes
             while self._bytes > self._bytes_max:
                 self._evict()
         self.certified(partition, end)
@@ -47,7 +47,7 @@ class Tail:
         partition, first = self._order.popleft()
         records = self._records[partition]
         record, _ = records.pop(first)
-        self._bytes -= len(record.payload)
+        self._bytes -= record.memory_bytes
         if not records:
             del self._records[partition]
 

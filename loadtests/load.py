@@ -5,6 +5,7 @@ monotonic time in nanoseconds at which it was due; so a push of a hundred is mea
 """
 
 import asyncio
+import secrets
 import time
 from bisect import bisect_left
 from collections import Counter, deque
@@ -183,7 +184,7 @@ class Producer(Client):
     def __init__(
         self, name: str, queue: str, shape: Shape, messages_per_frame: int, random: Random
     ) -> None:
-        super().__init__(name)
+        super().__init__(f"{name}-{secrets.token_hex(4)}")  # a broker knows those of earlier runs
         self.messages_per_frame = messages_per_frame
         self.unanswered = 0
         """In messages."""

@@ -92,8 +92,9 @@ DYING_PER_PARTITION_MAX: Final = 1024
 """Messages on their way to the dead letters at once; beyond, the partition waits."""
 LINES_PER_PARTITION_MAX: Final = 100_000
 """Keys that may be gated at once per (group, partition); beyond, the partition waits."""
-TAIL_CACHE_BYTES_MAX: Final = 64 * 1_048_576
-"""Certified records kept in memory so that who keeps up never reads the disk."""
+TAIL_CACHE_BYTES_MAX: Final = 32 * 1_048_576
+"""Certified records kept in memory so that who keeps up never reads the disk: twenty thousand of
+one message each. Bytes here and below are those of `Record.memory_bytes`."""
 READ_BYTES_MAX: Final = 1_048_576
 """One read from storage; at least one record."""
 AHEAD_BYTES_MAX: Final = 32 * 1_048_576

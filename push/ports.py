@@ -278,7 +278,8 @@ class Storage(Protocol):
         self, partition: Partition, offset: int, bytes_max: int, *, until: int | None = None
     ) -> Read:
         """Certified records from the one that holds `offset` (or the first after it) on, at most
-        about `bytes_max` bytes but at least one record; none that begins above `until`."""
+        `bytes_max` bytes of memory (`Record.memory_bytes`) but at least one record; none that
+        begins above `until`."""
 
     async def offset_at(self, partition: Partition, unix_ms: int) -> int:
         """The first retained offset published at or after this time; the certified end if none."""

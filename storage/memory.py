@@ -211,10 +211,10 @@ class MemoryStorage:
                 continue
             if until is not None and record.first > until:
                 break
-            if records and size + len(record.payload) > bytes_max:
+            if records and size + record.memory_bytes > bytes_max:
                 break
             records.append(record)
-            size += len(record.payload)
+            size += record.memory_bytes
         await asyncio.sleep(0)
         return Read(tuple(records), at.log.start, at.log.next_offset)
 

@@ -153,11 +153,11 @@ def read_records(
                 read_until = codec.offset_of(row[0]) + 1
                 break
         elif record.last >= offset:
-            if records and size + len(record.payload) > bytes_max:
+            if records and size + record.memory_bytes > bytes_max:
                 read_until = record.first
                 break
             records.append(record)
-            size += len(record.payload)
+            size += record.memory_bytes
     rows.close()
     damage = _damage(connection, log, bad, offset, read_until)
     return Read(tuple(records), log.start, log.next_offset, damage), bad

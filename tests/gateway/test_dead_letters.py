@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from metadata.catalog import ANYBODY, QueueSettings
-from push.ports import Partition
 from push.waiting import DeadLetter
 from tests.histories.house import House, delivery, eventually, message
 
@@ -33,11 +32,10 @@ async def test_a_move_that_is_repeated_is_one_letter(house: House) -> None:
     _, consumer = await house.subscribe(queue, group)
     await eventually(lambda: consumer.slots)
     await house.publish(queue, [message("dead")])
-    read = await house.broker.storage.read(Partition(queue.queue_id, 0), 0, 1)
     (slot,) = consumer.slots.values()
     for _ in range(3):
         letter = DeadLetter(0, "exhausted", 5)
-        await house.broker.dead_letters.move(slot, letter, read.records[0])
+        await house.broker.dead_letters.bury(slot, letter)
     session, _ = await house.read(house.find("orders.dead-letters"), start="earliest")
     await house.publish(house.find("orders.dead-letters"), [message("mark")])
     assert await session.get(2) == ["dead", "mark"]
@@ -61,7 +59,7 @@ async def test_a_full_dead_letter_queue_holds_the_letter_back(
     house: House, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P1: it is neither lost nor settled, and moves when there is room."""
-    monkeypatch.setattr("gateway.slot.BURY_AGAIN_S", 0.02)
+    monkeypatch.setattr("gateway.dead_letters.BURY_AGAIN_S", 0.02)
     dead, _ = await house.broker.create_queue(
         ANYBODY, "orders.dead-letters", QueueSettings(partitions=1, messages_max=1)
     )

@@ -1,5 +1,6 @@
 """The record: what was put together comes apart the same, and damage is only ever damage."""
 
+import tracemalloc
 from array import array
 from dataclasses import dataclass
 
@@ -237,3 +238,27 @@ def test_a_record_without_messages_is_damage() -> None:
     encoded, payload, _ = build([])
     with pytest.raises(RecordDamaged, match="without"):
         Record.load(0, encoded, payload, ())
+
+
+@pytest.mark.parametrize("messages", [1, 100])
+def test_memory_bytes_are_those_of_the_process(messages: int) -> None:
+    """P9: bounds are kept in them, so they must not be too few."""
+    builders = [RecordBuilder() for _ in range(200)]
+    for number, builder in enumerate(builders):
+        builder.context(bytes(16), number)
+        for sequence in range(messages):
+            builder.add(b'{"key":"k","body":1}', (1 << 63) + number, (1 << 40) + sequence)
+    tracemalloc.start()
+    try:
+        records = []
+        for number, builder in enumerate(builders):
+            record_id = number.to_bytes(16)
+            _, payload, header = builder.close(
+                record_id=record_id, published_unix_ms=1 << 40, ring_epoch=1, tenant=0
+            )
+            records.append(Record(1 << 30 | number, header, payload))
+            records[-1].starts()
+        taken = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert taken / 1.6 < sum(record.memory_bytes for record in records) < taken * 1.6
