@@ -6,7 +6,7 @@ stickiness leave a choice, so that every gateway that computes an assignment fro
 membership row computes the same one (R14).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Final
@@ -55,23 +55,6 @@ def assign(
         if not room[name]:
             del room[name]
     return {partition: owners[partition] for partition in wanted}
-
-
-def to_drain(
-    owned: Mapping[int, str], new: Mapping[int, str], members: Collection[str]
-) -> dict[int, str]:
-    """The partitions that must drain before they start again, and the member that drains each.
-
-    `owned` is who owns each partition in fact (the last assignment, but for drains that are still
-    under way). To drain are the ones that move and whose owner is still a member; where it is gone,
-    nobody is left to drain, and its leases return at once. A drained partition is started by
-    whoever the assignment names by then; until then by nobody, its owner included (R20).
-    """
-    return {
-        partition: owner
-        for partition, owner in owned.items()
-        if owner in members and new.get(partition) != owner
-    }
 
 
 def _seed(name: str) -> int:

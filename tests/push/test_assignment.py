@@ -4,11 +4,10 @@ from collections import Counter
 from itertools import combinations
 from random import Random
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from push.assignment import assign, to_drain
+from push.assignment import assign
 
 NAMES = [f"consumer-{number}" for number in range(9)]
 some_members = st.lists(st.sampled_from(NAMES), max_size=9, unique=True)
@@ -108,33 +107,3 @@ def test_a_thousand_members_share_a_thousand_partitions() -> None:
     members = [f"m{number}" for number in range(1024)]
     owners = assign(range(1024), members, {})
     assert set(owners.values()) == set(members)
-
-
-@pytest.mark.parametrize(
-    ("owned", "new", "members", "expected"),
-    [
-        ({0: "a", 1: "a"}, {0: "a", 1: "b"}, ["a", "b"], {1: "a"}),
-        ({0: "a", 1: "b"}, {0: "a", 1: "a"}, ["a"], {}),  # b is gone: nobody is left to drain
-        ({0: "a"}, {}, ["a"], {0: "a"}),
-        ({0: "a"}, {0: "a"}, ["a"], {}),
-        ({}, {0: "a"}, ["a"], {}),
-    ],
-)
-def test_what_moves_from_a_living_owner_drains_first(
-    owned: dict[int, str], new: dict[int, str], members: list[str], expected: dict[int, str]
-) -> None:
-    """R20."""
-    assert to_drain(owned, new, members) == expected
-
-
-@settings(max_examples=300)
-@given(some_partitions, some_members, some_members)
-def test_what_does_not_move_never_pauses(
-    partitions: range, before: list[str], after: list[str]
-) -> None:
-    owned = assign(partitions, before, {})
-    new = assign(partitions, after, owned)
-    drains = to_drain(owned, new, after)
-    assert all(new.get(p) != owner and owner in after for p, owner in drains.items())
-    stays = {p for p, owner in owned.items() if new.get(p) == owner}
-    assert not stays & set(drains)
