@@ -54,6 +54,8 @@ class Consumer:
         self._credit.grant(credit)
         self._reserved = 0
         """Messages that are being settled before they are pushed (R23)."""
+        self._in_flight = 0
+        """What it was given and has not settled, in all its slots."""
         self.slots: dict[int, Slot] = {}
         self._turn = 0
         self._scheduled = False
@@ -68,15 +70,26 @@ class Consumer:
         self.pump()
 
     def available(self) -> int:
-        """Messages it may be given now."""
+        """Messages it may be given now: as far as credit goes, and room for leases (P9)."""
         if not self.opened or self.left or not self._link.writable():
             return 0
-        return self._credit.available - self._reserved
+        room = limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX - self._in_flight
+        return min(self._credit.available - self._reserved, room)
 
     @property
     def blocked_by(self) -> str:
-        """Why `available` is 0."""
-        return "credit" if self._link.writable() else "socket"
+        """Why `available` is 0; see Owner.blocked_by."""
+        if not self._link.writable():
+            return "socket"
+        full = self._in_flight >= limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX
+        return "in_flight" if full else "credit"
+
+    def holds(self, more: int) -> None:
+        """More or fewer of its deliveries are in flight; see Owner.holds."""
+        was_full = self._in_flight >= limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX
+        self._in_flight += more
+        if was_full:
+            self.pump()
 
     def grant(self, granted_total: int) -> None:
         """Credit, counted absolutely (R25). Raises Refused(too_many)."""
@@ -269,7 +282,7 @@ class Consumer:
 
     def unsettled(self) -> int:
         """Deliveries that it holds."""
-        return sum(slot.delivery.leases.open_count for slot in self.slots.values())
+        return self._in_flight
 
     def leave(self) -> None:
         """Go at once; what is unsettled returns to the group."""

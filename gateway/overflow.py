@@ -43,6 +43,9 @@ class _Nobody:
     def revoked(self, slot: Slot, taken: list[Taken], reason: str) -> None:
         """Never called: nothing is in flight."""
 
+    def holds(self, more: int) -> None:
+        """Never called: nothing is in flight."""
+
     def pump(self) -> None:
         """Nothing to give to."""
 

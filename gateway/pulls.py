@@ -153,6 +153,9 @@ class PullConsumer:
             headers=message.headers,
         )
 
+    def holds(self, more: int) -> None:
+        """Whatever is pulled has been asked for by its number."""
+
     def revoked(self, slot: Slot, taken: list[Taken], reason: str) -> None:
         """Nobody to tell: the receipts are stale from now on."""
 

@@ -73,6 +73,7 @@ class Slot:
         """Held while a dead letter is put on its way: they leave in order."""
         self.reasons: dict[int, str] = {}
         """What the last nack of an offset gave as its reason."""
+        self._in_flight = 0  # as its owner knows
         self._at_most_once = group.settings.semantics == "at_most_once"
         self._gone = gone
         self._fetch = Fetch(context.storage, context.tail, partition, self._woken)
@@ -101,8 +102,7 @@ class Slot:
         if self.ended:
             return False
         delivery, owner = self.delivery, self.owner
-        loop = asyncio.get_running_loop()
-        now, wall_unix_ms = loop.time(), int(time.time() * 1000)
+        now, wall_unix_ms = asyncio.get_running_loop().time(), int(time.time() * 1000)
         left = count_max
         if owner.available() > 0 and delivery.waiting.lines.by_key:
             left -= self._pump_lines(min(left, owner.available()), now, wall_unix_ms)
@@ -175,6 +175,7 @@ class Slot:
             self._unsent.append(_Unsent(record, out, stages, reserved))
             self._context.flusher.mark(self, urgent=True)
             return
+        self._count_in_flight()
         self._deliver(record, out, stages)
 
     def _deliver(
@@ -192,6 +193,7 @@ class Slot:
 
     def _after(self, now: float) -> None:
         """After anything that may have changed what the rules wait for."""
+        self._count_in_flight()
         delivery = self.delivery
         if delivery.dirty:
             self._context.flusher.mark(self, urgent=delivery.urgent)
@@ -200,6 +202,12 @@ class Slot:
                 self._fetch.job(f"dead {dead.offset}", self._bury(dead))
         self._context.deadlines.set(self, delivery.next_deadline())
         self._end_if_drained()
+
+    def _count_in_flight(self) -> None:
+        in_flight = 0 if self.ended else self.delivery.leases.open_count
+        if in_flight != self._in_flight:
+            more, self._in_flight = in_flight - self._in_flight, in_flight
+            self.owner.holds(more)
 
     async def _bury(self, dead: DeadLetter) -> None:
         """Move one message to the dead letters; it is there when this returns, or gone."""
@@ -380,6 +388,7 @@ class Slot:
         if self.ended:
             return
         self.ended = True
+        self._count_in_flight()
         self._fetch.cancel()
         self._context.tail.unfollow(self.partition, self._certified)
         for confirmed in [*self._writing_confirms, *self._confirms]:

@@ -26,7 +26,7 @@ class Owner(Protocol):
 
     @property
     def blocked_by(self) -> str:
-        """Why `available` is 0: credit or socket."""
+        """Why `available` is 0: credit, socket, or in_flight: it holds as much as it may (P9)."""
 
     def deliver(self, slot: "Slot", record: Record, out: GiveOut, reserved: object = None) -> None:
         """Give it these; counts against `available`, or is what was `reserved`."""
@@ -40,6 +40,10 @@ class Owner(Protocol):
 
     def revoked(self, slot: "Slot", taken: list[Taken], reason: str) -> None:
         """These are no longer its own (R17)."""
+
+    def holds(self, more: int) -> None:
+        """So many more of its deliveries are in flight; below 0: so many fewer, because they were
+        settled, returned, or cut off."""
 
     def pump(self) -> None:
         """Something of its slots may have become possible."""

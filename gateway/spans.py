@@ -38,7 +38,8 @@ class Span:
     stages: Stages | None
     """None: the record was read from storage."""
     waited_for: str
-    """What held the run up before it was given: "", credit, socket, read, held, draining."""
+    """What held the run up before it was given: "", credit, in_flight, socket, read, held,
+    draining."""
     pushed_unix_ms: float
     acked_unix_ms: float = 0.0
     """When the last of it was settled."""

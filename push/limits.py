@@ -59,7 +59,10 @@ CLOSE_TIMEOUT_S: Final = 5.0
 """From our close frame to the end of the socket, whatever the other side does."""
 SUBSCRIPTIONS_PER_SESSION_MAX: Final = 256
 CREDIT_MAX: Final = 10_000
-"""Messages that a session may be given unsettled, per subscription."""
+"""Messages that a subscription may be given before it grants more."""
+IN_FLIGHT_PER_SUBSCRIPTION_MAX: Final = 4 * CREDIT_MAX
+"""Messages that a subscription holds unsettled, in sum: each is a lease in memory, of less than
+1 KiB. [A client grants credit anew for whatever it is given, and never acks.]"""
 KEYS_PER_READER_MAX: Final = 1000
 WRITE_BUFFER_BYTES_MAX: Final = 64 * 1024
 """Above this a socket gets no more pushes until it drains: 1,000 sockets that stop reading cost
@@ -132,6 +135,6 @@ OFFSET_MAX: Final = (1 << 40) - 1
 """Offsets of a partition; a record's row id is partition << 40 | offset. 348 years at 100/s."""
 
 assert PUSH_BYTES_MAX <= WRITE_BUFFER_BYTES_MAX
-assert PUSH_MESSAGES_MAX <= CREDIT_MAX
+assert PUSH_MESSAGES_MAX <= CREDIT_MAX <= IN_FLIGHT_PER_SUBSCRIPTION_MAX
 assert MESSAGE_BYTES_MAX_MAX <= FRAME_BYTES_MAX // 2 + 1
 assert MESSAGES_PER_PUBLISH_MAX <= IN_FLIGHT_PER_PRODUCER_MAX <= PENDING_MESSAGES_MAX
