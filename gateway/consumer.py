@@ -90,6 +90,8 @@ class Consumer:
         self._in_flight += more
         if was_full:
             self.pump()
+        if not self._in_flight:
+            self._link.emptied()
 
     def grant(self, granted_total: int) -> None:
         """Credit, counted absolutely (R25). Raises Refused(too_many)."""

@@ -42,19 +42,9 @@ class Conversation:
     """A session's shell. `principal`: None where a token is still owed in `hello`."""
 
     __slots__ = (
-        "_around",
-        "_is_closed",
-        "_is_draining",
-        "_late_publishes",
-        "_outlet",
-        "_principal",
-        "_producer",
-        "_session",
-        "_subscriptions",
-        "_tasks",
-        "_unanswered",
-        "session_id",
-    )
+        "_around", "_is_closed", "_is_draining", "_late_publishes", "_outlet", "_principal",
+        "_producer", "_session", "_subscriptions", "_tasks", "_unanswered", "session_id",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -102,6 +92,12 @@ class Conversation:
     def writable(self) -> bool:
         """As Link.writable. A draining session is given nothing more (P14)."""
         return not (self._is_draining or self._is_closed) and self._outlet.writable()
+
+    def emptied(self) -> None:
+        """As Link.emptied. Who drains may close (P14), in the next turn of the loop: in this one
+        the ack that did it is yet to be answered."""
+        if self._is_draining:
+            asyncio.get_running_loop().call_soon(self._close_when_settled)
 
     # --- What the transport calls ---------------------------------------------------------------
 

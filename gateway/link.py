@@ -38,6 +38,10 @@ class Link(Protocol):
         """False: no more pushes now. `pump` is called on every consumer and reader of the session
         when it has become True again."""
 
+    def emptied(self) -> None:
+        """A consumer of the session holds nothing any more: it has settled or returned the last
+        delivery, or time has ended it."""
+
 
 class Outlet(Protocol):
     """A transport, as the conversation sees it."""

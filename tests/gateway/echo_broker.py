@@ -136,6 +136,11 @@ class EchoPlace:
         self.open.update(delivery[2] - 1 for delivery in deliveries)
         return answer
 
+    def expire(self) -> None:
+        """The leases end of all that it holds."""
+        self.open.clear()
+        self.link.emptied()
+
     def unsettled(self) -> int:
         return len(self.open)
 

@@ -558,6 +558,39 @@ async def test_a_drain_gives_nothing_more_and_waits_for_what_was_given(
     assert place.is_gone.is_set()
 
 
+async def test_a_drain_closes_when_time_ends_the_last_lease(
+    socket: Socket, broker: EchoBroker
+) -> None:
+    """P14: nobody has to say anything for it; and without a drain it says nothing."""
+    place = await pushed(socket, broker)
+    place.expire()
+    await settle()
+    assert socket.close_code is None
+    place.open.add(1)
+    socket.conversation.drain(1)
+    assert socket.close_code is None
+    place.expire()
+    await settle()
+    assert socket.close_code == frames.DRAINING
+    assert place.is_gone.is_set()
+
+
+async def test_a_drain_that_time_has_emptied_still_owes_its_answers(
+    socket: Socket, broker: EchoBroker
+) -> None:
+    """P14."""
+    place = await pushed(socket, broker)
+    broker.unanswered = []
+    socket.conversation.drain(1)
+    socket.say(publish(3, "c"))
+    place.expire()
+    await settle()
+    assert socket.close_code is None
+    broker.unanswered[0]()
+    assert [answer.get("ref") for answer in socket.answers()] == [None, 3]
+    assert socket.close_code == frames.DRAINING
+
+
 async def test_a_drain_waits_for_a_subscribe_on_its_way(socket: Socket, broker: EchoBroker) -> None:
     broker.gate.clear()
     socket.say(subscribe(group="g"))

@@ -49,6 +49,9 @@ class Session:
         """As Link.writable."""
         return self.is_writable
 
+    def emptied(self) -> None:
+        """As Link.emptied."""
+
     async def until(self, true: Callable[[], object]) -> None:
         """Wait until something that frames change is true."""
         async with asyncio.timeout(WAIT_S):

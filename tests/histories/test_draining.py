@@ -1,0 +1,116 @@
+"""Histories of a session that is told to come back, over a broker with leases (P14)."""
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway import frames
+from gateway.auth import Auth
+from gateway.conversation import Conversation, Surroundings
+from gateway.frames import Close
+from metadata.catalog import ANYBODY
+from tests.histories.house import WAIT_S, Frame, House, numbered
+
+
+class Socket:
+    """An outlet that keeps what it is given, and its conversation."""
+
+    def __init__(self, house: House) -> None:
+        self.frames: list[Frame] = []
+        self.close_code: Close | None = None
+        self._news = asyncio.Event()
+        around = Surroundings(house.broker, Auth(None))
+        self.conversation = Conversation(around, self, "s-1", ANYBODY, now=0)
+
+    def send(self, frame: bytes) -> None:
+        """As Outlet.send."""
+        assert self.close_code is None
+        self.frames.append(json.loads(frame))
+        self._news.set()
+
+    def writable(self) -> bool:
+        """As Outlet.writable."""
+        return True
+
+    def ping(self) -> None:
+        """As Outlet.ping."""
+
+    def pause_reading(self) -> None:
+        """As Outlet.pause_reading."""
+
+    def resume_reading(self) -> None:
+        """As Outlet.resume_reading."""
+
+    def close(self, close: Close) -> None:
+        """As Outlet.close."""
+        assert self.close_code is None
+        self.close_code = close
+        self.conversation.closed()
+        self._news.set()
+
+    def say(self, **frame: Any) -> None:
+        """A frame of the client."""
+        self.conversation.receive(msgspec.json.encode(frame), now=0)
+
+    async def until(self, kind: str) -> Frame:
+        """Wait for a frame of this type, or for "close"."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                for frame in self.frames:
+                    if frame["type"] == kind:
+                        return frame
+                if kind == "close" and self.close_code is not None:
+                    return {}
+                self._news.clear()
+                await self._news.wait()
+
+
+async def drained(house: House, lease_s: float) -> tuple[Socket, Frame]:
+    """A draining session, and the push of two messages that it holds."""
+    queue = await house.queue()
+    await house.group(queue, lease_s=lease_s)
+    socket = Socket(house)
+    socket.say(type="hello")
+    socket.say(
+        type="subscribe", ref=1, subscription=1, queue="orders", group="billing", credit=9
+    )  # fmt: skip
+    await house.publish(queue, numbered(2))
+    push = await socket.until("push")
+    assert len(push["messages"]) == 2
+    socket.conversation.drain(1)
+    assert socket.close_code is None
+    return socket, push
+
+
+@pytest.mark.parametrize("acked", [0, 1])
+async def test_a_drain_ends_with_the_last_lease_though_nobody_acks(
+    house: House, acked: int
+) -> None:
+    """P14: what was unsettled returned by time; the client is told so, and then sent away."""
+    socket, push = await drained(house, 0.1)
+    if acked:
+        place = [push["partition"], push["epoch"], push["push"], 0, 0]
+        socket.say(type="ack", subscription=1, deliveries=[place])
+        assert socket.close_code is None  # one is left
+    await socket.until("close")
+    assert socket.close_code == frames.DRAINING
+    assert [frame["type"] for frame in socket.frames[-2:]] == ["drain", "revoked"]
+    other, _ = await house.subscribe(house.find(), await house.group(house.find()))
+    assert await other.get(2 - acked) == [0, 1][acked:]
+
+
+@pytest.mark.parametrize("last", ["ack", "nack"])
+async def test_a_drain_answers_the_frame_that_settles_the_last_before_it_closes(
+    house: House, last: str
+) -> None:
+    """P14: a confirmed ack when it is durable."""
+    socket, push = await drained(house, 60)
+    place = [push["partition"], push["epoch"], push["push"], 0, 1]
+    socket.say(type=last, ref=7, subscription=1, deliveries=[place])
+    await socket.until("close")
+    assert socket.close_code == frames.DRAINING
+    answer = socket.frames[-1]
+    assert (answer["type"], answer["ref"]) == ("ok", 7)
