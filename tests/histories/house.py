@@ -9,9 +9,12 @@ from typing import Any
 
 import msgspec
 
+from gateway.auth import Auth
 from gateway.broker import Broker
 from gateway.config import Config
 from gateway.consumer import Consumer
+from gateway.conversation import Conversation, Surroundings
+from gateway.frames import Close
 from gateway.link import StartFrom
 from gateway.queue_readers import Reader
 from gateway.routing import Answer
@@ -201,6 +204,59 @@ class House:
         """Messages that the group has not settled, durably."""
         described = await self.broker.describe_group(ANYBODY, queue, group.name)
         return int(str(described["lag"]))
+
+
+class Socket:
+    """A client and its conversation, with an outlet that keeps what it is given."""
+
+    def __init__(self, house: House) -> None:
+        self.frames: list[Frame] = []
+        self.close_code: Close | None = None
+        self._news = asyncio.Event()
+        around = Surroundings(house.broker, Auth(None))
+        self.conversation = Conversation(around, self, "s-1", ANYBODY, now=0)
+
+    def send(self, frame: bytes) -> None:
+        """As Outlet.send."""
+        assert self.close_code is None
+        self.frames.append(json.loads(frame))
+        self._news.set()
+
+    def writable(self) -> bool:
+        """As Outlet.writable."""
+        return True
+
+    def ping(self) -> None:
+        """As Outlet.ping."""
+
+    def pause_reading(self) -> None:
+        """As Outlet.pause_reading."""
+
+    def resume_reading(self) -> None:
+        """As Outlet.resume_reading."""
+
+    def close(self, close: Close) -> None:
+        """As Outlet.close."""
+        assert self.close_code is None
+        self.close_code = close
+        self.conversation.closed()
+        self._news.set()
+
+    def say(self, **frame: Any) -> None:
+        """A frame of the client."""
+        self.conversation.receive(msgspec.json.encode(frame), now=0)
+
+    async def until(self, kind: str) -> Frame:
+        """Wait for a frame of this type, or for "close"."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                for frame in self.frames:
+                    if frame["type"] == kind:
+                        return frame
+                if kind == "close" and self.close_code is not None:
+                    return {}
+                self._news.clear()
+                await self._news.wait()
 
 
 async def eventually(true: Callable[[], object]) -> None:

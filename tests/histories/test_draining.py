@@ -1,71 +1,9 @@
 """Histories of a session that is told to come back, over a broker with leases (P14)."""
 
-import asyncio
-import json
-from typing import Any
-
-import msgspec
 import pytest
 
 from gateway import frames
-from gateway.auth import Auth
-from gateway.conversation import Conversation, Surroundings
-from gateway.frames import Close
-from metadata.catalog import ANYBODY
-from tests.histories.house import WAIT_S, Frame, House, numbered
-
-
-class Socket:
-    """An outlet that keeps what it is given, and its conversation."""
-
-    def __init__(self, house: House) -> None:
-        self.frames: list[Frame] = []
-        self.close_code: Close | None = None
-        self._news = asyncio.Event()
-        around = Surroundings(house.broker, Auth(None))
-        self.conversation = Conversation(around, self, "s-1", ANYBODY, now=0)
-
-    def send(self, frame: bytes) -> None:
-        """As Outlet.send."""
-        assert self.close_code is None
-        self.frames.append(json.loads(frame))
-        self._news.set()
-
-    def writable(self) -> bool:
-        """As Outlet.writable."""
-        return True
-
-    def ping(self) -> None:
-        """As Outlet.ping."""
-
-    def pause_reading(self) -> None:
-        """As Outlet.pause_reading."""
-
-    def resume_reading(self) -> None:
-        """As Outlet.resume_reading."""
-
-    def close(self, close: Close) -> None:
-        """As Outlet.close."""
-        assert self.close_code is None
-        self.close_code = close
-        self.conversation.closed()
-        self._news.set()
-
-    def say(self, **frame: Any) -> None:
-        """A frame of the client."""
-        self.conversation.receive(msgspec.json.encode(frame), now=0)
-
-    async def until(self, kind: str) -> Frame:
-        """Wait for a frame of this type, or for "close"."""
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                for frame in self.frames:
-                    if frame["type"] == kind:
-                        return frame
-                if kind == "close" and self.close_code is not None:
-                    return {}
-                self._news.clear()
-                await self._news.wait()
+from tests.histories.house import Frame, House, Socket, numbered
 
 
 async def drained(house: House, lease_s: float) -> tuple[Socket, Frame]:
