@@ -171,6 +171,18 @@ async def test_handlers_run_side_by_side_across_keys_and_one_by_one_within(
     assert len(broker.groups["orders", "g"].settled) == 60
 
 
+async def test_what_was_extended_is_marked_as_started_when_the_extend_returns(
+    broker: FakeBroker, client: tocsin.Client
+) -> None:
+    """R19: whatever the handler does then, in the same turn of the loop, its attempt counts."""
+    await publish(client, "k")
+    async with client.subscribe("orders", "g") as messages:
+        message = await anext(messages)
+        await message.extend()
+        (extend,) = (f for f in broker.received(frames.Extend) if f.deliveries)
+        assert extend.started == extend.deliveries
+
+
 async def test_a_handler_that_fails_nacks(
     broker: FakeBroker, client: tocsin.Client, caplog: pytest.LogCaptureFixture
 ) -> None:

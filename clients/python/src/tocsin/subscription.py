@@ -69,7 +69,10 @@ class Subscription(Subscribing):
     ) -> None:
         """Call `handler` with each message until the subscription is closed: up to `concurrency`
         at a time across keys, one after another within a key. A message is acked when its handler
-        returns and has not settled it, and nacked when it raises."""
+        returns and has not settled it, and nacked when it raises.
+
+        A handler that may kill its process at once begins with `await message.extend()`: then the
+        broker knows that it has begun, and counts the attempt (R19)."""
         async with asyncio.TaskGroup() as workers:
             for number in range(concurrency):
                 workers.create_task(self._work(handler), name=f"tocsin-worker-{number}")
