@@ -8,6 +8,7 @@ objects. Places are columns of integers, not objects: a **delivery list** is
 which names offsets `first..last` of push number `push`, given under `epoch` in `partition`.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -262,13 +263,17 @@ def push_head(
     attempt: int,
     id_prefix: str,
     published_unix_ms: int,
+    skips: Sequence[int] = (),
 ) -> bytes:
-    """A consumer's push up to its messages; `push_frame` closes it. A message without `id` has
-    the id `id_prefix` + its offset."""
-    retry = f',"attempt":{attempt}' if attempt > 1 else ""
+    """A consumer's push up to its messages; `push_frame` closes it. The messages stand at the
+    offsets from `offset` on that are not in `skips`. One without `id` has the id `id_prefix` + its
+    offset."""
+    more = f',"skips":[{",".join(map(str, skips))}]' if skips else ""
+    if attempt > 1:
+        more += f',"attempt":{attempt}'
     return (
         f'{{"type":"push","subscription":{subscription},"partition":{partition},'
-        f'"epoch":{epoch},"push":{push},"offset":{offset}{retry},"id_prefix":"{id_prefix}",'
+        f'"epoch":{epoch},"push":{push},"offset":{offset}{more},"id_prefix":"{id_prefix}",'
         f'"published_unix_ms":{published_unix_ms},"messages":['
     ).encode()
 

@@ -119,7 +119,7 @@ class PullConsumer:
 
     def deliver(self, slot: Slot, record: Record, out: GiveOut, reserved: object = None) -> None:
         """Put messages into the pull that is being served, or that they were reserved for."""
-        count = out.last - out.first + 1
+        count = out.count
         pull = self._serving
         if isinstance(reserved, _Pull):
             pull = reserved
@@ -128,7 +128,7 @@ class PullConsumer:
             assert pull is not None  # else nothing is available
             pull.room -= count
         until = int((time.time() + slot.delivery.settings.lease_s) * 1000)
-        for offset in range(out.first, out.last + 1):
+        for offset in out.offsets():
             pull.messages.append(self._message(slot, record, offset, out, until))
 
     def _message(

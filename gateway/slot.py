@@ -38,7 +38,7 @@ class _Unsent:
     @property
     def count(self) -> int:
         """Messages in it."""
-        return self.out.last - self.out.first + 1
+        return self.out.count
 
 
 class Slot:
@@ -116,7 +116,7 @@ class Slot:
                 break
             record, stages = found
             for out in delivery.give(record, min(credit, left), now=now, wall_unix_ms=wall_unix_ms):
-                left -= out.last - out.first + 1
+                left -= out.count
                 self._send(record, out, stages, now)
         if (
             delivery.frontier > frontier
@@ -171,7 +171,7 @@ class Slot:
         if self._at_most_once:
             # R23: settled durably before the push; what is not known to be settled is not pushed.
             self.delivery.ack(out.push, out.first, out.last, now=now)
-            reserved = self.owner.reserve(out.last - out.first + 1)
+            reserved = self.owner.reserve(out.count)
             self._unsent.append(_Unsent(record, out, stages, reserved))
             self._context.flusher.mark(self, urgent=True)
             return
@@ -183,7 +183,8 @@ class Slot:
     ) -> None:
         span = Span(
             self.queue.queue_id, self.group.group_id, self.partition.number, self.delivery.epoch,
-            out.push, out.first, out.last, out.attempt, stages, self.blocked, time.time() * 1000,
+            out.push, out.first, out.last, out.count, out.attempt, stages, self.blocked,
+            time.time() * 1000,
         )  # fmt: skip
         self.blocked = ""
         if not self._at_most_once:

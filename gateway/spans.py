@@ -25,7 +25,7 @@ class Stages:
 
 @dataclass(slots=True)
 class Span:
-    """Deliveries first..last of one push."""
+    """The deliveries of one push: `count` messages between first and last."""
 
     queue_id: str
     group_id: str
@@ -34,6 +34,7 @@ class Span:
     push: int
     first: int
     last: int
+    count: int
     attempt: int
     stages: Stages | None
     """None: the record was read from storage."""

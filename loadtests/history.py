@@ -19,6 +19,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from loadtests.wire import offsets_of
+
 
 class Line(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
     """A log's line."""
@@ -150,6 +152,7 @@ class _Frame(msgspec.Struct, gc=False):
     offset: int | None = None
     epoch: int = 0
     push: int = 0
+    skips: list[int] = []
     code: str = ""
     messages: list[_Message] = []
     receipts: list[str | list[int | bool] | _Error] = []
@@ -248,8 +251,8 @@ class Interpreter:
             socket.session = frame.session
         elif frame.type == "push" and frame.subscription in socket.groups:
             place = place_name(stream, frame.subscription, frame.partition, frame.epoch, frame.push)
-            for index, message in enumerate(frame.messages):
-                offset = (frame.offset or 0) + index
+            offsets = offsets_of(frame.offset or 0, len(frame.messages), frame.skips)
+            for offset, message in zip(offsets, frame.messages, strict=True):
                 yield Delivered(
                     line.at, line.server, stream, socket.groups[frame.subscription],
                     frame.partition, offset, message.key, bytes(message.body),

@@ -235,6 +235,16 @@ class Producer(Client):
             self.on_answers()
 
 
+class _Wave:
+    """What is acked together: a delivery list, and of how many messages it is."""
+
+    __slots__ = ("count", "deliveries")
+
+    def __init__(self) -> None:
+        self.deliveries: list[list[int]] = []
+        self.count = 0
+
+
 class Consumer(Client):
     """A member of a group that acks, confirmed, every message it is given, in random order."""
 
@@ -250,7 +260,7 @@ class Consumer(Client):
         self._random = random
         self._granted = CREDIT
         self._acked_since_grant = 0
-        self._waves: deque[list[list[int]]] = deque([[] for _ in range(WAVES)])
+        self._waves: deque[_Wave] = deque(_Wave() for _ in range(WAVES))
         self._splits = [_random_split(random) for _ in range(_SPLITS)]
         self._acking: dict[int, int] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -271,10 +281,12 @@ class Consumer(Client):
             self.redelivered += count
         for due, times in Counter(stamps).items() if count > 1 else ((stamps[0], 1),):
             self._histogram.record(now - int(due), times)
-        place = [head.partition, head.epoch, head.push]
+        place, places = [head.partition, head.epoch, head.push], head.places(count)
         for wave, relative in zip(self._waves, self._split(count), strict=True):
             if relative:
-                wave.append(place + [head.offset + x for x in relative])
+                wave.count += sum(relative[1::2]) - sum(relative[::2]) + len(relative) // 2
+                # A range may span what the push skips: its ends are all that matters.
+                wave.deliveries.append(place + [places[x] for x in relative])
 
     def _split(self, count: int) -> list[list[int]]:
         """A random split of `count` messages into waves, each as ranges first, last, first, …:
@@ -287,10 +299,10 @@ class Consumer(Client):
 
     def _turn(self) -> None:
         due = self._waves.popleft()
-        self._waves.append([])
-        if due:
-            self._ack(due)
-        if self._timer is None and any(self._waves):
+        self._waves.append(_Wave())
+        if due.count:
+            self._ack(due.deliveries, due.count)
+        if self._timer is None and any(wave.count for wave in self._waves):
             self._timer = asyncio.get_running_loop().call_later(_WAVE_DELAY_S, self._later)
         if self.on_settled is not None:
             self.on_settled()
@@ -300,8 +312,7 @@ class Consumer(Client):
         if not self.wire.closed:
             self._turn()
 
-    def _ack(self, deliveries: list[list[int]]) -> None:
-        count = sum(sum(entry[4::2]) - sum(entry[3::2]) + len(entry[4::2]) for entry in deliveries)
+    def _ack(self, deliveries: list[list[int]], count: int) -> None:
         ref = self._next_ref()
         self._acking[ref] = count
         frames = [_ENCODE({"type": "ack", "subscription": 1, "deliveries": deliveries, "ref": ref})]

@@ -2,6 +2,7 @@
 `stuck`. The first letter of a key says what becomes of its messages."""
 
 from collections import Counter
+from collections.abc import Sequence
 from random import Random
 from typing import Final
 
@@ -81,13 +82,19 @@ class Book:
         if len(self.violations) < EXAMPLES_MAX:
             self.violations.append(why)
 
-    def give(self, partition: int, first: int, count: int) -> bool:
-        """Note a run of messages. True: it lies beyond all that was given before."""
+    def give(self, partition: int, offsets: Sequence[int]) -> bool:
+        """Note the messages of a push. True: they lie beyond all that was given before."""
         given = self.given.setdefault(partition, bytearray())
+        first, last = offsets[0], offsets[-1]
         if first < len(given):
             return False
         given.extend(bytes(first - len(given)))
-        given.extend(b"\1" * count)
+        if last - first == len(offsets) - 1:
+            given.extend(b"\1" * len(offsets))
+        else:
+            given.extend(bytes(last - first + 1))
+            for offset in offsets:
+                given[offset] = 1
         return True
 
     def give_one(self, partition: int, offset: int) -> bool:
@@ -150,16 +157,17 @@ class Handler(Client):
         kinds = data[start + _LETTER_AT : end : stride]
         book, place = self._book, [head.partition, head.epoch, head.push]
         healthy = kinds.count(HEALTHY)
-        ahead = book.give(head.partition, head.offset, count)
+        places = head.places(count)
+        ahead = book.give(head.partition, places)
         if ahead and (healthy == count or not book.stuck):
             book.healthy += healthy
             self._healthy += healthy
             self._freed += count
-            self._acks.append([*place, head.offset, head.offset + count - 1])
+            self._acks.append([*place, places[0], places[-1]])
             return
         acks = list(place)
         for index, kind in enumerate(kinds):
-            offset = head.offset + index
+            offset = places[index]
             fresh = ahead or book.give_one(head.partition, offset)
             if kind == HEALTHY or not book.stuck:
                 book.healthy += fresh and kind == HEALTHY

@@ -14,6 +14,7 @@ import msgspec
 
 from loadtests import wire
 from loadtests.field import GROUP, QUEUE, ClientFailed, Field, identity, message
+from loadtests.wire import offsets_of
 
 WINDOW: Final = 1500
 """Unanswered messages of a producer; the protocol allows 10,000."""
@@ -56,6 +57,7 @@ class _Received(msgspec.Struct, gc=False):
     epoch: int = 0
     push: int = 0
     offset: int = 0
+    skips: list[int] = []
     messages: list[_Message] = []
     deliveries: list[list[int]] = []
     stale: list[list[int]] = []
@@ -280,7 +282,8 @@ class SurvivingConsumer(Survivor):
     def _received(self, frame: _Received) -> None:
         if frame.type == "push":
             self.field.was_given(len(frame.messages))
-            for offset, one in enumerate(frame.messages, frame.offset):
+            offsets = offsets_of(frame.offset, len(frame.messages), frame.skips)
+            for offset, one in zip(offsets, frame.messages, strict=True):
                 place = (frame.partition, frame.epoch, frame.push, offset)
                 self._open[place] = identity(bytes(one.body))
                 self._lines.setdefault(one.key, deque()).append(place)

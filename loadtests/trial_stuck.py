@@ -3,6 +3,8 @@
 One queue, two groups over the same log. In `free` all is well; in `stuck` one key of a hundred is
 always nacked, one of a hundred is parked, and a hundred handlers hang and never extend. The groups
 take turns, so that what else the machine does hits both alike; only the healthy keys are counted.
+Before that, on the first messages, what is to be stuck gets stuck: a nacked key backs off, a hung
+one has lost its lease (P8 speaks of keys that are; until then a handler only takes its time).
 """
 
 import asyncio
@@ -102,17 +104,23 @@ class _Trial:
         """When the stuck group had a tenth of its messages, and all; monotonic."""
 
     async def prepare(self, lease_s: float) -> None:
-        """Queue, groups, the parked keys, the backlog, the consumers."""
+        """Queue, groups, consumers; what is to be stuck gets stuck; then the backlog."""
         await self.rest.call("PUT", f"/v1/queues/{_QUEUE}", _SETTINGS | {"lease_s": lease_s})
         await self.rest.call("PUT", f"{self._place('free')}", {})
         await self._park()
-        await self._fill()
+        first = _PRODUCERS * KEYS
+        await self._fill(first)
         for crew in (self.free, self.stuck):
             for number in range(CONSUMERS):
                 handler = Handler(f"{crew.group}-{number}", self.deck, crew.book)
                 await handler.open(self._url, None)
                 crew.handlers.append(handler)
                 await handler.subscribe(_QUEUE, crew.group)
+        await self.come_back(lease_s + _WAIT_S)
+        for handler in self.stuck.handlers:
+            handler.pause()
+        await self._quiet(self.stuck)
+        await self._fill(self.messages - first)
 
     def _place(self, group: str) -> str:
         return f"/v1/queues/{_QUEUE}/groups/{group}"
@@ -155,13 +163,13 @@ class _Trial:
         self.rest.close()  # what is idle for a turn, the broker has closed
         return await self.rest.call("GET", self._place(group))
 
-    async def _fill(self) -> None:
+    async def _fill(self, messages: int) -> None:
         random, began = Random(1), time.monotonic()
         producers = [
             Producer(f"filler-{i}", _QUEUE, self.deck, _FRAME_MESSAGES, random)
             for i in range(_PRODUCERS)
         ]
-        left = dict.fromkeys(producers, self.messages // _PRODUCERS)
+        left = dict.fromkeys(producers, messages // _PRODUCERS)
 
         def fill() -> None:
             due = stamp(time.monotonic_ns())
@@ -176,13 +184,13 @@ class _Trial:
             producer.on_answers = fill
         fill()
         await until(
-            lambda: sum(p.answered for p in producers) == self.messages,
-            "filling the queue", max(_WAIT_S, self.messages / 5_000), lambda: [*producers],
+            lambda: sum(p.answered for p in producers) == messages,
+            "filling the queue", max(_WAIT_S, messages / 5_000), lambda: [*producers],
         )  # fmt: skip
         for producer in producers:
             producer.close()
         took_s = time.monotonic() - began
-        self._progress(f"stuck: {self.messages:,} messages wait, after {took_s:.1f} s")
+        self._progress(f"stuck: {messages:,} messages wait, after {took_s:.1f} s")
 
     async def run(self) -> None:
         """Turn by turn, until both groups have settled what is healthy."""

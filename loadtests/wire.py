@@ -10,7 +10,7 @@ import base64
 import hashlib
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, cast
 from urllib.parse import urlsplit
 
@@ -260,6 +260,20 @@ class Push(msgspec.Struct, gc=False):
     push: int = 0
     offset: int = 0
     attempt: int = 1
+    skips: list[int] = []
+
+    def places(self, count: int) -> Sequence[int]:
+        """The offsets of its `count` messages, in order."""
+        return offsets_of(self.offset, count, self.skips)
+
+
+def offsets_of(first: int, count: int, skips: list[int]) -> Sequence[int]:
+    """`count` offsets from `first` on, without those of `skips`."""
+    whole = range(first, first + count + len(skips))
+    if not skips:
+        return whole
+    gone = set(skips)
+    return [offset for offset in whole if offset not in gone]
 
 
 _PUSH: Final = msgspec.json.Decoder(Push)

@@ -40,7 +40,9 @@ def _check_leases(delivery: Delivery) -> dict[int, int]:
     for number, push in leases.pushes.items():
         assert push.open, f"push {number} is settled and still there"
         assert 0 < number <= leases.number, f"R16: push {number} of {leases.number}"
-        assert push.open >> (push.last - push.first + 1) == 0, f"{push} beyond its extent"
+        assert not push.open & ~push.given, f"P2: {push} has what it skips in flight"
+        assert push.given & 1, f"{push} begins with what it skips"
+        assert push.first + push.given.bit_length() - 1 == push.last, f"{push} ends with a skip"
         left = push.open
         for _, mask in push.parts:
             left &= ~mask
@@ -106,6 +108,9 @@ def _check_schedules(delivery: Delivery) -> None:
             assert known, f"P8: nobody looks at {line}"
         if not line.waiting and line.aside and line.room() and line.loading is None:
             assert key in lines._hungry, f"P8: nobody reads the side line of {line}"
+        unread = line.waiting or line.aside
+        if line.aside_unwritten and (line.opens_after or (line.room() and not unread)):
+            assert key in lines.starving, f"P8: nobody writes the side line of {line}"
     assert lines._ready.keys() <= lines.by_key.keys()
     assert lines._hungry.keys() <= lines.by_key.keys()
     assert len(lines._due) <= 2 * len(lines.by_key) + 65 or not lines._due, "P9"

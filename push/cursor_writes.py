@@ -4,8 +4,10 @@ At most one write is under way. Everything in it is absolute, so that it can be 
 when its outcome is not known (R29).
 """
 
+from collections.abc import Collection
 from typing import Final
 
+from push import limits
 from push.ports import CursorWrite, GroupPartition, Parked, Retry, Side
 from push.ranges import Range, coalesce
 
@@ -18,9 +20,12 @@ class PendingWrite:
     """Collects changes; `take` hands them out as one write, `confirm` or `restore` ends it."""
 
     __slots__ = ("_aside", "_coalesce_at", "_epoch", "_parked", "_place", "_record", "_retries",
-                 "_settled", "_taken", "_token", "aside_count")  # fmt: skip
+                 "_settled", "_starving", "_taken", "_token", "aside_count", "ending")  # fmt: skip
 
-    def __init__(self, place: GroupPartition, epoch: int, token: bytes) -> None:
+    def __init__(
+        self, place: GroupPartition, epoch: int, token: bytes, *, starving: Collection[int]
+    ) -> None:
+        """`starving`: keys that wait for what is to be set aside of them."""
         self._place = place
         self._epoch = epoch
         self._token = token
@@ -33,11 +38,24 @@ class PendingWrite:
         self._taken: tuple[CursorWrite, dict[int, int]] | None = None
         self.aside_count = 0
         """Offsets that are to be set aside and are not yet."""
+        self._starving = starving
+        self.ending = False
+        """The epoch ends: whatever is written then, the next owner need not find out again."""
 
     @property
     def dirty(self) -> bool:
         """Whether `take` would have something, once nothing is under way."""
-        return bool(self._settled or self._retries or self._aside or self._parked)
+        return bool(self._settled or self._retries or self._parked) or self.aside_due
+
+    @property
+    def aside_due(self) -> bool:
+        """Whether what is to be set aside goes with the next write. A stuck key's messages come
+        one by one, each to another page of the storage: it waits until many go together, or
+        somebody needs it. Until then they are holes in the cursor (P8)."""
+        if not self._aside:
+            return False
+        many = max(1, limits.HELD_PER_PARTITION_MAX // 2)
+        return self.aside_count >= many or self.ending or bool(self._starving or self._parked)
 
     @property
     def under_way(self) -> bool:
@@ -88,17 +106,20 @@ class PendingWrite:
         """Everything so far as one write; None: nothing, or one is under way."""
         if self._taken is not None or not self.dirty:
             return None
+        aside = {}
+        if self.aside_due:
+            aside, self._aside = self._aside, {}
         write = CursorWrite(
             self._place, self._epoch, self._token,
             settled=tuple(coalesce(self._settled)),
             retries=tuple(self._retries.values()),
-            aside=tuple(Side(key, tuple(sorted(o))) for key, o in self._aside.items()),
+            aside=tuple(Side(key, tuple(sorted(o))) for key, o in aside.items()),
             parked=tuple(Parked(k, why, wall_unix_ms) for k, why in self._parked.items()),
         )  # fmt: skip
         self._taken = (write, self._record)
         self._settled, self._coalesce_at = [], SETTLED_LOOSE_MAX
         self._retries, self._record = {}, {}
-        self._aside, self._parked = {}, {}
+        self._parked = {}
         return write
 
     def confirm(self) -> tuple[dict[int, int], dict[int, int]]:

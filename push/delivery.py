@@ -18,13 +18,14 @@ and time, and carries out what it asks for:
 Times: `now` is monotonic seconds, `wall_unix_ms` unix milliseconds (R3).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from push.backoff import backoff_s
 from push.giving import DeliverySettings, GiveOut, Judged, Taken, append_offset
-from push.leases import Leases, Push, bits_between, offsets_of
+from push.leases import Leases, Push, mask_of, offsets_of, outside, ranges_of
 from push.lines import loose
 from push.ports import CursorWrite, GroupPartition, Owned, Written
+from push.ranges import Range
 from push.record import Record
 from push.scan import Scan
 from push.waiting import DeadLetter, Waiting
@@ -165,8 +166,8 @@ class Delivery:
         """Settle the ranges `numbers[begin:]` (first, last, first, last …) of push `number` at
         once, if all of that is in flight in this push and nothing waits for any of it.
 
-        Returns how many messages were settled; 0: not the ordinary case, nothing happened, `ack`
-        judges them one by one.
+        A range may span what the push skips. Returns how many messages were settled; 0: not the
+        ordinary case, nothing happened, `ack` judges them one by one.
         """
         push = self.leases.pushes.get(number)
         if push is None or push.of_line or self.settings.pulls:
@@ -179,6 +180,9 @@ class Delivery:
                 return 0
             mask |= ((1 << (last - first + 1)) - 1) << (first - base)
             ranges.append((first, last))
+        if mask & ~push.given:
+            mask &= push.given
+            ranges = ranges_of(mask, base)
         if push.open & mask != mask:
             return 0
         self.leases.close(push, mask)
@@ -189,14 +193,13 @@ class Delivery:
         """Settle first..last of push `number`, judged offset by offset (R21)."""
         push = self.leases.pushes.get(number)
         if push is not None and push.first <= first and last <= push.last:
-            mask = bits_between(first - push.first, last - push.first)
+            mask = push.within(first, last)
             if push.open & mask == mask:  # the ordinary case: all of it is in flight in this push
-                self._settle_open(push, mask, first, last, now)
-                return Judged([(first, last)])
+                return Judged(self._settle_open(push, mask, now))
         judged, offsets = self._within(number, first, last)
         for offset in offsets:
             if push is not None and push.open >> (offset - push.first) & 1:
-                self._settle_open(push, 1 << (offset - push.first), offset, offset, now)
+                self._settle_open(push, 1 << (offset - push.first), now)
                 append_offset(judged.settled, offset)
             elif offset in self.waiting.dying:
                 append_offset(judged.stale, offset)
@@ -209,27 +212,29 @@ class Delivery:
                 )
         return judged
 
-    def _settle_open(self, push: Push, mask: int, first: int, last: int, now: float) -> None:
+    def _settle_open(self, push: Push, mask: int, now: float) -> list[Range]:
+        ranges = ranges_of(mask, push.first)
         if push.of_line or self.settings.pulls:
-            for offset in range(first, last + 1):
+            for offset in offsets_of(mask, push.first):
                 key = push.hashes[offset - push.first] or loose(offset)
                 self.waiting.settled_in_flight(key, offset, now)
         self.leases.close(push, mask)
-        self.waiting.settle(first, last)
+        self.waiting.pending.settle_all(ranges)
+        return ranges
 
-    def _within(self, number: int, first: int, last: int) -> tuple[Judged, range]:
-        """The part of first..last that push `number` covered; the rest is judged already."""
+    def _within(self, number: int, first: int, last: int) -> tuple[Judged, Iterable[int]]:
+        """The offsets of first..last that push `number` had; what lies beyond it is judged
+        already, and what it skips means nothing."""
         judged = Judged()
-        extent = self.leases.extent(number)
-        if extent is None:
-            given = 0 < number <= self.leases.number
-            (judged.stale if given else judged.not_delivered).append((first, last))
-            return judged, range(0)
-        if first < extent[0]:
-            judged.not_delivered.append((first, min(last, extent[0] - 1)))
-        if last > extent[1]:
-            judged.not_delivered.append((max(first, extent[1] + 1), last))
-        return judged, range(max(first, extent[0]), min(last, extent[1]) + 1)
+        given = self.leases.given(number)
+        if given is None:
+            known = 0 < number <= self.leases.number
+            (judged.stale if known else judged.not_delivered).append((first, last))
+            return judged, ()
+        begin, mask = given
+        end = begin + mask.bit_length() - 1
+        judged.not_delivered += outside(first, last, begin, end)
+        return judged, offsets_of(mask & mask_of(first, min(last, end), begin), begin)
 
     def nack(
         self,
@@ -340,7 +345,7 @@ class Delivery:
 
     def drain(self, *, deadline: float) -> None:
         """Give nothing more; what is in flight settles, expires, or is cut off at `deadline`."""
-        self.draining = True
+        self.draining = self.waiting.pending.ending = True
         self.drain_deadline = min(self.drain_deadline, deadline)
 
     @property
@@ -353,7 +358,7 @@ class Delivery:
 
         Afterwards `take_write` holds everything that the next owner must know.
         """
-        self.draining = True
+        self.draining = self.waiting.pending.ending = True
         for push in list(self.leases.pushes.values()):
             for offset in offsets_of(push.open & push.started, push.first):
                 self.waiting.count(offset, wall_unix_ms)
@@ -370,7 +375,7 @@ class Delivery:
     def urgent(self) -> bool:
         """Whether something waits for the write: a redelivery, or room to set aside."""
         pending = self.waiting.pending
-        return pending.recording_count > 0 or pending.aside_count > 0
+        return pending.recording_count > 0 or pending.aside_due
 
     def take_write(self, *, wall_unix_ms: int) -> CursorWrite | None:
         """The cursor change to make durable now; None: nothing, or one is under way."""

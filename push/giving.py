@@ -1,5 +1,6 @@
 """The values that delivery takes and returns."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from push.ranges import Range
@@ -24,12 +25,27 @@ class DeliverySettings:
 
 @dataclass(frozen=True, slots=True)
 class GiveOut:
-    """A push to send: offsets first..last of the record that was handed in."""
+    """A push to send: offsets first..last of the record that was handed in, but for `skips`."""
 
     push: int
     first: int
     last: int
     attempt: int
+    skips: tuple[int, ...] = ()
+    """Ascending, between first and last: what waits, or was settled before."""
+
+    @property
+    def count(self) -> int:
+        """How many messages it has."""
+        return self.last - self.first + 1 - len(self.skips)
+
+    def offsets(self) -> Iterable[int]:
+        """Their offsets, in order."""
+        whole = range(self.first, self.last + 1)
+        if not self.skips:
+            return whole
+        skips = set(self.skips)
+        return [offset for offset in whole if offset not in skips]
 
 
 @dataclass(slots=True)

@@ -31,12 +31,44 @@ def offsets_of(mask: int, first: int) -> Iterator[int]:
         mask ^= low
 
 
+def mask_of(first: int, last: int, base: int) -> int:
+    """The mask of first..last relative to `base`, without what lies below it. It has as many bits:
+    `last` is to be bounded."""
+    low, high = max(first - base, 0), last - base
+    return bits_between(low, high) if low <= high else 0
+
+
+def outside(first: int, last: int, begin: int, end: int) -> list[Range]:
+    """What of first..last lies outside begin..end."""
+    ranges = []
+    if first < begin:
+        ranges.append((first, min(last, begin - 1)))
+    if last > end:
+        ranges.append((max(first, end + 1), last))
+    return ranges
+
+
+def ranges_of(mask: int, first: int) -> list[Range]:
+    """The runs of offsets that a mask relative to `first` names, in order."""
+    ranges: list[Range] = []
+    while mask:
+        gap = (mask & -mask).bit_length() - 1
+        mask >>= gap
+        run = (~mask & (mask + 1)).bit_length() - 1
+        mask >>= run
+        first += gap
+        ranges.append((first, first + run - 1))
+        first += run
+    return ranges
+
+
 class Push:
-    """One push in flight: offsets first..last, `open` the mask of those that are unsettled."""
+    """One push in flight: offsets first..last but for those that it skips; `given` is the mask of
+    what it has, `open` that of what is unsettled."""
 
     __slots__ = (
-        "attempt", "due_at", "first", "given_at", "hashes", "last", "number", "of_line", "open",
-        "parts", "started",
+        "attempt", "due_at", "first", "given", "given_at", "hashes", "last", "number", "of_line",
+        "open", "parts", "started",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +83,7 @@ class Push:
         attempt: int,
         started: bool,
         of_line: bool,
+        skipped: int,
     ) -> None:
         self.number = number
         self.first = first
@@ -60,7 +93,7 @@ class Push:
         self.attempt = attempt
         self.of_line = of_line
         """It is one message that a line sent: the line waits to hear of it."""
-        self.open = (1 << (last - first + 1)) - 1
+        self.given = self.open = ((1 << (last - first + 1)) - 1) & ~skipped
         self.started = self.open if started else 0
         self.parts: list[tuple[float, int]] = [(deadline, self.open)]
         """(lease end, mask): disjoint masks that cover what is open."""
@@ -70,9 +103,8 @@ class Push:
         return f"<Push {self.number} {self.first}..{self.last} open={self.open:b}>"
 
     def within(self, first: int, last: int) -> int:
-        """The mask of the part of first..last that this push covers."""
-        low, high = max(first, self.first), min(last, self.last)
-        return bits_between(low - self.first, high - self.first) if low <= high else 0
+        """The mask of the part of first..last that this push has."""
+        return self.given & mask_of(first, min(last, self.last), self.first)
 
     def of_key(self, key_hash: int, after: int) -> Iterator[int]:
         """Open offsets above `after` whose key has this hash, in order."""
@@ -109,7 +141,7 @@ class Leases:
         """The number of the last push given; numbers start at 1 under every epoch (R16)."""
         self.open_count = 0
         self._deadlines: list[tuple[float, int]] = []
-        self._finished: dict[int, Range] = {}
+        self._finished: dict[int, tuple[int, int]] = {}
         self._of_lines: dict[int, Push] = {}
         self._by_key: dict[int, list[Push]] = {}
         self._indexed = 0
@@ -127,17 +159,20 @@ class Leases:
         attempt: int = 1,
         started: bool = False,
         of_line: bool = False,
+        skipped: int = 0,
     ) -> Push:
-        """A new push of first..last, due at now + lease_s. `of_line`: one message, from a line."""
+        """A new push of first..last but for the mask `skipped`, due at now + lease_s. `of_line`:
+        one message, from a line."""
         self.number += 1
         push = Push(
             self.number, first, last, hashes,
             given_at=now, deadline=now + lease_s, attempt=attempt, started=started, of_line=of_line,
+            skipped=skipped,
         )  # fmt: skip
         self.pushes[push.number] = push
         if of_line:
             self._of_lines[first] = push
-        self.open_count += last - first + 1
+        self.open_count += last - first + 1 - skipped.bit_count()
         self._schedule(push, now + lease_s)
         return push
 
@@ -149,7 +184,7 @@ class Leases:
             del self.pushes[push.number]
             if push.of_line:
                 del self._of_lines[push.first]
-            self._finished[push.number] = (push.first, push.last)
+            self._finished[push.number] = (push.first, push.given)
             if len(self._finished) > limits.FINISHED_PUSHES_MAX:
                 del self._finished[next(iter(self._finished))]
 
@@ -162,10 +197,11 @@ class Leases:
         self._of_lines.clear()
         self._by_key.clear()
 
-    def extent(self, number: int) -> Range | None:
-        """What a push covered; None when it was never given, or is too old to be remembered."""
+    def given(self, number: int) -> tuple[int, int] | None:
+        """(first, mask) of what a push had; None when it was never given, or is too old to be
+        remembered."""
         push = self.pushes.get(number)
-        return (push.first, push.last) if push else self._finished.get(number)
+        return (push.first, push.given) if push else self._finished.get(number)
 
     def given_again(self, offset: int) -> bool:
         """Whether a line has sent this offset and it is in flight. (Whatever is given a second

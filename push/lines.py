@@ -144,7 +144,7 @@ class Line:
 class Lines:
     """All lines of one (group, partition): which may give now, which want their side line read."""
 
-    __slots__ = ("_due", "_exclusive", "_hungry", "_ready", "by_key", "held")
+    __slots__ = ("_due", "_exclusive", "_hungry", "_ready", "by_key", "held", "starving")
 
     def __init__(self, *, exclusive: bool) -> None:
         self._exclusive = exclusive
@@ -154,6 +154,8 @@ class Lines:
         self._due: list[tuple[float, int]] = []
         self._ready: dict[int, None] = {}
         self._hungry: dict[int, None] = {}
+        self.starving: dict[int, None] = {}
+        """Keys that go on when what is to be set aside of them is written, and not before."""
 
     def line(self, key: int) -> Line:
         """The key's line, made when there is none."""
@@ -167,6 +169,9 @@ class Lines:
         key = line.key
         self._ready.pop(key, None)
         self._hungry.pop(key, None)
+        self.starving.pop(key, None)
+        if line.opens_after:
+            self.starving[key] = None
         if line.empty:
             self.by_key.pop(key, None)
         elif line.waiting:
@@ -177,6 +182,8 @@ class Lines:
                     self._schedule(line)
         elif line.aside and line.room() and line.loading is None:
             self._hungry[key] = None
+        elif line.aside_unwritten and not line.aside and line.room():
+            self.starving[key] = None
 
     def _schedule(self, line: Line) -> None:
         """Look at a line when its head is due: once, however many join it meanwhile (P9)."""

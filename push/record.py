@@ -235,11 +235,24 @@ class Record:
         low, high = first - self.first, last - self.first
         return self.payload[starts[low] : starts[high] + self.header.sizes[high]]
 
+    def pick(self, first: int, last: int, skips: "tuple[int, ...]") -> bytes:
+        """As `slice`, without the messages at the offsets `skips` (ascending, between first and
+        last)."""
+        pieces = []
+        for skip in skips:
+            if skip > first:
+                pieces.append(self.slice(first, skip - 1))
+            first = skip + 1
+        pieces.append(self.slice(first, last))
+        return b",".join(pieces)
+
     def bytes_until(self, first: int, bytes_max: int) -> int:
         """The last offset L >= first such that slice(first, L) has at most bytes_max bytes.
 
         At least `first` itself, however large.
         """
+        if len(self.payload) <= bytes_max:
+            return self.last
         starts = self.starts()
         low = first - self.first
         # message i ends one comma before message i + 1 begins: those before the last start that

@@ -104,8 +104,9 @@ class Scan:
                 singly = self._give_singly(
                     record, first, hashes, ordinary=alike, now=now, wall_unix_ms=wall_unix_ms
                 )
-                credit -= sum(out.last - out.first + 1 for out in singly)
-                outs += singly
+                if singly is not None:
+                    credit -= singly.count
+                    outs.append(singly)
         return outs
 
     def _is_ordinary(self, record: Record, first: int, last: int, wall_unix_ms: int) -> bool:
@@ -124,26 +125,33 @@ class Scan:
         ordinary: bool,
         now: float,
         wall_unix_ms: int,
-    ) -> list[GiveOut]:
-        """The exceptional way, message by message: ranges of what goes out between what waits."""
-        outs: list[GiveOut] = []
+    ) -> GiveOut | None:
+        """The exceptional way, message by message: one push of what goes out, that skips what
+        waits. None: all of it waits."""
         lines = self._waiting.lines.by_key
-        begin = offset = first
+        skips: list[int] = []
+        offset = first
         for key in hashes:
             if ordinary and key not in lines:
                 offset += 1
                 continue
             if not self._goes_out(record, offset, key, now, wall_unix_ms):
-                if begin < offset:
-                    outs.append(self._push(begin, offset - 1, hashes[begin - first :], now))
-                begin = offset + 1
+                skips.append(offset)
             offset += 1
             if not self.wants_log:
                 break
-        if begin < offset:
-            outs.append(self._push(begin, offset - 1, hashes[begin - first :], now))
         self._move(offset, now)
-        return outs
+        begin, last = first, offset - 1
+        while skips and skips[-1] == last:
+            skips.pop()
+            last -= 1
+        leading = 0
+        while leading < len(skips) and skips[leading] == begin:
+            leading += 1
+            begin += 1
+        if begin > last:
+            return None
+        return self._push(begin, last, hashes[begin - first :], now, tuple(skips[leading:]))
 
     def _goes_out(
         self, record: Record, offset: int, key: int, now: float, wall_unix_ms: int
@@ -178,10 +186,15 @@ class Scan:
             and not line.overflowed
         )
 
-    def _push(self, first: int, last: int, hashes: "array[int]", now: float) -> GiveOut:
+    def _push(
+        self, first: int, last: int, hashes: "array[int]", now: float, skips: tuple[int, ...] = ()
+    ) -> GiveOut:
         """`hashes` are those of the messages from `first` on."""
+        skipped = 0
+        for offset in skips:
+            skipped |= 1 << (offset - first)
         push = self._leases.give(
-            first, last, hashes[: last - first + 1],
+            first, last, hashes[: last - first + 1], skipped=skipped,
             now=now, lease_s=self._settings.lease_s, started=self._settings.pulls,
         )  # fmt: skip
-        return GiveOut(push.number, first, last, 1)
+        return GiveOut(push.number, first, last, 1, skips)

@@ -52,7 +52,7 @@ class Waiting:
         self.attempts_max = attempts_max
         self.park = park
         self.lines = Lines(exclusive=exclusive)
-        self.pending = PendingWrite(place, owned.epoch, token)
+        self.pending = PendingWrite(place, owned.epoch, token, starving=self.lines.starving)
         self.attempts: dict[int, int] = {}
         """Counted attempts of what is not settled; absent: none."""
         self.due_unix_ms: dict[int, int] = {}

@@ -32,7 +32,13 @@ class Nobody:
 
 
 def push(
-    keys: Sequence[str], *, offset: int = 0, number: int = 1, epoch: int = 1, attempt: int = 1
+    keys: Sequence[str],
+    *,
+    offset: int = 0,
+    number: int = 1,
+    epoch: int = 1,
+    attempt: int = 1,
+    skips: Sequence[int] = (),
 ) -> wire.Push:
     """One message per key; "-": none."""
     return wire.Push(
@@ -42,6 +48,7 @@ def push(
         push=number,
         offset=offset,
         attempt=attempt,
+        skips=list(skips),
         id_prefix="q-1-0-",
         messages=[wire.PushedMessage(key=None if key == "-" else key) for key in keys],
     )
@@ -206,6 +213,24 @@ def test_a_push_that_is_not_newer_is_discarded_and_its_credit_returned() -> None
     assert wire.Credit(subscription=3, granted=5) in sent(held)
     held.receive(push("c", epoch=3, number=1, offset=5), now=0.0)
     assert [m.key for m in drain(held)] == ["c"]
+
+
+def test_what_a_push_skips_is_not_counted_among_its_offsets() -> None:
+    """P8: what waits between them is named, acks and revocations name offsets."""
+    held = ledger()
+    held.receive(push("abcd", offset=5, skips=[6, 8]), now=0.0)
+    messages = drain(held)
+    assert [(m.offset, m.id) for m in messages] == [
+        (5, "q-1-0-5"), (7, "q-1-0-7"), (9, "q-1-0-9"), (10, "q-1-0-10"),
+    ]  # fmt: skip
+    held.revoke([[0, 1, 1, 6, 7]])
+    held.ack(messages[0], now=0.0)
+    held.ack(messages[3], now=0.0)
+    with pytest.raises(StaleDelivery):
+        held.ack(messages[1], now=0.0)
+    (ack,) = [frame for frame in sent(held) if isinstance(frame, wire.Ack)]
+    assert ack.deliveries == [[0, 1, 1, 5, 5, 10, 10]]
+    held.check()
 
 
 def test_a_redelivery_supersedes_what_is_held_of_it() -> None:

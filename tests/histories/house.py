@@ -32,6 +32,15 @@ Place = tuple[int, int, int, int]
 WAIT_S = 5.0
 
 
+def offsets_of(push: Frame) -> list[int]:
+    """The offset of each message of a push."""
+    if "offsets" in push:
+        return list(push["offsets"])
+    skips = set(push.get("skips", ()))
+    whole = range(push["offset"], push["offset"] + len(push["messages"]) + len(skips))
+    return [offset for offset in whole if offset not in skips]
+
+
 class Session:
     """A link that keeps what it is sent, and knows what of it is a message."""
 
@@ -67,13 +76,13 @@ class Session:
         """(place, body, attempt) of every message that was pushed, in order."""
         return [
             (
-                (frame["partition"], frame["epoch"], frame["push"], frame["offset"] + index),
+                (frame["partition"], frame["epoch"], frame["push"], offset),
                 message["body"],
                 frame.get("attempt", 1),
             )
             for frame in self.frames
             if frame["type"] == "push" and "epoch" in frame
-            for index, message in enumerate(frame["messages"])
+            for offset, message in zip(offsets_of(frame), frame["messages"], strict=True)
         ]
 
     @property

@@ -15,7 +15,7 @@ import pytest
 from gateway.consumer import Consumer
 from gateway.ports import PulledMessage
 from metadata.catalog import Group, Queue
-from tests.histories.house import House, Session, eventually, message
+from tests.histories.house import House, Session, eventually, message, offsets_of
 
 Where = tuple[int, int]
 """(partition, offset)"""
@@ -102,8 +102,8 @@ class Witness(Session):
         super().send(frame)
         one = self.frames[-1]
         if one["type"] == "push":
-            for index, sent in enumerate(one["messages"]):
-                where = (one["partition"], one["offset"] + index)
+            for offset, sent in zip(offsets_of(one), one["messages"], strict=True):
+                where = (one["partition"], offset)
                 place = (one["epoch"], one["push"])
                 self._judge.given(self.session_id, where, place, sent["key"])
         elif one["type"] == "revoked":
@@ -256,9 +256,9 @@ async def lost(history: History) -> set[Any]:
     session, _ = await history.house.read(history.queue, start="earliest", credit=10_000)
     await session.get(history.count)
     bodies = {
-        (frame["partition"], frame["offset"] + index): sent["body"]
+        (frame["partition"], offset): sent["body"]
         for frame in session.of_type("push")
-        for index, sent in enumerate(frame["messages"])
+        for offset, sent in zip(offsets_of(frame), frame["messages"], strict=True)
     }
     settled = {bodies[where] for where in history.judge.settled}
     names = [q.name for q in history.house.broker.metadata.list_all_queues()]

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.histories.house import House, Session, message, numbered
+from tests.histories.house import House, Session, message, numbered, offsets_of
 
 
 class Witness(Session):
@@ -21,8 +21,7 @@ class Witness(Session):
         if last["type"] == "push":
             (at,) = self._house.memory._queues[self._house.find().queue_id]
             (cursor,) = at.cursors.values()
-            end = last["offset"] + len(last["messages"])
-            self.unsettled += [n for n in range(last["offset"], end) if n >= cursor.floor]
+            self.unsettled += [n for n in offsets_of(last) if n >= cursor.floor]
 
 
 async def test_nothing_is_pushed_before_it_is_settled(house: House) -> None:

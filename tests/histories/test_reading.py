@@ -9,7 +9,16 @@ import pytest
 from gateway.frames import Position
 from metadata.catalog import ANYBODY, Queue
 from push.errors import Refused
-from tests.histories.house import Frame, House, Session, delivery, eventually, message, numbered
+from tests.histories.house import (
+    Frame,
+    House,
+    Session,
+    delivery,
+    eventually,
+    message,
+    numbered,
+    offsets_of,
+)
 
 
 class Diary(dict[int, int]):
@@ -219,12 +228,7 @@ async def test_readers_at_the_tail_get_every_message_once(house: House) -> None:
         for granted in range(2, total + 2, 2):
             reader.grant(granted)
             await session.get(min(granted, total))
-        offsets = [
-            offset
-            for frame in session.of_type("push")
-            for offset in frame.get("offsets")
-            or range(frame["offset"], frame["offset"] + len(frame["messages"]))
-        ]
+        offsets = [offset for frame in session.of_type("push") for offset in offsets_of(frame)]
         assert offsets == list(range(0, 120, 2 if options else 1))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from push.giving import DeliverySettings, GiveOut, Judged
 from push.lines import loose
 from push.ports import Cursor, CursorWrite, Owned, Parked, Retry, Written
-from push.ranges import Range, RangeSet
+from push.ranges import RangeSet
 from push.record import Record, RecordBuilder
 from push.waiting import DeadLetter
 
@@ -134,7 +134,8 @@ class Model:
     settings: DeliverySettings
     store: Store
     messages: list[Told] = field(default_factory=list)
-    pushes: dict[int, Range] = field(default_factory=dict)
+    pushes: dict[int, tuple[int, int, frozenset[int]]] = field(default_factory=dict)
+    """number → first, last, and what it skips between them."""
     parked: set[int] = field(default_factory=set)
     drain_deadline: float = float("inf")
 
@@ -157,7 +158,8 @@ class Model:
 
     def scanned(self, old: int, new: int, outs: list[GiveOut], now: float, pull: int) -> None:
         """The log was given from; the frontier went from `old` to `new`."""
-        given = {o: out for out in outs for o in range(out.first, out.last + 1)}
+        given = {o: out for out in outs for o in out.offsets()}
+        assert len(given) == sum(out.count for out in outs), "P7: given twice"
         assert all(old <= offset < new for offset in given)
         for message in self.messages[old:new]:
             out = given.get(message.offset)
@@ -168,7 +170,9 @@ class Model:
         for out in outs:
             assert out.push == max(self.pushes, default=0) + 1, "R16: numbers count up"
             assert out.attempt == 1, "R19"
-            self.pushes[out.push] = (out.first, out.last)
+            assert list(out.skips) == sorted(set(out.skips)), f"{out}"
+            assert all(out.first < skip < out.last for skip in out.skips), f"{out}"
+            self.pushes[out.push] = (out.first, out.last, frozenset(out.skips))
 
     def _give_from_log(self, message: Told, out: GiveOut, now: float, pull: int) -> None:
         assert message.state == "log", f"R18, P5: {message} is given from the log"
@@ -219,7 +223,7 @@ class Model:
     def sent(self, offset: int, out: GiveOut, now: float, pull: int) -> None:
         """A line sent a message."""
         message = self.messages[offset]
-        assert (out.first, out.last) == (offset, offset)
+        assert (out.first, out.last, out.skips) == (offset, offset, ())
         assert message.state == "waiting", f"R18, P5: {message} comes from a line"
         assert not message.elsewhere, f"R16: {message} is settled and given again"
         assert message.due <= now + 0.002, f"backoff: {message} at {now}"
@@ -230,7 +234,7 @@ class Model:
             assert noted is not None, f"R16: {message} is given again and nothing is durable"
             assert noted.attempts == message.attempts, f"R16: {message}, durable is {noted}"
         assert out.push == max(self.pushes) + 1 if self.pushes else out.push == 1
-        self.pushes[out.push] = (offset, offset)
+        self.pushes[out.push] = (offset, offset, frozenset())
         self._in_flight(message, out.push, now, pull)
         message.of_line = True
 
@@ -240,7 +244,8 @@ class Model:
         """R21: the verdict, offset by offset; settles."""
         verdicts: dict[int, str] = {}
         for offset in range(first, last + 1):
-            verdicts[offset] = self._ack(number, offset)
+            if not self.skips(number, offset):
+                verdicts[offset] = self._ack(number, offset)
         return judged(verdicts)
 
     def _ack(self, number: int, offset: int) -> str:
@@ -259,8 +264,12 @@ class Model:
         return "settled"
 
     def covers(self, number: int, offset: int) -> bool:
-        first, last = self.pushes.get(number, (0, -1))
-        return first <= offset <= last
+        first, last, skips = self.pushes.get(number, (0, -1, frozenset()))
+        return first <= offset <= last and offset not in skips
+
+    def skips(self, number: int, offset: int) -> bool:
+        """Whether it lies inside this push and is not of it: naming it means nothing."""
+        return number in self.pushes and offset in self.pushes[number][2]
 
     def in_flight(self, number: int, offset: int) -> bool:
         return self.covers(number, offset) and (
@@ -271,6 +280,8 @@ class Model:
         """What a nack or extend takes effect on."""
         verdicts = {}
         for offset in range(first, last + 1):
+            if self.skips(number, offset):
+                continue
             if not self.covers(number, offset):
                 verdicts[offset] = "not_delivered"
             else:

@@ -1,15 +1,19 @@
 """What is to be made durable: whole, absolute, and once at a time (R16, R29)."""
 
 import random
+from collections.abc import Collection
 
+import pytest
+
+from push import limits
 from push.cursor_writes import SETTLED_LOOSE_MAX, PendingWrite
 from push.ports import GroupPartition, Parked, Partition, Retry, Side
 
 PLACE = GroupPartition("g", Partition("q", 0))
 
 
-def pending() -> PendingWrite:
-    return PendingWrite(PLACE, 3, b"token")
+def pending(starving: Collection[int] = ()) -> PendingWrite:
+    return PendingWrite(PLACE, 3, b"token", starving=starving)
 
 
 def test_nothing_to_write_is_no_write() -> None:
@@ -126,3 +130,42 @@ def test_settlements_that_do_not_touch_are_not_joined_over_and_over() -> None:
     for offset in range(0, 8 * SETTLED_LOOSE_MAX, 2):
         changes.settle(offset, offset)
     assert changes._coalesce_at >= 4 * SETTLED_LOOSE_MAX
+
+
+def test_what_is_set_aside_waits_until_many_go_together() -> None:
+    """P8: each stands on another page of the storage; half of what may be held goes at once."""
+    many = limits.HELD_PER_PARTITION_MAX // 2
+    changes = pending()
+    for offset in range(many - 1):
+        changes.set_aside(offset % 7, offset)
+    assert not changes.dirty
+    changes.settle(1000, 1001)
+    write = changes.take(0)
+    assert write is not None
+    assert write.aside == ()
+    assert changes.confirm() == ({}, {})
+    assert changes.aside_count == many - 1
+    changes.set_aside(0, many)
+    assert changes.dirty
+    write = changes.take(0)
+    assert write is not None
+    assert sum(len(side.offsets) for side in write.aside) == many
+    changes.restore()
+    again = changes.take(0)
+    assert again is not None
+    assert again.aside == write.aside
+
+
+@pytest.mark.parametrize("why", ["starving", "ending", "parked"])
+def test_what_is_set_aside_is_written_when_somebody_needs_it(why: str) -> None:
+    """A line that has nothing else left, the next owner, or who looks at what is parked."""
+    changes = pending({7} if why == "starving" else ())
+    changes.set_aside(7, 1)
+    if why == "ending":
+        changes.ending = True
+    elif why == "parked":
+        changes.park(7, "exhausted")
+    assert changes.dirty
+    write = changes.take(0)
+    assert write is not None
+    assert write.aside == (Side(7, (1,)),)

@@ -129,11 +129,11 @@ class World:
 
 
 def sizes(outs: list[GiveOut]) -> list[int]:
-    return [out.last - out.first + 1 for out in outs]
+    return [out.count for out in outs]
 
 
 def offsets(outs: list[GiveOut]) -> list[int]:
-    return [offset for out in outs for offset in range(out.first, out.last + 1)]
+    return [offset for out in outs for offset in out.offsets()]
 
 
 # --- R10, R13, R25: what goes out ----------------------------------------------------------------
@@ -567,9 +567,12 @@ def test_a_side_line_that_could_not_be_read_is_asked_for_again(
     assert world.delivery.waiting.side_wanted() == wanted
 
 
-def test_what_joins_a_side_line_while_it_is_read_is_not_taken_from_it_yet() -> None:
+def test_what_joins_a_side_line_while_it_is_read_is_not_taken_from_it_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """R18: 3 stands in the store and nobody knows yet; settled now, it would be set aside again
     with the write that is sent again, behind its settlement."""
+    monkeypatch.setattr(limits, "HELD_PER_PARTITION_MAX", 2)
     world = World(A, A)
     world.store.aside = {0: A, 1: A}
     world.own()
@@ -1146,3 +1149,66 @@ def test_extends_cost_no_memory() -> None:
     assert len(push.parts) <= 3
     assert len(world.delivery.leases._deadlines) <= 66
     assert world.expire(999.9) == [(1, 0), (1, 1), (1, 2)] or world.expire(1.0)
+
+
+def gated_world() -> World:
+    """A key that waits for its retry, and one push of what was published behind it."""
+    world = World(A)
+    world.give()
+    world.nack(1, 0, 60.0)
+    world.publish(B, A, C, A, A, 0, A)
+    return world
+
+
+def test_what_waits_costs_no_push_of_its_own() -> None:
+    """P8, R17: the others go out together; what is gated is named as skipped, at the ends not."""
+    world = gated_world()
+    (out,) = world.give()
+    assert (out.first, out.last, out.skips, out.count) == (1, 6, (2, 4, 5), 3)
+    assert list(out.offsets()) == [1, 3, 6]
+    assert world.delivery.leases.open_count == 3
+
+
+@pytest.mark.parametrize("ordinary", [True, False])
+def test_an_ack_that_spans_what_a_push_skips_settles_only_its_own(ordinary: bool) -> None:
+    """P1, R21: the skipped were not given; naming them means nothing."""
+    world = gated_world()
+    (out,) = world.give()
+    if ordinary:
+        assert world.delivery.ack_ordinary(out.push, [1, 6], 0) == 3
+    else:
+        judged = world.delivery.ack(out.push, 1, 6, now=world.now)
+        assert (judged.settled, judged.stale, judged.not_delivered) == (
+            [(1, 1), (3, 3), (6, 6)], [], [],
+        )  # fmt: skip
+    world.write()
+    assert world.store.settled == {1, 3, 6}
+    again = world.delivery.ack(out.push, 0, 8, now=world.now)
+    assert (again.settled, again.stale) == ([(1, 1), (3, 3), (6, 6)], [])
+    assert again.not_delivered == [(0, 0), (7, 8)]
+
+
+def test_a_nack_that_spans_what_a_push_skips_returns_only_its_own() -> None:
+    """P3: a skipped one stays where it waits."""
+    world = gated_world()
+    (out,) = world.give()
+    judged, revoked = world.delivery.nack(
+        out.push, 2, 4, delay_s=None, draw=lambda: 0.5, now=world.now, wall_unix_ms=world.wall
+    )
+    assert (judged.settled, judged.stale, judged.not_delivered) == ([(3, 3)], [], [])
+    assert revoked == []
+    assert world.delivery.leases.open_count == 2
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_an_ack_beyond_all_offsets_costs_nothing(finished: bool) -> None:
+    """P9, P12: a range may have any length; the mask that judges it has not."""
+    world = World(A, B, C)
+    world.give()
+    if finished:
+        world.ack(1, 0, 2)
+    last = (1 << 53) - 1
+    assert world.delivery.ack_ordinary(1, [0, last], 0) == 0
+    judged = world.delivery.ack(1, 0, last, now=world.now)
+    assert (judged.settled, judged.not_delivered) == ([(0, 2)], [(3, last)])
+    assert world.delivery.extend(1, 1, last, lease_s=5, now=world.now).stale == [(1, 2)]

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from push import limits
-from push.leases import Leases, Push, bits_between, offsets_of
+from push.giving import append_offset
+from push.leases import Leases, Push, bits_between, offsets_of, ranges_of
 
 
 def give(leases: Leases, first: int, *hashes: int, now: float = 0.0, of_line: bool = False) -> Push:
@@ -41,8 +42,8 @@ def test_a_push_ends_with_its_last_message() -> None:
     assert (leases.open_count, in_flight(leases)) == (1, {6})
     leases.close(push, 0b010)
     assert (leases.open_count, leases.pushes) == (0, {})
-    assert leases.extent(1) == (5, 7)
-    assert leases.extent(2) is None
+    assert leases.given(1) == (5, 0b111)
+    assert leases.given(2) is None
 
 
 def test_the_extents_of_finished_pushes_are_bounded() -> None:
@@ -51,8 +52,8 @@ def test_the_extents_of_finished_pushes_are_bounded() -> None:
     for first in range(limits.FINISHED_PUSHES_MAX + 10):
         push = give(leases, first, 7)
         leases.close(push, 1)
-    assert leases.extent(10) is None
-    assert leases.extent(11) == (10, 10)
+    assert leases.given(10) is None
+    assert leases.given(11) == (10, 1)
 
 
 def test_what_a_line_sent_is_known_to_be_given_again() -> None:
@@ -70,7 +71,7 @@ def test_nothing_is_left_when_the_holder_is_gone() -> None:
     give(leases, 1, 7, of_line=True)
     leases.clear()
     assert (leases.open_count, leases.next_deadline()) == (0, None)
-    assert leases.extent(1) is leases.extent(2) is None
+    assert leases.given(1) is leases.given(2) is None
     assert leases.of_key(7, -1) == []
     assert leases.number == 2  # numbers never restart within an epoch
 
@@ -173,3 +174,11 @@ def test_leases_are_what_one_entry_per_message_says(data: st.DataObject) -> None
                 del naive[o]
         assert in_flight(leases) == naive.keys()
         assert leases.open_count == len(naive)
+
+
+@given(st.integers(0, (1 << 70) - 1), st.integers(0, 1000))
+def test_the_runs_of_a_mask_are_its_offsets(mask: int, first: int) -> None:
+    expected: list[tuple[int, int]] = []
+    for offset in offsets_of(mask, first):
+        append_offset(expected, offset)
+    assert ranges_of(mask, first) == expected

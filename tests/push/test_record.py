@@ -262,3 +262,17 @@ def test_memory_bytes_are_those_of_the_process(messages: int) -> None:
     finally:
         tracemalloc.stop()
     assert taken / 1.6 < sum(record.memory_bytes for record in records) < taken * 1.6
+
+
+@given(batches, st.data())
+def test_what_is_picked_is_the_slice_without_the_skipped(
+    batch: list[Given], data: st.DataObject
+) -> None:
+    encoded, payload, _ = build(batch)
+    record = Record.load(100, encoded, payload, ())
+    first = data.draw(st.integers(record.first, record.last))
+    last = data.draw(st.integers(first, record.last))
+    between = range(first + 1, last)
+    skips = tuple(sorted(data.draw(st.sets(st.sampled_from(between))) if between else ()))
+    expected = [record.slice(o, o) for o in range(first, last + 1) if o not in skips]
+    assert record.pick(first, last, skips) == b",".join(expected)

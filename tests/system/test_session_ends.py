@@ -15,6 +15,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from loadtests.server import Server
+from tests.histories.house import offsets_of
 from tests.system.talk import Frame, Talk, http_to, running, silent, talking
 
 COUNT = 1000
@@ -71,10 +72,7 @@ def in_key_order(numbers: list[int]) -> bool:
 
 def deliveries(got: list[Frame]) -> list[list[int]]:
     """The delivery list of whole pushes."""
-    return [
-        [p["partition"], p["epoch"], p["push"], p["offset"], p["offset"] + len(p["messages"]) - 1]
-        for p in got
-    ]
+    return [[p["partition"], p["epoch"], p["push"], p["offset"], offsets_of(p)[-1]] for p in got]
 
 
 @pytest.mark.parametrize("end", ["unsubscribe", "close", "vanish", "break the protocol"])

@@ -13,8 +13,10 @@
 * Credit is granted in total: what was asked for at first, and one for each that was released (R25).
 """
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Final
 
 from tocsin import wire
@@ -29,6 +31,9 @@ MARGIN_SHARE: Final = 0.1
 CREDIT_SHARE: Final = 4
 """Credit is granted anew when a quarter of the window has been used up."""
 _READY_GONE_MIN: Final = 64
+_LAST: Final = 1 << 62
+"""Above every offset."""
+_offset = attrgetter("offset")
 
 _QUEUED, _READY, _HANDED, _ACKED, _GONE = (
     State.QUEUED, State.READY, State.HANDED, State.ACKED, State.GONE,
@@ -98,7 +103,7 @@ class Ledger:
         self._by_deadline.append(held)
         lines, ready, deliveries = self._lines, self._ready, held.deliveries
         closed = self._closed if self._closed else None
-        for offset, content in enumerate(push.messages, held.first):
+        for offset, content in zip(push.places(), push.messages, strict=False):
             message = Message(held, offset, content)
             deliveries.append(message)
             key = content.key
@@ -118,10 +123,11 @@ class Ledger:
                     line.append(message)
 
     def _supersede(self, push: wire.Push) -> None:
-        first = push.offset or 0
+        again = ranges(list(push.places())) if push.messages else []
         for held in list(self._pushes.values()):
             if held.place[0] == push.partition:
-                self._lose(held, first, first + len(push.messages) - 1)
+                for first, last in zip(again[::2], again[1::2], strict=True):
+                    self._lose(held, first, last)
 
     def revoke(self, deliveries: wire.DeliveryList) -> None:
         """The broker has taken these back. What is not held is left alone."""
@@ -158,7 +164,7 @@ class Ledger:
         """The connection is gone, and every delivery with it. Returns the tickets of the acks
         whose confirmation has not come."""
         for held in list(self._pushes.values()):
-            self._lose(held, held.first, held.first + len(held.deliveries))
+            self._lose(held, 0, _LAST)
         pending = [ticket for _, ticket in self._confirm]
         pending += [ticket for pairs in self._confirming.values() for _, ticket in pairs]
         self._ready.clear()
@@ -283,7 +289,8 @@ class Ledger:
     # --- leaving --------------------------------------------------------------------------------
 
     def _lose(self, held: HeldPush, first: int, last: int) -> None:
-        for message in held.deliveries[max(first - held.first, 0) : max(last - held.first + 1, 0)]:
+        begin = bisect_left(held.deliveries, first, key=_offset)
+        for message in held.deliveries[begin : bisect_right(held.deliveries, last, key=_offset)]:
             if message.state <= _HANDED:
                 self._close(message, _GONE)
 

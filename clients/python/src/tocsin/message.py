@@ -119,16 +119,16 @@ class Settler(Protocol):
 class HeldPush:
     """A push some of whose deliveries are held: what they have in common."""
 
-    __slots__ = ("acked", "deadline", "deliveries", "first", "left", "place", "push", "settler")
+    __slots__ = ("acked", "deadline", "deliveries", "left", "place", "push", "settler")
 
     def __init__(self, push: wire.Push, settler: Settler, deadline: float) -> None:
         self.push = push
         self.settler = settler
         self.deadline = deadline
         self.place = (push.partition, push.epoch, push.push)
-        self.first = push.offset or 0
         self.left = len(push.messages)
         self.deliveries: list[Message] = []
+        """By offset, ascending."""
         self.acked: list[int] = []
 
 

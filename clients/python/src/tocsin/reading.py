@@ -56,11 +56,7 @@ class ReadLedger:
         """Take in a push."""
         if push.gap is not None:
             self._items.append(Gap(push.partition, *push.gap))
-        offsets = push.offsets
-        if offsets is None:
-            first = push.offset or 0
-            offsets = list(range(first, first + len(push.messages)))
-        for offset, message in zip(offsets, push.messages, strict=False):
+        for offset, message in zip(push.places(), push.messages, strict=False):
             self._items.append(ReadMessage(push, offset, message))
         self._items.append(push)
         self._buffered += len(push.messages)
@@ -114,7 +110,7 @@ class ReadLedger:
             self._move(places, int(name), wanted)
         following = push.next
         if following is None and push.messages:
-            last = push.offsets[-1] if push.offsets else (push.offset or 0) + len(push.messages) - 1
+            last = push.places()[-1]
             following = last + 1
         if following is not None:
             self._move(places, push.partition, following)

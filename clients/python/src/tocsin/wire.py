@@ -307,7 +307,8 @@ class PushedMessage(msgspec.Struct, gc=False):
 
 
 class Push(_Received, tag="push"):
-    """Messages of one partition: consecutive from `offset`, or at `offsets` (filtered readers)."""
+    """Messages of one partition: consecutive from `offset` but for `skips`, or at `offsets`
+    (filtered readers)."""
 
     subscription: int
     partition: int = -1
@@ -318,12 +319,25 @@ class Push(_Received, tag="push"):
     epoch: int = 0
     push: int = 0
     attempt: int = 1
+    skips: list[int] = []
+    """Offsets between the first and the last message that are not in this push."""
     offsets: list[int] | None = None
     next: int | None = None
     """Readers: the next offset wanted after this push."""
     gap: tuple[int, int] | None = None
     positions: dict[str, tuple[int, int]] = {}
     """Filtered readers: how far they have come meanwhile, as in Position; no messages then."""
+
+    def places(self) -> Sequence[int]:
+        """The offset of each message, in order."""
+        if self.offsets is not None:
+            return self.offsets
+        first = self.offset or 0
+        whole = range(first, first + len(self.messages) + len(self.skips))
+        if not self.skips:
+            return whole
+        skips = set(self.skips)
+        return [offset for offset in whole if offset not in skips]
 
 
 class Revoked(_Received, tag="revoked"):
