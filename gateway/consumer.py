@@ -127,7 +127,7 @@ class Consumer:
 
     def deliver(self, slot: Slot, record: Record, out: GiveOut, reserved: object = None) -> None:
         """Push a run of messages."""
-        count = out.last - out.first + 1
+        count = out.count
         if reserved is not None:
             self._reserved -= count
         if self.left:  # at most once: they are settled, and nobody is there any more
@@ -139,11 +139,12 @@ class Consumer:
             epoch=slot.delivery.epoch,
             push=out.push,
             offset=out.first,
+            skips=out.skips,
             attempt=out.attempt,
             id_prefix=slot.id_prefix,
             published_unix_ms=record.header.published_unix_ms,
         )
-        self._link.send(frames.push_frame(head, record.slice(out.first, out.last)))
+        self._link.send(frames.push_frame(head, record.pick(out.first, out.last, out.skips)))
 
     def revoked(self, slot: Slot, taken: list[Taken], reason: str) -> None:
         """Tell the session at once what is no longer its own (R17)."""
