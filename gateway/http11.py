@@ -5,29 +5,39 @@ client that sends one byte a minute holds a socket for ever, one that sends a he
 holds memory without end (P9). Here a request's header must arrive within `header_timeout_s` of
 the connection or of the request's first byte and within `header_bytes_max`; its body within
 `body_timeout_s` of the header. Idle keep-alive connections stay with uvicorn's own timeout.
+
+What is refused ends the connection, but not before its turn: the requests in front of it are
+answered first, then comes the problem document, then the end (P12).
 """
 
 import asyncio
 import enum
+import logging
 from http import HTTPStatus
 from typing import Any, NoReturn
 
+import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway import problems
 from push import limits
 from push.errors import Refused, TocsinError
+
+logger = logging.getLogger("tocsin.http")
 
 
 class _Phase(enum.Enum):
     HEADER = enum.auto()
     BODY = enum.auto()
     BETWEEN = enum.auto()
+    REFUSED = enum.auto()  # nothing more is parsed; requests from before are still being answered
+    OVER = enum.auto()  # everything is written; the client has yet to close
 
 
 class _Stop(Exception):
-    """Raised inside a parser callback: stops the parser, becomes a call of send_400_response."""
+    """Raised inside a parser callback: stops the parser, and what `_refusal` says is answered."""
 
 
 class Http11Protocol(HttpToolsProtocol):
@@ -39,6 +49,8 @@ class Http11Protocol(HttpToolsProtocol):
     pipelined_max = 64
     """Requests waiting behind one that is being answered: each is an object many times its size on
     the wire, and one read holds thousands."""
+    linger_s = limits.CLOSE_TIMEOUT_S
+    """From our last words to the end of the socket, whatever the client does."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -50,6 +62,12 @@ class Http11Protocol(HttpToolsProtocol):
         """Received while this header was incomplete: one endless line never gets parsed."""
         self._has_begun = False
         self._refusal: Refused | None = None
+        self._incoming: RequestResponseCycle | None = None
+        """The request whose body is arriving."""
+        self._running: RequestResponseCycle | None = None
+        """The request that is being answered; `cycle` is the one that was parsed last."""
+        self._last_words = b""
+        """While refused: what is owed behind the answers to the requests before."""
 
     # --- The transport --------------------------------------------------------------------------
 
@@ -61,15 +79,17 @@ class Http11Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """As asyncio.Protocol."""
         self._disarm()
+        # uvicorn tells the request that was parsed last; the one that runs would go on writing.
+        self._disconnect(self._running)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """As asyncio.Protocol."""
-        if self.transport.is_closing():
+        if self._is_over():
             return  # refused already; what still arrives is not parsed
         scope, had_begun = self.scope, self._has_begun
-        super().data_received(data)
-        if self.parser is None or self.transport.is_closing():
+        self._parse(data)
+        if self.parser is None or self._is_over():
             return
         if self._phase is _Phase.BETWEEN and self._is_idle():
             # Bytes that begin no request, line ends for example, have ended the idle timeout.
@@ -81,6 +101,32 @@ class Http11Protocol(HttpToolsProtocol):
             if self._unparsed_bytes > self.header_bytes_max:
                 self._refuse(self._header_too_large())
 
+    def _parse(self, data: bytes) -> None:
+        """As uvicorn's data_received, which drops what comes right behind an Upgrade header: the
+        first frames of a WebSocket, or the next request where we do not upgrade."""
+        self._unset_keepalive_if_required()
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserError:
+                self._refuse(self._refusal or Refused("invalid_request", "this is no HTTP request"))
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+                if self._should_upgrade():
+                    self._upgrade(data)
+                    return
+
+    def _upgrade(self, early: bytes) -> None:
+        if not self._is_idle():
+            detail = "a WebSocket handshake waits for the answers to the requests before it"
+            self._refuse(Refused("invalid_request", detail))
+            return
+        self.handle_websocket_upgrade()
+        if early:
+            self.transport.get_protocol().data_received(early)  # type: ignore[attr-defined]
+
     def handle_websocket_upgrade(self) -> None:
         """The socket goes to the WebSocket protocol."""
         self._disarm()
@@ -91,8 +137,24 @@ class Http11Protocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """As uvicorn's protocols."""
-        self._disarm()
-        super().shutdown()
+        if self._phase is _Phase.OVER:
+            self.transport.close()
+        elif self._phase is not _Phase.REFUSED:  # that one ends behind its last answer anyway
+            self._disarm()
+            super().shutdown()
+
+    # --- The answers ----------------------------------------------------------------------------
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        """A request has been answered: the next one's turn, or the refusal's."""
+        was_last = not self.pipeline
+        super().on_response_complete()
+        if was_last and self._phase is _Phase.REFUSED and not self.transport.is_closing():
+            self._finish()
 
     # --- The parser -----------------------------------------------------------------------------
 
@@ -120,17 +182,17 @@ class Http11Protocol(HttpToolsProtocol):
         """The header is whole."""
         self._has_begun = False
         self._enter(_Phase.BODY, self.body_timeout_s)
+        parsed_before = self.cycle
         super().on_headers_complete()
+        if self.cycle is not parsed_before:  # a WebSocket's handshake gets none
+            self._incoming = self.cycle
 
     def on_message_complete(self) -> None:
         """The body is whole, or there is none."""
         self._disarm()
+        self._incoming = None
         self._phase = _Phase.BETWEEN
         super().on_message_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        """What uvicorn answers to what cannot be parsed."""
-        self._refuse(self._refusal or Refused("invalid_request", msg))
 
     def _count(self, size: int) -> None:
         self._header_bytes += size
@@ -176,12 +238,50 @@ class Http11Protocol(HttpToolsProtocol):
                 Refused("request_timeout", f"the {part} was not complete within {timeout_s:g} s")
             )
 
+    # --- The end --------------------------------------------------------------------------------
+
+    def _is_over(self) -> bool:
+        return self._phase in {_Phase.REFUSED, _Phase.OVER} or self.transport.is_closing()
+
     def _refuse(self, error: TocsinError) -> None:
-        """Answer, if the answer cannot be taken for another request's, and close."""
+        """Answer in its turn, if the answer cannot be taken for another request's, and close."""
         self._disarm()
-        if self._is_idle() or (self._phase is _Phase.BODY and not self.cycle.response_started):
-            self.transport.write(raw_problem(error))
-        self.transport.close()
+        self._phase = _Phase.REFUSED
+        self._last_words = raw_problem(error)
+        logger.info("a connection is refused: %s", error)
+        broken, self._incoming = self._incoming, None
+        if broken is None:
+            is_idle = self._is_idle()
+        elif broken is self._running:
+            is_idle = True
+            if broken.response_started:
+                self._last_words = b""
+            self._disconnect(broken)
+        else:  # it waits behind another one, and is never begun
+            is_idle = False
+            self.pipeline.popleft()
+        if is_idle:
+            self._finish()
+
+    @staticmethod
+    def _disconnect(cycle: RequestResponseCycle | None) -> None:
+        """Its application is told at its next read, and what it still writes goes nowhere."""
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+    def _finish(self) -> None:
+        self._unset_keepalive_if_required()
+        self._phase = _Phase.OVER
+        self.transport.write(self._last_words)
+        if not self.transport.can_write_eof():
+            self.transport.close()
+            return
+        # Closing a socket with unread input resets it, and the reset overtakes the answers. So only
+        # our half is closed, and the client's end of its half closes the rest (eof_received).
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self._timer = self.loop.call_later(self.linger_s, self.transport.abort)
 
 
 def raw_problem(error: TocsinError, *headers: str, status: int | None = None) -> bytes:

@@ -1,12 +1,13 @@
 """HTTP/1.1: deadlines for header and body, bounds for header and pipeline (P9)."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import Any
 
 import msgspec
 import pytest
+from websockets.frames import Frame, Opcode
 
 from gateway.auth import Auth
 from gateway.conversation import Surroundings
@@ -14,7 +15,7 @@ from gateway.http11 import Http11Protocol, raw_problem
 from gateway.registry import Registry
 from push.errors import Refused
 from tests.gateway.echo_broker import EchoBroker
-from tests.gateway.wire import Wire, no_application, response, serve, session
+from tests.gateway.wire import HANDSHAKE, Gateway, Wire, no_application, response, serve, session
 
 SHORT_S = 0.2
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -78,6 +79,20 @@ async def answer(wire: Wire) -> bytes:
     status, _, body = await response(wire)
     assert status == 200
     return body
+
+
+async def until_refused(gateway: Gateway) -> list[Any]:
+    """The connections, when the only one has been refused."""
+    while True:
+        connections = list(gateway.state.connections)
+        if connections and connections[0]._is_over():  # type: ignore[union-attr]
+            return connections
+        await asyncio.sleep(0)
+
+
+def assert_quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """A client's bytes are no trouble of ours: nothing from a warning on is logged (P12)."""
+    assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
 
 
 # --- Time ---------------------------------------------------------------------------------------
@@ -264,17 +279,167 @@ async def test_a_few_pipelined_requests_are_answered_in_order(port: int) -> None
     await wire.close()
 
 
-async def test_a_flood_of_pipelined_requests_ends_the_connection(port: int) -> None:
-    wire = await dial(port, GET * 5000)
-    with suppress(ConnectionResetError):  # what was not read any more resets the socket
-        assert (await wire.ended()).count(b"HTTP/1.1 200") <= Patient.pipelined_max + 1
+async def test_pipelined_requests_within_their_bound_are_all_answered(port: int) -> None:
+    """One is being answered, `pipelined_max` wait behind it."""
+    wire = await dial(port, GET * (1 + Patient.pipelined_max))
+    for _ in range(1 + Patient.pipelined_max):
+        assert await answer(wire) == b"0"
+    wire.writer.write(POST + b"abcd")  # and the connection goes on
+    assert await answer(wire) == b"4"
     await wire.close()
+
+
+@pytest.mark.parametrize("over", [1, 34, 5000])
+async def test_pipelined_requests_over_their_bound_are_refused_behind_the_others(
+    port: int, over: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """P12: every request before the refusal has its answer, whatever is sent behind it."""
+    wire = await dial(port, GET * (1 + Patient.pipelined_max + over))
+    for _ in range(1 + Patient.pipelined_max):
+        assert await answer(wire) == b"0"
+    assert await refusal(wire) == (429, "too_many")
+    assert_quiet(caplog)
+
+
+@pytest.mark.parametrize(
+    ("bad", "refused"),
+    [
+        (b"\xff\xff\r\n\r\n", (400, "invalid_request")),
+        (b"GET /\xff HTTP/1.1\r\nHost: localhost\r\n\r\n", (400, "invalid_request")),
+        (b"GET / HTTP/1.1\r\nX-Large: " + b"y" * 20_000 + b"\r\n\r\n", (431, "header_too_large")),
+        (
+            b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+            (400, "invalid_request"),
+        ),
+    ],
+    ids=["bytes", "target", "header", "chunk"],
+)
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+async def test_what_is_bad_is_refused_behind_the_answers_to_what_was_good(
+    port: int, count: int, bad: bytes, refused: tuple[int, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """P12: in order, with nothing lost, and no traceback in the log."""
+    wire = await dial(port, (POST + b"abcd") * count, bad)
+    for _ in range(count):
+        assert await answer(wire) == b"4"
+    assert await refusal(wire) == refused
+    assert_quiet(caplog)
+
+
+async def test_what_comes_behind_a_refusal_is_not_looked_at() -> None:
+    release = asyncio.Event()
+    paths = []
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        paths.append(scope["path"])
+        await release.wait()
+        await no_application(scope, receive, send)
+
+    async with serve(registry(), http=Patient, app=slow) as gateway:
+        wire = await dial(gateway.port, GET, b"\xff\xff\r\n\r\n", GET)
+        (protocol,) = await until_refused(gateway)
+        protocol.data_received(GET)
+        release.set()
+        assert await answer(wire) == b"0"
+        assert await refusal(wire) == (400, "invalid_request")
+    assert paths == ["/"]
+
+
+async def test_a_client_that_leaves_stops_the_request_that_runs_and_those_behind_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Not only the one that was parsed last: what it wrote would be an error in the log."""
+    begun, events = asyncio.Event(), asyncio.Queue[str]()
+
+    async def waiting(scope: Any, receive: Any, send: Any) -> None:
+        begun.set()
+        while (event := await receive())["type"] != "http.disconnect":
+            events.put_nowait(event["type"])
+        events.put_nowait(event["type"])
+        await no_application(scope, receive, send)
+
+    async with serve(registry(), http=Patient, app=waiting) as gateway:
+        wire = await dial(gateway.port, GET, GET)
+        await begun.wait()
+        await wire.close()
+        assert [await events.get() for _ in range(2)] == ["http.request", "http.disconnect"]
+        assert events.empty()
+    assert_quiet(caplog)
+
+
+async def test_a_refused_client_that_never_closes_is_cut_off() -> None:
+    lost = asyncio.Event()
+
+    class Short(Patient):
+        linger_s = SHORT_S
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            lost.set()
+
+    async with serve(registry(), http=Short) as gateway:
+        wire = await dial(gateway.port, GET, b"\xff\xff\r\n\r\n")
+        assert await answer(wire) == b"0"
+        assert (await response(wire))[0] == 400
+        await lost.wait()
+        wire.writer.transport.abort()
 
 
 @pytest.mark.parametrize("data", [b"\x16\x03\x01\x02\x00\x01\x00", b"NONSENSE\r\n\r\n", b"\0" * 40])
 async def test_what_is_not_http_is_answered_400(port: int, data: bytes) -> None:
     wire = await dial(port, data)
     assert await refusal(wire) == (400, "invalid_request")
+
+
+# --- Upgrades -----------------------------------------------------------------------------------
+
+
+def handshake(port: int) -> bytes:
+    lines = [f"{name}: {text}" for name, text in HANDSHAKE.items()]
+    head = ["GET /v1/ws HTTP/1.1", f"Host: 127.0.0.1:{port}", *lines, "", ""]
+    return "\r\n".join(head).encode()
+
+
+async def test_frames_that_come_with_the_handshake_are_read(port: int) -> None:
+    """A client shall wait for the 101 (RFC 6455, 4.1); what one that does not says is not lost."""
+    hello = msgspec.json.encode({"type": "hello"})
+    frame = Frame(Opcode.TEXT, hello).serialize(mask=True)
+    wire = await dial(port, handshake(port), frame)
+    status, _, _ = await response(wire)
+    assert status == 101
+    assert (await wire.receive())["type"] == "welcome"
+    await wire.close()
+
+
+async def test_frames_that_come_with_a_refused_handshake_are_not_read(port: int) -> None:
+    wire = await dial(port, handshake(port).replace(b"/v1/ws", b"/v1/no"), b"\x81\x80abcd")
+    status, _, _ = await response(wire)
+    assert status == 404
+    assert await wire.ended() == b""
+    await wire.close()
+
+
+async def test_a_handshake_behind_unanswered_requests_is_refused_in_its_turn(port: int) -> None:
+    """Two protocols would write to one socket."""
+    wire = await dial(port, GET, GET, handshake(port))
+    assert [await answer(wire) for _ in range(2)] == [b"0", b"0"]
+    assert await refusal(wire) == (400, "invalid_request")
+
+
+async def test_a_handshake_behind_an_answered_request_is_accepted(port: int) -> None:
+    wire = await dial(port, GET)
+    assert await answer(wire) == b"0"
+    wire.writer.write(handshake(port))
+    assert (await response(wire))[0] == 101
+    await wire.close()
+
+
+async def test_an_upgrade_that_we_do_not_know_is_a_request_like_any_other(port: int) -> None:
+    """As `curl --http2` sends it; what is pipelined behind it is answered too."""
+    upgrade = GET.replace(b"\r\n\r\n", b"\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
+    wire = await dial(port, upgrade, POST, b"abcd")
+    assert [await answer(wire) for _ in range(2)] == [b"0", b"4"]
+    await wire.close()
 
 
 # --- Else ---------------------------------------------------------------------------------------
