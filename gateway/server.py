@@ -75,7 +75,9 @@ class Server:
         self.config = config
         self.broker = broker
         auth = Auth(config.token, config.origins)
-        around = Surroundings(broker, auth, timing=Timing(heartbeat_s=config.heartbeat_s))
+        # What PROTOCOL.md says: a ping after `heartbeat_s`, and the end after as long again.
+        timing = Timing(heartbeat_s=config.heartbeat_s, heartbeat_timeout_s=config.heartbeat_s)
+        around = Surroundings(broker, auth, timing=timing)
         self.registry = Registry(around, sessions_max=_sessions_max())
         application = Application(
             broker, auth, origins=config.origins, routes=pages.routes, public=pages.public

@@ -19,13 +19,14 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-from gateway import logs
+from gateway import frames, logs
 from gateway.broker import Broker
 from gateway.commands import serve, start_line
 from gateway.config import SETTINGS, Config
 from gateway.listening import StartError, bind
 from gateway.ports import WholeBroker
 from gateway.server import EXIT_FATAL, OnFatal, Server, raise_files_limit
+from gateway.session import Ping, Session
 from push.errors import Refused
 from tests.gateway.conftest import never
 from tests.gateway.plain_broker import PlainBroker
@@ -56,6 +57,22 @@ async def test_a_started_server_answers_on_its_port_and_its_socket(server: Serve
     async with httpx2.AsyncClient(base_url=server.url) as http:
         assert (await http.get("/readyz")).json() == {"ready": True, "not_ready": []}
     assert (server.config.data_dir / "admin.sock").is_socket()
+
+
+@pytest.mark.parametrize("heartbeat_s", [1.0, 20.0, 60.0])
+async def test_a_client_that_never_pongs_is_closed_after_two_heartbeats(
+    tmp_path: Path, heartbeat_s: float
+) -> None:
+    """The setting holds for the ping and, as long again, for what comes back."""
+    config = config_of(tmp_path, heartbeat_s=heartbeat_s)
+    server = await Server.open(config, plain, on_fatal=never)
+    session = Session(server.registry.around.timing, now=0.0)
+    session.receive(b'{"type": "hello"}', now=0.0)
+    assert session.expire(now=heartbeat_s - 0.1) is None
+    assert session.expire(now=heartbeat_s) == Ping()
+    assert session.expire(now=2 * heartbeat_s - 0.1) is None
+    assert session.expire(now=2 * heartbeat_s) == frames.HEARTBEAT
+    await server.stop()
 
 
 @pytest.mark.parametrize("build", [plain, whole])
