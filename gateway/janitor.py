@@ -66,10 +66,14 @@ class Janitor:
     async def look(self) -> None:
         """One round over everything that was touched."""
         touched, self._touched = self._touched, set()
+        for queue_id in {partition.queue_id for partition in touched}:
+            try:
+                if await self._overflow.relieve(queue_id):
+                    self._touched |= {p for p in touched if p.queue_id == queue_id}
+            except TocsinError as error:
+                logger.warning("relieving queue %s: %s", queue_id, error)
         for partition in touched:
             try:
-                if await self._overflow.relieve(partition):
-                    self._touched.add(partition)
                 await self._trim(partition)
             except TocsinError as error:
                 logger.warning("trimming %s: %s", partition, error)

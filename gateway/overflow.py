@@ -1,16 +1,18 @@
 """Overflow with `dead_letter`: what a group leaves lying beyond the queue's bounds moves on.
 
-The bounds hold for what a group has not settled. The oldest such messages go to the dead letters,
-reason `overflow`, and count as settled for that group; publishing is never refused for it. With
-`reject` the storage refuses at the append, and nothing happens here.
+The bounds hold for what a group has not settled in the whole queue. What is beyond goes to the
+dead letters, reason `overflow`, and counts as settled for that group: from the partitions where
+most waits, the oldest first, and never more than is beyond. Publishing is never refused for it.
+With `reject` the storage refuses at the append, and nothing happens here.
 """
 
 import asyncio
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from gateway.group import delivery_settings
 from gateway.groups import Groups
-from gateway.routing import overflow_bounds
 from gateway.slot import Slot
 from gateway.slot_context import Context
 from metadata.catalog import Group, Principal, Queue
@@ -18,7 +20,7 @@ from metadata.client import Metadata
 from push import limits
 from push.delivery import Delivery
 from push.giving import GiveOut, Taken
-from push.ports import GroupPartition, Partition
+from push.ports import CursorState, GroupPartition, Partition, PartitionState
 from push.record import Record
 
 
@@ -50,6 +52,32 @@ class _Nobody:
         """Nothing to give to."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Backlog:
+    """What a group has left in one partition: messages."""
+
+    unsettled: int
+    waiting: int
+    """Those of them that were not given out yet, which alone can be moved."""
+    slot: Slot | None
+    """Whose they are, if a consumer here owns the partition."""
+
+
+def shares(waiting: Mapping[int, int], excess: int) -> dict[int, int]:
+    """How many messages each partition gives up, `excess` in all or everything that waits: the
+    longest ones are cut to one length, so that a partition within it gives up none."""
+    left = min(excess, sum(waiting.values()))
+    cut: dict[int, int] = {}
+    by_length = sorted(waiting.items(), key=lambda item: (item[1], item[0]))
+    kept = sum(waiting.values()) - left
+    for place, (number, length) in enumerate(by_length):
+        keeps = min(length, kept // (len(by_length) - place))
+        kept -= keeps
+        if length > keeps:
+            cut[number] = length - keeps
+    return cut
+
+
 class Overflow:
     """See the module."""
 
@@ -59,39 +87,63 @@ class Overflow:
         self._metadata = metadata
         self._evicting: set[GroupPartition] = set()
 
-    async def relieve(self, partition: Partition) -> bool:
-        """Look at one partition. True: something was moved, look again."""
-        queue = self._metadata.queue_by_id(partition.queue_id)
+    async def relieve(self, queue_id: str) -> bool:
+        """Look at one queue. True: a group was beyond the bounds, look again; not all of it may
+        have gone, where a partition has no owner at the moment or much is on its way already."""
+        queue = self._metadata.queue_by_id(queue_id)
         if queue is None or queue.settings.overflow != "dead_letter":
             return False
-        messages_max, bytes_max = overflow_bounds(queue)
-        if not messages_max and not bytes_max:
+        states = await self._context.storage.partitions(queue_id)
+        bound = _messages_max(queue, states)
+        if bound is None:
             return False
-        states = await self._context.storage.partitions(queue.queue_id)
-        state = next((s for s in states if s.partition == partition), None)
-        if state is None or not state.messages:
-            return False
-        if bytes_max:
-            by_bytes = max(1, bytes_max * state.messages // max(1, state.bytes))
-            messages_max = min(messages_max or by_bytes, by_bytes)
-        moved = False
+        again = False
         for group in self._metadata.list_groups(Principal(queue.holder, queue.tenant), queue):
-            runtime = self._groups.runtimes.get(group.group_id)
-            slot = runtime.slots.get(partition.number) if runtime is not None else None
-            if slot is not None:
-                moved = slot.evict(slot.delivery.unsettled - messages_max) or moved
-            elif runtime is None or not runtime.members:
-                unsettled = await self._unsettled(queue, group, partition, state.certified)
-                if unsettled > messages_max:
-                    await self._evict(queue, group, partition, unsettled - messages_max)
-                    moved = True
-        return moved
+            backlogs = await self._backlogs(queue, group, states)
+            excess = sum(backlog.unsettled for backlog in backlogs.values()) - bound
+            if excess <= 0:
+                continue
+            again = True
+            waiting = {number: backlog.waiting for number, backlog in backlogs.items()}
+            for number, count in shares(waiting, excess).items():
+                slot = backlogs[number].slot
+                if slot is not None:
+                    slot.evict(count)
+                elif not self._is_served(group):  # else we would fence who came meanwhile
+                    await self._evict(queue, group, Partition(queue_id, number), count)
+        return again
 
-    async def _unsettled(self, queue: Queue, group: Group, partition: Partition, end: int) -> int:
-        """What a group that nobody serves here has not settled."""
-        cursors = await self._context.storage.cursors(queue.queue_id, group.group_id)
-        cursor = next((c for c in cursors if c.place.partition == partition), None)
-        return 0 if cursor is None else end - cursor.floor - cursor.settled_above + cursor.aside
+    def _is_served(self, group: Group) -> bool:
+        runtime = self._groups.runtimes.get(group.group_id)
+        return runtime is not None and bool(runtime.members)
+
+    async def _backlogs(
+        self, queue: Queue, group: Group, states: list[PartitionState]
+    ) -> dict[int, _Backlog]:
+        """By partition, what the group has left, as its cursors say, and where it has consumers
+        here, as these know better."""
+        found = await self._context.storage.cursors(queue.queue_id, group.group_id)
+        cursors = {cursor.place.partition: cursor for cursor in found}
+        runtime = self._groups.runtimes.get(group.group_id)
+        is_served = self._is_served(group)
+        backlogs: dict[int, _Backlog] = {}
+        for state in states:
+            number, cursor = state.partition.number, cursors.get(state.partition)
+            if cursor is None:
+                continue
+            unsettled, ahead = _left(state, cursor)
+            slot = runtime.slots.get(number) if runtime is not None else None
+            if slot is not None:
+                delivery = slot.delivery
+                # Each of the two may count what is settled already: the cursor until it is
+                # written, the consumer until it has passed what the one before it had settled.
+                dying = len(delivery.waiting.dying)
+                unsettled = min(max(0, unsettled - dying), delivery.unsettled)
+                ahead = 0 if delivery.draining else min(ahead, delivery.end - delivery.frontier)
+            elif is_served:
+                ahead = 0  # between two consumers: the next look finds its owner
+            backlogs[number] = _Backlog(unsettled, min(ahead, unsettled), slot)
+        return backlogs
 
     async def _evict(self, queue: Queue, group: Group, partition: Partition, count: int) -> None:
         """As owner for a moment; a consumer that comes meanwhile fences us, and the next look goes
@@ -117,3 +169,22 @@ class Overflow:
             await gone.wait()
         finally:
             self._evicting.discard(place)
+
+
+def _messages_max(queue: Queue, states: list[PartitionState]) -> int | None:
+    """How many messages a group may leave unsettled; None: there is no bound, or the queue is
+    within it. The bound in bytes counts by the size that a retained message has on average."""
+    settings = queue.settings
+    messages = sum(state.messages for state in states)
+    size = sum(state.bytes for state in states)
+    bounds = [settings.messages_max] if settings.messages_max else []
+    if settings.bytes_max and size > settings.bytes_max:
+        bounds.append(max(1, settings.bytes_max * messages // size))
+    bound = min(bounds, default=messages)
+    return bound if bound < messages else None
+
+
+def _left(state: PartitionState, cursor: CursorState) -> tuple[int, int]:
+    """(messages not settled, those of them that no owner has passed)."""
+    ahead = max(0, state.certified - cursor.floor - cursor.settled_above)
+    return ahead + cursor.aside, ahead

@@ -20,7 +20,6 @@ from gateway.routing import (
     expires_unix_ms,
     id_digest,
     is_full,
-    overflow_bounds,
     piece_end,
 )
 from gateway.spans import Stages
@@ -314,7 +313,7 @@ class Publisher:
                 tenant=0,
             )
             headers.append(header)
-            messages_max, bytes_max = overflow_bounds(record.route.queue)
+            is_bounded = settings.overflow == "reject"
             appends.append(
                 Append(
                     partition,
@@ -322,8 +321,8 @@ class Publisher:
                     payload,
                     durability=settings.durability,
                     dedup_window_s=settings.dedup_window_s,
-                    messages_max=messages_max if settings.overflow == "reject" else 0,
-                    bytes_max=bytes_max if settings.overflow == "reject" else 0,
+                    messages_max=settings.messages_max if is_bounded else 0,
+                    bytes_max=settings.bytes_max if is_bounded else 0,
                 )
             )
         results: Sequence[Appended | TocsinError]

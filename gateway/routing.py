@@ -171,12 +171,6 @@ def piece_end(encoded: list[bytes], first: int) -> int:
     return last
 
 
-def overflow_bounds(queue: Queue) -> tuple[int, int]:
-    """A partition's share of the queue's (messages_max, bytes_max), rounded up; 0: no bound."""
-    share = len(queue.members)
-    return -(-queue.settings.messages_max // share), -(-queue.settings.bytes_max // share)
-
-
 def id_digest(queue: Queue, message: Message) -> bytes:
     """What deduplication remembers of a client's id: 256 bits over queue, key and id (R8)."""
     key, name = (message.key or "").encode(), (message.id or "").encode()

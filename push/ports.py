@@ -48,8 +48,10 @@ class Append:
     durability: Durability = "all"
     dedup_window_s: float = 300.0
     messages_max: int = 0
-    """The queue's bound on retained messages per partition; 0: none. Beyond: `queue_full`."""
+    """The bound on what this storage retains of the queue, in all of its partitions together; 0:
+    none. Exactly so many messages are taken, what is beyond is answered `queue_full`."""
     bytes_max: int = 0
+    """The same for the bytes of the messages, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,15 @@ SEQUENCE_MAX: Final = (1 << 62) - 1
 """Stores keep signed 64-bit numbers; clients may use up to 2^53 - 1."""
 
 
+@dataclass(slots=True, weakref_slot=True)
+class QueueTotal:
+    """What all partitions of a queue that a storage holds retain together: the queue's bounds are
+    judged by it. Shared by their logs, so that an append costs two additions and no look around."""
+
+    messages: int = 0
+    bytes: int = 0
+
+
 @dataclass(slots=True)
 class PartitionLog:
     """A partition's own row: everything about it but its records."""
@@ -40,6 +49,8 @@ class PartitionLog:
     bytes: int = 0
     acts: int = 0
     """Appends so far; grows with each, also one that stores no message (R9)."""
+    total: QueueTotal = field(default_factory=QueueTotal)
+    """The queue's, this partition included; set by the storage. `add` and `remove` move it."""
 
     def state(self) -> PartitionState:
         """For looking at."""
@@ -54,13 +65,31 @@ class PartitionLog:
             sealed_at=self.sealed_at,
         )
 
+    def add(self, count: int, size: int) -> None:
+        """`count` messages of `size` bytes are appended: they have the next offsets."""
+        self.next_offset += count
+        self.messages += count
+        self.bytes += size
+        self.total.messages += count
+        self.total.bytes += size
+
+    def remove(self, count: int, size: int) -> None:
+        """`count` retained messages of `size` bytes go: trimmed, or damaged. Where damage has made
+        it more than there was, everything goes, so that the queue's total stays the sum."""
+        count, size = min(count, self.messages), min(size, self.bytes)
+        self.messages -= count
+        self.bytes -= size
+        self.total.messages -= count
+        self.total.bytes -= size
+
     def refusal(self, append: Append, count: int, size: int) -> str | None:
         """Why `count` more messages of `size` bytes cannot be stored; None: they can."""
         if self.sealed_at is not None:
             return SEALED
+        total = self.total
         if (
-            (append.messages_max and self.messages + count > append.messages_max)
-            or (append.bytes_max and self.bytes + size > append.bytes_max)
+            (append.messages_max and total.messages + count > append.messages_max)
+            or (append.bytes_max and total.bytes + size > append.bytes_max)
             or self.next_offset + count > limits.OFFSET_MAX
         ):
             return "queue_full"
@@ -178,9 +207,7 @@ def _append_whole(log: PartitionLog, header: Header, size: int, runs: list[_Run]
     first, count = log.next_offset, header.count
     for run in runs:
         run.line.add_run(run.sequences, first + run.first, run.resolved)
-    log.next_offset += count
-    log.messages += count
-    log.bytes += size
+    log.add(count, size)
     appended = Appended(first, count, log.next_offset, log.generation)
     return Effect(appended, size, {run.producer: run.line for run in runs})
 
@@ -247,9 +274,7 @@ def _place(
     if code is not None:
         return NotStored(code)
     offset = log.next_offset
-    log.next_offset += 1
-    log.messages += 1
-    log.bytes += size
+    log.add(1, size)
     return Stored(offset)
 
 

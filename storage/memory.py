@@ -32,6 +32,7 @@ from storage.appending import (
     Effect,
     IdBuckets,
     PartitionLog,
+    QueueTotal,
     append_record,
     nowhere,
     open_header,
@@ -100,8 +101,10 @@ class MemoryStorage:
     async def create_queue(self, queue_id: str, partitions: int) -> None:
         self._check_open()
         queue = self._queues.setdefault(queue_id, [])
+        total = queue[0].log.total if queue else QueueTotal()
         for number in range(len(queue), partitions):
-            queue.append(_Partition(PartitionLog(Partition(queue_id, number), row_id=0)))
+            log = PartitionLog(Partition(queue_id, number), row_id=0, total=total)
+            queue.append(_Partition(log))
 
     async def drop_queue(self, queue_id: str) -> None:
         self._check_open()
@@ -305,9 +308,9 @@ class MemoryStorage:
         at.records = [stored for stored in at.records if not may_go(stored)]
         log = at.log
         log.start = at.records[0].record.first if at.records else log.next_offset
-        log.messages -= sum(stored.record.last - stored.record.first + 1 for stored in gone)
-        log.bytes -= sum(stored.size for stored in gone)
-        return sum(stored.size for stored in gone)
+        size = sum(stored.size for stored in gone)
+        log.remove(sum(stored.record.last - stored.record.first + 1 for stored in gone), size)
+        return size
 
     async def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
         self._check_open()

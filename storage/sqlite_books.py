@@ -10,6 +10,7 @@ import sqlite3
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
+from weakref import WeakValueDictionary
 
 from push.errors import Refused
 from push.ports import Append, Appended, GroupPartition, Partition, Start
@@ -18,6 +19,7 @@ from storage import sqlite_codec as codec
 from storage.appending import (
     Effect,
     PartitionLog,
+    QueueTotal,
     append_record,
     nowhere,
     open_header,
@@ -73,6 +75,9 @@ class Books:
         self._wall = wall
         self._publishable = publishable
         self._partitions: OrderedDict[Partition, PartitionLog] = OrderedDict()
+        self._totals: WeakValueDictionary[str, QueueTotal] = WeakValueDictionary()
+        """Of the queues of which a partition is in memory. Its logs hold a total: it goes with the
+        last of them, when all that moved it has been written."""
         self._lines: OrderedDict[LineKey, ProducerLine] = OrderedDict()
         self._line_entries: dict[LineKey, int] = {}
         self._entries = 0
@@ -125,8 +130,24 @@ class Books:
             sentence = f"the row of partition {partition.number} of {partition.queue_id} is damaged"
             self.report(sentence)
             raise Refused("storage_unavailable", sentence)
+        log.total = self._total(partition.queue_id)
         self._partitions[partition] = log
         return log
+
+    def _total(self, queue_id: str) -> QueueTotal:
+        """The queue's total. Read from the file only while no partition of the queue is in memory,
+        so that its rows are the truth; one that is damaged counts nothing, and takes nothing."""
+        total = self._totals.get(queue_id)
+        if total is None:
+            total = self._totals[queue_id] = QueueTotal()
+            for row in self.connection.execute(
+                f"SELECT {codec.PARTITION_COLUMNS} FROM partition WHERE queue_id = ?", (queue_id,)
+            ):
+                log = codec.unpack_partition(row)
+                if log is not None:
+                    total.messages += log.messages
+                    total.bytes += log.bytes
+        return total
 
     def get(self, partition: Partition) -> PartitionLog:
         """As `find`, where there must be one."""
@@ -186,6 +207,7 @@ class Books:
             connection.execute("DELETE FROM partition WHERE id = ?", (row_id,))
             self._partitions.pop(Partition(queue_id, number), None)
             self.ids.forget(row_id)
+        self._totals.pop(queue_id, None)
         self.cursors.forget_queue(queue_id)
 
     def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:

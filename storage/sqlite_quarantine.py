@@ -32,8 +32,7 @@ def quarantine(books: Books, partition: Partition, row_ids: list[int]) -> None:
              payload),
         )  # fmt: skip
         connection.execute("DELETE FROM record WHERE id = ?", (row_id,))
-        log.messages = max(0, log.messages - count)
-        log.bytes = max(0, log.bytes - max(size, 0))
+        log.remove(count, max(size, 0))
         books.changed(log)
         books.report(
             f"damaged: a record of {count} messages from offset {codec.offset_of(row_id)} on in "

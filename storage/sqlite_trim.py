@@ -268,8 +268,9 @@ class _Slice:
             self._books.begin().execute(
                 "DELETE FROM record WHERE id BETWEEN ? AND ?", (doomed[0][0], doomed[-1][0])
             )
-            self._log.messages -= sum(count for _, count, _, _ in doomed)
-            self._log.bytes -= sum(size for _, _, size, _ in doomed)
+            self._log.remove(
+                sum(count for _, count, _, _ in doomed), sum(size for _, _, size, _ in doomed)
+            )
             self._books.changed(self._log)
 
 

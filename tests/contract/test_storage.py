@@ -290,26 +290,6 @@ async def test_a_refused_messages_id_is_not_remembered(store: Storage) -> None:
     assert await one(store, append(ids=["b"])) == [1]
 
 
-# --- Bounds of a queue --------------------------------------------------------------------------
-
-
-async def test_a_full_partition_refuses_what_does_not_fit(store: Storage) -> None:
-    assert await one(store, append(messages=3, messages_max=2)) == [0, 1, "queue_full"]
-    assert await one(store, append(messages=1, messages_max=3)) == [2]
-    state = (await store.partitions("q-1"))[0]
-    assert (state.messages, state.bytes) == (3, 60)
-
-
-async def test_a_partition_is_full_by_bytes_too(store: Storage) -> None:
-    assert await one(store, append(messages=3, size=100, bytes_max=250)) == [0, 1, "queue_full"]
-    assert await one(store, append(messages=1, size=50, bytes_max=250)) == [2]
-
-
-async def test_a_full_partition_still_knows_its_duplicates(store: Storage) -> None:
-    await sequences(store, [1, 2])
-    assert await sequences(store, [1, 2, 3], messages_max=2) == [-1, -2, "queue_full"]
-
-
 # --- Queues, seals, time ------------------------------------------------------------------------
 
 

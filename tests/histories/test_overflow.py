@@ -1,18 +1,25 @@
 """Histories of queues that are full: `reject` refuses, `dead_letter` moves the oldest on (R12)."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from metadata.catalog import ANYBODY
+from gateway.overflow import shares
+from metadata.catalog import ANYBODY, Queue
 from push.errors import Refused
-from tests.histories.house import WAIT_S, House, numbered
+from push.message import Message
+from push.ring import Ring, key_hash
+from tests.histories.house import WAIT_S, House, message, numbered
 
 
-async def _relieved(house: House, group_lag: int) -> None:
+async def _relieved(house: House, group_lag: int, name: str = "billing") -> None:
     """Let the janitor look until the group has this lag."""
     queue = house.find()
-    group = house.broker.metadata.find_group(ANYBODY, queue, "billing")
+    group = house.broker.metadata.find_group(ANYBODY, queue, name)
     async with asyncio.timeout(WAIT_S):
         while True:
             await house.broker.janitor.look()
@@ -80,3 +87,158 @@ async def test_a_queue_within_its_bounds_loses_nothing(house: House) -> None:
     await _relieved(house, 3)
     with pytest.raises(Refused, match="queue_not_found"):
         house.find("orders.dead-letters")
+
+
+# --- Several partitions -------------------------------------------------------------------------
+
+
+def keys_of(queue: Queue) -> dict[int, str]:
+    """A key for each partition."""
+    ring = Ring(queue.ring_epoch, queue.members)
+    keys: dict[int, str] = {}
+    number = 0
+    while len(keys) < len(queue.members):
+        key = f"k{number}"
+        keys.setdefault(ring.partition(key_hash(key, queue.hash_key)), key)
+        number += 1
+    return keys
+
+
+def spread(queue: Queue, lengths: Sequence[int]) -> list[Message]:
+    """So many messages for partition 0, 1, …; the body is [partition, number in it]."""
+    keys = keys_of(queue)
+    return [
+        message([partition, number], keys[partition])
+        for partition, length in enumerate(lengths)
+        for number in range(length)
+    ]
+
+
+async def _dead(house: House, count: int) -> list[list[int]]:
+    """The bodies of the dead letters: exactly so many."""
+    reader, _ = await house.read(house.find("orders.dead-letters"), start="earliest")
+    bodies = await reader.get(count)
+    assert len(bodies) == count
+    return sorted(bodies)
+
+
+async def test_a_full_queue_has_room_for_all_of_one_key(house: House) -> None:
+    """R12, `reject`: the bound is the whole queue's, whichever partitions its messages are in."""
+    queue = await house.queue(partitions=16, messages_max=160)
+    await house.group(queue)
+    answers = await house.publish(queue, numbered(161))
+    assert answers[:160] == [(answers[0][0], number, False) for number in range(160)]
+    assert answers[160] == "queue_full"
+    assert (
+        await house.publish(queue, [message(0, f"k{n}") for n in range(20)]) == ["queue_full"] * 20
+    )
+
+
+async def test_a_full_queue_takes_no_more_than_its_bound_in_all_partitions(house: House) -> None:
+    """R12, `reject`: fewer than there are partitions, too; what is trimmed in one of them makes
+    room in the others."""
+    queue = await house.queue(partitions=16, messages_max=5)
+    group = await house.group(queue)
+    answers = await house.publish(queue, spread(queue, [1] * 16))
+    assert answers.count("queue_full") == 11
+    session, consumer = await house.subscribe(queue, group)
+    places = [place for place, _, _ in await session.take(5)]
+    await house.confirm(consumer, [[*place, place[3]] for place in places[:2]])
+    await house.broker.janitor.look()
+    answers = await house.publish(queue, spread(queue, [0] * 15 + [3]))
+    assert answers.count("queue_full") == 1
+
+
+@pytest.mark.parametrize("bounds", [{"messages_max": 6}, {"bytes_max": 6 * 27}])
+async def test_overflow_counts_the_whole_queue(house: House, bounds: dict[str, Any]) -> None:
+    """R12: by messages, and by bytes of messages of one size. Where nobody consumes, exactly what
+    is beyond moves: of the longest partitions, their oldest."""
+    queue = await house.queue(partitions=4, overflow="dead_letter", **bounds)
+    group = await house.group(queue)
+    messages = spread(queue, [9, 1, 2, 0])
+    assert {len(each.body) for each in messages} == {5}
+    await house.publish(queue, messages)
+    await _relieved(house, 6)
+    assert await _dead(house, 6) == [[0, number] for number in range(6)]
+    session, _ = await house.subscribe(queue, group)
+    assert sorted(await session.get(6)) == [[0, 6], [0, 7], [0, 8], [1, 0], [2, 0], [2, 1]]
+
+
+async def test_one_partition_may_hold_all_that_the_queue_may(house: House) -> None:
+    """R12: within the bound nothing moves, however it is spread."""
+    queue = await house.queue(partitions=16, messages_max=20, overflow="dead_letter")
+    await house.group(queue)
+    await house.publish(queue, numbered(20))
+    await house.broker.janitor.look()
+    await _relieved(house, 20)
+    with pytest.raises(Refused, match="queue_not_found"):
+        house.find("orders.dead-letters")
+    await house.publish(queue, numbered(1, first=20))
+    await _relieved(house, 20)
+    assert await _dead(house, 1) == [0]  # type: ignore[comparison-overlap]
+
+
+async def test_each_group_is_held_to_the_bound_by_itself(house: House) -> None:
+    """R12: who has settled everything loses nothing to a group that is behind; what is retained
+    for that one is not counted against the other."""
+    queue = await house.queue(partitions=4, messages_max=3, overflow="dead_letter")
+    await house.group(queue)
+    quick = await house.group(queue, "quick")
+    session, consumer = await house.subscribe(queue, quick)
+    await house.publish(queue, spread(queue, [4, 4, 0, 0]))
+    places = [place for place, _, _ in await session.take(8)]
+    await house.confirm(consumer, [[*place, place[3]] for place in places])
+    await _relieved(house, 3)
+    assert await house.lag(queue, quick) == 0
+    await house.publish(queue, spread(queue, [0, 0, 2, 1]))
+    assert len(await session.get(11)) == 11
+    await _relieved(house, 3)
+    await _dead(house, 8)
+
+
+async def test_what_consumers_were_given_stays_theirs_in_every_partition(house: House) -> None:
+    """R12: it counts, and does not move; what waits elsewhere moves for it, and no more."""
+    queue = await house.queue(partitions=2, messages_max=4, overflow="dead_letter")
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group, credit=3)
+    await house.publish(queue, spread(queue, [3, 0]))
+    given = await session.take(3)
+    await house.publish(queue, spread(queue, [0, 5]))
+    await _relieved(house, 4)
+    assert await _dead(house, 4) == [[1, number] for number in range(4)]
+    await house.confirm(consumer, [[*place, place[3]] for place, _, _ in given])
+    consumer.grant(100)
+    assert (await session.get(4))[3:] == [[1, 4]]
+
+
+async def test_what_one_consumer_settled_is_not_counted_under_the_next(house: House) -> None:
+    """R12: a stuck message at the head, and what is behind it is settled: one message is left, and
+    the next owner's queue is not full."""
+    queue = await house.queue(partitions=2, messages_max=5, overflow="dead_letter")
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, spread(queue, [5, 0]))
+    places = [place for place, _, _ in await session.take(5)]
+    await house.confirm(consumer, [[*place, place[3]] for place in places[1:]])
+    consumer.leave()
+    await house.subscribe(queue, group, credit=0)
+    await house.publish(queue, spread(queue, [0, 4]))
+    for _ in range(3):
+        await house.broker.janitor.look()
+        await house.broker.flusher.drain()
+    assert await house.lag(queue, group) == 5
+    with pytest.raises(Refused, match="queue_not_found"):
+        house.find("orders.dead-letters")
+
+
+@given(st.dictionaries(st.integers(0, 20), st.integers(0, 30), max_size=8), st.integers(0, 100))
+def test_the_longest_give_up_exactly_what_is_beyond(lengths: dict[int, int], excess: int) -> None:
+    """R12: all of it or all there is; nobody gives up anything who is shorter than what another
+    one keeps, and those who do are left alike, but for one message."""
+    cut = shares(lengths, excess)
+    assert sum(cut.values()) == min(excess, sum(lengths.values()))
+    kept = {number: length - cut.get(number, 0) for number, length in lengths.items()}
+    assert all(count > 0 for count in cut.values())
+    assert all(left >= 0 for left in kept.values())
+    longest = max(kept.values(), default=0)
+    assert all(kept[number] >= longest - 1 for number in cut)

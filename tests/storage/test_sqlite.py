@@ -135,6 +135,26 @@ async def test_the_caches_are_no_part_of_the_answer(
     assert (len(cursor.retries), len(cursor.lines), cursor.floor) == (10, 10, 4)
 
 
+async def test_a_queue_is_as_full_when_its_partitions_leave_the_cache(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of three, or none, stays in memory; appends, trims and refusals come in turn."""
+    for cached in (0, 1, 2):
+        monkeypatch.setattr("storage.sqlite_books.PARTITIONS_CACHED_MAX", cached)
+        store = await embedded.open()
+        queue_id = f"q-{cached}"
+        places = [Partition(queue_id, number) for number in range(3)]
+        await store.create_queue(queue_id, 3)
+        for turn in range(4):
+            for place in places:
+                fits = await one(store, append(place, messages=2, messages_max=6))
+                assert fits == [2 * turn, 2 * turn + 1]
+            for place in places:
+                assert await one(store, append(place, messages=1, messages_max=6)) == ["queue_full"]
+            for place in reversed(places):
+                assert await store.trim(place, retention_s=0, keep_all=False) > 0
+
+
 async def test_sequences_of_many_producers_in_one_record_are_kept_apart(
     embedded: Embedded,
 ) -> None:

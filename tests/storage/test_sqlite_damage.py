@@ -9,6 +9,7 @@ from push.ports import Damage, Parked, Retry, Side
 from tests.contract.stores import (
     G0,
     P0,
+    P1,
     append,
     change,
     one,
@@ -70,6 +71,32 @@ async def test_what_is_damaged_at_the_end_does_not_hide_what_comes(embedded: Emb
     assert (read.records, [(d.first, d.count) for d in read.damage]) == ((), [(0, 3)])
     assert await one(store, append(messages=1)) == [3]
     assert [r.first for r in (await store.read(P0, 0, 1)).records] == [3]
+
+
+async def test_what_is_put_aside_makes_room_in_its_queue(embedded: Embedded) -> None:
+    """P13: the quarantine is not counted against the queue's bounds."""
+    store = await embedded.open()
+    await with_group(store, messages=3)
+    await store.append([append(P1, messages=2)])
+    await _flip(embedded, "record", "payload")
+    store = await embedded.open()
+    assert await one(store, append(P1, messages=1, messages_max=5)) == ["queue_full"]
+    await store.read(P0, 0, 10**6)
+    answers = await one(store, append(P1, messages=4, messages_max=5))
+    assert answers == [2, 3, 4, "queue_full"]
+
+
+async def test_a_damaged_partition_does_not_fill_its_queue(embedded: Embedded) -> None:
+    """P13: it is refused itself; what its row says is not believed, and the others go on."""
+    store = await embedded.open()
+    await with_group(store, messages=3)
+    await store.append([append(P1, messages=2)])
+    await _flip(embedded, "partition", "messages")
+    store = await embedded.open()
+    answers = await one(store, append(P1, messages=4, messages_max=5))
+    assert answers == [2, 3, 4, "queue_full"]
+    with pytest.raises(Refused, match="damaged"):
+        await one(store, append(messages=1, messages_max=50))
 
 
 async def test_a_damaged_record_does_not_stop_trimming(embedded: Embedded) -> None:

@@ -18,6 +18,7 @@ from tests.contract.stores import (
     ANN,
     G0,
     P0,
+    P1,
     append,
     change,
     one,
@@ -276,3 +277,19 @@ async def test_a_disk_that_refuses_to_grow_ends_the_writer_with_unknown(
     acknowledged = {int(sequence): int(offset) for sequence, offset in pairs}
     stored = await _stored(await embedded.open())
     assert {sequence: stored.get(sequence) for sequence in acknowledged} == acknowledged
+
+
+async def test_a_queue_is_as_full_after_a_restart_as_before(embedded: Embedded) -> None:
+    """By what all of its partitions hold; whichever is touched first."""
+    store = await embedded.open()
+    await with_group(store, messages=3)
+    await store.append([append(P1, messages=4)])
+    await store.write_cursors([change(settled=[(0, 2)])])
+    assert await store.trim(P0, retention_s=0, keep_all=True) > 0
+    for partition, messages_max in ((P0, 5), (P1, 6), (P0, 7)):
+        store = await embedded.open()
+        answers = await one(store, append(partition, messages=2, messages_max=messages_max))
+        assert answers[1] == "queue_full"
+        assert answers[0] != "queue_full"
+    states = await store.partitions("q-1")
+    assert [state.messages for state in states] == [2, 5]
