@@ -182,8 +182,16 @@ class Producer(Client):
     """Publishes frames of a fixed number of messages, numbered, many unanswered at a time."""
 
     def __init__(
-        self, name: str, queue: str, shape: Shape, messages_per_frame: int, random: Random
+        self,
+        name: str,
+        queue: str,
+        shape: Shape,
+        messages_per_frame: int,
+        random: Random,
+        *,
+        blocks: int = 0,
     ) -> None:
+        """`blocks`: how many ready-made frames it sends over and over; 0: enough of them."""
         super().__init__(f"{name}-{secrets.token_hex(4)}")  # a broker knows those of earlier runs
         self.messages_per_frame = messages_per_frame
         self.unanswered = 0
@@ -192,7 +200,7 @@ class Producer(Client):
         self.on_answers: Callable[[], None] | None = None
         self.durability: object = None
         """What the broker's receipts say of themselves."""
-        blocks = max(16, 2048 // messages_per_frame)
+        blocks = blocks or max(16, 2048 // messages_per_frame)
         self._blocks = [shape.block(messages_per_frame, random) for _ in range(blocks)]
         self._sequence = 0
         self._sequences: dict[int, int] = {}

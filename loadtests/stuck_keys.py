@@ -2,7 +2,8 @@
 `stuck`. The first letter of a key says what becomes of its messages."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
@@ -126,6 +127,7 @@ class Handler(Client):
         self._nacks: list[list[int]] = []
         self._healthy = 0
         self._acking: dict[int, int] = {}
+        self.on_settled: Callable[[], None] | None = None
 
     async def subscribe(self, queue: str, group: str) -> None:
         """Join the group, without credit."""
@@ -259,6 +261,8 @@ class Handler(Client):
             self._freed = 0
             frames.append(b'{"type":"credit","subscription":1,"granted":%d}' % self._granted)
         self.wire.send_all(frames)
+        if self.on_settled is not None:
+            self.on_settled()
 
     def _answered(self, ref: int, reply: Reply, data: bytes) -> None:
         healthy = self._acking.pop(ref, None)
@@ -278,3 +282,47 @@ class _Revoked(msgspec.Struct, gc=False):
 
 
 _REVOKED: Final = msgspec.json.Decoder(_Revoked)
+
+
+@dataclass
+class Turns:
+    """What the turns of one group came to."""
+
+    messages: int = 0
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Healthy messages a second."""
+        return self.messages / self.seconds if self.seconds else 0.0
+
+    @property
+    def cpu_us(self) -> float:
+        """Server CPU per healthy message."""
+        return self.cpu_s / self.messages * 1e6 if self.messages else 0.0
+
+
+@dataclass
+class Crew:
+    """The consumers of one group."""
+
+    group: str
+    book: Book
+    total: int
+    """Messages of healthy keys that it is to be given."""
+    handlers: list[Handler] = field(default_factory=list)
+    turns: Turns = field(default_factory=Turns)
+
+    @property
+    def settled(self) -> int:
+        """Messages of healthy keys whose ack was confirmed."""
+        return sum(handler.settled for handler in self.handlers)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has been given, and has settled, all that it is to."""
+        return self.book.healthy >= self.total and not any(h.unanswered for h in self.handlers)
+
+    def clients(self) -> list[Client]:
+        return list(self.handlers)

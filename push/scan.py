@@ -5,6 +5,8 @@ expired, the previous owner had tried it, or pulls close keys (R24).
 """
 
 from array import array
+from collections.abc import Sequence
+from itertools import compress, count
 
 from push import limits
 from push.giving import DeliverySettings, GiveOut
@@ -94,20 +96,28 @@ class Scan:
             if len(self._passed):
                 last = self._passed.gaps(first, last)[0][1]
             hashes = record.header.key_hashes[first - record.first : last - record.first + 1]
-            alike = self._is_ordinary(record, first, last, wall_unix_ms)
-            lines = self._waiting.lines.by_key
-            if alike and (not lines or lines.keys().isdisjoint(hashes)):
-                outs.append(self._push(first, last, hashes, now))
-                credit -= last - first + 1
+            exceptional = self._exceptional(record, first, last, hashes, wall_unix_ms)
+            if not exceptional:
+                out: GiveOut | None = self._push(first, last, hashes, now)
                 self._move(last + 1, now)
             else:
-                singly = self._give_singly(
-                    record, first, hashes, ordinary=alike, now=now, wall_unix_ms=wall_unix_ms
+                out = self._give_singly(
+                    record, first, last, hashes, exceptional, now=now, wall_unix_ms=wall_unix_ms
                 )
-                if singly is not None:
-                    credit -= singly.count
-                    outs.append(singly)
+            if out is not None:
+                credit -= out.count
+                outs.append(out)
         return outs
+
+    def _exceptional(
+        self, record: Record, first: int, last: int, hashes: "array[int]", wall_unix_ms: int
+    ) -> Sequence[int]:
+        """The offsets of first..last that are to be looked at one by one: mostly none, or those
+        whose key has a line."""
+        if not self._is_ordinary(record, first, last, wall_unix_ms):
+            return range(first, last + 1)
+        lines = self._waiting.lines.by_key
+        return [*compress(count(first), map(lines.__contains__, hashes))] if lines else ()
 
     def _is_ordinary(self, record: Record, first: int, last: int, wall_unix_ms: int) -> bool:
         """Whether in a stretch nothing but a gated key could be exceptional."""
@@ -120,28 +130,24 @@ class Scan:
         self,
         record: Record,
         first: int,
+        last: int,
         hashes: "array[int]",
+        exceptional: Sequence[int],
         *,
-        ordinary: bool,
         now: float,
         wall_unix_ms: int,
     ) -> GiveOut | None:
-        """The exceptional way, message by message: one push of what goes out, that skips what
-        waits. None: all of it waits."""
-        lines = self._waiting.lines.by_key
+        """One push of what of first..last goes out, that skips what waits. None: all of it
+        waits."""
         skips: list[int] = []
-        offset = first
-        for key in hashes:
-            if ordinary and key not in lines:
-                offset += 1
-                continue
-            if not self._goes_out(record, offset, key, now, wall_unix_ms):
+        for offset in exceptional:
+            if not self._goes_out(record, offset, hashes[offset - first], now, wall_unix_ms):
                 skips.append(offset)
-            offset += 1
             if not self.wants_log:
+                last = offset
                 break
-        self._move(offset, now)
-        begin, last = first, offset - 1
+        self._move(last + 1, now)
+        begin = first
         while skips and skips[-1] == last:
             skips.pop()
             last -= 1

@@ -257,7 +257,7 @@ def test_memory_bytes_are_those_of_the_process(messages: int) -> None:
                 record_id=record_id, published_unix_ms=1 << 40, ring_epoch=1, tenant=0
             )
             records.append(Record(1 << 30 | number, header, payload))
-            records[-1].starts()
+            records[-1].slice(1 << 30 | number, 1 << 30 | number)
         taken = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()

@@ -1,0 +1,108 @@
+"""The whole path with and without stuck keys: producers publish, and one of two groups takes it.
+
+A turn is a fixed number of messages, whole decks of keys, so that both groups do the same work;
+what the other group finds waiting afterwards, it drains before its own turn begins.
+"""
+
+import time
+from random import Random
+from typing import Final
+
+from loadtests.load import Producer, stamp
+from loadtests.server import Process
+from loadtests.stuck_keys import KEYS, Crew, Deck, Turns
+from loadtests.trial import Progress, until
+
+LIVE_MESSAGES: Final = 400_000
+"""Of a turn."""
+_PRODUCERS: Final = 4
+_FRAME_MESSAGES: Final = 100
+_WINDOW: Final = 20_000
+"""As of the benchmark's batch100."""
+_WAIT_S: Final = 120.0
+
+
+class Live:
+    """Publishes for a crew and measures it. `turns` by group."""
+
+    def __init__(
+        self, url: str, queue: str, deck: Deck, server: Process, progress: Progress
+    ) -> None:
+        random = Random(2)
+        blocks = KEYS // (_PRODUCERS * _FRAME_MESSAGES)  # of all producers together each key once
+        self._url = url
+        self._producers = [
+            Producer(f"live-{i}", queue, deck, _FRAME_MESSAGES, random, blocks=blocks)
+            for i in range(_PRODUCERS)
+        ]
+        self._server = server
+        self._progress = progress
+        self._left: dict[Producer, int] = dict.fromkeys(self._producers, 0)
+        self._crew: Crew | None = None
+        self._settled_before = 0
+        self.turns: dict[str, Turns] = {}
+
+    async def open(self) -> None:
+        """Connect the producers."""
+        for producer in self._producers:
+            await producer.open(self._url, None, producer.name)
+            producer.on_answers = self._fill
+
+    def _fill(self) -> None:
+        """As much as the window allows, of what is healthy."""
+        if self._crew is None:
+            return
+        due = stamp(time.monotonic_ns())
+        left = self._left
+        published = (LIVE_MESSAGES - sum(left.values())) // 100 * 97
+        room = _WINDOW - (published - (self._crew.settled - self._settled_before))
+        for producer in self._producers:
+            while room > 0 and left[producer] and producer.unanswered < _WINDOW // _PRODUCERS:
+                producer.publish(due)
+                left[producer] -= _FRAME_MESSAGES
+                room -= _FRAME_MESSAGES
+            producer.flush()
+
+    async def turn(self, crew: Crew, other: Crew) -> None:
+        """Let the crew drain what waits; then publish LIVE_MESSAGES, and measure until it has
+        settled what is healthy of them. Raises LoadFailed."""
+        await self._drain(crew)
+        for each in (crew, other):
+            each.total += LIVE_MESSAGES // 100 * 97
+        for handler in crew.handlers:
+            handler.on_settled = self._fill
+        settled, cpu_s, began = crew.settled, self._server.cpu_s(), time.monotonic()
+        self._settled_before = settled
+        self._left = dict.fromkeys(self._producers, LIVE_MESSAGES // _PRODUCERS)
+        self._crew = crew
+        self._fill()
+        await until(
+            lambda: crew.finished, "a live turn", _WAIT_S,
+            lambda: [*crew.clients(), *self._producers],
+        )  # fmt: skip
+        elapsed, count = time.monotonic() - began, crew.settled - settled
+        self._crew = None
+        turns = self.turns.setdefault(crew.group, Turns())
+        turns.messages += count
+        turns.seconds += elapsed
+        turns.cpu_s += self._server.cpu_s() - cpu_s
+        for handler in crew.handlers:
+            handler.on_settled = None
+            handler.pause()
+        self._progress(f"stuck: {crew.group:<5} {count / elapsed:>9,.0f} messages/s published, too")
+
+    async def drain(self, crew: Crew) -> None:
+        """Let the crew have what the other one's turns left for it. Raises LoadFailed."""
+        await self._drain(crew)
+        for handler in crew.handlers:
+            handler.pause()
+
+    async def _drain(self, crew: Crew) -> None:
+        for handler in crew.handlers:
+            handler.go()
+        await until(lambda: crew.finished, "draining", _WAIT_S, crew.clients)
+
+    def close(self) -> None:
+        """Disconnect the producers."""
+        for producer in self._producers:
+            producer.close()
