@@ -27,7 +27,8 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         limits.MESSAGE_BYTES_MAX_DEFAULT
     )
     messages_max: Count = 0
-    """Retained messages in the whole queue; 0: no bound. Enforced per partition, by its share."""
+    """In the whole queue, all partitions together; 0: no bound. With `reject` it counts what is
+    retained, with `dead_letter` what each group has not settled."""
     bytes_max: Count = 0
     overflow: Literal["reject", "dead_letter"] = "reject"
     retention_s: Seconds = 0

@@ -46,9 +46,9 @@ QUEUE_SETTINGS: Final = (
     Setting("backoff_s", duration, "Wait before the second attempt; then doubling. [1s]"),
     Setting("backoff_max_s", duration, "Wait at most so long. [1m]"),
     Setting("message_bytes_max", int, "The largest message. [262144]"),
-    Setting("messages_max", int, "Messages in the whole queue; 0: no bound. [0]"),
-    Setting("bytes_max", int, "Bytes in the whole queue; 0: no bound. [0]"),
-    Setting("overflow", click.Choice(["reject", "dead_letter"]), "At those bounds. [reject]"),
+    Setting("messages_max", int, "Messages in the whole queue, see above; 0: no bound. [0]"),
+    Setting("bytes_max", int, "Bytes in the whole queue, see above; 0: no bound. [0]"),
+    Setting("overflow", click.Choice(["reject", "dead_letter"]), "Beyond them. [reject]"),
     Setting("dedup_window_s", duration, "Remember the ids of messages for so long. [5m]"),
     Setting("durability", click.Choice(["local", "quorum", "all"]), "Of a receipt. [all]"),
 )
@@ -88,6 +88,10 @@ def create(target: Target, /, name: str, as_json: bool, **settings: Any) -> None
 
     A queue that is there gets exactly these settings: what is left out has its default. Deleting
     one is `tocsin admin delete-queue`, on the broker's machine.
+
+    With --overflow reject, --messages-max and --bytes-max bound all that the queue retains. With
+    dead_letter they bound what each group has not settled; what --retention keeps of settled
+    messages, and a queue without a group, are bounded by retention alone.
 
     \b
     Examples:
