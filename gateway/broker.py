@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
@@ -20,6 +20,7 @@ from gateway.publisher import Publisher
 from gateway.pulls import Pulls
 from gateway.readers import Readers
 from gateway.receipts import Receipts
+from gateway.routing import any_storable, nowhere
 from gateway.slot_context import Context
 from gateway.spans import SpanLog
 from gateway.tail import Tail
@@ -29,6 +30,7 @@ from metadata.catalog import (
     Principal,
     Queue,
     QueueSettings,
+    check_name,
     dead_letter_name,
 )
 from metadata.client import Metadata
@@ -36,6 +38,7 @@ from metadata.inprocess import FILE as CATALOG_FILE
 from metadata.inprocess import InProcessMetadata
 from push import limits
 from push.errors import Refused, TocsinError
+from push.message import Message
 from push.ports import Partition, Storage
 from storage.sqlite import SqliteStorage
 
@@ -211,14 +214,21 @@ class Broker:
         """Raises Refused(queue_not_found)."""
         return self.metadata.find_queue(principal, name)
 
-    async def queue_for_publish(self, principal: Principal, name: str) -> Queue:
-        """Finds it, or creates it where auto_create is on."""
+    async def queue_for_publish(
+        self, principal: Principal, name: str, messages: Sequence[Message]
+    ) -> Queue:
+        """Finds it, or where auto_create is on creates it for messages of which one can be stored;
+        for others nothing is made: the queue returned only says to each what is wrong (P12)."""
         try:
             return self.metadata.find_queue(principal, name)
         except Refused:
             if not self.config.auto_create:
                 raise
-        queue, _ = await self.create_queue(principal, name, QueueSettings())
+        check_name(name, "queue")
+        settings = QueueSettings()
+        if not any_storable(messages, settings.message_bytes_max):
+            return nowhere(principal, name, settings)
+        queue, _ = await self.create_queue(principal, name, settings)
         return queue
 
     async def create_queue(

@@ -263,7 +263,9 @@ class Conversation:
     async def _find_and_submit(self, name: str) -> None:
         queue: Queue | None = None
         try:
-            queue = await self._around.broker.queue_for_publish(self.principal, name)
+            waiting = (self._late_publishes or {}).get(name, ())
+            messages = [message for frame in waiting for message in frame.messages]
+            queue = await self._around.broker.queue_for_publish(self.principal, name, messages)
             failure = TocsinError("internal")
         except TocsinError as error:
             failure = error

@@ -194,8 +194,12 @@ class Broker(Protocol):
     @property
     def readers(self) -> Readers: ...
 
-    async def queue_for_publish(self, principal: Principal, name: str) -> Queue:
-        """Finds it, or creates it where the broker may; else Refused(queue_not_found)."""
+    async def queue_for_publish(
+        self, principal: Principal, name: str, messages: Sequence[Message]
+    ) -> Queue:
+        """Finds it, or creates it where the broker may and one of the messages can be stored; where
+        none can, a queue that is nowhere: published to it, each gets its error (P12). Else
+        Refused(queue_not_found)."""
 
     async def put_group(
         self,

@@ -161,8 +161,11 @@ class BrokerPort(Protocol):
     def find_queue(self, principal: Principal, name: str) -> Queue:
         """Raises Refused(queue_not_found)."""
 
-    async def queue_for_publish(self, principal: Principal, name: str) -> Queue:
-        """As find_queue, or creates it where the broker may."""
+    async def queue_for_publish(
+        self, principal: Principal, name: str, messages: Sequence[Message]
+    ) -> Queue:
+        """As find_queue, or creates it where the broker may and one of the messages can be stored;
+        where none can, a queue that is nowhere: published to it, each gets its error (P12)."""
 
     async def describe_queue(self, principal: Principal, name: str) -> dict[str, object]:
         """Settings, holder, created, partitions, depth, each group's lag."""

@@ -67,7 +67,7 @@ async def publish(broker: BrokerPort, request: Request) -> Response:
     stored all the same; sent again under the same ids they are answered as duplicates (P4)."""
     name = queue_name(request)
     wanted = decode(await read_body(request), _REQUEST)
-    queue = await broker.queue_for_publish(principal(request), name)
+    queue = await broker.queue_for_publish(principal(request), name, wanted.messages)
     future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
 
     def answered(answer: Answered) -> None:

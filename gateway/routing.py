@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
-from metadata.catalog import Queue
+from metadata.catalog import Principal, Queue, QueueSettings
 from push import limits
 from push.errors import Refused, TocsinError, Unknown
-from push.message import Message
+from push.message import Message, check_message
 from push.ports import Appended, NotStored, Partition, Stored
 from push.record import RecordBuilder
 from push.ring import Ring, key_hash
@@ -169,6 +169,26 @@ def piece_end(encoded: list[bytes], first: int) -> int:
         size += len(encoded[last])
         last += 1
     return last
+
+
+def any_storable(messages: Sequence[Message], message_bytes_max: int) -> bool:
+    """Whether one of them at least is a message that a queue may take."""
+    for message in messages:
+        try:
+            check_message(message, message_bytes_max)
+        except Refused:
+            continue
+        return True
+    return False
+
+
+def nowhere(principal: Principal, name: str, settings: QueueSettings) -> Queue:
+    """A queue that neither catalog nor storage has: whatever is published to it is refused, bad
+    messages each with its reason. No other queue has this id."""
+    return Queue(
+        queue_id="", name=name, tenant=principal.tenant, holder=principal.name, created_unix_ms=0,
+        settings=settings, ring_epoch=1, members=(0,), hash_key=bytes(16),
+    )  # fmt: skip
 
 
 def id_digest(queue: Queue, message: Message) -> bytes:

@@ -186,7 +186,9 @@ class EchoBroker:
         queue, _ = await self.metadata.put_queue(anybody, name, settings or QueueSettings())
         return queue
 
-    async def queue_for_publish(self, principal: Principal, name: str) -> Queue:
+    async def queue_for_publish(
+        self, principal: Principal, name: str, messages: Sequence[Message]
+    ) -> Queue:
         await self.gate.wait()
         self.raise_bug()
         if self.auto_create:

@@ -279,7 +279,9 @@ class PlainBroker:
     def find_queue(self, principal: Principal, name: str) -> Queue:
         return self.metadata.find_queue(principal, name)
 
-    async def queue_for_publish(self, principal: Principal, name: str) -> Queue:
+    async def queue_for_publish(
+        self, principal: Principal, name: str, messages: Sequence[Message]
+    ) -> Queue:
         if self.auto_create:
             await self.metadata.put_queue(principal, name, QueueSettings())
         return self.find_queue(principal, name)
