@@ -7,6 +7,7 @@ callable without a task or a queue of its own.
 
 from collections.abc import Callable, Sequence
 from typing import Final
+from urllib.parse import unquote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
@@ -20,6 +21,7 @@ from gateway.auth import Auth
 from gateway.operation import PRINCIPAL, Operation
 from gateway.ports import BrokerPort
 from gateway.problems import Problems
+from metadata.catalog import check_name
 from push.errors import Refused
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
@@ -35,6 +37,8 @@ SECURITY_HEADERS: Final = (
     ("Cache-Control", "no-store"),  # answers hold messages
 )
 """On every answer that has not set them itself."""
+NAMED: Final = "/v1/queues/"
+"""Below it, paths have names in them."""
 _ONCE: Final = frozenset({b"host", b"origin", b"authorization"})
 
 
@@ -50,7 +54,7 @@ class Access:
         self._leaving = leaving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises Refused: unauthorized, origin_refused."""
+        """Raises Refused: unauthorized, origin_refused, invalid_name."""
         # By scope["path"], which the router goes by too; a URL made with the Host header is the
         # client's word.
         if scope["path"] not in self._public:
@@ -58,6 +62,7 @@ class Access:
             principal = self._auth.admit(Headers(scope=scope))
             if principal is None:
                 raise Refused("unauthorized", "this broker wants a token (TOCSIN_TOKEN)")
+            _check_slashes(scope)
             scope[PRINCIPAL] = principal
         await self._app(scope, receive, send)
 
@@ -84,6 +89,15 @@ def _check_once(scope: Scope) -> None:
             if name in seen:
                 raise Refused("invalid_request", f"several {name.decode()} headers")
             seen.add(name)
+
+
+def _check_slashes(scope: Scope) -> None:
+    """A slash in a name arrives quoted; the router, which goes by the path unquoted, would take it
+    for the end of the name, and find nothing or something else."""
+    if b"%2f" in scope["raw_path"].lower() and scope["path"].startswith(NAMED):
+        for part in scope["raw_path"].decode("ascii", "replace").split("/"):
+            if "/" in unquote(part):
+                check_name(unquote(part), "a name in the path")
 
 
 class Application:

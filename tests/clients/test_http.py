@@ -75,3 +75,15 @@ async def test_nobody_there_is_said() -> None:
     async with tocsin.Http("http://127.0.0.1:9") as http:
         with pytest.raises(tocsin.CannotConnect, match="cannot reach"):
             await http.queue("orders")
+
+
+@pytest.mark.parametrize("name", ["", ".", ".."])
+async def test_a_name_that_would_be_another_path_is_refused_before_it_is_sent(
+    broker: FakeBroker, client: tocsin.Client, name: str
+) -> None:
+    """P12: quoting cannot keep these from meaning another resource."""
+    with pytest.raises(tocsin.InvalidRequest, match="is not a name"):
+        await client.create_queue(name)
+    with pytest.raises(tocsin.InvalidRequest, match="is not a name"):
+        await client.put_group("orders", name)
+    assert broker.calls == []

@@ -129,7 +129,10 @@ async def test_deleting_a_queue_does_not_exist_over_http(http: Http) -> None:
     assert (await http.get(QUEUE)).status_code == 200
 
 
-@pytest.mark.parametrize("name", [".hidden", "a%20b", "a" * 129, "%C3%A9", "a%00", "-x", "a%0A"])
+@pytest.mark.parametrize(
+    "name",
+    [".hidden", "a%20b", "a" * 129, "%C3%A9", "a%00", "-x", "a%0A", "a%2Fb", "a%2fgroups%2fb"],
+)
 async def test_a_wrong_name_is_refused_everywhere(http: Http, name: str) -> None:
     await make_queue(http)
     check_problem(await http.put(f"/v1/queues/{name}"), "invalid_name")

@@ -226,6 +226,9 @@ _SETTLED: Final = msgspec.json.Decoder(Settled)
 
 
 def _path(*parts: str) -> str:
+    for part in parts:
+        if part in ("", ".", ".."):  # which quoting cannot keep from meaning another path
+            raise broker_error("invalid_name", f"{part!r} is not a name")
     return "/v1/" + "/".join(quote(part, safe="") for part in parts)
 
 
