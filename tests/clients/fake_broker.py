@@ -406,7 +406,9 @@ class FakeBroker:
                 group.given[one.partition, one.offset] = (holder, 0, one)
                 messages.append(
                     {
-                        **json.loads(encode_message(one.message)),
+                        **msgspec.json.decode(
+                            encode_message(one.message), type=dict[str, msgspec.Raw]
+                        ),
                         "receipt": f"{one.partition}-{one.offset}",
                         "id": one.message.id or f"id-1-{one.partition}-{one.offset}",
                         "partition": one.partition,
@@ -465,7 +467,7 @@ class Socket(asyncio.Protocol):
 
     def _http(self, method: str, path: str, data: bytes) -> None:
         status, answer = self.broker.answer(method, path, json.loads(data) if data else None)
-        body = b"" if answer is None else json.dumps(answer).encode()
+        body = b"" if answer is None else msgspec.json.encode(answer)
         head = f"HTTP/1.1 {status} X\r\ncontent-length: {len(body)}\r\n\r\n"
         self.transport.write(head.encode() + body)
         self.broker.touched()

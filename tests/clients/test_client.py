@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 import tocsin
 
@@ -48,6 +49,44 @@ async def test_a_message_says_everything_that_was_published(
         assert (first.attempt, first.published_unix_ms) == (1, 1_763_690_400_000)
         assert (second.key, second.body, second.headers) == (None, None, {})
         assert second.id == f"id-1-{second.partition}-{second.offset}"
+
+
+UNDECODABLE = {
+    "float": b"1e400",
+    "negative": b"-1e400",
+    "inside": b'{"a":[1,1e400]}',
+    "integer": b"1" * 4301,
+}
+
+
+@pytest.mark.parametrize("body", UNDECODABLE.values(), ids=UNDECODABLE)
+async def test_a_body_that_python_cannot_hold_is_an_error_that_names_its_bytes(
+    broker: FakeBroker, client: tocsin.Client, body: bytes
+) -> None:
+    """Valid JSON that the broker takes: the message can be read and settled all the same."""
+    await client.publish("orders", msgspec.Raw(body), key="k", id="i-1")
+    async with client.subscribe("orders", "g") as messages:
+        message = await anext(messages)
+        told = f"message i-1 is JSON of {len(body)} bytes .*out of range.*message.body_bytes"
+        with pytest.raises(tocsin.UndecodableBody, match=told) as raised:
+            _ = message.body
+        assert isinstance(raised.value, tocsin.TocsinError)
+        assert raised.value.message_id == "i-1"
+        assert message.body_bytes == body
+        await message.ack(confirm=True)
+
+
+async def test_the_largest_numbers_that_python_holds_are_decoded(
+    broker: FakeBroker, client: tocsin.Client
+) -> None:
+    bodies = {b"1e308": 1e308, b"1" * 4300: int("1" * 4300), b"1e-400": 0.0}
+    for body in bodies:
+        await client.publish("orders", msgspec.Raw(body), key="k")
+    async with client.subscribe("orders", "g") as messages:
+        for value in bodies.values():
+            message = await anext(messages)
+            assert message.body == value
+            await message.ack()
 
 
 @pytest.mark.parametrize("body", [object(), "\ud800", {1: object()}])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
+import msgspec
 import pytest
 import tocsin
 from click.testing import CliRunner
@@ -169,6 +170,28 @@ async def test_consumed_messages_are_printed_then_acked(broker: FakeBroker) -> N
     assert len(broker.groups["orders", "g"].settled) == 2
     rest = await tocsin_(broker, "consume", "orders", "--group", "g", "--until-idle", "100ms")
     assert rest == Ended(0, "c\n", "")
+
+
+@pytest.mark.parametrize("body", [b"1e400", b"1" * 4301, b'{"a":1e400}'], ids=len)
+async def test_bodies_that_python_cannot_hold_are_printed_as_they_are(
+    broker: FakeBroker, body: bytes
+) -> None:
+    """By all three, in both forms: printing decodes nothing."""
+    text = body.decode()
+    async with tocsin.connect(broker.url) as client:
+        for key in "abcd":
+            await client.publish("orders", msgspec.Raw(body), key=key)
+    assert {bytes(m.body) for _, _, m in broker.logs["orders"]} == {body}
+    consume = "consume", "orders", "--group", "g", "--count", "1"
+    assert await tocsin_(broker, *consume) == Ended(0, f"{text}\n", "")
+    assert f'"body":{text},' in (await tocsin_(broker, *consume, "--json")).out
+    assert (await tocsin_(broker, "pull", "orders", "g", "-n", "1", "--ack")).out == f"{text}\n"
+    pulled = await tocsin_(broker, "pull", "orders", "g", "-n", "1", "--ack", "--json")
+    assert f'"body":{text},' in pulled.out
+    read = await tocsin_(
+        broker, "consume", "orders", "--read", "--start", "earliest", "--count", "1"
+    )
+    assert read.out == f"{text}\n"
 
 
 async def test_consuming_as_json_tells_everything(broker: FakeBroker) -> None:

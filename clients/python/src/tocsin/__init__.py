@@ -29,6 +29,7 @@ from tocsin.errors import (
     TocsinError,
     TooLarge,
     Unauthorized,
+    UndecodableBody,
 )
 from tocsin.http import Http, PulledMessage, Settled
 from tocsin.message import Message, ReadMessage
@@ -72,5 +73,6 @@ __all__ = [
     "TocsinError",
     "TooLarge",
     "Unauthorized",
+    "UndecodableBody",
     "connect",
 ]

@@ -17,6 +17,7 @@ TocsinError                  base of all
 │   └── OutcomeUnknown       perhaps it happened: send again under the same id
 ├── PublishTimeout           no final answer within `timeout_s`; perhaps it was stored
 ├── PublishManyFailed        some messages of a publish_many were not stored
+├── UndecodableBody          a body has a number that Python cannot hold; its bytes are there
 ├── StaleDelivery            the delivery has expired or was revoked; the message comes again
 └── Gap                      messages that a reader wanted are no longer retained
 """
@@ -44,6 +45,7 @@ __all__ = [
     "TocsinError",
     "TooLarge",
     "Unauthorized",
+    "UndecodableBody",
     "broker_error",
 ]
 
@@ -154,6 +156,19 @@ class PublishManyFailed(TocsinError):
         self.outcomes = outcomes
         failed = [outcome for outcome in outcomes if isinstance(outcome, TocsinError)]
         super().__init__(f"{len(failed)} of {len(outcomes)} messages failed, first: {failed[0]}")
+
+
+class UndecodableBody(TocsinError):
+    """A body is valid JSON and yet no Python value: a number in it is out of range, as `1e400` or
+    an integer of more than 4,300 digits is. `message.body_bytes` has it as it was published, for
+    a parser of your choice; ack the message, or nack it, as any other."""
+
+    def __init__(self, message_id: str, size: int, why: str) -> None:
+        self.message_id = message_id
+        super().__init__(
+            f"the body of message {message_id} is JSON of {size} bytes that Python cannot hold "
+            f"({why}); message.body_bytes has these bytes"
+        )
 
 
 class StaleDelivery(TocsinError):

@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from tocsin import wire
+from tocsin.errors import UndecodableBody
 
 _DECODE: Final = msgspec.json.decode
 _NO_HEADERS: Final[dict[str, str]] = {}
@@ -30,11 +31,19 @@ class Content:
 
     @property
     def body(self) -> Any:
-        """The JSON value, or for a binary message its bytes."""
+        """The JSON value, or for a binary message its bytes.
+
+        Raises:
+            UndecodableBody: a number in it is out of range (`1e400`, or an integer of more than
+                4,300 digits). `body_bytes` has it nevertheless.
+        """
         message = self._message
         if message.body_base64 is not None:
             return base64.b64decode(message.body_base64)
-        return _DECODE(message.body)
+        try:
+            return _DECODE(message.body)
+        except msgspec.DecodeError as error:
+            raise UndecodableBody(self.id, len(message.body), str(error)) from None
 
     @property
     def body_bytes(self) -> bytes:
