@@ -290,7 +290,10 @@ async def _read(client: tocsin.Client, board: Board, run: str) -> None:
 
 def _sent(message: "tocsin.Message | tocsin.ReadMessage", run: str) -> float | None:
     """When this run published it, in monotonic seconds; None: it is somebody else's."""
-    body = message.body
+    try:
+        body = message.body
+    except tocsin.UndecodableBody:
+        return None
     if not isinstance(body, dict) or body.get("run") != run:
         return None
     at_ns = body.get("at_ns")
@@ -302,6 +305,7 @@ def _sent(message: "tocsin.Message | tocsin.ReadMessage", run: str) -> float | N
 
 async def _show(board: Board, broker: _Broker) -> None:
     if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+        click.echo(f"Tocsin demo: the broker listens at {board.url}")
         while True:
             await asyncio.sleep(LINE_PERIOD_S)
             broker.check()

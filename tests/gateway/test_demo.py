@@ -1,5 +1,14 @@
 """The demo's figures and its screen; the whole of it runs in tests/system."""
 
+import asyncio
+from typing import Any, cast
+
+import msgspec
+import pytest
+from tocsin import wire
+from tocsin.message import ReadMessage
+
+from gateway.demo import _sent, _show
 from gateway.demo_board import Board, Device, Meter, plain_line, table
 from gateway.demo_figures import Machine
 
@@ -57,6 +66,31 @@ def board() -> Board:
         made.devices[f"cpu{number}"] = Device({"busy_percent": 12.5}, 3, "worker-1", 9.0)
     made.devices["net-lo"] = Device({"sent_bytes_per_s": 2048.0}, 3, "worker-1", 9.0)
     return made
+
+
+@pytest.mark.parametrize(
+    ("body", "sent_s"),
+    [
+        (b'{"run":"r","at_ns":2000000000}', 2.0),
+        (b'{"run":"other","at_ns":2000000000}', None),
+        (b"1e400", None),
+        (b"[]", None),
+    ],
+)
+def test_what_others_publish_to_its_queue_does_not_end_the_demo(
+    body: bytes, sent_s: float | None
+) -> None:
+    message = wire.PushedMessage(body=msgspec.Raw(body))
+    assert _sent(ReadMessage(wire.Push(subscription=1), 0, message), "r") == sent_s
+
+
+async def test_lines_begin_with_the_brokers_address(capsys: pytest.CaptureFixture[str]) -> None:
+    """Who runs it without a terminal wants to use the broker, too."""
+    showing = asyncio.create_task(_show(board(), cast(Any, None)))
+    await asyncio.sleep(0)
+    showing.cancel()
+    said = capsys.readouterr().out
+    assert said == "Tocsin demo: the broker listens at http://127.0.0.1:8081\n"
 
 
 def test_line_says_what_flows_and_who_owns_what() -> None:

@@ -62,6 +62,7 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_demo_flows_and_a_signal_ends_it_and_its_broker(demo: Demo, number: int) -> None:
+    assert demo.url in demo.line()
     line = demo.line()
     assert "published" in line
     assert "end to end p50" in line
