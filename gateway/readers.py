@@ -104,6 +104,9 @@ def _resume(
     for text, (generation, offset) in position.partitions.items():
         if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
             raise Refused("invalid_request", "position: a partition is named by its number")
+        if text[0] == "0" != text:  # two names of one partition could contradict each other
+            detail = "position: a partition's number has no leading zeros"
+            raise Refused("invalid_request", detail)
         places[int(text)] = Place(generation, offset)
     by_number = {state.partition.number: state for state in states}
     starts: dict[int, int] = {}

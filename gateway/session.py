@@ -23,6 +23,8 @@ from push import limits
 from push.errors import Refused
 
 REF_MAX: Final = (1 << 53) - 1
+SEQUENCE_MAX: Final = (1 << 53) - 1
+"""Beyond it a JSON number is no longer exact for everybody."""
 INVALID_UTF8: Final = Close(1007, "text that is not UTF-8")
 """The WebSocket protocol's own code: RFC 6455, 8.1 demands it."""
 
@@ -106,7 +108,10 @@ class Session:
         if (self.state is State.HELLO) is not isinstance(frame, frames.Hello):
             return self._close(frames.HELLO_FIRST)
         match frame:
-            case frames.Publish() | frames.Ping():
+            case frames.Publish():
+                refusal = _check_publish(frame)
+                return frame if refusal is None else Reply(frames.error(refusal, frame.ref))
+            case frames.Ping():
                 return frame
             case frames.Ack() | frames.Nack() | frames.Extend():
                 if self._subscriptions.get(frame.subscription) is None:
@@ -226,6 +231,17 @@ class Session:
     def _close(self, close: Close) -> Close:
         self.state = State.CLOSED
         return close
+
+
+def _check_publish(frame: frames.Publish) -> Refused | None:
+    """The type bounds the first message's sequence; the last one's is bounded here."""
+    if frame.sequence is None or frame.sequence + len(frame.messages) - 1 <= SEQUENCE_MAX:
+        return None
+    return Refused(
+        "invalid_request",
+        f"the last message's sequence is above {SEQUENCE_MAX}: {len(frame.messages)} messages "
+        f"from {frame.sequence} on",
+    )
 
 
 def _check_subscribe(frame: frames.Subscribe) -> Refused | None:

@@ -10,7 +10,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway import frames
 from gateway.frames import Close
-from gateway.session import INVALID_UTF8, Effect, Ping, Reply, Session, State, Timing
+from gateway.session import (
+    INVALID_UTF8,
+    SEQUENCE_MAX,
+    Effect,
+    Ping,
+    Reply,
+    Session,
+    State,
+    Timing,
+)
 from push import limits
 
 TIMING = Timing(hello_timeout_s=10, heartbeat_s=20, heartbeat_timeout_s=20)
@@ -101,6 +110,30 @@ def test_every_ref_of_an_undecodable_array_is_answered() -> None:
 def test_a_ref_that_is_none_is_not_repeated(ref: object) -> None:
     (reply,) = say(opened(), {"type": "ping", "ref": ref, "extra": 1})
     assert error_of(reply) == ("invalid_request", None)
+
+
+@pytest.mark.parametrize("count", [1, 2, 1000])
+def test_the_last_sequence_of_a_publish_is_bounded_as_the_first_one(count: int) -> None:
+    """P12: the sequence of every message stays a number that JSON can carry."""
+
+    def publish(sequence: int) -> dict[str, Any]:
+        messages = [{"body": n} for n in range(count)]
+        return {
+            "type": "publish",
+            "ref": 4,
+            "queue": "q",
+            "sequence": sequence,
+            "messages": messages,
+        }
+
+    session = opened()
+    largest = SEQUENCE_MAX - count + 1
+    (taken,) = say(session, publish(largest))
+    assert isinstance(taken, frames.Publish)
+    assert taken.sequence == largest
+    (refused,) = say(session, publish(largest + 1))
+    assert error_of(refused) == ("invalid_request", 4)
+    assert say(session, {"type": "ping"}) == [frames.Ping()]  # the session goes on
 
 
 def test_the_seventeenth_bad_message_closes() -> None:

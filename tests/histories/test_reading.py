@@ -120,7 +120,7 @@ async def test_a_position_of_another_history_is_unknown(
     assert await session.get(3) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("name", ["x", "-1", "1.0", "٣", "9" * 5000, ""])
+@pytest.mark.parametrize("name", ["x", "-1", "1.0", "٣", "9" * 5000, "", "00", "01"])
 async def test_a_position_that_names_no_partition_is_refused(house: House, name: str) -> None:
     """P12: with a sentence, whatever is written there."""
     queue = await house.queue()
