@@ -24,6 +24,20 @@ def refusal(data: bytes) -> Refused:
     return refused.value
 
 
+def test_of_a_field_that_is_there_twice_the_last_one_counts() -> None:
+    """As PROTOCOL.md says, and in a body both are delivered."""
+    assert frames.decode(b'{"type":"ping","ref":1,"ref":2}') == [frames.Ping(ref=2)]
+    (publish,) = frames.decode(
+        b'{"type":"publish","ref":1,"queue":"q",'
+        b'"messages":[{"key":"a","key":"b","body":{"x":1,"x":2}}]}'
+    )
+    assert isinstance(publish, frames.Publish)
+    (message,) = publish.messages
+    assert (message.key, bytes(message.body)) == ("b", b'{"x":1,"x":2}')
+    with pytest.raises(Refused, match="invalid_request"):
+        frames.decode(b'{"type":"ping","type":"hello"}')
+
+
 @pytest.mark.parametrize(
     ("fields", "frame"),
     [
