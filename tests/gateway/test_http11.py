@@ -367,6 +367,54 @@ async def test_a_client_that_leaves_stops_the_request_that_runs_and_those_behind
     assert_quiet(caplog)
 
 
+async def test_a_refusal_is_not_written_into_an_answer_that_has_begun() -> None:
+    """It would be read as a part of it: the answer is cut off instead."""
+    begun = asyncio.Event()
+
+    async def eager(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"part", "more_body": True})
+        begun.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        await send({"type": "http.response.body", "body": b"rest"})
+
+    async with serve(registry(), http=Patient, app=eager) as gateway:
+        head = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        wire = await dial(gateway.port, head)
+        await begun.wait()
+        wire.writer.write(b"zz\r\n")
+        said = await wire.ended()
+        assert said.startswith(b"HTTP/1.1 200")
+        assert said.endswith(b"\r\n\r\n4\r\npart\r\n")
+        await wire.close()
+
+
+async def test_a_server_that_stops_answers_what_is_owed_and_lingers_for_nobody() -> None:
+    release, lost = asyncio.Event(), asyncio.Event()
+
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await release.wait()
+        await no_application(scope, receive, send)
+
+    class Noting(Patient):
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            lost.set()
+
+    async with serve(registry(), http=Noting, app=slow) as gateway:
+        wire = await dial(gateway.port, GET, b"\xff\xff\r\n\r\n")
+        (protocol,) = await until_refused(gateway)
+        protocol.shutdown()
+        release.set()
+        assert await answer(wire) == b"0"
+        assert (await response(wire))[0] == 400
+        assert not lost.is_set()  # the client has yet to close
+        protocol.shutdown()
+        await lost.wait()
+        await wire.close()
+
+
 async def test_a_refused_client_that_never_closes_is_cut_off() -> None:
     lost = asyncio.Event()
 
