@@ -25,7 +25,7 @@ async def killed(cycles: int, messages: int = 0, *, broken: str = "") -> KillRep
     command = [str(BROKEN), f"--break={broken}"] if broken else SERVE
     return await kill_cycles(
         seed=secrets.randbits(32), cycles=cycles, messages=messages, under_way=1, command=command,
-        progress=lambda _: None,
+        progress=print,
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ async def lost_power(losses: int, *, broken: str = "") -> PowerLossReport:
     """The report of a run with a seed of its own."""
     command = [str(BROKEN), f"--break={broken}"] if broken else SERVE
     return await power_losses(
-        seed=secrets.randbits(32), losses=losses, command=command, progress=lambda _: None
+        seed=secrets.randbits(32), losses=losses, command=command, progress=print
     )
 
 
