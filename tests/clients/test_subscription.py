@@ -19,17 +19,36 @@ async def publish(client: tocsin.Client, *keys: str) -> None:
 async def test_acks_of_one_turn_travel_in_one_frame_as_ranges(
     broker: FakeBroker, client: tocsin.Client
 ) -> None:
-    await publish(client, *["k"] * 20)
-    async with client.subscribe("orders", "g") as messages:
-        for n in range(20):
-            message = await anext(messages)
-            assert message.body == n
-            await message.ack()
-        await broker.until(lambda: broker.received(frames.Ack))
-    (ack,) = broker.received(frames.Ack)
+    await publish(client, "k", "k")
+    async with client.subscribe("orders", "g", credit=2) as messages:
+        for _ in range(2):  # of these, each is marked as started before it is handed out (R19)
+            await (await anext(messages)).ack()
+        settled = broker.groups["orders", "g"].settled
+        await broker.until(lambda: len(settled) == 2)
+        before = len(broker.received(frames.Ack))
+        await publish(client, "k", "k")
+        for _ in range(2):
+            await (await anext(messages)).ack()
+        await broker.until(lambda: len(settled) == 4)
+    (ack,) = broker.received(frames.Ack)[before:]
     ((_, _, _, *ranges),) = ack.deliveries
-    assert ranges == [0, 19]
-    assert len(broker.groups["orders", "g"].settled) == 20
+    assert ranges == [2, 3]
+
+
+async def test_what_a_dead_consumer_may_have_held_is_marked_before_its_handler_runs(
+    broker: FakeBroker, client: tocsin.Client
+) -> None:
+    """R19: of an epoch's first messages, as many as a consumer may hold: one of them may be what
+    killed it."""
+    await publish(client, *"abc")
+    async with client.subscribe("orders", "g", credit=2) as messages:
+        for count in (1, 2):
+            await anext(messages)
+            await broker.until(
+                lambda count=count: (
+                    sum(bool(f.started) for f in broker.received(frames.Extend)) >= count
+                )  # type: ignore[misc]
+            )
 
 
 async def test_leaving_sends_the_acks_that_are_queued(

@@ -69,6 +69,7 @@ class Ledger:
         self._lines: dict[str, deque[Message] | None] = {}  # per held key, those behind its first
         self._pushes: dict[tuple[int, int, int], HeldPush] = {}
         self._newest: dict[int, tuple[int, int]] = {}  # partition -> (epoch, push)
+        self._doubtful: dict[int, int] = {}  # partition -> so many more may have been given before
         self._by_deadline: deque[HeldPush] = deque()
         self._extended: list[Message] = []
         self._started: list[Message] = []
@@ -99,6 +100,12 @@ class Ledger:
         held = HeldPush(push, self._settler, now + usable_s(self.lease_s))
         if not held.left:
             return
+        if newest is None or push.epoch > newest[0]:
+            self._doubtful[push.partition] = self.credit
+        doubtful = self._doubtful.get(push.partition, 0)
+        if doubtful:
+            held.doubtful = True
+            self._doubtful[push.partition] = max(0, doubtful - held.left)
         self._pushes[held.place] = held
         self._by_deadline.append(held)
         lines, ready, deliveries = self._lines, self._ready, held.deliveries

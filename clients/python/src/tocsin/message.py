@@ -128,7 +128,7 @@ class Settler(Protocol):
 class HeldPush:
     """A push some of whose deliveries are held: what they have in common."""
 
-    __slots__ = ("acked", "deadline", "deliveries", "left", "place", "push", "settler")
+    __slots__ = ("acked", "deadline", "deliveries", "doubtful", "left", "place", "push", "settler")
 
     def __init__(self, push: wire.Push, settler: Settler, deadline: float) -> None:
         self.push = push
@@ -139,6 +139,9 @@ class HeldPush:
         self.deliveries: list[Message] = []
         """By offset, ascending."""
         self.acked: list[int] = []
+        self.doubtful = False
+        """Its messages may have been in the hands of a consumer that died: each is marked as
+        started before its handler runs, lest one that kills its process goes uncounted (R19)."""
 
 
 class Message(Content):

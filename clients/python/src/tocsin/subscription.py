@@ -60,7 +60,8 @@ class Subscription(Subscribing):
         message = self._ledger.next(now=self._loop.time())
         if message is not None:
             self._session.dirty(self)
-            if message.held.push.attempt > 1:
+            held = message.held
+            if held.doubtful or held.push.attempt > 1:
                 self._session.flush()  # R19: a killer message is counted before it kills
         return message
 
@@ -69,10 +70,7 @@ class Subscription(Subscribing):
     ) -> None:
         """Call `handler` with each message until the subscription is closed: up to `concurrency`
         at a time across keys, one after another within a key. A message is acked when its handler
-        returns and has not settled it, and nacked when it raises.
-
-        A handler that may kill its process at once begins with `await message.extend()`: then the
-        broker knows that it has begun, and counts the attempt (R19)."""
+        returns and has not settled it, and nacked when it raises."""
         async with asyncio.TaskGroup() as workers:
             for number in range(concurrency):
                 workers.create_task(self._work(handler), name=f"tocsin-worker-{number}")
