@@ -42,7 +42,7 @@ bench: setup  ## measure every scenario against a broker of its own
 
 soak: setup  ## the whole kill -9 and power-loss runs (an hour; power loss needs root)
 	@scripts/needs
-	TOCSIN_SOAK=1 $(python) -m pytest tests/system -k "kill or power" -v -s $(ARGS)
+	TOCSIN_SOAK=1 $(python) -m pytest tests/system -k "kill or power" -v -s -o faulthandler_timeout=3600 $(ARGS)
 
 chaos: setup  ## the short kill -9 and power-loss runs alone
 	@scripts/needs

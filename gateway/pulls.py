@@ -55,6 +55,7 @@ class PullConsumer:
         self._serving: _Pull | None = None
         self._scheduled = False
         self._turn = 0
+        self._in_flight = 0
 
     @property
     def busy(self) -> bool:
@@ -62,13 +63,16 @@ class PullConsumer:
         return bool(self._waiting)
 
     def available(self) -> int:
-        """What the pull that is being served still takes."""
-        return self._serving.room if self._serving is not None else 0
+        """What the pull that is being served still takes, within what all of them may hold."""
+        if self._serving is None:
+            return 0
+        return min(self._serving.room, max(0, limits.IN_FLIGHT_PULLED_MAX - self._in_flight))
 
     @property
     def blocked_by(self) -> str:
-        """Nobody pulls: that is its credit."""
-        return "credit"
+        """Nobody pulls: that is its credit. Or so much was pulled and not settled that a pull
+        waits until some of it is."""
+        return "in_flight" if self._in_flight >= limits.IN_FLIGHT_PULLED_MAX else "credit"
 
     def pump(self) -> None:
         """Serve waiting pulls at the end of this turn of the loop."""
@@ -154,7 +158,11 @@ class PullConsumer:
         )
 
     def holds(self, more: int) -> None:
-        """Whatever is pulled has been asked for by its number."""
+        """More or fewer pulled messages are unsettled; see Owner.holds."""
+        was_full = self._in_flight >= limits.IN_FLIGHT_PULLED_MAX
+        self._in_flight += more
+        if was_full:
+            self.pump()
 
     def revoked(self, slot: Slot, taken: list[Taken], reason: str) -> None:
         """Nobody to tell: the receipts are stale from now on."""

@@ -63,6 +63,9 @@ CREDIT_MAX: Final = 10_000
 IN_FLIGHT_PER_SUBSCRIPTION_MAX: Final = 4 * CREDIT_MAX
 """Messages that a subscription holds unsettled, in sum: each is a lease in memory, of less than
 1 KiB. [A client grants credit anew for whatever it is given, and never acks.]"""
+IN_FLIGHT_PULLED_MAX: Final = 4 * CREDIT_MAX
+"""Messages of a group that were pulled through one gateway and are unsettled; the next pull waits
+for one of them. [A script pulls in a loop and never acks, under a lease of hours.]"""
 KEYS_PER_READER_MAX: Final = 1000
 WRITE_BUFFER_BYTES_MAX: Final = 64 * 1024
 """Above this a socket gets no more pushes until it drains: 1,000 sockets that stop reading cost
@@ -136,5 +139,6 @@ OFFSET_MAX: Final = (1 << 40) - 1
 
 assert PUSH_BYTES_MAX <= WRITE_BUFFER_BYTES_MAX
 assert PUSH_MESSAGES_MAX <= CREDIT_MAX <= IN_FLIGHT_PER_SUBSCRIPTION_MAX
+assert PULL_MESSAGES_MAX <= IN_FLIGHT_PULLED_MAX
 assert MESSAGE_BYTES_MAX_MAX <= FRAME_BYTES_MAX // 2 + 1
 assert MESSAGES_PER_PUBLISH_MAX <= IN_FLIGHT_PER_PRODUCER_MAX <= PENDING_MESSAGES_MAX

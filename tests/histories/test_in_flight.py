@@ -1,5 +1,6 @@
 """Histories of a client that grants credit and does not settle: what it holds has a bound (P9)."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -120,3 +121,23 @@ async def test_at_most_once_holds_nothing(house: House) -> None:
     session, consumer = await full(house, semantics="at_most_once")
     await session.take(FULL + 3)
     assert consumer.unsettled() == 0
+
+
+async def test_what_is_pulled_and_not_settled_is_bounded(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9: all pulls of the group together; the one that finds no room waits, and is answered when
+    one of them is settled."""
+    monkeypatch.setattr("push.limits.IN_FLIGHT_PULLED_MAX", FULL)
+    queue = await house.queue(partitions=4)
+    group = await house.group(queue)
+    await house.publish(queue, [message(n, f"k{n}") for n in range(FULL + 3)])
+    pull = house.broker.pulls.pull
+    pulled = await pull(queue, group, FULL - 1, 1)
+    pulled += await pull(queue, group, 10, 1)
+    assert len(pulled) == FULL
+    assert await pull(queue, group, 10, 0) == []
+    waiting = asyncio.ensure_future(pull(queue, group, 10, 5))
+    await house.broker.pulls.ack(queue, group, [pulled[0].receipt, pulled[1].receipt])
+    assert len(await waiting) == 2
+    assert await pull(queue, group, 10, 0) == []
