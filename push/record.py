@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate, count, repeat
 from operator import add
-from typing import Final
+from typing import Any, Final
 
 VERSION: Final = 1
 """A reader refuses what another version wrote, rather than guess (R4)."""
@@ -40,6 +40,7 @@ MESSAGE_MEMORY_BYTES: Final = 64
 """What CPython takes for a record besides its payload, and besides for each message (tracemalloc,
 3.11: 990 and 60). A hundred thousand records of one small message are 140 MB, not 30."""
 _NOTHING: Final = array("Q")
+_NONE: Final[list[Any]] = []
 """The column that is not there: shared, so that a record of one message is fewer objects."""
 
 
@@ -74,7 +75,7 @@ class Header:
     def drop_producers(self) -> None:
         """Once the storage has answered, delivery does not ask who published what: a third of what
         a record in memory is made of."""
-        self.producers = []
+        self.producers = _NONE
         self.producer_indexes = self.sequences = _NOTHING
 
     def encode(self) -> bytes:
@@ -364,7 +365,7 @@ class RecordBuilder:
             producers=self._contexts,
             producer_indexes=array("H", self._indexes if with_producers else []),
             sequences=array("Q", self._sequences if with_producers else []),
-            digests=[ids.get(i, NO_DIGEST) for i in range(count)] if ids else [],
+            digests=[ids.get(i, NO_DIGEST) for i in range(count)] if ids else _NONE,
             expires_unix_ms=(
                 array("Q", [expires.get(i, 0) for i in range(count)]) if expires else _NOTHING
             ),
