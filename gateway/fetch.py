@@ -88,10 +88,12 @@ class Fetch:
         return (self._lines.pop(offset),) if offset in self._lines else None
 
     def read_lines(self, offsets: Sequence[int]) -> None:
-        """Read the records of these messages."""
-        wanted = [offset for offset in offsets if offset not in self._lines]
-        if wanted:
-            self.job("lines", self._read_lines(wanted[:LINES_PER_READ_MAX]))
+        """Read the records of these messages, unless some are being read; LINES_PER_READ_MAX of
+        them at most."""
+        if "lines" not in self._jobs:
+            wanted = [offset for offset in offsets if offset not in self._lines]
+            if wanted:
+                self.job("lines", self._read_lines(wanted))
 
     async def _read_lines(self, offsets: Sequence[int]) -> None:
         record: Record | None = None

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.fetch import Fetch
+from gateway.fetch import LINES_PER_READ_MAX, Fetch
 from gateway.slot_context import Context, Owner
 from gateway.spans import Span, Stages
 from metadata.catalog import Group, Queue
@@ -146,7 +146,7 @@ class Slot:
             key, offset = giveable[0]
             found = self._fetch.line(offset)
             if found is None:
-                self._fetch.read_lines([offset for _, offset in giveable])
+                self._fetch.read_lines([offset for _, offset in giveable[:LINES_PER_READ_MAX]])
                 break
             giveable.pop(0)
             record = found[0]

@@ -4,6 +4,7 @@ share about 70 to 30, around a broker that comes and goes."""
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -27,11 +28,13 @@ QUEUE_SETTINGS: Final = {
     "backoff_s": 0.01,
     "backoff_max_s": 0.1,
 }
+TOLD_EVERY_S: Final = 15.0
 QUIET_S: Final = 2 * LEASE_S + 2
 """Nothing was delivered for so long, although consumers were there: nothing more will come."""
 REST_S: Final = 0.5
 """When all is settled, so long for what should not come any more."""
-DRAIN_TIMEOUT_S: Final = 180.0
+STALL_TIMEOUT_S: Final = 60.0
+"""While draining, something must be answered or settled within this."""
 
 
 class Crew:
@@ -86,18 +89,24 @@ class Crew:
         """Messages that the producers have on the way to the living broker."""
         return sum(producer.in_flight for producer in self.producers)
 
-    async def drain(self) -> None:
+    async def drain(self, progress: Callable[[str], None]) -> None:
         """Producers finish, consumers go on until nothing is left, or nothing comes any more (what
         is missing then, the judge calls lost). Raises ClientFailed: it does not end."""
         self.field.producing = False
-        deadline = time.monotonic() + DRAIN_TIMEOUT_S
+        deadline = time.monotonic() + STALL_TIMEOUT_S
         while sum(producer.unanswered for producer in self.producers):
             await self._until(deadline, "the producers got no answers")
         self.field.delivered_at = time.monotonic()
+        left, told_at = len(self.field.missing) + 1, time.monotonic()
         # An ack whose answer a kill swallowed may count: only the broker knows that all is done.
         while self.field.missing and time.monotonic() - self.field.delivered_at < QUIET_S:
             if time.monotonic() - self.field.delivered_at > REST_S and await self._lag() == 0:
                 break
+            if len(self.field.missing) < left:
+                left, deadline = len(self.field.missing), time.monotonic() + STALL_TIMEOUT_S
+            if time.monotonic() - told_at > TOLD_EVERY_S:
+                told_at = time.monotonic()
+                progress(f"{left:,} messages left")
             await self._until(deadline, "the consumers did not come to an end")
         while time.monotonic() - self.field.delivered_at < REST_S:
             await self._until(deadline, "more and more is delivered")

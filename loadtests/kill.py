@@ -93,7 +93,7 @@ async def kill_cycles(
                     f"({report.kills_with_commit_under_way} with a commit under way, "
                     f"{report.kills_in_recovery} in recovery), {field.acknowledged:,} acknowledged"
                 )
-        await crew.drain()
+        await crew.drain(progress)
         if field.missing and (said := await crew.description()).get("lag"):
             report.group_with_missing = said
     finally:
