@@ -198,7 +198,7 @@ async def _judge_copy(copy: Path, log: Path, seen: int, missing: set[int]) -> Ve
             await asyncio.to_thread(server.wait_ready)
             shared.missing = missing
             crew.start()
-            await crew.drain(progress)
+            await crew.drain(lambda _: None)  # a copy holds seconds of work
         finally:
             await crew.leave()
             server.kill()
