@@ -12,7 +12,7 @@ import os
 import socket
 import tempfile
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from starlette.requests import Request
@@ -24,7 +24,9 @@ from gateway.listening import Listener
 from gateway.operation import decode, read_body, reply
 from gateway.ports import BrokerPort
 from gateway.problems import Problems
+from gateway.rest_parked import KEYS_DEFAULT, DecisionRequest
 from metadata.catalog import Principal
+from push import limits
 from push.errors import Refused
 
 ADMINISTRATOR: Final = Principal("administrator")
@@ -43,6 +45,16 @@ class DeleteQueue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     confirm: str
 
 
+class Park(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The parked keys of a group; `decide` None: list them, at most `limit`."""
+
+    queue: str
+    group: str
+    limit: Annotated[int, msgspec.Meta(ge=1, le=limits.PARKED_PER_CALL_MAX)] = KEYS_DEFAULT
+    decide: DecisionRequest | None = None
+
+
+_PARK: Final = msgspec.json.Decoder(Park)
 _DELETE_QUEUE: Final = msgspec.json.Decoder(DeleteQueue)
 
 
@@ -118,12 +130,22 @@ def _application(broker: BrokerPort) -> ASGIApp:
         queue = await broker.delete_queue(ADMINISTRATOR, wanted.queue)
         return reply({"deleted": queue.name, "queue_id": queue.queue_id})
 
+    async def park(request: Request) -> Response:
+        wanted = decode(await read_body(request), _PARK)
+        queue = broker.find_queue(ADMINISTRATOR, wanted.queue)
+        group = broker.metadata.find_group(ADMINISTRATOR, queue, wanted.group)
+        if wanted.decide is None:
+            return reply(await broker.parking.parked(queue, group, wanted.limit))
+        which, verb = wanted.decide.which(), wanted.decide.decision
+        return reply(await broker.parking.decide(queue, group, verb, which))
+
     async def status(request: Request) -> Response:
         return reply(await broker.describe())
 
     router = Router(
         [
             Route("/delete-queue", delete_queue, methods=["POST"]),
+            Route("/park", park, methods=["POST"]),
             Route("/status", status, methods=["GET"]),
         ],
         redirect_slashes=False,
@@ -146,6 +168,17 @@ def delete_queue(data_dir: Path, name: str, confirm: str) -> dict[str, Any]:
         AdminError: no broker runs there, or it refused.
     """
     return _ask(data_dir, "POST", "/delete-queue", {"queue": name, "confirm": confirm})
+
+
+def parked(data_dir: Path, queue: str, group: str, limit: int) -> dict[str, Any]:
+    """The parked keys of a group, as over HTTP. Raises AdminError."""
+    return _ask(data_dir, "POST", "/park", {"queue": queue, "group": group, "limit": limit})
+
+
+def unpark(data_dir: Path, queue: str, group: str, decision: dict[str, object]) -> dict[str, Any]:
+    """Decide about parked keys: the body and the answer are those of HTTP. Raises AdminError."""
+    body = {"queue": queue, "group": group, "decide": decision}
+    return _ask(data_dir, "POST", "/park", body)
 
 
 def status(data_dir: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
+from gateway.caretaker import Caretaker
 from gateway.changes import Changes
 from gateway.config import Config
 from gateway.dead_letters import DeadLetters
@@ -15,6 +16,7 @@ from gateway.flusher import Flusher
 from gateway.groups import Groups
 from gateway.janitor import Janitor
 from gateway.overflow import Overflow
+from gateway.parking import Parking
 from gateway.ports import GroupStart, SeekTo
 from gateway.publisher import Publisher
 from gateway.pulls import Pulls
@@ -68,12 +70,14 @@ class Broker:
             storage, self.tail, self.flusher, self.spans, self.deadlines, self.dead_letters.bury
         )
         self.groups = Groups(context, metadata)
+        caretaker = Caretaker(context, self.groups, metadata)
+        self.parking = Parking(storage, self.groups, caretaker)
         self.readers = Readers(storage, self.tail)
         self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")))
         self.janitor = Janitor(
             storage,
             metadata,
-            Overflow(context, self.groups, metadata),
+            Overflow(context, self.groups, metadata, caretaker),
             Expiry(self.groups, metadata, self.delete_group),
         )
         self.flusher.on_written = self.janitor.touched

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -10,9 +9,11 @@ import msgspec
 
 from gateway import admin as admin_socket
 from gateway import logs, server
+from gateway.admin_options import data_dir_of, data_dir_option, json_option, to_json
 from gateway.broker import Broker
 from gateway.config import SETTINGS, Config, ConfigError, Setting, load
 from gateway.listening import StartError
+from gateway.park_commands import park
 from gateway.ports import WholeBroker
 
 SERVE_EXAMPLES = """
@@ -107,29 +108,11 @@ def admin() -> None:
     """Operate the broker of this machine, over the socket in its data folder."""
 
 
-def _data_dir(text: str | None) -> Path:
-    # Only this setting: whoever deletes a queue need not have the others right.
-    environ = {n: v for n, v in os.environ.items() if n in ("TOCSIN_DATA_DIR", "XDG_DATA_HOME")}
-    try:
-        return load(environ, {"data_dir": text})[0].data_dir
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from None
-
-
-_data_dir_option = click.option(
-    "--data-dir",
-    default=None,
-    metavar="TEXT",
-    help="The broker's data folder. (env TOCSIN_DATA_DIR)",
-)
-_json_option = click.option("--json", "as_json", is_flag=True, help="JSON, for machines.")
-
-
 @admin.command("delete-queue")
 @click.argument("name")
 @click.option("--confirm", default=None, metavar="NAME", help="The name again, instead of asking.")
-@_data_dir_option
-@_json_option
+@data_dir_option
+@json_option
 def delete_queue(name: str, confirm: str | None, data_dir: str | None, as_json: bool) -> None:
     """Delete the queue NAME with its messages and groups, for good.
 
@@ -148,29 +131,28 @@ def delete_queue(name: str, confirm: str | None, data_dir: str | None, as_json: 
     if confirm != name:
         raise click.ClickException(f"{confirm!r} is not {name!r}: nothing was deleted.")
     try:
-        answer = admin_socket.delete_queue(_data_dir(data_dir), name, confirm)
+        answer = admin_socket.delete_queue(data_dir_of(data_dir), name, confirm)
     except admin_socket.AdminError as error:
         raise click.ClickException(str(error)) from None
-    click.echo(_json(answer) if as_json else f"Deleted {answer['deleted']}.")
+    click.echo(to_json(answer) if as_json else f"Deleted {answer['deleted']}.")
 
 
 @admin.command()
-@_data_dir_option
-@_json_option
+@data_dir_option
+@json_option
 def status(data_dir: str | None, as_json: bool) -> None:
     """Say how the broker is."""
     try:
-        answer = admin_socket.status(_data_dir(data_dir))
+        answer = admin_socket.status(data_dir_of(data_dir))
     except admin_socket.AdminError as error:
         raise click.ClickException(str(error)) from None
     if as_json:
-        click.echo(_json(answer))
+        click.echo(to_json(answer))
         return
     width = max(map(len, answer), default=0)
     for name, value in answer.items():
-        shown = value if isinstance(value, str | int | float) else _json(value)
+        shown = value if isinstance(value, str | int | float) else to_json(value)
         click.echo(f"{name:<{width}}  {shown}")
 
 
-def _json(value: object) -> str:
-    return msgspec.json.encode(value).decode()
+admin.add_command(park)

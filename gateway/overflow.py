@@ -6,50 +6,17 @@ most waits, the oldest first, and never more than is beyond. Publishing is never
 With `reject` the storage refuses at the append, and nothing happens here.
 """
 
-import asyncio
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gateway.group import delivery_settings
+from gateway.caretaker import Caretaker
 from gateway.groups import Groups
 from gateway.slot import Slot
 from gateway.slot_context import Context
 from metadata.catalog import Group, Principal, Queue
 from metadata.client import Metadata
 from push import limits
-from push.delivery import Delivery
-from push.giving import GiveOut, Taken
-from push.ports import CursorState, GroupPartition, Partition, PartitionState
-from push.record import Record
-
-
-class _Nobody:
-    """The owner of a slot that only evicts: it is given nothing."""
-
-    blocked_by = "no_consumer"
-
-    def available(self) -> int:
-        """Nothing."""
-        return 0
-
-    def deliver(self, slot: Slot, record: Record, out: GiveOut, reserved: object = None) -> None:
-        """Never called: nothing is available."""
-
-    def reserve(self, count: int) -> object:
-        """Never called: nothing is available."""
-
-    def release(self, count: int, reserved: object) -> None:
-        """Never called: nothing is reserved."""
-
-    def revoked(self, slot: Slot, taken: list[Taken], reason: str) -> None:
-        """Never called: nothing is in flight."""
-
-    def holds(self, more: int) -> None:
-        """Never called: nothing is in flight."""
-
-    def pump(self) -> None:
-        """Nothing to give to."""
+from push.ports import CursorState, Partition, PartitionState
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +48,13 @@ def shares(waiting: Mapping[int, int], excess: int) -> dict[int, int]:
 class Overflow:
     """See the module."""
 
-    def __init__(self, context: Context, groups: Groups, metadata: Metadata) -> None:
+    def __init__(
+        self, context: Context, groups: Groups, metadata: Metadata, caretaker: Caretaker
+    ) -> None:
         self._context = context
         self._groups = groups
         self._metadata = metadata
-        self._evicting: set[GroupPartition] = set()
+        self._caretaker = caretaker
 
     async def relieve(self, queue_id: str) -> bool:
         """Look at one queue. True: a group was beyond the bounds, look again; not all of it may
@@ -109,13 +78,12 @@ class Overflow:
                 slot = backlogs[number].slot
                 if slot is not None:
                     slot.evict(count)
-                elif not self._is_served(group):  # else we would fence who came meanwhile
-                    await self._evict(queue, group, Partition(queue_id, number), count)
+                else:
+                    partition = Partition(queue_id, number)
+                    async with self._caretaker.own(queue, group, partition) as own:
+                        if own is not None:
+                            own.evict(min(count, limits.DYING_PER_PARTITION_MAX))
         return again
-
-    def _is_served(self, group: Group) -> bool:
-        runtime = self._groups.runtimes.get(group.group_id)
-        return runtime is not None and bool(runtime.members)
 
     async def _backlogs(
         self, queue: Queue, group: Group, states: list[PartitionState]
@@ -125,7 +93,7 @@ class Overflow:
         found = await self._context.storage.cursors(queue.queue_id, group.group_id)
         cursors = {cursor.place.partition: cursor for cursor in found}
         runtime = self._groups.runtimes.get(group.group_id)
-        is_served = self._is_served(group)
+        is_served = self._caretaker.is_served(group)
         backlogs: dict[int, _Backlog] = {}
         for state in states:
             number, cursor = state.partition.number, cursors.get(state.partition)
@@ -144,31 +112,6 @@ class Overflow:
                 ahead = 0  # between two consumers: the next look finds its owner
             backlogs[number] = _Backlog(unsettled, min(ahead, unsettled), slot)
         return backlogs
-
-    async def _evict(self, queue: Queue, group: Group, partition: Partition, count: int) -> None:
-        """As owner for a moment; a consumer that comes meanwhile fences us, and the next look goes
-        through its slot."""
-        place = GroupPartition(group.group_id, partition)
-        if place in self._evicting:
-            return
-        self._evicting.add(place)
-        gone = asyncio.Event()
-        try:
-            token = os.urandom(16)
-            generation = (await self._metadata.membership(group.group_id)).generation
-            owned = await self._context.storage.own(place, token=token, assignment=generation)
-            now = asyncio.get_running_loop().time()
-            settings = delivery_settings(queue, group, pulls=False)
-            delivery = Delivery(place, owned, token, settings, now=now)
-            slot = Slot(
-                self._context, queue, group, partition,
-                delivery=delivery, owner=_Nobody(), gone=lambda _: gone.set(),
-            )  # fmt: skip
-            slot.evict(min(count, limits.DYING_PER_PARTITION_MAX))
-            slot.end_when_buried()
-            await gone.wait()
-        finally:
-            self._evicting.discard(place)
 
 
 def _messages_max(queue: Queue, states: list[PartitionState]) -> int | None:

@@ -14,6 +14,7 @@ from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettin
 from metadata.client import Metadata
 from push.errors import TocsinError
 from push.message import Message
+from push.unparking import Verb
 
 GroupStart = Literal["earliest", "latest"] | int
 """Where a new group starts; a number is a time in unix milliseconds."""
@@ -47,6 +48,64 @@ class PullSettled(msgspec.Struct, frozen=True, kw_only=True):
     """Receipts of deliveries that have ended: settled by somebody else, expired, given anew."""
     invalid: list[str]
     """Receipts that this broker did not give, for this group."""
+
+
+class ParkedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A key of which the head exhausted its attempts, and which waits for an operator (R18)."""
+
+    partition: int
+    key_hash: str
+    """16 hexadecimal digits: names it where it has no text."""
+    reason: str
+    since_unix_ms: int
+    messages: int
+    """How many wait: the head and all behind it that were come across since."""
+    attempts: int
+    """Those of the head."""
+    offset: int | None = None
+    """Of the head; left out: nothing waits there."""
+    key: str | None = None
+    """Its text; left out: the head has no key, or is no longer retained."""
+
+
+class ParkedKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """Parked keys of a group, by partition."""
+
+    keys: list[ParkedKey]
+    keys_parked: int
+    """How many there are in all."""
+
+
+class WhichKey(msgspec.Struct, frozen=True, kw_only=True):
+    """The parked key that is meant: by its text, by its hash, or every one."""
+
+    key: str | None = None
+    key_hash: int | None = None
+    every: bool = False
+
+    def __str__(self) -> str:
+        """For a sentence."""
+        return f"the key {self.key!r}" if self.key is not None else f"the key {self.key_hash:016x}"
+
+
+class Decided(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision that is durable."""
+
+    decision: Verb
+    keys: list[ParkedKey]
+    """What it was about, as that was before."""
+    keys_parked: int
+    """How many more there were that one call does not reach: call again."""
+
+
+class Parks(Protocol):
+    """What operators ask about parked keys."""
+
+    async def parked(self, queue: Queue, group: Group, keys_max: int) -> ParkedKeys:
+        """Up to `keys_max` of them."""
+
+    async def decide(self, queue: Queue, group: Group, verb: Verb, which: WhichKey) -> Decided:
+        """Retry, skip or release; durable when this returns. Raises Refused(not_parked)."""
 
 
 class Answered(Protocol):
@@ -122,6 +181,9 @@ class BrokerPort(Protocol):
 
     @property
     def pulls(self) -> Pulling: ...
+
+    @property
+    def parking(self) -> Parks: ...
 
     @property
     def draining(self) -> bool:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway import openapi, rest_groups, rest_messages, rest_queues, rest_status
+from gateway import openapi, rest_groups, rest_messages, rest_parked, rest_queues, rest_status
 from gateway.auth import Auth
 from gateway.operation import PRINCIPAL, Operation
 from gateway.ports import BrokerPort
@@ -28,6 +28,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *rest_queues.OPERATIONS,
     *rest_messages.OPERATIONS,
     *rest_groups.OPERATIONS,
+    *rest_parked.OPERATIONS,
     *rest_status.OPERATIONS,
 )
 SECURITY_HEADERS: Final = (

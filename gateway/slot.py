@@ -8,10 +8,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from gateway.decisions import Decisions
 from gateway.fetch import LINES_PER_READ_MAX, Fetch
-from gateway.slot_context import Context, Owner
+from gateway.slot_context import Context, Owner, Unsent
 from gateway.spans import Span, Stages
 from metadata.catalog import Group, Queue
 from push import limits
@@ -21,24 +21,10 @@ from push.giving import GiveOut, Judged, Taken
 from push.leases import offsets_of
 from push.ports import CursorWrite, GroupPartition, Partition, Written
 from push.record import Record
+from push.unparking import Verb
 from push.waiting import DeadLetter
 
 logger = logging.getLogger("tocsin.slot")
-
-
-@dataclass(frozen=True, slots=True)
-class _Unsent:
-    """A push that goes out when it is settled (R23)."""
-
-    record: Record
-    out: GiveOut
-    stages: Stages | None
-    reserved: object
-
-    @property
-    def count(self) -> int:
-        """Messages in it."""
-        return self.out.count
 
 
 class Slot:
@@ -73,12 +59,13 @@ class Slot:
         """Held while a dead letter is put on its way: they leave in order."""
         self.reasons: dict[int, str] = {}
         """What the last nack of an offset gave as its reason."""
+        self.decisions = Decisions()
         self._in_flight = 0  # as its owner knows
         self._at_most_once = group.settings.semantics == "at_most_once"
         self._gone = gone
         self._fetch = Fetch(context.storage, context.tail, partition, self._woken)
-        self._unsent: list[_Unsent] = []
-        self._writing_unsent: list[_Unsent] = []
+        self._unsent: list[Unsent] = []
+        self._writing_unsent: list[Unsent] = []
         self._confirms: list[Callable[[bool], None]] = []
         self._writing_confirms: list[Callable[[bool], None]] = []
         self._spans: dict[int, Span] = {}
@@ -172,7 +159,7 @@ class Slot:
             # R23: settled durably before the push; what is not known to be settled is not pushed.
             self.delivery.ack(out.push, out.first, out.last, now=now)
             reserved = self.owner.reserve(out.count)
-            self._unsent.append(_Unsent(record, out, stages, reserved))
+            self._unsent.append(Unsent(record, out, stages, reserved))
             self._context.flusher.mark(self, urgent=True)
             return
         self._count_in_flight()
@@ -202,6 +189,7 @@ class Slot:
             for dead in delivery.take_dead_letters():
                 self._fetch.job(f"dead {dead.offset}", self._bury(dead))
         self._context.deadlines.set(self, delivery.next_deadline())
+        self.decisions.tell(delivery.waiting.unparking.take_opened())
         self._end_if_drained()
 
     def _count_in_flight(self) -> None:
@@ -224,6 +212,17 @@ class Slot:
         if evicted:
             self._after(now)
         return evicted > 0
+
+    def unpark(self, key: int, verb: Verb, stored: int | None) -> "asyncio.Future[bool] | None":
+        """An operator's decision about a parked key; see push.unparking. The future: True once it
+        is durable, False when the epoch ended before. None: it is not parked, or decided."""
+        now = asyncio.get_running_loop().time()
+        if self.ended or not self.delivery.waiting.unparking.decide(key, verb, stored, now):
+            return None
+        decided = self.decisions.wait(key)
+        self._context.flusher.mark(self, urgent=True)
+        self._after(now)
+        return decided
 
     # --- What the consumer says ----------------------------------------------------------------
 
@@ -339,7 +338,7 @@ class Slot:
         self._confirms = self._writing_confirms + self._confirms
         self._writing_confirms = []
 
-    def _release(self, unsent: list[_Unsent]) -> None:
+    def _release(self, unsent: list[Unsent]) -> None:
         for one in unsent:
             self.owner.release(one.count, one.reserved)
 
@@ -394,6 +393,7 @@ class Slot:
         self._context.tail.unfollow(self.partition, self._certified)
         for confirmed in [*self._writing_confirms, *self._confirms]:
             confirmed(False)
+        self.decisions.end()
         self._release([*self._writing_unsent, *self._unsent])
         self._unsent = self._writing_unsent = []
         self._gone(self)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.deadlines import Deadlines
 from gateway.flusher import Flusher
-from gateway.spans import SpanLog
+from gateway.spans import SpanLog, Stages
 from gateway.tail import Tail
 from push.giving import GiveOut, Taken
 from push.ports import Storage
@@ -47,6 +47,21 @@ class Owner(Protocol):
 
     def pump(self) -> None:
         """Something of its slots may have become possible."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """A push that goes out when it is settled (R23)."""
+
+    record: Record
+    out: GiveOut
+    stages: Stages | None
+    reserved: object
+
+    @property
+    def count(self) -> int:
+        """Messages in it."""
+        return self.out.count
 
 
 @dataclass(slots=True)

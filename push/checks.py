@@ -68,6 +68,7 @@ def _check_lines(delivery: Delivery, in_flight: dict[int, int]) -> None:
         here = [*line.leaving, *line.waiting]
         assert here == sorted(set(here)), f"P3: {line} is not in order: {here}"
         assert not (line.parked and here), f"R18: {line} is parked and in memory"
+        assert line.parked or not line.decision, f"R18: {line} is decided and not parked"
         assert line.dues.keys() <= set(line.waiting), f"{line} {line.dues}"
         assert all(in_flight.get(offset) == key for offset in line.in_flight)
         assert line.aside >= 0, f"{line}"

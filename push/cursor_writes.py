@@ -20,7 +20,8 @@ class PendingWrite:
     """Collects changes; `take` hands them out as one write, `confirm` or `restore` ends it."""
 
     __slots__ = ("_aside", "_coalesce_at", "_epoch", "_parked", "_place", "_record", "_retries",
-                 "_settled", "_starving", "_taken", "_token", "aside_count", "ending")  # fmt: skip
+                 "_settled", "_starving", "_taken", "_token", "_unparked", "aside_count",
+                 "ending")  # fmt: skip
 
     def __init__(
         self, place: GroupPartition, epoch: int, token: bytes, *, starving: Collection[int]
@@ -35,6 +36,7 @@ class PendingWrite:
         self._record: dict[int, int] = {}
         self._aside: dict[int, list[int]] = {}
         self._parked: dict[int, str] = {}
+        self._unparked: dict[int, None] = {}
         self._taken: tuple[CursorWrite, dict[int, int]] | None = None
         self.aside_count = 0
         """Offsets that are to be set aside and are not yet."""
@@ -45,7 +47,8 @@ class PendingWrite:
     @property
     def dirty(self) -> bool:
         """Whether `take` would have something, once nothing is under way."""
-        return bool(self._settled or self._retries or self._parked) or self.aside_due
+        changed = self._settled or self._retries or self._parked or self._unparked
+        return bool(changed) or self.aside_due
 
     @property
     def aside_due(self) -> bool:
@@ -98,9 +101,25 @@ class PendingWrite:
         self._aside.setdefault(key, []).append(offset)
         self.aside_count += 1
 
+    @property
+    def sides_under_way(self) -> tuple[Side, ...]:
+        """What the write that was taken sets aside."""
+        return self._taken[0].aside if self._taken else ()
+
+    def first_aside(self, key: int) -> int | None:
+        """The lowest offset that goes to the key's side line and is not known to stand there."""
+        under_way = [s.offsets[0] for s in self.sides_under_way if s.key_hash == key]
+        return min([*under_way, *self._aside.get(key, ())], default=None)
+
     def park(self, key: int, reason: str) -> None:
         """The key is parked."""
+        self._unparked.pop(key, None)
         self._parked[key] = reason
+
+    def unpark(self, key: int) -> None:
+        """The key is not parked any more."""
+        self._parked.pop(key, None)
+        self._unparked[key] = None
 
     def take(self, wall_unix_ms: int) -> CursorWrite | None:
         """Everything so far as one write; None: nothing, or one is under way."""
@@ -115,22 +134,23 @@ class PendingWrite:
             retries=tuple(self._retries.values()),
             aside=tuple(Side(key, tuple(sorted(o))) for key, o in aside.items()),
             parked=tuple(Parked(k, why, wall_unix_ms) for k, why in self._parked.items()),
+            unparked=tuple(self._unparked),
         )  # fmt: skip
         self._taken = (write, self._record)
         self._settled, self._coalesce_at = [], SETTLED_LOOSE_MAX
         self._retries, self._record = {}, {}
-        self._parked = {}
+        self._parked, self._unparked = {}, {}
         return write
 
-    def confirm(self) -> tuple[dict[int, int], dict[int, int]]:
-        """It is durable. Returns offset → key of what may be given now, in order, and the count
-        set aside by key."""
+    def confirm(self) -> tuple[dict[int, int], dict[int, int], tuple[int, ...]]:
+        """It is durable. Returns offset → key of what may be given now, in order, the count set
+        aside by key, and the keys that are not parked any more."""
         assert self._taken is not None
         write, record = self._taken
         self._taken = None
         aside = {side.key_hash: len(side.offsets) for side in write.aside}
         self.aside_count -= sum(aside.values())
-        return record, aside
+        return record, aside, write.unparked
 
     def restore(self) -> None:
         """It is not durable: everything goes with the next write, older facts first."""
@@ -144,3 +164,4 @@ class PendingWrite:
         for side in write.aside:
             self._aside[side.key_hash] = [*side.offsets, *self._aside.get(side.key_hash, [])]
         self._parked = {**{mark.key_hash: mark.reason for mark in write.parked}, **self._parked}
+        self._unparked = {**dict.fromkeys(write.unparked), **self._unparked}

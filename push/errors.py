@@ -43,6 +43,7 @@ CODES: Final = _table(
     Code("already_subscribed", 409, False, "this subscription number is taken"),
     Code("not_subscribed", 409, False, "no subscription of this number"),
     Code("not_delivered", 409, False, "this delivery was never given to this session"),
+    Code("not_parked", 409, False, "this key is not parked in this group"),
     Code("invalid_receipt", 400, False, "a receipt that this broker did not give, for this group"),
     Code("position_unknown", 409, False, "the position belongs to another queue or history"),
     Code("message_too_large", 413, False, "a message is larger than its queue allows"),

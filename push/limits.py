@@ -108,6 +108,8 @@ AHEAD_BYTES_MAX: Final = 32 * 1_048_576
 push at a time. [A thousand consumers with a backlog stall, each with a whole read in hand.]"""
 LINE_WINDOW_MAX: Final = 256
 """A key that recovers has 1, 2, 4 … messages in flight, up to this, until its line is empty."""
+PARKED_PER_CALL_MAX: Final = 1000
+"""Parked keys that one call lists, or decides about."""
 SIDE_LOAD_MAX: Final = 16
 """Offsets of a side line read at a time: many lines may be read at once, and what is read is held
 in memory."""

@@ -8,6 +8,7 @@ line of its own.
 """
 
 from collections import deque
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
@@ -21,21 +22,34 @@ def loose(offset: int) -> int:
     return (1 << 64) - 1 - offset
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What an operator wants of a parked key; see push.unparking."""
+
+    verb: str
+    stored: int | None
+    """The lowest offset in the durable side line when it was asked."""
+
+
 class Line:
     """One key's line. `waiting` is in memory; `aside` more stand in the side line behind it."""
 
     __slots__ = (
         "aside",
         "aside_unwritten",
+        "decision",
         "dues",
         "dying",
         "exclusive",
+        "forgiven",
+        "head",
         "in_flight",
         "inherited",
         "key",
         "leaving",
         "loaded",
         "loading",
+        "once",
         "opens_after",
         "parked",
         "pull",
@@ -63,6 +77,15 @@ class Line:
         self.dying: set[int] = set()
         """On the way to the dead letters."""
         self.parked = False
+        self.head: int | None = None
+        """The lowest offset that this owner set aside since the key is parked; as far as it is
+        not known to be durable, only what was in memory then."""
+        self.decision: Decision | None = None
+        """What an operator has decided about the parked key, until that is durable."""
+        self.once = -1
+        """The offset that an operator lets be tried once more: failing, it is exhausted again."""
+        self.forgiven = False
+        """Released: what was tried of it before it was parked does not count any more."""
         self.loading: int | None = None
         """While the side line is being read: how many stood there when it was asked."""
         self.loaded = -1
@@ -136,6 +159,11 @@ class Line:
             return 0
         return max(0, self.window - len(self.in_flight) - len(self.leaving))
 
+    def lower(self, offset: int) -> None:
+        """It stands aside; where the line is parked it may be its head."""
+        if self.parked and (self.head is None or offset < self.head):
+            self.head = offset
+
     def widen(self) -> None:
         """One of it was settled: let more go out at once."""
         self.window = min(self.window * 2, limits.LINE_WINDOW_MAX)
@@ -170,7 +198,7 @@ class Lines:
         self._ready.pop(key, None)
         self._hungry.pop(key, None)
         self.starving.pop(key, None)
-        if line.opens_after:
+        if line.opens_after or (line.decision and line.aside_unwritten):
             self.starving[key] = None
         if line.empty:
             self.by_key.pop(key, None)

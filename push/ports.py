@@ -118,6 +118,20 @@ class Parked:
 
 
 @dataclass(frozen=True, slots=True)
+class ParkedLine:
+    """For looking at: a parked key, and what stands in its side line."""
+
+    key_hash: int
+    reason: str
+    since_unix_ms: int
+    messages: int
+    head: int | None
+    """The first offset of the side line; None: nothing stands there."""
+    attempts: int
+    """Those of the head."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cursor:
     """What a group has passed in a partition.
 
@@ -321,8 +335,8 @@ class Storage(Protocol):
     async def cursors(self, queue_id: str, group_id: str) -> list[CursorState]:
         """Every cursor of a group; empty when it is unknown."""
 
-    async def parked(self, place: GroupPartition) -> list[Parked]:
-        """The parked keys of a (group, partition)."""
+    async def parked(self, place: GroupPartition) -> list[ParkedLine]:
+        """The parked keys of a (group, partition), by hash; empty when it is unknown."""
 
     def on_certified(self, wake_up: WakeUp) -> None:
         """Register the one wake-up. Comes after the append's commit and before its answer."""

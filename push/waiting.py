@@ -13,11 +13,12 @@ from push.backoff import clamp_due
 from push.cursor_writes import PendingWrite
 from push.lines import Line, Lines
 from push.ports import Cursor, GroupPartition, Owned, Retry, Written
+from push.unparking import Unparking
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A message to move to the dead letters. `reason`: exhausted or expired."""
+    """A message to move to the dead letters. `reason`: exhausted, expired, overflow or skipped."""
 
     offset: int
     reason: str
@@ -28,21 +29,9 @@ class Waiting:
     """See the module. `now` is monotonic seconds."""
 
     __slots__ = (
-        "_begun",
-        "_dead",
-        "_inherited",
-        "_not_before",
-        "_rescanned",
-        "attempts",
-        "attempts_max",
-        "due_unix_ms",
-        "dying",
-        "giveable",
-        "lines",
-        "park",
-        "pending",
-        "pull",
-        "returned",
+        "_begun", "_dead", "_inherited", "_not_before", "_rescanned", "attempts", "attempts_max",
+        "due_unix_ms", "dying", "giveable", "lines", "park", "pending", "pull", "returned",
+        "unparking",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +55,8 @@ class Waiting:
         """The pull that is being served (R24)."""
         self._dead: list[DeadLetter] = []
         self._not_before: dict[int, float] = {}
+        self.unparking = Unparking(self)
+        """Operators' decisions about parked keys."""
         self._inherit(owned.cursor)
         self._inherited = sorted(self.attempts)
         self._rescanned = False
@@ -173,10 +164,11 @@ class Waiting:
         line.window = 1
         if due > now:
             line.dues[offset] = due
-        if 0 < self.attempts_max <= self.attempts.get(offset, 0):
+        attempts = self.attempts.get(offset, 0)
+        if 0 < self.attempts_max <= attempts or (offset == line.once and attempts):
             if self.park:
                 if not line.parked:
-                    line.parked = True
+                    line.parked, line.forgiven = True, False
                     self.pending.park(line.key, "exhausted")
                 self._all_aside(line)
             else:
@@ -184,10 +176,17 @@ class Waiting:
                 self.die(line, offset, "exhausted")
 
     def _all_aside(self, line: Line) -> None:
-        """A parked line is all side line."""
+        """A parked line is all side line; it is read again from there when it is parked no
+        longer. Acks of before do not count any more: the operator decides."""
         self.call_back(line, -1)
         for offset in line.waiting:
             self.pending.set_aside(line.key, offset)
+            if offset in self.returned:
+                self.returned[offset] = (0, line.key)
+        if line.waiting:
+            first = line.waiting[0]
+            line.loaded = min(line.loaded, first - 1)
+            line.lower(first)
         line.aside_unwritten += len(line.waiting)
         self.lines.held -= len(line.waiting)
         line.waiting.clear()
@@ -219,6 +218,7 @@ class Waiting:
         line.dying.discard(offset)
         self.settle(offset, offset)
         self.forget(offset)
+        self.unparking.go_on(line)
         self.lines.settle_down(line, now)
         return True
 
@@ -254,13 +254,19 @@ class Waiting:
 
     def recorded(self, answer: Written, now: float) -> None:
         """The write that was taken last is durable."""
-        recorded, aside = self.pending.confirm()
+        sides = self.pending.sides_under_way
+        recorded, aside, unparked = self.pending.confirm()
+        for side in sides:
+            self.lines.by_key[side.key_hash].lower(side.offsets[0])
         for key, count in aside.items():
             line = self.lines.by_key[key]
             line.aside += count
             line.aside_unwritten -= count
             line.opens_after = max(0, line.opens_after - count)
+            self.unparking.go_on(line)
             self.lines.settle_down(line, now)
+        for key in unparked:
+            self.unparking.opened(self.lines.by_key[key], now)
         for offset, key in recorded.items():
             line = self.lines.by_key[key]
             if offset in answer.refused:  # settled already: it must not be given again (R16)
@@ -301,7 +307,10 @@ class Waiting:
             return
         # What joined since it was asked comes later, when it is known to be durable.
         fresh, stood, line.loading = offsets[: line.loading], line.loading, None
-        if not line.parked:
+        if line.parked:
+            self.unparking.go_on(line)
+        else:
+            fresh = self.unparking.admitted(line, fresh)
             line.aside -= len(fresh) if fresh else stood
             line.loaded = fresh[-1] if fresh else line.loaded
             line.waiting.extend(fresh)
@@ -316,6 +325,7 @@ class Waiting:
         line = self.lines.by_key.get(key)
         if line is not None and line.loading is not None:
             line.loading = None
+            self.unparking.go_on(line)
             self.lines.settle_down(line, now)
 
     # --- Settling ------------------------------------------------------------------------------
@@ -337,6 +347,11 @@ class Waiting:
         self.attempts.pop(offset, None)
         self.due_unix_ms.pop(offset, None)
         self.returned.pop(offset, None)
+        self._not_before.pop(offset, None)
+
+    def forgive(self, offset: int) -> None:
+        """It was tried, and that does not count: no attempts, no backoff."""
+        self.attempts[offset] = self.due_unix_ms[offset] = 0
         self._not_before.pop(offset, None)
 
     def settled_in_flight(self, key: int, offset: int, now: float) -> None:

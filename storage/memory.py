@@ -18,7 +18,7 @@ from push.ports import (
     CursorWrite,
     GroupPartition,
     Owned,
-    Parked,
+    ParkedLine,
     Partition,
     PartitionState,
     Read,
@@ -341,10 +341,25 @@ class MemoryStorage:
             if (cursor := at.cursors.get(group_id)) is not None
         ]
 
-    async def parked(self, place: GroupPartition) -> list[Parked]:
+    async def parked(self, place: GroupPartition) -> list[ParkedLine]:
         self._check_open()
         found = self._cursor(place)
-        return list(found[1].snapshot().parked) if found is not None else []
+        if found is None:
+            return []
+        at, cursor = found
+        lines: list[ParkedLine] = []
+        for mark in cursor.snapshot().parked:
+            aside = at.aside[place.group_id].items()
+            line = [offset for offset, key_hash in aside if key_hash == mark.key_hash]
+            head = min(line, default=None)
+            retry = cursor.retries.get(head) if head is not None else None
+            attempts = retry.attempts if retry is not None else 0
+            lines.append(
+                ParkedLine(
+                    mark.key_hash, mark.reason, mark.since_unix_ms, len(line), head, attempts
+                )
+            )
+        return lines
 
     def on_certified(self, wake_up: WakeUp) -> None:
         self._wake_up = wake_up

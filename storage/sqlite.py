@@ -27,7 +27,7 @@ from push.ports import (
     CursorWrite,
     GroupPartition,
     Owned,
-    Parked,
+    ParkedLine,
     Partition,
     PartitionState,
     Read,
@@ -266,8 +266,8 @@ class SqliteStorage:
             lambda connection: reading.cursor_states(connection, queue_id, group_id)
         )
 
-    async def parked(self, place: GroupPartition) -> list[Parked]:
-        """The parked keys of a (group, partition)."""
+    async def parked(self, place: GroupPartition) -> list[ParkedLine]:
+        """The parked keys of a (group, partition), by hash."""
         return await self._read(lambda connection: reading.parked_keys(connection, place))
 
     def on_certified(self, wake_up: WakeUp) -> None:

@@ -17,7 +17,7 @@ from push.ports import (
     CursorState,
     Damage,
     GroupPartition,
-    Parked,
+    ParkedLine,
     Partition,
     PartitionState,
     Read,
@@ -300,13 +300,20 @@ def cursor_states(
     return states
 
 
-def parked_keys(connection: sqlite3.Connection, place: GroupPartition) -> list[Parked]:
+def parked_keys(connection: sqlite3.Connection, place: GroupPartition) -> list[ParkedLine]:
     """What `Storage.parked` answers."""
     rows = connection.execute(
-        "SELECT key_hash, reason, since_unix_ms FROM parked WHERE cursor = "
+        "WITH line AS (SELECT cursor, key_hash, reason, since_unix_ms, "
+        "(SELECT min(place) FROM side WHERE side.cursor = parked.cursor "
+        "AND side.key_hash = parked.key_hash) AS head FROM parked WHERE cursor = "
         "(SELECT cursor.id FROM cursor JOIN partition ON partition.id = cursor.partition "
-        "WHERE queue_id = ? AND number = ? AND group_id = ?)",
+        "WHERE queue_id = ? AND number = ? AND group_id = ?)) "
+        "SELECT line.key_hash, reason, since_unix_ms, coalesce(entries, 0), head, "
+        "coalesce(attempts, 0) FROM line "
+        "LEFT JOIN side_line ON side_line.cursor = line.cursor "
+        "AND side_line.key_hash = line.key_hash "
+        "LEFT JOIN retry ON retry.cursor = line.cursor AND retry.place = head",
         (*place.partition, place.group_id),
     ).fetchall()
-    keys = [Parked(codec.unsigned(key_hash), reason, since) for key_hash, reason, since in rows]
-    return sorted(keys, key=lambda parked: parked.key_hash)
+    lines = [ParkedLine(codec.unsigned(key_hash), *rest) for key_hash, *rest in rows]
+    return sorted(lines, key=lambda line: line.key_hash)

@@ -6,7 +6,16 @@ from dataclasses import replace
 import pytest
 
 from push.errors import Fenced, Refused
-from push.ports import Cursor, GroupPartition, Parked, Partition, Retry, Side, Storage
+from push.ports import (
+    Cursor,
+    GroupPartition,
+    Parked,
+    ParkedLine,
+    Partition,
+    Retry,
+    Side,
+    Storage,
+)
 from tests.contract.stores import (
     G0,
     P0,
@@ -257,12 +266,30 @@ async def test_keys_are_parked_and_unparked(store: Storage) -> None:
     one, two = Parked(KEY, "handler said no", 5), Parked(3, "attempts", 6)
     write = change(aside=[Side(KEY, (1,))])
     await store.write_cursors([replace(write, parked=(one, two))])
-    assert await store.parked(G0) == [two, one]
+    empty = ParkedLine(3, "attempts", 6, 0, None, 0)
+    assert await store.parked(G0) == [empty, ParkedLine(KEY, "handler said no", 5, 1, 1, 0)]
     assert (await store.cursors("q-1", "g-1"))[0].parked == 2
     await store.write_cursors([replace(change(), unparked=(KEY, 99))])
     assert (await cursor(store)).parked == (two,)
     assert await store.read_side(G0, KEY, -1, 10) == (1,)
     assert await store.parked(GroupPartition("g-9", P0)) == []
+
+
+async def test_a_parked_key_is_listed_with_what_waits(store: Storage) -> None:
+    """R18: how many wait, the first of them, and how often that was tried."""
+    await with_group(store, messages=6)
+    sides = [Side(KEY, (1, 3)), Side(KEY + 1, (2,)), Side(7, (4,))]
+    write = change(aside=sides, retries=[Retry(0, 9), Retry(1, 5), Retry(2, 6), Retry(3, 1)])
+    marks = tuple(Parked(key, "exhausted", 8) for key in (KEY, KEY + 1))
+    await store.write_cursors([replace(write, parked=marks)])
+    first = ParkedLine(KEY, "exhausted", 8, 2, 1, 5)
+    second = ParkedLine(KEY + 1, "exhausted", 8, 1, 2, 6)
+    assert await store.parked(G0) == [first, second]
+    await store.write_cursors([change(settled=[(1, 2)])])
+    assert await store.parked(G0) == [
+        replace(first, messages=1, head=3, attempts=1),
+        replace(second, messages=0, head=None, attempts=0),
+    ]
 
 
 # --- Trimming (R12) -----------------------------------------------------------------------------

@@ -15,10 +15,13 @@ from gateway.frames import Position
 from gateway.link import Consumer, Link, Reader, StartFrom
 from gateway.ports import (
     Answered,
+    Decided,
     GroupStart,
+    ParkedKeys,
     PulledMessage,
     PullSettled,
     SeekTo,
+    WhichKey,
 )
 from gateway.receipts import Receipt, Receipts
 from metadata.catalog import (
@@ -34,6 +37,7 @@ from metadata.catalog import (
 from metadata.client import Metadata, QueueListener
 from push.errors import Refused, TocsinError
 from push.message import Message, check_message
+from push.unparking import Verb
 
 NOW_UNIX_MS = 1_700_000_000_000
 
@@ -174,6 +178,18 @@ class PlainGroup:
     attempts: dict[int, int] = field(default_factory=dict)
 
 
+class NothingParked:
+    """Attempts are never exhausted here."""
+
+    async def parked(self, queue: Queue, group: Group, keys_max: int) -> ParkedKeys:
+        return ParkedKeys(keys=[], keys_parked=0)
+
+    async def decide(self, queue: Queue, group: Group, verb: Verb, which: WhichKey) -> Decided:
+        if not which.every:
+            raise Refused("not_parked", f"{which} is not parked")
+        return Decided(decision=verb, keys=[], keys_parked=0)
+
+
 class NoSessions:
     """link.Groups and link.Readers: sessions may publish here, and nothing else."""
 
@@ -220,6 +236,10 @@ class PlainBroker:
     @property
     def pulls(self) -> "PlainBroker":
         return self
+
+    @property
+    def parking(self) -> "NothingParked":
+        return NothingParked()
 
     @property
     def groups(self) -> "NoSessions":

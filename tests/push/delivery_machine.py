@@ -13,6 +13,7 @@ from push.giving import DeliverySettings, Judged
 from push.ports import CursorWrite, GroupPartition, Partition
 from push.ranges import RangeSet
 from push.record import Record
+from push.unparking import Verb
 from tests.push.delivery_model import Model, Store, Told, judged, make_record, wall_unix_ms
 
 PLACE = GroupPartition("g", Partition("q", 0))
@@ -118,7 +119,11 @@ class DeliveryMachine(RuleBasedStateMachine):
         for key, line in self.delivery.waiting.lines.by_key.items():
             if line.parked:
                 self.model.parks(key)
+        for key in self.delivery.waiting.unparking.take_opened():
+            self.model.unparks(key)
         for message in self.model.messages:
+            if message.forgiven and self.in_memory(message):
+                self.model.comes_back(message)
             if message.elsewhere and message.state == "waiting" and not self.in_memory(message):
                 message.state = "settled"
         dying = {m.offset for m in self.model.messages if m.state == "dying"}
@@ -412,6 +417,25 @@ class DeliveryMachine(RuleBasedStateMachine):
         del self.letters[offset]
         self.delivery.dead_lettered(offset, now=self.now)
         self.model.messages[offset].state = "settled"
+        self.observe()
+
+    @precondition(lambda self: self.model.parked)
+    @rule(verb=st.sampled_from(["retry", "skip", "release"]), pick=PICK)
+    def decide(self, verb: Verb, pick: int) -> None:
+        """An operator decides about a parked key, or about one that is not parked."""
+        unparking = self.delivery.waiting.unparking
+        if pick % 5 == 0:
+            key = pick % 7 + 1
+            if key not in self.model.parked:
+                assert not unparking.decide(key, verb, None, self.now)
+                return
+        key = sorted(self.model.parked)[pick % len(self.model.parked)]
+        stored = next(iter(self.store.read_side(key, -1, 1)), None)
+        decided = unparking.decide(key, verb, stored, self.now)
+        assert decided == (key not in self.model.decisions)
+        if decided:
+            self.model.decisions[key] = verb
+            self.model.heads[key] = self.model.of_line(key, "waiting")[0].offset
         self.observe()
 
     @rule(how=st.sampled_from("dmlcn"), pick=PICK)

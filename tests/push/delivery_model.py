@@ -117,6 +117,8 @@ class Told:
     elsewhere: bool = False
     """Settled in the storage by somebody else (a session that moved)."""
     overflowed: bool = False
+    forgiven: bool = False
+    """Released with its line, and not in memory yet."""
     given_at: float = 0.0
     deadline: float = 0.0
     started: bool = False
@@ -137,12 +139,20 @@ class Model:
     pushes: dict[int, tuple[int, int, frozenset[int]]] = field(default_factory=dict)
     """number → first, last, and what it skips between them."""
     parked: set[int] = field(default_factory=set)
+    decisions: dict[int, str] = field(default_factory=dict)
+    """Line → what an operator wants of it; retry: until it is parked again."""
+    once: dict[int, int] = field(default_factory=dict)
+    """Line → the offset that is tried once more."""
+    heads: dict[int, int] = field(default_factory=dict)
+    """Line → its head, when a decision about it was made."""
     drain_deadline: float = float("inf")
 
     def add(self, key: int, expires_unix_ms: int) -> None:
         self.messages.append(Told(len(self.messages), key, expires_unix_ms))
 
     def exhausted(self, message: Told) -> bool:
+        if self.once.get(message.line) == message.offset and message.attempts:
+            return True
         return 0 < self.settings.attempts_max <= message.attempts
 
     def of_line(self, line: int, *states: str) -> list[Told]:
@@ -303,7 +313,15 @@ class Model:
                 self.parked.add(message.line)
             else:
                 message.state = "dying"
+        if message.line in self.parked:
+            self._void(message.line)
         return revoked
+
+    def _void(self, line: int) -> None:
+        """R21: what is parked is the operator's: no ack of before counts any more."""
+        for message in self.of_line(line, "waiting"):
+            message.push = -1 if message.push else 0
+            message.forgiven = False
 
     def extend(self, number: int, first: int, last: int, lease_s: float, now: float) -> None:
         """R20."""
@@ -339,6 +357,10 @@ class Model:
             assert self.exhausted(message), f"R19: {message}"
             assert not self.settings.park
             assert letter.attempts == message.attempts
+        elif letter.reason == "skipped":
+            assert self.decisions.get(message.line) == "skip", letter
+            assert not self.earlier(message, "waiting", "dying"), f"P3: {message} is no head"
+            assert letter.attempts == message.attempts
         elif letter.reason == "overflow":
             assert message.overflowed, letter
         else:
@@ -352,11 +374,39 @@ class Model:
             assert self.settings.park
             assert any(self.exhausted(m) for m in self.of_line(line, "waiting")), f"R19: {line}"
             self.parked.add(line)
+            self._void(line)
+
+    def unparks(self, line: int) -> None:
+        """An operator's decision is durable."""
+        verb = self.decisions.pop(line)
+        assert line in self.parked
+        self.parked.remove(line)
+        self.once.pop(line, None)
+        assert line not in self.store.parked, "R18: the mark is still there"
+        waiting = self.of_line(line, "waiting")
+        if verb != "skip" and waiting:
+            head = self.heads.pop(line)
+            assert self.store.retries[head].attempts == 0, "R16: the head is as it was"
+            self.messages[head].attempts, self.messages[head].due = 0, 0.0
+            if verb == "retry":
+                self.once[line] = head
+        for message in waiting:
+            message.forgiven = verb == "release"
+
+    def comes_back(self, message: Told) -> None:
+        """A released message is in memory again: what was tried of it counts no more."""
+        if message.forgiven:
+            message.forgiven = False
+            if message.attempts:
+                message.attempts, message.due = 0, 0.0
 
     def new_owner(self) -> None:
         """Everything that is not durable is forgotten."""
         self.pushes.clear()
         self.parked = set(self.store.parked)
+        self.decisions.clear()
+        self.heads.clear()
+        self.once.clear()
         self.drain_deadline = float("inf")
         for message in self.messages:
             noted = self.store.retries.get(message.offset)
@@ -364,6 +414,7 @@ class Model:
             message.attempts = noted.attempts if noted else 0
             message.due = (noted.due_unix_ms - WALL0_UNIX_MS) / 1000 if noted else 0.0
             message.push, message.of_line, message.overflowed = 0, False, False
+            message.forgiven = False
             if message.offset in self.store.settled:
                 message.state = "settled"
             else:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from push import limits
-from push.ports import Parked, Retry, Side
+from push.ports import Parked, ParkedLine, Retry, Side
 from storage import sqlite_cursors
 from storage.sqlite import SqliteStorage
 from tests.contract.stores import (
@@ -151,7 +151,7 @@ async def test_parked_keys_and_seals_survive(embedded: Embedded) -> None:
     await store.write_cursors([replace(write, parked=(key,))])
     await store.seal(P0, [P0._replace(number=1)])
     store = await embedded.open()
-    assert await store.parked(G0) == [key]
+    assert await store.parked(G0) == [ParkedLine(1 << 63, "no", 5, 1, 0, 0)]
     assert (await store.partitions("q-1"))[0].sealed_at == 4
     assert await one(store, append(messages=1)) == ["storage_unavailable"]
 

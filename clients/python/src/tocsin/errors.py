@@ -207,6 +207,7 @@ _CLASSES: Final[dict[str, type[BrokerError]]] = {
     "already_subscribed": Conflict,
     "not_subscribed": Conflict,
     "not_delivered": Conflict,
+    "not_parked": Conflict,
     "position_unknown": PositionUnknown,
     "unknown": OutcomeUnknown,
 }

@@ -1,0 +1,34 @@
+"""What the commands over the admin socket share."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+import click
+import msgspec
+
+from gateway.config import ConfigError, load
+
+
+def data_dir_of(text: str | None) -> Path:
+    """The data folder of the flag, else of the environment; what is wrong ends the command."""
+    # Only this setting: whoever deletes a queue need not have the others right.
+    environ = {n: v for n, v in os.environ.items() if n in ("TOCSIN_DATA_DIR", "XDG_DATA_HOME")}
+    try:
+        return load(environ, {"data_dir": text})[0].data_dir
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+
+
+data_dir_option: Final = click.option(
+    "--data-dir",
+    default=None,
+    metavar="TEXT",
+    help="The broker's data folder. (env TOCSIN_DATA_DIR)",
+)
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="JSON, for machines.")
+
+
+def to_json(value: object) -> str:
+    """One line of JSON."""
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,109 @@
+"""Operators' decisions about parked keys (R17, R18): retry, skip, release.
+
+    parked ──decide──▶ all of it durably aside ──▶ skip: the head is dead-lettered
+                                               ──▶ one cursor write ──opened──▶ the line goes on
+
+A key stays parked, here and in the storage, until the one write is durable that unparks it and
+says what became of its head. So a crash finds it parked, or decided, and nothing in between.
+"""
+
+from typing import TYPE_CHECKING, Literal
+
+from push.lines import Decision, Line
+from push.ports import Retry
+
+if TYPE_CHECKING:
+    from push.waiting import Waiting
+
+Verb = Literal["retry", "skip", "release"]
+"""retry: the head is tried once more, and the key is parked again if that fails. skip: the head
+goes to the dead letters. release: the attempts of all that was parked are forgotten."""
+
+
+class Unparking:
+    """See the module. Belongs to one `Waiting`."""
+
+    __slots__ = ("_burying", "_heads", "_opened", "_waiting")
+
+    def __init__(self, waiting: "Waiting") -> None:
+        self._waiting = waiting
+        self._heads: dict[int, int | None] = {}
+        """Key → its head, of decisions that are on their way."""
+        self._burying: set[int] = set()
+        """Keys of which the head is on its way to the dead letters."""
+        self._opened: list[int] = []
+
+    def decide(self, key: int, verb: Verb, stored: int | None, now: float) -> bool:
+        """Unpark the key of this hash. `stored`: the first offset of its side line, as the storage
+        has it now; None: it has none. `take_opened` tells when the decision is durable.
+
+        False, and nothing changes: the key is not parked, or something was decided already.
+        """
+        line = self._waiting.lines.by_key.get(key)
+        if line is None or not line.parked or line.decision is not None:
+            return False
+        line.decision = Decision(verb, stored)
+        self.go_on(line)
+        self._waiting.lines.settle_down(line, now)
+        return True
+
+    def go_on(self, line: Line) -> None:
+        """Something that a decision may have waited for has happened. Nothing of the line may be
+        on its way in from the side line, or to the dead letters: it would be read again. No
+        decision: nothing happens."""
+        decision, key, pending = line.decision, line.key, self._waiting.pending
+        if decision is None or line.loading is not None or line.dying:
+            return
+        if key in self._burying:
+            self._burying.remove(key)
+            pending.unpark(key)
+        if key in self._heads:
+            return
+        # What the storage names may be settled and not known there yet: then it was loaded here.
+        unwritten = pending.first_aside(key)
+        places = (decision.stored, line.head, unwritten)
+        head = min((o for o in places if o is not None and o > line.loaded), default=None)
+        if head is not None and decision.verb == "skip":
+            if head != unwritten:  # else when it is written
+                self._heads[key] = head
+                self._burying.add(key)
+                line.aside -= 1
+                self._waiting.die(line, head, "skipped")
+            return
+        self._heads[key] = head
+        if head is not None:
+            pending.note(Retry(head, 0))
+        pending.unpark(key)
+
+    def opened(self, line: Line, now: float) -> None:
+        """The write that unparks it is durable: the line goes on, in order. What joined meanwhile
+        may belong before what stands aside (R17): that is set aside first."""
+        decision, head = line.decision, self._heads.pop(line.key)
+        assert decision is not None
+        line.parked, line.decision, line.head = False, None, None
+        line.window = 1
+        line.once = head if decision.verb == "retry" and head is not None else -1
+        line.forgiven = decision.verb == "release"
+        if head is not None and decision.verb != "skip":
+            self._waiting.forgive(head)
+        if not line.inherited:
+            line.opens_after = line.aside_unwritten
+        self._opened.append(line.key)
+        self._waiting.lines.settle_down(line, now)
+
+    def admitted(self, line: Line, fresh: tuple[int, ...]) -> tuple[int, ...]:
+        """What of the next part of a side line comes into memory. A retried head comes without
+        what stands behind it, which may be exhausted and would park the key before the try."""
+        if fresh and fresh[0] <= line.once:
+            fresh = tuple(offset for offset in fresh if offset <= line.once)
+        if line.forgiven:
+            for offset in fresh:
+                if self._waiting.attempts.get(offset):
+                    self._waiting.forgive(offset)
+                    self._waiting.pending.note(Retry(offset, 0))
+        return fresh
+
+    def take_opened(self) -> list[int]:
+        """Keys that were durably unparked since the last call."""
+        opened, self._opened = self._opened, []
+        return opened

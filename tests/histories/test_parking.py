@@ -1,0 +1,226 @@
+"""Histories of parked keys and operators: retry, skip, release (R17, R18, P1, P3)."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.consumer import Consumer
+from gateway.ports import ParkedKey, WhichKey
+from metadata.catalog import ANYBODY, Group, Queue
+from push.errors import Refused
+from push.unparking import Verb
+from tests.histories.house import House, Session, delivery, eventually, message
+
+STUCK = WhichKey(key="stuck")
+
+
+async def parked(house: House, queue: Queue, group: Group) -> list[ParkedKey]:
+    """What is parked, once that is durable."""
+    await house.broker.flusher.drain()
+    return (await house.broker.parking.parked(queue, group, 100)).keys
+
+
+async def stuck(
+    house: House, count: int = 3, **settings: Any
+) -> tuple[Queue, Group, Session, Consumer]:
+    """The key `stuck` of a queue is parked, with the bodies 0, 1, … in its line."""
+    queue = await house.queue(**{"on_exhausted": "park", "attempts_max": 1, **settings})
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message(number, "stuck") for number in range(count)])
+    given = await session.take(count)
+    consumer.nack(delivery(given[0][0]), None, None)
+    (line,) = await parked(house, queue, group)
+    assert (line.offset, line.messages, line.attempts) == (0, count, 1)
+    session.frames.clear()
+    return queue, group, session, consumer
+
+
+async def decide(
+    house: House, queue: Queue, group: Group, verb: Verb, which: WhichKey = STUCK
+) -> list[ParkedKey]:
+    """Durable when this returns."""
+    return (await house.broker.parking.decide(queue, group, verb, which)).keys
+
+
+async def drink(session: Session, consumer: Consumer, count: int) -> list[Any]:
+    """Ack so many messages as they come; their bodies."""
+    done = 0
+    while done < count:
+        given = await session.take(done + 1)
+        consumer.ack(delivery(given[done][0]), [], None)
+        done += 1
+    return [body for _, body, _ in session.given]
+
+
+async def dead_letters(house: House, count: int) -> list[tuple[Any, str]]:
+    """(body, reason) of what stands in the dead-letter queue."""
+    reader, _ = await house.read(house.find("orders.dead-letters"), start="earliest")
+    await reader.get(count)
+    return [
+        (one["body"], one["headers"]["tocsin-dead-letter-reason"])
+        for frame in reader.of_type("push")
+        for one in frame["messages"]
+    ]
+
+
+async def test_what_is_parked_is_listed_with_its_key(house: House) -> None:
+    queue, group, _, _ = await stuck(house)
+    await house.publish(queue, [message(9, None)])
+    (line,) = await parked(house, queue, group)
+    assert (line.key, line.partition, line.reason) == ("stuck", 0, "exhausted")
+    assert line.since_unix_ms > house.broker.started_unix_ms - 1000
+    listed = await house.broker.parking.parked(queue, group, 1)
+    assert listed.keys_parked == 1
+
+
+@pytest.mark.parametrize("verb", ["retry", "release"])
+async def test_a_key_that_is_retried_or_released_goes_on_in_order(house: House, verb: Verb) -> None:
+    """P3, P1: every message of it, once, in order, also what joined while it was parked."""
+    queue, group, session, consumer = await stuck(house)
+    await house.publish(queue, [message(number, "stuck") for number in (3, 4)])
+    (line,) = await decide(house, queue, group, verb)
+    assert (line.key, line.offset) == ("stuck", 0)
+    assert await drink(session, consumer, 5) == [0, 1, 2, 3, 4]
+    assert [attempt for _, _, attempt in session.given] == [1] * 5
+    await house.broker.flusher.drain()
+    assert await house.lag(queue, group) == 0
+    assert await parked(house, queue, group) == []
+
+
+async def test_a_retry_that_fails_parks_the_key_again_after_one_attempt(house: House) -> None:
+    queue, group, session, consumer = await stuck(house)
+    await house.group(queue, attempts_max=5)
+    consumer.leave()
+    session, consumer = await house.subscribe(queue, group)
+    await decide(house, queue, group, "retry")
+    (given,) = await session.take(1)
+    consumer.nack(delivery(given[0]), 0, None)
+    (line,) = await parked(house, queue, group)
+    assert (line.offset, line.messages, line.attempts) == (0, 3, 1)
+    assert session.bodies == [0]
+
+
+async def test_a_released_key_has_all_its_attempts_again(house: House) -> None:
+    queue, group, session, consumer = await stuck(house)
+    await house.group(queue, attempts_max=2)
+    consumer.leave()
+    session, consumer = await house.subscribe(queue, group)
+    await decide(house, queue, group, "release")
+    for attempt in (1, 2):
+        given = (await session.take(attempt))[-1]
+        assert (given[1], given[2]) == (0, attempt)
+        consumer.nack(delivery(given[0]), 0, None)
+    (line,) = await parked(house, queue, group)
+    assert (line.offset, line.attempts) == (0, 2)
+
+
+async def test_a_skipped_head_stands_in_the_dead_letters_and_the_rest_goes_on(
+    house: House,
+) -> None:
+    """P1, P3."""
+    queue, group, session, consumer = await stuck(house)
+    (line,) = await decide(house, queue, group, "skip")
+    assert line.offset == 0
+    assert await dead_letters(house, 1) == [(0, "skipped")]
+    assert await drink(session, consumer, 2) == [1, 2]
+    assert await parked(house, queue, group) == []
+
+
+@pytest.mark.parametrize("verb", ["retry", "skip", "release"])
+async def test_without_a_consumer_a_decision_is_carried_out_all_the_same(
+    house: House, verb: Verb
+) -> None:
+    """Nobody owns the partition: the next consumer finds it decided, and in order (P3)."""
+    queue, group, _, consumer = await stuck(house)
+    consumer.leave()
+    await house.publish(queue, [message(3, "stuck")])
+    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
+    await decide(house, queue, group, verb)
+    assert await parked(house, queue, group) == []
+    session, consumer = await house.subscribe(queue, group)
+    left = [1, 2, 3] if verb == "skip" else [0, 1, 2, 3]
+    assert await drink(session, consumer, len(left)) == left
+
+
+@pytest.mark.parametrize("verb", ["retry", "skip", "release"])
+async def test_a_decision_outlives_the_broker(durable_house: House, verb: Verb) -> None:
+    """What was answered is durable: a broker that starts anew goes on from it."""
+    house = durable_house
+    queue, group, _, _ = await stuck(house)
+    await decide(house, queue, group, verb)
+    await house.restart()
+    session, consumer = await house.subscribe(house.find(), group)
+    left = [1, 2] if verb == "skip" else [0, 1, 2]
+    assert await drink(session, consumer, len(left)) == left
+    assert await parked(house, queue, group) == []
+
+
+async def test_a_decision_that_was_lost_on_the_way_is_carried_out_anew(house: House) -> None:
+    """The storage's answer is lost, whether or not it was applied: the same write goes again."""
+    if house.kind != "memory":
+        pytest.skip("only the storage in memory loses answers at will")
+    queue, group, session, consumer = await stuck(house)
+    for applied in (True, False):
+        house.memory.lose_next_answer(applied=applied)
+        await decide(house, queue, group, "retry")
+        given = session.given or await session.take(1)
+        consumer.nack(delivery(given[-1][0]), 0, None)
+        assert [line.offset for line in await parked(house, queue, group)] == [0]
+        session.frames.clear()
+
+
+async def test_a_second_retry_finds_nothing_parked_and_changes_nothing(house: House) -> None:
+    queue, group, session, consumer = await stuck(house)
+    await decide(house, queue, group, "retry")
+    with pytest.raises(Refused, match="not_parked"):
+        await decide(house, queue, group, "retry")
+    assert await drink(session, consumer, 3) == [0, 1, 2]
+
+
+async def test_two_retries_at_once_are_one(house: House) -> None:
+    queue, group, session, consumer = await stuck(house)
+    answers = await asyncio.gather(
+        *(decide(house, queue, group, "retry") for _ in range(2)), return_exceptions=True
+    )
+    refused = [answer for answer in answers if isinstance(answer, BaseException)]
+    assert [str(error)[:10] for error in refused] == ["not_parked"]
+    assert await drink(session, consumer, 3) == [0, 1, 2]
+
+
+async def test_what_is_not_parked_cannot_be_decided(house: House) -> None:
+    queue, group, _, _ = await stuck(house)
+    (line,) = await parked(house, queue, group)
+    for which in (WhichKey(key="free"), WhichKey(key_hash=int(line.key_hash, 16) ^ 1)):
+        with pytest.raises(Refused, match="not_parked"):
+            await decide(house, queue, group, "release", which)
+    assert await parked(house, queue, group) == [line]
+
+
+async def test_a_message_without_a_key_is_named_by_its_hash(house: House) -> None:
+    queue = await house.queue(on_exhausted="park", attempts_max=1)
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message(0, None)])
+    consumer.nack(delivery((await session.take(1))[0][0]), 0, None)
+    (line,) = await parked(house, queue, group)
+    assert line.key is None
+    await decide(house, queue, group, "retry", WhichKey(key_hash=int(line.key_hash, 16)))
+    assert [body for _, body, _ in await session.take(2)] == [0, 0]
+
+
+async def test_all_are_released_at_once(house: House) -> None:
+    """Over several partitions; one answer for all of them."""
+    queue = await house.queue(on_exhausted="park", attempts_max=1, partitions=4)
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message(n, f"k{n}") for n in range(12)])
+    for place, _, _ in await session.take(12):
+        consumer.nack(delivery(place), 0, None)
+    assert len(await parked(house, queue, group)) == 12
+    done = await house.broker.parking.decide(queue, group, "release", WhichKey(every=True))
+    assert {key.key for key in done.keys} == {f"k{n}" for n in range(12)}
+    assert done.keys_parked == 0
+    assert sorted(body for _, body, _ in (await session.take(24))[12:]) == list(range(12))
+    assert (await house.broker.describe_group(ANYBODY, queue, "billing"))["keys_parked"] == 0

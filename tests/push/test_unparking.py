@@ -1,0 +1,216 @@
+"""Operators' decisions about parked keys, in literal time (R16, R17, R18, R21)."""
+
+import pytest
+
+from push import limits
+from push.checks import check
+from push.ports import Retry
+from push.unparking import Verb
+from tests.push.test_delivery import A, B, World, offsets
+
+
+def parked(*keys: int) -> World:
+    """A world in which 0, of key A, is exhausted, and A parked with all behind it."""
+    world = World(*keys, attempts_max=1, park=True)
+    world.give()
+    world.nack(1, 0)
+    world.write()
+    assert set(world.store.parked) == {A}
+    return world
+
+
+def decide(world: World, verb: Verb, key: int = A) -> bool:
+    """What an operator does who has looked at the storage."""
+    stored = next(iter(world.store.read_side(key, -1, 1)), None)
+    decided = world.delivery.waiting.unparking.decide(key, verb, stored, world.now)
+    check(world.delivery)
+    return decided
+
+
+def opened(world: World) -> list[int]:
+    """The keys whose decisions are durable since the last look."""
+    return world.delivery.waiting.unparking.take_opened()
+
+
+@pytest.mark.parametrize("verb", ["retry", "release"])
+def test_a_key_goes_on_when_the_decision_is_durable_and_not_before(verb: Verb) -> None:
+    """R16, R17."""
+    world = parked(A, B, A)
+    assert decide(world, verb)
+    assert world.delivery.waiting.side_wanted() == []
+    write = world.delivery.take_write(wall_unix_ms=world.wall)
+    assert write is not None
+    assert (write.unparked, write.retries) == ((A,), (Retry(0, 0),))
+    assert opened(world) == []
+    world.delivery.written(world.store.apply(write), now=world.now)
+    assert opened(world) == [A]
+    (out,) = world.retry()
+    assert (out.first, out.attempt) == (0, 1)
+    assert world.ack(out.push, 0) == "settled"
+    assert offsets(world.retry()) == [2]
+
+
+def test_a_decision_whose_write_is_lost_goes_with_the_next() -> None:
+    """R29: applied or not, the same facts are written again."""
+    for applied in (True, False):
+        world = parked(A, A)
+        decide(world, "retry")
+        write = world.delivery.take_write(wall_unix_ms=world.wall)
+        assert write is not None
+        if applied:
+            world.store.apply(write)
+        world.delivery.not_written()
+        assert world.retry() == []  # written by now, and not read from the side line
+        assert opened(world) == [A]
+        assert offsets(world.retry()) == [0]
+
+
+@pytest.mark.parametrize("verb", ["retry", "skip", "release"])
+def test_a_crash_before_the_write_leaves_the_key_parked(verb: Verb) -> None:
+    world = parked(A, A)
+    decide(world, verb)
+    world.own()
+    world.give()
+    assert world.retry() == []
+    assert set(world.store.parked) == {A}
+    assert sorted(world.store.aside) == [0, 1]
+
+
+def test_a_retry_that_fails_parks_the_key_whatever_the_limit() -> None:
+    world = parked(A, A, B)
+    world.settings = type(world.settings)(attempts_max=9, park=True)
+    world.own()
+    world.give()
+    decide(world, "retry")
+    world.write()
+    (out,) = world.retry()
+    world.nack(out.push, 0, 0.0)
+    world.write()
+    assert set(world.store.parked) == {A}
+    assert world.store.retries[0].attempts == 1
+    assert world.retry() == []
+
+
+def test_what_was_skipped_is_settled_in_the_write_that_unparks() -> None:
+    """P1: it is in the dead letters, or still the head of a parked key."""
+    world = parked(A, A, A)
+    decide(world, "skip")
+    world.publish(A)
+    world.give()  # joins the line, and is written
+    world.write()
+    assert set(world.store.parked) == {A}
+    assert sorted(world.store.aside) == [0, 1, 2, 3]
+    (letter,) = world.delivery.take_dead_letters()
+    assert (letter.offset, letter.reason, letter.attempts) == (0, "skipped", 1)
+    world.delivery.dead_lettered(0, now=world.now)
+    write = world.delivery.take_write(wall_unix_ms=world.wall)
+    assert write is not None
+    assert (write.settled, write.unparked) == (((0, 0),), (A,))
+    world.delivery.written(world.store.apply(write), now=world.now)
+    assert offsets(world.retry()) == [1]
+
+
+def test_what_returns_to_a_parked_key_goes_first_when_it_is_released() -> None:
+    """R17: 0 was in flight when 1 parked the key, and returns while the decision is written."""
+    world = World(A, A, A, attempts_max=1, park=True)
+    world.give()
+    world.delivery.start(1, 0, 2)
+    world.nack(1, 1)
+    world.write()
+    assert sorted(world.store.aside) == [1, 2]
+    decide(world, "release")
+    write = world.delivery.take_write(wall_unix_ms=world.wall)
+    assert write is not None
+    world.delivery.give_back(1, 0, now=world.now)
+    world.delivery.written(world.store.apply(write), now=world.now)
+    assert world.delivery.waiting.side_wanted() == []
+    assert world.delivery.urgent
+    world.write()
+    assert offsets(world.retry()) == [0]
+
+
+def test_a_retried_head_is_tried_although_what_follows_is_exhausted_too() -> None:
+    """The decision was about the head: what follows it and is exhausted parks the key again."""
+    world = World(A, A, attempts_max=2, park=True)
+    world.store.retries = {1: Retry(1, 2)}
+    world.own()
+    world.give(1)
+    world.nack(1, 0, 0.0)
+    world.write()
+    world.give()
+    world.write()
+    assert set(world.store.parked) == {A}
+    assert sorted(world.store.aside) == [0, 1]
+    decide(world, "retry")
+    world.write()
+    (out,) = world.retry()
+    assert out.first == 0
+    assert world.ack(out.push, 0) == "settled"
+    assert world.retry() == []
+    world.write()
+    assert set(world.store.parked) == {A}
+    assert sorted(world.store.aside) == [1]
+    decide(world, "release")
+    world.write()
+    assert offsets(world.retry()) == [1]
+
+
+def test_an_ack_of_before_the_decision_settles_nothing() -> None:
+    """R21: it is the operator's until it is given again."""
+    world = parked(A, A)
+    decide(world, "retry")
+    world.write()
+    for key, after in world.delivery.waiting.side_wanted():
+        loaded = world.store.read_side(key, after, 1)
+        world.delivery.waiting.side_loaded(key, loaded, world.now)
+    assert world.ack(1, 0) == "stale"
+
+
+def test_a_decision_waits_for_what_is_being_read_of_the_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """P3: an answer from before the key was parked must not be taken for one of afterwards."""
+    monkeypatch.setattr(limits, "HELD_PER_PARTITION_MAX", 1)
+    monkeypatch.setattr(limits, "LINE_WINDOW_MAX", 2)
+    world = World(*[A] * 5, attempts_max=2, park=True)
+    world.give(1)
+    world.nack(1, 0, 0.0)
+    for _ in range(5):  # as many at a time as are held
+        world.give()
+        world.write()
+    (out,) = world.retry()
+    assert world.ack(out.push, 0) == "settled"
+    waiting = world.delivery.waiting
+    ((key, after),) = waiting.side_wanted()
+    waiting.side_loaded(key, world.store.read_side(key, after, 1), world.now)
+    for _ in range(2):  # 1 is given and fails, until the key is parked
+        world.delivery.plan_retries(1, now=world.now)
+        world.write()
+        (out,) = world.send()
+        assert out.first == 1
+        wanted = waiting.side_wanted()  # 2 may go beside it, and is asked for
+        world.nack(out.push, 1, 0.0)
+        world.write()
+        if wanted:
+            ((key, after),) = wanted
+    assert set(world.store.parked) == {A}
+    assert waiting.lines.by_key[A].loading is not None
+    assert decide(world, "retry")
+    world.write()
+    assert set(world.store.parked) == {A}
+    waiting.side_loaded(key, world.store.read_side(key, after, 3), world.now)
+    world.write()
+    assert opened(world) == [A]
+    assert offsets(world.retry()) == [1]
+
+
+def test_what_is_not_parked_or_is_decided_already_is_refused() -> None:
+    world = parked(A, A, B)
+    assert not decide(world, "retry", B)
+    assert not decide(world, "retry", 0xD)
+    assert decide(world, "retry")
+    assert not decide(world, "skip")
+    world.write()
+    assert not decide(world, "retry")
+    assert world.delivery.take_dead_letters() == []
+    assert offsets(world.retry()) == [0]
