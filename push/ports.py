@@ -297,6 +297,13 @@ class Storage(Protocol):
         `bytes_max` bytes of memory (`Record.memory_bytes`) but at least one record; none that
         begins above `until`."""
 
+    async def read_each(
+        self, partition: Partition, offsets: Sequence[int], bytes_max: int
+    ) -> tuple[Record | None, ...]:
+        """For each of these offsets (ascending) the certified record that holds it, None where none
+        does: of the first offsets, as many as have at most `bytes_max` bytes of memory, but at
+        least one. A record that holds several is read once."""
+
     async def offset_at(self, partition: Partition, unix_ms: int) -> int:
         """The first retained offset published at or after this time; the certified end if none."""
 

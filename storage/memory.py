@@ -221,6 +221,22 @@ class MemoryStorage:
         await asyncio.sleep(0)
         return Read(tuple(records), at.log.start, at.log.next_offset)
 
+    async def read_each(
+        self, partition: Partition, offsets: Sequence[int], bytes_max: int
+    ) -> tuple[Record | None, ...]:
+        found: list[Record | None] = []
+        record: Record | None = None
+        size = 0
+        for offset in offsets:
+            if record is None or not record.first <= offset <= record.last:
+                records = (await self.read(partition, offset, 1, until=offset)).records
+                record = records[0] if records else None
+                size += record.memory_bytes if record is not None else 0
+                if found and size > bytes_max:
+                    break
+            found.append(record if record is not None and record.last >= offset else None)
+        return tuple(found)
+
     async def offset_at(self, partition: Partition, unix_ms: int) -> int:
         self._check_open()
         at = self._find(partition)

@@ -36,6 +36,7 @@ from push.ports import (
     WakeUp,
     Written,
 )
+from push.record import Record
 from storage import sqlite_reader as reading
 from storage.sqlite_books import Books
 from storage.sqlite_open import STEPS, Opened, open_store
@@ -209,6 +210,17 @@ class SqliteStorage:
         if bad and not self._writer.failure:
             await self._act(lambda: quarantine(self._books, partition, bad))
         return result
+
+    async def read_each(
+        self, partition: Partition, offsets: Sequence[int], bytes_max: int
+    ) -> tuple[Record | None, ...]:
+        """Certified records, one per offset."""
+        found, bad = await self._read(
+            lambda connection: reading.read_each(connection, partition, offsets, bytes_max)
+        )
+        if bad and not self._writer.failure:
+            await self._act(lambda: quarantine(self._books, partition, bad))
+        return found
 
     async def offset_at(self, partition: Partition, unix_ms: int) -> int:
         """By bisection over the records' times of publishing."""

@@ -8,7 +8,7 @@ import asyncio
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 from push import limits
@@ -161,6 +161,27 @@ def read_records(
     rows.close()
     damage = _damage(connection, log, bad, offset, read_until)
     return Read(tuple(records), log.start, log.next_offset, damage), bad
+
+
+def read_each(
+    connection: sqlite3.Connection, partition: Partition, offsets: Sequence[int], bytes_max: int
+) -> tuple[tuple[Record | None, ...], list[int]]:
+    """What `Storage.read_each` answers, and the rows that failed their checksum."""
+    found: list[Record | None] = []
+    bad: list[int] = []
+    record: Record | None = None
+    size = 0
+    for offset in offsets:
+        if record is None or not record.first <= offset <= record.last:
+            read, damaged = read_records(connection, partition, offset, 1, offset)
+            bad += damaged
+            record = read.records[0] if read.records else None
+            size += record.memory_bytes if record is not None else 0
+            if found and size > bytes_max:
+                break
+        holds = record is not None and record.first <= offset <= record.last
+        found.append(record if holds else None)
+    return tuple(found), bad
 
 
 def _load(row: codec.Found) -> Record | None:

@@ -66,6 +66,29 @@ async def test_a_read_is_bounded_but_holds_a_record(store: Storage) -> None:
         assert [r.first for r in (await store.read(P0, 0, bytes_max)).records] == expected
 
 
+async def test_single_offsets_are_read_each_with_the_record_that_holds_it(store: Storage) -> None:
+    for _ in range(3):
+        await store.append([append(messages=2, size=100)])
+    wanted = [0, 1, 4, 5, 6, 10**9]
+    found = await store.read_each(P0, wanted, 10**6)
+    assert [record and (record.first, record.last) for record in found] == [
+        (0, 1), (0, 1), (4, 5), (4, 5), None, None,
+    ]  # fmt: skip
+    assert found[0] is found[1]
+    assert await store.read_each(Partition("q-9", 0), [0, 1], 10**6) == (None, None)
+    assert await store.read_each(P0, [], 10**6) == ()
+
+
+async def test_of_single_offsets_so_many_are_read_as_fit_and_one_at_least(store: Storage) -> None:
+    for _ in range(3):
+        await store.append([append(messages=2, size=100)])
+    (first,) = await store.read_each(P0, [0], 1)
+    assert first is not None
+    each = first.memory_bytes
+    for bytes_max, count in ((1, 2), (2 * each - 1, 2), (2 * each, 4), (3 * each, 5)):
+        assert len(await store.read_each(P0, [0, 1, 2, 3, 4], bytes_max)) == count
+
+
 async def test_a_read_ends_where_it_is_told_to(store: Storage) -> None:
     for _ in range(4):
         await store.append([append(messages=2)])
