@@ -30,7 +30,7 @@ NACK_CHANCE: Final = 0.01
 LEAVE_CHANCE: Final = 0.0008
 """Per turn of work: the consumer's socket breaks without a word."""
 AWAY_S_MAX: Final = 3.0
-"""Then it stays away for up to so long, and pulls have half of the partitions instead of a third."""
+"""Then it stays away for up to so long, and pulls have half of the partitions, not a third."""
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
