@@ -29,8 +29,8 @@ LIVE_ROUNDS: Final = 4
 PARTITIONS: Final = 16
 CONSUMERS: Final = 4
 LEASE_S: Final = 10.0
-RATIO_MIN: Final = 0.85
-"""P8: one per cent of stuck keys costs the others at most five per cent; here three are."""
+RATIO_MIN: Final = 0.95
+"""P8, held to with three times as many stuck keys as it speaks of: one per cent of each kind."""
 GROWTH_MAX: Final = 64 * MIB
 """Beyond the tail cache, which stays empty: nothing is published while the groups read."""
 _QUEUE: Final = "stuck"

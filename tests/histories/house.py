@@ -18,6 +18,7 @@ from gateway.frames import Close
 from gateway.link import StartFrom
 from gateway.queue_readers import Reader
 from gateway.routing import Answer
+from loadtests import wire
 from metadata.catalog import ANYBODY, Group, GroupSettings, Queue, QueueSettings
 from metadata.inprocess import InProcessMetadata
 from push.errors import TocsinError
@@ -36,9 +37,7 @@ def offsets_of(push: Frame) -> list[int]:
     """The offset of each message of a push."""
     if "offsets" in push:
         return list(push["offsets"])
-    skips = set(push.get("skips", ()))
-    whole = range(push["offset"], push["offset"] + len(push["messages"]) + len(skips))
-    return [offset for offset in whole if offset not in skips]
+    return list(wire.offsets_of(push["offset"], len(push["messages"]), push.get("skips", [])))
 
 
 class Session:
