@@ -14,7 +14,7 @@ import asyncio
 import enum
 import logging
 from http import HTTPStatus
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import httptools
 import msgspec
@@ -125,7 +125,7 @@ class Http11Protocol(HttpToolsProtocol):
             return
         self.handle_websocket_upgrade()
         if early:
-            self.transport.get_protocol().data_received(early)  # type: ignore[attr-defined]
+            cast(asyncio.Protocol, self.transport.get_protocol()).data_received(early)
 
     def handle_websocket_upgrade(self) -> None:
         """The socket goes to the WebSocket protocol."""
