@@ -144,7 +144,7 @@ class Consumer:
             id_prefix=slot.id_prefix,
             published_unix_ms=record.header.published_unix_ms,
         )
-        self._link.send(frames.push_frame(head, record.pick(out.first, out.last, out.skips)))
+        self._link.send(frames.push_frame(head, *record.pick(out.first, out.last, out.skips)))
 
     def revoked(self, slot: Slot, taken: list[Taken], reason: str) -> None:
         """Tell the session at once what is no longer its own (R17)."""

@@ -17,6 +17,10 @@ from push.ports import Partition, Storage
 from push.record import Record
 
 LINES_PER_READ_MAX: Final = 64
+KEPT_MAX: Final = 16
+KEPT_BYTES_MAX: Final = 2048
+"""What was read for a line is kept, so many messages of at most so many bytes: the head of a stuck
+key is tried again and again, and each time its whole record would be read for it (P8)."""
 RETRY_AFTER_S: Final = 0.5
 
 
@@ -33,6 +37,7 @@ class Fetch:
         self._ahead: deque[Record] = deque()
         self._current: tuple[Record, Stages | None] | None = None
         self._lines: dict[int, Record | None] = {}
+        self._kept: dict[int, Record] = {}
         self._jobs: dict[str, asyncio.Task[None]] = {}
         self.next_number = count().__next__
         """Makes names of jobs that are asked for once and must run."""
@@ -85,13 +90,28 @@ class Fetch:
         current = self._current
         if current is not None and current[0].first <= offset <= current[0].last:
             return (current[0],)
-        return (self._lines.pop(offset),) if offset in self._lines else None
+        kept = self._kept.pop(offset, None)
+        if kept is not None:
+            self._kept[offset] = kept
+            return (kept,)
+        if offset not in self._lines:
+            return None
+        record = self._lines.pop(offset)
+        if record is not None:
+            self._keep(record, offset)
+        return (record,)
+
+    def _keep(self, record: Record, offset: int) -> None:
+        if record.header.sizes[offset - record.first] <= KEPT_BYTES_MAX:
+            self._kept[offset] = record.alone(offset)
+            if len(self._kept) > KEPT_MAX:
+                del self._kept[next(iter(self._kept))]
 
     def read_lines(self, offsets: Sequence[int]) -> None:
         """Read the records of these messages, unless some are being read; LINES_PER_READ_MAX of
         them at most."""
         if "lines" not in self._jobs:
-            wanted = [offset for offset in offsets if offset not in self._lines]
+            wanted = [o for o in offsets if o not in self._lines and o not in self._kept]
             if wanted:
                 self.job("lines", self._read_lines(wanted))
 

@@ -311,9 +311,9 @@ def reader_positions(subscription: int, places: dict[str, list[int]]) -> bytes:
     )
 
 
-def push_frame(head: bytes, messages: bytes) -> bytes:
-    """The frame around the encoded messages."""
-    return b"".join((head, messages, b"]}"))
+def push_frame(head: bytes, *messages: bytes | memoryview) -> bytes:
+    """The frame around the encoded messages, which may come in pieces."""
+    return b"".join((head, *messages, b"]}"))
 
 
 def revoked(subscription: int, deliveries: list[list[int]], reason: str) -> bytes:

@@ -91,7 +91,7 @@ class Slot:
         delivery, owner = self.delivery, self.owner
         now, wall_unix_ms = asyncio.get_running_loop().time(), int(time.time() * 1000)
         left = count_max
-        if owner.available() > 0 and delivery.waiting.lines.by_key:
+        if delivery.waiting.stirs(now) and owner.available() > 0:
             left -= self._pump_lines(min(left, owner.available()), now, wall_unix_ms)
         frontier = delivery.frontier
         while left > 0 and delivery.wants_log and (credit := owner.available()) > 0:
@@ -107,7 +107,7 @@ class Slot:
                 self._send(record, out, stages, now)
         if (
             delivery.frontier > frontier
-            and delivery.waiting.lines.by_key  # the log may have made lines ready: tried before
+            and delivery.waiting.stirs(now)  # the log may have made lines ready: tried before
             and (credit := min(left, owner.available())) > 0
         ):
             left -= self._pump_lines(credit, now, wall_unix_ms)

@@ -83,19 +83,15 @@ class Book:
         if len(self.violations) < EXAMPLES_MAX:
             self.violations.append(why)
 
-    def give(self, partition: int, offsets: Sequence[int]) -> bool:
+    def give(self, partition: int, first: int, last: int, skips: Sequence[int]) -> bool:
         """Note the messages of a push. True: they lie beyond all that was given before."""
         given = self.given.setdefault(partition, bytearray())
-        first, last = offsets[0], offsets[-1]
         if first < len(given):
             return False
         given.extend(bytes(first - len(given)))
-        if last - first == len(offsets) - 1:
-            given.extend(b"\1" * len(offsets))
-        else:
-            given.extend(bytes(last - first + 1))
-            for offset in offsets:
-                given[offset] = 1
+        given.extend(b"\1" * (last - first + 1))
+        for skip in skips:
+            given[skip] = 0
         return True
 
     def give_one(self, partition: int, offset: int) -> bool:
@@ -159,15 +155,15 @@ class Handler(Client):
         kinds = data[start + _LETTER_AT : end : stride]
         book, place = self._book, [head.partition, head.epoch, head.push]
         healthy = kinds.count(HEALTHY)
-        places = head.places(count)
-        ahead = book.give(head.partition, places)
+        first, last = head.offset, head.offset + count + len(head.skips) - 1
+        ahead = book.give(head.partition, first, last, head.skips)
         if ahead and (healthy == count or not book.stuck):
             book.healthy += healthy
             self._healthy += healthy
             self._freed += count
-            self._acks.append([*place, places[0], places[-1]])
+            self._acks.append([*place, first, last])
             return
-        acks = list(place)
+        acks, places = list(place), head.places(count)
         for index, kind in enumerate(kinds):
             offset = places[index]
             fresh = ahead or book.give_one(head.partition, offset)

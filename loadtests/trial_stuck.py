@@ -25,7 +25,7 @@ from loadtests.trial import MIB, Finding, Memory, Progress, broker, uncollected,
 
 MESSAGES: Final = 10_000_000
 TURN_S: Final = 5.0
-LIVE_ROUNDS: Final = 4
+LIVE_ROUNDS: Final = 10
 PARTITIONS: Final = 16
 CONSUMERS: Final = 4
 LEASE_S: Final = 10.0

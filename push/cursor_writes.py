@@ -57,8 +57,9 @@ class PendingWrite:
         somebody needs it. Until then they are holes in the cursor (P8)."""
         if not self._aside:
             return False
-        many = max(1, limits.HELD_PER_PARTITION_MAX // 2)
-        return self.aside_count >= many or self.ending or bool(self._starving or self._parked)
+        if self._starving or self._parked or self.ending:
+            return True
+        return self.aside_count >= (limits.ASIDE_UNWRITTEN_MAX // 2 or 1)
 
     @property
     def under_way(self) -> bool:

@@ -182,7 +182,7 @@ class Delivery:
             ranges.append((first, last))
         if mask & ~push.given:
             mask &= push.given
-            ranges = ranges_of(mask, base)
+            ranges = push.runs() if mask == push.given else ranges_of(mask, base)
         if push.open & mask != mask:
             return 0
         self.leases.close(push, mask)
@@ -336,10 +336,12 @@ class Delivery:
         """When `expire` has something to do; None: not by time alone."""
         if not self.waiting.begun:
             return self._began
-        times = [self.leases.next_deadline(), self.waiting.lines.next_due()]
+        at, due = self.leases.next_deadline(), self.waiting.lines.next_due()
+        if due is not None and (at is None or due < at):
+            at = due
         if self.draining and self.leases.open_count:
-            times.append(self.drain_deadline)
-        return min((at for at in times if at is not None), default=None)
+            at = self.drain_deadline if at is None else min(at, self.drain_deadline)
+        return at
 
     # --- Moving away ---------------------------------------------------------------------------
 

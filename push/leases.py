@@ -68,7 +68,7 @@ class Push:
 
     __slots__ = (
         "attempt", "due_at", "first", "given", "given_at", "hashes", "last", "number", "of_line",
-        "open", "parts", "started",
+        "open", "parts", "skips", "started",
     )  # fmt: skip
 
     def __init__(
@@ -83,7 +83,7 @@ class Push:
         attempt: int,
         started: bool,
         of_line: bool,
-        skipped: int,
+        skips: tuple[int, ...],
     ) -> None:
         self.number = number
         self.first = first
@@ -93,6 +93,10 @@ class Push:
         self.attempt = attempt
         self.of_line = of_line
         """It is one message that a line sent: the line waits to hear of it."""
+        self.skips = skips
+        skipped = 0
+        for offset in skips:
+            skipped |= 1 << (offset - first)
         self.given = self.open = ((1 << (last - first + 1)) - 1) & ~skipped
         self.started = self.open if started else 0
         self.parts: list[tuple[float, int]] = [(deadline, self.open)]
@@ -105,6 +109,16 @@ class Push:
     def within(self, first: int, last: int) -> int:
         """The mask of the part of first..last that this push has."""
         return self.given & mask_of(first, min(last, self.last), self.first)
+
+    def runs(self) -> list[Range]:
+        """The runs of offsets that it has, in order."""
+        runs, first = [], self.first
+        for skip in self.skips:
+            if first < skip:
+                runs.append((first, skip - 1))
+            first = skip + 1
+        runs.append((first, self.last))
+        return runs
 
     def of_key(self, key_hash: int, after: int) -> Iterator[int]:
         """Open offsets above `after` whose key has this hash, in order."""
@@ -159,20 +173,20 @@ class Leases:
         attempt: int = 1,
         started: bool = False,
         of_line: bool = False,
-        skipped: int = 0,
+        skips: tuple[int, ...] = (),
     ) -> Push:
-        """A new push of first..last but for the mask `skipped`, due at now + lease_s. `of_line`:
-        one message, from a line."""
+        """A new push of first..last but for `skips` between them, ascending, due at now + lease_s.
+        `of_line`: one message, from a line."""
         self.number += 1
         push = Push(
             self.number, first, last, hashes,
             given_at=now, deadline=now + lease_s, attempt=attempt, started=started, of_line=of_line,
-            skipped=skipped,
+            skips=skips,
         )  # fmt: skip
         self.pushes[push.number] = push
         if of_line:
             self._of_lines[first] = push
-        self.open_count += last - first + 1 - skipped.bit_count()
+        self.open_count += last - first + 1 - len(skips)
         self._schedule(push, now + lease_s)
         return push
 

@@ -92,8 +92,11 @@ DEDUP_BUCKETS: Final = 4
 
 # --- Delivery ----------------------------------------------------------------------------------
 HELD_PER_PARTITION_MAX: Final = 256
-"""Offsets of gated keys held in memory per (group, partition); beyond, side lines (R18). Each is a
-hole in the cursor, and the cursor is rewritten with every flush: hundreds, not thousands."""
+"""Offsets of gated keys held in memory per (group, partition); beyond, side lines (R18)."""
+ASIDE_UNWRITTEN_MAX: Final = 1024
+"""Offsets on their way to the side lines of a (group, partition), holes in its cursor until then;
+half of it at a time goes. [Eight times fewer at once: each key's came to a page of the storage for
+itself, and a tenth of all bytes written were such pages.]"""
 DYING_PER_PARTITION_MAX: Final = 1024
 """Messages on their way to the dead letters at once; beyond, the partition waits."""
 LINES_PER_PARTITION_MAX: Final = 100_000

@@ -70,6 +70,33 @@ class RangeSet:
         firsts[low:high] = [first]
         lasts[low:high] = [last]
 
+    def append_all(self, ranges: Iterable[Range], floor: int) -> tuple[list[Range], list[Range]]:
+        """Add those of the ranges that lie behind everything, and not below `floor`, as cursors
+        grow. Returns these and the others, which were not added."""
+        firsts, lasts = self._firsts, self._lasts
+        appended: list[Range] = []
+        others: list[Range] = []
+        end = lasts[-1] + 1 if lasts else -1
+        for pair in ranges:
+            first, last = pair
+            if first > end and first >= floor:
+                firsts.append(first)
+                lasts.append(last)
+            elif first == end and first >= floor:
+                lasts[-1] = last
+            else:
+                others.append(pair)
+                continue
+            end = last + 1
+            appended.append(pair)
+        return appended, others
+
+    def add_all(self, ranges: Iterable[Range]) -> None:
+        """Add many ranges in one pass over all that there are."""
+        merged = coalesce([*self, *ranges])
+        self._firsts = [first for first, _ in merged]
+        self._lasts = [last for _, last in merged]
+
     def remove(self, first: int, last: int) -> None:
         """Remove first..last. What is not there changes nothing."""
         firsts, lasts = self._firsts, self._lasts

@@ -22,8 +22,8 @@ beside it; `Record.load` returns the dense record that is left.
 import struct
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, count, repeat
 from operator import add
 from typing import Any, Final
@@ -240,16 +240,41 @@ class Record:
         low, high = first - self.first, last - self.first
         return self.payload[sums[low] + low : sums[high + 1] + high]
 
-    def pick(self, first: int, last: int, skips: "tuple[int, ...]") -> bytes:
-        """As `slice`, without the messages at the offsets `skips` (ascending, between first and
-        last)."""
+    def pick(
+        self, first: int, last: int, skips: "tuple[int, ...]"
+    ) -> "Sequence[bytes | memoryview]":
+        """The JSON of the messages at offsets first..last but for `skips` (ascending, between
+        first and last), joined by commas: in pieces that nobody has copied yet."""
+        if first == self.first and last == self.last and not skips:
+            return (self.payload,)
+        sizes, payload, place = self.header.sizes, memoryview(self.payload), first - self.first
+        begin = sum(sizes[:place]) + place
         pieces = []
         for skip in skips:
-            if skip > first:
-                pieces.append(self.slice(first, skip - 1))
-            first = skip + 1
-        pieces.append(self.slice(first, last))
-        return b",".join(pieces)
+            after = skip - self.first
+            end = begin + sum(sizes[place:after]) + after - place
+            if after > place:
+                pieces.append(payload[begin:end])  # with the comma behind it
+            begin, place = end + sizes[after] + 1, after + 1
+        after = last + 1 - self.first
+        pieces.append(payload[begin : begin + sum(sizes[place:after]) + after - place - 1])
+        return pieces
+
+    def alone(self, offset: int) -> "Record":
+        """The message at this offset, as a record of its own that delivery can do with."""
+        old, place = self.header, offset - self.first
+        one = slice(place, place + 1)
+        header = replace(
+            old,
+            sizes=old.sizes[one],
+            key_hashes=old.key_hashes[one],
+            digests=old.digests[one],
+            expires_unix_ms=old.expires_unix_ms[one],
+            deliver_at_unix_ms=old.deliver_at_unix_ms[one],
+            priorities=old.priorities[one],
+        )
+        header.drop_producers()
+        return Record(offset, header, self.slice(offset, offset))
 
     def bytes_until(self, first: int, bytes_max: int) -> int:
         """The last offset L >= first such that slice(first, L) has at most bytes_max bytes.

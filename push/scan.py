@@ -6,7 +6,6 @@ expired, the previous owner had tried it, or pulls close keys (R24).
 
 from array import array
 from collections.abc import Sequence
-from itertools import compress, count
 
 from push import limits
 from push.giving import DeliverySettings, GiveOut
@@ -46,7 +45,7 @@ class Scan:
         waiting = self._waiting
         return (
             self.frontier < self.end
-            and waiting.pending.aside_count < limits.HELD_PER_PARTITION_MAX
+            and waiting.pending.aside_count < limits.ASIDE_UNWRITTEN_MAX
             and len(waiting.dying) < limits.DYING_PER_PARTITION_MAX
             # A rescan brings back lines that there were before, and closed ones wait for its end.
             and (len(waiting.lines.by_key) < limits.LINES_PER_PARTITION_MAX or self._rescan_end > 0)
@@ -116,8 +115,8 @@ class Scan:
         whose key has a line."""
         if not self._is_ordinary(record, first, last, wall_unix_ms):
             return range(first, last + 1)
-        lines = self._waiting.lines.by_key
-        return [*compress(count(first), map(lines.__contains__, hashes))] if lines else ()
+        lines = self._waiting.lines
+        return lines.gated(hashes, first) if lines.by_key else ()
 
     def _is_ordinary(self, record: Record, first: int, last: int, wall_unix_ms: int) -> bool:
         """Whether in a stretch nothing but a gated key could be exceptional."""
@@ -140,8 +139,18 @@ class Scan:
         """One push of what of first..last goes out, that skips what waits. None: all of it
         waits."""
         skips: list[int] = []
+        waiting = self._waiting
+        lines, pending = waiting.lines.by_key, waiting.pending
         for offset in exceptional:
-            if not self._goes_out(record, offset, hashes[offset - first], now, wall_unix_ms):
+            line = lines.get(hashes[offset - first])
+            if line is not None and line.aside_unwritten and not line.exclusive:
+                # As `join`, in the ordinary case of what is exceptional (P8).
+                line.aside_unwritten += 1
+                pending.set_aside(line.key, offset)
+                skips.append(offset)
+                if pending.aside_count < limits.ASIDE_UNWRITTEN_MAX:
+                    continue
+            elif not self._goes_out(record, offset, hashes[offset - first], now, wall_unix_ms):
                 skips.append(offset)
             if not self.wants_log:
                 last = offset
@@ -196,11 +205,8 @@ class Scan:
         self, first: int, last: int, hashes: "array[int]", now: float, skips: tuple[int, ...] = ()
     ) -> GiveOut:
         """`hashes` are those of the messages from `first` on."""
-        skipped = 0
-        for offset in skips:
-            skipped |= 1 << (offset - first)
         push = self._leases.give(
-            first, last, hashes[: last - first + 1], skipped=skipped,
+            first, last, hashes[: last - first + 1], skips=skips,
             now=now, lease_s=self._settings.lease_s, started=self._settings.pulls,
         )  # fmt: skip
         return GiveOut(push.number, first, last, 1, skips)

@@ -56,7 +56,6 @@ class Waiting:
         self._dead: list[DeadLetter] = []
         self._not_before: dict[int, float] = {}
         self.unparking = Unparking(self)
-        """Operators' decisions about parked keys."""
         self._inherit(owned.cursor)
         self._inherited = sorted(self.attempts)
         self._rescanned = False
@@ -118,6 +117,8 @@ class Waiting:
         if line.overflowed or self.lines.held >= limits.HELD_PER_PARTITION_MAX:
             line.aside_unwritten += 1
             self.pending.set_aside(line.key, offset)
+            if line.aside_unwritten > 1:
+                return  # one more changes nothing about what the line may do
         else:
             line.waiting.append(offset)
             self.lines.held += 1
@@ -223,6 +224,10 @@ class Waiting:
         return True
 
     # --- Going out -----------------------------------------------------------------------------
+
+    def stirs(self, now: float) -> bool:
+        """Whether there is anything to send from lines, or to read for them."""
+        return bool(self.giveable) or self.lines.stirs(now)
 
     def plan(self, credit: int, now: float) -> None:
         """Let lines that are ready send up to `credit` messages.

@@ -6,6 +6,7 @@ and asks the storage, by `find_aside`, which offsets of a range stand in one.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Final
 
 from push.errors import Fenced, Refused
@@ -97,13 +98,16 @@ class GroupCursor:
         if write.epoch != self.epoch or write.token != self.token or not self.token:
             return Change(Written(fenced=True))
         change = Change()
-        for first, last in write.settled:
+        change.passed, others = self.passed.append_all(write.settled, self.floor)
+        for first, last in others:
             self._settle(first, last, find_aside, change)
+        if self.retries:
+            self._forget_retries(write.settled, change)
         self.floor = self.passed.pop_prefix(self.floor)
         self._retry(write.retries, find_aside, change)
-        for side in write.aside:
-            self._set_aside(side, change)
-        self.floor = self.passed.pop_prefix(self.floor)
+        if write.aside:
+            self._set_aside(write.aside, change)
+            self.floor = self.passed.pop_prefix(self.floor)
         for parked in write.parked:
             if self.parked.get(parked.key_hash) != parked:
                 self.parked[parked.key_hash] = parked
@@ -114,6 +118,7 @@ class GroupCursor:
         return change
 
     def _settle(self, first: int, last: int, find_aside: FindAside, change: Change) -> None:
+        """Of a range that may have been passed before, in part."""
         low = max(first, self.floor)
         gaps = self.passed.gaps(low, last) if low <= last else []
         if gaps != [(first, last)] and self.lines:
@@ -125,8 +130,6 @@ class GroupCursor:
         for gap in gaps:
             self.passed.add(*gap)
             change.passed.append(gap)
-        if self.retries:
-            self._forget_retries(first, last, change)
 
     def _shorten(self, key_hash: int) -> None:
         count = self.lines[key_hash] - 1
@@ -135,14 +138,16 @@ class GroupCursor:
         else:
             del self.lines[key_hash]
 
-    def _forget_retries(self, first: int, last: int, change: Change) -> None:
+    def _forget_retries(self, settled: tuple[Range, ...], change: Change) -> None:
         retries = self.retries
-        if last - first < len(retries):
-            gone = [offset for offset in range(first, last + 1) if offset in retries]
+        if sum(last - first + 1 for first, last in settled) < len(retries):
+            offsets = chain.from_iterable(range(first, last + 1) for first, last in settled)
+            gone = [offset for offset in offsets if offset in retries]
         else:
-            gone = [offset for offset in retries if first <= offset <= last]
+            ranges = RangeSet(settled)
+            gone = [offset for offset in retries if offset in ranges]
         for offset in gone:
-            del retries[offset]
+            retries.pop(offset, None)  # ranges may overlap
         change.retries_gone += gone
 
     def _retry(self, retries: tuple[Retry, ...], find_aside: FindAside, change: Change) -> None:
@@ -166,13 +171,21 @@ class GroupCursor:
             return True
         return not any(True for _ in find_aside(offset, offset))
 
-    def _set_aside(self, side: Side, change: Change) -> None:
-        for offset in side.offsets:
-            if not self._is_passed(offset):
-                self.passed.add(offset, offset)
-                change.passed.append((offset, offset))
-                change.aside[offset] = side.key_hash
-                self.lines[side.key_hash] = self.lines.get(side.key_hash, 0) + 1
+    def _set_aside(self, sides: tuple[Side, ...], change: Change) -> None:
+        """What is passed already stays what it is."""
+        for side in sides:
+            key_hash = side.key_hash
+            fresh = {
+                offset: key_hash
+                for offset in side.offsets
+                if offset not in change.aside and not self._is_passed(offset)
+            }
+            if fresh:
+                change.aside |= fresh
+                self.lines[key_hash] = self.lines.get(key_hash, 0) + len(fresh)
+        new = [(offset, offset) for offset in sorted(change.aside)]
+        self.passed.add_all(new)
+        change.passed += new
 
 
 def check_write(write: CursorWrite, certified: int) -> None:

@@ -91,12 +91,14 @@ class Beside:
             self._retries[(row_id, retry.offset)] = retry
         for offset in change.retries_gone:
             self._retries[(row_id, offset)] = None
-        for offset, key_hash in change.aside_gone.items():
-            self._sides[(row_id, offset)] = None
-            self._lines[(row_id, key_hash)] = cursor.lines.get(key_hash, 0)
-        for offset, key_hash in change.aside.items():
-            self._sides[(row_id, offset)] = key_hash
-            self._lines[(row_id, key_hash)] = cursor.lines.get(key_hash, 0)
+        if change.aside or change.aside_gone:
+            sides = self._sides
+            for offset in change.aside_gone:
+                sides[(row_id, offset)] = None
+            for offset, key_hash in change.aside.items():
+                sides[(row_id, offset)] = key_hash
+            for key_hash in {*change.aside.values(), *change.aside_gone.values()}:
+                self._lines[(row_id, key_hash)] = cursor.lines.get(key_hash, 0)
         for parked in change.parked:
             self._parked[(row_id, parked.key_hash)] = parked
         for key_hash in change.unparked:
@@ -141,13 +143,16 @@ class Beside:
 
     def _flush_sides(self) -> None:
         connection = self._transaction.begin()
+        signed, checksum = codec.signed, codec.row_checksum
         rows: list[codec.Row] = []
+        gone: list[Key] = []
         for (row, offset), key_hash in self._sides.items():
-            if key_hash is not None:
-                values = (offset, codec.signed(key_hash))
-                rows.append((row, *values, codec.row_checksum(row, *values)))
+            if key_hash is None:
+                gone.append((row, offset))
+            else:
+                key = signed(key_hash)
+                rows.append((row, offset, key, checksum(row, offset, key)))
         _INSERT_SIDE.execute(connection, rows)
-        gone = [key for key, key_hash in self._sides.items() if key_hash is None]
         delete_each(connection, "side", "cursor", "place", gone)
         self._sides.clear()
         lengths = [(row, codec.signed(key), n) for (row, key), n in self._lines.items()]

@@ -237,6 +237,16 @@ async def test_settling_takes_out_of_the_side_line(store: Storage) -> None:
     assert (found.floor, found.lines) == (5, ())
 
 
+async def test_an_offset_stands_in_one_side_line(store: Storage) -> None:
+    """R18: named twice in one write it stands in the first line, and lines are as long as they
+    say."""
+    await with_group(store, messages=10)
+    await store.write_cursors([change(aside=[Side(KEY, (1, 2, 2)), Side(5, (2, 3))])])
+    assert dict((await cursor(store)).lines) == {KEY: 2, 5: 1}
+    assert await store.read_side(G0, KEY, -1, 10) == (1, 2)
+    assert await store.read_side(G0, 5, -1, 10) == (3,)
+
+
 async def test_setting_aside_again_or_what_is_settled_changes_nothing(store: Storage) -> None:
     """R29: absolute."""
     await with_group(store, messages=10)

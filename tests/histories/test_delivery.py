@@ -279,6 +279,7 @@ async def test_a_key_in_backoff_overflows_to_disk_and_comes_in_order(
     """R18: more waits behind a returned message than is held in memory; it comes in order, each
     once, and a free key is not held up meanwhile."""
     monkeypatch.setattr("push.limits.HELD_PER_PARTITION_MAX", 8)
+    monkeypatch.setattr("push.limits.ASIDE_UNWRITTEN_MAX", 8)
     queue = await house.queue()
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group, credit=10_000)

@@ -66,6 +66,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         self, *, attempts_max: int, park: bool, held: int, push: int, window: int, keys: list[int]
     ) -> None:
         self.patch.setattr(limits, "HELD_PER_PARTITION_MAX", held)
+        self.patch.setattr(limits, "ASIDE_UNWRITTEN_MAX", held)
         self.patch.setattr(limits, "PUSH_MESSAGES_MAX", push)
         self.patch.setattr(limits, "LINE_WINDOW_MAX", window)
         self.patch.setattr(limits, "DYING_PER_PARTITION_MAX", 2 * held)

@@ -134,7 +134,7 @@ def test_settlements_that_do_not_touch_are_not_joined_over_and_over() -> None:
 
 def test_what_is_set_aside_waits_until_many_go_together() -> None:
     """P8: each stands on another page of the storage; half of what may be held goes at once."""
-    many = limits.HELD_PER_PARTITION_MAX // 2
+    many = limits.ASIDE_UNWRITTEN_MAX // 2
     changes = pending()
     for offset in range(many - 1):
         changes.set_aside(offset % 7, offset)

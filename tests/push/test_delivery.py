@@ -471,6 +471,7 @@ def test_one_key_in_backoff_costs_the_others_nothing() -> None:
 def test_beyond_the_bound_a_line_goes_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     """R18: ten million behind a key: its line costs no memory, and nothing is read again."""
     monkeypatch.setattr(limits, "HELD_PER_PARTITION_MAX", 8)
+    monkeypatch.setattr(limits, "ASIDE_UNWRITTEN_MAX", 8)
     world = World(A)
     world.give()
     world.nack(1, 0, 1000.0)
@@ -492,6 +493,7 @@ def test_beyond_the_bound_a_line_goes_aside(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_partition_waits_for_what_is_being_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     """R18, P9: what is not durable yet is held in memory, too."""
     monkeypatch.setattr(limits, "HELD_PER_PARTITION_MAX", 4)
+    monkeypatch.setattr(limits, "ASIDE_UNWRITTEN_MAX", 4)
     world = World(A, *[A] * 100)
     world.give(1)
     world.nack(1, 0, 1000.0)
@@ -506,6 +508,7 @@ def test_a_side_line_keeps_its_order_over_a_restart(monkeypatch: pytest.MonkeyPa
     """R18: 1 and 2 were held in memory, 3 and 4 stand aside. The next owner reads 1 and 2 from
     the log again, and nothing of the side line goes out before that and before they stand in it."""
     monkeypatch.setattr(limits, "HELD_PER_PARTITION_MAX", 3)
+    monkeypatch.setattr(limits, "ASIDE_UNWRITTEN_MAX", 3)
     world = World(A, A, A, A, A)
     world.give(1)
     world.nack(1, 0)
@@ -530,6 +533,7 @@ def test_a_side_line_keeps_its_order_over_a_restart(monkeypatch: pytest.MonkeyPa
 def test_a_side_line_is_read_on_behind_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """R18, P5: what is settled may stand in the side line until that is durable."""
     monkeypatch.setattr(limits, "HELD_PER_PARTITION_MAX", 1)
+    monkeypatch.setattr(limits, "ASIDE_UNWRITTEN_MAX", 1)
     world = World(A, A, A)
     world.give(1)
     world.nack(1, 0)
@@ -553,6 +557,7 @@ def test_a_side_line_that_could_not_be_read_is_asked_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "HELD_PER_PARTITION_MAX", 1)
+    monkeypatch.setattr(limits, "ASIDE_UNWRITTEN_MAX", 1)
     world = World(A, A)
     world.give(1)
     world.nack(1, 0)
@@ -573,6 +578,7 @@ def test_what_joins_a_side_line_while_it_is_read_is_not_taken_from_it_yet(
     """R18: 3 stands in the store and nobody knows yet; settled now, it would be set aside again
     with the write that is sent again, behind its settlement."""
     monkeypatch.setattr(limits, "HELD_PER_PARTITION_MAX", 2)
+    monkeypatch.setattr(limits, "ASIDE_UNWRITTEN_MAX", 2)
     world = World(A, A)
     world.store.aside = {0: A, 1: A}
     world.own()

@@ -1,5 +1,10 @@
 """Lines: the order of what waits, who may give, and what is remembered of it (R17, R18, P8, P9)."""
 
+from array import array
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from push import limits
 from push.lines import Line, Lines, loose
 
@@ -160,3 +165,55 @@ def test_lines_are_counted() -> None:
     line_of(lines, 1, 1).aside = 5
     line_of(lines, 2, 2).parked = True
     assert lines.counts() == (2, 1, 5)
+
+
+keys = st.one_of(st.integers(1, 5), st.integers(1, (1 << 64) - 1), st.sampled_from([257, 513]))
+
+
+@given(
+    st.lists(keys, max_size=20),
+    st.lists(keys, max_size=20),
+    st.lists(st.one_of(keys, st.just(0)), max_size=60),
+    st.sampled_from([0, 150]),
+)
+def test_gated_is_what_has_a_line(
+    made: list[int], dropped: list[int], hashes: list[int], more: int
+) -> None:
+    """R17: neither many lines nor many that were dropped let one through, or hold another up."""
+    lines = Lines(exclusive=False)
+    for key in [*made, *dropped, *range(1000, 1000 + more)]:
+        line_of(lines, key, 1)
+    for key in {*dropped, *range(1000, 1000 + more // 5)}:
+        line = lines.line(key)
+        line.waiting.clear()
+        lines.settle_down(line, now=0.0)
+    found = lines.gated(array("Q", hashes), 70)
+    assert found == [70 + i for i, key in enumerate(hashes) if key in lines.by_key]
+
+
+def test_marks_of_dropped_lines_are_forgotten() -> None:
+    """P8: keys that return and go again do not make every message a suspect for ever."""
+    lines = Lines(exclusive=False)
+    for key in range(1, 300):
+        line = line_of(lines, key, 1)
+        line.waiting.clear()
+        lines.settle_down(line, now=0.0)
+    line_of(lines, 7, 1)
+    assert lines.gated(array("Q", [263, 7, 8]), 0) == [1]
+    assert sum(lines._marks) == 1
+
+
+def test_lines_stir_when_one_may_give() -> None:
+    lines = Lines(exclusive=False)
+    assert not lines.stirs(0.0)
+    line = line_of(lines, 7, 1, due=5.0)
+    assert not lines.stirs(4.9)
+    assert lines.stirs(5.0)
+    lines.ripen(5.0)
+    assert lines.stirs(5.0)
+    line.waiting.clear()
+    line.aside = 1
+    lines.settle_down(line, now=5.0)
+    assert lines.stirs(5.0)
+    assert lines.hungry() == [line]
+    assert not lines.stirs(5.0)

@@ -40,6 +40,25 @@ class RangeSetMachine(RuleBasedStateMachine):
         self.ranges.add(*one)
         self.model |= members([one])
 
+    @rule(some=st.lists(ranges, max_size=6))
+    def add_all(self, some: list[Range]) -> None:
+        self.ranges.add_all(some)
+        self.model |= members(some)
+
+    @rule(some=st.lists(ranges, max_size=6), floor=offsets)
+    def append_all(self, some: list[Range], floor: int) -> None:
+        """Each goes in, whole and behind everything, or comes back."""
+        appended, others = self.ranges.append_all(some, floor)
+        assert sorted(appended + others) == sorted(some)
+        for first, last in some:
+            if (first, last) in appended:
+                assert first >= floor
+                assert all(offset < first for offset in self.model)
+                self.model |= members([(first, last)])
+                appended.remove((first, last))
+            else:
+                assert first < floor or any(offset >= first for offset in self.model)
+
     @rule(one=ranges)
     def remove(self, one: Range) -> None:
         self.ranges.remove(*one)

@@ -275,4 +275,19 @@ def test_what_is_picked_is_the_slice_without_the_skipped(
     between = range(first + 1, last)
     skips = tuple(sorted(data.draw(st.sets(st.sampled_from(between))) if between else ()))
     expected = [record.slice(o, o) for o in range(first, last + 1) if o not in skips]
-    assert record.pick(first, last, skips) == b",".join(expected)
+    assert b"".join(record.pick(first, last, skips)) == b",".join(expected)
+
+
+@given(batches, st.data())
+def test_a_message_alone_is_what_it_was(batch: list[Given], data: st.DataObject) -> None:
+    """What a line keeps of a record (P8) goes out as it would have from the record."""
+    encoded, payload, _ = build(batch)
+    record = Record.load(100, encoded, payload, ())
+    offset = data.draw(st.integers(record.first, record.last))
+    alone = record.alone(offset)
+    assert (alone.first, alone.last) == (offset, offset)
+    assert alone.slice(offset, offset) == record.slice(offset, offset)
+    assert b"".join(alone.pick(offset, offset, ())) == record.slice(offset, offset)
+    assert alone.key_hash(offset) == record.key_hash(offset)
+    assert alone.expires_unix_ms(offset) == record.expires_unix_ms(offset)
+    assert alone.header.published_unix_ms == record.header.published_unix_ms

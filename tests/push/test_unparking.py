@@ -171,6 +171,7 @@ def test_a_decision_waits_for_what_is_being_read_of_the_line(
 ) -> None:
     """P3: an answer from before the key was parked must not be taken for one of afterwards."""
     monkeypatch.setattr(limits, "HELD_PER_PARTITION_MAX", 1)
+    monkeypatch.setattr(limits, "ASIDE_UNWRITTEN_MAX", 1)
     monkeypatch.setattr(limits, "LINE_WINDOW_MAX", 2)
     world = World(*[A] * 5, attempts_max=2, park=True)
     world.give(1)
