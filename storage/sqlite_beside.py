@@ -14,7 +14,8 @@ from storage.cursor import Change, GroupCursor
 from storage.sqlite_statement import delete_each, insert
 
 _INSERT_RETRY: Final = insert("retry", "cursor, place, attempts, due_unix_ms, checksum")
-_INSERT_SIDE: Final = insert("side", "cursor, place, key_hash, checksum")
+_INSERT_SIDE: Final = insert("side", "cursor, place, key_hash, checksum", rows_max=256)
+"""They come by the hundreds (P8)."""
 _INSERT_LINE: Final = insert("side_line", "cursor, key_hash, entries, checksum")
 _INSERT_PARKED: Final = insert("parked", "cursor, key_hash, reason, since_unix_ms, checksum")
 Key = tuple[int, int]
@@ -143,15 +144,14 @@ class Beside:
 
     def _flush_sides(self) -> None:
         connection = self._transaction.begin()
-        signed, checksum = codec.signed, codec.row_checksum
         rows: list[codec.Row] = []
         gone: list[Key] = []
-        for (row, offset), key_hash in self._sides.items():
+        for place, key_hash in self._sides.items():
             if key_hash is None:
-                gone.append((row, offset))
+                gone.append(place)
             else:
-                key = signed(key_hash)
-                rows.append((row, offset, key, checksum(row, offset, key)))
+                fields = (*place, codec.signed(key_hash))
+                rows.append((*fields, codec.integers_checksum(fields)))
         _INSERT_SIDE.execute(connection, rows)
         delete_each(connection, "side", "cursor", "place", gone)
         self._sides.clear()

@@ -254,6 +254,7 @@ class CursorBooks:
     def _flush_cursors(self) -> None:
         whole: list[codec.Row] = []
         logs: list[codec.Row] = []
+        rewritten: list[int] = []
         connection = self._books.begin()
         for row_id, stored in self._changed.items():
             size = 16 * len(stored.cursor.passed)
@@ -261,7 +262,7 @@ class CursorBooks:
             if stored.fence_changed or size <= WRITTEN_WHOLE_BYTES_MAX or logged >= size:
                 whole.append(_pack(stored))
                 if stored.log_rows:
-                    connection.execute("DELETE FROM cursor_log WHERE cursor = ?", (row_id,))
+                    rewritten.append(row_id)
                 stored.whole_bytes, stored.log_bytes, stored.log_rows = size, 0, 0
             else:
                 blob = codec.pack_ranges(RangeSet(stored.fresh))
@@ -270,6 +271,9 @@ class CursorBooks:
                 stored.log_bytes, stored.log_rows = logged, stored.log_rows + 1
             stored.fresh, stored.fence_changed = [], False
             self._weigh(stored)
+        if rewritten:
+            places = ",".join("?" * len(rewritten))
+            connection.execute(f"DELETE FROM cursor_log WHERE cursor IN ({places})", rewritten)
         _UPDATE_CURSOR.execute(connection, whole)
         _INSERT_LOG.execute(connection, logs)
         self._changed.clear()

@@ -16,10 +16,11 @@ ROWS_MAX: Final = 64
 
 
 class Many:
-    """`head` (?,…),(?,…),… `tail`: a statement over any number of rows."""
+    """`head` (?,…),(?,…),… `tail`: a statement over any number of rows, `rows_max` at a time."""
 
-    def __init__(self, head: str, columns: int, tail: str = "") -> None:
+    def __init__(self, head: str, columns: int, tail: str = "", rows_max: int = ROWS_MAX) -> None:
         self._head = head
+        self._rows_max = rows_max
         self._row = f"({','.join('?' * columns)})"
         self._tail = tail
         self._texts: dict[int, str] = {}
@@ -33,15 +34,15 @@ class Many:
 
     def execute(self, connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
         """Run it over these rows; none: nothing happens."""
-        for low in range(0, len(rows), ROWS_MAX):
-            some = rows[low : low + ROWS_MAX]
+        for low in range(0, len(rows), self._rows_max):
+            some = rows[low : low + self._rows_max]
             connection.execute(self._text(len(some)), tuple(chain.from_iterable(some)))
 
 
-def insert(table: str, columns: str) -> Many:
+def insert(table: str, columns: str, rows_max: int = ROWS_MAX) -> Many:
     """INSERT OR REPLACE into these columns."""
     count = columns.count(",") + 1
-    return Many(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES", count)
+    return Many(f"INSERT OR REPLACE INTO {table} ({columns}) VALUES", count, rows_max=rows_max)
 
 
 def update(table: str, columns: str) -> Many:
