@@ -1,7 +1,7 @@
 """A session's place in a group: credit, the slots it owns, and what it says about deliveries."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from push.credit import Credit
 from push.errors import Refused
 from push.giving import GiveOut, Judged, Taken
 from push.record import Record
+from push.resuming import hold
 
 if TYPE_CHECKING:
     from gateway.group import GroupRuntime
@@ -61,6 +62,8 @@ class Consumer:
         self._scheduled = False
         self.opened = False
         self.left = False
+        self._suspended = False
+        """Its session has no transport, or has not said yet what it holds."""
 
     # --- Giving --------------------------------------------------------------------------------
 
@@ -71,7 +74,7 @@ class Consumer:
 
     def available(self) -> int:
         """Messages it may be given now: as far as credit goes, and room for leases (P9)."""
-        if not self.opened or self.left or not self._link.writable():
+        if not self.opened or self.left or self._suspended or not self._link.writable():
             return 0
         room = limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX - self._in_flight
         return min(self._credit.available - self._reserved, room)
@@ -79,7 +82,7 @@ class Consumer:
     @property
     def blocked_by(self) -> str:
         """Why `available` is 0; see Owner.blocked_by."""
-        if not self._link.writable():
+        if self._suspended or not self._link.writable():
             return "socket"
         full = self._in_flight >= limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX
         return "in_flight" if full else "credit"
@@ -287,8 +290,53 @@ class Consumer:
         """Deliveries that it holds."""
         return self._in_flight
 
+    # --- Between two transports -----------------------------------------------------------------
+
+    def suspend(self) -> None:
+        """The session's transport is gone. It keeps its place and what it holds."""
+        self._suspended = True
+
+    def hold(self, received: int, deliveries: DeliveryList) -> DeliveryList:
+        """Its client came back: it holds these, of `received` messages in all (R22, R25). What
+        was pushed beyond that, nobody has seen: it goes back uncounted. Returns what of
+        `deliveries` is not its own any more.
+
+        Raises:
+            Refused: invalid_request: a list that is none, or more received than was sent.
+        """
+        frames.check_deliveries(deliveries)
+        self._credit.received(received)
+        now = asyncio.get_running_loop().time()
+        lost: DeliveryList = []
+        named: dict[tuple[int, int], dict[int, list[tuple[int, int]]]] = {}
+        for delivery in deliveries:
+            partition, epoch, push, *numbers = delivery
+            ranges = list(zip(numbers[::2], numbers[1::2], strict=True))
+            named.setdefault((partition, epoch), {}).setdefault(push, []).extend(ranges)
+        for (partition, epoch), pushes in named.items():
+            slot = self.slots.get(partition)
+            if slot is None or slot.delivery.epoch != epoch:
+                lost += _listed(partition, epoch, pushes)
+        for partition, slot in list(self.slots.items()):
+            pushes = named.get((partition, slot.delivery.epoch), {})
+            taken, gone = hold(slot.delivery, pushes, now=now)
+            slot.returned(taken, now)
+            lost += _listed(partition, slot.delivery.epoch, gone)
+        self._suspended = False
+        self.pump()
+        return lost
+
     def leave(self) -> None:
         """Go at once; what is unsettled returns to the group."""
         if not self.left:
             self.left = True
             self._runtime.leave(self)
+
+
+def _listed(
+    partition: int, epoch: int, pushes: Mapping[int, Sequence[tuple[int, int]]]
+) -> DeliveryList:
+    return [
+        [partition, epoch, push, *(number for pair in ranges for number in pair)]
+        for push, ranges in pushes.items()
+    ]

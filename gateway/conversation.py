@@ -11,18 +11,18 @@ import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from hashlib import blake2b
 from typing import Any, Final
-
-import msgspec
 
 from gateway import frames
 from gateway.auth import Auth
 from gateway.frames import Close
-from gateway.link import Answer, Broker, Outlet, Settled
+from gateway.link import Broker, DeliveryList, Outlet, Settled
+from gateway.publishing import Publishing, producer_id
 from gateway.session import Effect, Ping, Reply, Session, State, Timing
+from gateway.sessions import Sessions
 from gateway.subscriptions import Settling, Subscriptions, settling_answer
-from metadata.catalog import Principal, Queue, check_name
+from metadata.catalog import Principal, check_name
+from push import limits
 from push.errors import Refused, TocsinError
 
 logger = logging.getLogger("tocsin.session")
@@ -36,14 +36,16 @@ class Surroundings:
     auth: Auth
     broker_name: str = "tocsin"
     timing: Timing = field(default_factory=Timing)
+    sessions: Sessions = field(default_factory=Sessions)
 
 
 class Conversation:
     """A session's shell. `principal`: None where a token is still owed in `hello`."""
 
     __slots__ = (
-        "_around", "_is_closed", "_is_draining", "_late_publishes", "_outlet", "_principal",
-        "_producer", "_session", "_subscriptions", "_tasks", "_unanswered", "session_id",
+        "_around", "_held", "_is_closed", "_is_draining", "_linger_s", "_outlet", "_principal",
+        "_publishing", "_session", "_subscriptions", "_tasks",
+        "_unanswered", "session_id",
     )  # fmt: skip
 
     def __init__(
@@ -59,11 +61,13 @@ class Conversation:
         self._around = around
         self._outlet = outlet
         self._principal = principal
-        self._producer: bytes | None = None
+        self._publishing = Publishing(self)
         self._session = Session(around.timing, now=now)
         self._subscriptions = Subscriptions(around.broker, self)
         self._tasks: set[asyncio.Task[None]] | None = None
-        self._late_publishes: dict[str, list[frames.Publish]] | None = None
+        self._linger_s = 0.0
+        self._held: dict[int, DeliveryList] = {}
+        """Per subscription, what a client that came back has listed so far."""
         self._unanswered = 0
         """Publishes and confirmed acks whose answer the client still awaits."""
         self._is_draining = False
@@ -144,8 +148,51 @@ class Conversation:
             return
         self._is_closed = True
         self._session.closed()
-        self._late_publishes = None
+        self._publishing.closed()
+        self._around.sessions.discard(self)
         self._subscriptions.leave_all()
+
+    # --- Between two transports -----------------------------------------------------------------
+
+    def lost(self) -> None:
+        """The transport is gone, and nobody said that this is the end. A session with a place in
+        a group keeps it for a while."""
+        keeps = self.is_welcome and self._subscriptions.has_consumers and not self._is_draining
+        if not (keeps and self._linger_s):
+            self.closed()
+            return
+        self._outlet = self._around.sessions.linger(self, self._linger_s)
+        self._suspend()
+
+    def _suspend(self) -> None:
+        self._held.clear()
+        for number in self._subscriptions.suspend():
+            self._session.dropped(number)
+
+    def come_back(self, outlet: Outlet, linger_s: float, producer: bytes | None) -> None:
+        """The client is here again, over this transport; where the other one stands still, it is
+        the one that nobody listens to any more."""
+        self._outlet.let_go(frames.REPLACED)
+        self._suspend()
+        self._outlet, self._linger_s = outlet, linger_s
+        self._publishing.producer = producer or self._publishing.producer
+        self._session.heard(now=asyncio.get_running_loop().time())
+        outlet.adopt(self)
+        if self._publishing.is_waiting:
+            outlet.pause_reading()
+        self._welcome(self._session.subscribed)
+
+    def _hold(self, frame: frames.Held) -> None:
+        """What the client holds of a subscription; then that goes on (R22)."""
+        earlier = self._held.pop(frame.subscription, [])
+        if frame.more:
+            if len(earlier) + len(frame.deliveries) > limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX:
+                raise Refused("invalid_request", "more deliveries than a subscription ever has")
+            self._held[frame.subscription] = [*earlier, *frame.deliveries]
+            self.send(frames.ok(frame.ref))
+            return
+        revoked = self._subscriptions.held(frame, earlier)
+        self.send(frames.ok(frame.ref, revoked=revoked))
 
     # --- Effects --------------------------------------------------------------------------------
 
@@ -158,9 +205,10 @@ class Conversation:
             except TocsinError as error:
                 self.send(frames.error(error, getattr(effect, "ref", None)))
             except Exception:
-                self._report_bug(getattr(effect, "ref", None))
+                self.report_bug(getattr(effect, "ref", None))
 
-    def _report_bug(self, ref: int | None) -> None:
+    def report_bug(self, ref: int | None) -> None:
+        """As Host.report_bug."""
         logger.exception("session %s: an unexpected error", self.session_id)
         self.send(frames.error(TocsinError("internal"), ref))
 
@@ -190,108 +238,63 @@ class Conversation:
                 self.send(frames.error(error))
                 self._close(frames.PROTOCOL)
                 return
-            self._producer = producer_id(self._principal, hello.producer)
-        welcome = frames.welcome(
-            session=self.session_id,
-            broker=self._around.broker_name,
-            heartbeat_s=self._around.timing.heartbeat_s,
+            self._publishing.producer = producer_id(self._principal, hello.producer)
+        if hello.session is not None:
+            session = self._around.sessions.find(hello.session, self._principal)
+            if session is not None:
+                self._is_closed = True  # an empty shell: its transport is the session's now
+                session.come_back(self._outlet, hello.linger_s, self._publishing.producer)
+                return
+        self._linger_s = hello.linger_s
+        self._around.sessions.add(self)
+        self._welcome(None)
+
+    def _welcome(self, resumed: list[int] | None) -> None:
+        self.send(
+            frames.welcome(
+                session=self.session_id,
+                broker=self._around.broker_name,
+                heartbeat_s=self._around.timing.heartbeat_s,
+                linger_s=self._linger_s,
+                resumed=resumed,
+            )
         )
-        self.send(welcome)
 
     # --- Publishing -----------------------------------------------------------------------------
 
+    @property
+    def broker(self) -> Broker:
+        """As Host.broker."""
+        return self._around.broker
+
     def _publish(self, frame: frames.Publish) -> None:
-        if frame.sequence is not None and self._producer is None:
-            raise Refused("invalid_request", "a sequence needs the name of a producer, in hello")
-        late = self._late_publishes
-        if late is not None and frame.queue in late:
-            late[frame.queue].append(frame)  # behind those that wait: sending order (R7)
-            return
-        try:
-            queue = self._around.broker.metadata.find_queue(self.principal, frame.queue)
-        except Refused as error:
-            if error.code.name != "queue_not_found":
-                raise
-            self._publish_late(frame)
-        else:
-            self._submit(frame, queue)
+        self._publishing.publish(frame)
 
-    def _submit(self, frame: frames.Publish, queue: Queue) -> None:
-        self._unanswered += 1
-        try:
-            self._around.broker.publisher.submit(
-                queue,
-                frame.messages,
-                partial(self._published, frame.ref),
-                producer=None if frame.sequence is None else self._producer,
-                sequence=frame.sequence,
-                resolved=frame.resolved,
-            )
-        except BaseException:
-            self._unanswered -= 1
-            raise
+    def asked(self, count: int) -> None:
+        """As Host.asked."""
+        self._unanswered += count
 
-    def _published(self, ref: int, answer: Answer) -> None:
-        receipts: list[object] = [
-            frames.error_fields(outcome)
-            if isinstance(outcome, TocsinError)
-            else (outcome if outcome[2] else outcome[:2])
-            for outcome in answer.outcomes
-        ]
-        self._answered(
-            frames.ok(
-                ref, receipts=receipts, id_prefix=answer.id_prefix, durability=answer.durability
-            )
-        )
-
-    def _answered(self, frame: bytes) -> None:
+    def answered(self, frame: bytes) -> None:
+        """As Host.answered."""
         self._unanswered -= 1
         if not self._is_closed:
             self.send(frame)
             self._close_when_settled()
 
-    def _publish_late(self, frame: frames.Publish) -> None:
-        """The queue is not there: perhaps it may be made. Nothing more is read meanwhile, which
-        bounds what waits here to what had already been read (P9)."""
-        if self._late_publishes is None:
-            self._late_publishes = {}
-        self._late_publishes[frame.queue] = [frame]
-        if len(self._late_publishes) == 1:
+    def hold_reading(self, hold: bool) -> None:
+        """As Host.hold_reading."""
+        if hold:
             self._outlet.pause_reading()
-        self._start(self._find_and_submit(frame.queue))
-
-    async def _find_and_submit(self, name: str) -> None:
-        queue: Queue | None = None
-        try:
-            waiting = (self._late_publishes or {}).get(name, ())
-            messages = [message for frame in waiting for message in frame.messages]
-            queue = await self._around.broker.queue_for_publish(self.principal, name, messages)
-            failure = TocsinError("internal")
-        except TocsinError as error:
-            failure = error
-        except Exception:
-            logger.exception("session %s: queue %r could not be made", self.session_id, name)
-            failure = TocsinError("internal")
-        if self._late_publishes is None:
-            return  # closed meanwhile
-        for frame in self._late_publishes.pop(name):
-            if queue is None:
-                self.send(frames.error(failure, frame.ref))
-            else:
-                try:
-                    self._submit(frame, queue)
-                except Exception:
-                    self._report_bug(frame.ref)
-        if not self._late_publishes:
+        else:
             self._outlet.resume_reading()
 
     # --- Subscriptions --------------------------------------------------------------------------
 
     def _subscribe(self, frame: frames.Subscribe) -> None:
-        self._start(self._open(frame))
+        self.start(self._open(frame))
 
     async def _open(self, frame: frames.Subscribe) -> None:
-        number = frame.subscription
+        number, outlet = frame.subscription, self._outlet
         try:
             answer = await self._subscriptions.open(frame)
         except Exception as error:
@@ -301,10 +304,12 @@ class Conversation:
             if isinstance(error, TocsinError):
                 self.send(frames.error(error, frame.ref))
             else:
-                self._report_bug(frame.ref)
+                self.report_bug(frame.ref)
             return
-        if self._is_closed:
+        if self._is_closed or outlet is not self._outlet:
+            # Its answer would reach nobody: a client that comes back subscribes again.
             self._subscriptions.leave(number)
+            self._session.dropped(number)
             return
         self._session.opened(number, frame.credit)
         self.send(answer)
@@ -333,7 +338,7 @@ class Conversation:
     def _confirmed(self, frame: frames.Ack, settled: Settled) -> None:
         answer = settling_answer(frame, settled)
         assert answer is not None  # it has a ref
-        self._answered(answer)
+        self.answered(answer)
 
     def _nack(self, frame: frames.Nack) -> None:
         self._settled(frame, self._subscriptions.nack(frame))
@@ -349,7 +354,8 @@ class Conversation:
 
     # --- Ends -----------------------------------------------------------------------------------
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """As Host.start."""
         # The loop keeps only a weak reference to a task.
         if self._tasks is None:
             self._tasks = set()
@@ -375,13 +381,6 @@ class Conversation:
             self._outlet.close(frames.DRAINING)
 
 
-def producer_id(principal: Principal, name: str) -> bytes:
-    """16 bytes that name a producer: the same after a reconnect, another one for every tenant and
-    principal, so that nobody can use up somebody else's sequences (R6)."""
-    parts = msgspec.json.encode([principal.tenant, principal.name, name])
-    return blake2b(parts, digest_size=16, person=b"tocsin-producer").digest()
-
-
 _HANDLERS: Final[dict[type, Callable[[Conversation, Any], None]]] = {
     Reply: Conversation._reply,
     Ping: Conversation._ping,
@@ -394,5 +393,6 @@ _HANDLERS: Final[dict[type, Callable[[Conversation, Any], None]]] = {
     frames.Ack: Conversation._ack,
     frames.Nack: Conversation._nack,
     frames.Extend: Conversation._extend,
+    frames.Held: Conversation._hold,
     frames.Ping: Conversation._pong,
 }

@@ -59,6 +59,21 @@ class Hello(_ClientFrame, tag="hello"):
     """The name under which this client numbers its messages, the same after a reconnect."""
     client: Annotated[str, msgspec.Meta(max_length=limits.NAME_BYTES_MAX)] | None = None
     session: Annotated[str, msgspec.Meta(max_length=64)] | None = None
+    """The session that lost its transport, of a client that comes back."""
+    linger_s: Annotated[float, msgspec.Meta(ge=0, le=limits.SESSION_LINGER_S_MAX)] = 0.0
+    """How long the session waits for that. Who does not know how to come back holds up nobody."""
+
+
+class Held(_ClientFrame, tag="held"):
+    """After coming back: what the client holds of a subscription, and how many messages it ever
+    received there. What it does not hold it never saw: that is given again (R22, R25)."""
+
+    ref: Ref
+    subscription: Subscription
+    received: Number
+    deliveries: Deliveries = []
+    more: bool = False
+    """Another frame goes on with the list."""
 
 
 class Publish(_ClientFrame, tag="publish"):
@@ -147,7 +162,7 @@ class Ping(_ClientFrame, tag="ping"):
     ref: Ref | None = None
 
 
-ClientFrame = Hello | Publish | Subscribe | Unsubscribe | Credit | Ack | Nack | Extend | Ping
+ClientFrame = Hello | Publish | Subscribe | Unsubscribe | Credit | Ack | Nack | Extend | Held | Ping
 ONE: Final[msgspec.json.Decoder[ClientFrame]] = msgspec.json.Decoder(ClientFrame)
 MANY: Final[msgspec.json.Decoder[list[ClientFrame]]] = msgspec.json.Decoder(
     Annotated[list[ClientFrame], msgspec.Meta(max_length=limits.FRAMES_PER_MESSAGE_MAX)]
@@ -207,14 +222,19 @@ def check_deliveries(deliveries: list[list[int]]) -> None:
         )
 
 
-def welcome(*, session: str, broker: str, heartbeat_s: float) -> bytes:
-    """The answer to `hello`, with the bounds that a client must keep."""
+def welcome(
+    *, session: str, broker: str, heartbeat_s: float, linger_s: float, resumed: list[int] | None
+) -> bytes:
+    """The answer to `hello`, with the bounds that a client must keep. `resumed`: the subscriptions
+    that stand, of a session that goes on; None: it is a new one."""
     return _ENCODE(
         {
             "type": "welcome",
             "session": session,
             "broker": broker,
             "heartbeat_s": heartbeat_s,
+            "linger_s": linger_s,
+            "resumed": resumed,
             "frame_bytes_max": limits.FRAME_BYTES_MAX,
             "messages_per_publish_max": limits.MESSAGES_PER_PUBLISH_MAX,
             "in_flight_max": limits.IN_FLIGHT_PER_PRODUCER_MAX,
@@ -353,8 +373,9 @@ UNAUTHORIZED: Final = Close(4401, "no valid credentials: reconnect with a fresh 
 PROTOCOL: Final = Close(4500, "a frame that breaks the protocol; the error frame says which")
 REVOKED: Final = Close(4501, "the right to be here was revoked")
 HELLO_FIRST: Final = Close(4502, "the first frame is hello, and only the first")
+REPLACED: Final = Close(4503, "the session goes on over another transport")
 TOO_LARGE: Final = Close(4509, "a frame over its limit")
 CLOSES: Final = (
     DRAINING, HEARTBEAT, HELLO_LATE, OVERLOADED, UNAUTHORIZED,
-    PROTOCOL, REVOKED, HELLO_FIRST, TOO_LARGE,
+    PROTOCOL, REVOKED, HELLO_FIRST, REPLACED, TOO_LARGE,
 )  # fmt: skip

@@ -6,7 +6,7 @@ Broker …       the inside as the conversation sees it; `gateway.broker` fits b
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from gateway.frames import Close, Position
 from metadata.catalog import Group, GroupSettings, Principal, Queue
@@ -64,6 +64,12 @@ class Outlet(Protocol):
     def close(self, close: Close) -> None:
         """Send what is queued, then close. `Conversation.closed` is called before it returns."""
 
+    def adopt(self, conversation: Any) -> None:
+        """From now on this is the transport of another conversation, whose client came back."""
+
+    def let_go(self, close: Close) -> None:
+        """Close; the conversation lives on over another transport and is told nothing more."""
+
 
 class Settled(Protocol):
     """What an ack, nack or extend did."""
@@ -104,6 +110,13 @@ class Consumer(Protocol):
     ) -> Settled: ...
 
     def pump(self) -> None: ...
+
+    def suspend(self) -> None:
+        """The session's transport is gone: give nothing until `resume`."""
+
+    def hold(self, received: int, deliveries: DeliveryList) -> DeliveryList:
+        """The client came back with these, of `received` messages in all, and goes on. Returns
+        which of them are not its own any more."""
 
     def unsettled(self) -> int:
         """Deliveries that were given and have neither been settled nor returned."""

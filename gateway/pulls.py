@@ -185,7 +185,9 @@ class PullConsumer:
             receipt = self._receipts.decode(*place, message.receipt)
             slot = self.slots.get(message.partition)
             if receipt is not None and slot is not None and slot.delivery.epoch == receipt.epoch:
-                slot.give_back(receipt.push, receipt.offset, now)
+                push, offset = receipt.push, receipt.offset
+                taken = slot.delivery.give_back(push, offset, now=now)
+                slot.returned([(push, offset), *taken], now)
 
     async def pull(self, messages_max: int, wait_s: float) -> list[PulledMessage]:
         """Wait for messages."""

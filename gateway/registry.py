@@ -68,7 +68,8 @@ class Registry:
         """Why one more session cannot be had here now; None: it can."""
         if self.is_draining:
             return frames.DRAINING
-        return frames.OVERLOADED if len(self._connections) >= self._sessions_max else None
+        count = len(self._connections) + len(self.around.sessions)
+        return frames.OVERLOADED if count >= self._sessions_max else None
 
     def add(self, connection: Connection) -> None:
         """A session began."""
@@ -120,6 +121,7 @@ async def drain_sessions(registry: Registry, *, deadline_s: float, random: Rando
     loop = asyncio.get_running_loop()
     deadline = loop.time() + deadline_s
     registry.is_draining = True
+    registry.around.sessions.end_lingering()
     connections = registry.connections()
     spread_s = min(deadline_s / 2, len(connections) / DRAINED_PER_S_MAX)
     slice_size = max(1, int(len(connections) * _SLICE_S / spread_s)) if spread_s else 1

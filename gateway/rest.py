@@ -16,8 +16,17 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway import openapi, rest_groups, rest_messages, rest_parked, rest_queues, rest_status
+from gateway import (
+    openapi,
+    rest_groups,
+    rest_messages,
+    rest_parked,
+    rest_queues,
+    rest_sessions,
+    rest_status,
+)
 from gateway.auth import Auth
+from gateway.longpoll import Polls
 from gateway.operation import PRINCIPAL, Operation
 from gateway.ports import BrokerPort
 from gateway.problems import Problems
@@ -29,6 +38,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *rest_messages.OPERATIONS,
     *rest_groups.OPERATIONS,
     *rest_parked.OPERATIONS,
+    *rest_sessions.OPERATIONS,
     *rest_status.OPERATIONS,
 )
 SECURITY_HEADERS: Final = (
@@ -108,14 +118,17 @@ class Application:
         self,
         broker: BrokerPort,
         auth: Auth,
+        polls: Polls | None = None,
         *,
         origins: Sequence[str] = (),
         operations: Sequence[Operation] = OPERATIONS,
         routes: Sequence[BaseRoute] = (),
         public: Sequence[str] = (),
     ) -> None:
-        """`routes` are further ones that OpenAPI does not describe (pages), `public` the paths
-        among them that need no credentials."""
+        """`polls`: the sessions by long poll; None: there are none. `routes` are further ones
+        that OpenAPI does not describe (pages), `public` the paths among them that need no
+        credentials."""
+        self.polls = polls
         self.openapi = openapi.encode(operations)
         self._router = Router(
             [*_routes(broker, operations), *routes],

@@ -29,6 +29,7 @@ from gateway.config import Config, describe
 from gateway.conversation import Surroundings
 from gateway.http11 import Http11Protocol
 from gateway.listening import Listener, StartError, bind
+from gateway.longpoll import Polls
 from gateway.ports import WholeBroker
 from gateway.registry import Registry, drain_sessions
 from gateway.rest import Application
@@ -80,7 +81,12 @@ class Server:
         around = Surroundings(broker, auth, timing=timing)
         self.registry = Registry(around, sessions_max=_sessions_max())
         application = Application(
-            broker, auth, origins=config.origins, routes=pages.routes, public=pages.public
+            broker,
+            auth,
+            Polls(self.registry),
+            origins=config.origins,
+            routes=pages.routes,
+            public=pages.public,
         )
         self._port: int = bound.getsockname()[1]
         self._admin = AdminSocket(config.data_dir, broker)

@@ -89,8 +89,12 @@ class Session:
         except Refused as error:
             return self._undecodable(data, error)
         effects: list[Effect] = []
-        for frame in received:
+        for place, frame in enumerate(received, 1):
             effect = self._judge(frame, now)
+            if isinstance(effect, frames.Hello) and effect.session and place < len(received):
+                # What stands behind it is meant for the other session, if there is one.
+                refusal = Refused("invalid_request", "a hello with a session is alone in a message")
+                return [Reply(frames.error(refusal)), self._close(frames.PROTOCOL)]
             if effect is not None:
                 effects.append(effect)
             if effect.__class__ is Close:
@@ -113,7 +117,7 @@ class Session:
                 return frame if refusal is None else Reply(frames.error(refusal, frame.ref))
             case frames.Ping():
                 return frame
-            case frames.Ack() | frames.Nack() | frames.Extend():
+            case frames.Ack() | frames.Nack() | frames.Extend() | frames.Held():
                 if self._subscriptions.get(frame.subscription) is None:
                     return _not_subscribed(frame.subscription, frame.ref)
                 return frame
@@ -188,6 +192,15 @@ class Session:
         """Its subscribe failed: the number is free again."""
         assert self._subscriptions[subscription] is None
         del self._subscriptions[subscription]
+
+    @property
+    def subscribed(self) -> list[int]:
+        """The subscriptions that stand."""
+        return [number for number, granted in self._subscriptions.items() if granted is not None]
+
+    def dropped(self, subscription: int) -> None:
+        """It has ended without the client: the number is free again. Not there: nothing happens."""
+        self._subscriptions.pop(subscription, None)
 
     def drain(self) -> None:
         """New subscriptions are refused from now on."""

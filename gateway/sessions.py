@@ -9,6 +9,7 @@ import asyncio
 from typing import Protocol
 
 from gateway.frames import Close
+from gateway.link import Outlet
 from metadata.catalog import Principal
 
 
@@ -23,6 +24,9 @@ class Resumable(Protocol):
 
     def closed(self) -> None:
         """End it."""
+
+    def come_back(self, outlet: Outlet, linger_s: float, producer: bytes | None) -> None:
+        """Go on over this transport."""
 
 
 class Sessions:

@@ -266,9 +266,9 @@ class Slot:
             self.owner.revoked(self, revoked, "an earlier message of the key returned")
         return judged
 
-    def give_back(self, push: int, offset: int, now: float) -> None:
-        """Its consumer never saw it; see Delivery.give_back."""
-        self._forget_spans([(push, offset), *self.delivery.give_back(push, offset, now=now)])
+    def returned(self, taken: list[Taken], now: float) -> None:
+        """The delivery took these back, which its consumer never saw."""
+        self._forget_spans(taken)
         self._after(now)
         self.owner.pump()
 

@@ -4,7 +4,15 @@ import logging
 from collections.abc import Callable
 
 from gateway import frames
-from gateway.link import Broker, Consumer, Link, Reader, Settled, StartFrom
+from gateway.link import (
+    Broker,
+    Consumer,
+    DeliveryList,
+    Link,
+    Reader,
+    Settled,
+    StartFrom,
+)
 from metadata.catalog import Group, GroupSettings, Queue, check_name
 from push.errors import Refused, Unknown
 
@@ -108,13 +116,34 @@ class Subscriptions:
         """Prolong leases, mark what has started."""
         return self._consumer(frame).extend(frame.deliveries, frame.started, frame.lease_s)
 
-    def _consumer(self, frame: Settling) -> Consumer:
+    def _consumer(self, frame: Settling | frames.Held) -> Consumer:
         consumer = self._consumers.get(frame.subscription)
         if consumer is None:
             raise Refused(
                 "invalid_request", f"subscription {frame.subscription} is a reader: nothing settles"
             )
         return consumer
+
+    # --- Between two transports -----------------------------------------------------------------
+
+    @property
+    def has_consumers(self) -> bool:
+        """Whether the session has a place in a group to keep."""
+        return bool(self._consumers)
+
+    def suspend(self) -> list[int]:
+        """The transport is gone: consumers keep what they have and are given nothing; readers,
+        which begin anew wherever the client says, end. Returns the numbers of these."""
+        for consumer in self._consumers.values():
+            consumer.suspend()
+        readers = list(self._readers)
+        for number in readers:
+            self.leave(number)
+        return readers
+
+    def held(self, frame: frames.Held, earlier: DeliveryList) -> DeliveryList:
+        """The client says what it holds, with what it said in frames before; see Consumer.hold."""
+        return self._consumer(frame).hold(frame.received, [*earlier, *frame.deliveries])
 
     # --- Leaving --------------------------------------------------------------------------------
 

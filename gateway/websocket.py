@@ -41,6 +41,8 @@ UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
 asked for and does not read: from here on it is not read either (P9)."""
 _UNREAD: Final = 1  # reasons to hold reading
 _ASKED: Final = 2
+_LAST_WORDS: Final = (b"", *(code.to_bytes(2) for code in (1000, 1001)))
+"""Close codes, or none, with which a client says that it will not come back."""
 
 
 class WebSocketConnection(asyncio.Protocol):
@@ -108,7 +110,7 @@ class WebSocketConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is gone."""
         self._server_state.connections.discard(self)
-        self._end(b"", is_lost=True)
+        self._end(b"", ends_session=False, is_lost=True)
 
     def pause_writing(self) -> None:
         """More than WRITE_BUFFER_BYTES_MAX wait for the socket."""
@@ -168,7 +170,9 @@ class WebSocketConnection(asyncio.Protocol):
             elif opcode == PING:
                 self._transport.write(control_frame(PONG, payload))
             elif opcode == CLOSE:
-                self._end(control_frame(CLOSE, payload))  # the client's own code, 5.5.1
+                # The client's own code, 5.5.1. One that only lost its way may come back.
+                is_end = payload[:2] in _LAST_WORDS
+                self._end(control_frame(CLOSE, payload), ends_session=is_end)
             elif opcode == BINARY:
                 conversation.receive_binary()
             if self._conversation is None:
@@ -226,11 +230,22 @@ class WebSocketConnection(asyncio.Protocol):
     def close(self, close: Close) -> None:
         """As Outlet.close. Closing again does nothing."""
         if self._conversation is not None:
-            self._end(close_frame(close))
+            self._end(close_frame(close), ends_session=close is not frames.HEARTBEAT)
 
-    def _end(self, last_words: bytes, is_lost: bool = False) -> None:
-        """The session is over. `last_words` go out behind what is queued; the socket then has
-        `close_timeout_s` to take them and to be closed by the client before it is cut off."""
+    def adopt(self, conversation: Conversation) -> None:
+        """As Outlet.adopt."""
+        self._conversation = conversation
+
+    def let_go(self, close: Close) -> None:
+        """As Outlet.let_go."""
+        if self._conversation is not None:
+            self._end(close_frame(close), ends_session=None)
+
+    def _end(self, last_words: bytes, *, ends_session: bool | None, is_lost: bool = False) -> None:
+        """The socket is done with. `ends_session`: so is the session (True), or its client may
+        come back (False), or has already (None). `last_words` go out behind what is queued; the
+        socket then has `close_timeout_s` to take them and to be closed by the client before it is
+        cut off."""
         conversation = self._conversation
         if conversation is None:
             return
@@ -239,7 +254,10 @@ class WebSocketConnection(asyncio.Protocol):
             self._transport.write(last_words)
         self._conversation = None
         self.registry.discard(self)
-        conversation.closed()
+        if ends_session:
+            conversation.closed()
+        elif ends_session is not None:
+            conversation.lost()
         if not is_lost:
             self._half_close()
 

@@ -48,6 +48,17 @@ class Credit:
             raise ValueError(f"spends {count} of {self.available}")
         self.sent += count
 
+    def received(self, total: int) -> None:
+        """The client came back, and so many is what ever reached it: the rest was never sent (R25).
+
+        Raises:
+            Refused: invalid_request: more than were sent.
+        """
+        if total > self.sent:
+            raise Refused("invalid_request", f"{total} received of {self.sent} sent")
+        self.sent = total
+        self.granted = min(self.granted, total + CREDIT_MAX)
+
     def check(self) -> None:
         """Assert the invariants: sent never exceeds granted, and what is open has a bound (P9)."""
         assert 0 <= self.sent <= self.granted <= self.sent + CREDIT_MAX, (self.sent, self.granted)

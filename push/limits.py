@@ -51,6 +51,8 @@ HEARTBEAT_TIMEOUT_S: Final = 20.0
 """After an unanswered ping the socket is dead."""
 
 # --- Sessions ----------------------------------------------------------------------------------
+SESSION_LINGER_S_MAX: Final = 300.0
+"""So long at most a session whose transport was lost waits for its client to come back."""
 SESSIONS_MAX: Final = 50_000
 """WebSockets on one gateway; at 17 KiB each, 830 MiB. One more is told to come back later."""
 BAD_MESSAGES_PER_SESSION_MAX: Final = 16
@@ -120,6 +122,8 @@ FINISHED_PUSHES_MAX: Final = 1024
 """Settled pushes whose extent is remembered: a repeated ack is told from an invented one."""
 PULL_MESSAGES_MAX: Final = 1000
 PULL_WAIT_S_MAX: Final = 30.0
+POLL_BYTES_MAX: Final = 1_048_576
+"""The frames of one answer to a poll; at least one frame."""
 PULLS_WAITING_MAX: Final = 10_000
 PULL_IDLE_S: Final = 30.0
 """After so long without a pull the group's virtual consumer leaves (R24)."""

@@ -111,7 +111,8 @@ def test_the_client_knows_every_close_code() -> None:
 
 
 def test_the_client_keeps_the_brokers_bounds_before_it_is_told() -> None:
-    (welcome,) = wire.decode(frames.welcome(session="s", broker="b", heartbeat_s=20))
+    said = frames.welcome(session="s", broker="b", heartbeat_s=20, linger_s=0, resumed=None)
+    (welcome,) = wire.decode(said)
     assert isinstance(welcome, wire.Welcome)
     defaults = wire.Welcome()
     assert welcome.frame_bytes_max == defaults.frame_bytes_max

@@ -75,6 +75,12 @@ class EchoPlace:
         self.credit = granted_total
         self.pump()
 
+    def suspend(self) -> None:
+        """It goes on pushing into whatever the session has."""
+
+    def hold(self, received: int, deliveries: DeliveryList) -> DeliveryList:
+        return []
+
     def pump(self) -> None:
         self.pumps += 1
         while self.next < len(self.log) and self.sent < self.credit:

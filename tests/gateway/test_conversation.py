@@ -10,8 +10,9 @@ import pytest
 
 from gateway import frames
 from gateway.auth import Auth
-from gateway.conversation import Conversation, Surroundings, producer_id
+from gateway.conversation import Conversation, Surroundings
 from gateway.frames import Close
+from gateway.publishing import producer_id
 from metadata.catalog import ANYBODY, GroupSettings, Principal, QueueSettings
 from push.errors import Refused
 from push.limits import FRAME_BYTES_MAX
@@ -51,6 +52,12 @@ class Socket:
         assert self.close_code is None
         self.close_code = close
         self.conversation.closed()
+
+    def adopt(self, conversation: Conversation) -> None:
+        self.conversation = conversation
+
+    def let_go(self, close: Close) -> None:
+        self.close_code = close
 
     def say(self, *values: dict[str, Any]) -> None:
         value = values[0] if len(values) == 1 else list(values)

@@ -634,7 +634,7 @@ async def test_every_operation_but_the_probes_wants_the_token(guarded: Applicati
     """P11."""
     async with client_of(guarded) as http:
         for operation in OPERATIONS:
-            path = operation.path.format(queue="orders", group="billing")
+            path = operation.path.format(queue="orders", group="billing", session="s")
             response = await http.request(operation.method, path)
             if operation.public:
                 assert response.status_code == 200, path

@@ -217,12 +217,14 @@ class House:
 class Socket:
     """A client and its conversation, with an outlet that keeps what it is given."""
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, house: House, around: Surroundings | None = None, name: str = "s-1") -> None:
+        """`around`: what it shares with other clients; without, it is alone at its gateway."""
         self.frames: list[Frame] = []
         self.close_code: Close | None = None
         self._news = asyncio.Event()
-        around = Surroundings(house.broker, Auth(None))
-        self.conversation = Conversation(around, self, "s-1", ANYBODY, now=0)
+        self.around = around or Surroundings(house.broker, Auth(None))
+        now = asyncio.get_running_loop().time()
+        self.conversation = Conversation(self.around, self, name, ANYBODY, now=now)
 
     def send(self, frame: bytes) -> None:
         """As Outlet.send."""
@@ -250,9 +252,35 @@ class Socket:
         self.conversation.closed()
         self._news.set()
 
+    def adopt(self, conversation: Conversation) -> None:
+        """As Outlet.adopt."""
+        self.conversation = conversation
+
+    def let_go(self, close: Close) -> None:
+        """As Outlet.let_go."""
+        self.close_code = close
+        self._news.set()
+
     def say(self, **frame: Any) -> None:
         """A frame of the client."""
-        self.conversation.receive(msgspec.json.encode(frame), now=0)
+        now = asyncio.get_running_loop().time()
+        self.conversation.receive(msgspec.json.encode(frame), now=now)
+
+    async def until_true(self, true: Callable[[], object]) -> None:
+        """Wait until something that frames change is true."""
+        async with asyncio.timeout(WAIT_S):
+            while not true():
+                self._news.clear()
+                await self._news.wait()
+
+    async def until_ref(self, ref: int) -> Frame:
+        """Wait for the answer of this ref."""
+
+        def answers() -> list[Frame]:
+            return [frame for frame in self.frames if frame.get("ref") == ref]
+
+        await self.until_true(answers)
+        return answers()[0]
 
     async def until(self, kind: str) -> Frame:
         """Wait for a frame of this type, or for "close"."""

@@ -19,6 +19,7 @@ PROTOCOL: Final = 4500
 REVOKED: Final = 4501
 """The right to be here was revoked."""
 HELLO_FIRST: Final = 4502
+REPLACED: Final = 4503
 TOO_LARGE: Final = 4509
 
 

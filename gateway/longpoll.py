@@ -1,0 +1,301 @@
+"""Sessions by long poll: the very frames of the WebSocket, in requests (PROTOCOL.md).
+
+A `Poll` stands where a socket would. What the client says comes in numbered posts; what there is
+for it waits until a poll asks, and stays at hand until the next poll says that it has arrived:
+a lost request or answer is repeated, and neither loses nor doubles a frame.
+"""
+
+import asyncio
+import secrets
+from typing import Final
+
+from gateway import frames
+from gateway.conversation import Conversation
+from gateway.frames import Close
+from gateway.registry import Registry
+from metadata.catalog import Principal
+from push import limits
+from push.errors import Refused
+
+KEPT_S: Final = 30.0
+"""So long after its end a session still tells why it has ended."""
+UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
+"""Who posts and never polls is answered no more (P9)."""
+
+
+class Poll:
+    """One session's transport: the Outlet of its conversation, a Connection of the registry."""
+
+    def __init__(self, polls: "Polls", registry: Registry) -> None:
+        self._polls = polls
+        self._registry = registry
+        self.conversation: Conversation | None = None
+        self.session_id = ""
+        self.principal: Principal | None = None
+        self._frames: list[bytes] = []
+        self._byte_count = 0
+        """Of what waits and of what was answered last."""
+        self._batch = 0
+        self._answered: list[bytes] = []
+        """The batch of this number, until the client has it."""
+        self._posted = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._reading = asyncio.Event()
+        self._reading.set()
+        self._is_starved = False
+        self._forget_at = 0.0
+        self.scheduled = float("inf")
+        self.end: Close | None = None
+        """Why it is over."""
+
+    # --- What requests do -----------------------------------------------------------------------
+
+    def open(self, principal: Principal, hello: bytes) -> None:
+        """Begin with the client's first message."""
+        now = asyncio.get_running_loop().time()
+        registry = self._registry
+        self.conversation = Conversation(
+            registry.around, self, secrets.token_urlsafe(16), principal, now=now
+        )
+        self.session_id, self.principal = self.conversation.session_id, principal
+        refusal = registry.refusal()
+        registry.add(self)
+        if refusal is not None:
+            self.close(refusal)
+            return
+        self.conversation.receive(hello, now=now)
+        self._schedule()
+
+    async def post(self, number: int, data: bytes) -> None:
+        """The client's message of this number: 1, 2, 3 … One that came before does nothing.
+
+        Raises:
+            Refused: invalid_request: one before it is missing; too_many: poll first;
+                session_not_found: it is over.
+        """
+        self._heard()
+        await asyncio.wait_for(self._reading.wait(), limits.PULL_WAIT_S_MAX)
+        conversation = self.conversation
+        if conversation is None:
+            raise self.gone()
+        if number == self._posted:
+            return
+        if number != self._posted + 1:
+            raise Refused(
+                "invalid_request", f"message {number} comes behind {self._posted}: one is missing"
+            )
+        if self._byte_count > UNREAD_BYTES_MAX:
+            raise Refused("too_many", "too many answers wait: poll first", retry_after_s=0.1)
+        self._posted = number
+        conversation.receive(data, now=asyncio.get_running_loop().time())
+        self._schedule()
+
+    async def poll(self, after: int, wait_s: float) -> tuple[int, list[bytes]]:
+        """(number, frames) of the next batch, as soon as there is something, after `wait_s` at the
+        latest; then, or when another poll takes over, no frames and the number of the last one.
+
+        `after` is the number of the last batch that arrived: with the one before that, the last
+        batch comes again.
+
+        Raises:
+            Refused: invalid_request: `after` is neither.
+        """
+        self._heard()
+        if after == self._batch:
+            self._confirmed()
+        elif after == self._batch - 1:
+            return self._batch, self._answered
+        else:
+            raise Refused("invalid_request", f"after {after}, when the last batch is {self._batch}")
+        if not self._frames and self.end is None:
+            await self._wait(wait_s)
+        return self._take() if self._batch == after else (after, [])
+
+    async def _wait(self, wait_s: float) -> None:
+        self._wake()  # one poll at a time: the one before is answered
+        loop = asyncio.get_running_loop()
+        waiter = self._waiter = loop.create_future()
+        timer = loop.call_later(wait_s, self._wake, waiter)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            if self._waiter is waiter:
+                self._waiter = None
+        self._heard()
+
+    def _wake(self, waiter: "asyncio.Future[None] | None" = None) -> None:
+        waiter = waiter or self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _confirmed(self) -> None:
+        self._byte_count -= sum(map(len, self._answered))
+        self._answered = []
+        if self._is_starved and self.conversation is not None:
+            self._is_starved = False
+            self.conversation.resume()
+
+    def _take(self) -> tuple[int, list[bytes]]:
+        size = count = 0
+        for frame in self._frames:
+            if count and size + len(frame) > limits.POLL_BYTES_MAX:
+                break
+            size, count = size + len(frame), count + 1
+        if count:
+            self._answered, self._frames = self._frames[:count], self._frames[count:]
+            self._batch += 1
+        return self._batch, self._answered
+
+    @property
+    def waits(self) -> bool:
+        """Whether frames come behind those that were taken last."""
+        return bool(self._frames)
+
+    def finish(self) -> None:
+        """The client is done. After the end nothing happens."""
+        conversation = self._leave(frames.Close(1000, "the client ended the session"))
+        if conversation is not None:
+            conversation.closed()
+
+    def gone(self) -> Refused:
+        """What a request to it gets when it is over."""
+        why = f": {self.end.code} {self.end.reason}" if self.end is not None else ""
+        return Refused("session_not_found", f"the session is over here{why}")
+
+    def _heard(self) -> None:
+        if self.conversation is not None:
+            self.conversation.heard(now=asyncio.get_running_loop().time())
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if self.conversation is not None:
+            self._registry.deadlines.set(self, self.conversation.next_deadline())
+
+    # --- Outlet ---------------------------------------------------------------------------------
+
+    def send(self, frame: bytes) -> None:
+        """As Outlet.send."""
+        if self.end is None:
+            self._frames.append(frame)
+            self._byte_count += len(frame)
+            self._wake()
+
+    def writable(self) -> bool:
+        """As Outlet.writable."""
+        if self.conversation is not None and self._byte_count <= limits.WRITE_BUFFER_BYTES_MAX:
+            return True
+        self._is_starved = True
+        return False
+
+    def ping(self) -> None:
+        """As Outlet.ping: who waits is answered; that it polls again is the sign of life."""
+        self._wake()
+
+    def pause_reading(self) -> None:
+        """As Outlet.pause_reading."""
+        self._reading.clear()
+
+    def resume_reading(self) -> None:
+        """As Outlet.resume_reading."""
+        self._reading.set()
+
+    def close(self, close: Close) -> None:
+        """As Outlet.close: the next poll hears of it behind what waits."""
+        conversation = self._leave(close)
+        if conversation is None:
+            return
+        if close is frames.HEARTBEAT:
+            conversation.lost()
+        else:
+            conversation.closed()
+
+    def adopt(self, conversation: Conversation) -> None:
+        """As Outlet.adopt."""
+        self.conversation = conversation
+        self.session_id = conversation.session_id
+
+    def let_go(self, close: Close) -> None:
+        """As Outlet.let_go."""
+        self._leave(close)
+
+    def _leave(self, close: Close) -> Conversation | None:
+        conversation, self.conversation = self.conversation, None
+        if conversation is not None:
+            self.end = close
+            self._reading.set()
+            self._registry.discard(self)
+            self._forget_at = asyncio.get_running_loop().time() + KEPT_S
+            self._registry.deadlines.set(self, self._forget_at)
+            self._wake()
+        return conversation
+
+    # --- Connection -----------------------------------------------------------------------------
+
+    def take(self) -> list[bytes]:
+        """As Connection.take: nothing is ever flushed."""
+        return []
+
+    def write(self, data: bytes) -> None:
+        """As Connection.write."""
+
+    def flushed(self) -> None:
+        """As Connection.flushed."""
+
+    def drain(self, reconnect_after_s: float) -> None:
+        """As Connection.drain."""
+        if self.conversation is not None:
+            self.conversation.drain(reconnect_after_s)
+
+    def tick(self) -> None:
+        """As Timed.tick."""
+        now = asyncio.get_running_loop().time()
+        if self.conversation is not None:
+            self.conversation.expire(now=now)
+            self._schedule()
+        elif now >= self._forget_at:
+            self._polls.forget(self)
+        else:
+            self._registry.deadlines.set(self, self._forget_at)
+
+
+class Polls:
+    """The long-poll sessions of one gateway."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._by_id: dict[str, Poll] = {}
+
+    def open(self, principal: Principal, hello: bytes) -> Poll:
+        """A new session, or one that goes on here.
+
+        Raises:
+            Refused: unauthorized, draining, overloaded, invalid_request: there is none.
+        """
+        poll = Poll(self, self._registry)
+        poll.open(principal, hello)
+        if poll.end is not None and poll.conversation is None:
+            raise _refusal(poll.end)
+        self._by_id[poll.session_id] = poll
+        return poll
+
+    def find(self, session_id: str, principal: Principal) -> Poll:
+        """Raises Refused(session_not_found); somebody else's is not found either (P11)."""
+        poll = self._by_id.get(session_id)
+        if poll is None or poll.principal != principal:
+            raise Refused("session_not_found")
+        return poll
+
+    def forget(self, poll: Poll) -> None:
+        """It has told why it ended for long enough."""
+        if self._by_id.get(poll.session_id) is poll:
+            del self._by_id[poll.session_id]
+
+
+def _refusal(close: Close) -> Refused:
+    codes = {
+        frames.UNAUTHORIZED: "unauthorized",
+        frames.DRAINING: "draining",
+        frames.OVERLOADED: "overloaded",
+    }
+    return Refused(codes.get(close, "invalid_request"), close.reason)

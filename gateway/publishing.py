@@ -1,0 +1,154 @@
+"""A session's publishes: found a queue for, submitted in sending order (R7), answered."""
+
+import logging
+from collections.abc import Coroutine
+from functools import partial
+from hashlib import blake2b
+from typing import Any, Protocol
+
+import msgspec
+
+from gateway import frames
+from gateway.link import Answer, Broker
+from metadata.catalog import Principal, Queue
+from push.errors import Refused, TocsinError
+
+logger = logging.getLogger("tocsin.session")
+
+
+class Host(Protocol):
+    """The conversation that publishes."""
+
+    session_id: str
+
+    @property
+    def broker(self) -> Broker: ...
+
+    @property
+    def principal(self) -> Principal: ...
+
+    def send(self, frame: bytes) -> None: ...
+
+    def asked(self, count: int) -> None:
+        """So many more answers (or, negative, fewer) are owed to the client."""
+
+    def answered(self, frame: bytes) -> None:
+        """One that is owed."""
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run it as a task of the session."""
+
+    def hold_reading(self, hold: bool) -> None:
+        """Read nothing more, or go on."""
+
+    def report_bug(self, ref: int | None) -> None:
+        """Inside an `except`."""
+
+
+class Publishing:
+    """See the module. `producer`: None where the client has not named one."""
+
+    __slots__ = ("_host", "_late", "producer")
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._late: dict[str, list[frames.Publish]] | None = None
+        """By queue, what waits until it is known whether the queue may be made."""
+        self.producer: bytes | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing more is to be read."""
+        return bool(self._late)
+
+    def closed(self) -> None:
+        """The session is over."""
+        self._late = None
+
+    def publish(self, frame: frames.Publish) -> None:
+        """Submit it, behind what came before. Raises TocsinError: nothing was submitted."""
+        if frame.sequence is not None and self.producer is None:
+            raise Refused("invalid_request", "a sequence needs the name of a producer, in hello")
+        if self._late is not None and frame.queue in self._late:
+            self._late[frame.queue].append(frame)  # behind those that wait: sending order (R7)
+            return
+        host = self._host
+        try:
+            queue = host.broker.metadata.find_queue(host.principal, frame.queue)
+        except Refused as error:
+            if error.code.name != "queue_not_found":
+                raise
+            self._publish_late(frame)
+        else:
+            self._submit(frame, queue)
+
+    def _submit(self, frame: frames.Publish, queue: Queue) -> None:
+        self._host.asked(1)
+        try:
+            self._host.broker.publisher.submit(
+                queue,
+                frame.messages,
+                partial(self._published, frame.ref),
+                producer=None if frame.sequence is None else self.producer,
+                sequence=frame.sequence,
+                resolved=frame.resolved,
+            )
+        except BaseException:
+            self._host.asked(-1)
+            raise
+
+    def _published(self, ref: int, answer: Answer) -> None:
+        receipts: list[object] = [
+            frames.error_fields(outcome)
+            if isinstance(outcome, TocsinError)
+            else (outcome if outcome[2] else outcome[:2])
+            for outcome in answer.outcomes
+        ]
+        self._host.answered(
+            frames.ok(
+                ref, receipts=receipts, id_prefix=answer.id_prefix, durability=answer.durability
+            )
+        )
+
+    def _publish_late(self, frame: frames.Publish) -> None:
+        """The queue is not there: perhaps it may be made. Nothing more is read meanwhile, which
+        bounds what waits here to what had already been read (P9)."""
+        if self._late is None:
+            self._late = {}
+        self._late[frame.queue] = [frame]
+        if len(self._late) == 1:
+            self._host.hold_reading(True)
+        self._host.start(self._find_and_submit(frame.queue))
+
+    async def _find_and_submit(self, name: str) -> None:
+        host = self._host
+        queue: Queue | None = None
+        try:
+            waiting = (self._late or {}).get(name, ())
+            messages = [message for frame in waiting for message in frame.messages]
+            queue = await host.broker.queue_for_publish(host.principal, name, messages)
+            failure = TocsinError("internal")
+        except TocsinError as error:
+            failure = error
+        except Exception:
+            logger.exception("session %s: queue %r could not be made", host.session_id, name)
+            failure = TocsinError("internal")
+        if self._late is None:
+            return  # closed meanwhile
+        for frame in self._late.pop(name):
+            if queue is None:
+                host.send(frames.error(failure, frame.ref))
+            else:
+                try:
+                    self._submit(frame, queue)
+                except Exception:
+                    host.report_bug(frame.ref)
+        if not self._late:
+            host.hold_reading(False)
+
+
+def producer_id(principal: Principal, name: str) -> bytes:
+    """16 bytes that name a producer: the same after a reconnect, another one for every tenant and
+    principal, so that nobody can use up somebody else's sequences (R6)."""
+    parts = msgspec.json.encode([principal.tenant, principal.name, name])
+    return blake2b(parts, digest_size=16, person=b"tocsin-producer").digest()

@@ -1,0 +1,154 @@
+"""REST: sessions by long poll. The frames in requests and answers are those of the WebSocket."""
+
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.longpoll import Poll, Polls
+from gateway.operation import JSON, Answer, Operation, Parameter, principal, read_body, reply
+from gateway.ports import BrokerPort
+from push import limits
+from push.errors import Refused
+
+_ENCODE: Final = msgspec.json.encode
+
+
+class CloseDescription(msgspec.Struct):
+    """Why the session is over, as a WebSocket's close frame says it."""
+
+    code: int
+    reason: str
+
+
+class Batch(msgspec.Struct, omit_defaults=True):
+    """`frames` come next; `batch` goes into the next poll's `after`."""
+
+    session: str
+    batch: int
+    frames: list[dict[str, Any]]
+    close: CloseDescription | None = None
+
+
+class Posted(msgspec.Struct):
+    """The message of this number has been taken."""
+
+    number: int
+
+
+async def open_session(broker: BrokerPort, request: Request) -> Response:
+    """The body is the client's first message: a `hello`, in an array with what may follow it."""
+    poll = _polls(request).open(principal(request), await read_body(request))
+    return _batch(poll, *await poll.poll(0, 0.0), status=201)
+
+
+async def post_frames(broker: BrokerPort, request: Request) -> Response:
+    """The client says something: one frame, or an array of them."""
+    number = _number(request, "number", 1)
+    data = await read_body(request)
+    await _poll(request).post(number, data)
+    return reply(Posted(number), 202)
+
+
+async def poll_frames(broker: BrokerPort, request: Request) -> Response:
+    """Wait for what there is for the client."""
+    after = _number(request, "after", 0)
+    poll = _poll(request)
+    return _batch(poll, *await poll.poll(after, _wait_s(request)))
+
+
+async def end_session(broker: BrokerPort, request: Request) -> Response:
+    """End it: what it held returns to its groups at once."""
+    _poll(request).finish()
+    return Response(status_code=204)
+
+
+def _polls(request: Request) -> Polls:
+    polls: Polls | None = request.app.polls
+    if polls is None:
+        raise Refused("not_found", "there are no sessions by long poll here")
+    return polls
+
+
+def _poll(request: Request) -> Poll:
+    return _polls(request).find(request.path_params["session"], principal(request))
+
+
+def _batch(poll: Poll, number: int, frames: list[bytes], status: int = 200) -> Response:
+    close = b""
+    if poll.end is not None and not poll.waits:
+        close = b',"close":' + _ENCODE(CloseDescription(poll.end.code, poll.end.reason))
+    body = b'{"session":%s,"batch":%d,"frames":[%s]%s}' % (
+        _ENCODE(poll.session_id), number, b",".join(frames), close,
+    )  # fmt: skip
+    return Response(body, status, media_type=JSON)
+
+
+def _number(request: Request, name: str, least: int) -> int:
+    text = request.query_params.get(name, "")
+    if not (text.isdecimal() and text.isascii() and len(text) <= 15 and int(text) >= least):
+        raise Refused("invalid_request", f"{name} is a number from {least} on, in the query")
+    return int(text)
+
+
+def _wait_s(request: Request) -> float:
+    text = request.query_params.get("wait_s", "25")
+    try:
+        wait_s = float(text)
+    except ValueError:
+        wait_s = -1.0
+    if not 0 <= wait_s <= limits.PULL_WAIT_S_MAX:  # not a number is refused, too
+        raise Refused("invalid_request", f"wait_s is between 0 and {limits.PULL_WAIT_S_MAX:g}")
+    return wait_s
+
+
+_PATH: Final = "/v1/sessions/{session}/frames"
+_NUMBER: Final = {"type": "integer", "minimum": 0}
+_BODY: Final = ("invalid_json", "invalid_request", "request_too_large")
+
+OPERATIONS: Final = (
+    Operation(
+        "POST",
+        "/v1/sessions",
+        "Open a session by long poll, or go on with one.",
+        open_session,
+        {201: Answer("The session, with its `welcome`.", Batch)},
+        request=dict[str, Any],
+        errors=(*_BODY, "overloaded", "draining"),
+    ),
+    Operation(
+        "POST",
+        _PATH,
+        "Send frames.",
+        post_frames,
+        {202: Answer("They were taken; answers come by poll.", Posted)},
+        request=dict[str, Any],
+        query=(Parameter("number", "1, 2, 3 …: one that came before does nothing.", _NUMBER),),
+        errors=(*_BODY, "session_not_found", "too_many"),
+    ),
+    Operation(
+        "GET",
+        _PATH,
+        "Wait for frames.",
+        poll_frames,
+        {200: Answer("Frames, or none after `wait_s`.", Batch)},
+        query=(
+            Parameter("after", "The last batch that arrived; 0: none yet.", _NUMBER),
+            Parameter(
+                "wait_s",
+                "How long to wait.",
+                {"type": "number", "minimum": 0, "maximum": limits.PULL_WAIT_S_MAX, "default": 25},
+            ),
+        ),
+        errors=("invalid_request", "session_not_found"),
+    ),
+    Operation(
+        "DELETE",
+        "/v1/sessions/{session}",
+        "End a session.",
+        end_session,
+        {204: Answer("It is over.")},
+        errors=("session_not_found",),
+    ),
+)

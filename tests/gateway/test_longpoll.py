@@ -1,0 +1,263 @@
+"""Sessions by long poll: numbered posts, batches that come until they have arrived."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from random import Random
+from typing import Any
+
+import httpx2
+import pytest
+
+from gateway import longpoll
+from gateway.auth import Auth
+from gateway.conversation import Surroundings
+from gateway.longpoll import Polls
+from gateway.registry import Registry, drain_sessions
+from gateway.rest import Application
+from gateway.session import Timing
+from metadata.catalog import ANYBODY
+from push import limits
+from tests.gateway.conftest import BASE_URL
+from tests.histories.house import House, eventually, message, numbered
+
+Batch = dict[str, Any]
+
+
+class Client:
+    """What a browser does where WebSockets do not get through."""
+
+    def __init__(self, http: httpx2.AsyncClient) -> None:
+        self.http = http
+        self.path = ""
+        self.batch = 0
+        self.number = 0
+
+    async def open(self, **hello: Any) -> Batch:
+        answer = await self.http.post("/v1/sessions", json={"type": "hello", **hello})
+        assert answer.status_code == 201, answer.text
+        batch: Batch = answer.json()
+        self.path = f"/v1/sessions/{batch['session']}/frames"
+        self.batch = batch["batch"]
+        return batch
+
+    async def say(self, *frames: Any, number: int | None = None) -> httpx2.Response:
+        self.number += number is None
+        query = {"number": str(self.number if number is None else number)}
+        return await self.http.post(self.path, params=query, json=list(frames))
+
+    async def poll(self, wait_s: float = 5.0, after: int | None = None) -> httpx2.Response:
+        query = {"after": str(self.batch if after is None else after), "wait_s": str(wait_s)}
+        return await self.http.get(self.path, params=query)
+
+    async def frames(self, wait_s: float = 5.0) -> list[Batch]:
+        """The next batch's."""
+        answer = await self.poll(wait_s)
+        assert answer.status_code == 200, answer.text
+        self.batch = answer.json()["batch"]
+        frames: list[Batch] = answer.json()["frames"]
+        return frames
+
+
+@pytest.fixture
+def registry(house: House) -> Registry:
+    timing = Timing(hello_timeout_s=5, heartbeat_s=0.1, heartbeat_timeout_s=0.1)
+    return Registry(Surroundings(house.broker, Auth(None), timing=timing))
+
+
+@pytest.fixture
+def polls(registry: Registry) -> Polls:
+    return Polls(registry)
+
+
+@pytest.fixture
+async def http(house: House, registry: Registry, polls: Polls) -> AsyncIterator[httpx2.AsyncClient]:
+    application = Application(house.broker, Auth(None), polls)
+    transport = httpx2.ASGITransport(app=application)
+    async with httpx2.AsyncClient(transport=transport, base_url=BASE_URL) as client:
+        yield client
+    registry.deadlines.close()
+
+
+@pytest.fixture
+async def client(http: httpx2.AsyncClient, house: House) -> Client:
+    """In the group `billing` of the queue `orders`."""
+    await house.queue()
+    client = Client(http)
+    await client.open(linger_s=30)
+    await client.say(
+        {"type": "subscribe", "ref": 1, "subscription": 1, "queue": "orders", "group": "billing",
+         "credit": 100}
+    )  # fmt: skip
+    (ok,) = await client.frames()
+    assert ok["ref"] == 1
+    return client
+
+
+async def test_the_frames_are_those_of_the_websocket(client: Client, house: House) -> None:
+    """Published, pushed, acked, over requests alone."""
+    await client.say({"type": "publish", "ref": 2, "queue": "orders", "messages": [{"body": 7}]})
+    frames = await client.frames()
+    while len(frames) < 2:
+        frames += await client.frames()
+    kinds = {frame["type"]: frame for frame in frames}
+    assert kinds["ok"]["receipts"] == [[0, 0]]
+    push = kinds["push"]
+    assert [one["body"] for one in push["messages"]] == [7]
+    place = [push["partition"], push["epoch"], push["push"], 0, 0]
+    await client.say({"type": "ack", "ref": 3, "subscription": 1, "deliveries": [place]})
+    (answer,) = await client.frames()
+    assert (answer["ref"], answer["settled"]) == (3, 1)
+
+
+async def test_a_batch_comes_again_until_it_has_arrived(client: Client, house: House) -> None:
+    """The answer to a poll is lost: the next one asks for it again, and nothing is missing."""
+    await house.publish(house.find(), numbered(1))
+    lost = (await client.poll()).json()
+    again = (await client.poll()).json()
+    assert again == lost
+    assert [frame["type"] for frame in again["frames"]] == ["push"]
+    client.batch = again["batch"]
+    assert await client.frames(wait_s=0) == []
+
+
+async def test_a_message_that_came_before_does_nothing(client: Client) -> None:
+    """The answer to a post is lost, and the client says it again."""
+    await client.say({"type": "ping", "ref": 5})
+    answer = await client.say({"type": "ping", "ref": 5}, number=client.number)
+    assert answer.status_code == 202
+    assert await client.frames() == [{"type": "pong", "ref": 5}]
+    assert await client.frames(wait_s=0) == []
+
+
+async def test_a_message_behind_a_missing_one_is_refused(client: Client) -> None:
+    """Frames are never applied out of order."""
+    answer = await client.say({"type": "ping"}, number=client.number + 2)
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+    assert (await client.say({"type": "ping"})).status_code == 202
+
+
+@pytest.mark.parametrize("after", [7, -1, "x"])
+async def test_a_poll_for_another_batch_is_refused(client: Client, after: Any) -> None:
+    answer = await client.poll(after=after)
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize("wait_s", [-1.0, limits.PULL_WAIT_S_MAX + 0.1, float("nan")])
+async def test_a_wait_has_bounds(client: Client, wait_s: float) -> None:
+    answer = await client.poll(wait_s=wait_s)
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+
+
+async def test_a_second_poll_takes_over(client: Client, house: House) -> None:
+    """One tab, two requests: the one before ends empty, and no frame is torn in two."""
+    first = asyncio.create_task(client.poll())
+    await asyncio.sleep(0)
+    while not first.done():
+        second = asyncio.create_task(client.poll())
+        await asyncio.wait((first,), timeout=0.05)
+    assert first.result().json()["frames"] == []
+    await house.publish(house.find(), numbered(1))
+    assert [frame["type"] for frame in (await second).json()["frames"]] == ["push"]
+
+
+async def test_who_holds_a_poll_open_is_alive(client: Client, registry: Registry) -> None:
+    """Three heartbeats: each answers the poll, and the next one is the sign of life."""
+    for _ in range(3):
+        assert await client.frames() == []
+    assert len(registry) == 1
+
+
+async def test_who_polls_no_more_loses_the_transport_and_may_come_back(
+    client: Client, registry: Registry
+) -> None:
+    """R22: the session lingers; a poll hears why, and a hello finds its subscription."""
+    await eventually(lambda: not len(registry))
+    batch = (await client.poll()).json()
+    assert batch["close"]["code"] == 4001
+    assert (await client.say({"type": "ping"})).json()["code"] == "session_not_found"
+    session = client.path.split("/")[3]
+    (welcome,) = (await client.open(session=session, linger_s=30))["frames"]
+    assert (welcome["session"], welcome["resumed"]) == (session, [1])
+
+
+async def test_an_ended_session_returns_what_it_held(client: Client, house: House) -> None:
+    await house.publish(house.find(), numbered(1))
+    await client.frames()
+    gone = await client.http.delete(client.path.removesuffix("/frames"))
+    assert gone.status_code == 204
+    queue = house.find()
+    group = house.broker.metadata.find_group(ANYBODY, queue, "billing")
+    other, _ = await house.subscribe(queue, group)
+    assert [body for _, body, _ in await other.take(1)] == [0]
+
+
+async def test_who_posts_and_never_polls_is_answered_no_more(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9: answers that nobody fetches have a bound; after a poll it goes on."""
+    monkeypatch.setattr(longpoll, "UNREAD_BYTES_MAX", 100)
+    while (answer := await client.say(*[{"type": "ping", "ref": n} for n in range(5)])).is_success:
+        pass
+    assert (answer.status_code, answer.json()["code"]) == (429, "too_many")
+    client.number -= 1
+    await client.frames()
+    await client.frames(wait_s=0)
+    assert (await client.say({"type": "ping"})).is_success
+
+
+async def test_a_large_backlog_comes_in_several_batches(
+    client: Client, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9: an answer has a bound; one frame beyond it comes alone."""
+    monkeypatch.setattr(limits, "POLL_BYTES_MAX", 1000)
+    await house.publish(house.find(), [message("x" * 600, f"k{n}") for n in range(4)])
+    await client.say(*[{"type": "ping", "ref": n} for n in range(40)])
+    frames: list[Batch] = []
+    while len(frames) < 41:
+        batch = await client.frames()
+        assert len(batch) < 41
+        frames += batch
+    assert [frame["ref"] for frame in frames if frame["type"] == "pong"] == list(range(40))
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [(b"{", "invalid_request"), (b'{"type":"ping"}', "invalid_request"), (b"", "invalid_request")],
+)
+async def test_what_does_not_begin_with_hello_opens_nothing(
+    http: httpx2.AsyncClient, registry: Registry, body: bytes, code: str
+) -> None:
+    """P12."""
+    answer = await http.post("/v1/sessions", content=body)
+    assert (answer.status_code, answer.json()["code"]) == (400, code)
+    assert len(registry) == 0
+
+
+async def test_nobody_s_session_is_not_found(http: httpx2.AsyncClient) -> None:
+    for method, path in (("GET", "/frames"), ("POST", "/frames"), ("DELETE", "")):
+        answer = await http.request(
+            method, f"/v1/sessions/nobody{path}", params={"after": "0", "number": "1"}
+        )
+        assert (answer.status_code, answer.json()["code"]) == (404, "session_not_found")
+
+
+async def test_a_gateway_that_goes_down_tells_who_polls(client: Client, registry: Registry) -> None:
+    """P14: the drain frame, then the end with its code."""
+    drained = asyncio.create_task(drain_sessions(registry, deadline_s=5, random=Random(1)))
+    answer = (await client.poll()).json()
+    assert [frame["type"] for frame in answer["frames"]] == ["drain"]
+    client.batch = answer["batch"]
+    close = answer.get("close") or (await client.poll()).json()["close"]
+    assert close["code"] == 4000
+    await drained
+    refused = await client.http.post("/v1/sessions", json={"type": "hello"})
+    assert (refused.status_code, refused.json()["code"]) == (503, "draining")
+
+
+async def test_a_session_that_ended_is_forgotten(
+    client: Client, polls: Polls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(longpoll, "KEPT_S", 0.01)
+    await client.http.delete(client.path.removesuffix("/frames"))
+    await eventually(lambda: not polls._by_id)
+    assert (await client.poll()).json()["code"] == "session_not_found"
