@@ -6,28 +6,30 @@ of Unix sockets end at 107 bytes; where the data folder's is too long the socket
 temporary folder and `admin.path` in the data folder says where.
 """
 
+import asyncio
 import contextlib
 import http.client
 import os
 import socket
 import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.listening import Listener
 from gateway.operation import decode, read_body, reply
 from gateway.ports import BrokerPort
-from gateway.problems import Problems
+from gateway.problems import Problems, document
 from gateway.rest_parked import KEYS_DEFAULT, DecisionRequest
 from metadata.catalog import Principal
 from push import limits
-from push.errors import Refused
+from push.errors import Refused, TocsinError
 
 ADMINISTRATOR: Final = Principal("administrator")
 SOCKET_NAME: Final = "admin.sock"
@@ -36,6 +38,9 @@ SOCKET_PATH_BYTES_MAX: Final = 107
 """sockaddr_un.sun_path is 108 bytes, one of them the final zero."""
 TIMEOUT_S: Final = 60.0
 """Of a client: dropping a queue of many partitions takes a while."""
+
+PROGRESS_S: Final = 0.5
+"""Between two lines about a backup under way."""
 
 
 class DeleteQueue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -54,7 +59,14 @@ class Park(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decide: DecisionRequest | None = None
 
 
+class BackupTo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a backup goes: the absolute path of a folder that is empty or not there."""
+
+    folder: str
+
+
 _PARK: Final = msgspec.json.Decoder(Park)
+_BACKUP_TO: Final = msgspec.json.Decoder(BackupTo)
 _DELETE_QUEUE: Final = msgspec.json.Decoder(DeleteQueue)
 
 
@@ -72,18 +84,66 @@ class AdminSocket:
         self._data_dir = data_dir
         self._broker = broker
         self._listener: Listener | None = None
+        self._backups: set[_Backup] = set()
 
     async def start(self) -> None:
         """Listen. The caller holds the data folder: what is left of a dead broker is removed."""
         clear(self._data_dir)
-        self._listener = Listener(_application(self._broker), _bind(self._data_dir))
+        self._listener = Listener(self._application(), _bind(self._data_dir))
         await self._listener.start()
 
     async def stop(self) -> None:
-        """Answer what is under way, then take the socket away. Not started: nothing happens."""
+        """Answer what is under way, break backups off, then take the socket away. Not started:
+        nothing happens."""
+        for backup in list(self._backups):
+            backup.break_off()
         if self._listener is not None:
             await self._listener.finish(1)
             clear(self._data_dir)
+
+    def _application(self) -> ASGIApp:
+        broker = self._broker
+
+        async def delete_queue(request: Request) -> Response:
+            wanted = decode(await read_body(request), _DELETE_QUEUE)
+            if wanted.queue != wanted.confirm:
+                raise Refused("invalid_request", "queue and confirm are not the same name")
+            queue = await broker.delete_queue(ADMINISTRATOR, wanted.queue)
+            return reply({"deleted": queue.name, "queue_id": queue.queue_id})
+
+        async def park(request: Request) -> Response:
+            wanted = decode(await read_body(request), _PARK)
+            queue = broker.find_queue(ADMINISTRATOR, wanted.queue)
+            group = broker.metadata.find_group(ADMINISTRATOR, queue, wanted.group)
+            if wanted.decide is None:
+                return reply(await broker.parking.parked(queue, group, wanted.limit))
+            which, verb = wanted.decide.which(), wanted.decide.decision
+            return reply(await broker.parking.decide(queue, group, verb, which))
+
+        async def status(request: Request) -> Response:
+            return reply(await broker.describe())
+
+        async def backup(request: Request) -> Response:
+            wanted = decode(await read_body(request), _BACKUP_TO)
+            under_way = _Backup(broker, Path(wanted.folder), self._backups.discard)
+            self._backups.add(under_way)
+            return await under_way.response()
+
+        router = Router(
+            [
+                Route("/delete-queue", delete_queue, methods=["POST"]),
+                Route("/park", park, methods=["POST"]),
+                Route("/backup", backup, methods=["POST"]),
+                Route("/status", status, methods=["GET"]),
+            ],
+            redirect_slashes=False,
+        )
+
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            scope["app"] = application  # the router then raises 404 and 405
+            await router(scope, receive, send)
+
+        return Problems(application)
 
 
 def _bind(data_dir: Path) -> socket.socket:
@@ -122,40 +182,47 @@ def clear(data_dir: Path) -> None:
             path.parent.rmdir()
 
 
-def _application(broker: BrokerPort) -> ASGIApp:
-    async def delete_queue(request: Request) -> Response:
-        wanted = decode(await read_body(request), _DELETE_QUEUE)
-        if wanted.queue != wanted.confirm:
-            raise Refused("invalid_request", "queue and confirm are not the same name")
-        queue = await broker.delete_queue(ADMINISTRATOR, wanted.queue)
-        return reply({"deleted": queue.name, "queue_id": queue.queue_id})
+class _Backup:
+    """A backup under way, told line by line: `progress` now and then, in the end `backup` with the
+    manifest, or `problem`. Whoever asked goes away: it is broken off."""
 
-    async def park(request: Request) -> Response:
-        wanted = decode(await read_body(request), _PARK)
-        queue = broker.find_queue(ADMINISTRATOR, wanted.queue)
-        group = broker.metadata.find_group(ADMINISTRATOR, queue, wanted.group)
-        if wanted.decide is None:
-            return reply(await broker.parking.parked(queue, group, wanted.limit))
-        which, verb = wanted.decide.which(), wanted.decide.decision
-        return reply(await broker.parking.decide(queue, group, verb, which))
+    def __init__(
+        self, broker: BrokerPort, folder: Path, ended: Callable[["_Backup"], None]
+    ) -> None:
+        self._told: tuple[str, int, int] | None = None
+        self._task = asyncio.create_task(broker.backup(folder, self._note))
+        self._task.add_done_callback(lambda _task: ended(self))
 
-    async def status(request: Request) -> Response:
-        return reply(await broker.describe())
+    def _note(self, what: str, done: int, total: int) -> None:
+        self._told = (what, done, total)
 
-    router = Router(
-        [
-            Route("/delete-queue", delete_queue, methods=["POST"]),
-            Route("/park", park, methods=["POST"]),
-            Route("/status", status, methods=["GET"]),
-        ],
-        redirect_slashes=False,
-    )
+    def break_off(self) -> None:
+        """The broker goes down."""
+        self._task.cancel()
 
-    async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["app"] = application  # the router then raises 404 and 405
-        await router(scope, receive, send)
+    def _result(self) -> dict[str, object]:
+        if self._task.cancelled():
+            raise Refused("draining", "the broker is going down: the backup was broken off")
+        return self._task.result()
 
-    return Problems(application)
+    async def response(self) -> Response:
+        """What is refused at once is a problem document, as everywhere."""
+        await asyncio.wait((self._task,), timeout=PROGRESS_S)
+        if self._task.done():
+            self._result()
+        return StreamingResponse(self._lines(), media_type="application/x-ndjson")
+
+    async def _lines(self) -> AsyncIterator[bytes]:
+        try:
+            while not self._task.done():
+                yield msgspec.json.encode({"progress": self._told}) + b"\n"
+                await asyncio.wait((self._task,), timeout=PROGRESS_S)
+            try:
+                yield msgspec.json.encode({"backup": self._result()}) + b"\n"
+            except TocsinError as error:
+                yield msgspec.json.encode({"problem": document(error)}) + b"\n"
+        finally:
+            self._task.cancel()
 
 
 # --- The command's side ------------------------------------------------------------------------
@@ -186,6 +253,29 @@ def status(data_dir: Path) -> dict[str, Any]:
     return _ask(data_dir, "GET", "/status", None)
 
 
+def backup(
+    data_dir: Path, folder: Path, progress: Callable[[str, int, int], None]
+) -> dict[str, Any]:
+    """Let the broker that runs on this data folder make a backup in another folder of this
+    machine; the backup's manifest.
+
+    Raises:
+        AdminError: no broker runs there, it refused, or it ended meanwhile.
+    """
+    with _asking(data_dir, "POST", "/backup", {"folder": str(folder.absolute())}) as response:
+        _check(response)
+        for line in response:
+            told: dict[str, Any] = msgspec.json.decode(line)
+            if "backup" in told:
+                manifest: dict[str, Any] = told["backup"]
+                return manifest
+            if "problem" in told:
+                raise AdminError(f"{told['problem']['code']}: {told['problem']['detail']}")
+            if told["progress"]:
+                progress(*told["progress"])
+    raise AdminError(f"The broker on {data_dir} ended: there is no backup in {folder}.")
+
+
 class _Connection(http.client.HTTPConnection):
     """HTTP over a Unix socket."""
 
@@ -201,11 +291,26 @@ class _Connection(http.client.HTTPConnection):
 
 
 def _ask(data_dir: Path, method: str, path: str, body: object) -> dict[str, Any]:
+    with _asking(data_dir, method, path, body) as response:
+        _check(response)
+        answer: dict[str, Any] = msgspec.json.decode(response.read())
+    return answer
+
+
+def _check(response: http.client.HTTPResponse) -> None:
+    if response.status != 200:
+        problem = msgspec.json.decode(response.read())
+        raise AdminError(f"{problem['code']}: {problem['detail']}")
+
+
+@contextlib.contextmanager
+def _asking(
+    data_dir: Path, method: str, path: str, body: object
+) -> Iterator[http.client.HTTPResponse]:
     connection = _Connection(socket_path(data_dir))
     try:
         connection.request(method, path, msgspec.json.encode(body) if body is not None else None)
-        response = connection.getresponse()
-        answer: dict[str, Any] = msgspec.json.decode(response.read())
+        yield connection.getresponse()
     except (FileNotFoundError, ConnectionRefusedError):
         raise AdminError(
             f"No broker runs on {data_dir}; start it, or name its folder with --data-dir or "
@@ -217,6 +322,3 @@ def _ask(data_dir: Path, method: str, path: str, body: object) -> dict[str, Any]
         raise AdminError(f"The broker on {data_dir} did not answer: {error!r}.") from None
     finally:
         connection.close()
-    if response.status != 200:
-        raise AdminError(f"{answer['code']}: {answer['detail']}")
-    return answer

@@ -3,9 +3,11 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
+from gateway.backup import Backups
 from gateway.caretaker import Caretaker
 from gateway.changes import Changes
 from gateway.config import Config
@@ -17,7 +19,7 @@ from gateway.groups import Groups
 from gateway.janitor import Janitor
 from gateway.overflow import Overflow
 from gateway.parking import Parking
-from gateway.ports import GroupStart, SeekTo
+from gateway.ports import BackupProgress, GroupStart, SeekTo
 from gateway.publisher import Publisher
 from gateway.pulls import Pulls
 from gateway.readers import Readers
@@ -35,7 +37,7 @@ from metadata.catalog import (
     check_name,
     dead_letter_name,
 )
-from metadata.client import Metadata
+from metadata.client import STORAGE_INCARNATION, Metadata
 from metadata.inprocess import FILE as CATALOG_FILE
 from metadata.inprocess import InProcessMetadata
 from push import limits
@@ -43,10 +45,9 @@ from push.errors import Refused, TocsinError
 from push.message import Message
 from push.ports import Partition, Storage
 from storage.sqlite import SqliteStorage
+from storage.sqlite_open import FILE as STORE_FILE
 
-INCARNATION = "storage incarnation"
 RESTORED_AT_ONCE = 1000
-STORE_FILE = "store.sqlite"
 
 
 class Broker:
@@ -81,6 +82,8 @@ class Broker:
             Expiry(self.groups, metadata, self.delete_group),
         )
         self.flusher.on_written = self.janitor.touched
+        self.backups: Backups | None = None
+        """None: what it keeps is not in files of this machine."""
         self.drain_sessions: Callable[[], Awaitable[None]] | None = None
         """Sends the sessions elsewhere; set by whoever has sessions."""
 
@@ -111,6 +114,7 @@ class Broker:
             await metadata.close()
             raise
         broker = cls(config, metadata, storage)
+        broker.backups = Backups(metadata, storage)
         await broker.start()
         return broker
 
@@ -149,9 +153,9 @@ class Broker:
         """An emptied or exchanged storage is refused, never adopted (R30): it would begin every
         partition anew, below every cursor and position."""
         incarnation = await self.storage.incarnation()
-        known = self.metadata.mark(INCARNATION)
+        known = self.metadata.mark(STORAGE_INCARNATION)
         if known is None:
-            await self.metadata.set_mark(INCARNATION, incarnation)
+            await self.metadata.set_mark(STORAGE_INCARNATION, incarnation)
         elif known != incarnation:
             raise Refused(
                 "storage_unavailable",
@@ -189,6 +193,8 @@ class Broker:
     async def stop(self) -> None:
         """Answer every publish, write every cursor, close the stores."""
         self.draining = True
+        if self.backups is not None:
+            await self.backups.close()
         self.pulls.close()
         await self.janitor.stop()
         await self.publisher.drain()
@@ -363,6 +369,12 @@ class Broker:
             **waiting,
             **owners,
         }
+
+    async def backup(self, folder: Path, progress: BackupProgress) -> dict[str, object]:
+        """A backup of everything in this folder, while work goes on; its manifest."""
+        if self.backups is None:
+            raise Refused("invalid_request", "this broker keeps nothing in files of this machine")
+        return await self.backups.make(folder, progress)
 
     async def describe(self) -> dict[str, object]:
         """The whole broker, for `tocsin admin status`."""

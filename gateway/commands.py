@@ -10,6 +10,7 @@ import msgspec
 from gateway import admin as admin_socket
 from gateway import logs, server
 from gateway.admin_options import data_dir_of, data_dir_option, json_option, to_json
+from gateway.backup_commands import backup, restore, verify
 from gateway.broker import Broker
 from gateway.config import SETTINGS, Config, ConfigError, Setting, load
 from gateway.listening import StartError
@@ -155,4 +156,5 @@ def status(data_dir: str | None, as_json: bool) -> None:
         click.echo(f"{name:<{width}}  {shown}")
 
 
-admin.add_command(park)
+for _command in (park, backup, restore, verify):
+    admin.add_command(_command)

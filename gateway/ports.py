@@ -5,6 +5,7 @@ Every call raises `push.errors.TocsinError` for what it refuses.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Literal, Protocol
 
 import msgspec
@@ -19,6 +20,9 @@ from push.unparking import Verb
 GroupStart = Literal["earliest", "latest"] | int
 """Where a new group starts; a number is a time in unix milliseconds."""
 SeekTo = Literal["earliest", "latest"] | tuple[Literal["unix_ms", "offset"], int]
+
+BackupProgress = Callable[[str, int, int], None]
+"""(what is being done, how much of it is done, how much there is); from any thread."""
 
 
 class PulledMessage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -236,6 +240,10 @@ class BrokerPort(Protocol):
         self, principal: Principal, queue: Queue, name: str
     ) -> dict[str, object]:
         """Settings, lag, owners."""
+
+    async def backup(self, folder: Path, progress: BackupProgress) -> dict[str, object]:
+        """A backup of everything in this folder, complete and durable when this returns, while
+        work goes on; its manifest. Cancelled: nothing is left of it."""
 
     async def describe(self) -> dict[str, object]:
         """The whole broker, for `tocsin admin status`."""

@@ -4,9 +4,12 @@ Principal and tenant are on every call. Every method raises `push.errors.Refused
 refuses and returns only what is durable.
 """
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from metadata.catalog import Group, GroupSettings, Membership, Principal, Queue, QueueSettings
+
+STORAGE_INCARNATION: Final = "storage incarnation"
+"""The mark of the storage that belongs to a catalog."""
 
 
 class Metadata(Protocol):

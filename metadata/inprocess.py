@@ -260,6 +260,11 @@ class InProcessMetadata:
         await self._write(self._store.set_mark, name, value)
         self._marks[name] = value
 
+    async def copy_to(self, path: Path) -> None:
+        """A copy of the catalog in a new file, of one moment between two changes, fsynced; the
+        folder is not. It holds secrets. Raises Refused(storage_unavailable)."""
+        await self._alone(self._write, self._store.copy_to, path)
+
     # --- Membership: dies with this process, but for its generations (R14) -----------------------
 
     async def membership(self, group_id: str) -> Membership:

@@ -10,7 +10,7 @@ import secrets
 import sqlite3
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeGuard, TypeVar
@@ -159,13 +159,13 @@ class CatalogStore:
     def _checked(self, kind: type[RowT], columns: tuple[str, str, str, object, object]) -> RowT:
         any_id, scope, name, value, checksum = columns
         what = f"its row of the {kind.__name__.lower()} {name!r} ({any_id})"
-        if not _intact(value, checksum):
+        if not is_intact(value, checksum):
             raise _unusable(self.path, f"{what} is damaged, restore a copy")
         try:
             row = msgspec.json.decode(value, type=kind)
         except msgspec.DecodeError as error:
             raise _unusable(self.path, f"{what} cannot be read: {error}") from None
-        if _columns(row) != (any_id, scope, name):
+        if columns_of(row) != (any_id, scope, name):
             raise _unusable(self.path, f"{what} is damaged, restore a copy")
         return row
 
@@ -181,7 +181,7 @@ class CatalogStore:
         """Add queues and groups with fresh ids, all or none; a group behind its queue."""
         with self._transaction() as run:
             for row in rows:
-                any_id, scope, name = _columns(row)
+                any_id, scope, name = columns_of(row)
                 value = _ENCODE(row)
                 run("INSERT INTO ids (id, queue_id) VALUES (?, ?)", (any_id, row.queue_id))
                 table = "queues" if isinstance(row, Queue) else "groups"
@@ -197,7 +197,7 @@ class CatalogStore:
         with self._transaction() as run:
             run(
                 f"UPDATE {table} SET value = ?, checksum = ? WHERE {column} = ?",
-                (value, zlib.crc32(value), _columns(row)[0]),
+                (value, zlib.crc32(value), columns_of(row)[0]),
             )
 
     def drop_queue(self, queue_id: str) -> None:
@@ -225,6 +225,30 @@ class CatalogStore:
         with self._transaction():
             self._set_fact(_MARK + name, value.encode())
 
+    def drop_again(self, ids: Sequence[str]) -> None:
+        """Of these queues and groups, those that were forgotten are to be forgotten once more:
+        the storage has them."""
+        with self._transaction() as run:
+            for any_id in ids:
+                run("UPDATE ids SET state = 1 WHERE id = ? AND state = 2", (any_id,))
+
+    def copy_to(self, path: Path) -> None:
+        """A copy of the catalog in a new file, fsynced; the folder is not. It holds secrets.
+
+        Raises:
+            Refused: storage_unavailable: the copy failed, and is incomplete or not there.
+        """
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                with closing(sqlite3.connect(path, isolation_level=None)) as copy:
+                    self._connection.backup(copy)
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        except (OSError, sqlite3.Error) as error:
+            raise Refused("storage_unavailable", f"the catalog's copy failed: {error}") from error
+
     def close(self) -> None:
         """Let go of the file."""
         self._connection.close()
@@ -233,7 +257,7 @@ class CatalogStore:
         row = self._connection.execute(
             "SELECT value, checksum FROM facts WHERE name = ?", (name,)
         ).fetchone()
-        if row is not None and not _intact(row[0], row[1]):
+        if row is not None and not is_intact(row[0], row[1]):
             raise _unusable(self.path, f"its row of the fact {name!r} is damaged, restore a copy")
         return None if row is None else bytes(row[0])
 
@@ -264,14 +288,14 @@ class CatalogStore:
             raise Unknown(self.broken) from error
 
 
-def _columns(row: Queue | Group) -> tuple[str, str, str]:
+def columns_of(row: Queue | Group) -> tuple[str, str, str]:
     """(id, what the name is unique in, name)."""
     if isinstance(row, Queue):
         return row.queue_id, row.tenant, row.name
     return row.group_id, row.queue_id, row.name
 
 
-def _intact(value: object, checksum: object) -> TypeGuard[bytes]:
+def is_intact(value: object, checksum: object) -> TypeGuard[bytes]:
     """SQLite's columns hold any type, and so may damaged ones."""
     return isinstance(value, bytes) and zlib.crc32(value) == checksum
 

@@ -4,7 +4,8 @@ sqlite            this: the port, on the event loop
 sqlite_writer     the thread that commits;  sqlite_reader  the thread that reads
 sqlite_books      what the writer decides on: hot partitions and producers
   sqlite_cursors  … cursors;  sqlite_beside  … what stands beside them;  sqlite_ids  … ids
-sqlite_trim       what leaves
+sqlite_trim       what leaves;  sqlite_copy  a copy of all of it, made while it works
+sqlite_verify, sqlite_restore  look through a store at rest, and give a copy a life of its own
 sqlite_open       pragmas, lock, schema;  sqlite_statement, sqlite_codec  rows
 """
 
@@ -39,6 +40,7 @@ from push.ports import (
 from push.record import Record
 from storage import sqlite_reader as reading
 from storage.sqlite_books import Books
+from storage.sqlite_copy import Copying, CopyProgress
 from storage.sqlite_open import STEPS, Opened, open_store
 from storage.sqlite_quarantine import quarantine
 from storage.sqlite_trim import Trimmer
@@ -88,6 +90,7 @@ class SqliteStorage:
         """Use `open`: this takes over what it has opened."""
         loop = asyncio.get_running_loop()
         self._opened = opened
+        self._free_bytes_reserve = free_bytes_reserve
         self._space = _FreeSpace(opened.path.parent, free_bytes_reserve)
         self._reports: deque[str] = deque(maxlen=_REPORTS_MAX)
         self._report_lock = threading.Lock()
@@ -309,6 +312,20 @@ class SqliteStorage:
             "damage_latest": "; ".join(reports),
         }
         return StorageState(writable, writable and enough, tuple(reasons), detail)
+
+    async def copy_to(self, path: Path, progress: CopyProgress) -> None:
+        """A copy of the store in a new file, fsynced when this returns, while everything goes on:
+        with all that was acknowledged before this call, and perhaps what came during it. The
+        folder is not fsynced. Cancelled or raising: the file is incomplete, or not there.
+
+        Raises:
+            Refused: storage_full, storage_unavailable, with a sentence.
+        """
+        if self._closed:
+            raise Refused("storage_unavailable", "the storage is closed")
+        same_disk = os.stat(path.parent).st_dev == os.stat(self._opened.path).st_dev
+        reserve_bytes = self._free_bytes_reserve if same_disk else 0
+        await self._writer.copy(Copying(path, reserve_bytes=reserve_bytes, progress=progress))
 
     async def close(self) -> None:
         """Finish what was accepted, then close. Again: nothing happens."""

@@ -16,6 +16,8 @@ from typing import Final
 
 from push.errors import Refused
 
+FILE: Final = "store.sqlite"
+"""Its name in a data folder."""
 APPLICATION_ID: Final = 0x544F4353  # "TOCS"
 SQLITE_MIN: Final = (3, 37, 0)
 """STRICT tables; UPDATE FROM is older."""
@@ -66,7 +68,7 @@ def open_store(path: Path, *, synchronous: str = "FULL", steps: Sequence[str] = 
     if sqlite3.sqlite_version_info < SQLITE_MIN:
         raise _refused(f"SQLite {sqlite3.sqlite_version} is too old: 3.37 or newer is needed")
     _make_folder(path.parent)
-    lock = _lock(path)
+    lock = lock_store(path)
     with contextlib.ExitStack() as undo:
         undo.callback(os.close, lock)
         try:
@@ -81,7 +83,7 @@ def open_store(path: Path, *, synchronous: str = "FULL", steps: Sequence[str] = 
             _migrate(writer, steps)
             writer.execute("UPDATE meta SET value = '0' WHERE name = 'clean'")
             row = writer.execute("SELECT value FROM meta WHERE name = 'incarnation'").fetchone()
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
             reader = _connect_reader(path)
             undo.callback(reader.close)
         except sqlite3.DatabaseError as error:
@@ -104,10 +106,11 @@ def _make_folder(folder: Path) -> None:
         _make_folder(folder.parent)
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        _sync_folder(folder.parent)  # SQLite syncs only the folder of its own files
+        sync_folder(folder.parent)  # SQLite syncs only the folder of its own files
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make durable which files the folder has."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -115,8 +118,13 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _lock(path: Path) -> int:
-    """SQLite's own locks keep transactions apart, not processes: caches need the file alone."""
+def lock_store(path: Path) -> int:
+    """Hold the store in this file for this process; until the descriptor is closed, no other one
+    can. SQLite's own locks keep transactions apart, not processes: caches need the file alone.
+
+    Raises:
+        Refused: storage_unavailable: another process holds it.
+    """
     lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

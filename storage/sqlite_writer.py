@@ -8,6 +8,7 @@ import asyncio
 import queue
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Final, TypeVar
 from push.errors import Refused, TocsinError, Unknown
 from push.ports import Partition, WakeUp
 from storage.sqlite_books import Books
+from storage.sqlite_copy import Copying
 from storage.sqlite_open import WAL_BYTES_MAX, Opened, mark_clean
 from storage.sqlite_trim import Trimmer
 
@@ -68,6 +70,9 @@ class Writer:
         self._wal = Path(f"{opened.path}-wal")
         self._readers = readers
         self._queue: queue.SimpleQueue[Act | None] = queue.SimpleQueue()
+        self._copies: deque[Copying] = deque()
+        self._batches = 0
+        self._closing = False
         self._thread = threading.Thread(target=self._run, name="tocsin-store-writer", daemon=True)
         self._thread.start()
 
@@ -84,6 +89,16 @@ class Writer:
         future: asyncio.Future[T] = self._loop.create_future()
         self._queue.put(Act(run, future, size))
         return await future
+
+    async def copy(self, copying: Copying) -> None:
+        """Copy the store, with all that was accepted before this call, while acts go on. Raises
+        what `Copying.wait` and `submit` raise."""
+        if self.failure:
+            raise Refused("storage_unavailable", self.failure)
+        begun: asyncio.Future[None] = self._loop.create_future()
+        begun.add_done_callback(lambda done: copying.end_if(done.exception()))
+        self._queue.put(Act(lambda: self._copies.append(copying), begun, 0))
+        await copying.wait()
 
     def close(self) -> None:
         """Finish what was accepted, mark the file as cleanly closed, end the thread. Blocks."""
@@ -106,38 +121,56 @@ class Writer:
     # --- In the thread -------------------------------------------------------------------------
 
     def _run(self) -> None:
-        batches = 0
-        closing = False
-        while not closing:
-            batches += 1
+        while not self._closing:
             if self._queue.empty() and not self.failure and self._trimmer.pending():
+                self._batches += 1
                 self._commit([], sweep=True)
-                continue
-            batch, closing = self._take()
-            if self.failure:
-                self._refuse(batch)
-            elif batch:
-                busy_sweep = batches % _BATCHES_PER_SWEEP == 0 and self._trimmer.has_garbage
-                self._commit(batch, sweep=busy_sweep)
+            else:
+                self._execute(self._take())
+            while self._copies:
+                self._copies.popleft().run(self._connection, self._turn_of_copy)
         if not self.failure:
             try:
                 mark_clean(self._connection)
             except sqlite3.Error as error:
                 self.fail(f"the store could not be closed: {error}")
 
-    def _take(self) -> tuple[list[Act], bool]:
-        """Everything that is queued, within the bounds; waits for at least one act. True: close."""
+    def _turn_of_copy(self, wait_s: float) -> None:
+        """One batch in the middle of a copy, if there is one within `wait_s`."""
+        if not self._closing and not self.failure:
+            try:
+                first = self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait()
+            except queue.Empty:
+                return
+            self._execute(self._take(first))
+        if self._closing or self.failure:
+            why = self.failure or "the broker is going down"
+            raise Refused("storage_unavailable", f"the copy was stopped: {why}")
+
+    def _execute(self, batch: list[Act]) -> None:
+        self._batches += 1
+        if self.failure:
+            self._refuse(batch)
+        elif batch:
+            busy_sweep = self._batches % _BATCHES_PER_SWEEP == 0 and self._trimmer.has_garbage
+            self._commit(batch, sweep=busy_sweep)
+
+    def _take(self, *first: Act | None) -> list[Act]:
+        """Everything that is queued, within the bounds, behind what was taken before; waits for at
+        least one act. Sets `_closing` when it meets the end."""
         batch: list[Act] = []
         size = 0
+        taken = list(first)
         while size < BYTES_PER_COMMIT_MAX and len(batch) < ACTS_PER_COMMIT_MAX:
             if batch and self._queue.empty():
                 break
-            act = self._queue.get()
+            act = taken.pop() if taken else self._queue.get()
             if act is None:
-                return batch, True
+                self._closing = True
+                break
             batch.append(act)
             size += act.size
-        return batch, False
+        return batch
 
     def _commit(self, batch: list[Act], *, sweep: bool) -> None:
         books = self._books

@@ -8,6 +8,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
@@ -15,6 +16,7 @@ from gateway.frames import Position
 from gateway.link import Consumer, Link, Reader, StartFrom
 from gateway.ports import (
     Answered,
+    BackupProgress,
     Decided,
     GroupStart,
     ParkedKeys,
@@ -259,6 +261,9 @@ class PlainBroker:
 
     async def ready(self) -> list[str]:
         return self.not_ready
+
+    async def backup(self, folder: Path, progress: BackupProgress) -> dict[str, object]:
+        raise Refused("invalid_request", f"a broker in a page has nothing for {folder}")
 
     async def describe(self) -> dict[str, object]:
         return {"queues": len(self.metadata.list_queues(Principal("anybody")))}

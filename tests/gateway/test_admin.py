@@ -14,8 +14,9 @@ from click.testing import CliRunner, Result
 from gateway import admin
 from gateway.admin import AdminError, AdminSocket, socket_path
 from gateway.commands import admin as admin_command
-from gateway.ports import BrokerPort
+from gateway.ports import BackupProgress, BrokerPort
 from metadata.catalog import ANYBODY, QueueSettings
+from tests.gateway.plain_broker import PlainBroker
 
 
 @pytest.fixture
@@ -111,6 +112,62 @@ async def test_what_is_unknown_or_wrong_has_its_problem(data_dir: Path) -> None:
     ):
         with pytest.raises(AdminError, match=code):
             await asyncio.to_thread(admin._ask, data_dir, method, path, body)
+
+
+class Copying(PlainBroker):
+    """A broker whose backup has come half way and stays there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broken_off = asyncio.Event()
+
+    async def backup(self, folder: Path, progress: BackupProgress) -> dict[str, object]:
+        progress("copied", 1, 2)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.broken_off.set()
+        return {}
+
+
+async def test_a_backup_tells_how_far_it_is_and_ends_with_whoever_asked_for_it(
+    tmp_path: Path,
+) -> None:
+    broker = Copying()
+    socket = AdminSocket(tmp_path, broker)
+    await socket.start()
+
+    class Enough(Exception):
+        pass
+
+    def progress(*told: object) -> None:
+        assert told == ("copied", 1, 2)
+        raise Enough  # as a Ctrl-C would
+
+    with pytest.raises(Enough):
+        await asyncio.to_thread(admin.backup, tmp_path, tmp_path / "backup", progress)
+    async with asyncio.timeout(5):
+        await broker.broken_off.wait()
+    await socket.stop()
+
+
+async def test_a_backup_that_ends_with_its_broker_is_told(tmp_path: Path) -> None:
+    """P14: a stop does not wait for it."""
+    socket = AdminSocket(tmp_path, Copying())
+    await socket.start()
+    begun = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def progress(*_told: object) -> None:
+        loop.call_soon_threadsafe(begun.set)
+
+    asking = asyncio.create_task(
+        asyncio.to_thread(admin.backup, tmp_path, tmp_path / "backup", progress)
+    )
+    await begun.wait()
+    await socket.stop()
+    with pytest.raises(AdminError, match="draining: the broker is going down"):
+        await asking
 
 
 # --- The commands ------------------------------------------------------------------------------
