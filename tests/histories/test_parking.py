@@ -5,11 +5,15 @@ from typing import Any
 
 import pytest
 
+from gateway.backup import Backups
 from gateway.consumer import Consumer
 from gateway.ports import ParkedKey, WhichKey
+from gateway.restoring import restore, verify
 from metadata.catalog import ANYBODY, Group, Queue
+from metadata.inprocess import InProcessMetadata
 from push.errors import Refused
 from push.unparking import Verb
+from storage.sqlite import SqliteStorage
 from tests.histories.house import House, Session, delivery, eventually, message
 
 STUCK = WhichKey(key="stuck")
@@ -154,6 +158,35 @@ async def test_a_decision_outlives_the_broker(durable_house: House, verb: Verb) 
     session, consumer = await house.subscribe(house.find(), group)
     left = [1, 2] if verb == "skip" else [0, 1, 2]
     assert await drink(session, consumer, len(left)) == left
+    assert await parked(house, queue, group) == []
+
+
+@pytest.mark.parametrize("verb", ["retry", "skip", "release"])
+async def test_what_is_parked_comes_back_with_a_backup_and_can_be_decided(
+    durable_house: House, verb: Verb
+) -> None:
+    """R30: the backup is of before the decision, and knows nothing of it; in order (P3), once."""
+    house = durable_house
+    queue, group, _, _ = await stuck(house)
+    await house.publish(queue, [message(3, "free")])
+    (before,) = await parked(house, queue, group)
+    assert isinstance(house.broker.metadata, InProcessMetadata)
+    assert isinstance(house.broker.storage, SqliteStorage)
+    backups = Backups(house.broker.metadata, house.broker.storage)
+    await backups.make(house.folder / "backup", lambda *_: None)
+    await decide(house, queue, group, verb)
+    await house.stop()
+    verified = verify(house.folder / "backup", lambda *_: None)
+    assert (verified.findings, verified.rows["side"], verified.rows["parked"]) == ([], 3, 1)
+    restore(house.folder / "backup", house.folder / "restored", lambda *_: None)
+    house.folder /= "restored"
+    await house.open()
+    assert await parked(house, queue, group) == [before]
+    await decide(house, queue, group, verb)
+    session, consumer = await house.subscribe(house.find(), group)
+    given = await drink(session, consumer, 3 if verb == "skip" else 4)
+    assert sorted(given) == ([1, 2, 3] if verb == "skip" else [0, 1, 2, 3])
+    assert [body for body in given if body != 3] == sorted({*given} - {3})
     assert await parked(house, queue, group) == []
 
 
