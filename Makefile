@@ -48,8 +48,8 @@ chaos: setup  ## the short kill -9 and power-loss runs alone
 	@scripts/needs
 	$(python) -m pytest tests/system -k "kill or power" $(ARGS)
 
-trials: setup  ## churn, ten million behind stuck keys, stalled sockets: the whole runs (15 minutes, 10 GB)
-	@failed=0; for trial in churn stuck stalled; do \
+trials: setup  ## churn, ten million behind stuck keys, stalled sockets: the whole runs (20 minutes, 10 GB)
+	@failed=0; for trial in churn stuck "stuck --keys 30000" stalled; do \
 	  $(python) -m loadtests.trials $$trial $(ARGS) || failed=1; done; exit $$failed
 
 mutants: setup  ## plant each listed bug in a copy; a test must fail for every one

@@ -13,9 +13,10 @@ from loadtests import wire
 from loadtests.load import Client, Reply, Shape
 
 KEYS: Final = 10_000
+OF_A_KIND: Final = 100
+"""Keys that are always nacked, as many that are parked, and as many whose handlers hang."""
 HEALTHY, NACKED, PARKED, HUNG = b"knph"
 _LETTERS: Final = {0: NACKED, 1: PARKED, 2: HUNG}
-"""Of a hundred keys one is always nacked, one is parked, and the handlers of one hang."""
 CREDIT: Final = 8_000
 _LETTER_AT: Final = len(b'{"key":"')
 _ENCODE: Final = msgspec.json.Encoder().encode
@@ -25,14 +26,17 @@ EXAMPLES_MAX: Final = 10
 class Deck(Shape):
     """Messages whose keys are drawn like cards: each comes once before any comes again."""
 
-    def __init__(self) -> None:
-        super().__init__(keys=KEYS)
+    def __init__(self, keys: int) -> None:
+        """`keys`: a multiple of OF_A_KIND."""
+        super().__init__(keys=keys)
+        self.stuck_share = len(_LETTERS) * OF_A_KIND / keys
+        """Of all keys, and in whole decks of all messages."""
         self._cards: list[int] = []
         self.key_at = _LETTER_AT
         self.key_bytes = 1 + self._key_digits
 
     def _opening(self, key: int) -> bytes:
-        letter = _LETTERS.get(key % 100, HEALTHY)
+        letter = _LETTERS.get(key % (self.keys // OF_A_KIND), HEALTHY)
         return b'{"key":"%c%0*d","body":"' % (letter, self._key_digits, key)
 
     def block(self, messages: int, random: Random) -> list[bytes]:
@@ -45,6 +49,14 @@ class Deck(Shape):
         if not self._cards:
             self._cards = random.sample(range(self.keys), self.keys)
         return self._cards.pop()
+
+    def healthy(self, messages: int) -> int:
+        """How many of so many messages, whole decks, are of healthy keys."""
+        return messages - 3 * self.of_a_kind(messages)
+
+    def of_a_kind(self, messages: int) -> int:
+        """How many of them are of the keys of one kind that is stuck."""
+        return messages * OF_A_KIND // self.keys
 
     def names(self, letter: int) -> list[str]:
         """The keys of a kind."""
@@ -271,6 +283,25 @@ class Handler(Client):
             for entry in reply.stale
             for first, last in zip(entry[3::2], entry[4::2], strict=True)
         )
+
+
+class _Push(msgspec.Struct, gc=False):
+    partition: int
+    epoch: int
+    push: int
+    offset: int
+    messages: list[msgspec.Raw]
+
+
+class Nacker(Client):
+    """Returns everything."""
+
+    def _push(self, data: bytes) -> None:
+        push = msgspec.json.decode(data, type=_Push)
+        last = push.offset + len(push.messages) - 1
+        delivery = [push.partition, push.epoch, push.push, push.offset, last]
+        nack = {"type": "nack", "subscription": 1, "deliveries": [delivery]}
+        self.wire.send(msgspec.json.encode(nack))
 
 
 class _Revoked(msgspec.Struct, gc=False):

@@ -14,11 +14,11 @@ from typing import Final
 
 from loadtests.load import Producer, stamp
 from loadtests.server import Process
-from loadtests.stuck_keys import KEYS, Crew, Deck, Turns
+from loadtests.stuck_keys import Crew, Deck, Turns
 from loadtests.trial import Progress, until
 
 _MEASURED: Final = 120_000
-_BEFORE: Final = 40_000
+_BEFORE: Final = 60_000
 LIVE_MESSAGES: Final = _BEFORE + _MEASURED
 """Of a turn."""
 _PRODUCERS: Final = 4
@@ -35,8 +35,10 @@ class Live:
         self, url: str, queue: str, deck: Deck, server: Process, progress: Progress
     ) -> None:
         random = Random(2)
-        blocks = KEYS // (_PRODUCERS * _FRAME_MESSAGES)  # of all producers together each key once
+        # Of all producers together each key once.
+        blocks = deck.keys // (_PRODUCERS * _FRAME_MESSAGES)
         self._url = url
+        self._deck = deck
         self._producers = [
             Producer(f"live-{i}", queue, deck, _FRAME_MESSAGES, random, blocks=blocks)
             for i in range(_PRODUCERS)
@@ -63,7 +65,7 @@ class Live:
             return
         due = stamp(time.monotonic_ns())
         left = self._left
-        published = (self._publishing - sum(left.values())) // 100 * 97
+        published = self._deck.healthy(self._publishing - sum(left.values()))
         room = _WINDOW - (published - (self._crew.settled - self._settled_before))
         for producer in self._producers:
             while room > 0 and left[producer] and producer.unanswered < _WINDOW // _PRODUCERS:
@@ -94,7 +96,7 @@ class Live:
 
     async def _take(self, crew: Crew, other: Crew, messages: int) -> None:
         for each in (crew, other):
-            each.total += messages // 100 * 97
+            each.total += self._deck.healthy(messages)
         self._settled_before = crew.settled
         self._publishing = messages
         self._left = dict.fromkeys(self._producers, messages // _PRODUCERS)

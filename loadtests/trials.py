@@ -51,11 +51,15 @@ def churn(seconds: float, rate: int, as_json: bool) -> None:
     "--messages", type=click.IntRange(40_000), default=trial_stuck.MESSAGES, show_default=True,
     help="How many wait.",
 )  # fmt: skip
+@click.option(
+    "--keys", type=click.Choice(["10000", "30000"]), default=str(trial_stuck.KEYS),
+    show_default=True, help="Of them 300 are stuck: 3 % or 1 %.",
+)  # fmt: skip
 @_seconds(trial_stuck.TURN_S, "How long each turn of a group is.")
 @_json
-def stuck(messages: int, seconds: float, as_json: bool) -> None:
+def stuck(messages: int, keys: str, seconds: float, as_json: bool) -> None:
     """Stuck keys with a backlog behind them; the healthy ones must not pay for them."""
-    _try(trial_stuck.stuck(messages, seconds, _progress), as_json)
+    _try(trial_stuck.stuck(messages, seconds, _progress, keys=int(keys)), as_json)
 
 
 @trials.command()

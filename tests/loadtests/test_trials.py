@@ -14,7 +14,7 @@ from loadtests.trial import Finding, Memory
 from loadtests.trial_churn import Gaps
 from loadtests.wire import Wire, split
 
-DECK = Deck()
+DECK = Deck(KEYS)
 
 
 class Line(asyncio.Transport):
@@ -69,7 +69,7 @@ async def handler() -> Handler:
 
 
 def test_a_deck_has_every_key_once_and_one_of_a_hundred_of_each_stuck_kind() -> None:
-    deck = Deck()
+    deck = Deck(KEYS)
     keys = b"".join(b"".join(deck.block(500, Random(1))) for _ in range(KEYS // 500))
     names = re.findall(rb'"key":"([knph]\d+)"', keys)
     assert len(names) == len(set(names)) == KEYS
