@@ -177,6 +177,7 @@ class WebSocketConnection(asyncio.Protocol):
                 conversation.receive_binary()
             if self._conversation is None:
                 return
+            conversation = self._conversation  # a hello may have brought back another one
         if reader.broken is not None:
             if reader.broken == frames.TOO_LARGE:
                 detail = f"a WebSocket message has at most {reader.bytes_max} bytes here"

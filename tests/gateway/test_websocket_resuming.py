@@ -1,0 +1,84 @@
+"""Sockets that are lost, and sessions that go on over another one."""
+
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from websockets.frames import Frame, Opcode
+
+from gateway.auth import Auth
+from gateway.conversation import Surroundings
+from gateway.registry import Registry
+from tests.gateway.echo_broker import EchoBroker
+from tests.gateway.wire import Gateway, Wire, connect, serve
+from tests.histories.house import eventually
+
+HELLO = {"type": "hello", "linger_s": 30}
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Gateway]:
+    broker = EchoBroker()
+    await broker.add_queue("q")
+    async with serve(Registry(Surroundings(broker, Auth(None)))) as gateway:
+        yield gateway
+
+
+async def joined(gateway: Gateway) -> tuple[Wire, str]:
+    """A client in a group, and its session."""
+    wire = await connect(gateway)
+    await wire.send(HELLO)
+    session: str = (await wire.receive())["session"]
+    await wire.send(
+        {"type": "subscribe", "ref": 0, "subscription": 1, "queue": "q", "group": "g", "credit": 9}
+    )
+    assert (await wire.receive())["ref"] == 0
+    return wire, session
+
+
+def text(value: object) -> bytes:
+    return Frame(Opcode.TEXT, msgspec.json.encode(value), True).serialize(mask=True)
+
+
+async def test_what_comes_right_behind_a_resuming_hello_reaches_the_session(
+    gateway: Gateway,
+) -> None:
+    """P12: two messages in one segment. The second is the resumed session's, and is answered."""
+    wire, session = await joined(gateway)
+    await wire.close()
+    sessions = gateway.registry.around.sessions
+    await eventually(lambda: len(sessions) == 1)
+    back = await connect(gateway)
+    back.writer.write(text({**HELLO, "session": session}) + text({"type": "ping", "ref": 7}))
+    welcome = await back.receive()
+    assert (welcome["session"], welcome["resumed"]) == (session, [1])
+    assert await back.receive() == {"type": "pong", "ref": 7}
+    assert len(sessions) == 0
+    await back.close()
+
+
+async def test_the_socket_that_was_replaced_is_told_and_takes_nothing_along(
+    gateway: Gateway,
+) -> None:
+    """R22: the old socket's end is not the session's."""
+    wire, session = await joined(gateway)
+    back = await connect(gateway)
+    await back.send({**HELLO, "session": session})
+    assert (await back.receive())["resumed"] == [1]
+    assert (await wire.closed())[0] == 4503
+    await wire.close()
+    await eventually(lambda: len(gateway.registry) == 1)
+    await back.send({"type": "ping", "ref": 8})
+    assert await back.receive() == {"type": "pong", "ref": 8}
+    await back.close()
+
+
+@pytest.mark.parametrize("code", [b"", b"\x03\xe8", b"\x03\xe9"])
+async def test_who_says_good_bye_does_not_linger(gateway: Gateway, code: bytes) -> None:
+    """P6: a close frame without a code, or with 1000 or 1001, is the end."""
+    wire, _ = await joined(gateway)
+    await wire.send_frame(Opcode.CLOSE, code)
+    await wire.ended()
+    await wire.close()
+    await eventually(lambda: not len(gateway.registry))
+    assert len(gateway.registry.around.sessions) == 0
