@@ -52,6 +52,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     sqlite: str
     files: dict[str, FileEntry]
 
+    @property
+    def bytes(self) -> int:
+        """Of all its files."""
+        return sum(entry.bytes for entry in self.files.values())
+
 
 class _Sealed(msgspec.Struct, frozen=True):
     manifest: msgspec.Raw
@@ -107,9 +112,8 @@ def digest(path: Path, progress: Callable[[int], None], *, copy_to: Path | None 
     return sha.hexdigest()
 
 
-def digests(folder: Path, progress: BackupProgress, what: str) -> dict[str, FileEntry]:
-    """The entries of the files that are in a folder now. Raises OSError."""
-    total = sum((folder / name).stat().st_size for name in FILES)
+def adding_up(progress: BackupProgress, what: str, total: int) -> Callable[[int], None]:
+    """Takes the bytes of each piece, and tells `progress` how many of `total` there were."""
     done = 0
 
     def advance(size: int) -> None:
@@ -117,6 +121,12 @@ def digests(folder: Path, progress: BackupProgress, what: str) -> dict[str, File
         done += size
         progress(what, done, total)
 
+    return advance
+
+
+def digests(folder: Path, progress: BackupProgress, what: str) -> dict[str, FileEntry]:
+    """The entries of the files that are in a folder now. Raises OSError."""
+    advance = adding_up(progress, what, sum((folder / name).stat().st_size for name in FILES))
     return {
         name: FileEntry(
             bytes=(folder / name).stat().st_size,

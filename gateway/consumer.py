@@ -302,8 +302,11 @@ class Consumer:
         `deliveries` is not its own any more.
 
         Raises:
-            Refused: invalid_request: a list that is none, or more received than was sent.
+            Refused: invalid_request: a list that is none, more received than was sent, or the
+                client never was away: what is on its way to it now would be taken back.
         """
+        if not self._suspended:
+            raise Refused("invalid_request", "held comes once, after a session was resumed")
         frames.check_deliveries(deliveries)
         self._credit.received(received)
         now = asyncio.get_running_loop().time()

@@ -112,7 +112,7 @@ class Consumer(Protocol):
     def pump(self) -> None: ...
 
     def suspend(self) -> None:
-        """The session's transport is gone: give nothing until `resume`."""
+        """The session's transport is gone: give nothing until `hold`."""
 
     def hold(self, received: int, deliveries: DeliveryList) -> DeliveryList:
         """The client came back with these, of `received` messages in all, and goes on. Returns

@@ -70,11 +70,14 @@ class Poll:
         """The client's message of this number: 1, 2, 3 … One that came before does nothing.
 
         Raises:
-            Refused: invalid_request: one before it is missing; too_many: poll first;
-                session_not_found: it is over.
+            Refused: invalid_request: one before it is missing; too_many: poll first; overloaded:
+                nothing is read now; session_not_found: it is over.
         """
         self._heard()
-        await asyncio.wait_for(self._reading.wait(), limits.PULL_WAIT_S_MAX)
+        try:
+            await asyncio.wait_for(self._reading.wait(), limits.PULL_WAIT_S_MAX)
+        except TimeoutError:
+            raise Refused("overloaded", "a queue is being made: say it again") from None
         conversation = self.conversation
         if conversation is None:
             raise self.gone()

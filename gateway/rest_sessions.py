@@ -125,7 +125,7 @@ OPERATIONS: Final = (
         {202: Answer("They were taken; answers come by poll.", Posted)},
         request=dict[str, Any],
         query=(Parameter("number", "1, 2, 3 …: one that came before does nothing.", _NUMBER),),
-        errors=(*_BODY, "session_not_found", "too_many"),
+        errors=(*_BODY, "session_not_found", "too_many", "overloaded"),
     ),
     Operation(
         "GET",

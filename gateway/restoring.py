@@ -18,6 +18,7 @@ from gateway.backup_folder import (
     MANIFEST_FILE,
     BackupError,
     Manifest,
+    adding_up,
     check_size,
     digest,
     read_manifest,
@@ -99,14 +100,7 @@ def verify(folder: Path, progress: BackupProgress) -> Verified:
 
 def _compare(folder: Path, manifest: Manifest, progress: BackupProgress) -> Iterator[str]:
     """What is not as the manifest says."""
-    total = sum(entry.bytes for entry in manifest.files.values())
-    done = 0
-
-    def advance(size: int) -> None:
-        nonlocal done
-        done += size
-        progress("bytes checked", done, total)
-
+    advance = adding_up(progress, "bytes checked", manifest.bytes)
     for name in FILES:
         try:
             check_size(folder, manifest, name)
@@ -238,14 +232,7 @@ def _undoing(data_dir: Path, *, made: bool) -> Iterator[None]:
 
 
 def _copy(backup: Path, data_dir: Path, manifest: Manifest, progress: BackupProgress) -> None:
-    total = sum(entry.bytes for entry in manifest.files.values())
-    done = 0
-
-    def advance(size: int) -> None:
-        nonlocal done
-        done += size
-        progress("restored", done, total)
-
+    advance = adding_up(progress, "restored", manifest.bytes)
     for name, target in ((STORE_FILE, STORE_FILE), (CATALOG_FILE, _RESTORING)):
         found = digest(backup / name, advance, copy_to=data_dir / target)
         if found != manifest.files[name].sha256:

@@ -52,7 +52,7 @@ class Deck(Shape):
 
     def healthy(self, messages: int) -> int:
         """How many of so many messages, whole decks, are of healthy keys."""
-        return messages - 3 * self.of_a_kind(messages)
+        return messages - len(_LETTERS) * self.of_a_kind(messages)
 
     def of_a_kind(self, messages: int) -> int:
         """How many of them are of the keys of one kind that is stuck."""

@@ -151,7 +151,7 @@ class Beside:
                 gone.append(place)
             else:
                 fields = (*place, codec.signed(key_hash))
-                rows.append((*fields, codec.integers_checksum(fields)))
+                rows.append((*fields, codec.row_checksum(*fields)))
         _INSERT_SIDE.execute(connection, rows)
         delete_each(connection, "side", "cursor", "place", gone)
         self._sides.clear()

@@ -30,11 +30,6 @@ def row_checksum(*fields: int | str | bytes | None, blob: bytes = b"") -> int:
     return zlib.crc32(blob, zlib.crc32(repr(fields).encode()))
 
 
-def integers_checksum(fields: tuple[int, ...]) -> int:
-    """As `row_checksum`, of a row without a large column."""
-    return zlib.crc32(repr(fields).encode())
-
-
 def record_checksum(row_id: int, fields: tuple[int, ...], *blobs: bytes) -> int:
     """The checksum of a record's row: its place, its numbers, its bytes."""
     crc = zlib.crc32(repr((row_id, fields)).encode())

@@ -261,3 +261,18 @@ async def test_a_session_that_ended_is_forgotten(
     await client.http.delete(client.path.removesuffix("/frames"))
     await eventually(lambda: not polls._by_id)
     assert (await client.poll()).json()["code"] == "session_not_found"
+
+
+async def test_while_a_queue_is_being_made_a_message_is_refused_in_time(
+    client: Client, polls: Polls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9, P12: nothing is read then, and the request does not wait for ever; said again under its
+    number it counts."""
+    monkeypatch.setattr(limits, "PULL_WAIT_S_MAX", 0.01)
+    (poll,) = polls._by_id.values()
+    poll.pause_reading()
+    answer = await client.say({"type": "ping", "ref": 9})
+    assert (answer.status_code, answer.json()["code"]) == (503, "overloaded")
+    poll.resume_reading()
+    assert (await client.say({"type": "ping", "ref": 9}, number=client.number)).is_success
+    assert await client.frames(wait_s=0) == [{"type": "pong", "ref": 9}]

@@ -247,6 +247,19 @@ async def test_more_received_than_was_sent_is_refused(client: Client) -> None:
     assert back.hold(2, [*delivery(places[0]), *delivery(places[1])])["revoked"] == []
 
 
+async def test_who_was_not_away_cannot_say_what_it_holds(client: Client, house: House) -> None:
+    """P12: what is on its way to it would be taken back, and its handlers would run twice."""
+    assert client.hold(0, [])["code"] == "invalid_request"
+    place = client.pushed[0][0]
+    client.say(type="ack", ref=5, subscription=1, deliveries=delivery(place, 1))
+    assert (await client.until_ref(5))["settled"] == 2
+    client.conversation.lost()
+    back = client.again()
+    back.resume()
+    assert back.hold(2, [])["revoked"] == []
+    assert back.hold(2, [])["code"] == "invalid_request"
+
+
 async def test_somebody_else_s_session_is_nobody_s(client: Client) -> None:
     """P11: a session that is not there, and one of another principal, look the same."""
     back = client.again()

@@ -144,7 +144,9 @@ async def test_a_backup_under_load_is_restored_elsewhere(tmp_path: Path) -> None
 
 def freeze_within(server: Server, backup: Path) -> bool:
     """Stop the broker as soon as it has begun the backup; whether that was before its end."""
-    while not (backup / "store.sqlite").exists():
+    deadline = time.monotonic() + 60
+    while not (backup / "store.sqlite").exists():  # another process makes it, and tells nobody
+        assert time.monotonic() < deadline, "the backup did not begin"
         time.sleep(0.0005)
     server.freeze()
     return not (backup / "manifest.json").exists()
