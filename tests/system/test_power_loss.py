@@ -15,7 +15,7 @@ from loadtests.server import SERVE
 
 BROKEN = Path(__file__).parent / "broken.py"
 WHOLE = bool(os.environ.get("TOCSIN_SOAK"))
-SHORT, WHOLE_LOSSES = 3, 100
+SHORT, WHOLE_LOSSES, CONTROL_RUNS = 3, 100, 5
 REASON = why_not()
 
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
@@ -38,11 +38,15 @@ async def test_nothing_is_lost_with_the_power() -> None:
 
 @pytest.mark.parametrize("broken", ["synchronous-normal", "receipt-before-commit"])
 async def test_receipts_without_a_sync_turn_the_run_red(broken: str) -> None:
-    report = await lost_power(2, broken=broken)
-    assert report.verdict is not None
     # Both are the loss of an acknowledged message: before anybody was given it, or while a consumer
-    # that never settled it was holding it.
-    assert {"lost", "not_returned"} & set(report.verdict.violations), str(report.verdict)
+    # that never settled it was holding it. Whether a loss falls between a receipt and its commit
+    # is chance, and two may both miss it.
+    for _ in range(CONTROL_RUNS):
+        report = await lost_power(2, broken=broken)
+        assert report.verdict is not None
+        if {"lost", "not_returned"} & set(report.verdict.violations):
+            return
+    pytest.fail(f"{CONTROL_RUNS} runs saw nothing; the last one: {report.verdict}")
 
 
 @pytest.mark.skipif(not WHOLE, reason="the whole run: make soak (TOCSIN_SOAK=1)")
