@@ -91,6 +91,7 @@ class FakeBroker:
         self.history = "history-1"
         self._refusals: list[Callable[[Message], str | None]] = []
         self._stored: dict[tuple[str | None, str, int], tuple[int, int]] = {}
+        self.sessions = itertools.count(1)
         self._pushes = itertools.count(1)
         self._changed = asyncio.Event()
         self.url = ""
@@ -508,7 +509,8 @@ class Socket(asyncio.Protocol):
         match frame:
             case frames.Hello():
                 self.producer = frame.producer
-                told = {"type": "welcome", "session": "s", "broker": "fake", **broker.welcome}
+                session = f"s-{next(broker.sessions)}"  # it never knows one that comes back
+                told = {"type": "welcome", "session": session, "broker": "fake"} | broker.welcome
                 self.send(msgspec.json.encode(told))
             case frames.Publish():
                 broker.publish(self, frame)

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tocsin import wire
-from tocsin.consuming import Ledger, usable_s
+from tocsin.consuming import Ledger
 from tocsin.errors import StaleDelivery
-from tocsin.message import Message, State
+from tocsin.leasing import usable_s
+from tocsin.message import Message, Settler, State
 from tocsin.places import columns, parts, ranges
 
 
@@ -29,6 +30,9 @@ class Nobody:
 
     async def extend(self, message: Message, lease_s: float | None) -> None:
         raise AssertionError
+
+    def gone(self, message: Message) -> bool:
+        return False
 
 
 def push(
@@ -54,8 +58,20 @@ def push(
     )
 
 
-def ledger(credit: int = 100, lease_s: float = 30.0) -> Ledger:
-    return Ledger(Nobody(), subscription=3, credit=credit, lease_s=lease_s)
+def ledger(
+    credit: int = 100,
+    lease_s: float = 30.0,
+    settler: Settler | None = None,
+    *,
+    auto_extend: bool = False,
+) -> Ledger:
+    return Ledger(
+        settler or Nobody(),
+        subscription=3,
+        credit=credit,
+        lease_s=lease_s,
+        auto_extend=auto_extend,
+    )
 
 
 def drain(held: Ledger, now: float = 0.0) -> list[Message]:
@@ -68,7 +84,7 @@ def drain(held: Ledger, now: float = 0.0) -> list[Message]:
 
 
 def sent(held: Ledger) -> list[wire.SentFrame]:
-    return held.take(itertools.count(1))
+    return held.take(itertools.count(1), now=0.0)
 
 
 def test_the_next_of_a_key_waits_for_the_one_before_and_other_keys_do_not() -> None:
@@ -268,8 +284,8 @@ def test_a_confirmed_ack_tells_who_was_settled() -> None:
     ack = next(frame for frame in sent(held) if isinstance(frame, wire.Ack))
     assert ack.ref is not None
     assert ack.deliveries == [[0, 1, 1, 0, 1]]
-    assert held.confirmed(ack.ref, [[0, 1, 1, 1, 1]]) == (["A"], ["B"])
-    assert held.confirmed(ack.ref, []) == ([], [])
+    assert held.settlements.confirmed(ack.ref, [[0, 1, 1, 1, 1]]) == (["A"], ["B"])
+    assert held.settlements.confirmed(ack.ref, []) == ([], [])
 
 
 def test_a_lost_connection_takes_everything_and_names_the_unconfirmed() -> None:
@@ -425,7 +441,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule()
     def send(self) -> None:
-        for frame in self.held.take(itertools.count(1)):
+        for frame in self.held.take(itertools.count(1), now=self.now):
             if isinstance(frame, wire.Credit):
                 assert frame.granted > self.granted, "R25: granted only grows"
                 self.granted = frame.granted

@@ -201,7 +201,7 @@ class CrossingMachine(RuleBasedStateMachine):
 
     @rule()
     def send(self) -> None:
-        self.there += self.held.take(self.refs)
+        self.there += self.held.take(self.refs, now=self.now)
 
     @precondition(lambda self: self.there)
     @rule()

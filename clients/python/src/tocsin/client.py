@@ -9,13 +9,16 @@ from types import TracebackType
 from typing import Any, Final
 
 from tocsin import wire
+from tocsin.carrier import Trace
+from tocsin.choosing import MODES, Mode, Transport
 from tocsin.errors import ClientClosed
 from tocsin.http import Http, PulledMessage, Settled
 from tocsin.outgoing import NewMessage
 from tocsin.publisher import Publisher
 from tocsin.publishing import Receipt
 from tocsin.reader import OnGap, Reader
-from tocsin.session import Session, Token
+from tocsin.requesting import Token
+from tocsin.session import Session
 from tocsin.subscribing import Start
 from tocsin.subscription import Subscription
 
@@ -23,6 +26,8 @@ URL_DEFAULT: Final = "http://127.0.0.1:8080"
 PUBLISH_TIMEOUT_S: Final = 60.0
 CONNECT_TIMEOUT_S: Final = 10.0
 CREDIT: Final = 1000
+LINGER_S: Final = 30.0
+LINGER_S_MAX: Final = 300.0
 
 
 def connect(
@@ -31,6 +36,9 @@ def connect(
     token: Token = None,
     producer: str | None = None,
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    transport: Mode = "auto",
+    linger_s: float = LINGER_S,
+    trace: Trace | None = None,
 ) -> "Client":
     """A client, to be used as `async with tocsin.connect() as client:`.
 
@@ -41,12 +49,21 @@ def connect(
         producer: the name under which messages are numbered; a random one by default. Only one
             client at a time may use a name.
         connect_timeout_s: for one attempt to connect, in seconds.
+        transport: "websocket", "long-poll", or "auto": a WebSocket, long poll where none gets
+            through, and back to a WebSocket as soon as one does.
+        linger_s: for so long after a connection is lost the broker keeps what this client holds;
+            0 to 300. After it, or when the client is closed, it goes to the group's others.
+        trace: called as `trace("sent" or "received", transport, data)` with each message of
+            frames as it goes over the wire, to see what happens.
     """
     return Client(
         url or os.environ.get("TOCSIN_URL") or URL_DEFAULT,
         token=token if token is not None else os.environ.get("TOCSIN_TOKEN") or None,
         producer=producer or secrets.token_hex(16),
         connect_timeout_s=connect_timeout_s,
+        transport=transport,
+        linger_s=linger_s,
+        trace=trace,
     )
 
 
@@ -54,13 +71,23 @@ class Client:
     """A connection to a broker. Entering it connects once, or raises CannotConnect or the broker's
     error; a connection that is lost later is opened again until the client is closed."""
 
-    def __init__(self, url: str, *, token: Token, producer: str, connect_timeout_s: float) -> None:
+    def __init__(
+        self, url: str, *, token: Token, producer: str, connect_timeout_s: float,
+        transport: Mode, linger_s: float, trace: Trace | None,
+    ) -> None:  # fmt: skip
+        if transport not in MODES:
+            raise ValueError(f"transport is one of {', '.join(MODES)}, not {transport!r}")
+        if not 0 <= linger_s <= LINGER_S_MAX:
+            raise ValueError(f"linger_s is between 0 and {LINGER_S_MAX:g}, not {linger_s!r}")
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"the URL of a broker begins with http:// or https://, not {url!r}")
         self.url = url.rstrip("/")
         self.producer = producer
         self._token = token
         self._connect_timeout_s = connect_timeout_s
+        self._mode: Mode = transport
+        self._linger_s = linger_s
+        self._trace = trace
         self._numbers = itertools.count(1)
         self._session: Session | None = None
         self._publisher: Publisher | None = None
@@ -74,6 +101,9 @@ class Client:
             producer=self.producer,
             connect_timeout_s=self._connect_timeout_s,
             rng=rng,
+            mode=self._mode,
+            linger_s=self._linger_s,
+            trace=self._trace,
         )
         publisher = Publisher(session, rng=rng)
         await session.open()
@@ -104,6 +134,16 @@ class Client:
     def is_connected(self) -> bool:
         """Whether a session stands right now; if not, one is being opened."""
         return self._session is not None and self._session.is_open
+
+    @property
+    def transport(self) -> Transport | None:
+        """What carries the session right now; None: nothing does."""
+        return None if self._session is None else self._session.transport
+
+    @property
+    def session_id(self) -> str:
+        """The broker's name for the session, as its logs and `queue show` have it."""
+        return "" if self._session is None else self._session.session_id
 
     # --- publishing -----------------------------------------------------------------------------
 
@@ -166,6 +206,7 @@ class Client:
         *,
         credit: int = CREDIT,
         start: Start | None = None,
+        auto_extend: bool = True,
         **settings: Any,
     ) -> Subscription:
         """A place in a group: `async with client.subscribe("orders", group="billing") as messages:
@@ -175,8 +216,10 @@ class Client:
         those of a key come one after another, the next one when the one before has been settled.
 
         Args:
-            credit: how many messages may be held here at a time. What is not handled within the
-                lease returns to the group, so choose it smaller than a lease's worth of work.
+            credit: how many messages may be held here at a time.
+            auto_extend: the leases of what is held here are prolonged until it is settled, up to
+                the group's `lease_total_s`. Without it, what is not handled within a lease returns
+                to the group: then choose a credit below a lease's worth of work.
             start: where a new group starts: "earliest" (default), "latest", or a time.
             settings: of the group, as in `put_group`; they are put before joining.
         """
@@ -193,6 +236,7 @@ class Client:
             credit=credit,
             start=start,
             prepare=put_group if settings else None,
+            auto_extend=auto_extend,
         )
 
     def read(

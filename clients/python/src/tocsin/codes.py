@@ -7,6 +7,8 @@ from typing import Final
 
 SUBPROTOCOL: Final = "tocsin.v1"
 
+PROTOCOL_ERROR: Final = 1002
+"""What was said is not the protocol (RFC 6455, 7.4.1)."""
 DRAINING: Final = 4000
 """The gateway is going down."""
 HEARTBEAT: Final = 4001

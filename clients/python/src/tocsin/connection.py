@@ -6,10 +6,9 @@ No task, no queue and no future per message: whole messages go to a callback fro
 import asyncio
 import ssl
 from collections.abc import Sequence
-from typing import Final, Protocol, cast
+from typing import Final, cast
 from urllib.parse import urlsplit
 
-import msgspec
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidHandshake, InvalidStatus
 from websockets.frames import Frame, Opcode
@@ -17,48 +16,39 @@ from websockets.protocol import State
 from websockets.typing import Subprotocol
 from websockets.uri import WebSocketURI
 
-from tocsin import codes
-from tocsin.errors import BrokerError, CannotConnect, broker_error
+from tocsin import codes, wire
+from tocsin.carrier import ABNORMAL, WRITE_BUFFER_BYTES, Listener, Trace
+from tocsin.choosing import Transport
+from tocsin.errors import NotABroker
+from tocsin.requesting import refusal
 
 MESSAGE_BYTES_MAX: Final = 8 * 1_048_576
 """Until the broker's welcome has named its bound."""
-WRITE_BUFFER_BYTES: Final = 1_048_576
-"""Above this nothing is published until the socket has drained."""
 CLOSE_TIMEOUT_S: Final = 2.0
-_ABNORMAL: Final = 1006
-
-
-class Listener(Protocol):
-    """Who is told. Nothing is called after `on_closed`."""
-
-    def on_message(self, data: bytes) -> None:
-        """A whole WebSocket message."""
-
-    def on_writable(self) -> None:
-        """`writable` has become True again."""
-
-    def on_closed(self, close_code: int, reason: str) -> None:
-        """The connection has ended; 1006: without a close frame."""
 
 
 class Connection(asyncio.Protocol):
-    """An open WebSocket. Made by `open_connection`."""
+    """An open WebSocket, a Carrier. Made by `open_connection`."""
 
-    def __init__(self, uri: WebSocketURI, token: str | None) -> None:
+    transport: Transport = "websocket"
+
+    def __init__(self, uri: WebSocketURI, token: str | None, trace: Trace | None) -> None:
         self._ws = ClientProtocol(
             uri,
             subprotocols=[Subprotocol(codes.SUBPROTOCOL)],
             max_size=MESSAGE_BYTES_MAX,
         )
         self._token = token
+        self._trace = trace
         self._transport: asyncio.Transport | None = None
         self._listener: Listener | None = None
         self._parts: list[bytes] = []
         self._closing: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self.opened: asyncio.Future[None] = self._loop.create_future()
-        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self._closed: asyncio.Future[None] = self._loop.create_future()
         self.writable = True
+        self.refusal: Exception | None = None
         self.heard_at = self._loop.time()
         """When something was received last, in the loop's seconds."""
 
@@ -92,14 +82,18 @@ class Connection(asyncio.Protocol):
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.opcode is Opcode.TEXT and frame.fin:
-            if self._listener is not None:
-                self._listener.on_message(cast("bytes", frame.data))
+            self._tell(cast("bytes", frame.data))
         elif frame.opcode in (Opcode.TEXT, Opcode.CONT, Opcode.BINARY):
             self._parts.append(cast("bytes", frame.data))
             if frame.fin:
                 data, self._parts = b"".join(self._parts), []
-                if self._listener is not None:
-                    self._listener.on_message(data)
+                self._tell(data)
+
+    def _tell(self, data: bytes) -> None:
+        if self._trace is not None:
+            self._trace("received", "websocket", data)
+        if self._listener is not None:
+            self._listener.on_message(data)
 
     def eof_received(self) -> None:
         """The broker has ended its side."""
@@ -128,30 +122,36 @@ class Connection(asyncio.Protocol):
         listener, self._listener = self._listener, None
         if listener is not None:
             rcvd = self._ws.close_rcvd or self._ws.close_sent
-            listener.on_closed(rcvd.code if rcvd else _ABNORMAL, rcvd.reason if rcvd else "")
-        if not self.closed.done():
-            self.closed.set_result(None)
+            listener.on_closed(rcvd.code if rcvd else ABNORMAL, rcvd.reason if rcvd else "")
+        if not self._closed.done():
+            self._closed.set_result(None)
 
-    # --- for the client -------------------------------------------------------------------------
+    # --- Carrier -------------------------------------------------------------------------
 
     def listen(self, listener: Listener | None) -> None:
-        """From now on `listener` is told; None: nobody."""
+        """As Carrier.listen."""
         self._listener = listener
 
     def limit(self, message_bytes_max: int) -> None:
-        """Close the connection when a larger message comes."""
+        """As Carrier.limit."""
         self._ws.max_message_size = message_bytes_max
 
-    def send(self, messages: Sequence[bytes]) -> None:
-        """Write WebSocket messages; after the end nothing happens."""
+    def send(self, frames: Sequence[bytes]) -> None:
+        """As Carrier.send."""
         if self._ws.state is not State.OPEN:
             return
-        for message in messages:
+        for message in wire.join_frames(frames):
+            if self._trace is not None:
+                self._trace("sent", "websocket", message)
             self._ws.send_text(message)
         self._flush()
 
+    async def wait_closed(self) -> None:
+        """As Carrier.wait_closed."""
+        await asyncio.wait((self._closed,))
+
     def close(self, code: int = 1000, reason: str = "") -> None:
-        """Begin the closing handshake; it is cut off after CLOSE_TIMEOUT_S."""
+        """As Carrier.close: the closing handshake; it is cut off after CLOSE_TIMEOUT_S."""
         if self._ws.state is State.OPEN:
             self._ws.send_close(code, reason)
             self._flush()
@@ -160,7 +160,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def abort(self) -> None:
-        """Cut it off: nothing has been heard for too long."""
+        """As Carrier.abort."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -180,37 +180,22 @@ class Connection(asyncio.Protocol):
                 transport.close()
 
 
-class _Problem(msgspec.Struct):
-    code: str
-    detail: str = ""
-    retry: bool = False
-    retry_after_s: float | None = None
-
-
 def _refusal(error: Exception) -> Exception:
     """What the user is told of a failed handshake."""
     if isinstance(error, InvalidStatus):
-        status = error.response.status_code
-        try:
-            problem = msgspec.json.decode(bytes(error.response.body or b""), type=_Problem)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            if status in (401, 403):
-                return broker_error("unauthorized", "the broker does not accept the token")
-            return CannotConnect(f"a WebSocket was refused with HTTP status {status}")
-        return broker_error(
-            problem.code, problem.detail, retry=problem.retry, retry_after_s=problem.retry_after_s
-        )
+        return refusal(error.response.status_code, bytes(error.response.body or b""))
     if isinstance(error, InvalidHandshake):
-        return CannotConnect(f"what answers is not a Tocsin broker: {error}")
+        return NotABroker(f"what answers is not a Tocsin broker: {error}")
     return error
 
 
-async def open_connection(url: str, token: str | None) -> Connection:
+async def open_connection(url: str, token: str | None, trace: Trace | None = None) -> Connection:
     """A WebSocket to the broker at this http or https URL.
 
     Raises:
         OSError: no connection; perhaps later.
-        CannotConnect: what answers is not a broker.
+        CannotConnect: something answers, and lets no WebSocket through now.
+        NotABroker: what answers is not a broker, or lets no WebSocket through.
         BrokerError: the broker refused, e.g. Unauthorized.
     """
     parts = urlsplit(url)
@@ -220,7 +205,7 @@ async def open_connection(url: str, token: str | None) -> Connection:
     uri = WebSocketURI(secure, host, port, f"{parts.path.rstrip('/')}/v1/ws", "", None, None)
     loop = asyncio.get_running_loop()
     _, connection = await loop.create_connection(
-        lambda: Connection(uri, token),
+        lambda: Connection(uri, token, trace),
         host,
         port,
         ssl=ssl.create_default_context() if secure else None,
@@ -231,10 +216,3 @@ async def open_connection(url: str, token: str | None) -> Connection:
         connection.abort()
         raise
     return connection
-
-
-def is_refusal_for_good(error: Exception) -> bool:
-    """Whether another attempt to open a connection would end the same way."""
-    if isinstance(error, BrokerError):
-        return not error.retry
-    return isinstance(error, CannotConnect)

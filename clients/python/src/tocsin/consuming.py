@@ -2,14 +2,17 @@
 
     receive -> QUEUED -> READY -- next --> HANDED -- ack, nack --> settled
                  |         |                 |
-                 └─────────┴───── GONE <─────┘   revoked, lease over, connection lost
+                 └─────────┴───── GONE <─────┘   revoked, lease over, session lost
 
 * Of one key, a message is handed out only when the one before it has been settled (R17): the first
   one of a key is READY, the others are QUEUED in the key's line.
 * When a message is returned or goes, the later ones of its key that are held go with it, and what
-  is under way of it is not let in (R17; see `closed`).
-* A lease is counted from the moment the push was received, less a margin; what is over is treated
-  as revoked (R17), so nothing is handed out that another consumer may have by now.
+  is under way of it is not let in (R17; see `closed`). While something is still at work on it, it
+  stands before the key's line as a ghost: what comes again waits until that has `finished`.
+* What is over by this client's own clock (see `leasing`) is treated as revoked (R17), so nothing
+  is handed out that another consumer may have by now.
+* Between two carriers nothing is handed out (`pause`). Coming back the client says what it holds
+  (`holding`), and goes on with what is still its own (`resumed`, R22).
 * Credit is granted in total: what was asked for at first, and one for each that was released (R25).
 """
 
@@ -22,12 +25,11 @@ from typing import Final
 from tocsin import wire
 from tocsin.closed import ClosedKeys
 from tocsin.errors import StaleDelivery
+from tocsin.leasing import Leases
 from tocsin.message import HeldPush, Message, Settler, State
-from tocsin.places import columns, parts, ranges
+from tocsin.places import ranges
+from tocsin.settling import Settlements, Ticket
 
-MARGIN_S_MAX: Final = 2.0
-MARGIN_SHARE: Final = 0.1
-"""A lease ends here by this share of it earlier than at the broker, at most MARGIN_S_MAX."""
 CREDIT_SHARE: Final = 4
 """Credit is granted anew when a quarter of the window has been used up."""
 _READY_GONE_MIN: Final = 64
@@ -47,39 +49,41 @@ _WHY: Final = {
 }
 
 
-def usable_s(lease_s: float) -> float:
-    """How long a delivery may be worked on here when the broker grants `lease_s`."""
-    return lease_s - min(MARGIN_S_MAX, MARGIN_SHARE * lease_s)
-
-
 class Ledger:
-    """What one consumer holds on one connection. `now` is in seconds of a monotonic clock.
+    """What one consumer holds. `now` is in seconds of a monotonic clock.
 
     `credit` is how many deliveries may be held at a time; `lease_s` is the group's; `settler`
-    carries out what is called on the messages.
+    carries out what is called on the messages; `auto_extend`: what is held is prolonged in time.
     """
 
-    def __init__(self, settler: Settler, *, subscription: int, credit: int, lease_s: float) -> None:
+    def __init__(
+        self, settler: Settler, *, subscription: int, credit: int, lease_s: float,
+        auto_extend: bool = False,
+    ) -> None:  # fmt: skip
         self.subscription = subscription
+        self._settler = settler
+        self._lines: dict[str, deque[Message] | None] = {}  # per held key, those behind its first
+        self._ghosts: dict[str, Message] = {}  # per key, what is gone and still at work
+        self._pushes: dict[tuple[int, int, int], HeldPush] = {}
+        self.leases = Leases(self._pushes, lease_s=lease_s, auto_extend=auto_extend)
+        self.settlements = Settlements(subscription)
+        self.begin(credit=credit, lease_s=lease_s)
+
+    def begin(self, *, credit: int, lease_s: float) -> None:
+        """The subscription has been opened anew, and nothing is held: `lost` came before."""
         self.credit = credit
         self.lease_s = lease_s
-        self._settler = settler
+        self.leases.begin(lease_s)
         self._ready: deque[Message] = deque()
         self._ready_gone = 0  # of these, no longer READY
-        self._lines: dict[str, deque[Message] | None] = {}  # per held key, those behind its first
-        self._pushes: dict[tuple[int, int, int], HeldPush] = {}
         self._newest: dict[int, tuple[int, int]] = {}  # partition -> (epoch, push)
         self._doubtful: dict[int, int] = {}  # partition -> so many more may have been given before
-        self._by_deadline: deque[HeldPush] = deque()
-        self._extended: list[Message] = []
-        self._started: list[Message] = []
-        self._acked: list[HeldPush] = []
-        self._confirm: list[tuple[Message, object]] = []
-        self._confirming: dict[int, list[tuple[Message, object]]] = {}
-        self._nacked: dict[tuple[float | None, str | None], list[Message]] = {}
         self._closed = ClosedKeys()
+        self.is_paused = False
         self.received = 0
         self.released = 0
+        self.uncounted = 0
+        """Of what was received, what an earlier life of the broker had given."""
         self._released_granted = 0
 
     # --- what comes in --------------------------------------------------------------------------
@@ -97,7 +101,7 @@ class Ledger:
             if push.attempt > 1 or push.epoch > newest[0]:
                 self._supersede(push)
         self._newest[push.partition] = number
-        held = HeldPush(push, self._settler, now + usable_s(self.lease_s))
+        held = HeldPush(push, self._settler, *self.leases.times(now=now))
         if not held.left:
             return
         if newest is None or push.epoch > newest[0]:
@@ -107,7 +111,7 @@ class Ledger:
             held.doubtful = True
             self._doubtful[push.partition] = max(0, doubtful - held.left)
         self._pushes[held.place] = held
-        self._by_deadline.append(held)
+        self.leases.received(held)
         lines, ready, deliveries = self._lines, self._ready, held.deliveries
         closed = self._closed if self._closed else None
         for offset, content in zip(push.places(), push.messages, strict=False):
@@ -148,52 +152,81 @@ class Ledger:
 
     def expire(self, *, now: float) -> None:
         """Discard what has been held for as long as its lease."""
-        late: list[Message] = []
-        while self._by_deadline and self._by_deadline[0].deadline <= now:
-            late += self._by_deadline.popleft().deliveries
-        late += self._extended
-        for message in late:
-            if message.state <= _HANDED and message.deadline <= now:
+        for message in self.leases.expire(now=now):
+            if message.state <= _HANDED:  # else it went with an earlier one of its key
                 self._close(message, _GONE)
                 self._closed.close(message)
-        self._extended = [m for m in self._extended if m.state <= _HANDED]
 
     def next_deadline(self) -> float | None:
         """When `expire` should be called, if nothing else happens before."""
-        while self._by_deadline and not self._by_deadline[0].left:
-            self._by_deadline.popleft()
-        deadlines = [m.deadline for m in self._extended if m.state <= _HANDED]
-        if self._by_deadline:
-            deadlines.append(self._by_deadline[0].deadline)
-        return min(deadlines, default=None)
+        return self.leases.next_deadline()
 
-    def lost(self) -> list[object]:
-        """The connection is gone, and every delivery with it. Returns the tickets of the acks
-        whose confirmation has not come."""
+    # --- coming back ----------------------------------------------------------------------------
+
+    def pause(self) -> None:
+        """Nothing carries the session: what is not handed out yet stays here."""
+        self.is_paused = True
+
+    def holding(self) -> wire.DeliveryList:
+        """What is held, and what was settled or returned and perhaps not heard."""
+        held = [
+            [*held.place, *ranges(offsets)]
+            for held in self._pushes.values()
+            if (offsets := [message.offset for message in held.open()])
+        ]
+        return held + self.settlements.unheard()
+
+    def count_anew(self) -> None:
+        """The broker has started anew, and counts only what it gives from now on."""
+        self.uncounted = self.received = self.received - self.released
+        self.released = self._released_granted = 0
+
+    @property
+    def granted(self) -> int:
+        """The credit granted in total, as the broker counts (R25)."""
+        return max(0, self.credit + self.released - self.uncounted)
+
+    @property
+    def received_there(self) -> int:
+        """How many messages ever came, as the broker counts."""
+        return self.received - self.uncounted
+
+    def resumed(self, revoked: wire.DeliveryList) -> None:
+        """The broker knows what is held; of that, these are not this consumer's any more. What it
+        sends from now on it sends knowing that: keys are open, but for those whose nack it may
+        not have heard."""
+        self.revoke(revoked)
+        self._closed = ClosedKeys()
+        handed = [m for held in self._pushes.values() for m in held.open() if m.state is _HANDED]
+        for message in self.settlements.say_again(handed):
+            self._closed.close(message)
+        self.leases.restart()
+        self._released_granted = -self.credit  # the grant, too, is said again
+        self.is_paused = False
+
+    def lost(self) -> list[Ticket]:
+        """The session is gone, and every delivery with it. Returns the tickets of the acks whose
+        confirmation has not come."""
         for held in list(self._pushes.values()):
             self._lose(held, 0, _LAST)
-        pending = [ticket for _, ticket in self._confirm]
-        pending += [ticket for pairs in self._confirming.values() for _, ticket in pairs]
         self._ready.clear()
         self._ready_gone = 0
-        self._acked.clear()
-        self._nacked.clear()
-        self._started.clear()
-        self._confirm.clear()
-        self._confirming.clear()
         self._closed = ClosedKeys()
+        self.leases.restart()
         self._released_granted = self.released  # there is nobody left to grant it
-        return pending
+        return self.settlements.lost()
 
     # --- handing out and settling ---------------------------------------------------------------
 
     @property
     def ready(self) -> int:
         """How many could be handed out now."""
-        return len(self._ready) - self._ready_gone
+        return 0 if self.is_paused else len(self._ready) - self._ready_gone
 
     def next(self, *, now: float) -> Message | None:
         """Hand out a message whose key is free; None: there is none now."""
+        if self.is_paused:
+            return None
         ready = self._ready
         while ready:
             message = ready[0]
@@ -204,7 +237,7 @@ class Ledger:
             ready.popleft()
             if message.state is _READY:
                 message.state = _HANDED
-                self._started.append(message)
+                self.settlements.start(message)
                 return message
             self._ready_gone -= 1
         return None
@@ -221,20 +254,19 @@ class Ledger:
         self.check_held(message, now=now)
         message.state = _ACKED
         held = message.held
-        if ticket is not None:
-            self._confirm.append((message, ticket))
-        elif held.acked:
-            held.acked.append(message.offset)
+        if ticket is None:
+            self.settlements.ack(message)
         else:
-            held.acked.append(message.offset)
-            self._acked.append(held)
+            self.settlements.confirm(message, ticket)
         self.released += 1
         held.left -= 1
         if not held.left:
             self._pushes.pop(held.place, None)
-        key = message.key
-        if key is None:
-            return
+        if message.key is not None:
+            self._promote(message.key)
+
+    def _promote(self, key: str) -> None:
+        """The first one of its line is out of the way."""
         line = self._lines[key]
         if line is None:
             del self._lines[key]
@@ -244,6 +276,13 @@ class Ledger:
         self._ready.append(following)
         if not line:
             self._lines[key] = None
+
+    def finished(self, message: Message) -> None:
+        """Nothing is at work on it any more. It was not gone: nothing happens."""
+        key = message.key
+        if key is not None and self._ghosts.get(key) is message:
+            del self._ghosts[key]
+            self._promote(key)
 
     def nack(
         self, message: Message, *, now: float, delay_s: float | None = None,
@@ -257,7 +296,7 @@ class Ledger:
         self.check_held(message, now=now)
         self._close(message, State.NACKED)
         self._closed.close(message)
-        self._nacked.setdefault((delay_s, reason), []).append(message)
+        self.settlements.nack(message, (delay_s, reason))
 
     def check_held(self, message: Message, *, now: float) -> None:
         """Raises StaleDelivery unless the message was handed out and is still this consumer's."""
@@ -269,29 +308,14 @@ class Ledger:
     def extended(self, message: Message, *, until: float) -> None:
         """The broker has prolonged the lease; it may be worked on until `until`, in seconds."""
         if message.state <= _HANDED:
-            if message.deadline == message.held.deadline:
-                self._extended.append(message)
-            message.deadline = until
+            self.leases.extended(message, until=until)
+
+    # --- answers --------------------------------------------------------------------------------
 
     def nack_answered(self, ref: int) -> None:
         """The broker has read a nack: what it sends from now on may be let in."""
+        self.settlements.nack_answered(ref)
         self._closed.answered(ref)
-
-    def confirmed(self, ref: int, refused: wire.DeliveryList) -> tuple[list[object], list[object]]:
-        """The answer to a confirmed ack: (tickets of what is settled, tickets of the rest).
-        `refused` are the deliveries that the broker did not settle."""
-        places = {
-            (partition, epoch, number, offset)
-            for partition, epoch, number, *pairs in refused
-            for first, last in zip(pairs[::2], pairs[1::2], strict=False)
-            for offset in range(first, last + 1)
-        }
-        settled: list[object] = []
-        stale: list[object] = []
-        for message, ticket in self._confirming.pop(ref, ()):
-            gone = (*message.held.place, message.offset) in places
-            (stale if gone else settled).append(ticket)
-        return settled, stale
 
     # --- leaving --------------------------------------------------------------------------------
 
@@ -314,9 +338,15 @@ class Ledger:
                 if not line:
                     self._lines[message.key] = None
             else:
-                del self._lines[message.key]
+                if was is _HANDED and self._settler.gone(message):
+                    self._ghosts[message.key] = message
+                    self._lines[message.key] = None
+                else:
+                    del self._lines[message.key]
                 for later in line or ():
                     self._drop(later, _GONE)
+        elif was is _HANDED:
+            self._settler.gone(message)
         if was is _READY:
             self._ready_gone += 1
             if self._ready_gone > max(_READY_GONE_MIN, len(self._ready) // 2):  # P9
@@ -336,50 +366,15 @@ class Ledger:
     def _credit_due(self) -> bool:
         return (self.released - self._released_granted) * CREDIT_SHARE >= max(self.credit, 1)
 
-    def take(self, refs: Iterator[int]) -> list[wire.SentFrame]:
-        """The frames that are to be sent now, in this order."""
-        subscription = self.subscription
-        started = columns(
-            (m.held.place, m.offset) for m in self._started if m.state is _HANDED
-        )  # what is settled in the same breath needs no mark
-        self._started.clear()
-        frames: list[wire.SentFrame] = [
-            wire.Extend(subscription=subscription, started=part) for part in parts(started)
-        ]
-        acked = [[*held.place, *ranges(held.acked)] for held in self._acked]
-        for held in self._acked:
-            held.acked = []
-        self._acked.clear()
-        acks = [wire.Ack(subscription=subscription, deliveries=part) for part in parts(acked)]
-        if len(frames) == 1 and acks:  # the ordinary case: marks travel with the acks
-            acks[0].started = started
-            frames.clear()
-        frames += acks
-        for start in range(0, len(self._confirm), wire.RANGES_PER_FRAME_MAX):
-            confirm = self._confirm[start : start + wire.RANGES_PER_FRAME_MAX]
-            ref = next(refs)
-            self._confirming[ref] = confirm
-            places = columns((m.held.place, m.offset) for m, _ in confirm)
-            frames.append(wire.Ack(subscription=subscription, deliveries=places, ref=ref))
-        self._confirm.clear()
-        for (delay_s, reason), messages in self._nacked.items():
-            for start in range(0, len(messages), wire.RANGES_PER_FRAME_MAX):
-                nacked = messages[start : start + wire.RANGES_PER_FRAME_MAX]
-                ref = next(refs)
-                self._closed.ask(ref, nacked)
-                places = columns((m.held.place, m.offset) for m in nacked)
-                frames.append(
-                    wire.Nack(
-                        subscription=subscription, deliveries=places, delay_s=delay_s,
-                        reason=reason, ref=ref,
-                    )
-                )  # fmt: skip
-        self._nacked.clear()
+    def take(self, refs: Iterator[int], *, now: float) -> list[wire.SentFrame]:
+        """The frames that are to be sent now, in this order; none while it is paused."""
+        if self.is_paused:
+            return []
+        frames = self.settlements.take(refs, self._closed)
+        frames += self.leases.ask(refs, self.subscription, now=now)
         if self.released > self._released_granted and (frames or self._credit_due()):
             self._released_granted = self.released
-            frames.append(
-                wire.Credit(subscription=subscription, granted=self.credit + self.released)
-            )
+            frames.append(wire.Credit(subscription=self.subscription, granted=self.granted))
         return frames
 
     def check(self) -> None:
@@ -387,10 +382,11 @@ class Ledger:
         held = [m for push in self._pushes.values() for m in push.deliveries if m.state <= _HANDED]
         assert len(held) == self.received - self.released, "R25: held = received - released"
         assert all(push.left for push in self._pushes.values())
-        assert self.ready == sum(m.state is _READY for m in held)
+        assert len(self._ready) - self._ready_gone == sum(m.state is _READY for m in held)
         keyed = [m for m in held if m.key is not None]
         for key, line in self._lines.items():
             first = [m for m in keyed if m.key == key and m.state is not _QUEUED]
-            assert len(first) == 1, "P3: one message of a key at a time"
+            ghost = key in self._ghosts
+            assert len(first) + ghost == 1, "P3: one message of a key at a time"
             assert [m for m in keyed if m.key == key and m.state is _QUEUED] == list(line or ())
-        assert {m.key for m in keyed} == set(self._lines)
+        assert {m.key for m in keyed} | self._ghosts.keys() == set(self._lines)

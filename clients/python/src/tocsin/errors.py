@@ -1,7 +1,8 @@
 """What the SDK raises.
 
 TocsinError                  base of all
-├── CannotConnect            no broker answers, or what answers is not one
+├── CannotConnect            no broker answers
+│   └── NotABroker           what answers is not one
 ├── SessionEnded             the broker ended the session for good (close codes 4500-4999)
 ├── ClientClosed             the client, or the subscription, has been closed
 ├── BrokerError              the broker answered with an error; `code` says which
@@ -34,6 +35,7 @@ __all__ = [
     "Gap",
     "GroupNotFound",
     "InvalidRequest",
+    "NotABroker",
     "NotFound",
     "OutcomeUnknown",
     "PositionUnknown",
@@ -55,7 +57,12 @@ class TocsinError(Exception):
 
 
 class CannotConnect(TocsinError):
-    """No broker answers at the URL, or what answers there is not one."""
+    """No broker answers at the URL."""
+
+
+class NotABroker(CannotConnect):
+    """What answers at the URL does not talk as a Tocsin broker does: look at the URL, and at the
+    proxies on the way."""
 
 
 class SessionEnded(TocsinError):

@@ -1,6 +1,5 @@
 """The calls that go over HTTP: queues, groups, pull."""
 
-import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
@@ -10,22 +9,13 @@ import httpx2
 import msgspec
 
 from tocsin import wire
-from tocsin.errors import BrokerError, CannotConnect, broker_error
+from tocsin.errors import CannotConnect, broker_error
 from tocsin.message import Content
-from tocsin.session import Token
+from tocsin.requesting import Token, bearer, open_http, refusal
 from tocsin.subscribing import Start, start_at
 
 TIMEOUT_S: Final = 30.0
 """For an answer; a pull's `wait_s` comes on top."""
-
-
-class _Problem(msgspec.Struct):
-    """A problem document (RFC 9457) of Tocsin."""
-
-    code: str = ""
-    detail: str = ""
-    retry: bool = False
-    retry_after_s: float | None = None
 
 
 class _Pulled(wire.PushedMessage, kw_only=True):
@@ -95,16 +85,8 @@ class Http:
             await self._client.aclose()
 
     def _connections(self) -> httpx2.AsyncClient:
-        """Made when it is needed: reading the system's certificates takes 100 ms, and where the
-        URL is http none are looked at."""
         if self._client is None:
-            secure = self.url.startswith("https:")
-            context = (
-                ssl.create_default_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            )
-            self._client = httpx2.AsyncClient(
-                base_url=self.url, verify=context, timeout=TIMEOUT_S, trust_env=False
-            )
+            self._client = open_http(self.url, timeout_s=TIMEOUT_S)
         return self._client
 
     async def request(
@@ -116,8 +98,7 @@ class Http:
             CannotConnect: nothing answers, or no broker.
             BrokerError: what the problem document says.
         """
-        token = self._token() if callable(self._token) else self._token
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        headers = bearer(self._token)
         content = None
         if body is not None:
             content = wire.encode(body)
@@ -134,7 +115,7 @@ class Http:
             raise CannotConnect(f"cannot reach a Tocsin broker at {self.url}: {error}") from error
         if answer.is_success:
             return answer.content
-        raise _problem(answer.status_code, answer.content)
+        raise refusal(answer.status_code, answer.content)
 
     # --- queues ---------------------------------------------------------------------------------
 
@@ -237,15 +218,3 @@ def _object(data: bytes) -> dict[str, Any]:
         return msgspec.json.decode(data, type=dict[str, Any])
     except msgspec.DecodeError as error:
         raise CannotConnect(f"what answers is not a Tocsin broker: {error}") from None
-
-
-def _problem(status: int, content: bytes) -> BrokerError | CannotConnect:
-    try:
-        problem = msgspec.json.decode(content, type=_Problem)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        problem = _Problem()
-    if not problem.code:
-        return CannotConnect(f"what answers is not a Tocsin broker: HTTP status {status}")
-    return broker_error(
-        problem.code, problem.detail, retry=problem.retry, retry_after_s=problem.retry_after_s
-    )

@@ -1,6 +1,7 @@
 """Messages as they are handed to the user; a body is decoded when it is asked for."""
 
 import base64
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, Final, Protocol
 
@@ -124,16 +125,28 @@ class Settler(Protocol):
     async def extend(self, message: "Message", lease_s: float | None) -> None:
         """Prolong the lease, and wait for the answer."""
 
+    def gone(self, message: "Message") -> bool:
+        """A message that was handed out is no longer this consumer's. Whether something is still
+        at work on it: then nothing of its key is handed out until `Ledger.finished`."""
+
 
 class HeldPush:
     """A push some of whose deliveries are held: what they have in common."""
 
-    __slots__ = ("acked", "deadline", "deliveries", "doubtful", "left", "place", "push", "settler")
+    __slots__ = (
+        "acked", "deadline", "deliveries", "doubtful", "extend_at", "left", "place", "push",
+        "settler",
+    )  # fmt: skip
 
-    def __init__(self, push: wire.Push, settler: Settler, deadline: float) -> None:
+    def __init__(
+        self, push: wire.Push, settler: Settler, deadline: float, extend_at: float
+    ) -> None:
         self.push = push
         self.settler = settler
         self.deadline = deadline
+        """The earliest one of its messages."""
+        self.extend_at = extend_at
+        """When to ask for more time; infinity: never."""
         self.place = (push.partition, push.epoch, push.push)
         self.left = len(push.messages)
         self.deliveries: list[Message] = []
@@ -142,6 +155,15 @@ class HeldPush:
         self.doubtful = False
         """Its messages may have been in the hands of a consumer that died: each is marked as
         started before its handler runs, lest one that kills its process goes uncounted (R19)."""
+
+    @property
+    def due(self) -> float:
+        """When there is something to do about its lease."""
+        return min(self.deadline, self.extend_at)
+
+    def open(self) -> Iterator["Message"]:
+        """Its messages that are held."""
+        return (message for message in self.deliveries if message.state <= State.HANDED)
 
 
 class Message(Content):

@@ -25,6 +25,12 @@ def ranges(offsets: list[int]) -> list[int]:
     return pairs
 
 
+def offsets_of(row: Sequence[int]) -> Iterator[int]:
+    """The offsets that a row of a delivery list names."""
+    for first, last in zip(row[3::2], row[4::2], strict=False):
+        yield from range(first, last + 1)
+
+
 def columns(places: Iterable[tuple[tuple[int, int, int], int]]) -> wire.DeliveryList:
     """The delivery list of (place, offset) pairs."""
     offsets: dict[tuple[int, int, int], list[int]] = {}

@@ -1,13 +1,12 @@
-"""A client's conversation with the broker over one WebSocket after another.
+"""A client's conversation with the broker. It outlives what carries it: see `dialing`.
 
-It opens, greets, reconnects and keeps the timer; what is said is the parts' business. All frames
-that the parts have to send in one turn of the event loop travel together.
+What is said is the parts' business. All frames that they have to send in one turn of the event
+loop travel together.
 """
 
 import asyncio
 import itertools
 import logging
-import os
 from collections.abc import Callable
 from random import Random
 from typing import Final, Protocol
@@ -15,22 +14,19 @@ from typing import Final, Protocol
 import msgspec
 
 from tocsin import codes, wire
-from tocsin.connection import Connection, is_refusal_for_good, open_connection
-from tocsin.errors import (
-    CannotConnect,
-    ClientClosed,
-    SessionEnded,
-    TocsinError,
-    Unauthorized,
-)
-from tocsin.reconnecting import Reconnecting
+from tocsin.carrier import Carrier, Trace
+from tocsin.choosing import Mode, Transport
+from tocsin.dialing import Dialer, OpenCarrier
+from tocsin.errors import ClientClosed, TocsinError
+from tocsin.requesting import Token
 
 logger = logging.getLogger("tocsin")
 
-Token = str | Callable[[], str] | None
 Answered = Callable[[wire.Ok | wire.Error | None], None]
-"""Called with the answer to a request; None: the connection was lost before."""
-_GOING_AWAY: Final = 1000
+"""Called with the answer to a request; None: what carried it was lost before."""
+SILENT_SHARE: Final = 0.5
+"""After this share of the broker's heartbeat without a sound it is asked for a sign of life, and
+after the whole of it given up: sooner than the broker gives up this client."""
 _ENDING: Final = frozenset({"queue_not_found", "group_not_found", "unauthorized", "forbidden"})
 """With these an error that answers nothing ends its subscription."""
 
@@ -39,10 +35,11 @@ class Part(Protocol):
     """A publisher, a subscription or a reader: what has something to say on the session."""
 
     def opened(self) -> None:
-        """A connection stands; what was said on an earlier one is gone."""
+        """The session stands, or stands again: see `Session.resumed` and `Session.is_known`. What
+        was on its way when `disconnected` was called may be lost."""
 
     def disconnected(self) -> None:
-        """The connection is lost; perhaps another one follows."""
+        """What carried the session is lost; perhaps another carrier follows."""
 
     def failed(self, error: TocsinError) -> None:
         """No other one follows."""
@@ -71,23 +68,32 @@ class Subscriber(Part, Protocol):
 
 
 class Session:
-    """`url`: http or https. `token`: a text, or what returns a fresh one at each attempt."""
+    """`url`: http or https. `token`: a text, or what returns a fresh one at each attempt. `mode`:
+    the transport, or "auto". `linger_s`: for how long the broker is to keep what this client holds
+    while nothing connects them. `open_carrier`: instead of the usual transports."""
 
     def __init__(
-        self, url: str, *, token: Token, producer: str, connect_timeout_s: float, rng: Random
-    ) -> None:
+        self, url: str, *, token: Token, producer: str, connect_timeout_s: float, rng: Random,
+        mode: Mode = "auto", linger_s: float = 0.0, trace: Trace | None = None,
+        open_carrier: OpenCarrier | None = None,
+    ) -> None:  # fmt: skip
         self.url = url
         self.producer = producer
         self.welcome = wire.Welcome()
         self.failure: TocsinError | None = None
-        self._token = token
-        self._connect_timeout_s = connect_timeout_s
-        self._reconnecting = Reconnecting(rng=rng, fresh_tokens=callable(token))
+        self.session_id = ""
+        """The broker's name for this session; empty: there is none yet."""
+        self.resumed: frozenset[int] = frozenset()
+        """The subscriptions that stand since the last welcome without having been opened anew."""
+        self.is_known = False
+        """Whether the session has kept its name at the last welcome."""
+        self._linger_s = linger_s
         self._loop = asyncio.get_running_loop()
-        self._connection: Connection | None = None
-        self._welcomed: asyncio.Future[None] | None = None
-        self._ended: asyncio.Future[tuple[int, str]] = self._loop.create_future()
-        self._runner: asyncio.Task[None] | None = None
+        self._dialer = Dialer(
+            self, url, token=token, mode=mode, connect_timeout_s=connect_timeout_s, rng=rng,
+            trace=trace, open_carrier=open_carrier,
+        )  # fmt: skip
+        self._carrier: Carrier | None = None
         self._parts: dict[Part, None] = {}
         self._subscribers: dict[int, Subscriber] = {}
         self._dirty: dict[Part, None] = {}
@@ -95,7 +101,6 @@ class Session:
         self._refs = itertools.count(1)
         self._pending: dict[int, Answered] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._pinged = False
         self.is_open = False
         self.is_draining = False
 
@@ -108,88 +113,71 @@ class Session:
             CannotConnect: nothing answers, or no broker.
             BrokerError: the broker refused, e.g. Unauthorized.
         """
-        try:
-            await self._connect()
-        except (OSError, TimeoutError) as error:
-            raise CannotConnect(
-                f"cannot reach a Tocsin broker at {self.url}: {why(error)}"
-            ) from error
-        self._runner = self._loop.create_task(self._run(), name="tocsin-session")
+        await self._dialer.open()
 
     async def close(self) -> None:
-        """Send what is queued, close the socket, end everything that still waits."""
+        """Send what is queued, end the session and everything that still waits."""
         if self.is_open:
             self.flush()
         if self.failure is None:
-            self._fail(ClientClosed())
+            self.failed(ClientClosed())
         if self._timer is not None:
             self._timer.cancel()
-        connection = self._connection
-        if connection is not None:
-            connection.close(_GOING_AWAY)
-            await connection.closed
-        if self._runner is not None:
-            self._runner.cancel()
-            await asyncio.wait((self._runner,))
+        await self._dialer.close()
 
-    async def _run(self) -> None:
-        """Reconnect until the session has ended for good."""
-        while True:
-            close_code, reason = await self._ended
-            if self.failure is not None:
-                return
-            if not self._reconnecting.may_reconnect(close_code):
-                self._fail(
-                    Unauthorized("unauthorized", reason)
-                    if close_code == codes.UNAUTHORIZED
-                    else SessionEnded(close_code, reason)
-                )
-                return
-            logger.warning("connection lost (%d %s): reconnecting", close_code, reason)
-            if not await self._reconnect():
-                return
+    @property
+    def transport(self) -> Transport | None:
+        """What carries the session now; None: nothing does."""
+        return self._carrier.transport if self._carrier is not None and self.is_open else None
 
-    async def _reconnect(self) -> bool:
-        while True:
-            await asyncio.sleep(self._reconnecting.delay_s(now=self._loop.time()))
-            try:
-                await self._connect()
-            except (OSError, TimeoutError) as error:
-                logger.info("cannot reconnect to %s yet: %s", self.url, why(error))
-            except TocsinError as error:
-                unauthorized = isinstance(error, Unauthorized)
-                again = self._reconnecting.may_reconnect(codes.UNAUTHORIZED) and unauthorized
-                if is_refusal_for_good(error) and not again:
-                    self._fail(error)
-                    return False
-            else:
-                logger.info("reconnected to %s", self.url)
-                return True
+    # --- dialing.Host ---------------------------------------------------------------------------
 
-    async def _connect(self) -> None:
-        token = self._token() if callable(self._token) else self._token
-        self._ended = self._loop.create_future()
-        self._welcomed = self._loop.create_future()
-        async with asyncio.timeout(self._connect_timeout_s):
-            connection = await open_connection(self.url, token)
-            try:
-                self._connection = connection
-                connection.listen(self)
-                hello = wire.Hello(producer=self.producer, client="tocsin-python")
-                connection.send([wire.encode(hello)])
-                await self._welcomed
-            except BaseException:
-                connection.listen(None)  # its end must not be taken for that of the next one
-                connection.abort()
-                self._connection = None
-                raise
+    def hello(self) -> bytes:
+        """As Host.hello: with the name of the session that is to go on."""
+        hello = wire.Hello(
+            producer=self.producer, client="tocsin-python",
+            linger_s=self._linger_s or None, session=self.session_id or None,
+        )  # fmt: skip
+        return wire.encode(hello)
 
-    def _fail(self, error: TocsinError) -> None:
+    def welcomed(self, carrier: Carrier, welcome: wire.Welcome) -> None:
+        """As Host.welcomed."""
+        self._carrier = carrier
+        self.welcome = welcome
+        self.is_known = bool(self.session_id) and welcome.session == self.session_id
+        self.resumed = frozenset(welcome.resumed or ()) if self.is_known else frozenset()
+        self.session_id = welcome.session
+        self.is_open = True
+        self.is_draining = False
+        carrier.limit(2 * welcome.frame_bytes_max)
+        self.wake_at(self._loop.time() + welcome.heartbeat_s * SILENT_SHARE)
+        for number in self.resumed - self._subscribers.keys():  # closed while nothing carried it
+            self.request(wire.Unsubscribe(ref=next(self._refs), subscription=number))
+        for part in list(self._parts):
+            part.opened()
+
+    def lost(self) -> None:
+        """As Host.lost."""
+        was_open, self.is_open = self.is_open, False
+        self._carrier = None
+        if was_open:
+            self._answer_all_lost()
+            for part in list(self._parts):
+                part.disconnected()
+
+    def failed(self, error: TocsinError) -> None:
+        """As Host.failed; also when the client is closed."""
         self.failure = error
         self.is_open = False
         self._answer_all_lost()
         for part in list(self._parts):
             part.failed(error)
+
+    def begin_anew(self) -> None:
+        """What the broker says of this session cannot be: go on with another one."""
+        self.session_id = ""
+        if self._carrier is not None:
+            self._carrier.abort()
 
     # --- for the parts --------------------------------------------------------------------------
 
@@ -218,11 +206,11 @@ class Session:
         """`answered` gets the answer to the request with this ref."""
         self._pending[ref] = answered
 
-    def request(self, frame: wire.Subscribe | wire.Unsubscribe | wire.Extend) -> None:
+    def request(self, frame: wire.SentFrame) -> None:
         """Send a frame at once, behind what the parts have to send. Not open: nothing happens."""
         self.flush()
-        if self.is_open and self._connection is not None:
-            self._connection.send([wire.encode(frame)])
+        if self.is_open and self._carrier is not None:
+            self._carrier.send([wire.encode(frame)])
 
     def dirty(self, part: Part) -> None:
         """It has something to send: at the end of this turn of the loop."""
@@ -237,7 +225,7 @@ class Session:
 
     def flush(self) -> None:
         """Send what the parts have to send, now."""
-        if not self.is_open or not self._dirty or self._connection is None:
+        if not self.is_open or not self._dirty or self._carrier is None:
             return
         now = self._loop.time()
         dirty, self._dirty = self._dirty, {}
@@ -245,13 +233,13 @@ class Session:
         for part in dirty:
             frames += part.collect(now=now)
         if frames:
-            self._connection.send(wire.join_frames(frames))
+            self._carrier.send(frames)
 
     @property
     def writable(self) -> bool:
         """False: the socket's buffer is full, or the broker drains; publish nothing more now."""
-        connection = self._connection
-        return connection is not None and connection.writable and not self.is_draining
+        carrier = self._carrier
+        return carrier is not None and carrier.writable and not self.is_draining
 
     def wake_at(self, when: float | None) -> None:
         """Call the parts' `expire` then, in the loop's seconds, or before."""
@@ -274,21 +262,22 @@ class Session:
             self.wake_at(part.next_deadline())
 
     def _beat(self, now: float) -> None:
-        """Ask for a sign of life where there was none for a heartbeat, and give up after two."""
-        connection, heartbeat_s = self._connection, self.welcome.heartbeat_s
-        if not self.is_open or connection is None:
+        """Ask for a sign of life where there was none for long, and give up where none comes."""
+        carrier, heartbeat_s = self._carrier, self.welcome.heartbeat_s
+        if not self.is_open or carrier is None:
             return
-        silent_s = now - connection.heard_at
-        if silent_s >= 2 * heartbeat_s:
-            connection.abort()
-            return
+        silent_s = now - carrier.heard_at
         if silent_s >= heartbeat_s:
-            connection.send([wire.encode(wire.Ping())])
-            self.wake_at(connection.heard_at + 2 * heartbeat_s)
+            logger.info("nothing was heard over %s for %.1f s", carrier.transport, silent_s)
+            carrier.abort()
+            return
+        if silent_s >= heartbeat_s * SILENT_SHARE:
+            carrier.send([wire.encode(wire.Ping())])
+            self.wake_at(carrier.heard_at + heartbeat_s)
         else:
-            self.wake_at(connection.heard_at + heartbeat_s)
+            self.wake_at(carrier.heard_at + heartbeat_s * SILENT_SHARE)
 
-    # --- what the connection tells (connection.Listener) ----------------------------------------
+    # --- what the carrier tells (carrier.Listener) ----------------------------------------------
 
     def on_message(self, data: bytes) -> None:
         """A WebSocket message: one frame or several."""
@@ -296,8 +285,8 @@ class Session:
             frames = wire.decode(data)
         except msgspec.DecodeError as error:
             logger.error("a message that is not tocsin.v1: %s", error)
-            if self._connection is not None:
-                self._connection.close(1002, "not tocsin.v1")
+            if self._carrier is not None:
+                self._carrier.close(codes.PROTOCOL_ERROR, "not tocsin.v1")
             return
         now = self._loop.time()
         for frame in frames:
@@ -327,36 +316,23 @@ class Session:
             case wire.Drain():
                 logger.info("the broker drains: %s", frame.reason)
                 self.is_draining = True
-                self._reconnecting.advised(frame.reconnect_after_s, now=self._loop.time())
-            case wire.Welcome():
-                self._on_welcome(frame)
+                self._dialer.advised(frame.reconnect_after_s)
+            case wire.Pong():
+                answered = None if frame.ref is None else self._pending.pop(frame.ref, None)
+                if answered is not None:
+                    answered(wire.Ok(ref=frame.ref or 0))
             case _:
-                pass  # pong: having been heard is all it is for
+                pass  # the welcome: `welcomed` was called
 
     def _report(self, error: wire.Error) -> None:
-        """An error that answers nothing. Before the welcome it says why there will be none."""
+        """An error that answers nothing."""
         number = -1 if error.subscription is None else error.subscription
-        if self._welcomed is not None and not self._welcomed.done():
-            self._welcomed.set_exception(error.exception())
-        elif error.code in _ENDING and (subscriber := self._subscribers.get(number)) is not None:
+        if error.code in _ENDING and (subscriber := self._subscribers.get(number)) is not None:
             subscriber.ended(error.exception())
         elif error.code == "not_subscribed":
             logger.debug("the broker: %s", error.detail)  # crossed an unsubscribe
         else:
             logger.warning("the broker: %s", error.exception())
-
-    def _on_welcome(self, welcome: wire.Welcome) -> None:
-        self.welcome = welcome
-        self.is_open = True
-        self.is_draining = False
-        self._reconnecting.connected()
-        if self._connection is not None:
-            self._connection.limit(2 * welcome.frame_bytes_max)
-        if self._welcomed is not None and not self._welcomed.done():
-            self._welcomed.set_result(None)
-        self.wake_at(self._loop.time() + welcome.heartbeat_s)
-        for part in list(self._parts):
-            part.opened()
 
     def on_writable(self) -> None:
         """The socket has drained: go on publishing."""
@@ -364,35 +340,11 @@ class Session:
             self.dirty(part)
 
     def on_closed(self, close_code: int, reason: str) -> None:
-        """The connection has ended."""
-        was_open, self.is_open = self.is_open, False
-        self._connection = None
-        if self._welcomed is not None and not self._welcomed.done():
-            self._welcomed.set_exception(_closed_early(close_code, reason))
-        if not self._ended.done():
-            self._ended.set_result((close_code, reason))
-        if was_open:
-            self._answer_all_lost()
-            for part in list(self._parts):
-                part.disconnected()
+        """The carrier has ended."""
+        self.lost()
+        self._dialer.ended(close_code, reason)
 
     def _answer_all_lost(self) -> None:
         pending, self._pending = self._pending, {}
         for answered in pending.values():
             answered(None)
-
-
-def why(error: OSError) -> str:
-    """An operating system's error, for people."""
-    if isinstance(error, TimeoutError):
-        return "it does not answer"
-    return os.strerror(error.errno).lower() if error.errno else str(error)
-
-
-def _closed_early(close_code: int, reason: str) -> Exception:
-    """Why there was no welcome."""
-    if close_code == codes.UNAUTHORIZED:
-        return Unauthorized("unauthorized", reason)
-    if codes.may_reconnect(close_code):
-        return ConnectionResetError(f"closed before the welcome: {reason or close_code}")
-    return SessionEnded(close_code, reason)

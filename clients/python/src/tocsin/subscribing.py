@@ -54,7 +54,7 @@ class Waiters:
 
 
 class Subscribing(ABC):
-    """A numbered subscription of a session, joined again on every connection."""
+    """A numbered subscription of a session, joined again where it has not outlived a carrier."""
 
     def __init__(
         self,
@@ -77,6 +77,10 @@ class Subscribing(ABC):
     @abstractmethod
     def _subscribe(self, ref: int) -> wire.Subscribe:
         """What is said to join."""
+
+    def _resume(self) -> bool:
+        """Go on where the subscription still stands at the broker; False: it has to be joined."""
+        return False
 
     @abstractmethod
     def _accepted(self, answer: wire.Ok) -> None:
@@ -131,10 +135,14 @@ class Subscribing(ABC):
         self._session.route(self._number, None)
         self._session.remove(self)
         self.disconnected()
+        self._abandon()
         if not self._joined.done():
             self._joined.set_exception(error)
             self._joined.exception()  # perhaps nobody awaits it
         self._waiters.wake_all()
+
+    def _abandon(self) -> None:  # noqa: B027, a reader holds nothing
+        """Nothing that is held counts any more."""
 
     async def _wait(self) -> None:
         """Until there may be something to hand out.
@@ -153,8 +161,16 @@ class Subscribing(ABC):
     # --- session.Part ---------------------------------------------------------------------------
 
     def opened(self) -> None:
-        """A connection stands: join."""
+        """The session stands: join, or go on."""
         self._retry = None
+        if self._failure is not None or not self._session.is_open or self._resume():
+            return
+        session = self._session
+        if self._number in session.resumed:  # a reader, or its answer was lost
+            session.request(wire.Unsubscribe(ref=next(session.refs), subscription=self._number))
+        self._join()
+
+    def _join(self) -> None:
         if self._failure is not None or not self._session.is_open:
             return
         ref = next(self._session.refs)
@@ -172,7 +188,7 @@ class Subscribing(ABC):
             self._leave(answer.exception())
         elif not self._session.is_draining:  # else the next connection follows
             pause_s = max(RESUBSCRIBE_S, answer.retry_after_s or 0.0)
-            self._retry = self._loop.call_later(pause_s, self.opened)
+            self._retry = self._loop.call_later(pause_s, self._join)
 
     def disconnected(self) -> None:
         """The connection is lost."""

@@ -7,9 +7,11 @@ from functools import partial
 from typing import Any, Final
 
 from tocsin import wire
-from tocsin.consuming import Ledger, usable_s
+from tocsin.consuming import Ledger
 from tocsin.errors import OutcomeUnknown, StaleDelivery
+from tocsin.leasing import usable_s
 from tocsin.message import Message, State
+from tocsin.places import parts
 from tocsin.session import Session
 from tocsin.subscribing import Start, Subscribing, start_at
 
@@ -36,12 +38,21 @@ class Subscription(Subscribing):
         credit: int,
         start: Start | None,
         prepare: Callable[[], Awaitable[object]] | None,
+        auto_extend: bool,
     ) -> None:
         super().__init__(session, number, queue, prepare=prepare)
         self.group = group
         self._credit = credit
         self._start = start
-        self._ledger = self._new_ledger(LEASE_S_DEFAULT)
+        self._ledger = Ledger(
+            self, subscription=number, credit=credit, lease_s=LEASE_S_DEFAULT,
+            auto_extend=auto_extend,
+        )  # fmt: skip
+        self._is_held = False
+        """Whether the broker may still know of what is held here."""
+        self._running: dict[Message, asyncio.Task[object]] = {}
+        """Messages whose handlers run, each in the task that is cancelled when it is gone."""
+        self._cancelled: set[asyncio.Task[object]] = set()
 
     # --- for the user ---------------------------------------------------------------------------
 
@@ -70,21 +81,44 @@ class Subscription(Subscribing):
     ) -> None:
         """Call `handler` with each message until the subscription is closed: up to `concurrency`
         at a time across keys, one after another within a key. A message is acked when its handler
-        returns and has not settled it, and nacked when it raises."""
+        returns and has not settled it, and nacked when it raises. A handler whose message is no
+        longer this consumer's (revoked, or its lease could not be prolonged) is cancelled: the
+        message comes again, and its key waits until the handler has ended."""
         async with asyncio.TaskGroup() as workers:
             for number in range(concurrency):
                 workers.create_task(self._work(handler), name=f"tocsin-worker-{number}")
 
     async def _work(self, handler: Callable[[Message], Awaitable[object]]) -> None:
+        worker = asyncio.current_task()
+        assert worker is not None
         async for message in self:
+            self._running[message] = worker
             try:
                 await handler(message)
             except Exception as error:
-                logger.exception("the handler failed on %r", message)
-                reason = f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]
-                self._settle_quietly(message, partial(self.nack, message, None, reason))
+                if not self._was_cancelled(worker):
+                    logger.exception("the handler failed on %r", message)
+                    reason = f"{type(error).__name__}: {error}"[:REASON_CHARS_MAX]
+                    self._settle_quietly(message, partial(self.nack, message, None, reason))
+            except asyncio.CancelledError:
+                if not self._was_cancelled(worker):
+                    raise
+                logger.warning("the handler was cancelled: %r is no longer held here", message)
             else:
-                self._settle_quietly(message, partial(self.ack, message))
+                if not self._was_cancelled(worker):
+                    self._settle_quietly(message, partial(self.ack, message))
+            finally:
+                del self._running[message]
+                self._ledger.finished(message)
+                self._waiters.wake(self._ledger.ready)
+
+    def _was_cancelled(self, worker: "asyncio.Task[object]") -> bool:
+        """Whether the handler was cancelled because its message is gone, and nobody else cancelled
+        its task; as asyncio.timeout does it."""
+        if worker not in self._cancelled:
+            return False
+        self._cancelled.discard(worker)
+        return not worker.uncancel()
 
     def _settle_quietly(self, message: Message, settle: Callable[[], None]) -> None:
         if message.state in (State.ACKED, State.NACKED):
@@ -114,21 +148,25 @@ class Subscription(Subscribing):
         self._session.dirty(self)
 
     async def extend(self, message: Message, lease_s: float | None) -> None:
-        """Prolong the lease, and wait for the answer. Raises StaleDelivery, OutcomeUnknown."""
-        now, ledger = self._loop.time(), self._ledger
-        ledger.check_held(message, now=now)
-        answer: asyncio.Future[wire.Ok | wire.Error | None] = self._loop.create_future()
-        ref = next(self._session.refs)
-        self._session.expect(ref, lambda got: None if answer.done() else answer.set_result(got))
-        place = [[*message.held.place, message.offset, message.offset]]
-        self._session.request(
-            wire.Extend(
-                subscription=self._number, deliveries=place, started=place, lease_s=lease_s, ref=ref
-            )
-        )
-        got = await answer
-        if got is None:
-            raise OutcomeUnknown("unknown", "the connection was lost before the answer")
+        """Prolong the lease, and wait for the answer. Raises StaleDelivery."""
+        ledger, place = self._ledger, [[*message.held.place, message.offset, message.offset]]
+        got: wire.Ok | wire.Error | None = None
+        while got is None:  # lost on the way: it is asked again
+            while not self._session.is_open or ledger.is_paused:
+                ledger.check_held(message, now=self._loop.time())
+                await self._waiters.wait()
+            now = self._loop.time()
+            ledger.check_held(message, now=now)
+            answer: asyncio.Future[wire.Ok | wire.Error | None] = self._loop.create_future()
+            ref = next(self._session.refs)
+            self._session.expect(ref, partial(_answer, answer))
+            self._session.request(
+                wire.Extend(
+                    subscription=self._number, deliveries=place, started=place, lease_s=lease_s,
+                    ref=ref,
+                )
+            )  # fmt: skip
+            got = await answer
         if isinstance(got, wire.Error) and not got.deliveries:
             raise got.exception()
         if isinstance(got, wire.Error) or got.stale:
@@ -137,29 +175,86 @@ class Subscription(Subscribing):
         ledger.extended(message, until=now + usable_s(lease_s or ledger.lease_s))
         self._session.wake_at(ledger.next_deadline())
 
+    def gone(self, message: Message) -> bool:
+        """As Settler.gone: a handler that runs is cancelled, unless it has nacked it itself."""
+        worker = self._running.get(message)
+        if worker is None:
+            return False
+        cancels = message.state is State.GONE and worker is not asyncio.current_task()
+        if cancels and worker not in self._cancelled:
+            self._cancelled.add(worker)
+            worker.cancel()
+        return True
+
     # --- session.Subscriber ---------------------------------------------------------------------
 
-    def _new_ledger(self, lease_s: float) -> Ledger:
-        return Ledger(self, subscription=self._number, credit=self._credit, lease_s=lease_s)
-
     def _subscribe(self, ref: int) -> wire.Subscribe:
-        self._credit = min(self._credit, self._session.welcome.credit_max)
+        session = self._session
+        self._credit = min(self._credit, session.welcome.credit_max)
+        # Known, and yet not resumed: the broker has started anew, and may let us keep what we hold.
+        comes_back = self._is_held and session.is_known
+        if comes_back:
+            self._ledger.count_anew()
+        else:
+            self._abandon()
         return wire.Subscribe(
             ref=ref, subscription=self._number, queue=self.queue, group=self.group,
-            credit=self._credit, start=start_at(self._start),
+            credit=self._ledger.granted if comes_back else self._credit,
+            start=start_at(self._start), held=comes_back or None,
         )  # fmt: skip
 
     def _accepted(self, answer: wire.Ok) -> None:
-        """Every connection has a ledger of its own: what came on another one cannot be settled."""
         lease_s = LEASE_S_DEFAULT if answer.lease_s is None else answer.lease_s
-        self._ledger = self._new_ledger(lease_s)
+        if self._is_held:
+            self._hold()
+            return
+        self._ledger.begin(credit=self._credit, lease_s=lease_s)
+        self._is_held = True
+
+    def _resume(self) -> bool:
+        if not self._is_held or self._number not in self._session.resumed:
+            return False
+        self._hold()
+        return True
+
+    def _hold(self) -> None:
+        """Say what is held (R22); the answer to the last frame says what of it is not ours."""
+        ledger, session = self._ledger, self._session
+        lists = list(parts(ledger.holding())) or [[]]
+        for place, part in enumerate(lists, 1):
+            ref, is_last = next(session.refs), place == len(lists)
+            session.expect(ref, self._resumed if is_last else _ignored)
+            session.request(
+                wire.Held(
+                    ref=ref, subscription=self._number, received=ledger.received_there,
+                    deliveries=part, more=not is_last,
+                )
+            )  # fmt: skip
+
+    def _resumed(self, answer: wire.Ok | wire.Error | None) -> None:
+        if answer is None or self._failure is not None:
+            return  # lost again: the next welcome asks again
+        if isinstance(answer, wire.Error):
+            logger.error("the broker does not take what is held here: %s", answer.exception())
+            self._session.begin_anew()
+            return
+        self._ledger.resumed(answer.revoked)
+        self._session.dirty(self)
+        self._session.wake_at(self._ledger.next_deadline())
+        self._waiters.wake_all()
 
     def disconnected(self) -> None:
-        """Nothing that was delivered on this connection can be settled any more."""
+        """Nothing is handed out until the session goes on."""
         super().disconnected()
-        lost = OutcomeUnknown("unknown", "the connection was lost before the ack was confirmed")
+        self._ledger.pause()
+
+    def _abandon(self) -> None:
+        """Nothing that was delivered can be settled any more."""
+        self._is_held = False
+        lost = OutcomeUnknown("unknown", "the session was lost before the ack was confirmed")
         for ticket in self._ledger.lost():
             _finish(ticket, lost)
+        self._waiters.wake_all()
 
     def pushed(self, push: wire.Push, *, now: float) -> None:
         """Take in a push."""
@@ -173,32 +268,42 @@ class Subscription(Subscribing):
         self._session.dirty(self)
 
     def collect(self, *, now: float) -> list[bytes]:
-        """Acks, nacks, marks and credit of this turn."""
+        """Acks, nacks, marks, prolongations and credit of this turn."""
         frames: list[bytes] = []
-        ledger = self._ledger
-        for frame in ledger.take(self._session.refs):
-            if isinstance(frame, wire.Ack) and frame.ref is not None:
-                self._session.expect(frame.ref, partial(self._confirmed, ledger, frame.ref))
-            elif isinstance(frame, wire.Nack) and frame.ref is not None:
-                self._session.expect(frame.ref, partial(self._nacked, ledger, frame.ref))
+        for frame in self._ledger.take(self._session.refs, now=now):
+            ref: int | None = getattr(frame, "ref", None)
+            if ref is not None:
+                self._session.expect(ref, partial(_ANSWERED[type(frame)], self, ref))
             frames.append(wire.encode(frame))
-        self._waiters.wake(ledger.ready)
+        self._waiters.wake(self._ledger.ready)
         return frames
 
-    @staticmethod
-    def _nacked(ledger: Ledger, ref: int, answer: wire.Ok | wire.Error | None) -> None:
-        if answer is not None:  # else the connection was lost, and the ledger with it
-            ledger.nack_answered(ref)
+    def _nacked(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:
+        if answer is not None:  # else it is said again
+            self._ledger.nack_answered(ref)
 
-    def _confirmed(self, ledger: Ledger, ref: int, answer: wire.Ok | wire.Error | None) -> None:
+    def _heard(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:
+        if answer is not None:
+            self._ledger.settlements.heard(ref)
+
+    def _prolonged(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:
         if answer is None:
-            return  # `disconnected` follows
+            return
+        refused = list(answer.stale)
+        if isinstance(answer, wire.Error):
+            refused += answer.deliveries
+        self._ledger.leases.answered(ref, refused)
+        self._session.wake_at(self._ledger.next_deadline())
+
+    def _confirmed(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:
+        if answer is None:
+            return  # it is said again
         refused = list(answer.stale)
         failure: Exception | None = None
         if isinstance(answer, wire.Error):
             refused += answer.deliveries
             failure = None if answer.deliveries else answer.exception()
-        settled, stale = ledger.confirmed(ref, refused)
+        settled, stale = self._ledger.settlements.confirmed(ref, refused)
         for ticket in settled:
             _finish(ticket, failure)
         for ticket in stale:
@@ -223,3 +328,22 @@ def _finish(ticket: Any, error: Exception | None) -> None:
         future.set_result(None)
     else:
         future.set_exception(error)
+
+
+def _answer(
+    future: "asyncio.Future[wire.Ok | wire.Error | None]", answer: wire.Ok | wire.Error | None
+) -> None:
+    if not future.done():
+        future.set_result(answer)
+
+
+def _ignored(_: wire.Ok | wire.Error | None) -> None:
+    """What follows is answered as a whole."""
+
+
+_ANSWERED: Final[dict[type, Callable[[Subscription, int, wire.Ok | wire.Error | None], None]]] = {
+    wire.Ack: Subscription._confirmed,
+    wire.Nack: Subscription._nacked,
+    wire.Ping: Subscription._heard,
+    wire.Extend: Subscription._prolonged,
+}

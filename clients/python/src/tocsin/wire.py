@@ -76,6 +76,8 @@ class Hello(_Sent, tag="hello"):
     producer: str | None = None
     client: str | None = None
     token: str | None = None
+    session: str | None = None
+    linger_s: float | None = None
 
 
 class Subscribe(_Sent, tag="subscribe"):
@@ -89,6 +91,8 @@ class Subscribe(_Sent, tag="subscribe"):
     start: Literal["earliest", "latest"] | StartAt | None = None
     position: Position | None = None
     keys: list[str] | None = None
+    held: bool | None = None
+    """A `held` follows: of the same subscription before the broker's restart."""
 
 
 class Unsubscribe(_Sent, tag="unsubscribe"):
@@ -134,13 +138,23 @@ class Extend(_Sent, tag="extend"):
     ref: int | None = None
 
 
+class Held(_Sent, tag="held"):
+    """After coming back: what is held (R22, R25); `received` counts all that ever came."""
+
+    ref: int
+    subscription: int
+    received: int
+    deliveries: DeliveryList
+    more: bool = False
+
+
 class Ping(_Sent, tag="ping"):
     """Answered by pong."""
 
     ref: int | None = None
 
 
-SentFrame = Hello | Subscribe | Unsubscribe | Credit | Ack | Nack | Extend | Ping
+SentFrame = Hello | Subscribe | Unsubscribe | Credit | Ack | Nack | Extend | Held | Ping
 _ENCODER: Final = msgspec.json.Encoder()
 encode = _ENCODER.encode
 
@@ -223,7 +237,7 @@ class Verdict(msgspec.Struct, rename={"first": "from", "last": "to"}):
 
     @property
     def gap(self) -> tuple[int, int] | None:
-        """The first and the last offset that are gone."""
+        """The first and last offset that are gone."""
         if self.verdict != "gap" or self.first is None or self.last is None:
             return None
         return self.first, self.last
@@ -273,6 +287,8 @@ class Ok(_Received, tag="ok"):
     settled: int = 0
     """ack, nack, extend: how many deliveries it applied to; the others follow."""
     stale: DeliveryList = []
+    revoked: DeliveryList = []
+    """held: what is not this client's any more."""
 
 
 class Error(_Received, tag="error"):

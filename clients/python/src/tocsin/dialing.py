@@ -1,0 +1,321 @@
+"""Finding a way to the broker, and another one when it is lost, until the client is closed.
+
+open ──► a session stands ──lost──► wait ──► open again, with the session's id
+               │
+               └── over long poll: a WebSocket is tried beside it, and takes over
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Final, Protocol
+
+import msgspec
+
+from tocsin import codes, wire
+from tocsin.carrier import ABNORMAL, Carrier, Listener, Trace
+from tocsin.choosing import Choice, Mode, Transport
+from tocsin.connection import open_connection
+from tocsin.errors import (
+    BrokerError,
+    CannotConnect,
+    NotABroker,
+    SessionEnded,
+    TocsinError,
+    Unauthorized,
+)
+from tocsin.polling import Polling
+from tocsin.reconnecting import Reconnecting
+from tocsin.requesting import Token
+
+logger = logging.getLogger("tocsin")
+
+NOT_A_BROKER_MAX: Final = 20
+"""So often in a row something else may answer, a proxy whose broker is gone perhaps, before a
+client that was connected once gives up; a few minutes."""
+_UPGRADE_SHARE: Final = 0.5
+"""Of the time for an attempt a WebSocket has so much, where long poll may follow."""
+
+OpenCarrier = Callable[[Transport, str | None], Awaitable[Carrier]]
+
+
+class Host(Listener, Protocol):
+    """The session. As a Listener it hears the carrier that stands."""
+
+    def hello(self) -> bytes:
+        """What to begin with."""
+
+    def welcomed(self, carrier: Carrier, welcome: wire.Welcome) -> None:
+        """The session goes on here; `lost` was called for the carrier before."""
+
+    def lost(self) -> None:
+        """What was on its way is lost; perhaps the session goes on elsewhere."""
+
+    def failed(self, error: TocsinError) -> None:
+        """It goes on nowhere."""
+
+
+class _Greeting:
+    """The Listener of a carrier until its welcome."""
+
+    def __init__(self, dialer: "Dialer", carrier: Carrier) -> None:
+        self._dialer = dialer
+        self._carrier = carrier
+        self.welcomed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def on_message(self, data: bytes) -> None:
+        """The welcome, or why there is none."""
+        try:
+            frames = wire.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._refused(NotABroker(f"what answers does not talk tocsin.v1: {error}"))
+            return
+        for frame in frames:
+            if isinstance(frame, wire.Welcome):
+                self._dialer.on_welcome(self._carrier, frame, data)
+                if not self.welcomed.done():
+                    self.welcomed.set_result(None)
+                return
+            if isinstance(frame, wire.Error):
+                self._refused(frame.exception())
+
+    def on_writable(self) -> None:
+        """Nothing waits."""
+
+    def on_closed(self, close_code: int, reason: str) -> None:
+        """There was no welcome."""
+        error = self._carrier.refusal
+        if error is None and close_code == codes.UNAUTHORIZED:
+            error = Unauthorized("unauthorized", reason)
+        elif error is None and not codes.may_reconnect(close_code):
+            error = SessionEnded(close_code, reason)
+        self._refused(error or Interrupted(f"closed before the welcome: {reason or close_code}"))
+
+    def _refused(self, error: Exception) -> None:
+        if not self.welcomed.done():
+            self.welcomed.set_exception(error)
+
+
+class Interrupted(ConnectionResetError):
+    """The connection ended before there was a session."""
+
+
+class Dialer:
+    """See the module. `open_carrier` is there for tests and for transports of one's own."""
+
+    def __init__(
+        self, host: Host, url: str, *, token: Token, mode: Mode, connect_timeout_s: float,
+        rng: Random, trace: Trace | None = None, open_carrier: OpenCarrier | None = None,
+    ) -> None:  # fmt: skip
+        self.carrier: Carrier | None = None
+        self._host = host
+        self._url = url
+        self._token = token
+        self._trace = trace
+        self._open_carrier = open_carrier or self._open_default
+        self._connect_timeout_s = connect_timeout_s
+        self._choice = Choice(mode, rng=rng)
+        self._reconnecting = Reconnecting(rng=rng, fresh_tokens=callable(token))
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[tuple[int, str]] = self._loop.create_future()
+        self._welcomed_at = 0.0
+        self._attempting = False
+        self._ended_meanwhile: tuple[int, str] | None = None
+        self._runner: asyncio.Task[None] | None = None
+        self._returning: asyncio.Task[None] | None = None
+        self._closed = False
+
+    # --- life -----------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Connect once, over whichever transport gets through.
+
+        Raises:
+            CannotConnect: nothing answers, or no broker.
+            BrokerError: the broker refused, e.g. Unauthorized.
+        """
+        try:
+            await self._attempt_each()
+        except OSError as error:
+            raise CannotConnect(
+                f"cannot reach a Tocsin broker at {self._url}: {why(error)}"
+            ) from error
+        self._runner = self._loop.create_task(self._run(), name="tocsin-session")
+
+    async def close(self) -> None:
+        """End the session in an orderly way."""
+        self._closed = True
+        for task in (self._runner, self._returning):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait((task,))
+        carrier = self.carrier
+        if carrier is not None:
+            carrier.listen(None)
+            carrier.close()
+            await carrier.wait_closed()
+
+    async def _run(self) -> None:
+        while True:
+            close_code, reason = await self._ended
+            if not self._reconnecting.may_reconnect(close_code):
+                self._host.failed(
+                    Unauthorized("unauthorized", reason)
+                    if close_code == codes.UNAUTHORIZED
+                    else SessionEnded(close_code, reason)
+                )
+                return
+            logger.warning("connection lost (%d %s): reconnecting", close_code, reason)
+            error = await self._reconnect()
+            if error is not None:
+                self._host.failed(error)
+                return
+
+    async def _reconnect(self) -> TocsinError | None:
+        """Until a session stands; or why there will be none."""
+        strangers = 0
+        while True:
+            await asyncio.sleep(self._reconnecting.delay_s(now=self._loop.time()))
+            try:
+                await self._attempt_each()
+            except OSError as error:
+                logger.info("cannot reconnect to %s yet: %s", self._url, why(error))
+            except NotABroker as error:
+                strangers += 1
+                logger.warning("cannot reconnect to %s yet: %s", self._url, error)
+                if strangers >= NOT_A_BROKER_MAX:
+                    return error
+            except TocsinError as error:
+                if not self._is_worth_repeating(error):
+                    return error
+                logger.info("cannot reconnect to %s yet: %s", self._url, error)
+            else:
+                return None
+
+    def _is_worth_repeating(self, error: TocsinError) -> bool:
+        if isinstance(error, Unauthorized):
+            return self._reconnecting.may_reconnect(codes.UNAUTHORIZED)
+        if isinstance(error, SessionEnded):
+            return False
+        return isinstance(error, CannotConnect) or (isinstance(error, BrokerError) and error.retry)
+
+    # --- attempts -------------------------------------------------------------------------------
+
+    async def _attempt_each(self) -> None:
+        """One attempt, and where it failed as if WebSockets were kept out, one by long poll."""
+        transport = self._choice.next
+        try:
+            await self._attempt(transport)
+        except (OSError, NotABroker, CannotConnect) as error:
+            if not self._choice.failed(transport, reached=_reached(error)):
+                raise
+            logger.info("no WebSocket to %s (%s): trying long poll", self._url, why(error))
+            try:
+                await self._attempt(self._choice.next)
+            except (OSError, CannotConnect):
+                self._choice.failed("long-poll", reached=True)
+                raise error from None
+            logger.warning("no WebSocket gets through to %s: long poll it is", self._url)
+
+    async def _attempt(self, transport: Transport) -> None:
+        """A session over this transport, or an exception. Another one that stands goes on
+        meanwhile: whatever ends it counts only when this fails."""
+        token = self._token() if callable(self._token) else self._token
+        timeout_s = self._connect_timeout_s
+        if transport == "websocket" and self._choice.has_both:
+            timeout_s *= _UPGRADE_SHARE
+        self._attempting, self._ended_meanwhile = True, None
+        carrier: Carrier | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                carrier = await self._open_carrier(transport, token)
+                greeting = _Greeting(self, carrier)
+                carrier.listen(greeting)
+                carrier.send([self._host.hello()])
+                await greeting.welcomed
+        except BaseException:
+            if carrier is not None and carrier is not self.carrier:
+                carrier.listen(None)  # its end must not be taken for that of the next one
+                carrier.abort()
+            raise
+        finally:
+            self._attempting = False
+            ended, self._ended_meanwhile = self._ended_meanwhile, None
+            if ended is not None and not self._ended.done():
+                self._ended.set_result(ended)
+
+    async def _open_default(self, transport: Transport, token: str | None) -> Carrier:
+        if transport == "websocket":
+            return await open_connection(self._url, token, self._trace)
+        return Polling(self._url, token, self._trace)
+
+    def on_welcome(self, carrier: Carrier, welcome: wire.Welcome, data: bytes) -> None:
+        """A session stands on this carrier. What is in the message behind the welcome follows."""
+        before, self.carrier = self.carrier, carrier
+        if before is not None:
+            before.listen(None)
+            before.abort()
+            self._host.lost()
+            logger.info("the session goes on over %s", carrier.transport)
+        self._ended_meanwhile = None
+        if self._ended.done():
+            self._ended = self._loop.create_future()
+        self._welcomed_at = self._loop.time()
+        self._choice.welcomed(carrier.transport)
+        self._reconnecting.connected()
+        carrier.listen(self._host)
+        self._host.welcomed(carrier, welcome)
+        self._host.on_message(data)
+        if carrier.transport == "long-poll" and self._choice.has_both and not self._closed:
+            self._returning = self._loop.create_task(self._return(), name="tocsin-return")
+
+    async def _return(self) -> None:
+        """Back to a WebSocket as soon as one gets through."""
+        standing = self.carrier
+        while True:
+            await asyncio.sleep(self._choice.return_delay_s())
+            if self.carrier is not standing or self._attempting:
+                return  # lost meanwhile: a new long poll has a task of its own
+            with contextlib.suppress(OSError, TocsinError):
+                await self._attempt("websocket")
+                return
+
+    # --- what the session tells -----------------------------------------------------------------
+
+    def advised(self, after_s: float) -> None:
+        """The broker has said to come back after so many seconds."""
+        self._reconnecting.advised(after_s, now=self._loop.time())
+
+    def ended(self, close_code: int, reason: str) -> None:
+        """The carrier that stood has ended."""
+        if self.carrier is not None:
+            self._choice.lost(
+                self.carrier.transport, lived_s=self._loop.time() - self._welcomed_at,
+                was_told=close_code != ABNORMAL,
+            )  # fmt: skip
+        self.carrier = None
+        if close_code == codes.REPLACED:
+            close_code = ABNORMAL  # by an attempt of this client, whose welcome may be lost
+        if self._attempting:
+            self._ended_meanwhile = (close_code, reason)
+        elif not self._ended.done():
+            self._ended.set_result((close_code, reason))
+
+
+def _reached(error: Exception) -> bool:
+    """Whether something was there, and only the WebSocket did not come through."""
+    if isinstance(error, CannotConnect):
+        return True
+    return isinstance(error, TimeoutError | Interrupted | ConnectionResetError | BrokenPipeError)
+
+
+def why(error: Exception) -> str:
+    """An error, for people."""
+    if isinstance(error, TimeoutError):
+        return "it does not answer"
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno).lower()
+    return str(error) or type(error).__name__

@@ -1,0 +1,129 @@
+"""The leases of what is held, as this client counts them, and their prolongation. Pure.
+
+A lease is counted from the moment the push was received, less a margin, so that it ends here
+before it ends at the broker. More time is asked for while enough of it is left to try again.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from tocsin import wire
+from tocsin.deadlines import NEVER, Deadlines
+from tocsin.message import HeldPush, Message
+from tocsin.places import offsets_of, parts, ranges
+
+MARGIN_S_MAX: Final = 2.0
+MARGIN_SHARE: Final = 0.1
+"""A lease ends here by this share of it earlier than at the broker, at most MARGIN_S_MAX."""
+EXTEND_SHARE: Final = 0.5
+"""More time is asked for when this share of it is left."""
+
+
+def usable_s(lease_s: float) -> float:
+    """How long a delivery may be worked on here when the broker grants `lease_s`."""
+    return lease_s - min(MARGIN_S_MAX, MARGIN_SHARE * lease_s)
+
+
+class Leases:
+    """`pushes`: what is held, by (partition, epoch, push); its owner keeps it. `lease_s`: the
+    group's. `auto_extend`: what is held is prolonged until the broker refuses."""
+
+    def __init__(
+        self, pushes: Mapping[tuple[int, int, int], HeldPush], *, lease_s: float, auto_extend: bool
+    ) -> None:
+        self._pushes = pushes
+        self._auto_extend = auto_extend
+        self._deadlines = Deadlines()
+        self._late: list[HeldPush] = []  # more time is to be asked for
+        self._asked: dict[int, tuple[wire.DeliveryList, float]] = {}
+        self.begin(lease_s)
+
+    def begin(self, lease_s: float) -> None:
+        """The group's leases are so long now, in seconds; pushes are those that are held."""
+        self.usable_s = usable_s(lease_s)
+        self.lead_s = EXTEND_SHARE * self.usable_s
+        """How long before the end of a lease more time is asked for."""
+        self.restart()
+
+    def restart(self) -> None:
+        """Whatever was asked for is asked for again."""
+        self._late.clear()
+        self._asked.clear()
+        for held in self._pushes.values():
+            self._set_times(held)
+        self._deadlines.reset(self._pushes.values())
+
+    def times(self, *, now: float) -> tuple[float, float]:
+        """(deadline, extend_at) of a push that is received now."""
+        until = now + self.usable_s
+        return until, until - self.lead_s if self._auto_extend else NEVER
+
+    def received(self, held: HeldPush) -> None:
+        """It is held, with these `times`."""
+        self._deadlines.received(held)
+
+    def extended(self, message: Message, *, until: float) -> None:
+        """This one may be worked on until then."""
+        message.deadline = until
+        self._set_times(message.held)
+        self._deadlines.put(message.held)
+
+    def expire(self, *, now: float) -> list[Message]:
+        """The held messages whose lease is over."""
+        over: list[Message] = []
+        for held in self._deadlines.take(now=now):
+            if held.deadline <= now:
+                over += [m for m in held.open() if m.deadline <= now]
+                held.deadline = min(
+                    (m.deadline for m in held.open() if m.deadline > now), default=NEVER
+                )
+            if held.extend_at <= now:
+                self._late.append(held)
+                held.extend_at = NEVER
+            self._deadlines.put(held)
+        return over
+
+    def next_deadline(self) -> float | None:
+        """When `expire` should be called, if nothing else happens before."""
+        return self._deadlines.next()
+
+    def ask(self, refs: Iterator[int], subscription: int, *, now: float) -> list[wire.Extend]:
+        """The frames that ask for more time for what needs it; see `answered`."""
+        late, self._late = self._late, []
+        soon = now + self.lead_s
+        rows = []
+        for held in late:
+            offsets = [m.offset for m in held.open() if m.deadline <= soon]
+            if offsets:
+                rows.append([*held.place, *ranges(offsets)])
+        frames = []
+        for part in parts(rows):
+            ref = next(refs)
+            self._asked[ref] = part, now
+            frames.append(wire.Extend(subscription=subscription, deliveries=part, ref=ref))
+        return frames
+
+    def answered(self, ref: int, refused: wire.DeliveryList) -> None:
+        """Of what was asked for, all but this. What was refused ends with its lease, and is not
+        asked for again."""
+        part, asked_at = self._asked.pop(ref, ([], 0.0))
+        until = asked_at + self.usable_s
+        gone = {(*row[:3], offset) for row in refused for offset in offsets_of(row)}
+        for row in part:
+            held = self._pushes.get((row[0], row[1], row[2]))
+            if held is None:
+                continue
+            named = {offset for offset in offsets_of(row) if (*held.place, offset) not in gone}
+            granted = [m for m in held.open() if m.offset in named]
+            for message in granted:
+                message.deadline = max(message.deadline, until)
+            held.deadline = min((m.deadline for m in held.open()), default=NEVER)
+            held.extend_at = NEVER
+            if granted:
+                again_at = min(m.deadline for m in granted) - self.lead_s
+                held.extend_at = max(again_at, asked_at + self.lead_s / 2)
+            self._deadlines.put(held)
+
+    def _set_times(self, held: HeldPush) -> None:
+        held.deadline = min((m.deadline for m in held.open()), default=NEVER)
+        held.extend_at = held.deadline - self.lead_s if self._auto_extend else NEVER

@@ -1,0 +1,256 @@
+"""A session's frames in requests: long poll (PROTOCOL.md). Two tasks, one that posts what the
+session says and one that polls for what there is for it.
+
+Posts are numbered and polls name the batch that arrived last, so either is repeated when its
+answer is lost, and no frame is lost or doubled. What fails for longer than PATIENCE_S ends the
+carrier; the session then goes on over another one.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final
+
+import httpx2
+import msgspec
+
+from tocsin import codes, wire
+from tocsin.carrier import ABNORMAL, WRITE_BUFFER_BYTES, Listener, Trace
+from tocsin.choosing import Transport
+from tocsin.errors import BrokerError, CannotConnect, NotABroker, NotFound, Unauthorized
+from tocsin.requesting import bearer, open_http, refusal
+
+WAIT_S: Final = 20.0
+"""How long a poll waits for something to come."""
+REQUEST_TIMEOUT_S: Final = 8.0
+"""For an answer; a poll's WAIT_S comes on top."""
+PATIENCE_S: Final = 10.0
+"""What cannot be said or heard for so long ends the carrier."""
+PAUSE_S: Final = 0.2
+"""Before a request is repeated."""
+ANSWER_BYTES_MAX: Final = 16 * 1_048_576
+CLOSE_TIMEOUT_S: Final = 2.0
+_SESSIONS: Final = "/v1/sessions"
+
+
+class _Close(msgspec.Struct):
+    code: int
+    reason: str = ""
+
+
+class _Batch(msgspec.Struct):
+    session: str
+    batch: int
+    frames: msgspec.Raw = msgspec.Raw(b"[]")
+    close: _Close | None = None
+
+
+_BATCH: Final = msgspec.json.Decoder(_Batch)
+
+
+class Polling:
+    """A Carrier. Nothing is sent before the first `send`, whose first frame is the hello."""
+
+    transport: Transport = "long-poll"
+
+    def __init__(self, url: str, token: str | None, trace: Trace | None = None) -> None:
+        self.writable = True
+        self.refusal: Exception | None = None
+        self._loop = asyncio.get_running_loop()
+        self.heard_at = self._loop.time()
+        self._http = open_http(url, timeout_s=REQUEST_TIMEOUT_S)
+        self._headers = {**bearer(token), "Content-Type": "application/json"}
+        self._trace = trace
+        self._listener: Listener | None = None
+        self._bytes_max = ANSWER_BYTES_MAX
+        self._said: deque[bytes] = deque()
+        self._said_bytes = 0
+        self._something = asyncio.Event()
+        self._path = ""
+        self._ending: tuple[int, str] | None = None
+        self._ended = False
+        self._closed: asyncio.Future[None] = self._loop.create_future()
+        self._tasks = {self._loop.create_task(self._work(self._post_all()), name="tocsin-post")}
+
+    # --- Carrier --------------------------------------------------------------------------------
+
+    def listen(self, listener: Listener | None) -> None:
+        """As Carrier.listen."""
+        self._listener = listener
+
+    def limit(self, message_bytes_max: int) -> None:
+        """As Carrier.limit. A batch may hold as many bytes of frames as a frame, and one more."""
+        self._bytes_max = max(2 * message_bytes_max, ANSWER_BYTES_MAX)
+
+    def send(self, frames: Sequence[bytes]) -> None:
+        """As Carrier.send."""
+        if self._ended:
+            return
+        self._said.extend(frames)
+        self._said_bytes += sum(map(len, frames))
+        self.writable = self._said_bytes < WRITE_BUFFER_BYTES
+        self._something.set()
+
+    def close(self, code: int = 1000, reason: str = "") -> None:
+        """As Carrier.close: what was said is posted, then the session is deleted."""
+        if self._ending is None:
+            self._ending = (code, reason)
+            self._something.set()
+            self._loop.call_later(CLOSE_TIMEOUT_S, self._end, code, reason)
+
+    async def wait_closed(self) -> None:
+        """As Carrier.wait_closed."""
+        await asyncio.wait((self._closed,))
+
+    def abort(self) -> None:
+        """As Carrier.abort."""
+        self._end(ABNORMAL, "")
+
+    # --- the two tasks --------------------------------------------------------------------------
+
+    async def _work(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it until the carrier ends, or it ends the carrier."""
+        try:
+            await work
+        except NotFound:
+            self._end(ABNORMAL, "the broker does not know the session any more")
+        except Unauthorized as error:
+            self.refusal = error
+            self._end(codes.UNAUTHORIZED, error.detail)
+        except (BrokerError, CannotConnect) as error:
+            self.refusal = error
+            self._end(ABNORMAL, str(error))
+
+    async def _post_all(self) -> None:
+        await self._something.wait()
+        hello = self._said.popleft()
+        self._said_bytes -= len(hello)
+        self._show("sent", hello)
+        batch = await self._ask("POST", _SESSIONS, hello)
+        self._path = f"{_SESSIONS}/{batch.session}/frames"
+        self._tell(batch)
+        poll = self._loop.create_task(self._work(self._poll_all(batch.batch)), name="tocsin-poll")
+        self._tasks.add(poll)
+        number = 0
+        while True:
+            while self._said:
+                message, count = self._next_message()
+                number += 1
+                self._show("sent", message)
+                await self._repeat("POST", f"{self._path}?number={number}", message)
+                for _ in range(count):
+                    self._said_bytes -= len(self._said.popleft())
+                self._drained()
+            if self._ending is not None:
+                with contextlib.suppress(BrokerError, CannotConnect):
+                    await self._request("DELETE", self._path.removesuffix("/frames"), None)
+                self._end(*self._ending)
+                return
+            self._something.clear()
+            await self._something.wait()
+
+    def _next_message(self) -> tuple[bytes, int]:
+        """What waits, as far as one message takes it: (message, how many frames of it)."""
+        frames: list[bytes] = []
+        size = 0
+        for frame in self._said:
+            if frames and (
+                size + len(frame) > wire.MESSAGE_BYTES_AIM
+                or len(frames) >= wire.FRAMES_PER_MESSAGE_MAX
+            ):
+                break
+            frames.append(frame)
+            size += len(frame) + 1
+        return wire.join_frames(frames)[0], len(frames)
+
+    def _drained(self) -> None:
+        if not self.writable and self._said_bytes < WRITE_BUFFER_BYTES:
+            self.writable = True
+            if self._listener is not None:
+                self._listener.on_writable()
+
+    async def _poll_all(self, after: int) -> None:
+        while True:
+            batch = await self._ask("GET", f"{self._path}?after={after}&wait_s={WAIT_S:g}", None)
+            if batch.batch != after:
+                after = batch.batch
+                self._tell(batch)
+            if batch.close is not None:
+                self._end(batch.close.code, batch.close.reason)
+                return
+
+    def _tell(self, batch: _Batch) -> None:
+        data = bytes(batch.frames)
+        self._show("received", data)
+        if self._listener is not None and data != b"[]":
+            self._listener.on_message(data)
+
+    # --- requests -------------------------------------------------------------------------------
+
+    async def _ask(self, method: str, path: str, content: bytes | None) -> _Batch:
+        opening = path == _SESSIONS  # once only: a repeated hello would open another session
+        data = await (self._request if opening else self._repeat)(method, path, content)
+        try:
+            return _BATCH.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise NotABroker(f"what answers is not a Tocsin broker: {error}") from None
+
+    async def _repeat(self, method: str, path: str, content: bytes | None) -> bytes:
+        """Until it is answered, or has failed for PATIENCE_S."""
+        give_up_at: float | None = None
+        while True:
+            pause_s = PAUSE_S
+            try:
+                return await self._request(method, path, content)
+            except BrokerError as error:
+                if not error.retry:
+                    raise
+                pause_s = error.retry_after_s or PAUSE_S
+            except NotABroker:
+                raise
+            except CannotConnect:
+                now = self._loop.time()
+                give_up_at = give_up_at or now + PATIENCE_S
+                if now >= give_up_at:
+                    raise
+            await asyncio.sleep(pause_s)
+
+    async def _request(self, method: str, path: str, content: bytes | None) -> bytes:
+        timeout_s = REQUEST_TIMEOUT_S + (WAIT_S if method == "GET" else 0.0)
+        try:
+            async with self._http.stream(
+                method, path, content=content, headers=self._headers, timeout=timeout_s
+            ) as answer:
+                self.heard_at = self._loop.time()
+                parts: list[bytes] = []
+                size = 0
+                async for part in answer.aiter_bytes():
+                    parts.append(part)
+                    size += len(part)
+                    if size > self._bytes_max:
+                        raise NotABroker(f"an answer of more than {self._bytes_max} bytes")
+        except httpx2.TransportError as error:  # timeouts are such, too
+            raise CannotConnect(f"a request failed: {error or type(error).__name__}") from error
+        self.heard_at = self._loop.time()
+        data = b"".join(parts)
+        if answer.is_success:
+            return data
+        raise refusal(answer.status_code, data)
+
+    def _show(self, direction: str, data: bytes) -> None:
+        if self._trace is not None and data != b"[]":
+            self._trace("sent" if direction == "sent" else "received", self.transport, data)
+
+    def _end(self, code: int, reason: str) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        for task in self._tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        self._closing = self._loop.create_task(self._http.aclose(), name="tocsin-close")
+        self._closing.add_done_callback(lambda _: self._closed.set_result(None))
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.on_closed(code, reason)

@@ -1,0 +1,54 @@
+"""Requests over HTTP, and what their refusals mean."""
+
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+import httpx2
+import msgspec
+
+from tocsin.errors import BrokerError, CannotConnect, NotABroker, broker_error
+
+Token = str | Callable[[], str] | None
+"""A bearer token, or what returns a fresh one at each use."""
+BUSY_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Of a proxy, or of a broker that starts: another attempt may succeed."""
+
+
+class _Problem(msgspec.Struct):
+    """A problem document (RFC 9457) of Tocsin."""
+
+    code: str = ""
+    detail: str = ""
+    retry: bool = False
+    retry_after_s: float | None = None
+
+
+def open_http(url: str, *, timeout_s: float) -> httpx2.AsyncClient:
+    """Connections to this broker. Reading the system's certificates takes 100 ms: where the URL is
+    http none are looked at."""
+    secure = url.startswith("https:")
+    context = ssl.create_default_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return httpx2.AsyncClient(base_url=url, verify=context, timeout=timeout_s, trust_env=False)
+
+
+def bearer(token: Token) -> dict[str, str]:
+    """The headers that carry it."""
+    text = token() if callable(token) else token
+    return {} if text is None else {"Authorization": f"Bearer {text}"}
+
+
+def refusal(status: int, content: bytes) -> BrokerError | CannotConnect:
+    """Why a request was refused."""
+    try:
+        problem = msgspec.json.decode(content, type=_Problem)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        problem = _Problem()
+    if problem.code:
+        return broker_error(
+            problem.code, problem.detail, retry=problem.retry, retry_after_s=problem.retry_after_s
+        )
+    if status == 401:
+        return broker_error("unauthorized", "the broker does not accept the token")
+    what = f"what answers is not a Tocsin broker: HTTP status {status}"
+    return CannotConnect(what) if status in BUSY_STATUSES else NotABroker(what)

@@ -1,0 +1,177 @@
+"""What a consumer says of its deliveries, and what of that the broker has perhaps not heard. Pure.
+
+An ack without an answer may be lost with the connection. So what was acked is remembered until a
+pong, asked for behind it, says that it has arrived; after coming back everything that was perhaps
+not heard is said again, which settles nothing twice (R21).
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from tocsin import wire
+from tocsin.closed import ClosedKeys
+from tocsin.message import HeldPush, Message, State
+from tocsin.places import columns, parts, ranges
+
+UNHEARD_ROWS: Final = 64
+"""With so many rows of acks since the last pong another one is asked for."""
+Ticket = object
+_Return = tuple[float | None, str | None]
+"""A nack's delay_s and reason."""
+
+
+class Settlements:
+    """The outgoing side of one subscription."""
+
+    def __init__(self, subscription: int) -> None:
+        self.subscription = subscription
+        self._forget()
+
+    def _forget(self) -> None:
+        self._started: list[Message] = []
+        self._acked: list[HeldPush] = []
+        self._again: wire.DeliveryList = []
+        self._unheard: wire.DeliveryList = []  # acked since the last question
+        self._asked: wire.DeliveryList = []  # acked before it
+        self._question: int | None = None
+        self._confirm: list[tuple[Message, Ticket]] = []
+        self._confirming: dict[int, list[tuple[Message, Ticket]]] = {}
+        self._nacked: dict[_Return, list[Message]] = {}
+        self._nacking: dict[int, tuple[_Return, list[Message]]] = {}
+
+    # --- what the consumer says -----------------------------------------------------------------
+
+    def start(self, message: Message) -> None:
+        """Its handler begins (R19)."""
+        self._started.append(message)
+
+    def ack(self, message: Message) -> None:
+        """It is done."""
+        held = message.held
+        if not held.acked:
+            self._acked.append(held)
+        held.acked.append(message.offset)
+
+    def confirm(self, message: Message, ticket: Ticket) -> None:
+        """It is done, and `ticket` waits for the answer."""
+        self._confirm.append((message, ticket))
+
+    def nack(self, message: Message, how: _Return) -> None:
+        """It is to come again."""
+        self._nacked.setdefault(how, []).append(message)
+
+    # --- what goes out --------------------------------------------------------------------------
+
+    def take(self, refs: Iterator[int], closed: ClosedKeys) -> list[wire.SentFrame]:
+        """The frames that are to be sent now, in this order. `closed` learns of the nacks."""
+        subscription = self.subscription
+        started = columns(
+            (m.held.place, m.offset) for m in self._started if m.state is State.HANDED
+        )  # what is settled in the same breath needs no mark
+        self._started.clear()
+        frames: list[wire.SentFrame] = [
+            wire.Extend(subscription=subscription, started=part) for part in parts(started)
+        ]
+        acked = [[*held.place, *ranges(held.acked)] for held in self._acked]
+        for held in self._acked:
+            held.acked = []
+        self._acked.clear()
+        if self._again:
+            acked, self._again = self._again + acked, []
+        acks = [wire.Ack(subscription=subscription, deliveries=part) for part in parts(acked)]
+        if len(frames) == 1 and acks:  # the ordinary case: marks travel with the acks
+            acks[0].started = started
+            frames.clear()
+        frames += acks
+        frames += self._confirms(refs)
+        frames += self._nacks(refs, closed)
+        self._unheard += acked
+        if self._question is None and len(self._unheard) >= UNHEARD_ROWS:
+            self._question = next(refs)
+            self._asked, self._unheard = self._unheard, []
+            frames.append(wire.Ping(ref=self._question))
+        return frames
+
+    def _confirms(self, refs: Iterator[int]) -> Iterator[wire.Ack]:
+        for start in range(0, len(self._confirm), wire.RANGES_PER_FRAME_MAX):
+            confirm = self._confirm[start : start + wire.RANGES_PER_FRAME_MAX]
+            ref = next(refs)
+            self._confirming[ref] = confirm
+            places = columns((m.held.place, m.offset) for m, _ in confirm)
+            yield wire.Ack(subscription=self.subscription, deliveries=places, ref=ref)
+        self._confirm.clear()
+
+    def _nacks(self, refs: Iterator[int], closed: ClosedKeys) -> Iterator[wire.Nack]:
+        for how, messages in self._nacked.items():
+            for start in range(0, len(messages), wire.RANGES_PER_FRAME_MAX):
+                nacked = messages[start : start + wire.RANGES_PER_FRAME_MAX]
+                ref = next(refs)
+                self._nacking[ref] = how, nacked
+                closed.ask(ref, nacked)
+                yield wire.Nack(
+                    subscription=self.subscription, ref=ref, delay_s=how[0], reason=how[1],
+                    deliveries=columns((m.held.place, m.offset) for m in nacked),
+                )  # fmt: skip
+        self._nacked.clear()
+
+    # --- what was heard -------------------------------------------------------------------------
+
+    def heard(self, ref: int) -> None:
+        """The pong has come: what was said before its ping has arrived."""
+        if ref == self._question:
+            self._question = None
+            self._asked = []
+
+    def nack_answered(self, ref: int) -> None:
+        """The broker has read a nack."""
+        self._nacking.pop(ref, None)
+
+    def confirmed(self, ref: int, refused: wire.DeliveryList) -> tuple[list[Ticket], list[Ticket]]:
+        """The answer to a confirmed ack: (tickets of what is settled, tickets of the rest).
+        `refused` are the deliveries that the broker did not settle."""
+        places = {
+            (partition, epoch, number, offset)
+            for partition, epoch, number, *pairs in refused
+            for first, last in zip(pairs[::2], pairs[1::2], strict=False)
+            for offset in range(first, last + 1)
+        }
+        settled: list[Ticket] = []
+        stale: list[Ticket] = []
+        for message, ticket in self._confirming.pop(ref, ()):
+            gone = (*message.held.place, message.offset) in places
+            (stale if gone else settled).append(ticket)
+        return settled, stale
+
+    # --- coming back ----------------------------------------------------------------------------
+
+    def unheard(self) -> wire.DeliveryList:
+        """What is settled or returned here, and perhaps not at the broker."""
+        messages = [message for message, _ in self._confirm]
+        messages += [m for pairs in self._confirming.values() for m, _ in pairs]
+        messages += [m for nacked in self._nacked.values() for m in nacked]
+        messages += [m for _, nacked in self._nacking.values() for m in nacked]
+        queued = ((held.place, offset) for held in self._acked for offset in held.acked)
+        places = columns([*queued, *((m.held.place, m.offset) for m in messages)])
+        return [*self._again, *self._asked, *self._unheard, *places]
+
+    def say_again(self, handed: Iterable[Message]) -> list[Message]:
+        """Whatever was perhaps not heard, and the marks of what is in hand (R19). Returns the
+        messages that are to be nacked again."""
+        self._again = [*self._again, *self._asked, *self._unheard]
+        self._asked, self._unheard, self._question = [], [], None
+        self._confirm = [pair for pairs in self._confirming.values() for pair in pairs] + (
+            self._confirm
+        )
+        self._confirming.clear()
+        for how, messages in self._nacking.values():
+            self._nacked.setdefault(how, []).extend(messages)
+        self._nacking.clear()
+        self._started = list(handed)
+        return [message for messages in self._nacked.values() for message in messages]
+
+    def lost(self) -> list[Ticket]:
+        """Nothing that was said counts. Returns the tickets that still wait."""
+        tickets = [ticket for _, ticket in self._confirm]
+        tickets += [ticket for pairs in self._confirming.values() for _, ticket in pairs]
+        self._forget()
+        return tickets

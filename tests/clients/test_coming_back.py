@@ -1,0 +1,197 @@
+"""What a consumer keeps between two carriers, says of it, and says again (R21, R22, R25)."""
+
+import itertools
+
+from tocsin import wire
+from tocsin.message import Message, State
+from tocsin.settling import UNHEARD_ROWS
+
+from tests.clients.test_consuming import Nobody, drain, ledger, push, sent
+
+
+class Working(Nobody):
+    """Something is at work on every message that is handed out."""
+
+    def __init__(self) -> None:
+        self.gone_ones: list[Message] = []
+
+    def gone(self, message: Message) -> bool:
+        self.gone_ones.append(message)
+        return True
+
+
+def test_between_two_carriers_nothing_is_handed_out_and_nothing_is_lost() -> None:
+    held = ledger()
+    held.receive(push("ab"), now=0.0)
+    held.pause()
+    assert held.next(now=1.0) is None
+    assert held.ready == 0
+    assert sent(held) == []
+    held.resumed([])
+    assert [message.key for message in drain(held, now=2.0)] == ["a", "b"]
+
+
+def test_what_is_held_is_said_with_what_was_perhaps_not_heard() -> None:
+    held = ledger()
+    held.receive(push("abcdef"), now=0.0)
+    a, b, c, d, *_ = drain(held)
+    held.ack(a, now=0.0)
+    held.ack(b, now=0.0, ticket="b")
+    held.nack(c, now=0.0)
+    sent(held)
+    held.ack(d, now=0.0)
+    held.pause()
+    rows = sorted(tuple(row) for row in held.holding())
+    assert rows == [(0, 1, 1, 0, 0), (0, 1, 1, 1, 3), (0, 1, 1, 4, 5)]
+
+
+def test_what_was_perhaps_not_heard_is_said_again() -> None:
+    """The frames were written into a connection that was dead already."""
+    held = ledger()
+    held.receive(push("abcd"), now=0.0)
+    a, b, c, d = drain(held)
+    held.ack(a, now=0.0)
+    held.ack(b, now=0.0, ticket="b")
+    held.nack(c, now=0.0, delay_s=5.0, reason="no")
+    first = sent(held)
+    held.pause()
+    held.resumed([])
+    again = sent(held)
+    place = [0, 1, 1]
+    assert [f.deliveries for f in first if isinstance(f, wire.Ack)] == [
+        f.deliveries for f in again if isinstance(f, wire.Ack)
+    ]
+    ack, confirm, nack, credit = again
+    assert isinstance(ack, wire.Ack)
+    assert (ack.deliveries, ack.started) == ([[*place, 0, 0]], [[*place, 3, 3]])  # R19: d's mark
+    assert isinstance(confirm, wire.Ack)
+    assert isinstance(nack, wire.Nack)
+    assert (nack.deliveries, nack.delay_s, nack.reason) == ([[*place, 2, 2]], 5.0, "no")
+    assert isinstance(credit, wire.Credit)
+    assert credit.granted == 103
+    assert confirm.ref is not None
+    assert held.settlements.confirmed(confirm.ref, []) == (["b"], [])
+    assert d.state is State.HANDED
+
+
+def test_acks_that_were_heard_are_forgotten() -> None:
+    """P9: what is remembered is bounded by the acks of a round trip."""
+    held = ledger(credit=10 * UNHEARD_ROWS)
+    refs = itertools.count(1)
+    pings = []
+    for number in range(UNHEARD_ROWS):
+        held.receive(push("a", offset=number, number=number + 1), now=0.0)
+        (message,) = drain(held)
+        held.ack(message, now=0.0)
+        pings += [f for f in held.take(refs, now=0.0) if isinstance(f, wire.Ping)]
+    (ping,) = pings
+    assert len(held.holding()) == UNHEARD_ROWS
+    assert ping.ref is not None
+    held.settlements.heard(ping.ref)
+    assert held.holding() == []
+
+
+def test_what_the_broker_took_back_meanwhile_is_not_handed_out() -> None:
+    held = ledger()
+    held.receive(push("ab"), now=0.0)
+    held.pause()
+    held.resumed([[0, 1, 1, 0, 0]])
+    assert [message.key for message in drain(held)] == ["b"]
+
+
+def test_a_key_that_closed_when_a_lease_ended_is_open_after_coming_back() -> None:
+    """Its `revoked` was lost with the connection: without this nothing of it ever came in."""
+    held = ledger(lease_s=10.0)
+    held.receive(push("a"), now=0.0)
+    held.expire(now=9.5)
+    held.pause()
+    held.resumed([])
+    held.receive(push("a", offset=7, number=2), now=10.0)
+    assert [message.offset for message in drain(held, now=10.0)] == [7]
+
+
+def test_a_key_whose_nack_was_perhaps_not_heard_stays_closed_until_that_is_answered() -> None:
+    held = ledger()
+    held.receive(push("a"), now=0.0)
+    (first,) = drain(held)
+    held.nack(first, now=0.0)
+    sent(held)
+    held.pause()
+    held.resumed([])
+    held.receive(push("a", offset=1, number=2), now=0.0)  # pushed before the nack was read
+    assert drain(held) == []
+    (nack,) = [frame for frame in sent(held) if isinstance(frame, wire.Nack)]
+    assert nack.ref is not None
+    held.nack_answered(nack.ref)
+    held.receive(push("aa", offset=0, number=3, attempt=2), now=0.0)
+    assert [message.offset for message in drain(held)] == [0]
+
+
+def test_after_the_brokers_restart_credit_counts_what_is_still_held() -> None:
+    """R25: the broker begins at nought; what an earlier life of it gave takes room here."""
+    held = ledger(credit=10)
+    held.receive(push("abcd"), now=0.0)
+    first, *_ = drain(held)
+    held.ack(first, now=0.0)
+    held.pause()
+    held.count_anew()
+    assert (held.granted, held.received_there) == (7, 0)
+    held.resumed([])
+    held.receive(push("efg", offset=10, number=1, epoch=2), now=0.0)
+    assert held.received_there == 3
+    for message in drain(held):
+        held.ack(message, now=0.0)
+    assert held.granted == 7 + 3
+    held.check()
+
+
+def test_a_message_that_comes_again_waits_for_the_handler_that_is_still_at_work_on_it() -> None:
+    """R17: else one process runs it twice at once."""
+    working = Working()
+    held = ledger(lease_s=10.0, settler=working)
+    held.receive(push("ab"), now=0.0)
+    a, _ = drain(held)
+    held.expire(now=9.5)
+    assert a in working.gone_ones
+    held.revoke([[0, 1, 1, 0, 1]])
+    held.receive(push("ab", number=2, attempt=2), now=10.0)
+    held.receive(push("c", offset=5, number=3), now=10.0)
+    assert [message.key for message in drain(held, now=10.0)] == ["c"]
+    held.finished(a)
+    assert [(m.key, m.attempt) for m in drain(held, now=10.0)] == [("a", 2)]
+
+
+def test_leases_of_what_is_held_are_prolonged_in_time_and_what_is_refused_ends() -> None:
+    held = ledger(lease_s=10.0, auto_extend=True)
+    held.receive(push("abc"), now=0.0)
+    a, b, c = drain(held)
+    held.ack(a, now=0.0)
+    sent(held)
+    due = held.next_deadline()
+    assert due == 4.5
+    held.expire(now=due)
+    (extend,) = held.take(itertools.count(50), now=due)
+    assert isinstance(extend, wire.Extend)
+    assert extend.deliveries == [[0, 1, 1, 1, 2]]
+    held.leases.answered(50, [[0, 1, 1, 2, 2]])  # c has been held for as long as it may
+    held.expire(now=9.5)
+    assert (b.state, c.state) == (State.HANDED, State.GONE)
+    held.expire(now=13.0)
+    assert b.state is State.HANDED
+    held.check()
+
+
+def test_a_prolongation_that_was_lost_is_asked_for_again() -> None:
+    held = ledger(lease_s=10.0, auto_extend=True)
+    held.receive(push("a"), now=0.0)
+    drain(held)
+    sent(held)
+    held.expire(now=4.5)
+    assert len(held.take(itertools.count(1), now=4.5)) == 1
+    held.pause()
+    held.resumed([])
+    held.expire(now=5.0)
+    frames = held.take(itertools.count(2), now=5.0)
+    assert [f.deliveries for f in frames if isinstance(f, wire.Extend) and f.ref] == [
+        [[0, 1, 1, 0, 0]]
+    ]

@@ -1,0 +1,215 @@
+"""The client and the whole broker, over sockets that are cut: a session goes on (R22)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import tocsin
+
+from gateway import frames
+from gateway.broker import Broker
+from gateway.config import Config
+from gateway.ports import WholeBroker
+from gateway.server import OnFatal, Server
+from gateway.websocket import WebSocketConnection
+from tests.gateway.conftest import never
+
+TRANSPORTS: list[Literal["websocket", "long-poll"]] = ["websocket", "long-poll"]
+
+
+async def whole(config: Config, on_fatal: OnFatal) -> WholeBroker:
+    return await Broker.open(config, on_fatal=on_fatal)
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    server = await Server.open(Config(data_dir=tmp_path / "data", port=0), whole, on_fatal=never)
+    yield server
+    await server.stop()
+
+
+def cut(server: Server) -> int:
+    """Cut every socket, as a proxy would that dies; long polls just end. How many."""
+    connections = server.registry.connections()
+    for connection in connections:
+        if isinstance(connection, WebSocketConnection):
+            connection._transport.abort()
+        else:
+            connection.close(frames.HEARTBEAT)
+    return len(connections)
+
+
+class Losses:
+    """A part of a session that waits for its connection to be lost."""
+
+    def __init__(self, lost: asyncio.Event) -> None:
+        self.lost = lost
+
+    def opened(self) -> None:
+        pass
+
+    def disconnected(self) -> None:
+        self.lost.set()
+
+    def failed(self, error: tocsin.TocsinError) -> None:
+        pass
+
+    def collect(self, *, now: float) -> list[bytes]:
+        return []
+
+    def next_deadline(self) -> float | None:
+        return None
+
+    def expire(self, *, now: float) -> None:
+        pass
+
+
+async def publish(client: tocsin.Client, count: int, keys: int = 10) -> None:
+    await client.publish_many("q", [{"body": n, "key": f"k{n % keys}"} for n in range(count)])
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_cut_gives_nothing_twice_and_keeps_every_order(
+    server: Server, transport: Literal["websocket", "long-poll"]
+) -> None:
+    count, ran = 600, list[int]()
+    done = asyncio.Event()
+
+    async def handler(message: tocsin.Message) -> None:
+        ran.append(message.body)
+        if len(ran) in (100, 250, 400):
+            cut(server)
+        await asyncio.sleep(0.001)
+        if len(ran) == count:
+            done.set()
+
+    async with tocsin.connect(server.url, transport=transport) as client:
+        await client.create_queue("q", partitions=4)
+        async with client.subscribe("q", "g", credit=150) as messages:
+            running = asyncio.ensure_future(messages.run(handler, concurrency=20))
+            await publish(client, count)
+            async with asyncio.timeout(20):
+                await done.wait()
+            running.cancel()
+            messages._ledger.check()
+    assert sorted(ran) == list(range(count))
+    for key in range(10):
+        assert [n for n in ran if n % 10 == key] == list(range(key, count, 10))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_confirmed_ack_outlives_its_connection(
+    server: Server, transport: Literal["websocket", "long-poll"]
+) -> None:
+    async with tocsin.connect(server.url, transport=transport) as client:
+        await client.create_queue("q")
+        await publish(client, 1)
+        async with client.subscribe("q", "g") as messages:
+            message = await anext(messages)
+            acking = asyncio.ensure_future(message.ack(confirm=True))
+            await asyncio.sleep(0)
+            assert cut(server) == 1
+            async with asyncio.timeout(10):
+                await acking
+        assert (await client.group("q", "g"))["lag"] == 0
+
+
+async def test_what_was_closed_while_nothing_carried_it_is_left_when_the_session_goes_on(
+    server: Server,
+) -> None:
+    """Else its partitions would wait for a consumer that is gone."""
+    async with tocsin.connect(server.url) as client, tocsin.connect(server.url) as other:
+        await client.create_queue("q")
+        messages = client.subscribe("q", "g")
+        await messages.__aenter__()
+        assert client._session is not None
+        client._session._dialer.advised(0.5)
+        lost = asyncio.Event()
+        client._session.add(Losses(lost))
+        cut(server)
+        await lost.wait()
+        await messages.close()
+        await publish(other, 5)
+        async with other.subscribe("q", "g") as others, asyncio.timeout(10):
+            assert sorted([(await anext(others)).body for _ in range(5)]) == list(range(5))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_handler_may_take_longer_than_a_lease(
+    server: Server, transport: Literal["websocket", "long-poll"]
+) -> None:
+    """One message of a key is worked on, 30 wait behind it, for three leases: nothing comes again,
+    and other keys are not held up."""
+    ran: list[tuple[str | None, Any, int]] = []
+
+    async def handler(message: tocsin.Message) -> None:
+        ran.append((message.key, message.body, message.attempt))
+        await asyncio.sleep(3.0 if message.body == 0 else 0.0)
+
+    async with tocsin.connect(server.url, transport=transport) as client:
+        await client.create_queue("q", lease_s=1)
+        async with client.subscribe("q", "g") as messages:
+            running = asyncio.ensure_future(messages.run(handler, concurrency=3))
+            await client.publish_many("q", [{"body": n, "key": "slow"} for n in range(31)])
+            await client.publish_many("q", [{"body": -n, "key": f"k{n}"} for n in range(1, 20)])
+            async with asyncio.timeout(10):
+                while len(ran) < 50:
+                    await asyncio.sleep(0.02)
+                    if len(ran) < 20:
+                        assert ran[0] == ("slow", 0, 1)
+            running.cancel()
+    slow = [entry for entry in ran if entry[0] == "slow"]
+    assert slow == [("slow", n, 1) for n in range(31)]
+
+
+async def test_a_handler_that_hangs_is_cancelled_when_its_lease_may_not_be_prolonged_any_more(
+    server: Server,
+) -> None:
+    """R20, and the message comes again: never while the first handler is still at work."""
+    at_work: list[int] = []
+    ended = asyncio.Event()
+
+    async def handler(message: tocsin.Message) -> None:
+        if message.key == "other":
+            return
+        assert not at_work
+        at_work.append(message.attempt)
+        try:
+            if message.attempt == 1:
+                await asyncio.sleep(3600)
+        finally:
+            at_work.pop()
+        ended.set()
+
+    async with tocsin.connect(server.url) as client:
+        await client.create_queue("q", lease_s=1, lease_total_s=2, backoff_s=0.1, backoff_max_s=0.1)
+        async with client.subscribe("q", "g") as messages:
+            running = asyncio.ensure_future(messages.run(handler, concurrency=2))
+            await client.publish("q", 0, key="hangs")
+            for n in range(20):
+                await client.publish("q", n, key="other")
+            async with asyncio.timeout(10):
+                await ended.wait()
+            assert not running.done()
+            running.cancel()
+
+
+async def test_without_a_session_to_come_back_to_everything_comes_again(tmp_path: Path) -> None:
+    """`linger_s=0`: what is held returns to the group with the connection."""
+    server = await Server.open(Config(data_dir=tmp_path / "data", port=0), whole, on_fatal=never)
+    try:
+        async with tocsin.connect(server.url, linger_s=0) as client:
+            await client.create_queue("q")
+            await publish(client, 1)
+            async with client.subscribe("q", "g") as messages, asyncio.timeout(10):
+                first = await anext(messages)
+                cut(server)
+                second = await anext(messages)
+                assert (second.offset, second.body) == (first.offset, first.body)
+                with pytest.raises(tocsin.StaleDelivery):
+                    await first.ack()
+                await second.ack(confirm=True)
+    finally:
+        await server.stop()
