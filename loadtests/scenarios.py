@@ -20,6 +20,7 @@ from loadtests.line import (
 )
 from loadtests.load import LoadFailed, Producer, Reader, stamp
 from loadtests.rest import Rest
+from loadtests.sdk_load import sdk100
 
 OPEN_RATE: Final = 10_000
 """Messages a second of open10k."""
@@ -246,6 +247,7 @@ async def backlog(bench: Bench) -> Figures:
 
 SCENARIOS: Final[dict[str, Callable[[Bench], Awaitable[Figures]]]] = {
     "batch100": batch100,
+    "sdk100": sdk100,
     "single": single,
     "open10k": open10k,
     "fanout5k": fanout5k,

@@ -104,8 +104,8 @@ class Ledger:
         held = HeldPush(push, self._settler, *self.leases.times(now=now))
         if not held.left:
             return
-        if newest is None or push.epoch > newest[0]:
-            self._doubtful[push.partition] = self.credit
+        if push.epoch > 1 and (newest is None or push.epoch > newest[0]):
+            self._doubtful[push.partition] = self.credit  # the first owner had no predecessor
         doubtful = self._doubtful.get(push.partition, 0)
         if doubtful:
             held.doubtful = True

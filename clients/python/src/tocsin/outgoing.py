@@ -37,29 +37,21 @@ def encode_message(message: NewMessage) -> bytes:
     """
     _check(message)
     body = message.body
-    raw: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    text: str | None = None
-    if isinstance(body, msgspec.Raw):
-        raw = body
-    elif isinstance(body, bytes | bytearray | memoryview):
+    text: str | msgspec.UnsetType = msgspec.UNSET
+    if isinstance(body, bytes | bytearray | memoryview):
         text = base64.b64encode(body).decode()
-    else:
-        raw = msgspec.Raw(_encode(body, "body"))
+        body = msgspec.UNSET
     headers = message.headers
-    if headers is not None and not isinstance(headers, dict):
+    if headers is not None and headers.__class__ is not dict:
         headers = dict(headers)
     outgoing = wire.OutgoingMessage(
-        message.key, raw, text, message.content_type, message.id, headers,
+        message.key, body, text, message.content_type, message.id, headers,
         message.ttl_s, message.sent_unix_ms,
     )  # fmt: skip
-    return _encode(outgoing, "message")
-
-
-def _encode(value: object, what: str) -> bytes:
     try:
-        return wire.encode(value)
+        return wire.encode(outgoing)
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
-        raise InvalidRequest("invalid_message", f"{what}: {error}") from error
+        raise InvalidRequest("invalid_message", f"body: {error}") from error
 
 
 def _check(message: NewMessage) -> None:
@@ -67,9 +59,10 @@ def _check(message: NewMessage) -> None:
     key = message.key
     if key is not None and (key.__class__ is not str or not key):
         raise InvalidRequest("invalid_message", "a key is a text of at least one character")
-    for name in ("id", "content_type"):
-        if not isinstance(getattr(message, name), str | None):
-            raise InvalidRequest("invalid_message", f"{name} is a text")
+    if not isinstance(message.id, str | None):
+        raise InvalidRequest("invalid_message", "id is a text")
+    if not isinstance(message.content_type, str | None):
+        raise InvalidRequest("invalid_message", "content_type is a text")
     if message.ttl_s is not None and not (
         isinstance(message.ttl_s, int | float) and 0 < message.ttl_s < 1e12
     ):

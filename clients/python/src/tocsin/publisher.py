@@ -23,9 +23,9 @@ class _Line:
         self.lane = lane
         self._waiting: deque[tuple[Callable[[], bool], asyncio.Future[None]]] = deque()
 
-    def add_now(self, fill: Callable[[], bool]) -> bool:
-        """Call `fill` if there is room and nobody waits; whether it has added everything."""
-        return not self._waiting and self.lane.room() > 0 and fill()
+    def has_room(self) -> bool:
+        """Whether something may be added now: there is room, and nobody waits for it."""
+        return not self._waiting and self.lane.room() > 0
 
     async def add(self, fill: Callable[[], bool]) -> None:
         """Call `fill` as soon as there is room and it is this caller's turn, and again whenever
@@ -59,6 +59,24 @@ class _Line:
                 added.set_exception(error)
 
 
+class _One:
+    """The ticket of a caller that published one message."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: "asyncio.Future[Receipt]") -> None:
+        self._future = future
+
+    def settle(self, index: int, outcome: Outcome) -> None:
+        """As Ticket.settle."""
+        if self._future.done():  # cancelled: nobody waits any more
+            return
+        if isinstance(outcome, Receipt):
+            self._future.set_result(outcome)
+        else:
+            self._future.set_exception(outcome)
+
+
 class Publisher:
     """This client's lanes, one per queue."""
 
@@ -77,21 +95,28 @@ class Publisher:
         line = self._line(queue)
         deadline = self._deadline(timeout_s)
         future: asyncio.Future[Receipt] = self._loop.create_future()
-        ticket = Ticket(1, partial(_resolve_one, future))
+        if line.has_room():  # the ordinary case
+            self._add(line, data, future, deadline, message.id)
+            return await future
 
         def fill() -> bool:
-            line.lane.add(data, ticket, 0, deadline, message.id)
-            self._session.dirty(self)
-            self._session.wake_at(deadline)
+            self._add(line, data, future, deadline, message.id)
             return True
 
-        if not line.add_now(fill):
-            try:
-                async with asyncio.timeout_at(None if timeout_s is None else deadline):
-                    await line.add(fill)
-            except TimeoutError:
-                raise PublishTimeout from None
+        try:
+            async with asyncio.timeout_at(None if timeout_s is None else deadline):
+                await line.add(fill)
+        except TimeoutError:
+            raise PublishTimeout from None
         return await future
+
+    def _add(
+        self, line: _Line, data: bytes, future: "asyncio.Future[Receipt]", deadline: float,
+        id: str | None,
+    ) -> None:  # fmt: skip
+        line.lane.add(data, _One(future), 0, deadline, id)
+        self._session.dirty(self)
+        self._session.wake_at(deadline)
 
     async def publish_many(
         self,
@@ -122,7 +147,7 @@ class Publisher:
             self._session.wake_at(deadline)
             return added == len(encoded)
 
-        if not line.add_now(fill):
+        if not (line.has_room() and fill()):
             try:
                 async with asyncio.timeout_at(None if timeout_s is None else deadline):
                     await line.add(fill)
@@ -231,16 +256,6 @@ class Publisher:
             line.poke()
         if self._lines:
             self._session.dirty(self)
-
-
-def _resolve_one(future: "asyncio.Future[Receipt]", ticket: Ticket) -> None:
-    if future.done():  # cancelled: nobody waits any more
-        return
-    outcome = ticket.outcomes[0]
-    if isinstance(outcome, Receipt):
-        future.set_result(outcome)
-    elif outcome is not None:
-        future.set_exception(outcome)
 
 
 def _resolve_many(future: "asyncio.Future[list[Receipt]]", ticket: Ticket) -> None:

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -53,6 +53,13 @@ class Receipt(msgspec.Struct, gc=False):
 Outcome = Receipt | TocsinError
 
 
+class Settling(Protocol):
+    """Who is told what became of a message."""
+
+    def settle(self, index: int, outcome: Outcome) -> None:
+        """The final outcome of its message `index`; once for each."""
+
+
 class Ticket:
     """Stands for what one caller published: collects one outcome per message, in order."""
 
@@ -76,7 +83,7 @@ class _Entry(msgspec.Struct):
 
     sequence: int
     data: bytes
-    ticket: Ticket
+    ticket: Settling
     index: int
     deadline: float
     id: str | None = None
@@ -126,7 +133,7 @@ class Lane:
         return max(0, self.bounds.in_flight_max - (self._next - self._resolved))
 
     def add(
-        self, data: bytes, ticket: Ticket, index: int, deadline: float, id: str | None = None
+        self, data: bytes, ticket: Settling, index: int, deadline: float, id: str | None = None
     ) -> int:
         """Queue an encoded message; returns its sequence. The caller has asked `room`."""
         sequence = self._next

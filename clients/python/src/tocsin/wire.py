@@ -31,8 +31,8 @@ class OutgoingMessage(msgspec.Struct, omit_defaults=True, gc=False):
     """A message as it is published. Exactly one of `body` and `body_base64` is set."""
 
     key: str | None = None
-    body: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    body_base64: str | None = None
+    body: Any = msgspec.UNSET
+    body_base64: str | msgspec.UnsetType = msgspec.UNSET
     content_type: str | None = None
     id: str | None = None
     headers: dict[str, str] | None = None
