@@ -28,6 +28,7 @@ from gateway.routing import any_storable, nowhere
 from gateway.slot_context import Context
 from gateway.spans import SpanLog
 from gateway.tail import Tail
+from gateway.upkeep import Upkeep
 from metadata.catalog import (
     Group,
     GroupSettings,
@@ -73,6 +74,10 @@ class Broker:
         self.groups = Groups(context, metadata)
         caretaker = Caretaker(context, self.groups, metadata)
         self.parking = Parking(storage, self.groups, caretaker)
+        self.upkeep = Upkeep(
+            storage, metadata, self.changes, self.groups,
+            publisher=self.publisher, touched=self._touch,
+        )  # fmt: skip
         self.readers = Readers(storage, self.tail)
         self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")))
         self.janitor = Janitor(
@@ -285,21 +290,7 @@ class Broker:
 
     async def seek_group(self, principal: Principal, queue: Queue, name: str, to: SeekTo) -> None:
         """Set its cursors anew; deliveries of before no longer count."""
-        group = self.metadata.find_group(principal, queue, name)
-        if isinstance(to, tuple):
-            kind, value = to
-            starts = (
-                await self.changes.starts(queue, value)
-                if kind == "unix_ms"
-                else [value] * len(queue.members)
-            )
-        else:
-            starts = await self.changes.starts(queue, to)
-        await self.storage.seek(group.group_id, queue.queue_id, starts)
-        self._touch(queue)
-        runtime = self.groups.runtimes.get(group.group_id)
-        if runtime is not None:
-            runtime.fence()
+        await self.upkeep.seek(principal, queue, name, to)
 
     # --- Looking -------------------------------------------------------------------------------
 
@@ -316,6 +307,7 @@ class Broker:
             "queue_id": queue.queue_id,
             "holder": queue.holder,
             "created_unix_ms": queue.created_unix_ms,
+            "paused": queue.paused,
             "settings": msgspec.to_builtins(queue.settings),
             "partitions": [
                 {

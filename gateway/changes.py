@@ -26,7 +26,8 @@ class Changes:
         self._storage = storage
         self._under_way: set[asyncio.Task[Any]] = set()
 
-    async def _whole(self, change: Coroutine[Any, Any, T]) -> T:
+    async def whole(self, change: Coroutine[Any, Any, T]) -> T:
+        """Carry it out to its end, whatever becomes of the caller."""
         task = asyncio.get_running_loop().create_task(change)
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
@@ -47,7 +48,7 @@ class Changes:
             await self._storage.create_queue(queue.queue_id, settings.partitions)
             return queue, created
 
-        return await self._whole(change())
+        return await self.whole(change())
 
     async def delete_queue(self, principal: Principal, name: str) -> Queue:
         """Delete it with its messages and groups."""
@@ -58,7 +59,7 @@ class Changes:
             await self._metadata.forget(queue.queue_id, None)
             return queue
 
-        return await self._whole(change())
+        return await self.whole(change())
 
     async def put_group(
         self,
@@ -76,7 +77,7 @@ class Changes:
             await self._storage.create_group(group.group_id, queue.queue_id, starts)
             return group, created
 
-        return await self._whole(change())
+        return await self.whole(change())
 
     async def delete_group(self, principal: Principal, queue: Queue, name: str) -> None:
         """Delete it with its cursors."""
@@ -86,7 +87,7 @@ class Changes:
             await self._storage.drop_group(group.group_id, queue.queue_id)
             await self._metadata.forget(queue.queue_id, group.group_id)
 
-        await self._whole(change())
+        await self.whole(change())
 
     async def starts(self, queue: Queue, start: GroupStart) -> Sequence[Start]:
         """Where cursors begin, one for each partition."""

@@ -76,12 +76,16 @@ class Consumer:
         """Messages it may be given now: as far as credit goes, and room for leases (P9)."""
         if not self.opened or self.left or self._suspended or not self._link.writable():
             return 0
+        if self._runtime.queue.paused:
+            return 0
         room = limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX - self._in_flight
         return min(self._credit.available - self._reserved, room)
 
     @property
     def blocked_by(self) -> str:
         """Why `available` is 0; see Owner.blocked_by."""
+        if self._runtime.queue.paused:
+            return "paused"
         if self._suspended or not self._link.writable():
             return "socket"
         full = self._in_flight >= limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX

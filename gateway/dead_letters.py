@@ -23,7 +23,7 @@ from push.record import Record
 from push.waiting import DeadLetter
 
 _MESSAGE = msgspec.json.Decoder(Message)
-HEADER = "tocsin-dead-letter-"
+HEADER: Final = "tocsin-dead-letter-"
 BURY_AGAIN_S: Final = 1.0
 """Between two tries to move a message that the dead-letter queue does not take."""
 logger = logging.getLogger("tocsin.dead_letters")

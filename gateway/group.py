@@ -217,6 +217,12 @@ class GroupRuntime:
             del slots[number]
         self._start(number)
 
+    def queue_changed(self, queue: Queue) -> None:
+        """The queue is now this; it may have been paused, or go on."""
+        self.queue = queue
+        for member in self.members.values():
+            member.pump()
+
     # --- Ending --------------------------------------------------------------------------------
 
     def fence(self) -> None:

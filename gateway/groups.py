@@ -26,8 +26,10 @@ class Groups:
             raise Refused("draining")
         runtime = self.runtimes.get(group.group_id)
         if runtime is None or runtime.closed:
+            # What the caller has may be of before a pause.
+            now = self._metadata.queue_by_id(queue.queue_id) or queue
             runtime = self.runtimes[group.group_id] = GroupRuntime(
-                self._context, self._metadata, queue, group
+                self._context, self._metadata, now, group
             )
         return runtime
 
@@ -43,12 +45,12 @@ class Groups:
         return consumer
 
     def changed(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
-        """Catalog news: settings reach running deliveries with their next epoch; what was deleted
-        ends now."""
+        """Catalog news: settings reach running deliveries with their next epoch; a pause counts,
+        and what was deleted ends, now."""
         if group is None:
             for runtime in self.runtimes.values():
                 if runtime.queue.queue_id == queue.queue_id:
-                    runtime.queue = queue
+                    runtime.queue_changed(queue)
             return
         found = self.runtimes.get(group.group_id)
         if found is None:

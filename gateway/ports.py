@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from gateway import link
+from gateway.upkeep_values import Upkeeping
 from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
 from metadata.client import Metadata
 from push.errors import TocsinError
@@ -188,6 +189,9 @@ class BrokerPort(Protocol):
 
     @property
     def parking(self) -> Parks: ...
+
+    @property
+    def upkeep(self) -> Upkeeping: ...
 
     @property
     def draining(self) -> bool:

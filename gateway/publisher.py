@@ -73,16 +73,18 @@ class Publisher:
         sequence: int | None = None,
         resolved: int = 0,
         checked: bool = False,
+        names: Sequence[str] | None = None,
     ) -> None:
         """Publish; `answer` is called exactly once, perhaps before this returns.
 
         `producer` (16 bytes) and `sequence` (of the first message; the rest follow) go together;
         `resolved`: everything below was answered (R6). `checked`: the messages were accepted once
-        already and only move; no rule about a single message applies again.
+        already and only move; no rule about a single message applies again. `names`: under what
+        each is remembered, so that it is stored once, whatever its id was remembered for (R8).
         """
         publish = Answer(queue, messages, [NO_ANSWER] * len(messages), remaining=len(messages))
         publish.done = answer
-        publish.checked = checked
+        publish.checked, publish.names = checked, names
         refused = self._refuse_all(producer, sequence, resolved, len(messages))
         if refused is not None:
             if producer is not None and sequence is not None and refused.code.retry:
@@ -133,16 +135,17 @@ class Publisher:
         spread: int | None = None
         context = (producer, resolved) if producer is not None and sequence is not None else None
         runs: dict[int, Run] = {}
-        keys, checked = route.keys, answer.checked
+        keys, checked, names = route.keys, answer.checked, answer.names
         for index, message in enumerate(answer.messages):
             key = message.key
+            name = message.id if names is None else names[index]
             try:
                 if not checked:
                     check_message(message, bytes_max)
                 if key is None:
                     hashed = 0
-                    if message.id is not None:
-                        number = route.id_place(message.id)
+                    if name is not None:
+                        number = route.id_place(name)
                     elif context is not None:
                         number = route.sequence_place(context[0], (sequence or 0) + index)
                     else:
@@ -163,8 +166,9 @@ class Publisher:
             run = runs.get(number)
             if run is None:
                 run = runs[number] = Run(answer, context, sequence or 0)
-            if ttl_s is not None or message.id is not None or message.ttl_s is not None:
-                digest = id_digest(queue, message) if message.id is not None else None
+            if ttl_s is not None or name is not None or message.ttl_s is not None:
+                moved = names is not None
+                digest = id_digest(queue, key, name, moved=moved) if name is not None else None
                 run.marks.append(
                     (len(run.indexes), digest, expires_unix_ms(message, ttl_s, now_ms))
                 )

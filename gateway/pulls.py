@@ -64,7 +64,7 @@ class PullConsumer:
 
     def available(self) -> int:
         """What the pull that is being served still takes, within what all of them may hold."""
-        if self._serving is None:
+        if self._serving is None or self.runtime.queue.paused:
             return 0
         return min(self._serving.room, max(0, limits.IN_FLIGHT_PULLED_MAX - self._in_flight))
 
@@ -72,6 +72,8 @@ class PullConsumer:
     def blocked_by(self) -> str:
         """Nobody pulls: that is its credit. Or so much was pulled and not settled that a pull
         waits until some of it is."""
+        if self.runtime.queue.paused:
+            return "paused"
         return "in_flight" if self._in_flight >= limits.IN_FLIGHT_PULLED_MAX else "credit"
 
     def pump(self) -> None:

@@ -24,6 +24,7 @@ from gateway import (
     rest_queues,
     rest_sessions,
     rest_status,
+    rest_upkeep,
 )
 from gateway.auth import Auth
 from gateway.longpoll import Polls
@@ -38,6 +39,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *rest_messages.OPERATIONS,
     *rest_groups.OPERATIONS,
     *rest_parked.OPERATIONS,
+    *rest_upkeep.OPERATIONS,
     *rest_sessions.OPERATIONS,
     *rest_status.OPERATIONS,
 )

@@ -9,11 +9,12 @@ from starlette.responses import Response
 from gateway.operation import (
     Answer,
     Operation,
-    Parameter,
     decode,
     find_queue,
     group_name,
+    limit_parameter,
     principal,
+    query_limit,
     read_body,
     reply,
 )
@@ -44,20 +45,10 @@ class DecisionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
 DECISION: Final = msgspec.json.Decoder(DecisionRequest)
 
 
-def keys_max(text: str | None) -> int:
-    """How many keys a list shall have. Raises Refused(invalid_request)."""
-    if text is None:
-        return KEYS_DEFAULT
-    # At most so many digits: int() of a long text is slow, and refuses 4,300 with a ValueError.
-    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 9 else 0
-    if not 1 <= number <= limits.PARKED_PER_CALL_MAX:
-        raise Refused("invalid_request", f"limit is a number 1 to {limits.PARKED_PER_CALL_MAX}")
-    return number
-
-
 async def list_parked(broker: BrokerPort, request: Request) -> Response:
     """What is parked, by partition."""
-    name, limit = group_name(request), keys_max(request.query_params.get("limit"))
+    name = group_name(request)
+    limit = query_limit(request, limits.PARKED_PER_CALL_MAX, KEYS_DEFAULT)
     queue = find_queue(broker, request)
     group = broker.metadata.find_group(principal(request), queue, name)
     return reply(await broker.parking.parked(queue, group, limit))
@@ -82,13 +73,7 @@ OPERATIONS: Final = (
         "List parked keys.",
         list_parked,
         {200: Answer("The keys, and how many there are.", ParkedKeys)},
-        query=(
-            Parameter(
-                "limit",
-                "How many keys at most.",
-                {"type": "integer", "minimum": 1, "maximum": limits.PARKED_PER_CALL_MAX},
-            ),
-        ),
+        query=(limit_parameter(limits.PARKED_PER_CALL_MAX),),
         errors=_ERRORS,
     ),
     Operation(

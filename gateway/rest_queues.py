@@ -11,7 +11,9 @@ from gateway.operation import (
     Operation,
     Parameter,
     find_queue,
+    limit_parameter,
     principal,
+    query_limit,
     queue_name,
     read_body,
     reply,
@@ -36,6 +38,8 @@ class QueueDescription(msgspec.Struct):
     """How much is retained."""
     groups: Any
     """Each group with its lag."""
+    paused: bool = False
+    """Nothing is given out to its groups; see `POST /v1/queues/{queue}/pause`."""
 
 
 class QueueList(msgspec.Struct):
@@ -63,7 +67,7 @@ async def get_queue(broker: BrokerPort, request: Request) -> Response:
 
 async def list_queues(broker: BrokerPort, request: Request) -> Response:
     """A page: describing a queue asks the storage, and there may be 100,000 of them."""
-    page = _page(request.query_params.get("limit"))
+    page = query_limit(request, limits.QUEUES_PER_PAGE_MAX, limits.QUEUES_PER_PAGE_MAX)
     after = request.query_params.get("after", "")
     if after:
         check_name(after, "after")
@@ -80,16 +84,6 @@ async def list_queues(broker: BrokerPort, request: Request) -> Response:
     return reply({"queues": described, **more})
 
 
-def _page(text: str | None) -> int:
-    if text is None:
-        return limits.QUEUES_PER_PAGE_MAX
-    # At most so many digits: int() of a long text is slow, and refuses 4,300 with a ValueError.
-    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 9 else 0
-    if not 1 <= number <= limits.QUEUES_PER_PAGE_MAX:
-        raise Refused("invalid_request", f"limit is a number 1 to {limits.QUEUES_PER_PAGE_MAX}")
-    return number
-
-
 OPERATIONS: Final = (
     Operation(
         "GET",
@@ -98,11 +92,7 @@ OPERATIONS: Final = (
         list_queues,
         {200: Answer("The queues, by name.", QueueList)},
         query=(
-            Parameter(
-                "limit",
-                "How many at most.",
-                {"type": "integer", "minimum": 1, "maximum": limits.QUEUES_PER_PAGE_MAX},
-            ),
+            limit_parameter(limits.QUEUES_PER_PAGE_MAX),
             Parameter("after", "Only names behind this one.", {"type": "string"}),
         ),
         errors=("invalid_request", "invalid_name"),

@@ -40,6 +40,8 @@ class Answer:
     generation: int = 0
     remaining: int = 0
     checked: bool = False
+    names: Sequence[str] | None = None
+    """What is remembered of each message instead of its id."""
     done: Callable[["Answer"], None] | None = None
     durability: dict[str, object] = field(default_factory=dict)
 
@@ -191,11 +193,15 @@ def nowhere(principal: Principal, name: str, settings: QueueSettings) -> Queue:
     )  # fmt: skip
 
 
-def id_digest(queue: Queue, message: Message) -> bytes:
-    """What deduplication remembers of a client's id: 256 bits over queue, key and id (R8)."""
-    key, name = (message.key or "").encode(), (message.id or "").encode()
-    scope = b"%d:%b" % (len(key), key) if message.key is not None else b"-"
-    return blake2b(scope + b"\0" + name, digest_size=32, key=queue.hash_key).digest()
+def id_digest(queue: Queue, key: str | None, name: str, *, moved: bool = False) -> bytes:
+    """What deduplication remembers of a client's id: 256 bits over queue, key and id (R8).
+    `moved`: the name is not a client's, and equals none that a client may give."""
+    encoded = (key or "").encode()
+    scope = b"%d:%b" % (len(encoded), encoded) if key is not None else b"-"
+    return blake2b(
+        scope + b"\0" + name.encode(),
+        digest_size=32, key=queue.hash_key, person=b"moved" if moved else b"",
+    ).digest()  # fmt: skip
 
 
 def expires_unix_ms(message: Message, queue_ttl_s: float | None, now_ms: float) -> int:

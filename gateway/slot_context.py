@@ -26,7 +26,8 @@ class Owner(Protocol):
 
     @property
     def blocked_by(self) -> str:
-        """Why `available` is 0: credit, socket, or in_flight: it holds as much as it may (P9)."""
+        """Why `available` is 0: credit, socket, paused (the queue is), or in_flight: it holds as
+        much as it may (P9)."""
 
     def deliver(self, slot: "Slot", record: Record, out: GiveOut, reserved: object = None) -> None:
         """Give it these; counts against `available`, or is what was `reserved`."""

@@ -93,6 +93,8 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     """Keys the hash that routes and gates; 16 random bytes."""
     lineage: tuple[tuple[int, int], ...] = ()
     """(sealed partition, successor) pairs; empty until the first repartition (R27)."""
+    paused: bool = False
+    """An operator wants nothing given out to groups. Not a setting: putting settings leaves it."""
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):

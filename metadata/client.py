@@ -43,6 +43,10 @@ class Metadata(Protocol):
         """Create it (True) or change its settings (False). Putting what is there already changes
         nothing. Raises Refused: invalid_name, invalid_request, setting_fixed, too_many."""
 
+    async def pause_queue(self, principal: Principal, name: str, *, paused: bool) -> Queue:
+        """Let nothing be given out to its groups, or let it again; as it is then, durably. It is
+        so already: nothing happens. Raises Refused(queue_not_found)."""
+
     async def delete_queue(self, principal: Principal, name: str) -> Queue:
         """Take it and its groups out of the catalog, durably; its id goes to `dropped()` until
         `forget`. Raises Refused(queue_not_found)."""

@@ -178,6 +178,19 @@ class InProcessMetadata:
         self._tell(queue, None, deleted=False)
         return queue, old is None
 
+    async def pause_queue(self, principal: Principal, name: str, *, paused: bool) -> Queue:
+        """See Metadata."""
+        return await self._alone(self._pause_queue, principal, name, paused)
+
+    async def _pause_queue(self, principal: Principal, name: str, paused: bool) -> Queue:
+        queue = self.find_queue(principal, name)
+        if queue.paused != paused:
+            queue = msgspec.structs.replace(queue, paused=paused)
+            await self._write(self._store.change, queue)
+            self._index.put_queue(queue)
+            self._tell(queue, None, deleted=False)
+        return queue
+
     async def delete_queue(self, principal: Principal, name: str) -> Queue:
         """See Metadata."""
         return await self._alone(self._delete_queue, principal, name)

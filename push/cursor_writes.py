@@ -107,6 +107,11 @@ class PendingWrite:
         """What the write that was taken sets aside."""
         return self._taken[0].aside if self._taken else ()
 
+    def goes_aside(self, key: int, offset: int) -> bool:
+        """Whether it goes to the key's side line and is not known to stand there."""
+        under_way = (s.offsets for s in self.sides_under_way if s.key_hash == key)
+        return any(offset in line for line in (*under_way, self._aside.get(key, ())))
+
     def first_aside(self, key: int) -> int | None:
         """The lowest offset that goes to the key's side line and is not known to stand there."""
         under_way = [s.offsets[0] for s in self.sides_under_way if s.key_hash == key]

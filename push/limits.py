@@ -115,6 +115,13 @@ LINE_WINDOW_MAX: Final = 256
 """A key that recovers has 1, 2, 4 … messages in flight, up to this, until its line is empty."""
 PARKED_PER_CALL_MAX: Final = 1000
 """Parked keys that one call lists, or decides about."""
+LOOK_MESSAGES_MAX: Final = 1000
+"""Messages that one look shows an operator, and dead letters that one call sends back."""
+LOOK_ANSWER_BYTES_MAX: Final = 1_048_576
+"""Of the messages that one look shows; at least one."""
+LOOK_BYTES_MAX: Final = 16 * 1_048_576
+"""Read for one look that goes by key or reason; then it says where to go on. [A peek for a key
+that is not there reads a hundred GB, and everybody else waits for the disk.]"""
 SIDE_LOAD_MAX: Final = 16
 """Offsets of a side line read at a time: many lines may be read at once, and what is read is held
 in memory."""

@@ -240,6 +240,15 @@ class CursorState:
     parked: int
 
 
+class Standing(NamedTuple):
+    """For looking at: where a message stands for a group, as far as it is durable. `waiting` and
+    `parked` are those of side lines; what an owner holds in its memory is `ready` here."""
+
+    state: Literal["ready", "settled", "waiting", "parked"]
+    attempts: int = 0
+    """Those that are counted."""
+
+
 Start = Literal["earliest", "latest"] | int
 """Where a new group starts in a partition; a number is an offset."""
 
@@ -280,6 +289,15 @@ class Storage(Protocol):
     async def seek(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
         """Set every cursor to a fresh one at `starts` and raise its epoch, so that the owners of
         before are fenced and nothing they settle counts."""
+
+    async def purge(self, queue_id: str, group_id: str | None) -> int:
+        """Drop what stands there at this moment: as `seek` to the end for the group, or (None) for
+        every group, and then nothing of before is retained for anybody: `start` is the end. Returns
+        how many messages the group had not settled, or the queue retained.
+
+        Raises:
+            Refused: queue_not_found, group_not_found; nothing happened.
+        """
 
     async def append(self, appends: Sequence[Append]) -> list[Appended]:
         """Append records; deduplicate by producer sequence (R6, R7) and client id (R8).
@@ -341,6 +359,9 @@ class Storage(Protocol):
 
     async def cursors(self, queue_id: str, group_id: str) -> list[CursorState]:
         """Every cursor of a group; empty when it is unknown."""
+
+    async def standings(self, place: GroupPartition, first: int, last: int) -> list[Standing]:
+        """Where each of the offsets first..last stands for a group; none when it is unknown."""
 
     async def parked(self, place: GroupPartition) -> list[ParkedLine]:
         """The parked keys of a (group, partition), by hash; empty when it is unknown."""

@@ -82,6 +82,11 @@ class PartitionLog:
         self.total.messages -= count
         self.total.bytes -= size
 
+    def drop_all(self) -> None:
+        """Nothing below the end is retained any more."""
+        self.remove(self.messages, self.bytes)
+        self.start = self.next_offset
+
     def refusal(self, append: Append, count: int, size: int) -> str | None:
         """Why `count` more messages of `size` bytes cannot be stored; None: they can."""
         if self.sealed_at is not None:

@@ -10,7 +10,16 @@ from itertools import chain
 from typing import Final
 
 from push.errors import Fenced, Refused
-from push.ports import Cursor, CursorWrite, Parked, Retry, Side, Start, Written
+from push.ports import (
+    Cursor,
+    CursorWrite,
+    Parked,
+    Retry,
+    Side,
+    Standing,
+    Start,
+    Written,
+)
 from push.ranges import Range, RangeSet
 from storage.appending import PartitionLog
 
@@ -85,6 +94,18 @@ class GroupCursor:
             lines=tuple(sorted(self.lines.items())),
             parked=tuple(sorted(self.parked.values(), key=lambda parked: parked.key_hash)),
         )
+
+    def unsettled(self, end: int) -> int:
+        """How many of the messages below `end` are not settled; those in side lines are not."""
+        return end - self.floor - self.passed.size() + sum(self.lines.values())
+
+    def standing(self, offset: int, aside: int | None) -> Standing:
+        """Where a message stands; `aside`: the key hash of the side line that it stands in."""
+        retry = self.retries.get(offset)
+        attempts = retry.attempts if retry is not None else 0
+        if aside is not None:
+            return Standing("parked" if aside in self.parked else "waiting", attempts)
+        return Standing("settled") if self._is_passed(offset) else Standing("ready", attempts)
 
     def weight(self) -> int:
         """How much memory it takes, in entries."""

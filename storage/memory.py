@@ -8,7 +8,6 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from push.errors import Refused, Unknown
 from push.ports import (
@@ -22,6 +21,7 @@ from push.ports import (
     Partition,
     PartitionState,
     Read,
+    Standing,
     Start,
     StorageState,
     WakeUp,
@@ -30,7 +30,6 @@ from push.ports import (
 from push.record import Header, Record
 from storage.appending import (
     Effect,
-    IdBuckets,
     PartitionLog,
     QueueTotal,
     append_record,
@@ -39,26 +38,7 @@ from storage.appending import (
 )
 from storage.cursor import GroupCursor, check_write, start_floor
 from storage.dedup import ProducerLine, id_bucket, line_bucket
-
-
-@dataclass(slots=True)
-class _Stored:
-    record: Record
-    published_unix_ms: int
-    size: int
-
-
-@dataclass(slots=True)
-class _Partition:
-    log: PartitionLog
-    records: list[_Stored] = field(default_factory=list)
-    lines: dict[bytes, ProducerLine] = field(default_factory=dict)
-    buckets: IdBuckets = field(default_factory=lambda: IdBuckets([]))
-    ids: dict[int, dict[bytes, int]] = field(default_factory=dict)
-    """Bucket of time -> digest -> offset."""
-    cursors: dict[str, GroupCursor] = field(default_factory=dict)
-    aside: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Group -> offset -> key hash: the side lines."""
+from storage.memory_partition import MemoryPartition, StoredRecord
 
 
 class MemoryStorage:
@@ -66,7 +46,7 @@ class MemoryStorage:
 
     def __init__(self, *, wall: Callable[[], float] = time.time) -> None:
         self._wall = wall
-        self._queues: dict[str, list[_Partition]] = {}
+        self._queues: dict[str, list[MemoryPartition]] = {}
         self._incarnation = uuid.uuid4().hex
         self._wake_up: WakeUp | None = None
         self._closed = False
@@ -85,12 +65,12 @@ class MemoryStorage:
     def _wall_unix_ms(self) -> int:
         return int(self._wall() * 1000)
 
-    def _queue(self, queue_id: str) -> list[_Partition]:
+    def _queue(self, queue_id: str) -> list[MemoryPartition]:
         if queue_id not in self._queues:
             raise Refused("queue_not_found", f"the storage has no queue {queue_id}")
         return self._queues[queue_id]
 
-    def _find(self, partition: Partition) -> _Partition | None:
+    def _find(self, partition: Partition) -> MemoryPartition | None:
         queue = self._queues.get(partition.queue_id, [])
         return queue[partition.number] if 0 <= partition.number < len(queue) else None
 
@@ -104,7 +84,7 @@ class MemoryStorage:
         total = queue[0].log.total if queue else QueueTotal()
         for number in range(len(queue), partitions):
             log = PartitionLog(Partition(queue_id, number), row_id=0, total=total)
-            queue.append(_Partition(log))
+            queue.append(MemoryPartition(log))
 
     async def drop_queue(self, queue_id: str) -> None:
         self._check_open()
@@ -119,7 +99,7 @@ class MemoryStorage:
 
     def _with_starts(
         self, queue_id: str, starts: Sequence[Start]
-    ) -> list[tuple[_Partition, Start]]:
+    ) -> list[tuple[MemoryPartition, Start]]:
         queue = self._queue(queue_id)
         if len(starts) != len(queue):
             raise Refused("invalid_request", f"{len(starts)} starts for {len(queue)} partitions")
@@ -137,8 +117,23 @@ class MemoryStorage:
         if any(group_id not in at.cursors for at, _ in places):
             raise Refused("group_not_found", f"the storage has no group {group_id}")
         for at, start in places:
-            at.cursors[group_id] = at.cursors[group_id].fresh(start_floor(start, at.log))
-            at.aside[group_id] = {}
+            at.replace(group_id, start_floor(start, at.log))
+
+    async def purge(self, queue_id: str, group_id: str | None) -> int:
+        self._check_open()
+        queue = self._queue(queue_id)
+        if group_id is not None and any(group_id not in at.cursors for at in queue):
+            raise Refused("group_not_found", f"the storage has no group {group_id}")
+        count = 0
+        for at in queue:
+            end = at.log.next_offset
+            count += at.log.messages if group_id is None else at.cursors[group_id].unsettled(end)
+            for name in at.cursors if group_id is None else (group_id,):
+                at.replace(name, end)
+            if group_id is None:
+                at.drop_all()
+        await asyncio.sleep(0)
+        return count
 
     async def append(self, appends: Sequence[Append]) -> list[Appended]:
         self._check_open()
@@ -165,7 +160,7 @@ class MemoryStorage:
             raise Unknown("the answer of the storage was lost")
         return answers
 
-    def _append(self, at: _Partition, append: Append, header: Header) -> Effect:
+    def _append(self, at: MemoryPartition, append: Append, header: Header) -> Effect:
         wall = self._wall_unix_ms()
 
         def line_of(producer: bytes) -> ProducerLine:
@@ -196,7 +191,7 @@ class MemoryStorage:
         if appended.count:
             record = Record.load(appended.first, append.header, append.payload, appended.skips)
             published = min(header.published_unix_ms, wall)
-            at.records.append(_Stored(record, published, effect.size))
+            at.records.append(StoredRecord(record, published, effect.size))
         return effect
 
     async def read(
@@ -247,7 +242,7 @@ class MemoryStorage:
                 return stored.record.first
         return at.log.next_offset
 
-    def _cursor(self, place: GroupPartition) -> tuple[_Partition, GroupCursor] | None:
+    def _cursor(self, place: GroupPartition) -> tuple[MemoryPartition, GroupCursor] | None:
         at = self._find(place.partition)
         if at is None or place.group_id not in at.cursors:
             return None
@@ -310,23 +305,7 @@ class MemoryStorage:
         at = self._find(partition)
         if at is None or (keep_all and not at.cursors):
             return 0
-        due = self._wall_unix_ms() - int(retention_s * 1000)
-
-        def may_go(stored: _Stored) -> bool:
-            first, last = stored.record.first, stored.record.last
-            return stored.published_unix_ms <= due and all(
-                (last < cursor.floor or cursor.passed.covers(max(first, cursor.floor), last))
-                and not any(first <= offset <= last for offset in at.aside[group_id])
-                for group_id, cursor in at.cursors.items()
-            )
-
-        gone = [stored for stored in at.records if may_go(stored)]
-        at.records = [stored for stored in at.records if not may_go(stored)]
-        log = at.log
-        log.start = at.records[0].record.first if at.records else log.next_offset
-        size = sum(stored.size for stored in gone)
-        log.remove(sum(stored.record.last - stored.record.first + 1 for stored in gone), size)
-        return size
+        return at.trim(self._wall_unix_ms() - int(retention_s * 1000))
 
     async def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
         self._check_open()
@@ -360,22 +339,12 @@ class MemoryStorage:
     async def parked(self, place: GroupPartition) -> list[ParkedLine]:
         self._check_open()
         found = self._cursor(place)
-        if found is None:
-            return []
-        at, cursor = found
-        lines: list[ParkedLine] = []
-        for mark in cursor.snapshot().parked:
-            aside = at.aside[place.group_id].items()
-            line = [offset for offset, key_hash in aside if key_hash == mark.key_hash]
-            head = min(line, default=None)
-            retry = cursor.retries.get(head) if head is not None else None
-            attempts = retry.attempts if retry is not None else 0
-            lines.append(
-                ParkedLine(
-                    mark.key_hash, mark.reason, mark.since_unix_ms, len(line), head, attempts
-                )
-            )
-        return lines
+        return found[0].parked(place.group_id) if found is not None else []
+
+    async def standings(self, place: GroupPartition, first: int, last: int) -> list[Standing]:
+        self._check_open()
+        found = self._cursor(place)
+        return found[0].standings(place.group_id, first, last) if found is not None else []
 
     def on_certified(self, wake_up: WakeUp) -> None:
         self._wake_up = wake_up

@@ -4,6 +4,7 @@ sqlite            this: the port, on the event loop
 sqlite_writer     the thread that commits;  sqlite_reader  the thread that reads
 sqlite_books      what the writer decides on: hot partitions and producers
   sqlite_cursors  … cursors;  sqlite_beside  … what stands beside them;  sqlite_ids  … ids
+sqlite_purge      what an operator drops
 sqlite_trim       what leaves;  sqlite_copy  a copy of all of it, made while it works
 sqlite_verify, sqlite_restore  look through a store at rest, and give a copy a life of its own
 sqlite_open       pragmas, lock, schema;  sqlite_statement, sqlite_codec  rows
@@ -32,6 +33,7 @@ from push.ports import (
     Partition,
     PartitionState,
     Read,
+    Standing,
     Start,
     StorageState,
     WakeUp,
@@ -42,6 +44,7 @@ from storage import sqlite_reader as reading
 from storage.sqlite_books import Books
 from storage.sqlite_copy import Copying, CopyProgress
 from storage.sqlite_open import STEPS, Opened, open_store
+from storage.sqlite_purge import purge
 from storage.sqlite_quarantine import quarantine
 from storage.sqlite_trim import Trimmer
 from storage.sqlite_writer import Writer
@@ -196,6 +199,16 @@ class SqliteStorage:
 
         await self._act(run)
 
+    async def purge(self, queue_id: str, group_id: str | None) -> int:
+        """Drop what stands there; its space comes back in slices."""
+
+        def run() -> int:
+            count = purge(self._books, queue_id, group_id)
+            self._trimmer.has_garbage = True
+            return count
+
+        return await self._act(run)
+
     # --- Messages ------------------------------------------------------------------------------
 
     async def append(self, appends: Sequence[Append]) -> list[Appended]:
@@ -279,6 +292,12 @@ class SqliteStorage:
         """Every cursor of a group."""
         return await self._read(
             lambda connection: reading.cursor_states(connection, queue_id, group_id)
+        )
+
+    async def standings(self, place: GroupPartition, first: int, last: int) -> list[Standing]:
+        """Where messages stand for a group, as far as it is durable."""
+        return await self._read(
+            lambda connection: reading.standings(connection, place, first, last)
         )
 
     async def parked(self, place: GroupPartition) -> list[ParkedLine]:

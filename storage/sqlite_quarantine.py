@@ -11,8 +11,8 @@ _COLUMNS: Final = "id, count, published_unix_ms, bytes, checksum, skips, header,
 
 
 def quarantine(books: Books, partition: Partition, row_ids: list[int]) -> None:
-    """Move these records to the quarantine, unless they are gone or sound after all: then the
-    reader met a fault of memory, or another reader was faster."""
+    """Move these records to the quarantine, unless they are gone, purged, or sound after all: then
+    the reader met a fault of memory, or another reader was faster."""
     books.flush()
     log = books.find(partition)
     if log is None:
@@ -21,7 +21,7 @@ def quarantine(books: Books, partition: Partition, row_ids: list[int]) -> None:
         row = books.connection.execute(
             f"SELECT {_COLUMNS} FROM record WHERE id = ?", (row_id,)
         ).fetchone()
-        if row is None or record_is_sound(row):
+        if row is None or codec.offset_of(row_id) < log.start or record_is_sound(row):
             continue
         count = span(books.connection, log, row_id)
         _, _, _, size, checksum, skips, header, payload = row

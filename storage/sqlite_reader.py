@@ -17,11 +17,15 @@ from push.ports import (
     CursorState,
     Damage,
     GroupPartition,
+    Parked,
     ParkedLine,
     Partition,
     PartitionState,
     Read,
+    Retry,
+    Standing,
 )
+from push.ranges import RangeSet
 from push.record import Record, RecordDamaged
 from storage import sqlite_codec as codec
 from storage.appending import PartitionLog
@@ -131,7 +135,8 @@ def read_records(
     if log is None:
         return Read((), 0, 0), []
     end = log.next_offset if until is None else max(0, min(until + 1, log.next_offset))
-    offset = min(max(offset, 0), limits.OFFSET_MAX)  # positions come from clients
+    # Positions come from clients; and below the start there may be what was purged.
+    offset = min(max(offset, log.start), limits.OFFSET_MAX)
     base = log.row_id
     rows = connection.execute(
         f"SELECT {_RECORD} FROM record WHERE id >= coalesce((SELECT id FROM record "
@@ -300,12 +305,7 @@ def cursor_states(
     ).fetchall()
     for row_id, number, epoch, floor, passed, aside, parked in rows:
         cursor = GroupCursor(floor)
-        cursor.passed = codec.unpack_ranges(passed)
-        for (ranges,) in connection.execute(
-            "SELECT passed FROM cursor_log WHERE cursor = ? ORDER BY number", (row_id,)
-        ):
-            for first, last in codec.unpack_ranges(ranges):
-                cursor.passed.add(first, last)
+        cursor.passed = _passed(connection, row_id, passed)
         cursor.floor = cursor.passed.pop_prefix(floor)
         place = GroupPartition(group_id, Partition(queue_id, number))
         states.append(
@@ -319,6 +319,49 @@ def cursor_states(
             )
         )
     return states
+
+
+def standings(
+    connection: sqlite3.Connection, place: GroupPartition, first: int, last: int
+) -> list[Standing]:
+    """What `Storage.standings` answers."""
+    row = connection.execute(
+        "SELECT cursor.id, floor, passed FROM cursor JOIN partition "
+        "ON partition.id = cursor.partition WHERE queue_id = ? AND number = ? AND group_id = ?",
+        (*place.partition, place.group_id),
+    ).fetchone()
+    if row is None:
+        return []
+    row_id, floor, passed = row
+    cursor = GroupCursor(floor)
+    cursor.passed = _passed(connection, row_id, passed)
+    span_ = (row_id, first, last)
+    for offset, attempts in connection.execute(
+        "SELECT place, attempts FROM retry WHERE cursor = ? AND place BETWEEN ? AND ?", span_
+    ):
+        cursor.retries[offset] = Retry(offset, attempts)
+    aside: dict[int, int] = {}
+    for offset, key_hash, since_unix_ms in connection.execute(
+        "SELECT place, side.key_hash, since_unix_ms FROM side LEFT JOIN parked "
+        "ON parked.cursor = side.cursor AND parked.key_hash = side.key_hash "
+        "WHERE side.cursor = ? AND place BETWEEN ? AND ?",
+        span_,
+    ):
+        aside[offset] = key_hash
+        if since_unix_ms is not None:
+            cursor.parked[key_hash] = Parked(key_hash, "", since_unix_ms)
+    return [cursor.standing(offset, aside.get(offset)) for offset in range(first, last + 1)]
+
+
+def _passed(connection: sqlite3.Connection, row_id: int, whole: bytes) -> RangeSet:
+    """What a cursor has passed: its row's ranges, and those of the commits since."""
+    passed = codec.unpack_ranges(whole)
+    for (ranges,) in connection.execute(
+        "SELECT passed FROM cursor_log WHERE cursor = ? ORDER BY number", (row_id,)
+    ):
+        for first, last in codec.unpack_ranges(ranges):
+            passed.add(first, last)
+    return passed
 
 
 def parked_keys(connection: sqlite3.Connection, place: GroupPartition) -> list[ParkedLine]:

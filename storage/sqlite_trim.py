@@ -17,6 +17,7 @@ from storage.appending import PartitionLog
 from storage.dedup import FORGOTTEN_BUCKETS, IDLE_BUCKETS, line_bucket
 from storage.sqlite_books import Books
 from storage.sqlite_cursors import StoredCursor
+from storage.sqlite_purge import sweep_purged
 from storage.sqlite_statement import update
 
 _ROWS: Final = 256
@@ -59,6 +60,9 @@ class Trimmer:
             return 0, False
         wall = books.wall_unix_ms()
         more_ids = books.ids.drop_passed(log.row_id, wall)
+        purged = sweep_purged(books, log)
+        if purged:
+            return purged, True
         cursors = books.cursors.of_partition(log.row_id, partition)
         if keep_all and not cursors:
             return 0, more_ids

@@ -26,6 +26,7 @@ from gateway.ports import (
     WhichKey,
 )
 from gateway.receipts import Receipt, Receipts
+from gateway.upkeep_values import FoundDeadLetters, Look, Peeked, Purged, Redriven
 from metadata.catalog import (
     Group,
     GroupSettings,
@@ -95,6 +96,11 @@ class PlainMetadata:
             hash_key=bytes(16),
         )
         return self.queues[name], True
+
+    async def pause_queue(self, principal: Principal, name: str, *, paused: bool) -> Queue:
+        queue = msgspec.structs.replace(self.find_queue(principal, name), paused=paused)
+        self.queues[name] = queue
+        return queue
 
     async def delete_queue(self, principal: Principal, name: str) -> Queue:
         queue = self.find_queue(principal, name)
@@ -192,6 +198,32 @@ class NothingParked:
         return Decided(decision=verb, keys=[], keys_parked=0)
 
 
+class NothingToLookAfter:
+    """gateway.upkeep_values.Upkeeping: no queue holds anything that an operator could see."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+
+    async def pause(self, principal: Principal, name: str, *, paused: bool) -> Queue:
+        return await self._metadata.pause_queue(principal, name, paused=paused)
+
+    async def purge(self, principal: Principal, queue: Queue, group: str | None) -> Purged:
+        return Purged(messages=0)
+
+    async def peek(
+        self, principal: Principal, queue: Queue, look: Look, group: str | None
+    ) -> Peeked:
+        return Peeked(messages=[])
+
+    async def dead_letters(
+        self, principal: Principal, queue: Queue, look: Look
+    ) -> FoundDeadLetters:
+        return FoundDeadLetters(queue=queue.name, messages=[])
+
+    async def redrive(self, principal: Principal, queue: Queue, look: Look) -> Redriven:
+        return Redriven(messages=0)
+
+
 class NoSessions:
     """link.Groups and link.Readers: sessions may publish here, and nothing else."""
 
@@ -242,6 +274,10 @@ class PlainBroker:
     @property
     def parking(self) -> "NothingParked":
         return NothingParked()
+
+    @property
+    def upkeep(self) -> "NothingToLookAfter":
+        return NothingToLookAfter(self.metadata)
 
     @property
     def groups(self) -> "NoSessions":

@@ -62,6 +62,28 @@ async def test_a_created_queue_is_found_by_name_and_id(catalog: InProcessMetadat
     assert catalog.list_queues(ALICE) == [queue]
 
 
+async def test_a_pause_is_durable_and_no_setting(
+    catalog: InProcessMetadata, tmp_path: Path
+) -> None:
+    """Listeners hear of each change, and of nothing where nothing changes; putting settings leaves
+    it as it is; another tenant cannot do it (P11)."""
+    await catalog.put_queue(ALICE, "orders", SETTINGS)
+    heard: list[bool] = []
+    catalog.on_queue_changed(lambda queue, group, *, deleted: heard.append(queue.paused))
+    for paused in (True, True, False, True):
+        queue = await catalog.pause_queue(ALICE, "orders", paused=paused)
+        assert queue.paused is paused
+        assert catalog.find_queue(ALICE, "orders") == queue
+    assert heard == [True, False, True]
+    queue, _ = await catalog.put_queue(ALICE, "orders", QueueSettings(partitions=4, lease_s=9))
+    assert queue.paused
+    with pytest.raises(Refused, match="queue_not_found"):
+        await catalog.pause_queue(BOB, "orders", paused=False)
+    again = await reopened(catalog, tmp_path)
+    assert again.find_queue(ALICE, "orders") == queue
+    await again.close()
+
+
 async def test_the_same_name_in_two_tenants_is_two_queues(catalog: InProcessMetadata) -> None:
     """P11: and neither tenant sees, changes or deletes the other's."""
     ours, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)

@@ -272,7 +272,9 @@ async def test_what_is_not_there_is_said_to_be_not_there(server: Server) -> None
             ("GET", f"{at.queue}/messages/1", "", "not_found"),
             ("DELETE", at.queue, "", "method_not_allowed"),
             ("PATCH", at.queue, "", "method_not_allowed"),
-            ("GET", f"{at.queue}/messages", "", "method_not_allowed"),
+            ("PUT", f"{at.queue}/messages", "", "method_not_allowed"),
+            ("GET", f"{at.queue}/purge", "", "method_not_allowed"),
+            ("GET", f"{at.queue}/messages?group=nobody", "", "group_not_found"),
         ):
             await at.refused(method, path, body, (method, path), code)
         assert await at.state() == before

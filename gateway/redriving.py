@@ -1,0 +1,281 @@
+"""Dead letters, for operators: which there are, and back with them (P1).
+
+A letter goes back as a new message with the key, id, body and headers that it had: it is appended
+to its queue under a name made of its place among the dead letters, and then settled there for a
+group of its own, which carries how far redriving has come. A crash in between repeats the append,
+which deduplication answers (R8). Letters of a key go back in their order: behind one that is
+refused none is stored (R7).
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from gateway.dead_letters import HEADER
+from gateway.groups import Groups
+from gateway.looking import Standpoint, Walk, content_of, fields_of
+from gateway.publisher import Publisher
+from gateway.routing import Answer
+from gateway.upkeep_values import (
+    FoundDeadLetter,
+    FoundDeadLetters,
+    Look,
+    Origin,
+    Place,
+    Redriven,
+)
+from metadata.catalog import Group, Queue, dead_letter_name
+from metadata.client import Metadata
+from push import limits
+from push.errors import Refused, TocsinError, Unknown
+from push.message import Message
+from push.ports import CursorWrite, GroupPartition, PartitionState, Storage
+from push.record import Record
+
+GROUP: Final = "tocsin.redrive"
+"""The group of a dead-letter queue that has settled what went back."""
+BATCH_BYTES_MAX: Final = 1_048_576
+"""Of the letters that go back together; at least one."""
+
+
+@dataclass(slots=True)
+class _Letter:
+    """A dead letter where it stands."""
+
+    state: PartitionState
+    record: Record
+    offset: int
+    message: Message
+
+    def header(self, name: str) -> str:
+        return (self.message.headers or {}).get(HEADER + name, "")
+
+    @property
+    def size(self) -> int:
+        return self.record.header.sizes[self.offset - self.record.first]
+
+    def revived(self) -> Message:
+        """The message that it was."""
+        headers = {
+            name: text
+            for name, text in (self.message.headers or {}).items()
+            if not name.startswith(HEADER)
+        }
+        name = self.header("id") or self.message.id
+        return msgspec.structs.replace(self.message, id=name, headers=headers or None)
+
+    def described(self, queue: Queue) -> FoundDeadLetter:
+        """As an operator sees it."""
+        content: dict[str, Any] = {
+            **fields_of(queue, self.state, self.record, self.offset),
+            **content_of(self.revived()),
+        }
+        return FoundDeadLetter(
+            **content,
+            origin=Origin(
+                queue=self.header("queue"),
+                group=self.header("group"),
+                partition=_number(self.header("partition")),
+                offset=_number(self.header("offset")),
+            ),
+            reason=self.header("reason"),
+            attempts=_number(self.header("attempts")),
+            nack=self.header("nack") or None,
+        )
+
+
+def _number(text: str) -> int:
+    """Of a header, which anybody may have written."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else 0
+
+
+class Redriving:
+    """See the module."""
+
+    def __init__(
+        self, storage: Storage, publisher: Publisher, groups: Groups, metadata: Metadata
+    ) -> None:
+        self._storage = storage
+        self._publisher = publisher
+        self._groups = groups
+        self._metadata = metadata
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._producer = os.urandom(16)
+        self._sequence = 0
+
+    async def listed(
+        self, queue: Queue, dead: Queue | None, group: Group | None, look: Look
+    ) -> FoundDeadLetters:
+        """Up to `look.limit` of those that have not gone back."""
+        name = dead_letter_name(queue)
+        if dead is None:
+            return FoundDeadLetters(queue=name, messages=[])
+        walk = await self._walk(dead, group, look)
+        found: list[FoundDeadLetter] = []
+        size = 0
+        async for letter in self._letters(walk, queue, group, look):
+            size += letter.size
+            if len(found) == look.limit or (found and size > limits.LOOK_ANSWER_BYTES_MAX):
+                walk.next = Place(letter.state.partition.number, letter.offset)
+                break
+            found.append(letter.described(dead))
+        after = str(walk.next) if walk.next else None
+        return FoundDeadLetters(queue=name, messages=found, next=after)
+
+    async def _walk(self, dead: Queue, group: Group | None, look: Look) -> Walk:
+        floors = None
+        if group is not None:
+            floors = await Standpoint(self._storage, self._groups, group).floors(dead)
+        return Walk(self._storage, dead, look, floors)
+
+    async def _letters(
+        self, walk: Walk, queue: Queue, group: Group | None, look: Look
+    ) -> AsyncIterator[_Letter]:
+        """The letters that are meant: of this queue, and not gone back."""
+        standpoint = None
+        if group is not None:
+            standpoint = Standpoint(self._storage, self._groups, group)
+        async for state, record, offset in walk.messages():
+            if standpoint is not None:
+                word, _ = await standpoint.of(state.partition, record, offset)
+                if word == "settled":
+                    continue
+            message = walk.decode(record, offset)
+            if message is None:
+                continue
+            letter = _Letter(state, record, offset, message)
+            is_meant = look.reason in (None, letter.header("reason"))
+            if letter.header("queue") == queue.name and is_meant:
+                yield letter
+
+    # --- Back ----------------------------------------------------------------------------------
+
+    async def redrive(self, queue: Queue, dead: Queue, group: Group, look: Look) -> Redriven:
+        """Send up to `look.limit` letters back; each is settled in `group`, which is GROUP of the
+        dead-letter queue, once it stands in its queue again.
+
+        Raises:
+            Refused: a letter was refused by its queue; the detail says how many went before.
+            Unknown: likewise; what is unknown is not doubled when it is sent again.
+        """
+        lock = self._locks.setdefault(dead.queue_id, asyncio.Lock())
+        async with lock:
+            walk = await self._walk(dead, group, look)
+            run = _Run(self, queue, group)
+            count = 0
+            try:
+                async for letter in self._letters(walk, queue, group, look):
+                    if count == look.limit:
+                        walk.next = Place(letter.state.partition.number, letter.offset)
+                        break
+                    if run.is_full(letter):
+                        await run.send()
+                    run.letters.append(letter)
+                    count += 1
+                await run.send()
+            except TocsinError as error:
+                if not run.done:
+                    raise
+                detail = f"{run.done} messages went back, and then: {error.detail}"
+                if isinstance(error, Unknown):
+                    raise Unknown(detail) from error
+                raise Refused(error.code.name, detail, error.retry_after_s) from error
+        return Redriven(messages=run.done, next=str(walk.next) if walk.next else None)
+
+    async def own(self, place: GroupPartition) -> tuple[int, bytes]:
+        """(epoch, token) under which letters are settled there."""
+        runtime = self._groups.runtimes.get(place.group_id)
+        if runtime is not None and runtime.members:
+            raise Refused(
+                "invalid_request",
+                f"the group {GROUP} has consumers: what it settles counts as sent back, so let "
+                "them leave first",
+            )
+        token = os.urandom(16)
+        generation = (await self._metadata.membership(place.group_id)).generation
+        owned = await self._storage.own(place, token=token, assignment=generation)
+        return owned.epoch, token
+
+    async def publish(self, queue: Queue, letters: Sequence[_Letter]) -> Answer:
+        """Append them, each under the name of its place (R8), in their order (R7)."""
+        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def answered(answer: Answer) -> None:
+            if not done.done():
+                done.set_result(answer)
+
+        names = [
+            f"{letter.state.partition.queue_id}-{letter.state.generation}-"
+            f"{letter.state.partition.number}-{letter.offset}"
+            for letter in letters
+        ]
+        first, self._sequence = self._sequence, self._sequence + len(letters)
+        self._publisher.submit(
+            queue, [letter.revived() for letter in letters], answered,
+            producer=self._producer, sequence=first, resolved=first, checked=True, names=names,
+        )  # fmt: skip
+        return await done
+
+    async def settle(self, writes: Sequence[CursorWrite]) -> None:
+        """Durably. Raises Refused: somebody else owns a place now."""
+        for written in await self._storage.write_cursors(writes):
+            if written.fenced:
+                raise Refused(
+                    "too_many",
+                    f"the group {GROUP} has another owner now; what went back is not doubled when "
+                    "this is called again",
+                    1.0,
+                )
+
+
+class _Run:
+    """One redrive: letters that wait to go back, and what went."""
+
+    def __init__(self, redriving: Redriving, queue: Queue, group: Group) -> None:
+        self._redriving = redriving
+        self._queue = queue
+        self._group = group
+        self._owned: dict[GroupPartition, tuple[int, bytes]] = {}
+        self.letters: list[_Letter] = []
+        self.done = 0
+
+    def is_full(self, letter: _Letter) -> bool:
+        """Whether what waits has to go before this one comes to it."""
+        size = sum(waiting.size for waiting in self.letters) + letter.size
+        return bool(self.letters) and size > BATCH_BYTES_MAX
+
+    async def send(self) -> None:
+        """What waits goes back; raises what the first of it that did not was refused for."""
+        letters, self.letters = self.letters, []
+        if not letters:
+            return
+        by_place: dict[GroupPartition, list[int]] = {}
+        for letter in letters:
+            place = GroupPartition(self._group.group_id, letter.state.partition)
+            if place not in self._owned:
+                self._owned[place] = await self._redriving.own(place)
+            by_place.setdefault(place, [])
+        answer = await self._redriving.publish(self._queue, letters)
+        failure: TocsinError | None = None
+        for letter, outcome in zip(letters, answer.outcomes, strict=True):
+            if isinstance(outcome, TocsinError):
+                if failure is None or failure.code.name == "out_of_sequence":
+                    failure = outcome
+            else:
+                place = GroupPartition(self._group.group_id, letter.state.partition)
+                by_place[place].append(letter.offset)
+        writes = [
+            CursorWrite(place, *self._owned[place], settled=tuple((o, o) for o in offsets))
+            for place, offsets in by_place.items()
+            if offsets
+        ]
+        if writes:
+            await self._redriving.settle(writes)
+        self.done += sum(map(len, by_place.values()))
+        if failure is not None:
+            raise failure

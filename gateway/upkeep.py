@@ -1,0 +1,122 @@
+"""What operators do to queues: pause, seek, purge, peek, and send dead letters back.
+
+A change that has begun is finished, also when its caller is gone: what is durable then counts here
+at once.
+"""
+
+from collections.abc import Callable
+
+from gateway import looking
+from gateway.changes import Changes
+from gateway.groups import Groups
+from gateway.ports import SeekTo
+from gateway.publisher import Publisher
+from gateway.redriving import GROUP, Redriving
+from gateway.upkeep_values import FoundDeadLetters, Look, Peeked, Purged, Redriven
+from metadata.catalog import Group, GroupSettings, Principal, Queue, dead_letter_name
+from metadata.client import Metadata
+from push.errors import Refused
+from push.ports import Storage
+
+
+class Upkeep:
+    """See the module. `touched`: something of this queue may be deleted now."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        metadata: Metadata,
+        changes: Changes,
+        groups: Groups,
+        *,
+        publisher: Publisher,
+        touched: Callable[[Queue], None],
+    ) -> None:
+        self._storage = storage
+        self._metadata = metadata
+        self._changes = changes
+        self._groups = groups
+        self._touched = touched
+        self._redriving = Redriving(storage, publisher, groups, metadata)
+
+    async def pause(self, principal: Principal, name: str, *, paused: bool) -> Queue:
+        """See Upkeeping. What is on its way out already arrives; what is in flight settles,
+        returns or expires as ever."""
+        return await self._metadata.pause_queue(principal, name, paused=paused)
+
+    async def seek(self, principal: Principal, queue: Queue, name: str, to: SeekTo) -> None:
+        """Set a group's cursors anew; deliveries of before no longer count."""
+        group = self._metadata.find_group(principal, queue, name)
+        if isinstance(to, tuple):
+            kind, value = to
+            starts = (
+                await self._changes.starts(queue, value)
+                if kind == "unix_ms"
+                else [value] * len(queue.members)
+            )
+        else:
+            starts = await self._changes.starts(queue, to)
+
+        async def change() -> None:
+            await self._storage.seek(group.group_id, queue.queue_id, starts)
+            self._begun_anew(queue, [group])
+
+        await self._changes.whole(change())
+
+    async def purge(self, principal: Principal, queue: Queue, group: str | None) -> Purged:
+        """See Upkeeping. What is in flight no longer counts: its acks are stale."""
+        found = self._metadata.find_group(principal, queue, group) if group is not None else None
+
+        async def change() -> int:
+            group_id = found.group_id if found is not None else None
+            count = await self._storage.purge(queue.queue_id, group_id)
+            every = self._metadata.list_groups(principal, queue)
+            self._begun_anew(queue, every if found is None else [found])
+            return count
+
+        return Purged(messages=await self._changes.whole(change()))
+
+    def _begun_anew(self, queue: Queue, groups: list[Group]) -> None:
+        """The cursors of these groups are fresh ones."""
+        self._touched(queue)
+        for group in groups:
+            runtime = self._groups.runtimes.get(group.group_id)
+            if runtime is not None:
+                runtime.fence()
+
+    async def peek(
+        self, principal: Principal, queue: Queue, look: Look, group: str | None
+    ) -> Peeked:
+        """See Upkeeping."""
+        found = self._metadata.find_group(principal, queue, group) if group is not None else None
+        return await looking.peek(self._storage, self._groups, queue, look, found)
+
+    async def dead_letters(
+        self, principal: Principal, queue: Queue, look: Look
+    ) -> FoundDeadLetters:
+        """See Upkeeping."""
+        dead = self._dead_letter_queue(principal, queue)
+        group = None
+        if dead is not None:
+            groups = self._metadata.list_groups(principal, dead)
+            group = next((group for group in groups if group.name == GROUP), None)
+        return await self._redriving.listed(queue, dead, group, look)
+
+    async def redrive(self, principal: Principal, queue: Queue, look: Look) -> Redriven:
+        """See Upkeeping. The group that carries the position is made by the first one."""
+        dead = self._dead_letter_queue(principal, queue)
+        if dead is None:
+            return Redriven(messages=0)
+        settings = GroupSettings()
+        group, _ = await self._changes.put_group(principal, dead, GROUP, settings, None)
+        try:
+            return await self._changes.whole(self._redriving.redrive(queue, dead, group, look))
+        finally:
+            self._touched(dead)
+
+    def _dead_letter_queue(self, principal: Principal, queue: Queue) -> Queue | None:
+        """None: nothing was ever dead-lettered, or it was deleted."""
+        try:
+            return self._metadata.find_queue(principal, dead_letter_name(queue))
+        except Refused:
+            return None

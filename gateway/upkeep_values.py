@@ -1,0 +1,141 @@
+"""What operators ask of queues and are told: pause, purge, peek, dead letters."""
+
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from metadata.catalog import Principal, Queue
+from push import limits
+from push.errors import Refused
+from push.standing import State
+
+
+class Place(NamedTuple):
+    """Where a look goes on. As text `4-130`: partition 4, offset 130."""
+
+    partition: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.partition}-{self.offset}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Place":
+        """The place of such a text. Raises Refused(invalid_request)."""
+        partition, _, offset = text.partition("-")
+        parts = (partition, offset)
+        if not all(part.isascii() and part.isdecimal() and len(part) <= 18 for part in parts):
+            raise Refused("invalid_request", "after: a place as `next` names it, like 4-130")
+        return cls(int(partition), min(int(offset), limits.OFFSET_MAX))
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A message as it stands in its queue. `body` holds the bytes that were published (P2)."""
+
+    id: str
+    partition: int
+    offset: int
+    published_unix_ms: int
+    expires_unix_ms: int = 0
+    """0: never."""
+    key: str | None = None
+    body: msgspec.Raw | None = None
+    body_base64: str | None = None
+    content_type: str | None = None
+    headers: dict[str, str] | None = None
+
+
+class PeekedMessage(Shown, frozen=True, kw_only=True, omit_defaults=True):
+    """What a peek shows of a message. `state` and `attempts` are those of the group that was asked
+    for."""
+
+    state: State | None = None
+    attempts: int = 0
+
+
+class Peeked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Messages by partition and offset."""
+
+    messages: list[PeekedMessage]
+    next: str | None = None
+    """There may be more: look again `after` this place. Left out: that was all."""
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a dead letter was a message."""
+
+    queue: str
+    group: str
+    partition: int
+    offset: int
+
+
+class FoundDeadLetter(Shown, frozen=True, kw_only=True, omit_defaults=True):
+    """A message among the dead letters; `partition` and `offset` are those in their queue,
+    `published_unix_ms` is when it came there, and `id` and `headers` are those that it had."""
+
+    origin: Origin
+    reason: str
+    attempts: int
+    nack: str | None = None
+    """What its last nack gave as the reason."""
+
+
+class FoundDeadLetters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Dead letters of one queue."""
+
+    queue: str
+    """The queue that they stand in, whether or not it is there yet."""
+    messages: list[FoundDeadLetter]
+    next: str | None = None
+    """There may be more: look again `after` this place. Left out: that was all."""
+
+
+class Redriven(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Dead letters that went back, durably."""
+
+    messages: int
+    next: str | None = None
+    """There may be more: go on `after` this place. Left out: that was all."""
+
+
+class Purged(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages that an operator dropped."""
+
+    messages: int
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """Which messages are meant."""
+
+    limit: int
+    partition: int | None = None
+    offset: int = 0
+    """In `partition`, or in that of `key`."""
+    key: str | None = None
+    reason: str | None = None
+    """Of dead letters."""
+    after: Place | None = None
+
+
+class Upkeeping(Protocol):
+    """What operators ask about queues. Every call raises TocsinError for what it refuses."""
+
+    async def pause(self, principal: Principal, name: str, *, paused: bool) -> Queue:
+        """Give nothing out to groups, or go on; as it is then, durably."""
+
+    async def purge(self, principal: Principal, queue: Queue, group: str | None) -> Purged:
+        """Drop what stands there, for a group, or (None) for everybody; durably."""
+
+    async def peek(
+        self, principal: Principal, queue: Queue, look: Look, group: str | None
+    ) -> Peeked:
+        """Show messages without taking them; with a group those that it has not settled."""
+
+    async def dead_letters(
+        self, principal: Principal, queue: Queue, look: Look
+    ) -> FoundDeadLetters:
+        """The dead letters of a queue that have not gone back."""
+
+    async def redrive(self, principal: Principal, queue: Queue, look: Look) -> Redriven:
+        """Send dead letters back into the queue that they come from; durably."""

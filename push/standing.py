@@ -1,0 +1,46 @@
+"""Where a message stands for a group, seen from its owner: for looking at, decides nothing."""
+
+from typing import Literal
+
+from push.delivery import Delivery
+from push.leases import offsets_of
+from push.lines import loose
+from push.ports import Standing
+
+State = Literal["ready", "in_flight", "waiting", "parked", "dying", "settled"]
+"""`waiting`: for its retry, or behind an earlier message of its key. `dying`: on its way to the
+dead letters. `ready`: nothing of its own holds it up."""
+
+
+class Standings:
+    """What an owner's memory adds to what is durable, as it was when this was made."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._waiting = delivery.waiting
+        self._frontier = delivery.frontier
+        self._in_flight = {
+            offset
+            for push in delivery.leases.pushes.values()
+            for offset in offsets_of(push.open, push.first)
+        }
+
+    def of(self, offset: int, key_hash: int, stored: Standing) -> tuple[State, int]:
+        """(state, counted attempts) of a message. `key_hash` 0: it has no key; `stored`: where it
+        stood afterwards, durably."""
+        if stored.state == "settled" or offset >= self._frontier:
+            return stored
+        attempts = self._waiting.attempts.get(offset, stored.attempts)
+        if offset in self._in_flight:
+            return "in_flight", attempts
+        if offset in self._waiting.dying:
+            return "dying", attempts
+        key = key_hash or loose(offset)
+        line = self._waiting.lines.by_key.get(key)
+        if line is not None and (
+            stored.state != "ready"
+            or offset in line.waiting
+            or offset in line.leaving
+            or self._waiting.pending.goes_aside(key, offset)
+        ):
+            return ("parked" if line.parked else "waiting"), attempts
+        return "settled", 0  # and on its way to the storage
