@@ -120,6 +120,7 @@ def content_of(message: Message) -> dict[str, Any]:
         "body_base64": message.body_base64,
         "content_type": message.content_type,
         "headers": message.headers,
+        "sent_unix_ms": message.sent_unix_ms,
     }
     return content if message.id is None else {**content, "id": message.id}
 

@@ -43,6 +43,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     body_base64: str | None = None
     content_type: str | None = None
     headers: dict[str, str] | None = None
+    sent_unix_ms: int | None = None
 
 
 class PeekedMessage(Shown, frozen=True, kw_only=True, omit_defaults=True):

@@ -367,6 +367,8 @@ class FakeBroker:
             return 404, problem("queue_not_found", f"no queue named {name}")
         if len(parts) == 3:
             return 200, self.describe(name)
+        if len(parts) == 4:
+            return 200, {**self.describe(name), "paused": parts[3] == "pause"}
         group = parts[4]
         if len(parts) == 5 and method != "PUT" and (name, group) not in self.groups:
             return 404, problem("group_not_found", f"no group named {group}")

@@ -58,6 +58,15 @@ async def test_pulled_messages_are_settled_by_their_receipts(
     assert (await client.ack_receipts("orders", "g", [first.receipt])).stale == [first.receipt]
 
 
+async def test_a_client_pauses_queues_like_http(broker: FakeBroker, client: tocsin.Client) -> None:
+    """What operators do has one implementation; see tests/gateway/test_upkeep_command.py."""
+    assert (await client.pause_queue("orders"))["paused"] is True
+    assert (await client.resume_queue("orders"))["paused"] is False
+    assert [(method, path) for method, path, _ in broker.calls[-2:]] == [
+        ("POST", "/v1/queues/orders/pause"), ("POST", "/v1/queues/orders/resume"),
+    ]  # fmt: skip
+
+
 async def test_a_problem_document_becomes_its_exception(client: tocsin.Client) -> None:
     with pytest.raises(tocsin.QueueNotFound) as error:
         await client.queue("a/b c")

@@ -38,6 +38,7 @@ from tocsin.outgoing import NewMessage
 from tocsin.publishing import Receipt
 from tocsin.reader import Reader
 from tocsin.subscription import Subscription
+from tocsin.upkeep import DeadLetter, PeekedMessage
 from tocsin.wire import Durability, Position
 
 __version__ = "0.1.0"
@@ -49,6 +50,7 @@ __all__ = [
     "Client",
     "ClientClosed",
     "Conflict",
+    "DeadLetter",
     "Durability",
     "Gap",
     "GroupNotFound",
@@ -59,6 +61,7 @@ __all__ = [
     "NotABroker",
     "NotFound",
     "OutcomeUnknown",
+    "PeekedMessage",
     "Position",
     "PositionUnknown",
     "PublishManyFailed",

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from tocsin import wire
+from tocsin.calling import TIMEOUT_S
 from tocsin.carrier import Trace
 from tocsin.choosing import MODES, Mode, Transport
 from tocsin.errors import ClientClosed
@@ -21,6 +22,7 @@ from tocsin.requesting import Token
 from tocsin.session import Session
 from tocsin.subscribing import Start
 from tocsin.subscription import Subscription
+from tocsin.upkeep import Upkeep
 
 URL_DEFAULT: Final = "http://127.0.0.1:8080"
 PUBLISH_TIMEOUT_S: Final = 60.0
@@ -67,7 +69,7 @@ def connect(
     )
 
 
-class Client:
+class Client(Upkeep):
     """A connection to a broker. Entering it connects once, or raises CannotConnect or the broker's
     error; a connection that is lost later is opened again until the client is closed."""
 
@@ -335,6 +337,11 @@ class Client:
         return await self._calling().extend_receipts(queue, group, receipts, lease_s=lease_s)
 
     # --- inside ---------------------------------------------------------------------------------
+
+    async def _call(
+        self, method: str, path: str, body: object = None, *, timeout_s: float = TIMEOUT_S
+    ) -> bytes:
+        return await self._calling().request(method, path, body, timeout_s=timeout_s)
 
     def _talking(self) -> Session:
         if self._session is None:

@@ -9,13 +9,12 @@ import httpx2
 import msgspec
 
 from tocsin import wire
-from tocsin.errors import CannotConnect, broker_error
+from tocsin.calling import TIMEOUT_S, object_of, path_to
+from tocsin.errors import CannotConnect
 from tocsin.message import Content
 from tocsin.requesting import Token, bearer, open_http, refusal
 from tocsin.subscribing import Start, start_at
-
-TIMEOUT_S: Final = 30.0
-"""For an answer; a pull's `wait_s` comes on top."""
+from tocsin.upkeep import Upkeep
 
 
 class _Pulled(wire.PushedMessage, kw_only=True):
@@ -60,7 +59,7 @@ class PulledMessage(Content):
         """Until then, by the broker's clock, the receipt counts."""
 
 
-class Http:
+class Http(Upkeep):
     """The broker's HTTP interface. An async context manager; or `close` it."""
 
     def __init__(self, url: str, *, token: Token = None) -> None:
@@ -117,21 +116,26 @@ class Http:
             return answer.content
         raise refusal(answer.status_code, answer.content)
 
+    async def _call(
+        self, method: str, path: str, body: object = None, *, timeout_s: float = TIMEOUT_S
+    ) -> bytes:
+        return await self.request(method, path, body, timeout_s=timeout_s)
+
     # --- queues ---------------------------------------------------------------------------------
 
     async def create_queue(self, name: str, **settings: Any) -> dict[str, Any]:
         """Create it, or change its settings; returns its description. See Client.create_queue."""
-        return _object(await self.request("PUT", _path("queues", name), settings))
+        return object_of(await self.request("PUT", path_to("queues", name), settings))
 
     async def queue(self, name: str) -> dict[str, Any]:
         """Its description: settings, holder, partitions, depth, each group's lag."""
-        return _object(await self.request("GET", _path("queues", name)))
+        return object_of(await self.request("GET", path_to("queues", name)))
 
     async def queues(self) -> AsyncIterator[dict[str, Any]]:
         """The descriptions of all queues, by name, page by page."""
         path = "/v1/queues"
         while True:
-            page = _object(await self.request("GET", path))
+            page = object_of(await self.request("GET", path))
             for queue in page["queues"]:
                 yield queue
             if not page.get("next"):
@@ -145,22 +149,22 @@ class Http:
     ) -> dict[str, Any]:
         """Create it, or change its settings; returns its description. See Client.put_group."""
         body = settings if start is None else {**settings, "start": start_at(start)}
-        return _object(await self.request("PUT", _path("queues", queue, "groups", group), body))
+        return object_of(await self.request("PUT", path_to("queues", queue, "groups", group), body))
 
     async def group(self, queue: str, group: str) -> dict[str, Any]:
         """Its description: settings, lag, owners."""
-        return _object(await self.request("GET", _path("queues", queue, "groups", group)))
+        return object_of(await self.request("GET", path_to("queues", queue, "groups", group)))
 
     async def delete_group(self, queue: str, group: str) -> None:
         """Delete it; what it had not settled stays for the others."""
-        await self.request("DELETE", _path("queues", queue, "groups", group))
+        await self.request("DELETE", path_to("queues", queue, "groups", group))
 
     async def seek_group(self, queue: str, group: str, to: Start | int) -> dict[str, Any]:
         """Send it to its start, its end, a time, or an offset that is the same in every partition.
         Deliveries of before no longer count."""
         place: object = {"offset": to} if isinstance(to, int) else start_at(to)
-        path = f"{_path('queues', queue, 'groups', group)}/seek"
-        return _object(await self.request("POST", path, {"to": place}))
+        path = f"{path_to('queues', queue, 'groups', group)}/seek"
+        return object_of(await self.request("POST", path, {"to": place}))
 
     # --- pull -----------------------------------------------------------------------------------
 
@@ -171,7 +175,7 @@ class Http:
         the first one. Nothing came: an empty list. The first pull of a group creates it."""
         data = await self.request(
             "POST",
-            f"{_path('queues', queue, 'groups', group)}/pull",
+            f"{path_to('queues', queue, 'groups', group)}/pull",
             {"messages_max": messages_max, "wait_s": wait_s},
             timeout_s=TIMEOUT_S + wait_s,
         )
@@ -198,23 +202,9 @@ class Http:
     async def _settle(
         self, queue: str, group: str, verb: str, body: Mapping[str, object]
     ) -> Settled:
-        path = f"{_path('queues', queue, 'groups', group)}/{verb}"
+        path = f"{path_to('queues', queue, 'groups', group)}/{verb}"
         return _SETTLED.decode(await self.request("POST", path, body))
 
 
 _PULLED: Final = msgspec.json.Decoder(_PullAnswer)
 _SETTLED: Final = msgspec.json.Decoder(Settled)
-
-
-def _path(*parts: str) -> str:
-    for part in parts:
-        if part in ("", ".", ".."):  # which quoting cannot keep from meaning another path
-            raise broker_error("invalid_name", f"{part!r} is not a name")
-    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
-
-
-def _object(data: bytes) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(data, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise CannotConnect(f"what answers is not a Tocsin broker: {error}") from None

@@ -10,10 +10,12 @@ import click
 from tocsin import __version__
 from tocsin.cli.common import target_options_and_variables
 from tocsin.cli.consume import consume
+from tocsin.cli.dead_letters import dead_letters
 from tocsin.cli.groups import group
 from tocsin.cli.publish import publish
 from tocsin.cli.pull import pull
 from tocsin.cli.queues import queue
+from tocsin.cli.upkeep import VERBS
 from tocsin.errors import CannotConnect, QueueNotFound, TocsinError, Unauthorized
 
 ENTRY_POINTS: Final = "tocsin.commands"
@@ -102,7 +104,10 @@ def cli(verbose: bool) -> None:
         logging.basicConfig(level=logging.INFO, format="tocsin: %(message)s", stream=sys.stderr)
 
 
+for _verb in VERBS:
+    queue.add_command(_verb)
 cli.add_command(queue)
+cli.add_command(dead_letters)
 cli.add_command(group)
 cli.add_command(publish)
 cli.add_command(consume)

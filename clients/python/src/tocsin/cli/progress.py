@@ -20,10 +20,12 @@ class Progress:
         stream: TextIO,
         *,
         total: int | None,
+        verb: str = "published",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stream = stream
         self._total = total
+        self._verb = verb
         self._clock = clock
         self._is_live = stream.isatty()
         self._started = clock()
@@ -46,7 +48,7 @@ class Progress:
 
     def line(self, messages: int, done: int, elapsed_s: float) -> str:
         """`published 45,000 messages, 38 %, 52,000/s, 2s to go`"""
-        parts = [f"published {messages:,} messages"]
+        parts = [f"{self._verb} {messages:,} messages"]
         if self._total:
             parts.append(f"{min(done / self._total, 1.0):.0%}")
         if elapsed_s > 0:

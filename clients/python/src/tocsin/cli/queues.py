@@ -1,4 +1,4 @@
-"""`tocsin queue`: create, list, show."""
+"""`tocsin queue`: create, list, show; `upkeep` adds what operators do."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -74,7 +74,7 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
 
 @click.group()
 def queue() -> None:
-    """Create queues and look at them."""
+    """Create queues, look at them and into them, pause and purge them."""
 
 
 @queue.command("create")
@@ -132,7 +132,7 @@ def list_queues(target: Target, as_json: bool) -> None:
         return
     rows = [
         (
-            found["name"],
+            found["name"] + (" (paused)" if found.get("paused") else ""),
             len(found["partitions"]),
             found["depth"],
             len(found["groups"]),
@@ -164,6 +164,7 @@ def show(target: Target, name: str, as_json: bool) -> None:
             "queue": found["name"],
             "messages": f"{found['depth']:,} in {_partitions(found)}",
             "created": f"{local_time(found['created_unix_ms'])} by {found['holder']}",
+            **_paused(found),
             **shown_settings(found["settings"]),
         }
     )
@@ -197,6 +198,12 @@ def shown_settings(settings: dict[str, Any]) -> dict[str, object]:
 def local_time(unix_ms: int) -> str:
     """A time for people."""
     return datetime.fromtimestamp(unix_ms / 1000).astimezone().isoformat(" ", "seconds")
+
+
+def _paused(found: dict[str, Any]) -> dict[str, object]:
+    if not found.get("paused"):
+        return {}
+    return {"paused": f"nothing is given out; `tocsin queue resume {found['name']}` goes on"}
 
 
 def _partitions(found: dict[str, Any]) -> str:

@@ -1,0 +1,27 @@
+"""Paths and answers of the broker's HTTP interface."""
+
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from tocsin.errors import CannotConnect, broker_error
+
+TIMEOUT_S: Final = 30.0
+"""For an answer; a pull's `wait_s` comes on top."""
+
+
+def path_to(*parts: str) -> str:
+    """The path of these names below /v1. Raises InvalidRequest: one of them is no name."""
+    for part in parts:
+        if part in ("", ".", ".."):  # which quoting cannot keep from meaning another path
+            raise broker_error("invalid_name", f"{part!r} is not a name")
+    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def object_of(data: bytes) -> dict[str, Any]:
+    """The JSON object of an answer. Raises CannotConnect: it is none."""
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise CannotConnect(f"what answers is not a Tocsin broker: {error}") from None

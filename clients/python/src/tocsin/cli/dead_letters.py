@@ -1,0 +1,147 @@
+"""`tocsin dead-letters`: list what no consumer could handle, and send it back."""
+
+import sys
+from contextlib import aclosing
+from typing import Any
+
+import click
+
+from tocsin.cli.common import (
+    Target,
+    json_option,
+    pass_target,
+    plural,
+    print_table,
+    run,
+    target_options,
+    to_json,
+)
+from tocsin.cli.printing import json_line
+from tocsin.cli.progress import Progress
+from tocsin.cli.queues import local_time
+from tocsin.cli.upkeep import shown_body, shown_key
+from tocsin.errors import TocsinError
+from tocsin.upkeep import DeadLetter
+
+REASONS = click.Choice(["exhausted", "expired", "overflow", "skipped"])
+
+
+@click.group("dead-letters")
+def dead_letters() -> None:
+    """List what no consumer could handle, and send it back.
+
+    A message that exhausts its attempts, expires, overflows or is skipped moves to the queue's
+    dead-letter queue, NAME.dead-letters unless a setting says otherwise. There it stays, and can be
+    consumed as from any queue.
+    """
+
+
+@dead_letters.command("list")
+@click.argument("queue")
+@click.option("--key", metavar="KEY", help="Only letters of this key.")
+@click.option("--reason", type=REASONS, help="Only those that died of this.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many."
+)
+@json_option
+@target_options
+@pass_target
+def list_letters(target: Target, /, queue: str, limit: int, as_json: bool, **which: Any) -> None:
+    """List the dead letters of QUEUE that have not gone back, oldest first.
+
+    \b
+    Examples:
+      tocsin dead-letters list orders
+      tocsin dead-letters list orders --reason exhausted --json | jq -r .nack | sort | uniq -c
+    """
+
+    async def work() -> tuple[list[DeadLetter], bool]:
+        found: list[DeadLetter] = []
+        async with target.http() as http, aclosing(http.dead_letters(queue, **which)) as letters:
+            async for letter in letters:
+                if len(found) == limit:
+                    return found, True
+                found.append(letter)
+        return found, False
+
+    found, is_more = run(work())
+    if as_json:
+        for letter in found:
+            sys.stdout.buffer.write(json_line(letter, _extra(letter)))
+        return
+    if not found:
+        click.echo(f"No dead letters of {queue}.")
+        return
+    heads = ("DIED", "REASON", "ATTEMPTS", "GROUP", "KEY", "ID", "NACK", "BODY")
+    print_table([_row(letter) for letter in found], heads)
+    if is_more:
+        click.echo("And more; --limit shows them.")
+
+
+def _row(letter: DeadLetter) -> list[object]:
+    died = local_time(letter.published_unix_ms)
+    origin = [died, letter.reason, letter.attempts, letter.origin.group]
+    return [*origin, shown_key(letter), letter.id, letter.nack or "", shown_body(letter)]
+
+
+def _extra(letter: DeadLetter) -> dict[str, Any]:
+    origin = letter.origin
+    return {
+        "reason": letter.reason,
+        "attempts": letter.attempts,
+        "nack": letter.nack,
+        "origin": {
+            "queue": origin.queue,
+            "group": origin.group,
+            "partition": origin.partition,
+            "offset": origin.offset,
+        },
+    }
+
+
+@dead_letters.command("redrive")
+@click.argument("queue")
+@click.option("--key", metavar="KEY", help="Only letters of this key.")
+@click.option("--reason", type=REASONS, help="Only those that died of this.")
+@click.option("-n", "--limit", type=click.IntRange(1), default=None, help="At most so many. [all]")
+@json_option
+@target_options
+@pass_target
+def redrive(target: Target, /, queue: str, limit: int | None, as_json: bool, **which: Any) -> None:
+    """Send dead letters of QUEUE back into it, in the order of their keys.
+
+    Each goes back as a new message, with the key, id, body and headers that it had, to every group
+    and reader of the queue, also to groups that had handled it. It leaves the dead letters when it
+    stands in the queue, durably. Cut off, or after an error, run this again: nothing is stored
+    twice within the queue's dedup window.
+
+    \b
+    Examples:
+      tocsin dead-letters redrive orders
+      tocsin dead-letters redrive orders --key user-7
+      tocsin dead-letters redrive orders --reason exhausted --limit 1     try one first
+    """
+    meter = Progress(sys.stderr, total=limit, verb="sent back")
+    done = 0
+
+    def tell(count: int) -> None:
+        nonlocal done
+        done = count
+        meter.update(count, count)
+
+    async def work() -> int:
+        async with target.http() as http:
+            return await http.redrive_dead_letters(queue, limit=limit, progress=tell, **which)
+
+    try:
+        count = run(work())
+    except TocsinError:
+        meter.close()
+        if done:
+            click.echo(f"Sent back {plural(done, 'message')} before this:", err=True)
+        raise
+    meter.close()
+    if as_json:
+        click.echo(to_json({"messages": count}))
+    else:
+        click.echo(f"Sent back {plural(count, 'message')}.")

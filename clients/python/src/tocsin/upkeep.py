@@ -1,0 +1,261 @@
+"""What operators do: pause queues, purge them, look into them, send dead letters back."""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Final, Literal, TypeVar
+from urllib.parse import urlencode
+
+import msgspec
+
+from tocsin import wire
+from tocsin.calling import TIMEOUT_S, object_of, path_to
+from tocsin.errors import CannotConnect
+from tocsin.message import Content
+
+PER_CALL_MAX: Final = 1000
+"""Messages that the broker shows, or sends back, in one answer."""
+PURGE_TIMEOUT_S: Final = 300.0
+"""A queue of a thousand partitions and groups takes its time."""
+Decision = Literal["retry", "skip", "release"]
+
+
+class _Shown(wire.PushedMessage, kw_only=True):
+    partition: int
+    offset: int
+    published_unix_ms: int = 0
+    expires_unix_ms: int = 0
+    attempts: int = 0
+
+
+class _Peeked(_Shown, kw_only=True):
+    state: str | None = None
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where a dead letter was a message."""
+
+    queue: str
+    group: str
+    partition: int
+    offset: int
+
+
+class _Letter(_Shown, kw_only=True):
+    origin: Origin
+    reason: str = ""
+    nack: str | None = None
+
+
+class _PeekAnswer(msgspec.Struct):
+    messages: list[_Peeked]
+    next: str | None = None
+
+
+class _LettersAnswer(msgspec.Struct):
+    messages: list[_Letter]
+    next: str | None = None
+
+
+class _Redriven(msgspec.Struct):
+    messages: int
+    next: str | None = None
+
+
+class PeekedMessage(Content):
+    """A message as it stands in its queue; nobody has been given it by this."""
+
+    __slots__ = ("attempts", "expires_unix_ms", "state")
+
+    def __init__(self, shown: _Peeked) -> None:
+        super().__init__(_head(shown), shown.offset, shown)
+        self.state = shown.state
+        """Where it stands for the group that was asked for: ready, in_flight, waiting (for its
+        retry, or behind an earlier one of its key), parked, dying. None: no group was."""
+        self.attempts = shown.attempts
+        """Failed attempts that are counted, of that group."""
+        self.expires_unix_ms = shown.expires_unix_ms
+        """0: never."""
+
+
+class DeadLetter(Content):
+    """A message among the dead letters. `partition`, `offset` and `published_unix_ms` are those of
+    the letter; key, id, body and headers those of the message that it was."""
+
+    __slots__ = ("attempts", "nack", "origin", "reason")
+
+    def __init__(self, letter: _Letter) -> None:
+        super().__init__(_head(letter), letter.offset, letter)
+        self.origin = letter.origin
+        self.reason = letter.reason
+        """exhausted, expired, overflow or skipped."""
+        self.attempts = letter.attempts
+        self.nack = letter.nack
+        """What its last nack gave as the reason."""
+
+
+def _head(shown: _Shown) -> wire.Push:
+    return wire.Push(
+        subscription=0, partition=shown.partition, published_unix_ms=shown.published_unix_ms
+    )
+
+
+_PEEKED: Final = msgspec.json.Decoder(_PeekAnswer)
+_LETTERS: Final = msgspec.json.Decoder(_LettersAnswer)
+_REDRIVEN: Final = msgspec.json.Decoder(_Redriven)
+T = TypeVar("T")
+
+
+class Upkeep(ABC):
+    """The operators' calls, of a client and of `Http` alike. Each raises the broker's error, or
+    CannotConnect."""
+
+    @abstractmethod
+    async def _call(
+        self, method: str, path: str, body: object = None, *, timeout_s: float = TIMEOUT_S
+    ) -> bytes: ...
+
+    async def pause_queue(self, name: str) -> dict[str, Any]:
+        """Let nothing of the queue be given out to groups, durably, until it is resumed; returns
+        its description. Publishing and readers go on. Paused already: nothing happens."""
+        return object_of(await self._call("POST", f"{path_to('queues', name)}/pause"))
+
+    async def resume_queue(self, name: str) -> dict[str, Any]:
+        """End a pause; returns the queue's description. Not paused: nothing happens."""
+        return object_of(await self._call("POST", f"{path_to('queues', name)}/resume"))
+
+    async def purge_queue(self, name: str, *, group: str | None) -> int:
+        """Drop what stands in a queue at this moment: what a group has not settled or, with None,
+        everything, for all groups and readers. Durable when this returns, and for good.
+
+        Returns how many messages the group had not settled, or the queue retained.
+        """
+        body = {"all": True} if group is None else {"group": group}
+        path = f"{path_to('queues', name)}/purge"
+        answer = await self._call("POST", path, body, timeout_s=PURGE_TIMEOUT_S)
+        return int(object_of(answer)["messages"])
+
+    async def peek(
+        self,
+        queue: str,
+        *,
+        group: str | None = None,
+        partition: int | None = None,
+        offset: int | None = None,
+        key: str | None = None,
+        limit: int = 10,
+    ) -> list[PeekedMessage]:
+        """Messages as they stand in a queue, by partition and offset, taken from nobody.
+
+        Args:
+            group: only what it has not settled, with the `state` of each.
+            partition: only messages of this one.
+            offset: where to begin in that partition, or in the key's.
+            key: only messages of this key. The broker reads the partition for it, 16 MiB a call.
+            limit: how many at most.
+        """
+        wanted = {"group": group, "partition": partition, "offset": offset, "key": key}
+        path = f"{path_to('queues', queue)}/messages"
+        found: list[PeekedMessage] = []
+        after: str | None = None
+        while len(found) < limit:
+            count = min(limit - len(found), PER_CALL_MAX)
+            query = _query({**wanted, "limit": count, "after": after})
+            answer = _decoded(_PEEKED, await self._call("GET", path + query))
+            found += map(PeekedMessage, answer.messages)
+            after = answer.next
+            if after is None:
+                break
+        return found
+
+    async def dead_letters(
+        self, queue: str, *, key: str | None = None, reason: str | None = None
+    ) -> AsyncGenerator[DeadLetter, None]:
+        """The dead letters of a queue that have not gone back, oldest first, page by page."""
+        path = f"{path_to('queues', queue)}/dead-letters"
+        after: str | None = None
+        while True:
+            query = _query({"key": key, "reason": reason, "after": after})
+            answer = _decoded(_LETTERS, await self._call("GET", path + query))
+            for letter in answer.messages:
+                yield DeadLetter(letter)
+            after = answer.next
+            if after is None:
+                return
+
+    async def redrive_dead_letters(
+        self,
+        queue: str,
+        *,
+        key: str | None = None,
+        reason: str | None = None,
+        limit: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Send dead letters of a queue back into it, in the order of their keys, as new messages
+        for all of its groups and readers; returns how many went.
+
+        What goes back stands there durably before it leaves the dead letters. After an error, or
+        when this was cut off, call it again: nothing is stored twice within the queue's
+        `dedup_window_s`.
+
+        Args:
+            key: only those of this key.
+            reason: only those that died of this: exhausted, expired, overflow, skipped.
+            limit: how many at most; None: all there are.
+            progress: called with how many went so far, now and then.
+        """
+        path = f"{path_to('queues', queue)}/dead-letters/redrive"
+        done = 0
+        body: dict[str, object] = {"key": key, "reason": reason}
+        while limit is None or done < limit:
+            left = PER_CALL_MAX if limit is None else min(limit - done, PER_CALL_MAX)
+            answer = _decoded(_REDRIVEN, await self._call("POST", path, {**body, "limit": left}))
+            done += answer.messages
+            if progress is not None:
+                progress(done)
+            if answer.next is None:
+                break
+            body["after"] = answer.next
+        return done
+
+    async def parked_keys(self, queue: str, group: str, *, limit: int = 100) -> dict[str, Any]:
+        """Keys of a group that wait for an operator: `keys`, up to `limit` (at most 1,000), and
+        `keys_parked`, how many there are."""
+        path = path_to("queues", queue, "groups", group)
+        return object_of(await self._call("GET", f"{path}/parked?limit={limit}"))
+
+    async def decide_parked(
+        self,
+        queue: str,
+        group: str,
+        decision: Decision,
+        *,
+        key: str | None = None,
+        key_hash: str | None = None,
+    ) -> dict[str, Any]:
+        """Retry, skip or release a parked key, by its text or its hash; durable when this returns.
+        With neither: all of them, as many as one call reaches; `keys_parked` are left.
+
+        Raises:
+            Conflict: the key is not parked, or not any more.
+        """
+        which: dict[str, object] = {"key": key, "key_hash": key_hash}
+        if key is None and key_hash is None:
+            which = {"all": True}
+        path = path_to("queues", queue, "groups", group)
+        return object_of(
+            await self._call("POST", f"{path}/parked", {"decision": decision, **which})
+        )
+
+
+def _query(parameters: dict[str, object]) -> str:
+    """Those that are given."""
+    given = {name: value for name, value in parameters.items() if value is not None}
+    return f"?{urlencode(given)}" if given else ""
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
+    try:
+        return decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise CannotConnect(f"what answers is not a Tocsin broker: {error}") from None
