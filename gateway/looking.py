@@ -142,16 +142,21 @@ class Standpoint:
         # What stands in a side line lies below the floor, and is not settled.
         return {c.place.partition.number: 0 if c.aside else c.floor for c in cursors}
 
+    async def _durable(self, partition: Partition, offset: int) -> Standing:
+        known = self._stored
+        if known is None or known[0] != partition or offset >= known[1] + len(known[2]):
+            # Many at a time: records may be of one message each.
+            place = GroupPartition(self._group.group_id, partition)
+            last = offset + limits.RECORD_MESSAGES_MAX - 1
+            found = await self._storage.standings(place, offset, last)
+            if not found:  # the group was deleted
+                raise Refused("group_not_found")
+            known = self._stored = (partition, offset, found)
+        return known[2][offset - known[1]]
+
     async def of(self, partition: Partition, record: Record, offset: int) -> tuple[State, int]:
         """(state, counted attempts) of a message."""
-        known = self._stored
-        if known is None or known[:2] != (partition, record.first):
-            place = GroupPartition(self._group.group_id, partition)
-            found = await self._storage.standings(place, record.first, record.last)
-            known = self._stored = (partition, record.first, found)
-        if not known[2]:  # the group was deleted
-            raise Refused("group_not_found")
-        stored = known[2][offset - record.first]
+        stored = await self._durable(partition, offset)
         slot = self._slots.get(partition.number)
         if slot is None or slot.ended:
             return stored

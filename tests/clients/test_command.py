@@ -84,7 +84,8 @@ async def test_groups_are_made_sought_shown_and_deleted(broker: FakeBroker) -> N
     assert broker.calls[-1][2] == {"to": {"offset": 0}}
     refused = await tocsin_(broker, "group", "delete", "orders", "g", given=b"n\n")
     assert refused.code == 1
-    assert (await tocsin_(broker, "group", "delete", "orders", "g", "--yes")).code == 0
+    deleted = await tocsin_(broker, "group", "delete", "orders", "g", "--yes", "--json")
+    assert (deleted.code, json.loads(deleted.out)) == (0, {"deleted": "g"})
     assert ("orders", "g") not in broker.groups
 
 

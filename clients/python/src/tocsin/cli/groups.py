@@ -127,10 +127,17 @@ def show(target: Target, queue: str, name: str, as_json: bool) -> None:
 @click.argument("queue")
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
 @target_options
 @pass_target
-def delete(target: Target, queue: str, name: str, yes: bool) -> None:
-    """Delete the group NAME of QUEUE: it forgets where it stands; the messages stay for others."""
+def delete(target: Target, queue: str, name: str, yes: bool, as_json: bool) -> None:
+    """Delete the group NAME of QUEUE: it forgets where it stands; the messages stay for others.
+
+    \b
+    Examples:
+      tocsin group delete orders billing
+      tocsin group delete orders billing --yes     in a script
+    """
     if not yes:
         click.confirm(f"Forget where the group {name} stands in {queue}?", abort=True, err=True)
 
@@ -139,7 +146,7 @@ def delete(target: Target, queue: str, name: str, yes: bool) -> None:
             await http.delete_group(queue, name)
 
     run(work())
-    click.echo(f"Group {name} of {queue} is deleted.")
+    click.echo(to_json({"deleted": name}) if as_json else f"Group {name} of {queue} is deleted.")
 
 
 @group.command("seek")
