@@ -1,0 +1,72 @@
+"""Which transport is tried next, and when a WebSocket is tried again beside a long poll."""
+
+from random import Random
+
+import pytest
+from tocsin.choosing import DIED_YOUNG_MAX, RETURN_S, RETURN_S_MAX, YOUNG_S, Choice, Mode
+
+
+def choice(mode: Mode = "auto") -> Choice:
+    return Choice(mode, rng=Random(7))
+
+
+def test_a_websocket_that_was_kept_out_is_followed_by_a_long_poll_at_once() -> None:
+    chosen = choice()
+    assert chosen.next == "websocket"
+    assert chosen.failed("websocket", reached=True)
+    assert chosen.next == "long-poll"
+
+
+def test_where_nobody_is_there_the_transport_is_not_to_blame() -> None:
+    chosen = choice()
+    assert not chosen.failed("websocket", reached=False)
+    assert chosen.next == "websocket"
+
+
+def test_a_long_poll_that_fails_is_followed_by_a_websocket() -> None:
+    chosen = choice()
+    chosen.failed("websocket", reached=True)
+    chosen.welcomed("long-poll")
+    assert chosen.next == "long-poll"  # what worked last comes first
+    assert not chosen.failed("long-poll", reached=True)
+    assert chosen.next == "websocket"
+
+
+def test_websockets_that_die_young_in_a_row_give_way_to_a_long_poll() -> None:
+    chosen = choice()
+    for _ in range(DIED_YOUNG_MAX):
+        assert chosen.next == "websocket"
+        chosen.welcomed("websocket")
+        chosen.lost("websocket", lived_s=YOUNG_S - 1, was_told=False)
+    assert chosen.next == "long-poll"
+
+
+@pytest.mark.parametrize(("lived_s", "was_told"), [(YOUNG_S, False), (0.0, True)])
+def test_one_that_lived_or_was_closed_with_a_word_did_not_die_young(
+    lived_s: float, was_told: bool
+) -> None:
+    chosen = choice()
+    for _ in range(DIED_YOUNG_MAX - 1):
+        chosen.lost("websocket", lived_s=1.0, was_told=False)
+    chosen.lost("websocket", lived_s=lived_s, was_told=was_told)
+    chosen.lost("websocket", lived_s=1.0, was_told=False)
+    assert chosen.next == "websocket"
+
+
+@pytest.mark.parametrize("mode", ["websocket", "long-poll"])
+def test_where_one_transport_is_asked_for_the_other_is_never_tried(mode: Mode) -> None:
+    chosen = choice(mode)
+    for _ in range(5):
+        assert not chosen.failed(mode, reached=True)
+        chosen.welcomed(mode)
+        chosen.lost(mode, lived_s=0.1, was_told=False)
+        assert chosen.next == mode
+
+
+def test_a_websocket_is_tried_ever_more_seldom_until_one_gets_through() -> None:
+    chosen = choice()
+    delays = [chosen.return_delay_s() for _ in range(8)]
+    bounds = [min(RETURN_S_MAX, RETURN_S * 2**n) for n in range(8)]
+    assert all(0.75 * bound <= delay <= bound for delay, bound in zip(delays, bounds, strict=True))
+    chosen.welcomed("websocket")
+    assert chosen.return_delay_s() <= RETURN_S
