@@ -116,6 +116,53 @@ def test_credit_is_granted_by_quarters_of_the_window() -> None:
     assert ledger.take() == [wire.Credit(subscription=1, granted=10)]
 
 
+def test_what_is_handled_is_behind_what_is_handed_out_until_the_next_is_asked_for() -> None:
+    ledger = opened()
+    ledger.receive(push(100, 2, following=140))
+    for at in (100, 101):
+        take(ledger)
+        assert ledger.handled_position() == position(p4=(7, at))
+    assert ledger.position() == position(p4=(7, 140)), "and looking at it changes nothing"
+    assert ledger.handled_position() == position(p4=(7, 101))
+    assert ledger.next() is None
+    assert ledger.handled_position() == position(p4=(7, 140))
+
+
+def test_a_gap_is_handled_when_what_follows_it_is_asked_for() -> None:
+    ledger = opened(8, wire.Verdict(4, "gap", first=10, last=99, generation=7))
+    assert ledger.handled_position() == ledger.position() == position(p4=(7, 10))
+    assert isinstance(ledger.next(), Gap)
+    assert ledger.handled_position() == position(p4=(7, 10))
+    assert ledger.next() is None
+    assert ledger.handled_position() == position(p4=(7, 100))
+
+
+def test_another_history_begins_behind_what_came_of_the_old_one() -> None:
+    """R26: lower offsets, another generation: the position is the old one's, then the new one's."""
+    ledger = opened()
+    ledger.receive(push(100, 1))
+    ledger.opening()
+    verdicts = [wire.Verdict(4, "unknown", first=3, generation=9)]
+    ledger.opened(1, wire.Ok(ref=2, queue_id="q", positions=verdicts), unknown={4})
+    ledger.receive(push(3, 1))
+    assert ledger.opening()[1] == position(p4=(9, 4))
+    assert take(ledger) == 100
+    assert ledger.position() == position(p4=(7, 101))
+    assert take(ledger) == 3
+    assert ledger.position() == position(p4=(9, 4))
+    assert ledger.handled_position() == position(p4=(9, 3))
+
+
+def test_another_queue_of_the_name_takes_nothing_over() -> None:
+    ledger = opened()
+    ledger.opening()
+    verdicts = [wire.Verdict(0, "resumed", first=5, generation=1)]
+    ledger.opened(1, wire.Ok(ref=2, queue_id="other", positions=verdicts), unknown={0})
+    assert ledger.next() is None
+    expected = wire.Position(queue_id="other", partitions={"0": (1, 5)})
+    assert ledger.position() == ledger.handled_position() == ledger.opening()[1] == expected
+
+
 def test_a_position_survives_a_file() -> None:
     kept = position(p4=(7, 100), p11=(1, 5))
     assert wire.Position.from_json(kept.to_json()) == kept

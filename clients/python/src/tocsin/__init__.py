@@ -21,6 +21,8 @@ from tocsin.errors import (
     NotABroker,
     NotFound,
     OutcomeUnknown,
+    PositionDamaged,
+    PositionInUse,
     PositionUnknown,
     PublishManyFailed,
     PublishTimeout,
@@ -35,6 +37,7 @@ from tocsin.errors import (
 from tocsin.http import Http, PulledMessage, Settled
 from tocsin.message import Message, ReadMessage
 from tocsin.outgoing import NewMessage
+from tocsin.positions import FilePositions, MemoryPositions, PositionStore, Verdict
 from tocsin.publishing import Receipt
 from tocsin.reader import Reader
 from tocsin.subscription import Subscription
@@ -52,10 +55,12 @@ __all__ = [
     "Conflict",
     "DeadLetter",
     "Durability",
+    "FilePositions",
     "Gap",
     "GroupNotFound",
     "Http",
     "InvalidRequest",
+    "MemoryPositions",
     "Message",
     "NewMessage",
     "NotABroker",
@@ -63,6 +68,9 @@ __all__ = [
     "OutcomeUnknown",
     "PeekedMessage",
     "Position",
+    "PositionDamaged",
+    "PositionInUse",
+    "PositionStore",
     "PositionUnknown",
     "PublishManyFailed",
     "PublishTimeout",
@@ -79,5 +87,6 @@ __all__ = [
     "TooLarge",
     "Unauthorized",
     "UndecodableBody",
+    "Verdict",
     "connect",
 ]

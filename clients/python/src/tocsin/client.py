@@ -14,7 +14,9 @@ from tocsin.carrier import Trace
 from tocsin.choosing import MODES, Mode, Transport
 from tocsin.errors import ClientClosed
 from tocsin.http import Http, PulledMessage, Settled
+from tocsin.opening import OnUnknown
 from tocsin.outgoing import NewMessage
+from tocsin.positions import PositionStore
 from tocsin.publisher import Publisher
 from tocsin.publishing import Receipt
 from tocsin.reader import OnGap, Reader
@@ -30,6 +32,8 @@ CONNECT_TIMEOUT_S: Final = 10.0
 CREDIT: Final = 1000
 LINGER_S: Final = 30.0
 LINGER_S_MAX: Final = 300.0
+SAVE_EVERY: Final = 1000
+SAVE_EVERY_S: Final = 5.0
 
 
 def connect(
@@ -249,14 +253,33 @@ class Client(Upkeep):
         start: Start | wire.Position = "latest",
         credit: int = CREDIT,
         on_gap: OnGap = "raise",
+        on_unknown: OnUnknown = "raise",
+        position_store: PositionStore | None = None,
+        name: str | None = None,
+        save_every: int = SAVE_EVERY,
+        save_every_s: float = SAVE_EVERY_S,
     ) -> Reader:
         """A reader: every message, or every one of some keys, without a group and without acks.
 
+        With a `position_store` it goes on after a restart where it was: a message counts as done
+        when the next one is asked for, or the reader is closed in order, and its position is saved
+        behind what is done. What was done since it was saved last comes again after a crash.
+
         Args:
             keys: only messages of these keys.
-            start: "latest", "earliest", a time, or the `position` of an earlier reader.
+            start: "latest", "earliest", a time, or the `position` of an earlier reader. What is in
+                the `position_store` goes before it.
             credit: how many messages may wait here at a time.
             on_gap: "raise" a Gap where messages are no longer retained, or what is called with it.
+            on_unknown: "raise" a PositionUnknown where the position means nothing any more (its
+                queue was deleted and made again, or the broker's data restored), or "earliest" or
+                "latest" to go on there, or what is called with it and returns one of these. It is
+                called when the broker says so, before what had come already is handed out.
+            position_store: FilePositions, MemoryPositions, or what has their `load` and `save`.
+            name: of this reader in the store; by default the queue's, and with `keys` a digest of
+                them behind it. A name of your own keeps its position when the keys change.
+            save_every, save_every_s: the position is saved when so many messages are done, or so
+                many seconds have passed, and when the reader is closed.
         """
         return Reader(
             self._talking(),
@@ -266,6 +289,11 @@ class Client(Upkeep):
             start=start,
             credit=credit,
             on_gap=on_gap,
+            on_unknown=on_unknown,
+            position_store=position_store,
+            name=name,
+            save_every=save_every,
+            save_every_s=save_every_s,
         )
 
     # --- over HTTP ------------------------------------------------------------------------------

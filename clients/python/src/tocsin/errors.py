@@ -20,11 +20,16 @@ TocsinError                  base of all
 ├── PublishManyFailed        some messages of a publish_many were not stored
 ├── UndecodableBody          a body has a number that Python cannot hold; its bytes are there
 ├── StaleDelivery            the delivery has expired or was revoked; the message comes again
-└── Gap                      messages that a reader wanted are no longer retained
+├── Gap                      messages that a reader wanted are no longer retained
+├── PositionInUse            another reader has the name under which a position is kept
+└── PositionDamaged          what was kept of a reader's position is none
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from tocsin.positions import Verdict
 
 __all__ = [
     "BrokerError",
@@ -38,6 +43,8 @@ __all__ = [
     "NotABroker",
     "NotFound",
     "OutcomeUnknown",
+    "PositionDamaged",
+    "PositionInUse",
     "PositionUnknown",
     "PublishManyFailed",
     "PublishTimeout",
@@ -132,7 +139,22 @@ class Conflict(BrokerError):
 
 
 class PositionUnknown(Conflict):
-    """A reader's position belongs to another queue or another history of its log."""
+    """A reader's position belongs to another queue or another history of its log: what was missed
+    cannot be said. `verdicts` are those of the partitions in which it does (P10); none where the
+    whole queue is another one. Begin anew, with a `start`, or let `on_unknown` say where to go on.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        detail: str = "",
+        *,
+        retry: bool = False,
+        retry_after_s: float | None = None,
+        verdicts: "Sequence[Verdict]" = (),
+    ) -> None:
+        super().__init__(code, detail, retry=retry, retry_after_s=retry_after_s)
+        self.verdicts = tuple(verdicts)
 
 
 class Busy(BrokerError):
@@ -192,6 +214,31 @@ class Gap(TocsinError):
         self.first = first
         self.last = last
         super().__init__(f"offsets {first} to {last} of partition {partition} are gone")
+
+
+class PositionInUse(TocsinError):
+    """Another reader, in this process or another one, keeps its position under this `name`: close
+    that one first, or give this one a `name` of its own."""
+
+    def __init__(self, name: str, path: str) -> None:
+        self.name = name
+        self.path = path
+        super().__init__(
+            f"another reader keeps its position under the name {name!r} ({path} is locked): "
+            "close it, or choose another name"
+        )
+
+
+class PositionDamaged(TocsinError):
+    """The file at `path` was to hold a reader's position and does not: bring it back from a copy,
+    or delete it, and the reader begins at its `start`."""
+
+    def __init__(self, path: str, why: str) -> None:
+        self.path = path
+        super().__init__(
+            f"{path} holds no position of this reader ({why}): bring it back from a copy, or "
+            "delete it to begin at the reader's `start`"
+        )
 
 
 _CLASSES: Final[dict[str, type[BrokerError]]] = {

@@ -1,14 +1,21 @@
 """The shell around a reader's ledger: all messages of a queue, or of some keys, without a group."""
 
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
 from typing import Literal
 
 from tocsin import wire
-from tocsin.errors import Gap, PositionUnknown
+from tocsin.errors import Gap, TocsinError
+from tocsin.keeping import Keeper
 from tocsin.message import ReadMessage
+from tocsin.opening import OnUnknown, Opening
+from tocsin.positions import PositionStore, Verdict, name_of
 from tocsin.reading import ReadLedger
 from tocsin.session import Session
 from tocsin.subscribing import Start, Subscribing, start_at
+
+logger = logging.getLogger("tocsin")
 
 OnGap = Literal["raise"] | Callable[[Gap], None]
 
@@ -27,12 +34,31 @@ class Reader(Subscribing):
         start: Start | wire.Position,
         credit: int,
         on_gap: OnGap,
+        on_unknown: OnUnknown = "raise",
+        position_store: PositionStore | None = None,
+        name: str | None = None,
+        save_every: int = 1000,
+        save_every_s: float = 5.0,
     ) -> None:
         super().__init__(session, number, queue)
         self._keys = None if keys is None else list(keys)
         self._start = start
         self._on_gap = on_gap
+        self._on_unknown = on_unknown
         self._ledger = ReadLedger(credit=credit)
+        self._opening: Opening | None = None
+        self._keeper: Keeper | None = None
+        self.verdicts: dict[int, Verdict] = {}
+        """Per partition, what was said of the position when the reader was opened, or opened again
+        after a lost connection (P10). Without a position it is "resumed" at the start."""
+        if position_store is not None:
+            self._keeper = Keeper(
+                position_store,
+                name or name_of(queue, keys),
+                every=save_every,
+                every_s=save_every_s,
+                position=self._ledger.handled_position,
+            )
 
     @property
     def position(self) -> wire.Position | None:
@@ -40,60 +66,152 @@ class Reader(Subscribing):
         or later, to go on from there. None: not opened yet."""
         return self._ledger.position()
 
+    # --- opening and closing --------------------------------------------------------------------
+
+    async def __aenter__(self) -> "Reader":
+        """Open it, at the position that was kept, if one was.
+
+        Raises:
+            PositionUnknown: that position, or the one that is its `start`, belongs to another queue
+                of this name or to another history (where `on_unknown` is "raise").
+            PositionInUse, PositionDamaged: so says the position's store, and what to do.
+            QueueNotFound, Unauthorized, ...: what the broker says.
+        """
+        keeper = self._keeper
+        if keeper is None:
+            return await super().__aenter__()
+        kept = await keeper.load()
+        try:
+            if kept is not None:
+                self._start = kept
+            await super().__aenter__()
+            await keeper.save()  # lest one that begins at the end begins there anew after a crash
+        except BaseException:
+            keeper.release()
+            await super().close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it. What was handed out last counts as done, unless the block was left by an
+        exception: after that it comes again."""
+        if kind is None:
+            await self.close()
+            return
+        await super().close()
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            try:
+                await keeper.close()
+            except Exception as failure:  # the block's own exception says more
+                logger.warning("the position was not saved: %s", failure)
+
+    async def close(self) -> None:
+        """Leave, and save the position: what was handed out is done. Calling it again does
+        nothing. Raises what the position's store raises."""
+        self._ledger.handled()
+        await super().close()
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            await keeper.close()
+
+    # --- reading --------------------------------------------------------------------------------
+
     def __aiter__(self) -> AsyncIterator[ReadMessage]:
         return self
 
     async def __anext__(self) -> ReadMessage:
-        """The next message; waits for one as long as it takes.
+        """The next message; waits for one as long as it takes. Asking for it says that the one
+        before is done; so where a position is kept let one task ask.
 
         Raises:
             Gap: what comes next is no longer retained (where `on_gap` is "raise"); iterating again
                 goes on behind it.
-            PositionUnknown: after a reconnect the position means nothing any more.
+            PositionUnknown: after a reconnect the position means nothing any more (where
+                `on_unknown` is "raise").
+            What the position's store raises; iterating again goes on.
         """
+        if self._keeper is not None:
+            self._ledger.handled()
+            self._keep()
+            await self._keeper.save_if_due()
         while (message := self.next_nowait()) is None:
             await self._wait()
         return message
 
     def next_nowait(self) -> ReadMessage | None:
-        """The next message, if one is here; None: not now. Raises Gap as iterating does."""
+        """The next message, if one is here; None: not now. Raises Gap as iterating does. A
+        position that is kept is saved by the clock, and at the end."""
         while isinstance(item := self._ledger.next(), Gap):
+            self._keep()
             if self._on_gap == "raise":
                 raise item
             self._on_gap(item)
+        self._keep()
         if item is not None:
             self._session.dirty(self)
         return item
 
+    def _keep(self) -> None:
+        if self._keeper is not None:
+            self._keeper.moved(self._ledger.handled_total, self._ledger.moves)
+
     # --- session.Subscriber ---------------------------------------------------------------------
 
     def _subscribe(self, ref: int) -> wire.Subscribe:
-        self._ledger.credit = min(self._ledger.credit, self._session.welcome.credit_max)
-        granted, position = self._ledger.opening()
-        start = None
-        if position is None and isinstance(self._start, wire.Position):
-            position = self._start
-        elif position is None and not isinstance(self._start, wire.Position):
-            start = start_at(self._start)
+        ledger = self._ledger
+        ledger.credit = min(ledger.credit, self._session.welcome.credit_max)
+        granted, position = ledger.opening()
+        if self._opening is None:
+            if position is None and isinstance(self._start, wire.Position):
+                position = self._start
+            start = None if isinstance(self._start, wire.Position) else start_at(self._start)
+            where = (start, None) if position is None else (None, position)
+            self._opening = Opening(where, self._on_unknown)
+        start, position = self._opening.where
         return wire.Subscribe(
-            ref=ref, subscription=self._number, queue=self.queue, credit=granted,
-            start=start, position=position, keys=self._keys,
+            ref=ref, subscription=self._number, queue=self.queue, start=start, position=position,
+            credit=granted if self._opening.takes_messages else 0, keys=self._keys,
         )  # fmt: skip
 
-    def _accepted(self, answer: wire.Ok) -> None:
-        unknown = [v.partition for v in answer.positions if v.verdict == "unknown"]
-        if unknown:
-            why = f"the queue's history is another one, in partitions {unknown}"
-            self._leave(PositionUnknown("position_unknown", why))
+    def _answered(self, answer: wire.Ok | wire.Error | None) -> None:
+        opening = self._opening
+        if answer is None or self._failure is not None or opening is None:
+            self._opening = None  # what a new connection says of the position is another matter
+            super()._answered(answer)
             return
-        self._ledger.opened(self._number, answer)
+        try:
+            is_last = opening.answered(answer)
+        except TocsinError as error:
+            self._leave(error)
+            return
+        if is_last:
+            super()._answered(answer)
+            return
+        if opening.leaves_first:
+            ref = next(self._session.refs)
+            self._session.request(wire.Unsubscribe(ref=ref, subscription=self._number))
+        self.opened()
+
+    def _accepted(self, answer: wire.Ok) -> None:
+        opening, self._opening = self._opening, None
+        assert opening is not None
+        self.verdicts = opening.verdicts(answer)
+        self._ledger.opened(self._number, answer, opening.unknown(answer))
+        self._keep()
         self._session.dirty(self)
         self._waiters.wake(self._ledger.ready)
 
     def pushed(self, push: wire.Push, *, now: float) -> None:
         """Take in a push."""
-        self._ledger.receive(push)
-        self._waiters.wake(self._ledger.ready)
+        if self._ledger.is_open:  # else it is of a reader that is being opened anew elsewhere
+            self._ledger.receive(push)
+            self._waiters.wake(self._ledger.ready)
 
     def collect(self, *, now: float) -> list[bytes]:
         """Credit of this turn."""

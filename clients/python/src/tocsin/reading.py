@@ -1,11 +1,16 @@
-"""Reading: a reader's buffer, its credit and its position. Pure.
+"""Reading: a reader's buffer, its credit and its positions. Pure.
 
-A reader settles nothing: what has been handed out is past. The position that the user sees is
-behind the last message handed out; the one from which a new connection goes on is behind the last
-one received, because the buffer outlives the connection.
+A reader settles nothing: what has been handed out is past. It stands in three places at a time:
+
+* wanted: behind the last message received. From there a new connection goes on, because the
+  buffer outlives the connection.
+* handed: behind the last message handed out. That is the position that the user sees.
+* handled: the same, but for the message handed out last, until the next one is asked for. That is
+  the position that is kept for after a restart.
 """
 
 from collections import deque
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from tocsin import wire
@@ -15,6 +20,19 @@ from tocsin.message import ReadMessage
 CREDIT_SHARE: Final = 4
 """Credit is granted anew when a quarter of the window has been handed out."""
 
+Places = dict[str, tuple[int, int]]
+"""Per partition, as text, the log's generation and the next offset."""
+
+
+class _Turn:
+    """From here on some partitions, or all of another queue, are another history."""
+
+    __slots__ = ("places", "queue_id")
+
+    def __init__(self, queue_id: str, places: Mapping[str, tuple[int, int]]) -> None:
+        self.queue_id = queue_id
+        self.places = places
+
 
 class ReadLedger:
     """What one reader has received and not yet handed out. `credit` bounds it, in messages."""
@@ -22,35 +40,61 @@ class ReadLedger:
     def __init__(self, *, credit: int) -> None:
         self.credit = credit
         self.subscription = 0
-        self._items: deque[ReadMessage | Gap | wire.Push] = deque()  # a push: it ends here
-        self._is_open = False
+        self.is_open = False
+        """Whether the broker has opened it, on this connection."""
+        self.handled_total = 0
+        """How many messages and gaps were handled."""
+        self.moves = 0
+        """Counts whatever moved the place that is handled."""
+        self._items: deque[ReadMessage | Gap | wire.Push | _Turn] = deque()  # a push: it ends here
         self._buffered = 0
         self._received = 0  # on this connection
         self._granted = 0
         self._queue_id = ""
-        self._handed: dict[str, tuple[int, int]] = {}
-        self._wanted: dict[str, tuple[int, int]] = {}
+        self._queue_id_handed = ""
+        """Another one until what came of a queue that was deleted has been handed out."""
+        self._wanted: Places = {}
+        self._handed: Places = {}
+        self._handled: Places = {}
+        self._last: ReadMessage | Gap | None = None
 
-    def opened(self, subscription: int, answer: wire.Ok) -> None:
-        """The broker has opened the reader, on this connection, at these positions."""
+    def opened(
+        self, subscription: int, answer: wire.Ok, unknown: Collection[int] = frozenset()
+    ) -> None:
+        """The broker has opened the reader, on this connection, at these positions. In the
+        partitions of `unknown` nothing of before means anything any more."""
         self.subscription = subscription
-        self._is_open = True
-        self._queue_id = answer.queue_id
+        self.is_open = True
+        first, self._queue_id = not self._queue_id, answer.queue_id
+        turned: Places = {}
         for verdict in answer.positions:
-            place, gap = verdict.place, verdict.gap
+            place, gap, name = verdict.place, verdict.gap, str(verdict.partition)
             if place is not None:
-                self._wanted[str(verdict.partition)] = place
-                self._handed.setdefault(str(verdict.partition), place)
+                self._wanted[name] = place
+                if verdict.partition in unknown:
+                    turned[name] = place
+                else:
+                    begin = place if gap is None else (place[0], gap[0])  # until it has been told
+                    self._handed.setdefault(name, begin)
+                    self._handled.setdefault(name, begin)
             if gap is not None:
                 self._items.append(Gap(verdict.partition, *gap))
+        if first:
+            self._queue_id_handed = answer.queue_id
+            self._handed |= turned
+            self._handled |= turned
+        elif turned:
+            if answer.queue_id != self._queue_id_handed:
+                self._wanted = dict(turned)  # the other queue may have fewer partitions
+            self._items.append(_Turn(answer.queue_id, turned))
 
     def opening(self) -> tuple[int, wire.Position | None]:
         """What the next `subscribe` says: (granted so far, position or None at the first time).
-        Until it is answered no credit is granted."""
-        self._is_open = False
+        Until it is answered no credit is granted, and no push belongs to it."""
+        self.is_open = False
         self._received = 0
         self._granted = max(self.credit - self._buffered, 0)
-        return self._granted, self._position(self._wanted)
+        return self._granted, self._position(self._wanted, self._queue_id)
 
     def receive(self, push: wire.Push) -> None:
         """Take in a push."""
@@ -61,7 +105,7 @@ class ReadLedger:
         self._items.append(push)
         self._buffered += len(push.messages)
         self._received += len(push.messages)
-        self._advance(self._wanted, push)
+        _advance(self._wanted, push)
 
     @property
     def ready(self) -> int:
@@ -69,32 +113,60 @@ class ReadLedger:
         return len(self._items)
 
     def next(self) -> ReadMessage | Gap | None:
-        """The next message, or the gap that comes before it; None: nothing is there now."""
+        """The next message, or the gap that comes before it; None: nothing is there now. What was
+        handed out before is handled."""
+        self.handled()
         while self._items:
             item = self._items.popleft()
             if isinstance(item, wire.Push):
-                self._advance(self._handed, item)
+                _advance(self._handed, item)
+                _advance(self._handled, item)
+                self.moves += 1
+                continue
+            if isinstance(item, _Turn):
+                self._turn(item)
                 continue
             if isinstance(item, ReadMessage):
                 self._buffered -= 1
-                self._move(self._handed, item.partition, item.offset + 1)
-            else:
-                self._move(self._handed, item.partition, item.last + 1)
+            self._last = item
+            _move(self._handed, item.partition, _behind(item))
             return item
         return None
 
+    def handled(self) -> None:
+        """What was handed out last is done."""
+        last, self._last = self._last, None
+        if last is not None:
+            self.handled_total += 1
+            self.moves += 1
+            _move(self._handled, last.partition, _behind(last))
+
+    def _turn(self, turn: _Turn) -> None:
+        self.moves += 1
+        if turn.queue_id != self._queue_id_handed:
+            self._handed.clear()
+            self._handled.clear()
+            self._queue_id_handed = turn.queue_id
+        self._handed |= turn.places
+        self._handled |= turn.places
+
     def position(self) -> wire.Position | None:
         """Behind the last message that was handed out; None: the broker has not said where."""
-        items = self._items
-        while items and isinstance(items[0], wire.Push):
-            self._advance(self._handed, items[0])
-            items.popleft()
-        return self._position(self._handed)
+        places = dict(self._handed)
+        for item in self._items:
+            if not isinstance(item, wire.Push):
+                break
+            _advance(places, item)
+        return self._position(places, self._queue_id_handed)
+
+    def handled_position(self) -> wire.Position | None:
+        """Behind the last message that is done; None: the broker has not said where."""
+        return self._position(self._handled, self._queue_id_handed)
 
     def take(self) -> list[wire.SentFrame]:
         """The credit that is to be granted now (R25)."""
         granted = self._received + max(self.credit - self._buffered, 0)
-        if not self._is_open or (granted - self._granted) * CREDIT_SHARE < max(self.credit, 1):
+        if not self.is_open or (granted - self._granted) * CREDIT_SHARE < max(self.credit, 1):
             return []
         self._granted = granted
         return [wire.Credit(subscription=self.subscription, granted=granted)]
@@ -104,25 +176,32 @@ class ReadLedger:
         messages = sum(isinstance(item, ReadMessage) for item in self._items)
         assert self._buffered == messages, "P9: what is buffered is counted"
         assert self._granted - self._received + self._buffered <= self.credit, "R25"
-
-    def _advance(self, places: dict[str, tuple[int, int]], push: wire.Push) -> None:
-        for name, (_, wanted) in push.positions.items():
-            self._move(places, int(name), wanted)
-        following = push.next
-        if following is None and push.messages:
-            last = push.places()[-1]
-            following = last + 1
-        if following is not None:
-            self._move(places, push.partition, following)
+        for name, (generation, handled) in self._handled.items():
+            assert self._handed[name] >= (generation, handled), "R26: handled is behind handed"
 
     @staticmethod
-    def _move(places: dict[str, tuple[int, int]], partition: int, following: int) -> None:
-        name = str(partition)
-        generation, wanted = places.get(name, (0, 0))
-        if following > wanted:
-            places[name] = (generation, following)
-
-    def _position(self, places: dict[str, tuple[int, int]]) -> wire.Position | None:
-        if not self._queue_id:
+    def _position(places: Places, queue_id: str) -> wire.Position | None:
+        if not queue_id:
             return None
-        return wire.Position(queue_id=self._queue_id, partitions=dict(places))
+        return wire.Position(queue_id=queue_id, partitions=dict(places))
+
+
+def _behind(item: ReadMessage | Gap) -> int:
+    return (item.last if isinstance(item, Gap) else item.offset) + 1
+
+
+def _advance(places: Places, push: wire.Push) -> None:
+    for name, (_, wanted) in push.positions.items():
+        _move(places, int(name), wanted)
+    following = push.next
+    if following is None and push.messages:
+        following = push.places()[-1] + 1
+    if following is not None:
+        _move(places, push.partition, following)
+
+
+def _move(places: Places, partition: int, following: int) -> None:
+    name = str(partition)
+    generation, wanted = places.get(name, (0, 0))
+    if following > wanted:
+        places[name] = (generation, following)

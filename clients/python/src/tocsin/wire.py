@@ -234,6 +234,7 @@ class Verdict(msgspec.Struct, rename={"first": "from", "last": "to"}):
     last: int | None = None
     generation: int = 0
     next: int | None = None
+    reason: str = ""
 
     @property
     def gap(self) -> tuple[int, int] | None:

@@ -1,0 +1,127 @@
+"""How a reader is opened at a position that may mean nothing any more (P10, R26). Pure.
+
+What is unknown can be gone on with at the earliest message there is, which is what the broker does
+unless told otherwise, or at the latest: where that is the broker says to a reader that begins there
+without credit, and the partitions whose position is good keep theirs.
+"""
+
+from collections.abc import Callable
+from typing import Final, Literal
+
+from tocsin import wire
+from tocsin.errors import PositionUnknown, TocsinError
+from tocsin.positions import Verdict
+from tocsin.reading import Places
+
+GoOn = Literal["earliest", "latest"]
+OnUnknown = Literal["raise"] | GoOn | Callable[[PositionUnknown], GoOn]
+Where = tuple[Literal["earliest", "latest"] | wire.StartAt | None, wire.Position | None]
+"""Start, or position."""
+
+_ADVICE: Final = (
+    "; open the reader anew with a `start`, or let its `on_unknown` say whether to go on at the "
+    "earliest or the latest message"
+)
+_KINDS: Final[dict[str, Literal["resumed", "gap", "unknown"]]] = {
+    "resumed": "resumed", "gap": "gap", "unknown": "unknown",
+}  # fmt: skip
+
+
+class Opening:
+    """One opening, over as many subscribes as it takes. `where` is where the reader wants to go
+    on; `on_unknown` what to do where that means nothing."""
+
+    def __init__(self, where: Where, on_unknown: OnUnknown) -> None:
+        self.where = where
+        self.leaves_first = False
+        """Whether the subscribe before this one was accepted, and is to be left."""
+        self._on_unknown = on_unknown
+        self._seeks_the_end = False
+        self._kept: Places = {}
+        self._unknown: dict[int, str] = {}
+        self._all_unknown: str | None = None
+
+    @property
+    def takes_messages(self) -> bool:
+        """Whether the next subscribe may grant credit."""
+        return not self._seeks_the_end
+
+    def answered(self, answer: wire.Ok | wire.Error) -> bool:
+        """Whether the answer is the last one; else subscribe again.
+
+        Raises:
+            PositionUnknown: it is, and `on_unknown` says "raise", or has raised.
+        """
+        self.leaves_first = False
+        if isinstance(answer, wire.Error):
+            if answer.code != "position_unknown":
+                return True
+            self._all_unknown = answer.detail
+            self._kept = {}
+            self._go_on(PositionUnknown(answer.code, answer.detail + _ADVICE))
+            return False
+        if self._seeks_the_end:
+            ends = {str(v.partition): v.place for v in answer.positions if v.place is not None}
+            places = {name: self._kept.get(name, end) for name, end in ends.items()}
+            self._seeks_the_end, self.leaves_first = False, True
+            self.where = (None, wire.Position(queue_id=answer.queue_id, partitions=places))
+            return False
+        unknown = [_verdict(v) for v in answer.positions if v.verdict == "unknown"]
+        if not unknown:
+            return True
+        self._unknown |= {verdict.partition: verdict.reason for verdict in unknown}
+        self._kept = {
+            str(v.partition): (v.generation, v.gap[0]) if v.gap is not None else v.place
+            for v in answer.positions
+            if v.place is not None and v.partition not in self._unknown
+        }  # before a gap, so that the next answer tells of it again
+        partitions = ", ".join(str(verdict.partition) for verdict in unknown)
+        detail = f"the position means nothing in partitions {partitions}: {unknown[0].reason}"
+        error = PositionUnknown("position_unknown", detail + _ADVICE, verdicts=unknown)
+        self._go_on(error)
+        self.leaves_first = self._seeks_the_end
+        return not self._seeks_the_end
+
+    def _go_on(self, error: PositionUnknown) -> None:
+        choice = _choice(self._on_unknown, error)
+        self._seeks_the_end = choice == "latest"
+        self.where = (choice, None)
+
+    def unknown(self, answer: wire.Ok) -> frozenset[int]:
+        """In which partitions the position meant nothing."""
+        if self._all_unknown is not None:
+            return frozenset(verdict.partition for verdict in answer.positions)
+        return frozenset(self._unknown)
+
+    def verdicts(self, answer: wire.Ok) -> dict[int, Verdict]:
+        """What is to be told of each partition, given the last answer."""
+        told: dict[int, Verdict] = {}
+        for one in answer.positions:
+            verdict = _verdict(one)
+            reason = self._unknown.get(one.partition, self._all_unknown)
+            if reason is not None:
+                verdict = Verdict(one.partition, "unknown", verdict.next_offset, None, reason)
+            told[one.partition] = verdict
+        return told
+
+
+def _choice(on_unknown: OnUnknown, error: PositionUnknown) -> GoOn:
+    if on_unknown == "raise":
+        raise error
+    if not callable(on_unknown):
+        return on_unknown
+    try:
+        choice = on_unknown(error)
+        if choice not in ("earliest", "latest"):
+            raise ValueError(f"on_unknown returns 'earliest' or 'latest', not {choice!r}")
+    except TocsinError:
+        raise
+    except Exception as cause:
+        raise error from cause
+    return choice
+
+
+def _verdict(verdict: wire.Verdict) -> Verdict:
+    following = verdict.place[1] if verdict.place is not None else 0
+    kind = _KINDS.get(verdict.verdict, "unknown")
+    return Verdict(verdict.partition, kind, following, verdict.gap, verdict.reason)
