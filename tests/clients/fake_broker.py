@@ -240,16 +240,17 @@ class FakeBroker:
         for partition in range(PARTITIONS):
             end = sum(1 for at, _, _ in self.logs[frame.queue] if at == partition)
             wanted = 0 if frame.start == "earliest" else end
+            generation, of = 1 if self.history == "history-1" else 2, None
             if frame.position is not None:
-                wanted = frame.position.partitions[str(partition)][1]
+                of, wanted = frame.position.partitions[str(partition)]
             verdict: dict[str, object] = {"partition": partition, "verdict": "resumed"}
-            if frame.position is not None and self.history != "history-1":
-                verdict["verdict"] = "unknown"
+            if of not in (None, generation):
+                verdict["verdict"], wanted = "unknown", 0
             elif wanted < min(self.retained_from, end):
                 verdict |= {"verdict": "gap", "from": wanted, "to": self.retained_from - 1}
                 wanted = self.retained_from
             consumer.next[partition] = wanted
-            verdicts.append({**verdict, "generation": 1, "next": wanted})
+            verdicts.append({**verdict, "generation": generation, "next": wanted})
         return verdicts
 
     def pump(self) -> None:

@@ -37,6 +37,7 @@ class Opening:
         """Whether the subscribe before this one was accepted, and is to be left."""
         self._on_unknown = on_unknown
         self._seeks_the_end = False
+        self._ends: wire.Position | None = None
         self._kept: Places = {}
         self._unknown: dict[int, str] = {}
         self._all_unknown: str | None = None
@@ -64,7 +65,8 @@ class Opening:
             ends = {str(v.partition): v.place for v in answer.positions if v.place is not None}
             places = {name: self._kept.get(name, end) for name, end in ends.items()}
             self._seeks_the_end, self.leaves_first = False, True
-            self.where = (None, wire.Position(queue_id=answer.queue_id, partitions=places))
+            self._ends = wire.Position(queue_id=answer.queue_id, partitions=places)
+            self.where = (None, self._ends)
             return False
         unknown = [_verdict(v) for v in answer.positions if v.verdict == "unknown"]
         if not unknown:
@@ -83,6 +85,8 @@ class Opening:
         return not self._seeks_the_end
 
     def _go_on(self, error: PositionUnknown) -> None:
+        if self._ends is not None:
+            raise error  # of a position that the broker gave itself: there would be no end of it
         choice = _choice(self._on_unknown, error)
         self._seeks_the_end = choice == "latest"
         self.where = (choice, None)
