@@ -80,6 +80,12 @@ class Content:
         return self._push.partition
 
     @property
+    def log(self) -> str:
+        """Names the history that its offset counts in: "<queue's id>-<generation>-<partition>". A
+        log and an offset never name two messages (R1, R2). Empty where the message was pulled."""
+        return self._push.id_prefix[:-1]
+
+    @property
     def published_unix_ms(self) -> int:
         """When the broker accepted it, in milliseconds since 1970."""
         return self._push.published_unix_ms

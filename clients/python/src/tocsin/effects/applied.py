@@ -1,0 +1,186 @@
+"""Which messages' effects a database holds, in the database itself. Speaks SQL, opens nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from tocsin.message import Content
+
+COMPACT_EVERY: Final = 256
+"""Claims of a log, after which its rows are to be joined."""
+_HIGHEST: Final = (1 << 63) - 1
+
+
+class Cursor(Protocol):
+    """What is needed of a DB-API cursor (PEP 249)."""
+
+    @property
+    def rowcount(self) -> int:
+        """How many rows the last statement wrote."""
+
+    def execute(self, sql: str, parameters: Sequence[Any], /) -> object:
+        """Run a statement."""
+
+    def fetchall(self) -> list[Any]:
+        """The rows that it found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What databases disagree about: how a parameter is written, and what is put behind a SELECT
+    so that nobody changes the row before this transaction ends."""
+
+    parameter: str
+    share_lock: str
+
+
+SQLITE: Final = Dialect("?", "")
+"""Needs no lock: a transaction that was begun with BEGIN IMMEDIATE is the only one that writes."""
+POSTGRES: Final = Dialect("%s", " FOR SHARE")
+
+_SCHEMA: Final = (
+    """CREATE TABLE IF NOT EXISTS tocsin_logs (
+         consumer TEXT NOT NULL, log TEXT NOT NULL, compacted BIGINT NOT NULL DEFAULT 0,
+         PRIMARY KEY (consumer, log))""",
+    """CREATE TABLE IF NOT EXISTS tocsin_applied (
+         consumer TEXT NOT NULL, log TEXT NOT NULL,
+         first_offset BIGINT NOT NULL, last_offset BIGINT NOT NULL,
+         PRIMARY KEY (consumer, log, first_offset))""",
+)
+_SHARE: Final = "SELECT compacted FROM tocsin_logs WHERE consumer = ? AND log = ?"
+_NEW_LOG: Final = "INSERT INTO tocsin_logs (consumer, log) VALUES (?, ?) ON CONFLICT DO NOTHING"
+_CLAIM: Final = """
+    INSERT INTO tocsin_applied (consumer, log, first_offset, last_offset)
+    SELECT CAST(? AS TEXT), CAST(? AS TEXT), CAST(? AS BIGINT), CAST(? AS BIGINT)
+    WHERE COALESCE((SELECT last_offset FROM tocsin_applied
+                    WHERE consumer = ? AND log = ? AND first_offset <= ?
+                    ORDER BY first_offset DESC LIMIT 1), -1) < ?
+    ON CONFLICT DO NOTHING"""
+_ALONE: Final = "UPDATE tocsin_logs SET compacted = compacted + 1 WHERE consumer = ? AND log = ?"
+_RANGES: Final = """
+    SELECT first_offset, last_offset FROM tocsin_applied
+    WHERE consumer = ? AND log = ? AND first_offset >=
+      COALESCE((SELECT MAX(first_offset) FROM tocsin_applied
+                WHERE consumer = ? AND log = ? AND first_offset < ?), 0)
+    ORDER BY first_offset"""
+_GROW: Final = """UPDATE tocsin_applied SET last_offset = ?
+    WHERE consumer = ? AND log = ? AND first_offset = ?"""
+_SWALLOW: Final = """DELETE FROM tocsin_applied
+    WHERE consumer = ? AND log = ? AND first_offset > ? AND first_offset <= ?"""
+_LOGS: Final = "SELECT log FROM tocsin_logs WHERE consumer = ? ORDER BY log"
+_CUT: Final = """UPDATE tocsin_applied SET last_offset = ?
+    WHERE consumer = ? AND log = ? AND first_offset < ? AND last_offset >= ?"""
+_DROP: Final = "DELETE FROM tocsin_applied WHERE consumer = ? AND log = ? AND first_offset >= ?"
+
+
+class Applied:
+    """The messages whose effects a group has applied, as ranges of offsets in the database that has
+    the effects. Each method runs in a transaction of the caller's, and raises what the cursor does.
+
+    **What holds.** A transaction that `claim` returned True to and that was committed is the only
+    one for its message: whoever is given the message again, this process or another one, under
+    whatever lease, epoch or attempt, at the same time or years later, is answered False. A
+    transaction that was rolled back has claimed nothing. So ack a message when its transaction is
+    committed, or when it was claimed before.
+
+    **What a message is.** Its offset in its log (`message.log`: the queue's id, the log's
+    generation, the partition), and the group. Not its `id`, which publishers may use twice. So
+
+    * a queue that is deleted and made again under its name begins with nothing applied;
+    * after a restore of the broker's data the generation is another one, and what the restored
+      state does not know to be settled is applied again: what happened since the backup is another
+      history (R30). Where that must not be, make the effect recognise itself;
+    * a group that is sent back (`seek`) is given its messages again, and they are recognised: their
+      effects are not applied again unless `forget` is called first.
+
+    **How much it keeps.** Nothing is ever forgotten by age, because a process that was paused may
+    come back with its message at any time. Offsets that are applied and next to each other are one
+    row (`compact`), so that what is kept is a row for each hole: messages that are in flight, wait
+    for a retry, are parked, or were settled without an effect (dead letters, what a handler acked
+    without a claim), and a row or two for each former generation of a log.
+
+    **Isolation.** READ COMMITTED or stricter; in SQLite begin with BEGIN IMMEDIATE. In a stricter
+    one PostgreSQL may refuse a transaction as not serializable: then begin it anew. Two claims of
+    one message: the second waits until the first transaction has ended.
+    """
+
+    def __init__(self, group: str, dialect: Dialect) -> None:
+        self.group = group
+        self._dialect = dialect
+        self._claims: dict[str, int] = {}
+        self._lowest: dict[str, int] = {}
+        """Below it nothing was claimed here since the log was compacted; 0: not known."""
+
+    def create(self, cursor: Cursor) -> None:
+        """Make the two tables, `tocsin_logs` and `tocsin_applied`, where they are not there."""
+        for statement in _SCHEMA:
+            cursor.execute(statement, ())
+
+    def claim(self, cursor: Cursor, message: Content) -> bool:
+        """Whether the effect of this message is this transaction's to apply; False: it has been
+        applied. Waits for a transaction that has claimed the message and not ended.
+
+        Raises:
+            ValueError: the message does not say of which log it is: it was pulled.
+        """
+        log, offset = message.log, message.offset
+        if not log:
+            raise ValueError("a pulled message does not say its log: subscribe to its group")
+        place = (self.group, log)
+        if not self._find(cursor, _SHARE, place, self._dialect.share_lock):
+            self._run(cursor, _NEW_LOG, place)
+            self._find(cursor, _SHARE, place, self._dialect.share_lock)
+        self._run(cursor, _CLAIM, (*place, offset, offset, *place, offset, offset))
+        claimed = cursor.rowcount == 1
+        self._claims[log] = self._claims.get(log, 0) + 1
+        self._lowest[log] = min(self._lowest.get(log, 0), offset)
+        return claimed
+
+    def due(self) -> list[str]:
+        """The logs that are to be compacted, since so much has been claimed here."""
+        return [log for log, claims in self._claims.items() if claims >= COMPACT_EVERY]
+
+    def compact(self, cursor: Cursor, log: str) -> None:
+        """Join the rows of a log whose offsets are next to each other. In a transaction without a
+        claim: it waits until those have ended that have one."""
+        place = (self.group, log)
+        self._run(cursor, _ALONE, place)
+        lowest = self._lowest.get(log, 0)
+        first, last, joined = 0, -2, 0
+        for begin, end in [*self._find(cursor, _RANGES, (*place, *place, lowest)), (-9, -9)]:
+            if begin == last + 1:
+                last, joined = end, joined + 1
+                continue
+            if joined:
+                self._run(cursor, _SWALLOW, (*place, first, last))
+                self._run(cursor, _GROW, (last, *place, first))
+            first, last, joined = begin, end, 0
+        self._claims[log] = 0
+        self._lowest[log] = _HIGHEST
+
+    def forget(
+        self, cursor: Cursor, queue_id: str, *, partition: int | None = None, from_offset: int = 0
+    ) -> None:
+        """Let the effects of a queue's messages be applied again, from an offset on, in a partition
+        or in all of them; for when the group was sent back, and that is what is wanted. Stop its
+        consumers first: a message that one of them holds might be applied before and after.
+
+        `queue_id` is in `await client.queue(name)`. Nothing of the queue: nothing happens.
+        """
+        for (log,) in self._find(cursor, _LOGS, (self.group,)):
+            owner, _, number = log.rsplit("-", 2)
+            if owner != queue_id or partition not in (None, int(number)):
+                continue
+            place = (self.group, log)
+            self._run(cursor, _ALONE, place)
+            self._run(cursor, _DROP, (*place, from_offset))
+            self._run(cursor, _CUT, (from_offset - 1, *place, from_offset, from_offset))
+
+    def _run(self, cursor: Cursor, sql: str, parameters: tuple[Any, ...]) -> None:
+        cursor.execute(sql.replace("?", self._dialect.parameter), parameters)
+
+    def _find(
+        self, cursor: Cursor, sql: str, parameters: tuple[Any, ...], lock: str = ""
+    ) -> list[Any]:
+        self._run(cursor, sql + lock, parameters)
+        return cursor.fetchall()

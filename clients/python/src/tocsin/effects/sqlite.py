@@ -1,0 +1,179 @@
+"""Effects in SQLite: one connection, one transaction at a time."""
+
+import asyncio
+import sqlite3
+import threading
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Protocol, TypeVar
+
+from tocsin.effects.applied import SQLITE, Applied
+from tocsin.message import Content
+
+TIMEOUT_S: Final = 30.0
+TransactionT_co = TypeVar("TransactionT_co", covariant=True)
+
+
+class EffectStore(Protocol[TransactionT_co]):
+    """What applies effects once: what a store for another database is to have, so that handlers
+    need not know which one it is."""
+
+    def once(self, message: Content, /) -> AbstractAsyncContextManager[TransactionT_co | None]:
+        """A transaction for whoever is to apply the message's effect; None where it has been
+        applied. Committed together with the message's place when the block ends, and rolled back
+        together with it when that raises."""
+
+
+class SqliteEffects:
+    """A SQLite database that holds effects, and with them the places of their messages. What holds
+    and what does not, see `Applied`.
+
+    `path`: of the database; the two tables are made in it. `group`: the one that the messages come
+    from. `timeout_s`: how long a transaction waits for those of other connections, in seconds.
+    Several processes may use one database at a time; their transactions take turns.
+
+    Raises:
+        sqlite3.Error: what SQLite says.
+    """
+
+    def __init__(self, path: str | Path, *, group: str, timeout_s: float = TIMEOUT_S) -> None:
+        self.applied = Applied(group, SQLITE)
+        self._connection = sqlite3.connect(
+            path, timeout=timeout_s, isolation_level=None, check_same_thread=False
+        )
+        # What is not on the disk must not be acked.
+        self._connection.execute("PRAGMA synchronous = FULL")
+        self._turn = asyncio.Lock()
+        self._lock = threading.Lock()
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self.applied.create(self._connection.cursor())
+            self._connection.execute("COMMIT")
+
+    def once(self, message: Content) -> "Once":
+        """The transaction of a message's effect: `async with` in a handler, or `with` in a program
+        without an event loop. It gives the connection, or None where the effect has been applied.
+        What the block has written is durable when it has ended, and undone when it has raised.
+
+        The others of this object wait meanwhile: await in it only what is quick. Beginning and
+        committing happen in another thread, the statements of the block in the caller's.
+
+        Raises:
+            sqlite3.OperationalError: the database was locked for `timeout_s`, the disk is full, ...
+            RuntimeError: the block has committed or rolled back itself.
+        """
+        return Once(self, message)
+
+    def forget(self, queue_id: str, *, partition: int | None = None, from_offset: int = 0) -> None:
+        """See `Applied.forget`; durable when this returns."""
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                cursor = self._connection.cursor()
+                self.applied.forget(cursor, queue_id, partition=partition, from_offset=from_offset)
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+
+    def close(self) -> None:
+        """Close the database, once no transaction is open."""
+        with self._lock:
+            self._connection.close()
+
+    # --- for Once ---------------------------------------------------------------------------------
+
+    def _begin(self, message: Content) -> bool:
+        """Begin a transaction; False: the effect has been applied, and none is open."""
+        self._lock.acquire()
+        claimed = False
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            claimed = self.applied.claim(self._connection.cursor(), message)
+        finally:
+            if not claimed:
+                self._undo()
+                self._lock.release()
+        return claimed
+
+    def _undo(self) -> None:
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+
+    def _end(self, failed: bool) -> None:
+        """Commit, or where the block has failed roll back."""
+        try:
+            if not failed:
+                if not self._connection.in_transaction:
+                    raise RuntimeError("the block has ended the transaction: leave that to `once`")
+                for log in self.applied.due():
+                    self.applied.compact(self._connection.cursor(), log)
+                self._connection.execute("COMMIT")
+        finally:
+            self._undo()
+            self._lock.release()
+
+
+class Once:
+    """One transaction: see `SqliteEffects.once`."""
+
+    def __init__(self, store: SqliteEffects, message: Content) -> None:
+        self._store = store
+        self._message = message
+        self._claimed = False
+
+    def __enter__(self) -> sqlite3.Connection | None:
+        self._claimed = self._store._begin(self._message)
+        return self._store._connection if self._claimed else None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._claimed:
+            self._store._end(failed=kind is not None)
+
+    async def __aenter__(self) -> sqlite3.Connection | None:
+        # One task of this loop at a time waits in a thread: all of them would use up its threads.
+        turn = self._store._turn
+        await turn.acquire()
+        entering = asyncio.get_running_loop().run_in_executor(None, self.__enter__)
+        try:
+            connection = await asyncio.shield(entering)
+        except asyncio.CancelledError:
+            entering.add_done_callback(self._give_up)  # the thread cannot be stopped
+            raise
+        except BaseException:
+            turn.release()
+            raise
+        if connection is None:
+            turn.release()
+        return connection
+
+    def _give_up(self, entering: "asyncio.Future[sqlite3.Connection | None]") -> None:
+        try:
+            if entering.exception() is None and self._claimed:
+                self._store._end(failed=True)
+        finally:
+            self._store._turn.release()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self._claimed:
+            return
+        ending = asyncio.get_running_loop().run_in_executor(
+            None, self._store._end, kind is not None
+        )
+        ending.add_done_callback(self._ended)
+        await asyncio.shield(ending)
+
+    def _ended(self, ending: "asyncio.Future[None]") -> None:
+        self._store._turn.release()
+        ending.exception()  # perhaps nobody waits for it any more

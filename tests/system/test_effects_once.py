@@ -1,0 +1,134 @@
+"""The example of effects that happen once, under `kill -9` of the broker and of its processes."""
+
+import asyncio
+import os
+import random
+import sqlite3
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import tocsin
+
+from loadtests.server import Server
+from tests.layout.tree import ROOT
+
+EXAMPLE = ROOT / "clients/python/examples/effectively_once_sqlite.py"
+ACCOUNTS = [f"account-{n}" for n in range(12)]
+KILLS = 6
+KILLS_MAX = 60
+"""Of the control: until something was booked twice."""
+NAIVE = "lambda *_: True"
+"""What a claim says in the negative control: everything is new."""
+
+
+class Booker:
+    """A process of the example."""
+
+    def __init__(self, server: Server, database: Path, *, naive: bool) -> None:
+        self._environment = {**os.environ, "TOCSIN_URL": server.url}
+        lines = [
+            "import runpy, sys",
+            "from tocsin.effects import Applied",
+            f"Applied.claim = {NAIVE}" if naive else "",
+            f"sys.argv = ['', {str(database)!r}]",
+            f"runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')",
+        ]
+        self._code = "\n".join(lines)
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        """Start it and wait until it has joined its group."""
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", self._code, env=self._environment, cwd=ROOT,
+            stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        assert await self._process.stdout.readline() == b"booking\n"
+
+    async def kill(self) -> None:
+        """`kill -9`."""
+        assert self._process is not None
+        if self._process.returncode is None:
+            self._process.kill()
+        await self._process.wait()
+
+
+async def publish(server: Server, rng: random.Random, stop: asyncio.Event) -> Counter[str]:
+    """Publish payments until told to stop; what every account is to have in the end."""
+    sums: Counter[str] = Counter()
+    async with tocsin.connect(server.url) as client:
+        while not stop.is_set():
+            payments = [(account, rng.randint(1, 99)) for account in ACCOUNTS]
+            await client.publish_many(
+                "payments",
+                [{"body": {"account": a, "amount": n}, "key": a} for a, n in payments],
+            )
+            sums.update(dict(payments))
+            await asyncio.sleep(0.05)  # so that kills meet it under way
+    return sums
+
+
+async def settled(server: Server) -> None:
+    """Wait until the group has nothing left."""
+    async with tocsin.connect(server.url) as client:
+        for _ in range(600):
+            if (await client.group("payments", "ledger"))["lag"] == 0:
+                return
+            await asyncio.sleep(0.05)
+    raise AssertionError("the group does not come to its end")
+
+
+def booked(path: Path) -> tuple[dict[str, int], Counter[str]]:
+    """The accounts, and how often each payment was booked."""
+    database = sqlite3.connect(path)
+    try:
+        accounts = dict(database.execute("SELECT name, sum FROM accounts").fetchall())
+        payments = Counter(row[0] for row in database.execute("SELECT payment FROM bookings"))
+        return accounts, payments
+    finally:
+        database.close()
+
+
+@pytest.mark.parametrize("naive", [False, True], ids=["once", "control"])
+async def test_each_effect_once_under_kill_9_of_broker_and_consumers(
+    tmp_path: Path, naive: bool
+) -> None:
+    """The control applies whatever it is given: these kills must make it book something twice."""
+    rng = random.Random(7)
+    server, path = Server(tmp_path / "data"), tmp_path / "ledger.sqlite"
+    server.start()
+    bookers = [Booker(server, path, naive=naive) for _ in range(2)]
+    try:
+        async with tocsin.connect(server.url) as client:
+            await client.create_queue("payments", partitions=4, lease_s=2)
+        for booker in bookers:
+            await booker.start()
+        stop = asyncio.Event()
+        publishing = asyncio.create_task(publish(server, rng, stop))
+        for number in range(KILLS_MAX if naive else KILLS):
+            await asyncio.sleep(rng.uniform(0.05, 0.25))
+            if number % 3 == 0:
+                server.kill()
+                await asyncio.to_thread(server.start)
+            else:
+                booker = rng.choice(bookers)
+                await booker.kill()
+                await booker.start()
+            if naive and max(booked(path)[1].values(), default=0) > 1:
+                break
+        stop.set()
+        sums = await publishing
+        if not naive:
+            await settled(server)
+    finally:
+        for booker in bookers:
+            await booker.kill()
+        server.kill()
+    accounts, payments = booked(path)
+    if naive:
+        assert max(payments.values()) > 1
+        return
+    assert max(payments.values()) == 1
+    assert accounts == sums, "nothing is missing, nothing was booked twice"
