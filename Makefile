@@ -26,7 +26,7 @@ lint: setup  ## format and lint
 	$(python) -m ruff check .
 
 types: setup  ## mypy --strict over code and tests
-	$(python) -m mypy --strict $(code) scripts tests
+	$(python) -m mypy --strict $(code) clients/python/examples scripts tests
 
 layers: setup  ## who may import whom, and the shape of the code
 	PYTHONPATH=clients/python/src .venv/bin/lint-imports --no-cache

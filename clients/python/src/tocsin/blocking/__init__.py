@@ -1,0 +1,18 @@
+"""Tocsin without an event loop: for scripts, threads, and programs that wait where they stand.
+
+    with tocsin.blocking.connect("http://127.0.0.1:8080") as client:
+        client.create_queue("orders")
+        client.publish("orders", {"total": 12}, key="user-7")
+        with client.subscribe("orders", group="billing") as messages:
+            for message in messages:
+                message.ack()
+
+The client of `tocsin.connect` runs in a thread of its own, with the same arguments, answers and
+exceptions; heartbeats and reconnecting go on there whatever the program does. Everything may be
+called from several threads.
+"""
+
+from tocsin.blocking.client import Client, connect
+from tocsin.blocking.subscriptions import Message, Reader, Subscription
+
+__all__ = ["Client", "Message", "Reader", "Subscription", "connect"]

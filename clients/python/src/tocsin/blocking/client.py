@@ -1,0 +1,241 @@
+"""The client for where there is no event loop."""
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+import tocsin
+from tocsin.blocking.loop import LoopThread
+from tocsin.blocking.subscriptions import Reader, Subscription
+from tocsin.client import CONNECT_TIMEOUT_S, CREDIT, PUBLISH_TIMEOUT_S, SAVE_EVERY, SAVE_EVERY_S
+from tocsin.http import PulledMessage, Settled
+from tocsin.opening import OnUnknown
+from tocsin.outgoing import NewMessage
+from tocsin.positions import PositionStore
+from tocsin.publishing import Receipt
+from tocsin.reader import OnGap
+from tocsin.session import Token
+from tocsin.subscribing import Start
+from tocsin.wire import Position
+
+
+def connect(
+    url: str | None = None,
+    *,
+    token: Token = None,
+    producer: str | None = None,
+    connect_timeout_s: float = CONNECT_TIMEOUT_S,
+    **more: Any,
+) -> "Client":
+    """A connected client; close it, or use it as `with tocsin.blocking.connect() as client:`.
+
+    The arguments are those of `tocsin.connect`; a `token` function is called in the client's
+    thread.
+
+    Raises:
+        CannotConnect: nothing answers, or no broker.
+        BrokerError: the broker refused, e.g. Unauthorized.
+    """
+    make = partial(
+        tocsin.connect, url, token=token, producer=producer, connect_timeout_s=connect_timeout_s,
+        **more,
+    )  # fmt: skip
+    return Client(make())
+
+
+class Client:
+    """A connected client. May be used by several threads at a time; they wait for their own calls
+    only. One that is forgotten is closed when the collector finds it, or the interpreter ends."""
+
+    def __init__(self, client: tocsin.Client) -> None:
+        self._client = client
+        self._loop = LoopThread()
+        self._end = weakref.finalize(self, _stop, self._loop, client)
+        try:
+            self._loop.call(client.__aenter__)
+        except BaseException:
+            self._end()
+            raise
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Send what is queued and close; calls that other threads wait in end with ClientClosed.
+        Calling it again does nothing."""
+        self._end()
+
+    @property
+    def url(self) -> str:
+        """The broker's."""
+        return self._client.url
+
+    @property
+    def producer(self) -> str:
+        """The name under which messages are numbered."""
+        return self._client.producer
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether a session stands right now; if not, one is being opened."""
+        return self._client.is_connected
+
+    # --- publishing -----------------------------------------------------------------------------
+
+    def publish(
+        self,
+        queue: str,
+        body: Any,
+        *,
+        key: str | None = None,
+        id: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        ttl_s: float | None = None,
+        content_type: str | None = None,
+        timeout_s: float | None = PUBLISH_TIMEOUT_S,
+    ) -> Receipt:
+        """Publish a message; it is durable when this returns. As tocsin.Client.publish; one after
+        another waits for the disk each time, so use `publish_many` where speed matters."""
+        return self._loop.call(
+            lambda: self._client.publish(
+                queue, body, key=key, id=id, headers=headers, ttl_s=ttl_s,
+                content_type=content_type, timeout_s=timeout_s,
+            )
+        )  # fmt: skip
+
+    def publish_many(
+        self,
+        queue: str,
+        messages: Iterable[NewMessage | Mapping[str, Any]],
+        *,
+        timeout_s: float | None = PUBLISH_TIMEOUT_S,
+    ) -> list[Receipt]:
+        """Publish messages; their receipts, in order. As tocsin.Client.publish_many."""
+        many = list(messages)  # an iterator of the caller's runs in the caller's thread
+        return self._loop.call(lambda: self._client.publish_many(queue, many, timeout_s=timeout_s))
+
+    # --- consuming ------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        queue: str,
+        group: str,
+        *,
+        credit: int = CREDIT,
+        start: Start | None = None,
+        idle_s: float | None = None,
+        **settings: Any,
+    ) -> Subscription:
+        """A place in a group: `with client.subscribe("orders", group="billing") as messages: for
+        message in messages: ...; message.ack()`. As tocsin.Client.subscribe; with `idle_s` the
+        iteration ends when nothing has come for so many seconds."""
+        make = partial(self._client.subscribe, queue, group, credit=credit, start=start, **settings)
+        return Subscription(self, self._loop, make, idle_s)
+
+    def read(
+        self,
+        queue: str,
+        keys: Sequence[str] | None = None,
+        *,
+        start: Start | Position = "latest",
+        credit: int = CREDIT,
+        on_gap: OnGap = "raise",
+        on_unknown: OnUnknown = "raise",
+        position_store: PositionStore | None = None,
+        name: str | None = None,
+        save_every: int = SAVE_EVERY,
+        save_every_s: float = SAVE_EVERY_S,
+        idle_s: float | None = None,
+    ) -> Reader:
+        """A reader: `with client.read("orders", start="earliest") as messages: for message in
+        messages: ...`. As tocsin.Client.read; with `idle_s` the iteration ends when nothing has
+        come for so many seconds. Callbacks and the store are called in the client's thread."""
+        make = partial(
+            self._client.read, queue, keys, start=start, credit=credit, on_gap=on_gap,
+            on_unknown=on_unknown, position_store=position_store, name=name,
+            save_every=save_every, save_every_s=save_every_s,
+        )  # fmt: skip
+        return Reader(self, self._loop, make, idle_s)
+
+    # --- over HTTP ------------------------------------------------------------------------------
+
+    def create_queue(self, name: str, **settings: Any) -> dict[str, Any]:
+        """Create a queue, or change its settings. As tocsin.Client.create_queue."""
+        return self._loop.call(lambda: self._client.create_queue(name, **settings))
+
+    def queue(self, name: str) -> dict[str, Any]:
+        """A queue's description: settings, holder, partitions, depth, each group's lag."""
+        return self._loop.call(lambda: self._client.queue(name))
+
+    def queues(self) -> list[dict[str, Any]]:
+        """The descriptions of all queues, by name."""
+
+        async def work() -> list[dict[str, Any]]:
+            return [queue async for queue in self._client.queues()]
+
+        return self._loop.call(work)
+
+    def put_group(
+        self, queue: str, group: str, *, start: Start | None = None, **settings: Any
+    ) -> dict[str, Any]:
+        """Create a group, or change its settings. As tocsin.Client.put_group."""
+        return self._loop.call(
+            lambda: self._client.put_group(queue, group, start=start, **settings)
+        )
+
+    def group(self, queue: str, group: str) -> dict[str, Any]:
+        """A group's description: settings, lag, owners."""
+        return self._loop.call(lambda: self._client.group(queue, group))
+
+    def delete_group(self, queue: str, group: str) -> None:
+        """Delete a group; what it had not settled stays for the others."""
+        self._loop.call(lambda: self._client.delete_group(queue, group))
+
+    def seek_group(self, queue: str, group: str, to: Start | int) -> dict[str, Any]:
+        """Send a group to its start, its end, a time, or an offset, the same in each partition."""
+        return self._loop.call(lambda: self._client.seek_group(queue, group, to))
+
+    def pull(
+        self, queue: str, group: str, *, messages_max: int = 10, wait_s: float = 0.0
+    ) -> list[PulledMessage]:
+        """Take messages without a subscription; settle them by their receipts. Waits up to
+        `wait_s` seconds for the first one; nothing came: an empty list."""
+        return self._loop.call(
+            lambda: self._client.pull(queue, group, messages_max=messages_max, wait_s=wait_s)
+        )
+
+    def ack_receipts(self, queue: str, group: str, receipts: Sequence[str]) -> Settled:
+        """Settle pulled messages; durable when this returns."""
+        return self._loop.call(lambda: self._client.ack_receipts(queue, group, receipts))
+
+    def nack_receipts(
+        self, queue: str, group: str, receipts: Sequence[str], *, delay_s: float | None = None
+    ) -> Settled:
+        """Return pulled messages: they come again after `delay_s` seconds, or the backoff."""
+        return self._loop.call(
+            lambda: self._client.nack_receipts(queue, group, receipts, delay_s=delay_s)
+        )
+
+    def extend_receipts(
+        self, queue: str, group: str, receipts: Sequence[str], *, lease_s: float | None = None
+    ) -> Settled:
+        """Prolong the leases of pulled messages to `lease_s` seconds from now, or the group's."""
+        return self._loop.call(
+            lambda: self._client.extend_receipts(queue, group, receipts, lease_s=lease_s)
+        )
+
+
+def _stop(loop: LoopThread, client: tocsin.Client) -> None:
+    with suppress(Exception):
+        loop.stop(client.close)

@@ -1,0 +1,198 @@
+"""Subscriptions and readers whose messages are waited for where one stands."""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import TracebackType
+
+import tocsin
+from tocsin.blocking.loop import LoopThread
+from tocsin.errors import ClientClosed
+from tocsin.message import Content, ReadMessage
+from tocsin.positions import Verdict
+from tocsin.wire import Position
+
+
+class Message(Content):
+    """A message that this consumer was given, until it is settled; by any thread."""
+
+    __slots__ = ("_loop", "_settling")
+
+    def __init__(self, loop: LoopThread, message: tocsin.Message) -> None:
+        super().__init__(message._push, message.offset, message._message)
+        self._loop = loop
+        self._settling = message
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first delivery to the group, then one more each time."""
+        return self._settling.attempt
+
+    def ack(self, *, confirm: bool = False) -> None:
+        """It is done. Returns when the ack is queued; with `confirm` when it is durable (P5).
+
+        Raises:
+            StaleDelivery: it is no longer this consumer's; it is or will be delivered again.
+            OutcomeUnknown: with `confirm`: the connection was lost before the answer.
+        """
+        self._loop.call(lambda: self._settling.ack(confirm=confirm))
+
+    def nack(self, delay_s: float | None = None, reason: str | None = None) -> None:
+        """Return it: it comes again after `delay_s` seconds, or the queue's backoff; later
+        messages of its key wait for it. Raises StaleDelivery."""
+        self._loop.call(lambda: self._settling.nack(delay_s, reason))
+
+    def extend(self, lease_s: float | None = None) -> None:
+        """Prolong the lease to `lease_s` seconds from now (None: the group's). Returns when the
+        broker has agreed. Raises StaleDelivery."""
+        self._loop.call(lambda: self._settling.extend(lease_s))
+
+
+class _Open:
+    """What a subscription and a reader have in common: a place that is taken and left."""
+
+    def __init__(self, owner: object, loop: LoopThread, idle_s: float | None) -> None:
+        self._owner = owner  # a client that nobody knows any more is closed
+        self._loop = loop
+        self._idle_s = idle_s
+        self._is_open = False
+
+    def _call_opened(self) -> None:
+        if not self._is_open:
+            raise RuntimeError("not open yet: `with client.subscribe(...) as messages:`")
+
+
+class Subscription(_Open):
+    """A place in a group. Made by `Client.subscribe`; a context manager and iterator, for one
+    thread or several. Leaving the context returns what is not settled to the group."""
+
+    def __init__(
+        self,
+        owner: object,
+        loop: LoopThread,
+        make: Callable[[], tocsin.Subscription],
+        idle_s: float | None,
+    ) -> None:
+        super().__init__(owner, loop, idle_s)
+        self._source = loop.run(make)
+
+    def __enter__(self) -> "Subscription":
+        """Join. Raises what the broker says: QueueNotFound, Unauthorized, ..."""
+        self._loop.call(self._source.__aenter__)
+        self._is_open = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave: send what is queued, end the iteration, in every thread. Again: does nothing."""
+        with suppress(ClientClosed):  # with which it has been closed
+            self._loop.call(self._source.close)
+
+    def __iter__(self) -> Iterator[Message]:
+        return self
+
+    def __next__(self) -> Message:
+        """The next message whose key is free. The iteration ends when the subscription is closed,
+        or where there is an `idle_s` when nothing has come for so long."""
+        try:
+            return self.next(self._idle_s)
+        except (ClientClosed, TimeoutError):
+            raise StopIteration from None
+
+    def next(self, timeout_s: float | None = None) -> Message:
+        """The next message whose key is free; waits for one for up to `timeout_s` seconds, None: as
+        long as it takes.
+
+        Raises:
+            TimeoutError: none came in time.
+            ClientClosed: the subscription, or the client, has been closed.
+        """
+        self._call_opened()
+
+        async def following() -> tocsin.Message | None:
+            return await anext(self._source, None)
+
+        message = self._loop.call(following, timeout_s)
+        if message is None:
+            raise ClientClosed("the subscription has been closed")
+        return Message(self._loop, message)
+
+
+class Reader(_Open):
+    """A reader. Made by `Client.read`; a context manager and iterator, for one thread."""
+
+    def __init__(
+        self,
+        owner: object,
+        loop: LoopThread,
+        make: Callable[[], tocsin.Reader],
+        idle_s: float | None,
+    ) -> None:
+        super().__init__(owner, loop, idle_s)
+        self._source = loop.run(make)
+
+    def __enter__(self) -> "Reader":
+        """Open it. Raises what tocsin.Reader raises: PositionUnknown, PositionInUse, ..."""
+        self._loop.call(self._source.__aenter__)
+        self._is_open = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with suppress(ClientClosed):
+            self._loop.call(lambda: self._source.__aexit__(kind, error, traceback))
+
+    def close(self) -> None:
+        """Leave, and save the position; what was handed out is done. Again: does nothing."""
+        with suppress(ClientClosed):
+            self._loop.call(self._source.close)
+
+    @property
+    def position(self) -> Position | None:
+        """As tocsin.Reader has it: behind the last message that was handed out."""
+        return self._loop.run(lambda: self._source.position)
+
+    @property
+    def verdicts(self) -> dict[int, Verdict]:
+        """As tocsin.Reader has them: what was said of the position, per partition."""
+        return dict(self._source.verdicts)
+
+    def __iter__(self) -> Iterator[ReadMessage]:
+        return self
+
+    def __next__(self) -> ReadMessage:
+        """The next message. The iteration ends when the reader is closed, or where there is an
+        `idle_s` when nothing has come for so long. Raises Gap and PositionUnknown as tocsin.Reader
+        does; iterating again behind a Gap goes on."""
+        try:
+            return self.next(self._idle_s)
+        except (ClientClosed, TimeoutError):
+            raise StopIteration from None
+
+    def next(self, timeout_s: float | None = None) -> ReadMessage:
+        """The next message; waits for one for up to `timeout_s` seconds, None: as long as it takes.
+
+        Raises:
+            TimeoutError: none came in time.
+            ClientClosed: the reader, or the client, has been closed.
+            Gap, PositionUnknown: as tocsin.Reader does.
+        """
+        self._call_opened()
+
+        async def following() -> ReadMessage | None:
+            return await anext(self._source, None)
+
+        message = self._loop.call(following, timeout_s)
+        if message is None:
+            raise ClientClosed("the reader has been closed")
+        return message
