@@ -258,17 +258,20 @@ async def test_a_client_that_is_never_closed_holds_up_no_interpreter(
 
 
 def test_it_has_whatever_the_asyncio_client_has() -> None:
-    """Every public method, with the same parameters; and besides only `idle_s`."""
-    theirs = dict(inspect.getmembers(tocsin.Client, inspect.isfunction))
-    for name, method in theirs.items():
-        if name.startswith("_"):
-            continue
-        mine = getattr(tocsin.blocking.Client, name)
-        extra = {"idle_s"} if name in ("subscribe", "read") else set()
-        got = dict(inspect.signature(mine).parameters)
-        assert set(got) - set(inspect.signature(method).parameters) == extra, name
-        for parameter, declared in inspect.signature(method).parameters.items():
-            assert (got[parameter].default, got[parameter].kind) == (
-                declared.default,
-                declared.kind,
-            ), f"{name}({parameter})"
+    """Every public call and property, with the same parameters; and besides only `idle_s`."""
+    calls = [(tocsin.connect, tocsin.blocking.connect)]
+    for name, theirs in inspect.getmembers(tocsin.Client):
+        if not name.startswith("_"):
+            mine = getattr(tocsin.blocking.Client, name)
+            assert isinstance(mine, property) == isinstance(theirs, property), name
+            if inspect.isfunction(theirs):
+                calls.append((theirs, mine))
+    for theirs, mine in calls:
+        wanted = inspect.signature(theirs).parameters
+        got = inspect.signature(mine).parameters
+        extra = {"idle_s"} if theirs.__name__ in ("subscribe", "read") else set()
+        assert set(got) - set(wanted) == extra, theirs.__name__
+        for name, declared in wanted.items():
+            assert name in got, f"{theirs.__name__}({name})"
+            assert got[name].default == declared.default, f"{theirs.__name__}({name})"
+            assert got[name].kind == declared.kind, f"{theirs.__name__}({name})"

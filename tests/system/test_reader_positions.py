@@ -64,6 +64,12 @@ def forged(position: tocsin.Position, partition: int, place: tuple[int, int]) ->
     return tocsin.Position(queue_id=position.queue_id, partitions=places)
 
 
+def fullest(position: tocsin.Position) -> tuple[int, int, int]:
+    """The partition that has most, its generation and its end: keys fall where they like."""
+    number, (generation, end) = max(position.partitions.items(), key=lambda item: item[1][1])
+    return int(number), generation, end
+
+
 async def test_a_reader_resumes_after_a_restart_without_a_loss_or_a_double(
     tmp_path: Path,
 ) -> None:
@@ -119,15 +125,14 @@ async def test_a_gap_where_retention_has_passed_the_position(client: tocsin.Clie
         await take(reader, 8)
         end = reader.position
     assert end is not None
-    generation, last = end.partitions["0"]
-    assert last > 2
+    full, generation, last = fullest(end)
     await trimmed(client, "passed")
-    async with client.read("passed", start=forged(end, 0, (generation, 2))) as reader:
-        assert reader.verdicts[0] == tocsin.Verdict(0, "gap", last, (2, last - 1))
-        assert reader.verdicts[1].kind == "resumed"
+    async with client.read("passed", start=forged(end, full, (generation, 2))) as reader:
+        assert reader.verdicts[full] == tocsin.Verdict(full, "gap", last, (2, last - 1))
+        assert reader.verdicts[1 - full].kind == "resumed"
         with pytest.raises(tocsin.Gap) as told:
             await take(reader, 1)
-        assert (told.value.partition, told.value.first, told.value.last) == (0, 2, last - 1)
+        assert (told.value.partition, told.value.first, told.value.last) == (full, 2, last - 1)
         await publish(client, "passed", 8)
         assert sorted(await take(reader, 8)) == list(range(8, 16))
 
@@ -189,16 +194,16 @@ async def test_a_gap_beside_an_unknown_partition_is_told_all_the_same(
         end = reader.position
     assert end is not None
     await trimmed(client, "both")
-    generation, last = end.partitions["0"]
-    broken = forged(forged(end, 0, (generation, last - 1)), 1, (generation + 1, 0))
+    full, generation, last = fullest(end)
+    broken = forged(forged(end, full, (generation, last - 1)), 1 - full, (generation + 1, 0))
     gaps: list[tocsin.Gap] = []
     reading = client.read("both", start=broken, on_unknown="latest", on_gap=gaps.append)
     async with reading as reader:
-        assert reader.verdicts[0] == tocsin.Verdict(0, "gap", last, (last - 1, last - 1))
-        assert reader.verdicts[1].kind == "unknown"
+        assert reader.verdicts[full] == tocsin.Verdict(full, "gap", last, (last - 1, last - 1))
+        assert reader.verdicts[1 - full].kind == "unknown"
         await publish(client, "both", 8)
         assert sorted(await take(reader, 8)) == list(range(8, 16))
-    assert [(gap.partition, gap.first, gap.last) for gap in gaps] == [(0, last - 1, last - 1)]
+    assert [(gap.partition, gap.first, gap.last) for gap in gaps] == [(full, last - 1, last - 1)]
 
 
 @pytest.mark.parametrize("choice", ["raise", "earliest", "latest", "callback"])

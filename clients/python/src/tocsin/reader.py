@@ -182,8 +182,7 @@ class Reader(Subscribing):
     def _answered(self, answer: wire.Ok | wire.Error | None) -> None:
         opening = self._opening
         if answer is None or self._failure is not None or opening is None:
-            self._opening = None  # what a new connection says of the position is another matter
-            super()._answered(answer)
+            super()._answered(answer)  # the opening goes on over the next connection
             return
         try:
             is_last = opening.answered(answer)
@@ -196,7 +195,7 @@ class Reader(Subscribing):
         if opening.leaves_first:
             ref = next(self._session.refs)
             self._session.request(wire.Unsubscribe(ref=ref, subscription=self._number))
-        self.opened()
+        self._join()
 
     def _accepted(self, answer: wire.Ok) -> None:
         opening, self._opening = self._opening, None

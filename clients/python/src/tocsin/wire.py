@@ -220,8 +220,7 @@ class Durability(msgspec.Struct, frozen=True):
 
 
 PublishAnswer = list[int | bool] | ErrorBody
-"""One message's answer: [partition, offset], for a duplicate [partition, offset, true], or why it
-was not stored."""
+"""[partition, offset], of a duplicate [partition, offset, true], or why it was not stored."""
 
 
 class Verdict(msgspec.Struct, rename={"first": "from", "last": "to"}):

@@ -10,14 +10,23 @@ from typing import Any
 import tocsin
 from tocsin.blocking.loop import LoopThread
 from tocsin.blocking.subscriptions import Reader, Subscription
-from tocsin.client import CONNECT_TIMEOUT_S, CREDIT, PUBLISH_TIMEOUT_S, SAVE_EVERY, SAVE_EVERY_S
+from tocsin.carrier import Trace
+from tocsin.choosing import Mode, Transport
+from tocsin.client import (
+    CONNECT_TIMEOUT_S,
+    CREDIT,
+    LINGER_S,
+    PUBLISH_TIMEOUT_S,
+    SAVE_EVERY,
+    SAVE_EVERY_S,
+)
 from tocsin.http import PulledMessage, Settled
 from tocsin.opening import OnUnknown
 from tocsin.outgoing import NewMessage
 from tocsin.positions import PositionStore
 from tocsin.publishing import Receipt
 from tocsin.reader import OnGap
-from tocsin.session import Token
+from tocsin.requesting import Token
 from tocsin.subscribing import Start
 from tocsin.wire import Position
 
@@ -28,22 +37,25 @@ def connect(
     token: Token = None,
     producer: str | None = None,
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
-    **more: Any,
+    transport: Mode = "auto",
+    linger_s: float = LINGER_S,
+    trace: Trace | None = None,
 ) -> "Client":
     """A connected client; close it, or use it as `with tocsin.blocking.connect() as client:`.
 
-    The arguments are those of `tocsin.connect`; a `token` function is called in the client's
-    thread.
+    The arguments are those of `tocsin.connect`; where `token` and `trace` are functions, they are
+    called in the client's thread.
 
     Raises:
         CannotConnect: nothing answers, or no broker.
         BrokerError: the broker refused, e.g. Unauthorized.
     """
-    make = partial(
-        tocsin.connect, url, token=token, producer=producer, connect_timeout_s=connect_timeout_s,
-        **more,
+    return Client(
+        tocsin.connect(
+            url, token=token, producer=producer, connect_timeout_s=connect_timeout_s,
+            transport=transport, linger_s=linger_s, trace=trace,
+        )
     )  # fmt: skip
-    return Client(make())
 
 
 class Client:
@@ -91,6 +103,16 @@ class Client:
         """Whether a session stands right now; if not, one is being opened."""
         return self._client.is_connected
 
+    @property
+    def transport(self) -> Transport | None:
+        """What carries the session right now; None: nothing does."""
+        return self._client.transport
+
+    @property
+    def session_id(self) -> str:
+        """The broker's name for the session, as its logs and `queue show` have it."""
+        return self._client.session_id
+
     # --- publishing -----------------------------------------------------------------------------
 
     def publish(
@@ -134,6 +156,7 @@ class Client:
         *,
         credit: int = CREDIT,
         start: Start | None = None,
+        auto_extend: bool = True,
         idle_s: float | None = None,
         **settings: Any,
     ) -> Subscription:
