@@ -29,8 +29,10 @@ class Booker:
     def __init__(self, server: Server, database: Path, *, naive: bool) -> None:
         self._environment = {**os.environ, "TOCSIN_URL": server.url}
         lines = [
-            "import runpy, sys",
+            "import functools, runpy, sys, tocsin",
             "from tocsin.effects import Applied",
+            # What a killed process held is the other one's soon.
+            "tocsin.connect = functools.partial(tocsin.connect, linger_s=1)",
             f"Applied.claim = {NAIVE}" if naive else "",
             f"sys.argv = ['', {str(database)!r}]",
             f"runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')",
