@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -61,6 +62,39 @@ async def test_everything_from_a_script(broker: FakeBroker) -> None:
 
     await script(run)
     assert broker.sockets == []
+
+
+async def test_operators_calls_go_over_the_same_connection(broker: FakeBroker) -> None:
+    """Each asks the broker what the asyncio client asks it."""
+    calls: list[Callable[[Any], Any]] = [
+        lambda client: client.pause_queue("orders"),
+        lambda client: client.resume_queue("orders"),
+        lambda client: client.purge_queue("orders", group="g"),
+        lambda client: client.peek("orders", key="k", limit=3),
+        lambda client: client.redrive_dead_letters("orders", reason="expired", limit=2),
+        lambda client: client.parked_keys("orders", "g", limit=5),
+        lambda client: client.decide_parked("orders", "g", "retry", key="k"),
+    ]
+
+    def run() -> None:
+        with tocsin.blocking.connect(broker.url) as client:
+            for call in calls:
+                with suppress(tocsin.TocsinError, KeyError):  # the fake one knows few of them
+                    call(client)
+            with suppress(tocsin.TocsinError):
+                client.dead_letters("orders", key="k")
+
+    await script(run)
+    asked = list(broker.calls)
+    broker.calls.clear()
+    async with tocsin.connect(broker.url) as client:
+        for call in calls:
+            with suppress(tocsin.TocsinError, KeyError):
+                await call(client)
+        with suppress(tocsin.TocsinError):
+            await anext(client.dead_letters("orders", key="k"), None)
+    assert len(asked) == len(calls) + 1
+    assert asked == broker.calls
 
 
 async def test_exceptions_are_the_same(broker: FakeBroker) -> None:

@@ -140,7 +140,7 @@ class Conflict(BrokerError):
 
 class PositionUnknown(Conflict):
     """A reader's position belongs to another queue or another history of its log: what was missed
-    cannot be said. `verdicts` are those of the partitions in which it does (P10); none where the
+    cannot be said. `verdicts` are those of the partitions in which it does; none where the
     whole queue is another one. Begin anew, with a `start`, or let `on_unknown` say where to go on.
     """
 

@@ -82,7 +82,7 @@ class Content:
     @property
     def log(self) -> str:
         """Names the history that its offset counts in: "<queue's id>-<generation>-<partition>". A
-        log and an offset never name two messages (R1, R2). Empty where the message was pulled."""
+        log and an offset never name two messages. Empty where the message was pulled."""
         return self._push.id_prefix[:-1]
 
     @property

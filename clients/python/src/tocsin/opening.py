@@ -1,4 +1,4 @@
-"""How a reader is opened at a position that may mean nothing any more (P10, R26). Pure.
+"""How a reader is opened at a position that may mean nothing any more (R26). Pure.
 
 What is unknown can be gone on with at the earliest message there is, which is what the broker does
 unless told otherwise, or at the latest: where that is the broker says to a reader that begins there

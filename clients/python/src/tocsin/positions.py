@@ -35,7 +35,7 @@ _VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The truth about a reader's position in one partition (P10).
+    """The truth about a reader's position in one partition.
 
     "resumed": nothing was missed. "gap": the offsets `gap`, first and last, are no longer retained.
     "unknown": the position is of another history, for `reason`; what was missed cannot be said.

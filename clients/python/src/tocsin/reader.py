@@ -50,7 +50,7 @@ class Reader(Subscribing):
         self._keeper: Keeper | None = None
         self.verdicts: dict[int, Verdict] = {}
         """Per partition, what was said of the position when the reader was opened, or opened again
-        after a lost connection (P10). Without a position it is "resumed" at the start."""
+        after a lost connection. Without a position it is "resumed" at the start."""
         if position_store is not None:
             self._keeper = Keeper(
                 position_store,

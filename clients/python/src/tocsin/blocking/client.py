@@ -10,6 +10,7 @@ from typing import Any
 import tocsin
 from tocsin.blocking.loop import LoopThread
 from tocsin.blocking.subscriptions import Reader, Subscription
+from tocsin.blocking.upkeep import Upkeep
 from tocsin.carrier import Trace
 from tocsin.choosing import Mode, Transport
 from tocsin.client import (
@@ -58,7 +59,7 @@ def connect(
     )  # fmt: skip
 
 
-class Client:
+class Client(Upkeep):
     """A connected client. May be used by several threads at a time; they wait for their own calls
     only. One that is forgotten is closed when the collector finds it, or the interpreter ends."""
 

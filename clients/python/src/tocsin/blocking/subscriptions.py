@@ -28,7 +28,7 @@ class Message(Content):
         return self._settling.attempt
 
     def ack(self, *, confirm: bool = False) -> None:
-        """It is done. Returns when the ack is queued; with `confirm` when it is durable (P5).
+        """It is done. Returns when the ack is queued; with `confirm` when it is durable.
 
         Raises:
             StaleDelivery: it is no longer this consumer's; it is or will be delivered again.

@@ -89,7 +89,7 @@ class Applied:
     * a queue that is deleted and made again under its name begins with nothing applied;
     * after a restore of the broker's data the generation is another one, and what the restored
       state does not know to be settled is applied again: what happened since the backup is another
-      history (R30). Where that must not be, make the effect recognise itself;
+      history. Where that must not be, make the effect recognise itself;
     * a group that is sent back (`seek`) is given its messages again, and they are recognised: their
       effects are not applied again unless `forget` is called first.
 

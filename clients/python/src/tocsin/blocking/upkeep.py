@@ -1,0 +1,93 @@
+"""What operators do, from where there is no event loop."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tocsin
+from tocsin.blocking.loop import LoopThread
+from tocsin.upkeep import DeadLetter, Decision, PeekedMessage
+
+
+class Upkeep:
+    """The operators' calls, as tocsin.Client has them."""
+
+    _client: tocsin.Client
+    _loop: LoopThread
+
+    def pause_queue(self, name: str) -> dict[str, Any]:
+        """Let nothing of the queue be given out to groups, durably, until it is resumed; returns
+        its description. Publishing and readers go on. Paused already: nothing happens."""
+        return self._loop.call(lambda: self._client.pause_queue(name))
+
+    def resume_queue(self, name: str) -> dict[str, Any]:
+        """End a pause; returns the queue's description. Not paused: nothing happens."""
+        return self._loop.call(lambda: self._client.resume_queue(name))
+
+    def purge_queue(self, name: str, *, group: str | None) -> int:
+        """Drop what a group has not settled or, with None, everything, for all. As
+        tocsin.Client.purge_queue; returns how many messages."""
+        return self._loop.call(lambda: self._client.purge_queue(name, group=group))
+
+    def peek(
+        self,
+        queue: str,
+        *,
+        group: str | None = None,
+        partition: int | None = None,
+        offset: int | None = None,
+        key: str | None = None,
+        limit: int = 10,
+    ) -> list[PeekedMessage]:
+        """Messages as they stand in a queue, taken from nobody. As tocsin.Client.peek."""
+        return self._loop.call(
+            lambda: self._client.peek(
+                queue, group=group, partition=partition, offset=offset, key=key, limit=limit
+            )
+        )
+
+    def dead_letters(
+        self, queue: str, *, key: str | None = None, reason: str | None = None
+    ) -> list[DeadLetter]:
+        """The dead letters of a queue that have not gone back, oldest first: all of them, in
+        memory."""
+
+        async def work() -> list[DeadLetter]:
+            found = self._client.dead_letters(queue, key=key, reason=reason)
+            return [letter async for letter in found]
+
+        return self._loop.call(work)
+
+    def redrive_dead_letters(
+        self,
+        queue: str,
+        *,
+        key: str | None = None,
+        reason: str | None = None,
+        limit: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Send dead letters of a queue back into it; returns how many went. As
+        tocsin.Client.redrive_dead_letters; `progress` is called in the client's thread."""
+        return self._loop.call(
+            lambda: self._client.redrive_dead_letters(
+                queue, key=key, reason=reason, limit=limit, progress=progress
+            )
+        )
+
+    def parked_keys(self, queue: str, group: str, *, limit: int = 100) -> dict[str, Any]:
+        """Keys of a group that wait for an operator. As tocsin.Client.parked_keys."""
+        return self._loop.call(lambda: self._client.parked_keys(queue, group, limit=limit))
+
+    def decide_parked(
+        self,
+        queue: str,
+        group: str,
+        decision: Decision,
+        *,
+        key: str | None = None,
+        key_hash: str | None = None,
+    ) -> dict[str, Any]:
+        """Retry, skip or release a parked key, or all. As tocsin.Client.decide_parked."""
+        return self._loop.call(
+            lambda: self._client.decide_parked(queue, group, decision, key=key, key_hash=key_hash)
+        )
