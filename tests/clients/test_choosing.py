@@ -3,42 +3,54 @@
 from random import Random
 
 import pytest
-from tocsin.choosing import DIED_YOUNG_MAX, RETURN_S, RETURN_S_MAX, YOUNG_S, Choice, Mode
+from tocsin.choosing import (
+    DIED_YOUNG_MAX,
+    RETURN_S,
+    RETURN_S_MAX,
+    YOUNG_S,
+    Choice,
+    Mode,
+    Transport,
+)
 
 
 def choice(mode: Mode = "auto") -> Choice:
     return Choice(mode, rng=Random(7))
 
 
+def upcoming(chosen: Choice) -> str:
+    return chosen.next
+
+
 def test_a_websocket_that_was_kept_out_is_followed_by_a_long_poll_at_once() -> None:
     chosen = choice()
-    assert chosen.next == "websocket"
+    assert upcoming(chosen) == "websocket"
     assert chosen.failed("websocket", reached=True)
-    assert chosen.next == "long-poll"
+    assert upcoming(chosen) == "long-poll"
 
 
 def test_where_nobody_is_there_the_transport_is_not_to_blame() -> None:
     chosen = choice()
     assert not chosen.failed("websocket", reached=False)
-    assert chosen.next == "websocket"
+    assert upcoming(chosen) == "websocket"
 
 
 def test_a_long_poll_that_fails_is_followed_by_a_websocket() -> None:
     chosen = choice()
     chosen.failed("websocket", reached=True)
     chosen.welcomed("long-poll")
-    assert chosen.next == "long-poll"  # what worked last comes first
+    assert upcoming(chosen) == "long-poll"  # what worked last comes first
     assert not chosen.failed("long-poll", reached=True)
-    assert chosen.next == "websocket"
+    assert upcoming(chosen) == "websocket"
 
 
 def test_websockets_that_die_young_in_a_row_give_way_to_a_long_poll() -> None:
     chosen = choice()
     for _ in range(DIED_YOUNG_MAX):
-        assert chosen.next == "websocket"
+        assert upcoming(chosen) == "websocket"
         chosen.welcomed("websocket")
         chosen.lost("websocket", lived_s=YOUNG_S - 1, was_told=False)
-    assert chosen.next == "long-poll"
+    assert upcoming(chosen) == "long-poll"
 
 
 @pytest.mark.parametrize(("lived_s", "was_told"), [(YOUNG_S, False), (0.0, True)])
@@ -50,17 +62,17 @@ def test_one_that_lived_or_was_closed_with_a_word_did_not_die_young(
         chosen.lost("websocket", lived_s=1.0, was_told=False)
     chosen.lost("websocket", lived_s=lived_s, was_told=was_told)
     chosen.lost("websocket", lived_s=1.0, was_told=False)
-    assert chosen.next == "websocket"
+    assert upcoming(chosen) == "websocket"
 
 
 @pytest.mark.parametrize("mode", ["websocket", "long-poll"])
-def test_where_one_transport_is_asked_for_the_other_is_never_tried(mode: Mode) -> None:
+def test_where_one_transport_is_asked_for_the_other_is_never_tried(mode: Transport) -> None:
     chosen = choice(mode)
     for _ in range(5):
         assert not chosen.failed(mode, reached=True)
         chosen.welcomed(mode)
         chosen.lost(mode, lived_s=0.1, was_told=False)
-        assert chosen.next == mode
+        assert upcoming(chosen) == mode
 
 
 def test_a_websocket_is_tried_ever_more_seldom_until_one_gets_through() -> None:
