@@ -162,6 +162,23 @@ async def test_a_small_window_moves_on_with_what_is_settled(
     assert len(broker.groups["orders", "g"].settled) == 100
 
 
+async def test_what_is_discarded_makes_room_at_once(
+    broker: FakeBroker, client: tocsin.Client
+) -> None:
+    """R25, R16: else a window full of pushes from before stands still until something else is to
+    be sent."""
+    await publish(client, "a")
+    async with client.subscribe("orders", "g", credit=4) as messages:
+        message = await anext(messages)
+        stale = {
+            "type": "push", "subscription": 1, "partition": message.partition, "epoch": 0,
+            "push": 1, "offset": 7, "messages": [{"key": "b", "body": n} for n in range(3)],
+        }  # fmt: skip
+        broker.say(stale)
+        await broker.until(lambda: [frame.granted for frame in broker.received(frames.Credit)])
+    assert [frame.granted for frame in broker.received(frames.Credit)] == [7]
+
+
 async def test_handlers_run_side_by_side_across_keys_and_one_by_one_within(
     broker: FakeBroker, client: tocsin.Client
 ) -> None:

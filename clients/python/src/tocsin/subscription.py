@@ -258,7 +258,10 @@ class Subscription(Subscribing):
 
     def pushed(self, push: wire.Push, *, now: float) -> None:
         """Take in a push."""
+        released = self._ledger.released
         self._ledger.receive(push, now=now)
+        if self._ledger.released != released:
+            self._session.dirty(self)  # R25: what is discarded makes room at once
         self._session.wake_at(self._ledger.next_deadline())
         self._waiters.wake(self._ledger.ready)
 
