@@ -1,0 +1,195 @@
+"""Connections of the gateway under test: both transports without their sockets."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from gateway import frames
+from gateway.conversation import Conversation, Surroundings
+from gateway.frames import Close
+from gateway.longpoll import Poll, Polls
+from metadata.catalog import Principal
+from tests.conformance.replay import Kind
+
+Tell = Callable[[Kind, Any], None]
+"""Called with what the broker does: a frame, or a close code."""
+LAST_WORDS: Final = (1000, 1001)
+"""Close codes of a client that does not come back."""
+
+
+class Wire(Protocol):
+    """A connection, as the replay uses it."""
+
+    async def say(self, data: bytes) -> None:
+        """A message of the client."""
+
+    def say_binary(self) -> None:
+        """A binary message of the client."""
+
+    def close(self, close: Close) -> None:
+        """The broker closes it."""
+
+    def end(self, code: int | None) -> None:
+        """The client closes it, or it is cut (None)."""
+
+    def drain(self, reconnect_after_s: float) -> None:
+        """The gateway goes down."""
+
+    is_deaf: bool
+    """Nothing comes through from the client, and nobody is told."""
+
+
+class WebSocketWire:
+    """A WebSocket without the socket: the Outlet of a conversation. Whoever pings is answered."""
+
+    def __init__(
+        self, around: Surroundings, tell: Tell, name: str, principal: Principal | None
+    ) -> None:
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self.is_deaf = False
+        self.conversation: Conversation | None = Conversation(
+            around, self, name, principal, now=self._loop.time()
+        )
+        self._schedule()
+
+    async def say(self, data: bytes) -> None:
+        """As Wire.say."""
+        if self.conversation is not None:
+            self.conversation.receive(data, now=self._loop.time())
+            self._schedule()
+
+    def say_binary(self) -> None:
+        """As Wire.say_binary."""
+        if self.conversation is not None:
+            self.conversation.receive_binary()
+
+    def end(self, code: int | None) -> None:
+        """As Wire.end."""
+        conversation = self._leave()
+        if conversation is not None and code in LAST_WORDS:
+            conversation.closed()
+        elif conversation is not None:
+            conversation.lost()
+
+    def drain(self, reconnect_after_s: float) -> None:
+        """As Wire.drain."""
+        if self.conversation is not None:
+            self.conversation.drain(reconnect_after_s)
+
+    def _leave(self) -> Conversation | None:
+        conversation, self.conversation = self.conversation, None
+        if self._timer is not None:
+            self._timer.cancel()
+        return conversation
+
+    def _schedule(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        at = None if self.conversation is None else self.conversation.next_deadline()
+        self._timer = None if at is None else self._loop.call_at(at, self._tick)
+
+    def _tick(self) -> None:
+        if self.conversation is not None:
+            self.conversation.expire(now=self._loop.time())
+            self._schedule()
+
+    # --- Outlet ---------------------------------------------------------------------------------
+
+    def send(self, frame: bytes) -> None:
+        """As Outlet.send."""
+        if self.conversation is not None:
+            self._tell("frame", msgspec.json.decode(frame))
+
+    def writable(self) -> bool:
+        """As Outlet.writable."""
+        return self.conversation is not None
+
+    def ping(self) -> None:
+        """As Outlet.ping."""
+        if self.conversation is not None and not self.is_deaf:
+            self.conversation.heard(now=self._loop.time())
+
+    def pause_reading(self) -> None:
+        """As Outlet.pause_reading: no transcript makes a queue by publishing."""
+        raise AssertionError("a transcript creates its queues beforehand")
+
+    def resume_reading(self) -> None:
+        """As Outlet.resume_reading."""
+
+    def close(self, close: Close) -> None:
+        """As Outlet.close."""
+        conversation = self._leave()
+        if conversation is None:
+            return
+        if close is frames.HEARTBEAT:
+            conversation.lost()
+        else:
+            conversation.closed()
+        self._tell("close", close.code)
+
+    def adopt(self, conversation: Conversation) -> None:
+        """As Outlet.adopt."""
+        self.conversation = conversation
+        self._schedule()
+
+    def let_go(self, close: Close) -> None:
+        """As Outlet.let_go."""
+        self._leave()
+        self._tell("close", close.code)
+
+
+class LongPollWire:
+    """A client that posts and polls."""
+
+    def __init__(self, polls: Polls, tell: Tell, principal: Principal) -> None:
+        self._polls = polls
+        self._tell = tell
+        self._principal = principal
+        self._poll: Poll | None = None
+        self._posted = 0
+        self._task: asyncio.Task[None] | None = None
+        self.is_deaf = False
+
+    async def say(self, data: bytes) -> None:
+        """As Wire.say."""
+        if self._poll is None:
+            self._poll = self._polls.open(self._principal, data)
+            self._task = asyncio.get_running_loop().create_task(self._run(self._poll))
+            return
+        self._posted += 1
+        await self._poll.post(self._posted, data)
+
+    async def _run(self, poll: Poll) -> None:
+        batch = 0
+        while True:
+            batch, frames = await poll.poll(batch, 25.0)
+            for frame in frames:
+                self._tell("frame", msgspec.json.decode(frame))
+            if poll.end is not None and not poll.waits:
+                self._tell("close", poll.end.code)
+                return
+
+    def say_binary(self) -> None:
+        """As Wire.say_binary."""
+        raise AssertionError("requests carry text")
+
+    def close(self, close: Close) -> None:
+        """As Wire.close."""
+        if self._poll is not None:
+            self._poll.close(close)
+
+    def end(self, code: int | None) -> None:
+        """As Wire.end. Nobody tells the broker of a poll that does not come."""
+        if self._task is not None:
+            self._task.cancel()
+        if self._poll is not None and code in LAST_WORDS:
+            self._poll.finish()
+
+    def drain(self, reconnect_after_s: float) -> None:
+        """As Wire.drain."""
+        if self._poll is not None:
+            self._poll.drain(reconnect_after_s)
