@@ -119,7 +119,48 @@ class Revoked:
     by: tuple[str, ...]
 
 
-Event = Attempt | Answered | Delivered | Acked | Confirmed | Revoked
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """A client asked for more time for these deliveries."""
+
+    at: int
+    by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Welcomed:
+    """A session begins, or goes on (`resumed`) over another transport."""
+
+    at: int
+    stream: str
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A client asked for a place in a group, or (`group` empty) left the one that it had."""
+
+    at: int
+    stream: str
+    subscription: int
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """After coming back a client said what it holds, and how many messages it ever was given."""
+
+    at: int
+    stream: str
+    subscription: int
+    received: int
+    by: tuple[str, ...]
+
+
+Event = (
+    Attempt | Answered | Delivered | Acked | Confirmed | Revoked | Extended | Welcomed | Joined
+    | Held
+)  # fmt: skip
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -160,6 +201,9 @@ class _Frame(msgspec.Struct, gc=False):
     deliveries: list[list[int]] = []
     stale: list[list[int] | str] = []
     not_delivered: list[list[int]] = []
+    revoked: list[list[int]] = []
+    resumed: list[int] | None = None
+    received: int = 0
 
 
 _LINE: Final = msgspec.json.Decoder(Line)
@@ -193,10 +237,13 @@ class _Socket:
     """ref → (first sequence, messages)."""
     groups: "dict[int, str]" = None  # type: ignore[assignment]
     """Subscription → queue/group."""
+    held: "dict[int, int]" = None  # type: ignore[assignment]
+    """ref of a `held` → subscription."""
 
     def __post_init__(self) -> None:
         self.publishes = {}
         self.groups = {}
+        self.held = {}
 
 
 def place_name(stream: str, subscription: int, partition: int, epoch: int, push: int) -> str:
@@ -240,15 +287,25 @@ class Interpreter:
                     bytes(message.body),
                 )  # fmt: skip
         elif frame.type == "subscribe" and frame.group is not None:
-            socket.groups[frame.subscription] = f"{frame.queue}/{frame.group}"
-        elif frame.type in {"ack", "nack"}:
+            group = socket.groups[frame.subscription] = f"{frame.queue}/{frame.group}"
+            yield Joined(line.at, stream, frame.subscription, group)
+        elif frame.type == "unsubscribe" and frame.subscription in socket.groups:
+            yield Joined(line.at, stream, frame.subscription, "")
+        elif frame.type in {"ack", "nack", "extend", "held"}:
             by = tuple(_names(stream, frame.subscription, frame.deliveries))
-            yield Acked(line.at, f"{stream}:{frame.ref}", by, frame.type == "nack")
+            if frame.type == "extend":
+                yield Extended(line.at, by)
+            elif frame.type == "held":
+                socket.held[frame.ref or 0] = frame.subscription
+                yield Held(line.at, stream, frame.subscription, frame.received, by)
+            else:
+                yield Acked(line.at, f"{stream}:{frame.ref}", by, frame.type == "nack")
 
     def _received(self, line: Line, socket: _Socket, frame: _Frame) -> Iterator[Event]:
         stream = f"s{line.socket}"
         if frame.type == "welcome":
             socket.session = frame.session
+            yield Welcomed(line.at, stream, frame.resumed is not None)
         elif frame.type == "push" and frame.subscription in socket.groups:
             place = place_name(stream, frame.subscription, frame.partition, frame.epoch, frame.push)
             offsets = offsets_of(frame.offset or 0, len(frame.messages), frame.skips)
@@ -262,6 +319,9 @@ class Interpreter:
             yield Revoked(line.at, tuple(_names(stream, frame.subscription, frame.deliveries)))
         elif frame.type == "ok" and frame.ref in socket.publishes:
             yield from _receipts(line.at, socket, frame)
+        elif frame.type == "ok" and frame.ref in socket.held:
+            subscription = socket.held.pop(frame.ref)
+            yield Revoked(line.at, tuple(_names(stream, subscription, frame.revoked)))
         elif frame.type == "ok":
             lists = [entry for entry in frame.stale if isinstance(entry, list)]
             stale = [
