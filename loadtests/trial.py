@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from loadtests.load import Client, LoadFailed
-from loadtests.server import Process, Server, ServerFailed
+from loadtests.server import SERVE, Process, Server, ServerFailed
 
 MIB: Final = 1024 * 1024
 _SAMPLE_S: Final = 0.1
@@ -97,11 +97,11 @@ def machine() -> dict[str, object]:
 
 
 @contextlib.asynccontextmanager
-async def broker(trial: str) -> AsyncIterator[Server]:
-    """A `tocsin serve` on an empty folder, both gone in the end. Raises ServerFailed, also when it
-    ended by itself meanwhile."""
+async def broker(trial: str, *flags: str) -> AsyncIterator[Server]:
+    """A `tocsin serve` with these flags on an empty folder, both gone in the end. Raises
+    ServerFailed, also when it ended by itself meanwhile."""
     folder = Path(tempfile.mkdtemp(prefix=f"tocsin-{trial}-"))
-    server = Server(folder / "data", level="warning")
+    server = Server(folder / "data", command=[*SERVE, *flags], level="warning")
     try:
         server.spawn()
         await asyncio.to_thread(server.wait_ready)
