@@ -155,24 +155,44 @@ class Producing(Actor):
                 self.failure = self.failure or ActorFailed(f"{one['body']}: {outcome!r}")
 
 
-class Consuming(Actor):
-    """A member of the group. The handler's work takes from `work_s[0]` to `work_s[1]`."""
+class Saying(Actor):
+    """Publishes these (body, key), in order, and leaves it at that."""
 
     def __init__(
-        self, name: str, client: tocsin.Client, book: Book, *, random: Random,
-        work_s: tuple[float, float], concurrency: int, acks: bool = True,
-        effect: Handler | None = None,
-    ) -> None:  # fmt: skip
-        """`acks` False: a consumer that never acks (a negative control). `effect` runs within each
-        handler's turn, behind its work."""
+        self, name: str, client: tocsin.Client, book: Book, *, messages: Sequence[tuple[str, str]]
+    ) -> None:
         super().__init__(name, client)
         self._book = book
-        self._random = random
-        self._work_s = work_s
+        self._messages = messages
+
+    async def run(self) -> None:
+        """It is `ready` when all have returned."""
+        for body, key in self._messages:
+            self._book.publishes(body, key)
+        wanted = [{"body": body, "key": key} for body, key in self._messages]
+        receipts = await self.client.publish_many(QUEUE, wanted, timeout_s=PUBLISH_TIMEOUT_S)
+        for (body, _), receipt in zip(self._messages, receipts, strict=True):
+            self._book.returned(body, receipt.partition, receipt.offset)
+        self.ready.set()
+        await asyncio.Event().wait()
+
+
+class Consuming(Actor):
+    """A member of the group. `work` is what its handler does."""
+
+    def __init__(
+        self, name: str, client: tocsin.Client, book: Book, *, work: Handler, concurrency: int,
+        random: Random, acks: bool = True,
+    ) -> None:  # fmt: skip
+        """`acks` False: a consumer that never acks, the negative control."""
+        super().__init__(name, client)
+        self._book = book
+        self._work = work
         self._concurrency = concurrency
+        self._random = random
         self._acks = acks
-        self._effect = effect
         self.confirmed = 0
+        """Acks whose confirmation a handler waited for."""
 
     async def run(self) -> None:
         """Until the client is closed."""
@@ -184,9 +204,7 @@ class Consuming(Actor):
         place, body = (message.partition, message.offset), str(message.body)
         self._book.starts(body, message.key, place)
         try:
-            await asyncio.sleep(self._random.uniform(*self._work_s))
-            if self._effect is not None:
-                await self._effect(message)
+            await self._work(message)
         finally:
             self._book.ends(body, place)
         if not self._acks:
@@ -195,6 +213,15 @@ class Consuming(Actor):
             with contextlib.suppress(tocsin.OutcomeUnknown, tocsin.StaleDelivery):
                 await message.ack(confirm=True)
                 self.confirmed += 1
+
+
+def sleeping(random: Random, from_s: float, to_s: float) -> Handler:
+    """Work that takes its time."""
+
+    async def work(_: tocsin.Message) -> None:
+        await asyncio.sleep(random.uniform(from_s, to_s))
+
+    return work
 
 
 class Following(Actor):

@@ -52,6 +52,8 @@ class Book:
         self.finished: set[str] = set()
         """Bodies whose handler has come to its end."""
         self.readings: list[Reading] = []
+        self.is_alone = True
+        """Whether two handlers at one key are a violation."""
         self._place_of: dict[str, Place] = {}
         self._last_first: dict[str, int] = {}
         self._busy: dict[str, Place] = {}
@@ -109,7 +111,7 @@ class Book:
             if place[1] < self._last_first.get(name, -1):
                 self.flag("run_order", f"{body} of {key} at {place}")
             self._last_first[name] = place[1]
-        if name in self._busy:
+        if name in self._busy and self.is_alone:
             self.flag("overlapping", f"{body} of {key} at {place} while {self._busy[name]}")
         self._busy[name] = place
         self.running[place] = name

@@ -37,11 +37,12 @@ KINDS: Final = {
 class _Given:
     """The latest delivery of one offset to one group."""
 
-    __slots__ = ("acked", "at", "by", "ended", "is_second", "stream", "subscription")
+    __slots__ = ("acked", "at", "by", "ended", "is_second", "server", "stream", "subscription")
 
     def __init__(self, event: Delivered, *, is_second: bool) -> None:
         self.by = event.by
         self.stream = event.stream
+        self.server = event.server
         self.subscription = int(event.by.split(":")[1])
         self.at = event.at
         self.acked = False
@@ -168,6 +169,8 @@ class Sessions:
         """Why a message may be given again; empty: it may not."""
         if before.ended:
             return before.ended
+        if before.server != event.server:
+            return "restart"
         if before.at + self._lease_ns <= event.at:
             return "lease over"
         if self._heard_at.get(before.stream, 0) + self._linger_ns <= event.at:

@@ -96,5 +96,5 @@ class Clients:
 
 
 def quiet_sdk() -> None:
-    """What it says of lost connections is what these trials are about: it is counted, not shown."""
-    logging.getLogger("tocsin").setLevel(logging.ERROR)
+    """What it says of lost connections and failed handlers is meant to be: it is counted."""
+    logging.getLogger("tocsin").setLevel(logging.CRITICAL)

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from loadtests.actors import KEYS, Consuming, Following, Producing
+from loadtests.actors import KEYS, Consuming, Following, Producing, sleeping
 from loadtests.mischief import Mischief
 from loadtests.proxy import Proxy
 from loadtests.scene import Scene, examine
+from loadtests.server import SERVE
 from loadtests.trial import Finding, Progress, broker
 
 SECONDS: Final = 300.0
@@ -49,9 +50,9 @@ class Plan:
 async def proxied(plan: Plan, progress: Progress) -> Finding:
     """Raises ActorFailed, LoadFailed or ServerFailed where it cannot come to its end."""
     random = Random(plan.seed)
-    heartbeat = ("--heartbeat-s", f"{HEARTBEAT_S:g}")
+    command = (*SERVE, "--heartbeat-s", f"{HEARTBEAT_S:g}")
     async with (
-        broker("proxy", *heartbeat) as server,
+        broker("proxy", command=command) as server,
         Proxy(server.port, random=Random(plan.seed + 1)) as proxy,
     ):
         scene = Scene(server.url, server.data_dir.with_name("frames.jsonl"), progress, LEASE_S)
@@ -96,10 +97,11 @@ async def proxied(plan: Plan, progress: Progress) -> Finding:
 async def _cast(scene: Scene, url: str, plan: Plan) -> None:
     book, connect = scene.book, scene.clients.connect
     for number in range(CONSUMERS):
+        random = Random(plan.seed + 10 + number)
         scene.add(
             Consuming(
-                f"consumer-{number}", connect(url), book, random=Random(plan.seed + 10 + number),
-                work_s=_WORK_S, concurrency=_CONCURRENCY, acks=plan.acks,
+                f"consumer-{number}", connect(url), book, work=sleeping(random, *_WORK_S),
+                concurrency=_CONCURRENCY, random=random, acks=plan.acks,
             )
         )  # fmt: skip
     some = [f"k{number}" for number in range(0, KEYS, 20)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from loadtests.actors import ActorFailed, Consuming, Following, Producing
+from loadtests.actors import ActorFailed, Consuming, Following, Producing, sleeping
 from loadtests.proxy import Proxy, Upgrades
 from loadtests.scene import Evidence, Scene, examine
 from loadtests.traced import Transport
@@ -120,7 +120,14 @@ async def _run(scene: Scene, proxy: Proxy, switching: _Switching) -> float:
     book, connect, random, plan = scene.book, scene.clients.connect, proxy.random, switching.plan
     client = connect(proxy.url)
     scene.add(
-        Consuming("consumer", client, book, random=random, work_s=WORK_S, concurrency=CONCURRENCY)
+        Consuming(
+            "consumer",
+            client,
+            book,
+            work=sleeping(random, *WORK_S),
+            concurrency=CONCURRENCY,
+            random=random,
+        )
     )
     scene.add(Following("reader", connect(proxy.url), book))
     await scene.ready()
