@@ -36,8 +36,11 @@ _MANY: Final = msgspec.json.Decoder(list[_Welcome])
 class Tracer:
     """Writes what one client says and hears. `counts`: what became of its transports."""
 
-    def __init__(self, log: Recorder, streams: "itertools.count[int]", start: Callable[[], int]):
+    def __init__(
+        self, log: Recorder, streams: "itertools.count[int]", start: Callable[[], int], who: str
+    ) -> None:
         """`start`: which start of the broker this is."""
+        self.who = who
         self._log = log
         self._streams = streams
         self._start = start
@@ -83,9 +86,9 @@ class Clients:
         self._start = start
         self._streams = itertools.count(1)
 
-    def connect(self, url: str, **options: Any) -> tocsin.Client:
-        """As tocsin.connect, traced."""
-        tracer = Tracer(self.log, self._streams, self._start)
+    def connect(self, url: str, *, who: str = "", **options: Any) -> tocsin.Client:
+        """As tocsin.connect, traced. `who` is what `counts_of` tells them apart by."""
+        tracer = Tracer(self.log, self._streams, self._start, who)
         self.tracers.append(tracer)
         return tocsin.connect(url, trace=tracer.trace, **options)
 
@@ -93,6 +96,11 @@ class Clients:
     def counts(self) -> Counter[str]:
         """Of all of them."""
         return sum((tracer.counts for tracer in self.tracers), Counter())
+
+    def counts_of(self, who: str) -> Counter[str]:
+        """Of these alone."""
+        found = (tracer.counts for tracer in self.tracers if tracer.who == who)
+        return sum(found, Counter())
 
 
 def quiet_sdk() -> None:

@@ -28,6 +28,7 @@ PRODUCERS: Final = 2
 CONCURRENCY: Final = 600
 WORK_S: Final = (0.12, 0.2)
 """Times the rate, some 240 are in hand at a time."""
+CONSUMER: Final = "consumer"
 SWITCH_TIMEOUT_S: Final = 90.0
 BETWEEN_S: Final = 2.0
 """After each switch it goes on for so long before the next one."""
@@ -43,8 +44,6 @@ class Plan:
     switches: int = SWITCHES
     rate: int = RATE
     between_s: float = BETWEEN_S
-    natural: bool = True
-    """The way back to WebSocket is the SDK's own; else it is pushed."""
     seed: int = 1
 
 
@@ -63,7 +62,8 @@ class _Switching:
         self.switched = 0
 
     async def switch(self, to: Transport) -> None:
-        """All clients of the scene, as soon as the consumer has enough in hand."""
+        """All clients, as soon as the consumer has enough in hand. The way back is the SDK's own:
+        it tries a WebSocket beside its poll every now and then."""
         scene, proxy = self._scene, self._proxy
         while len(scene.book.running) < UNACKED_MIN + UNACKED_MIN // 4:
             await scene.wait(0.01)
@@ -75,17 +75,10 @@ class _Switching:
             self._cut(next(self._ends))
         else:
             proxy.upgrades = "pass"
-            if not self.plan.natural:
-                # The SDK tries a WebSocket beside its poll every now and then, and at once where a
-                # poll cannot be opened.
-                proxy.is_refusing = True
-                proxy.cut_all()
         while any(actor.client.transport != to for actor in scene.actors):
             await scene.wait(0.02)
             if time.monotonic() - began > SWITCH_TIMEOUT_S:
                 raise ActorFailed(f"no {to} within {SWITCH_TIMEOUT_S:.0f} s")
-            if time.monotonic() - began > 1.0:
-                proxy.is_refusing = False
         self.took_s.append(time.monotonic() - began)
         self.switched += 1
 
@@ -118,7 +111,7 @@ async def switch(plan: Plan, progress: Progress) -> Finding:
 async def _run(scene: Scene, proxy: Proxy, switching: _Switching) -> float:
     """Returns how many messages a second were stored."""
     book, connect, random, plan = scene.book, scene.clients.connect, proxy.random, switching.plan
-    client = connect(proxy.url)
+    client = connect(proxy.url, who=CONSUMER)
     scene.add(
         Consuming(
             "consumer",
@@ -165,7 +158,7 @@ def _finding(evidence: Evidence, scene: Scene, switching: _Switching, rate: floa
         f"at each switch at least {UNACKED_MIN} deliveries were unacked (raw frames)",
         len(moments) == plan.switches and unacked >= UNACKED_MIN, f"{unacked} at {len(moments)}",
     )  # fmt: skip
-    consumer = scene.clients.tracers[0].counts
+    consumer = scene.clients.counts_of(CONSUMER)
     finding.check(
         "the consumer's session is one: it fell back and returned, and never began anew",
         consumer["fallbacks"] + consumer["returns"] >= plan.switches and not consumer["begun anew"],
@@ -176,6 +169,6 @@ def _finding(evidence: Evidence, scene: Scene, switching: _Switching, rate: floa
     )
     finding.conditions = {
         "seed": plan.seed, "offered_per_s": plan.rate, "lease_s": LEASE_S, "handler_s": WORK_S,
-        "producers": PRODUCERS, "way_back": "the SDK's own" if plan.natural else "pushed",
+        "producers": PRODUCERS,
     }  # fmt: skip
     return finding
