@@ -165,7 +165,8 @@ class WebSocketConnection(asyncio.Protocol):
         for opcode, payload in reader.receive(data):
             if opcode == TEXT:
                 conversation.receive(payload, now=now)
-                if reader.bytes_max != limits.FRAME_BYTES_MAX and conversation.is_welcome:
+                here = self._conversation  # not the shell that a hello came to
+                if here is not None and here.is_welcome:
                     reader.bytes_max = limits.FRAME_BYTES_MAX
             elif opcode == PING:
                 self._transport.write(control_frame(PONG, payload))

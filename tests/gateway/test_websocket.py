@@ -337,6 +337,20 @@ async def test_what_follows_hello_at_once_has_the_full_limit(gateway: Gateway) -
     await wire.close()
 
 
+async def test_a_session_that_comes_back_has_the_full_limit_at_once(gateway: Gateway) -> None:
+    """R22: what it says first may be all that its loss has left unanswered."""
+    lost = await connect(gateway)
+    await lost.send_text(b'{"type":"hello","linger_s":30}')
+    name = (await lost.receive())["session"]
+    wire = await connect(gateway)  # the old transport still stands
+    await wire.send_text(b'{"type":"hello","linger_s":30,"session":"%b"}' % name.encode())
+    assert (await wire.receive())["resumed"] == []
+    await wire.send_text(b'{"type":"ping"}'.ljust(2 * limits.HELLO_BYTES_MAX))
+    assert await wire.receive() == {"type": "pong"}
+    await wire.close()
+    await lost.close()
+
+
 async def test_fragments_over_the_limit_together_close(gateway: Gateway) -> None:
     """P9."""
     wire = await session(gateway)
