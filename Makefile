@@ -44,12 +44,12 @@ soak: setup  ## the whole kill -9 and power-loss runs (an hour; power loss needs
 	@scripts/needs
 	TOCSIN_SOAK=1 $(python) -m pytest tests/system -k "kill or power" -v -s -o faulthandler_timeout=3600 $(ARGS)
 
-chaos: setup  ## the short kill -9 and power-loss runs alone
+chaos: setup  ## the short runs of kill -9, power loss, bad networks and slow handlers alone
 	@scripts/needs
-	$(python) -m pytest tests/system -k "kill or power" $(ARGS)
+	$(python) -m pytest tests/system -k "kill or power or sdk_trials" $(ARGS)
 
-trials: setup  ## churn, ten million behind stuck keys, stalled sockets: the whole runs (20 minutes, 10 GB)
-	@failed=0; for trial in churn stuck "stuck --keys 30000" stalled; do \
+trials: setup  ## the whole runs of every bad day: --help lists them (35 minutes, 10 GB)
+	@failed=0; for trial in churn stuck "stuck --keys 30000" stalled switch proxy kills slow; do \
 	  $(python) -m loadtests.trials $$trial $(ARGS) || failed=1; done; exit $$failed
 
 mutants: setup  ## plant each listed bug in a copy; a test must fail for every one

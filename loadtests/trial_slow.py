@@ -19,10 +19,12 @@ from loadtests.trial import Finding, Progress, broker
 
 LEASE_S: Final = 30.0
 LEASES: Final = 3
-"""So many leases long is the slow handler, and the line of one key."""
+"""So many leases long is the slow handler."""
 TOTAL_LEASES: Final = 2
 """After so many the hung handler's delivery is taken back."""
 LINE: Final = 100
+LINE_LEASES: Final = 1 / 30
+"""So many leases long is each handler of the line: 1 s of 30."""
 RATE: Final = 50
 """Messages a second beside the slow ones."""
 STALL_S_MAX: Final = 2.0
@@ -43,6 +45,11 @@ class Plan:
     def slow_s(self) -> float:
         """Of the slow handler."""
         return LEASES * self.lease_s
+
+    @property
+    def line_s(self) -> float:
+        """Of each handler of the line."""
+        return LINE_LEASES * self.lease_s
 
     @property
     def total_s(self) -> float:
@@ -81,7 +88,7 @@ class _Part:
         body = str(message.body)
         self.starts.append((body, message.attempt, time.monotonic()))
         if self.kind == "line":
-            await asyncio.sleep(self.plan.slow_s / LINE)
+            await asyncio.sleep(self.plan.line_s)
         elif self.kind == "slow" and body == "slow-0":
             await asyncio.sleep(self.plan.slow_s)
         elif self.kind == "hang" and body == "slow-0" and message.attempt == 1:
@@ -162,7 +169,7 @@ async def slow(plan: Plan, progress: Progress) -> Finding:
     finding = Finding("slow")
     finding.conditions = {
         "lease_s": plan.lease_s, "slow_handler_s": plan.slow_s, "lease_total_s": plan.total_s,
-        "line": f"{LINE} messages of one key, {plan.slow_s / LINE:g} s each",
+        "line": f"{LINE} messages of one key, {plan.line_s:.3g} s each",
     }  # fmt: skip
 
     async def one(kind: str) -> None:

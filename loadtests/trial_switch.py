@@ -33,7 +33,7 @@ SWITCH_TIMEOUT_S: Final = 90.0
 BETWEEN_S: Final = 2.0
 """After each switch it goes on for so long before the next one."""
 _BLOCKS: Final[tuple[tuple[Upgrades, int], ...]] = (
-    ("refuse", 403), ("swallow", 0), ("strip", 0), ("refuse", 400),
+    ("refuse", 403), ("strip", 0), ("swallow", 0), ("refuse", 400),
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`python -m loadtests.trials churn|stuck|stalled`: promises, each held to on a bad day.
+"""`python -m loadtests.trials NAME`: promises, each held to on a bad day; --help lists the names.
 
 Each trial starts a broker of its own on an empty folder, prints what it measured and under which
 conditions, and ends with 1 when the promise is broken.
@@ -13,7 +13,16 @@ from typing import Any, Final, TypeVar
 import click
 import uvloop
 
-from loadtests import trial_churn, trial_stalled, trial_stuck
+from loadtests import (
+    trial_churn,
+    trial_kills,
+    trial_proxy,
+    trial_slow,
+    trial_stalled,
+    trial_stuck,
+    trial_switch,
+)
+from loadtests.actors import ActorFailed
 from loadtests.history import Unreadable
 from loadtests.load import LoadFailed
 from loadtests.server import ServerFailed
@@ -29,9 +38,19 @@ def _seconds(default: float, text: str) -> Callable[[_Command], _Command]:
     )
 
 
+_seed: Final = click.option(
+    "--seed", type=click.IntRange(0), default=1, show_default=True,
+    help="What chance is drawn from; the same seed draws the same faults.",
+)  # fmt: skip
+
+
 @click.group()
 def trials() -> None:
-    """Hold the broker to a promise on a bad day; end with 1 when it breaks it."""
+    """Hold the broker, and the SDK, to a promise on a bad day.
+
+    Each trial starts a broker of its own, tells how it gets on, prints what it measured and which
+    promises were kept, and ends with 1 when one was broken. All of them: make trials.
+    """
 
 
 @trials.command()
@@ -74,6 +93,71 @@ def stalled(seconds: float, sockets: int, as_json: bool) -> None:
     _try(trial_stalled.stalled(seconds, sockets, _progress), as_json)
 
 
+@trials.command()
+@click.option(
+    "--switches", type=click.IntRange(1, 1000), default=trial_switch.SWITCHES, show_default=True,
+    help="How often, alternately to long poll and to WebSocket.",
+)  # fmt: skip
+@click.option(
+    "--rate", type=click.IntRange(1_000, 20_000), default=trial_switch.RATE, show_default=True,
+    help="Messages a second.",
+)  # fmt: skip
+@_seed
+@_json
+def switch(switches: int, rate: int, seed: int, as_json: bool) -> None:
+    """A session of the SDK moves between WebSocket and long poll in mid-stream.
+
+    A proxy keeps WebSockets out (refused, stripped, swallowed) and lets them in again, while more
+    than a hundred deliveries are unacked. Nothing twice, nothing missing, in order: from the raw
+    frames, and from what handlers and readers saw. About two minutes.
+    """
+    plan = trial_switch.Plan(switches=switches, rate=rate, seed=seed)
+    _try(trial_switch.switch(plan, _progress), as_json)
+
+
+@trials.command()
+@_seconds(trial_proxy.SECONDS, "How long the network is bad.")
+@_seed
+@_json
+def proxy(seconds: float, seed: int, as_json: bool) -> None:
+    """Programs with the SDK behind a proxy that cuts, holds, swallows and delays at random.
+
+    Three producers, a group of four consumers, three readers. Nothing twice to a handler, nothing
+    missing, each key in order: from the raw frames, and from what the programs saw.
+    """
+    _try(trial_proxy.proxied(trial_proxy.Plan(seconds=seconds, seed=seed), _progress), as_json)
+
+
+@trials.command()
+@click.option(
+    "--kills", "count", type=click.IntRange(1, 10_000), default=trial_kills.KILLS,
+    show_default=True, help="How often the broker is killed.",
+)  # fmt: skip
+@_seed
+@_json
+def kills(count: int, seed: int, as_json: bool) -> None:
+    """kill -9 of the broker under twenty programs whose effects must happen once.
+
+    Every publish that returned is delivered, and has its effect in the handlers' own database
+    exactly once. About three minutes.
+    """
+    _try(trial_kills.kills(trial_kills.Plan(kills=count, seed=seed), _progress), as_json)
+
+
+@trials.command()
+@click.option(
+    "--lease", "lease_s", type=click.FloatRange(1, 600), default=trial_slow.LEASE_S,
+    show_default=True, help="The lease in seconds; all else is as long as it says.",
+)  # fmt: skip
+@_json
+def slow(lease_s: float, as_json: bool) -> None:
+    """Handlers of three leases, handlers that hang, and a hundred messages of one key.
+
+    No message runs twice that had not been taken back, and no other key stalls. About four leases.
+    """
+    _try(trial_slow.slow(trial_slow.Plan(lease_s=lease_s), _progress), as_json)
+
+
 def _progress(text: str) -> None:
     click.echo(f"  {text}", err=True)
 
@@ -82,7 +166,7 @@ def _try(trial: Coroutine[Any, Any, Finding], as_json: bool) -> None:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             finding = runner.run(trial)
-    except (LoadFailed, ServerFailed, Unreadable, RuntimeError, OSError) as error:
+    except (ActorFailed, LoadFailed, ServerFailed, Unreadable, RuntimeError, OSError) as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:
         raise click.Abort from None
