@@ -176,7 +176,7 @@ class Conversation:
         self._suspend()
         self._outlet, self._linger_s = outlet, linger_s
         self._publishing.producer = producer or self._publishing.producer
-        self._session.heard(now=asyncio.get_running_loop().time())
+        self._session.came_back(now=asyncio.get_running_loop().time())
         outlet.adopt(self)
         if self._publishing.is_waiting:
             outlet.pause_reading()

@@ -219,6 +219,12 @@ class Session:
             self._deadline = now + self._timing.heartbeat_s
             self._is_pinged = False
 
+    def came_back(self, *, now: float) -> None:
+        """Another transport carries it: it goes on, also where silence had closed it."""
+        if self.state is State.CLOSED:
+            self.state = State.OPEN
+        self.heard(now=now)
+
     def next_deadline(self) -> float | None:
         """When to call `expire`; it may have moved on until then. None: never."""
         return None if self.state is State.CLOSED else self._deadline

@@ -14,7 +14,7 @@ from gateway.broker import Broker
 from gateway.config import Config
 from gateway.consumer import Consumer
 from gateway.conversation import Conversation, Surroundings
-from gateway.frames import Close
+from gateway.frames import HEARTBEAT, Close
 from gateway.link import StartFrom
 from gateway.queue_readers import Reader
 from gateway.routing import Answer
@@ -249,7 +249,10 @@ class Socket:
         """As Outlet.close."""
         assert self.close_code is None
         self.close_code = close
-        self.conversation.closed()
+        if close is HEARTBEAT:
+            self.conversation.lost()
+        else:
+            self.conversation.closed()
         self._news.set()
 
     def adopt(self, conversation: Conversation) -> None:

@@ -93,6 +93,27 @@ async def test_what_a_client_holds_stays_its_own_over_a_lost_transport(
     assert [body for _, body, _ in await back.given(1)] == [2]
 
 
+async def test_a_client_whose_silence_closed_its_transport_is_heard_again(
+    client: Client, house: House
+) -> None:
+    """R22: 4001 says to come back. What it then says counts, and it is given more."""
+    places = [place for place, _, _ in client.pushed]
+    for _ in range(2):  # a ping, and no answer
+        due = client.conversation.next_deadline()
+        assert due is not None
+        client.conversation.expire(now=due)
+    assert client.close_code is not None
+    assert client.close_code.code == 4001
+    back = client.again()
+    assert back.resume()["resumed"] == [1]
+    back.hold(2, [*delivery(places[0]), *delivery(places[1])])
+    back.say(type="ack", ref=5, subscription=1, deliveries=delivery(places[0], 1))
+    assert (await back.until_ref(5))["settled"] == 2
+    assert back.conversation.next_deadline() is not None
+    await house.publish(house.find(), numbered(1, first=2))
+    assert [body for _, body, _ in await back.given(1)] == [2]
+
+
 async def test_what_a_client_never_saw_comes_again_uncounted_and_in_order(
     client: Client, house: House
 ) -> None:
