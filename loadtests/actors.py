@@ -182,21 +182,24 @@ class Consuming(Actor):
 
     def __init__(
         self, name: str, client: tocsin.Client, book: Book, *, work: Handler, concurrency: int,
-        random: Random, acks: bool = True,
+        random: Random, acks: bool = True, **subscribing: Any,
     ) -> None:  # fmt: skip
-        """`acks` False: a consumer that never acks, the negative control."""
+        """`acks` False: a consumer that never acks, the negative control. `subscribing`: what else
+        to say to `Client.subscribe`."""
         super().__init__(name, client)
         self._book = book
         self._work = work
         self._concurrency = concurrency
         self._random = random
         self._acks = acks
+        self._subscribing = subscribing
         self.confirmed = 0
         """Acks whose confirmation a handler waited for."""
 
     async def run(self) -> None:
         """Until the client is closed."""
-        async with self.client.subscribe(QUEUE, group=GROUP) as subscription:
+        joining = self.client.subscribe(QUEUE, group=GROUP, **self._subscribing)
+        async with joining as subscription:
             self.ready.set()
             await subscription.run(self._handle, concurrency=self._concurrency)
 

@@ -44,6 +44,7 @@ class Tracer:
         self._log = log
         self._streams = streams
         self._start = start
+        self._at = 0
         self._stream = 0
         self._session = ""
         self._hello = b""
@@ -59,7 +60,8 @@ class Tracer:
             return
         if direction == "received" and _WELCOME in start:
             self._welcomed(frames, transport)
-        self._log.ws(self._start(), self._stream, b"out" if direction == "sent" else b"in", frames)
+        # What was read after a kill came from the start before it.
+        self._log.ws(self._at, self._stream, b"out" if direction == "sent" else b"in", frames)
 
     def _welcomed(self, frames: bytes, transport: Transport) -> None:
         many = _MANY.decode(frames) if frames[:1] == b"[" else [_ONE.decode(frames)]
@@ -74,7 +76,8 @@ class Tracer:
             self.counts["returns"] += 1
         if welcome.session != self._session:
             self._session, self._stream = welcome.session, next(self._streams)
-        self._log.ws(self._start(), self._stream, b"out", self._hello)
+        self._at = self._start()
+        self._log.ws(self._at, self._stream, b"out", self._hello)
 
 
 class Clients:

@@ -17,6 +17,7 @@ from loadtests.actors import Consuming, Producing, Saying
 from loadtests.scene import Scene, examine
 from loadtests.trial import Finding, Progress, broker
 
+KINDS: Final = ("slow", "hang", "line")
 LEASE_S: Final = 30.0
 LEASES: Final = 3
 """So many leases long is the slow handler."""
@@ -40,6 +41,9 @@ class Plan:
 
     lease_s: float = LEASE_S
     seed: int = 1
+    kinds: tuple[str, ...] = KINDS
+    auto_extend: bool = True
+    """False: nobody prolongs leases, the negative control."""
 
     @property
     def slow_s(self) -> float:
@@ -108,7 +112,7 @@ class _Part:
             scene.add(
                 Consuming(
                     f"consumer-{number}", connect(scene.url), scene.book, work=self.work,
-                    concurrency=_CONCURRENCY, random=random,
+                    concurrency=_CONCURRENCY, random=random, auto_extend=plan.auto_extend,
                 )
             )  # fmt: skip
         await scene.ready()
@@ -117,7 +121,7 @@ class _Part:
         client, random = connect(scene.url), Random(plan.seed + 9)
         scene.add(Producing("p", client, scene.book, rate_per_s=RATE, random=random))
         await scene.ready()
-        began, limit_s = time.monotonic(), 2 * plan.slow_s + 30.0
+        began, limit_s = time.monotonic(), 2 * plan.slow_s + 5.0
         while not self.done.is_set() and time.monotonic() - began < limit_s:
             await scene.wait(0.1)
         return await scene.drain()
@@ -184,6 +188,6 @@ async def slow(plan: Plan, progress: Progress) -> Finding:
             await part.conclude(finding, drained)
 
     async with asyncio.TaskGroup() as parts:
-        for kind in ("slow", "hang", "line"):
+        for kind in plan.kinds:
             parts.create_task(one(kind))
     return finding
