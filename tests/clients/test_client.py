@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 import pytest
 import tocsin
+import uvloop
 
 from gateway import frames
 from tests.clients.fake_broker import FakeBroker
@@ -228,6 +229,22 @@ async def test_what_is_published_while_disconnected_waits(
     publishing = asyncio.ensure_future(client.publish("orders", 1))
     broker.refuse_connections = 0
     assert (await publishing).offset == 0
+
+
+def test_a_deadline_that_has_passed_is_kept_on_uvloop_too() -> None:
+    """Its `call_at` gives another kind of handle for a time that is over."""
+
+    async def whole() -> None:
+        async with FakeBroker() as broker, tocsin.connect(broker.url) as client:
+            broker.queue("orders")
+            session, now = client._session, asyncio.get_running_loop().time()
+            assert session is not None
+            for late_s in (1.0, 0.5, 2.0):
+                session.wake_at(now - late_s)
+            assert (await client.publish("orders", 1)).offset == 0
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(whole())
 
 
 async def test_nobody_there_is_said_at_once() -> None:

@@ -101,6 +101,8 @@ class Session:
         self._refs = itertools.count(1)
         self._pending: dict[int, Answered] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        """uvloop's handles do not know it where it has passed."""
         self.is_open = False
         self.is_draining = False
 
@@ -246,9 +248,10 @@ class Session:
         if when is None or when == float("inf") or self.failure is not None:
             return
         if self._timer is not None:
-            if self._timer.when() <= when:
+            if self._timer_at <= when:
                 return
             self._timer.cancel()
+        self._timer_at = when
         self._timer = self._loop.call_at(when, self._tick)
 
     def _tick(self) -> None:
