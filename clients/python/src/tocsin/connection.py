@@ -19,7 +19,7 @@ from websockets.uri import WebSocketURI
 from tocsin import codes, wire
 from tocsin.carrier import ABNORMAL, WRITE_BUFFER_BYTES, Listener, Trace
 from tocsin.choosing import Transport
-from tocsin.errors import NotABroker
+from tocsin.errors import InvalidRequest, NotABroker
 from tocsin.requesting import refusal
 
 MESSAGE_BYTES_MAX: Final = 8 * 1_048_576
@@ -183,7 +183,10 @@ class Connection(asyncio.Protocol):
 def _refusal(error: Exception) -> Exception:
     """What the user is told of a failed handshake."""
     if isinstance(error, InvalidStatus):
-        return refusal(error.response.status_code, bytes(error.response.body or b""))
+        found = refusal(error.response.status_code, bytes(error.response.body or b""))
+        if isinstance(found, InvalidRequest):  # ours was valid: a proxy has made another one of it
+            return NotABroker(f"no WebSocket gets through to the broker: {found.detail}")
+        return found
     if isinstance(error, InvalidHandshake):
         return NotABroker(f"what answers is not a Tocsin broker: {error}")
     return error
