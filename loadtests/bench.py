@@ -56,7 +56,7 @@ _COLUMNS = "{:<10} {:>12} {:>9} {:>9} {:>9} {:>8}  {}"
 )  # fmt: skip
 @click.option(
     "--connections", type=click.IntRange(1, 50_000), default=CONNECTIONS, show_default=True,
-    help="Connections of the scenarios fanout5k and idle.",
+    help="Connections of the scenarios fanout5k, idle and polls.",
 )  # fmt: skip
 def bench(  # noqa: PLR0917 - click passes them by name
     as_json: bool,
@@ -77,6 +77,7 @@ def bench(  # noqa: PLR0917 - click passes them by name
     open10k   10,000 messages a second on a fixed schedule; latency from the scheduled time
     fanout5k  5,000 readers of one queue; CPU and rate per recipient
     idle      resident memory per connection that holds one reader
+    polls     the same for sessions by long poll, and the CPU time that waiting takes
     backlog   the cost of a message with none and with a million waiting
 
     Every message is published, durable, pushed to a consumer of a group and acknowledged, the acks

@@ -19,6 +19,7 @@ from loadtests.line import (
     quiet,
 )
 from loadtests.load import LoadFailed, Producer, Reader, stamp
+from loadtests.polls import polls
 from loadtests.rest import Rest
 from loadtests.sdk_load import sdk100
 
@@ -27,7 +28,7 @@ OPEN_RATE: Final = 10_000
 BEHIND_MAX: Final = 9_000
 """Unanswered messages of a producer of open10k; the protocol allows 10,000."""
 CONNECTIONS: Final = 5_000
-"""Of fanout5k and idle."""
+"""Of fanout5k, idle and polls."""
 IDLE_WARM_UP: Final = 200
 FAN_PAUSE_S: Final = 0.1
 _OPENING_AT_ONCE: Final = 64
@@ -252,5 +253,6 @@ SCENARIOS: Final[dict[str, Callable[[Bench], Awaitable[Figures]]]] = {
     "open10k": open10k,
     "fanout5k": fanout5k,
     "idle": idle,
+    "polls": polls,
     "backlog": backlog,
 }

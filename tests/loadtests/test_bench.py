@@ -43,11 +43,14 @@ def test_scenario_measures_and_cleans_up(
     assert conditions.keys() >= CONDITIONS
     if name == "idle":
         assert line["kib_per_connection"] is not None
+    elif name == "polls":
+        assert line["kib_per_session"] is not None
+        assert isinstance(line["server_cpu_share"], float)
     else:
         assert isinstance(line["messages_per_s"], float)
         assert line["messages_per_s"] > 0
         assert line["server_cpu_us_per_message"] is not None
-    if name not in {"idle", "backlog"}:
+    if name not in {"idle", "polls", "backlog"}:
         assert isinstance(line["p50_ms"], float)
         assert isinstance(line["p999_ms"], float)
         assert 0 < line["p50_ms"] <= line["p999_ms"]
