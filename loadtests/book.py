@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-EXAMPLES_MAX: Final = 10
+from loadtests.verdict import Violations
 
 KINDS: Final = {
     "lost": "a publish returned, and no handler ever ran its message",
@@ -33,12 +33,11 @@ class Reading:
     bodies: set[str] = field(default_factory=set)
 
 
-class Book:
+class Book(Violations):
     """Bodies are unique texts: a body names its message."""
 
     def __init__(self) -> None:
-        self.violations: Counter[str] = Counter()
-        self.examples: dict[str, list[str]] = {}
+        super().__init__(KINDS)
         self.sent: dict[str, str] = {}
         """body → key of what was handed to the SDK."""
         self.stored: dict[str, Place] = {}
@@ -59,11 +58,6 @@ class Book:
         self._busy: dict[str, Place] = {}
 
     @property
-    def ok(self) -> bool:
-        """No violation."""
-        return not self.violations
-
-    @property
     def left(self) -> int:
         """Messages with a receipt that no handler has finished."""
         return len(self.stored.keys() - self.finished)
@@ -75,14 +69,6 @@ class Book:
             for body in self.stored
             if not reading.keys or self.sent[body] in reading.keys
         )
-
-    def flag(self, kind: str, example: str) -> None:
-        """Count a violation; the first EXAMPLES_MAX of a kind are kept in words."""
-        assert kind in KINDS
-        self.violations[kind] += 1
-        examples = self.examples.setdefault(kind, [])
-        if len(examples) < EXAMPLES_MAX:
-            examples.append(example)
 
     # --- producers
 
@@ -168,10 +154,3 @@ class Book:
     def ran_again(self) -> int:
         """How many runs were not their message's first."""
         return sum(self.runs.values()) - len(self.runs)
-
-    def __str__(self) -> str:
-        lines = []
-        for kind, count in sorted(self.violations.items()):
-            lines.append(f"{count} x {kind} ({KINDS[kind]})")
-            lines += [f"    {example}" for example in self.examples[kind]]
-        return "\n".join(lines) or "ok"

@@ -10,10 +10,11 @@ from typing import Final
 
 from loadtests.field import GROUP, GROUP_PLACE, QUEUE, ClientFailed, Field
 from loadtests.history import read_lines
-from loadtests.judge import Verdict, judge
+from loadtests.judge import judge
 from loadtests.pullers import Puller
 from loadtests.rest import Rest
 from loadtests.survivors import SurvivingConsumer, SurvivingProducer, Survivor
+from loadtests.verdict import Verdict
 
 PRODUCERS: Final = 3
 CONSUMERS: Final = 2

@@ -5,10 +5,7 @@ received. Bodies are unique: a body names the message. What an event order over 
 cannot prove is not called a violation; see `_Key`.
 """
 
-from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Iterable, Iterator
 
 from loadtests.history import (
     Acked,
@@ -21,68 +18,7 @@ from loadtests.history import (
     Line,
     Revoked,
 )  # fmt: skip
-
-EXAMPLES_MAX: Final = 10
-
-KINDS: Final = {
-    "lost": "P1: acknowledged to its producer, never given to a group that was drained",
-    "invented": "P2: given, never sent",
-    "altered": "P2: given with other bytes or another key than were sent",
-    "refused_given": "P2: refused, and given all the same",
-    "stored_twice": "P4: one message, two places",
-    "shared_place": "P4: one place, two messages",
-    "key_moved": "P3: one key in two partitions",
-    "sending_order": "R7: a producer's messages of a key are not stored in sending order",
-    "first_order": "P3: first deliveries of a key are not in offset order",
-    "overtaken": "P3: a later message of a key was given while an earlier one awaited its retry",
-    "given_after_ack": "P5: given again after its ack was confirmed",
-    "not_returned": "P6: given, never settled, and not given again although the group was drained",
-    "number_reused": "R16: a delivery's (epoch, push) is not above that of the delivery before",
-    "epoch_shared": "P7: two sessions were given messages under one epoch",
-}
-
-
-@dataclass
-class Verdict:
-    """What the judge found."""
-
-    drained: bool
-    counts: Counter[str] = field(default_factory=Counter)
-    violations: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, list[str]] = field(default_factory=dict)
-
-    @property
-    def ok(self) -> bool:
-        """No violation, and nothing left that could hide one."""
-        return self.drained and not self.violations
-
-    def flag(self, kind: str, example: str) -> None:
-        """Count a violation; the first EXAMPLES_MAX of a kind are kept in words."""
-        assert kind in KINDS
-        self.violations[kind] += 1
-        examples = self.examples.setdefault(kind, [])
-        if len(examples) < EXAMPLES_MAX:
-            examples.append(example)
-
-    def fields(self) -> dict[str, object]:
-        """As JSON likes it."""
-        return {
-            "ok": self.ok,
-            "drained": self.drained,
-            "counts": dict(self.counts),
-            "violations": dict(self.violations),
-            "examples": self.examples,
-        }
-
-    def __str__(self) -> str:
-        lines = [", ".join(f"{count} {name}" for name, count in sorted(self.counts.items()))]
-        if not self.drained:
-            lines.append("NOT DRAINED: what is missing may be lost or late")
-        for kind, count in sorted(self.violations.items()):
-            lines.append(f"{count} x {kind} ({KINDS[kind]})")
-            lines += [f"    {example}" for example in self.examples[kind]]
-        lines.append("ok" if self.ok else "VIOLATED")
-        return "\n".join(lines)
+from loadtests.verdict import Verdict
 
 
 class _Message:
@@ -136,15 +72,41 @@ class _Key:
     settled m when it gave m': it gives m again afterwards (`suspects`).
     """
 
-    __slots__ = ("acked", "first_max", "given", "open", "partition", "suspects")
+    __slots__ = ("_by_stream", "acked", "first_max", "given", "open", "partition", "returned",
+                 "suspects")  # fmt: skip
 
     def __init__(self, partition: int) -> None:
         self.partition = partition
         self.first_max = -1
         self.given: dict[int, _Given] = {}
         self.open: set[int] = set()
-        self.acked: set[int] = set()
+        self.acked: dict[int, str] = {}
+        """Offset → the stream on which it was given."""
+        self.returned: set[int] = set()
+        """Of the acked: those that are known to have returned nevertheless."""
         self.suspects: dict[int, Delivered] = {}
+        self._by_stream: dict[str, set[int]] = {}
+
+    def ack(self, offset: int, stream: str) -> None:
+        """An ack of it was sent."""
+        self.open.discard(offset)
+        self.acked[offset] = stream
+        self._by_stream.setdefault(stream, set()).add(offset)
+
+    def unack(self, offset: int) -> None:
+        """It is settled, or given again, or open again. Not acked: nothing happens."""
+        stream = self.acked.pop(offset, None)
+        if stream is not None:
+            self._by_stream[stream].discard(offset)
+            self.returned.discard(offset)
+
+    def acked_elsewhere(self, stream: str) -> Iterator[int]:
+        """The acked that were given on another stream, or have returned. Who acks without asking
+        for an answer leaves many behind; those of the stream itself are not looked at."""
+        for other, offsets in self._by_stream.items():
+            if other != stream:
+                yield from offsets
+        yield from self.returned & self._by_stream.get(stream, set())
 
 
 class Judge:
@@ -239,7 +201,7 @@ class Judge:
         self._order(key, event, message)
         key.given[event.offset] = _Given(event, key.given.get(event.offset))
         key.open.add(event.offset)
-        key.acked.discard(event.offset)
+        key.unack(event.offset)
         self._deliveries[event.by] = (key, event.offset)
 
     def _epoch(self, event: Delivered) -> None:
@@ -266,9 +228,8 @@ class Judge:
                     f"{message} {_where(event)} before offset {offset}, last "
                     f"{_where(earlier.event)}{', returned' if earlier.returned else ''}",
                 )
-        for offset in key.acked:
-            earlier = key.given[offset]
-            if offset < event.offset and (earlier.event.stream != event.stream or earlier.returned):
+        for offset in key.acked_elsewhere(event.stream):
+            if offset < event.offset:
                 key.suspects[offset] = event
 
     def _again(self, key: _Key, before: _Given, event: Delivered, message: _Message) -> None:
@@ -297,8 +258,7 @@ class Judge:
                 continue  # confirmed before, or never given to us: its answer will say so
             key, offset = self._deliveries[name]
             if key.given[offset].event.by == name:
-                key.open.discard(offset)
-                key.acked.add(offset)
+                key.ack(offset, key.given[offset].event.stream)
 
     def _confirmed(self, event: Confirmed) -> None:
         acked = self._pending.pop(event.ref, None)
@@ -312,7 +272,7 @@ class Judge:
                 key, offset = self._deliveries.pop(name)
                 self._verdict.counts["acks confirmed"] += 1
                 key.given[offset].confirmed = True
-                key.acked.discard(offset)
+                key.unack(offset)
                 key.open.discard(offset)
 
     def _revoked(self, name: str) -> None:
@@ -322,6 +282,7 @@ class Judge:
             key, offset = self._deliveries[name]
             if offset in key.acked and key.given[offset].event.by == name:
                 key.given[offset].returned = True
+                key.returned.add(offset)
             else:
                 self._return(name)
 
@@ -332,7 +293,7 @@ class Judge:
             given = key.given[offset]
             if given.event.by == name and not given.confirmed:
                 given.returned = True
-                key.acked.discard(offset)
+                key.unack(offset)
                 key.open.add(offset)
 
     # --- the end

@@ -12,8 +12,8 @@ from typing import Final
 
 from loadtests.crew import Crew, judge_log
 from loadtests.field import Field
-from loadtests.judge import Verdict
 from loadtests.server import SERVE, Server
+from loadtests.verdict import Verdict
 
 LIFE_S: Final = (0.05, 1.6)
 """How long the broker lives after messages flow again: uniformly within."""

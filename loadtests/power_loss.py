@@ -22,8 +22,9 @@ from typing import Final
 from loadtests.crew import Crew
 from loadtests.field import GROUP_PLACE, Field
 from loadtests.history import merge, read_lines
-from loadtests.judge import Verdict, judge
+from loadtests.judge import judge
 from loadtests.server import SERVE, Server, ServerFailed
+from loadtests.verdict import Verdict
 
 IMAGE_BYTES: Final = 1 << 30
 """Sparse. Above the free-space reserve of the broker, with room to spare."""

@@ -12,12 +12,13 @@ from loadtests.actors import GROUP, GROUP_PLACE, QUEUE, Actor, Consuming, Follow
 from loadtests.book import Book
 from loadtests.field import Recorder
 from loadtests.history import Interpreter, read_lines
-from loadtests.judge import Judge, Verdict
+from loadtests.judge import Judge
 from loadtests.load import LoadFailed
 from loadtests.rest import Rest
 from loadtests.sessions import Sessions
 from loadtests.traced import Clients, quiet_sdk
 from loadtests.trial import Finding, Progress
+from loadtests.verdict import Verdict
 
 STALL_TIMEOUT_S: Final = 60.0
 """While draining, something must come to its end within this."""

@@ -19,8 +19,8 @@ from loadtests.history import (
     Revoked,
     Welcomed,
 )  # fmt: skip
+from loadtests.verdict import Violations
 
-EXAMPLES_MAX: Final = 10
 NS: Final = 1_000_000_000
 EARLY: Final = 0.9
 """A client counts its lease from the receipt and ends it a little early: from this share of it on a
@@ -65,15 +65,14 @@ Place = tuple[str, int, int]
 """(group, partition, offset)."""
 
 
-class Sessions:
+class Sessions(Violations):
     """Takes the events of all clients in the order of their time."""
 
     def __init__(
         self, *, lease_s: float, linger_s: float, moments: list[int] | None = None
     ) -> None:
         """`moments`: monotonic nanoseconds, ascending, at which to count what is unacked."""
-        self.violations: Counter[str] = Counter()
-        self.examples: dict[str, list[str]] = {}
+        super().__init__(KINDS)
         self.excused: Counter[str] = Counter()
         """Deliveries given again after they had ended, by the reason."""
         self.excused_places: Counter[Place] = Counter()
@@ -90,11 +89,6 @@ class Sessions:
         self._received: Counter[tuple[str, int]] = Counter()
         self._left: set[tuple[str, int]] = set()
         self._has_resumed: set[str] = set()
-
-    @property
-    def ok(self) -> bool:
-        """No violation."""
-        return not self.violations
 
     def see(self, event: Event) -> None:
         """Take the next event."""
@@ -125,13 +119,6 @@ class Sessions:
             case _:
                 pass
 
-    def _flag(self, kind: str, example: str) -> None:
-        assert kind in KINDS
-        self.violations[kind] += 1
-        examples = self.examples.setdefault(kind, [])
-        if len(examples) < EXAMPLES_MAX:
-            examples.append(example)
-
     def _given(self, name: str, what: str) -> _Given | None:
         """The delivery of this name, if it is its message's latest one."""
         place = self._places.get(name)
@@ -141,7 +128,7 @@ class Sessions:
         push, _, offset = name.rpartition(":")
         first, last = self._pushes.get(push, (0, -1))
         if not first <= int(offset) <= last:  # else a range that spans what its push skips
-            self._flag("not_given", f"{what}: {name}")
+            self.flag("not_given", f"{what}: {name}")
         return None
 
     def _delivered(self, event: Delivered) -> None:
@@ -153,7 +140,7 @@ class Sessions:
                 self.excused[reason] += 1
                 self.excused_places[place] += 1
             else:
-                self._flag("given_twice", f"{place}: {event.by} after {before.by}")
+                self.flag("given_twice", f"{place}: {event.by} after {before.by}")
                 is_second = before.acked
             self._unacked.discard(before.by)
         given = self._latest[place] = _Given(event, is_second=is_second)
@@ -186,7 +173,7 @@ class Sessions:
                 self._end(name, "nacked")
             elif given is not None:
                 if given.is_second and not given.acked:
-                    self._flag("acked_twice", name)
+                    self.flag("acked_twice", name)
                 given.acked = True
                 self._unacked.discard(name)
 
@@ -210,14 +197,7 @@ class Sessions:
             self._given(name, "held")
         given = self._received[event.stream, event.subscription]
         if event.stream in self._has_resumed and event.received != given:
-            self._flag(
+            self.flag(
                 "received_wrong",
                 f"{event.stream} subscription {event.subscription}: {event.received} of {given}",
             )
-
-    def __str__(self) -> str:
-        lines = []
-        for kind, count in sorted(self.violations.items()):
-            lines.append(f"{count} x {kind} ({KINDS[kind]})")
-            lines += [f"    {example}" for example in self.examples[kind]]
-        return "\n".join(lines) or "ok"

@@ -19,10 +19,11 @@ from loadtests import wire
 from loadtests.field import Recorder
 from loadtests.histogram import Histogram
 from loadtests.history import read_lines
-from loadtests.judge import Verdict, judge
+from loadtests.judge import judge
 from loadtests.load import Client, LoadFailed, Producer, Reply, Shape, stamp
 from loadtests.rest import Rest
 from loadtests.trial import Finding, Progress, broker, failed, uncollected, until
+from loadtests.verdict import Verdict
 
 SECONDS: Final = 120.0
 RATE: Final = 5_000

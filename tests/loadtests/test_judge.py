@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from loadtests.history import Line, Unreadable, merge, read_lines
-from loadtests.judge import KINDS, Verdict, judge
+from loadtests.judge import judge
+from loadtests.verdict import KINDS, Verdict
 
 GROUP = "q/g"
 
