@@ -15,7 +15,7 @@ from loadtests.book import Book, Reading
 QUEUE: Final = "trial"
 GROUP: Final = "workers"
 GROUP_PLACE: Final = f"{QUEUE}/{GROUP}"
-KEYS: Final = 200
+KEYS: Final = 600
 TICK_S: Final = 0.02
 UNANSWERED_MAX: Final = 3_000
 """Of one producer; it waits then, as a program would."""

@@ -121,7 +121,7 @@ class _Part:
         client, random = connect(scene.url), Random(plan.seed + 9)
         scene.add(Producing("p", client, scene.book, rate_per_s=RATE, random=random))
         await scene.ready()
-        began, limit_s = time.monotonic(), 2 * plan.slow_s + 5.0
+        began, limit_s = time.monotonic(), 2 * (plan.slow_s + plan.lease_s)
         while not self.done.is_set() and time.monotonic() - began < limit_s:
             await scene.wait(0.1)
         return await scene.drain()

@@ -109,7 +109,7 @@ async def switch(plan: Plan, progress: Progress) -> Finding:
 
 
 async def _run(scene: Scene, proxy: Proxy, switching: _Switching) -> float:
-    """Returns how many messages a second were stored."""
+    """Returns how many messages a second were handled."""
     book, connect, random, plan = scene.book, scene.clients.connect, proxy.random, switching.plan
     client = connect(proxy.url, who=CONSUMER)
     scene.add(
@@ -138,7 +138,7 @@ async def _run(scene: Scene, proxy: Proxy, switching: _Switching) -> float:
             f"{switching.took_s[-1]:.1f} s, {len(book.stored):,} published"
         )
     await scene.wait(plan.between_s)
-    return len(book.stored) / (time.monotonic() - began)
+    return len(book.finished) / (time.monotonic() - began)
 
 
 def _finding(evidence: Evidence, scene: Scene, switching: _Switching, rate: float) -> Finding:
@@ -148,7 +148,7 @@ def _finding(evidence: Evidence, scene: Scene, switching: _Switching, rate: floa
     finding.figures = {
         "switches": switching.switched,
         "switch_s_max": round(max(switching.took_s, default=0.0), 2),
-        "messages_per_s": round(rate),
+        "handled_per_s": round(rate),
         "unacked_at_switch_min": unacked,
         "acks_confirmed_to_handlers": scene.confirmed,
         **{name: counts[name] for name in sorted(counts)},
@@ -165,7 +165,10 @@ def _finding(evidence: Evidence, scene: Scene, switching: _Switching, rate: floa
         dict(consumer),
     )
     finding.check(
-        f"at least {RATE_MIN:,} messages a second", rate >= RATE_MIN, f"{rate:,.0f}", timed=True
+        f"at least {RATE_MIN:,} messages a second were handled",
+        rate >= RATE_MIN,
+        f"{rate:,.0f}",
+        timed=True,
     )
     finding.conditions = {
         "seed": plan.seed, "offered_per_s": plan.rate, "lease_s": LEASE_S, "handler_s": WORK_S,
