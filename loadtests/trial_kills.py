@@ -1,9 +1,9 @@
 """`kill -9` of the broker, over and over, under twenty programs that use the SDK.
 
 Ten publish and keep what they were told; ten consume, and their handlers have an effect that must
-happen once: it and its message's place are stored in one transaction of the handler's own database,
-so that a message that comes again is recognised. Nothing acknowledged may be lost, and the effects
-are counted.
+happen once, by `tocsin.effects`: it and its message's place are stored in one transaction of the
+handlers' own database, so that a message that comes again is recognised. Nothing acknowledged may
+be lost, and the effects are counted.
 """
 
 import asyncio
@@ -17,18 +17,20 @@ from random import Random
 from typing import Final
 
 import tocsin
+from tocsin.effects import SqliteEffects
 
-from loadtests.actors import Consuming, Handler, Producing
+from loadtests.actors import GROUP, Consuming, Handler, Producing
 from loadtests.load import LoadFailed
 from loadtests.scene import Scene, examine
 from loadtests.server import SERVE, Server
 from loadtests.trial import Finding, Progress, broker
 
 KILLS: Final = 50
-RATE: Final = 800
+RATE: Final = 400
 """Messages a second, of all publishers."""
 PRODUCERS: Final = 10
 CONSUMERS: Final = 10
+STORES: Final = 2
 LEASE_S: Final = 20.0
 LIFE_S: Final = (0.05, 1.5)
 """How long the broker lives after messages flow again: uniformly within."""
@@ -41,10 +43,6 @@ FAIL_CHANCE: Final = 0.01
 EXAMPLES_MAX: Final = 10
 _WORK_S: Final = (0.0, 0.1)
 _CONCURRENCY: Final = 50
-_SCHEMA: Final = """
-CREATE TABLE applied (partition INTEGER, offset INTEGER, PRIMARY KEY (partition, offset));
-CREATE TABLE effects (body TEXT);
-"""
 
 
 @dataclass(frozen=True)
@@ -61,35 +59,39 @@ class Plan:
 
 
 class Effects:
-    """The handlers' database. `once` False: a message that comes again has its effect again."""
+    """The handlers' database, by two stores of the SDK's helper, as two processes would have it.
+    `once` False: a message that comes again has its effect again."""
 
     def __init__(self, path: Path, *, once: bool) -> None:
         self._once = once
-        self._db = sqlite3.connect(path, isolation_level=None)
-        self._db.executescript("PRAGMA synchronous = OFF; PRAGMA journal_mode = WAL;" + _SCHEMA)
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._db.executescript("PRAGMA journal_mode = WAL; CREATE TABLE effects (body TEXT)")
+        self._stores = [SqliteEffects(path, group=GROUP) for _ in range(STORES)]
         self.again = 0
-        """Messages that were recognised."""
+        """Messages that were recognised, or with `once` False should have been."""
+        self._seen: set[str] = set()
 
-    def work(self, random: Random) -> Handler:
-        """A handler that takes its time, has its effect, and fails now and then behind it."""
+    def work(self, random: Random, number: int) -> Handler:
+        """A handler that takes its time, has its effect, and fails now and then behind it. `number`
+        is its consumer's."""
+        store = self._stores[number % STORES]
 
         async def handle(message: tocsin.Message) -> None:
             await asyncio.sleep(random.uniform(*_WORK_S))
-            self._have(message)
+            body = str(message.body)
+            if self._once:
+                async with store.once(message) as database:
+                    if database is not None:
+                        database.execute("INSERT INTO effects VALUES (?)", (body,))
+                    self.again += database is None
+            else:
+                self._db.execute("INSERT INTO effects VALUES (?)", (body,))
+                self.again += body in self._seen
+                self._seen.add(body)
             if random.random() < FAIL_CHANCE:
                 raise RuntimeError("something behind the effect fails")
 
         return handle
-
-    def _have(self, message: tocsin.Message) -> None:
-        db = self._db
-        db.execute("BEGIN IMMEDIATE")
-        place = (message.partition, message.offset)
-        is_new = db.execute("INSERT OR IGNORE INTO applied VALUES (?, ?)", place).rowcount == 1
-        if is_new or not self._once:
-            db.execute("INSERT INTO effects VALUES (?)", (str(message.body),))
-        self.again += not is_new
-        db.execute("COMMIT")
 
     def counts(self) -> Counter[str]:
         """How often each body had its effect."""
@@ -97,6 +99,8 @@ class Effects:
 
     def close(self) -> None:
         """Close the file."""
+        for store in self._stores:
+            store.close()
         self._db.close()
 
 
@@ -157,7 +161,8 @@ async def _cast(scene: Scene, effects: Effects, plan: Plan) -> None:
         random = Random(plan.seed + 10 + number)
         scene.add(
             Consuming(
-                f"consumer-{number}", connect(scene.url), book, work=effects.work(random),
+                f"consumer-{number}", connect(scene.url), book,
+                work=effects.work(random, number),
                 concurrency=_CONCURRENCY, random=random,
             )
         )  # fmt: skip
