@@ -383,3 +383,20 @@ async def test_a_position_of_another_history_is_unknown(
     with pytest.raises(tocsin.PositionUnknown):
         async with client.read("orders", start=position):
             pass
+
+
+async def test_a_message_that_nobody_took_at_the_last_moment_is_handed_to_the_next(
+    broker: FakeBroker, client: tocsin.Client
+) -> None:
+    """R19: it waits a turn of the loop for its mark to leave; who asked for it gives up in it."""
+    await publish(client, "k")
+    async with client.subscribe("orders", "g") as messages:
+        await (await anext(messages)).nack()
+        async with asyncio.timeout(10):
+            while not messages._ledger.ready:
+                await client.queue("orders")
+        given_up = asyncio.ensure_future(anext(messages))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        assert (await anext(messages)).attempt == 2
+        messages._ledger.check()

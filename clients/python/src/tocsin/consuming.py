@@ -104,8 +104,8 @@ class Ledger:
         held = HeldPush(push, self._settler, *self.leases.times(now=now))
         if not held.left:
             return
-        if push.epoch > 1 and (newest is None or push.epoch > newest[0]):
-            self._doubtful[push.partition] = self.credit  # the first owner had no predecessor
+        if newest is None or push.epoch > newest[0]:
+            self._doubtful[push.partition] = self.credit
         doubtful = self._doubtful.get(push.partition, 0)
         if doubtful:
             held.doubtful = True
@@ -241,6 +241,12 @@ class Ledger:
                 return message
             self._ready_gone -= 1
         return None
+
+    def put_back(self, message: Message) -> None:
+        """It was handed out, and nobody took it. It is gone meanwhile: nothing happens."""
+        if message.state is _HANDED:
+            message.state = _READY
+            self._ready.appendleft(message)
 
     def ack(self, message: Message, *, now: float, ticket: object = None) -> None:
         """Settle a message that was handed out. With a ticket the ack is confirmed: see

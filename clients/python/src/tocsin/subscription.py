@@ -62,18 +62,30 @@ class Subscription(Subscribing):
     async def __anext__(self) -> Message:
         """The next message whose key is free. Waits for one as long as it takes; several tasks may
         wait at once."""
-        while (message := self.next_nowait()) is None:
-            await self._wait()
-        return message
+        while True:
+            message = self._ledger.next(now=self._loop.time())
+            if message is None:
+                await self._wait()
+                continue
+            self._session.dirty(self)
+            if not _may_be_a_killer(message):
+                return message
+            try:
+                await asyncio.sleep(0)  # the marks of this turn leave together, before handlers run
+            except asyncio.CancelledError:
+                self._ledger.put_back(message)
+                self._waiters.wake(1)
+                raise
+            if message.state is State.HANDED:
+                return message
 
     def next_nowait(self) -> Message | None:
         """The next message whose key is free, if one is here; None: not now."""
         message = self._ledger.next(now=self._loop.time())
         if message is not None:
             self._session.dirty(self)
-            held = message.held
-            if held.doubtful or held.push.attempt > 1:
-                self._session.flush()  # R19: a killer message is counted before it kills
+            if _may_be_a_killer(message):
+                self._session.flush()
         return message
 
     async def run(
@@ -331,6 +343,12 @@ def _finish(ticket: Any, error: Exception | None) -> None:
         future.set_result(None)
     else:
         future.set_exception(error)
+
+
+def _may_be_a_killer(message: Message) -> bool:
+    """R19: whether it may have killed a consumer already, and is to be marked as started before its
+    handler runs, so that a message that kills is counted before it kills."""
+    return message.held.doubtful or message.held.push.attempt > 1
 
 
 def _answer(
