@@ -37,7 +37,7 @@ class Client:
         assert answer.status_code == 201, answer.text
         batch: Batch = answer.json()
         self.path = f"/v1/sessions/{batch['session']}/frames"
-        self.batch = batch["batch"]
+        self.batch, self.number = batch["batch"], 0
         return batch
 
     async def say(self, *frames: Any, number: int | None = None) -> httpx2.Response:
@@ -178,6 +178,10 @@ async def test_who_polls_no_more_loses_the_transport_and_may_come_back(
     session = client.path.split("/")[3]
     (welcome,) = (await client.open(session=session, linger_s=30))["frames"]
     assert (welcome["session"], welcome["resumed"]) == (session, [1])
+    held = {"type": "held", "ref": 7, "subscription": 1, "received": 0, "deliveries": []}
+    await client.say(held)
+    assert await client.frames() == [{"type": "ok", "ref": 7, "revoked": []}]
+    await eventually(lambda: not len(registry))  # it is watched again
 
 
 async def test_an_ended_session_returns_what_it_held(client: Client, house: House) -> None:
