@@ -19,6 +19,10 @@ from push.errors import Refused
 
 KEPT_S: Final = 30.0
 """So long after its end a session still tells why it has ended."""
+ENDED_MAX: Final = 10_000
+ENDED_BYTES_MAX: Final = 16 * 1_048_576
+"""Of so many that have ended, and of so much that they still have to say; those that ended first
+are forgotten sooner (P9)."""
 UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
 """Who posts and never polls is answered no more (P9)."""
 
@@ -30,7 +34,10 @@ class Poll:
         self._polls = polls
         self._registry = registry
         self.conversation: Conversation | None = None
-        self.session_id = ""
+        self.poll_id = secrets.token_urlsafe(16)
+        """Its own, not the session's: a request to a transport that the session has left, late or
+        repeated by a proxy, must not count here. [An old message 1 comes in; the new message 1,
+        `held`, has "come before" and does nothing: no push ever again.]"""
         self.principal: Principal | None = None
         self._frames: list[bytes] = []
         self._byte_count = 0
@@ -57,7 +64,7 @@ class Poll:
         self.conversation = Conversation(
             registry.around, self, secrets.token_urlsafe(16), principal, now=now
         )
-        self.session_id, self.principal = self.conversation.session_id, principal
+        self.principal = principal
         refusal = registry.refusal()
         registry.add(self)
         if refusal is not None:
@@ -157,7 +164,7 @@ class Poll:
 
     def finish(self) -> None:
         """The client is done. After the end nothing happens."""
-        conversation = self._leave(frames.Close(1000, "the client ended the session"))
+        conversation = self._leave(frames.Close(1000, "the client ended the session"), is_mute=True)
         if conversation is not None:
             conversation.closed()
 
@@ -205,10 +212,11 @@ class Poll:
 
     def close(self, close: Close) -> None:
         """As Outlet.close: the next poll hears of it behind what waits."""
-        conversation = self._leave(close)
+        is_lost = close is frames.HEARTBEAT
+        conversation = self._leave(close, is_mute=is_lost)
         if conversation is None:
             return
-        if close is frames.HEARTBEAT:
+        if is_lost:
             conversation.lost()
         else:
             conversation.closed()
@@ -216,22 +224,37 @@ class Poll:
     def adopt(self, conversation: Conversation) -> None:
         """As Outlet.adopt."""
         self.conversation = conversation
-        self.session_id = conversation.session_id
 
     def let_go(self, close: Close) -> None:
         """As Outlet.let_go."""
-        self._leave(close)
+        self._leave(close, is_mute=True)
 
-    def _leave(self, close: Close) -> Conversation | None:
+    def _leave(self, close: Close, *, is_mute: bool = False) -> Conversation | None:
+        """Returns whose transport it was. `is_mute`: what waits is worth nothing any more."""
         conversation, self.conversation = self.conversation, None
         if conversation is not None:
             self.end = close
+            if is_mute:
+                self._frames = []
             self._reading.set()
             self._registry.discard(self)
             self._forget_at = asyncio.get_running_loop().time() + KEPT_S
-            self._registry.deadlines.set(self, self._forget_at)
+            self._polls.ended(self)
             self._wake()
         return conversation
+
+    def drop(self) -> None:
+        """Nobody will ask for what it has to say."""
+        self._frames, self._answered = [], []
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of frames, after its end."""
+        return sum(map(len, self._frames)) + sum(map(len, self._answered))
+
+    def schedule_forgetting(self) -> None:
+        """It has ended, and is found until KEPT_S later."""
+        self._registry.deadlines.set(self, self._forget_at)
 
     # --- Connection -----------------------------------------------------------------------------
 
@@ -263,11 +286,14 @@ class Poll:
 
 
 class Polls:
-    """The long-poll sessions of one gateway."""
+    """The long polls of one gateway."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self._by_id: dict[str, Poll] = {}
+        self._ended: dict[Poll, int] = {}
+        """In the order of their ends; what each keeps, in bytes."""
+        self._ended_bytes = 0
 
     def open(self, principal: Principal, hello: bytes) -> Poll:
         """A new session, or one that goes on here.
@@ -279,20 +305,31 @@ class Polls:
         poll.open(principal, hello)
         if poll.end is not None and poll.conversation is None:
             raise _refusal(poll.end)
-        self._by_id[poll.session_id] = poll
+        self._by_id[poll.poll_id] = poll
         return poll
 
-    def find(self, session_id: str, principal: Principal) -> Poll:
+    def find(self, poll_id: str, principal: Principal) -> Poll:
         """Raises Refused(session_not_found); somebody else's is not found either (P11)."""
-        poll = self._by_id.get(session_id)
+        poll = self._by_id.get(poll_id)
         if poll is None or poll.principal != principal:
             raise Refused("session_not_found")
         return poll
 
+    def ended(self, poll: Poll) -> None:
+        """It tells why for a while. One that never was found: nothing happens."""
+        if poll.poll_id not in self._by_id:
+            return
+        self._ended[poll] = poll.kept_bytes
+        self._ended_bytes += poll.kept_bytes
+        while len(self._ended) > ENDED_MAX or self._ended_bytes > ENDED_BYTES_MAX:
+            self.forget(next(iter(self._ended)))
+        poll.schedule_forgetting()
+
     def forget(self, poll: Poll) -> None:
-        """It has told why it ended for long enough."""
-        if self._by_id.get(poll.session_id) is poll:
-            del self._by_id[poll.session_id]
+        """It has told why it ended for long enough. Not there: nothing happens."""
+        self._by_id.pop(poll.poll_id, None)
+        self._ended_bytes -= self._ended.pop(poll, 0)
+        poll.drop()
 
 
 def _refusal(close: Close) -> Refused:

@@ -23,7 +23,8 @@ class CloseDescription(msgspec.Struct):
 
 
 class Batch(msgspec.Struct, omit_defaults=True):
-    """`frames` come next; `batch` goes into the next poll's `after`."""
+    """`session` stands in the path of this long poll's requests; `frames` come next; `batch` goes
+    into the next poll's `after`."""
 
     session: str
     batch: int
@@ -80,7 +81,7 @@ def _batch(poll: Poll, number: int, frames: list[bytes], status: int = 200) -> R
     if poll.end is not None and not poll.waits:
         close = b',"close":' + _ENCODE(CloseDescription(poll.end.code, poll.end.reason))
     body = b'{"session":%s,"batch":%d,"frames":[%s]%s}' % (
-        _ENCODE(poll.session_id), number, b",".join(frames), close,
+        _ENCODE(poll.poll_id), number, b",".join(frames), close,
     )  # fmt: skip
     return Response(body, status, media_type=JSON)
 

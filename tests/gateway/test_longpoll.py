@@ -29,6 +29,7 @@ class Client:
     def __init__(self, http: httpx2.AsyncClient) -> None:
         self.http = http
         self.path = ""
+        self.session = ""
         self.batch = 0
         self.number = 0
 
@@ -37,6 +38,7 @@ class Client:
         assert answer.status_code == 201, answer.text
         batch: Batch = answer.json()
         self.path = f"/v1/sessions/{batch['session']}/frames"
+        self.session = batch["frames"][0]["session"]
         self.batch, self.number = batch["batch"], 0
         return batch
 
@@ -175,7 +177,7 @@ async def test_who_polls_no_more_loses_the_transport_and_may_come_back(
     batch = (await client.poll()).json()
     assert batch["close"]["code"] == 4001
     assert (await client.say({"type": "ping"})).json()["code"] == "session_not_found"
-    session = client.path.split("/")[3]
+    session = client.session
     (welcome,) = (await client.open(session=session, linger_s=30))["frames"]
     assert (welcome["session"], welcome["resumed"]) == (session, [1])
     held = {"type": "held", "ref": 7, "subscription": 1, "received": 0, "deliveries": []}
@@ -280,3 +282,51 @@ async def test_while_a_queue_is_being_made_a_message_is_refused_in_time(
     poll.resume_reading()
     assert (await client.say({"type": "ping", "ref": 9}, number=client.number)).is_success
     assert await client.frames(wait_s=0) == [{"type": "pong", "ref": 9}]
+
+
+@pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
+async def test_a_late_request_of_the_poll_before_does_nothing_to_the_one_that_took_over(
+    client: Client, method: str
+) -> None:
+    """A proxy holds a request back, or sends it twice, and meanwhile the client has come back.
+    [An old message 1 counts; the new one, `held`, came before: nothing is pushed ever again.]"""
+    path = client.path
+    await client.open(session=client.session, linger_s=30)
+    assert client.path != path
+    late = await client.http.request(
+        method, path.removesuffix("/frames") if method == "DELETE" else path,
+        params={"number": "1", "after": "0"}, json={"type": "ping", "ref": 5},
+    )  # fmt: skip
+    assert late.status_code == {"POST": 404, "GET": 400, "DELETE": 204}[method]
+    await client.say({"type": "held", "ref": 7, "subscription": 1, "received": 0, "deliveries": []})
+    assert await client.frames() == [{"type": "ok", "ref": 7, "revoked": []}]
+
+
+async def test_the_poll_that_was_replaced_hears_why(client: Client) -> None:
+    path, batch = client.path, client.batch
+    await client.open(session=client.session, linger_s=30)
+    answer = (await client.http.get(path, params={"after": str(batch)})).json()
+    assert (answer["frames"], answer["close"]["code"]) == ([], 4503)
+
+
+async def test_what_ended_polls_keep_has_a_bound(
+    http: httpx2.AsyncClient, polls: Polls, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9: whoever opens and ends sessions all day costs no more; the last ones still tell why."""
+    monkeypatch.setattr(longpoll, "ENDED_MAX", 2)
+    clients = [Client(http) for _ in range(3)]
+    for one in clients:
+        await one.open()
+        await one.http.delete(one.path.removesuffix("/frames"))
+    assert [(await one.poll()).status_code for one in clients] == [404, 200, 200]
+    monkeypatch.setattr(longpoll, "ENDED_BYTES_MAX", 1000)
+    clients = [Client(http) for _ in range(2)]
+    for one in clients:
+        await one.open()
+        await one.say(*[{"type": "ping", "ref": n} for n in range(25)])
+        await one.say({"type": "hello"})  # 4502: what it has to say goes before the reason
+    assert [(await one.poll()).status_code for one in clients] == [404, 200]
+    assert polls._ended_bytes <= 1000
+    for _ in range(3):
+        await http.post("/v1/sessions", content=b"{")
+    assert (len(polls._ended), len(registry)) == (1, 0)
