@@ -62,6 +62,8 @@ class Consumer:
         self._scheduled = False
         self.opened = False
         self.left = False
+        self._ended: Refused | None = None
+        """Why its group is gone."""
         self._suspended = False
         """Its session has no transport, or has not said yet what it holds."""
 
@@ -286,8 +288,8 @@ class Consumer:
                 slot.settled(now, one)
 
     def deleted(self, why: Refused) -> None:
-        """Its group is gone: the session hears of it."""
-        self.left = True
+        """Its group is gone: the session hears of it; who is away, when it says what it holds."""
+        self.left, self._ended = True, why
         self._link.send(frames.error(why, subscription=self.subscription))
 
     def unsettled(self) -> int:
@@ -313,6 +315,8 @@ class Consumer:
             raise Refused("invalid_request", "held comes once, after a session was resumed")
         frames.check_deliveries(deliveries)
         self._credit.received(received)
+        if self._ended is not None:  # nobody may have heard it; nothing will ever be pushed
+            self._link.send(frames.error(self._ended, subscription=self.subscription))
         now = asyncio.get_running_loop().time()
         lost: DeliveryList = []
         named: dict[tuple[int, int], dict[int, list[tuple[int, int]]]] = {}

@@ -213,3 +213,25 @@ async def test_without_a_session_to_come_back_to_everything_comes_again(tmp_path
                 await second.ack(confirm=True)
     finally:
         await server.stop()
+
+
+async def test_a_group_that_is_deleted_while_nothing_connects_the_client_ends_its_subscription(
+    server: Server,
+) -> None:
+    """Else it waits for ever for what never comes; what else the session has goes on."""
+    async with tocsin.connect(server.url) as client, tocsin.connect(server.url) as other:
+        await client.create_queue("q")
+        async with client.subscribe("q", "g") as messages, client.subscribe("q", "h") as others:
+            waiting = asyncio.ensure_future(anext(messages))
+            assert client._session is not None
+            client._session._dialer.advised(0.5)
+            lost = asyncio.Event()
+            client._session.add(Losses(lost))
+            cut(server)
+            await lost.wait()
+            await other.delete_group("q", "g")
+            async with asyncio.timeout(10):
+                with pytest.raises(tocsin.GroupNotFound):
+                    await waiting
+                await publish(other, 1)
+                assert (await anext(others)).body == 0
