@@ -235,3 +235,36 @@ async def test_a_group_that_is_deleted_while_nothing_connects_the_client_ends_it
                     await waiting
                 await publish(other, 1)
                 assert (await anext(others)).body == 0
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_who_gives_up_joining_leaves_nothing_behind_at_the_broker(
+    server: Server, transport: Literal["websocket", "long-poll"]
+) -> None:
+    """A subscribe is cancelled while it is under way: else its partitions would for ever go to a
+    consumer that nobody listens for."""
+    async with tocsin.connect(server.url, transport=transport) as client:
+        await client.create_queue("q", partitions=1)
+        await publish(client, 5)
+        joining = asyncio.ensure_future(client.subscribe("q", "g").__aenter__())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        joining.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await joining
+        async with client.subscribe("q", "g") as messages, asyncio.timeout(10):
+            assert sorted([(await anext(messages)).body for _ in range(5)]) == list(range(5))
+
+
+async def test_who_gives_up_reading_leaves_nothing_behind_at_the_broker(server: Server) -> None:
+    async with tocsin.connect(server.url) as client:
+        await client.create_queue("q")
+        joining = asyncio.ensure_future(client.read("q").__aenter__())
+        await asyncio.sleep(0)
+        joining.cancel()
+        await asyncio.wait((joining,))
+        async with client.read("q") as messages, asyncio.timeout(10):
+            await publish(client, 1)
+            assert (await anext(messages)).body == 0
+        (conversation,) = server.registry.around.sessions._by_id.values()
+        assert conversation._session.subscribed == []  # type: ignore[attr-defined]

@@ -178,9 +178,13 @@ class Subscribing(ABC):
         self._session.request(self._subscribe(ref))
 
     def _answered(self, answer: wire.Ok | wire.Error | None) -> None:
-        if answer is None or self._failure is not None:
+        if answer is None:
             return  # the connection was lost: `opened` follows
-        if isinstance(answer, wire.Ok):
+        if self._failure is not None:  # left before the broker had let us in
+            if isinstance(answer, wire.Ok):
+                session = self._session
+                session.request(wire.Unsubscribe(ref=next(session.refs), subscription=self._number))
+        elif isinstance(answer, wire.Ok):
             self._accepted(answer)
             if not self._joined.done():
                 self._joined.set_result(None)
