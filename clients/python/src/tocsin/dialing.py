@@ -23,6 +23,7 @@ from tocsin.errors import (
     BrokerError,
     CannotConnect,
     NotABroker,
+    NoToken,
     SessionEnded,
     TocsinError,
     Unauthorized,
@@ -159,6 +160,13 @@ class Dialer:
             await carrier.wait_closed()
 
     async def _run(self) -> None:
+        try:
+            await self._go_on()
+        except Exception as error:
+            logger.exception("the client breaks off")
+            self._host.failed(TocsinError(f"an unexpected error: {error!r}"))  # nobody waits for it
+
+    async def _go_on(self) -> None:
         while True:
             close_code, reason = await self._ended
             if not self._reconnecting.may_reconnect(close_code):
@@ -206,24 +214,37 @@ class Dialer:
 
     async def _attempt_each(self) -> None:
         """One attempt, and where it failed as if WebSockets were kept out, one by long poll."""
+        token = self._fresh_token()
         transport = self._choice.next
         try:
-            await self._attempt(transport)
+            await self._attempt(transport, token)
         except (OSError, NotABroker, CannotConnect) as error:
             if not self._choice.failed(transport, reached=_reached(error)):
                 raise
             logger.info("no WebSocket to %s (%s): trying long poll", self._url, why(error))
             try:
-                await self._attempt(self._choice.next)
+                await self._attempt(self._choice.next, token)
             except (OSError, CannotConnect):
                 self._choice.failed("long-poll", reached=True)
                 raise error from None
             logger.warning("no WebSocket gets through to %s: long poll it is", self._url)
 
-    async def _attempt(self, transport: Transport) -> None:
+    def _fresh_token(self) -> str | None:
+        if not callable(self._token):
+            return self._token
+        try:
+            token = self._token()
+        except Exception as error:
+            raise NoToken(
+                f"the function that is to return a token has failed: {error!r}"
+            ) from error
+        if not isinstance(token, str):
+            raise NoToken(f"the function that is to return a token has returned {token!r}")
+        return token
+
+    async def _attempt(self, transport: Transport, token: str | None) -> None:
         """A session over this transport, or an exception. Another one that stands goes on
         meanwhile: whatever ends it counts only when this fails."""
-        token = self._token() if callable(self._token) else self._token
         timeout_s = self._connect_timeout_s
         if transport == "websocket" and self._choice.has_both:
             timeout_s *= _UPGRADE_SHARE
@@ -269,7 +290,10 @@ class Dialer:
         carrier.listen(self._host)
         self._host.welcomed(carrier, welcome)
         self._host.on_message(data)
-        if carrier.transport == "long-poll" and self._choice.has_both and not self._closed:
+        is_polled = carrier.transport == "long-poll" and self.carrier is carrier
+        if is_polled and self._choice.has_both and not self._closed:
+            if self._returning is not None:
+                self._returning.cancel()  # it belongs to a long poll that is gone
             self._returning = self._loop.create_task(self._return(), name="tocsin-return")
 
     async def _return(self) -> None:
@@ -280,7 +304,7 @@ class Dialer:
             if self.carrier is not standing or self._attempting:
                 return  # lost meanwhile: a new long poll has a task of its own
             with contextlib.suppress(OSError, TocsinError):
-                await self._attempt("websocket")
+                await self._attempt("websocket", self._fresh_token())
                 return
 
     # --- what the session tells -----------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 TocsinError                  base of all
 ├── CannotConnect            no broker answers
-│   └── NotABroker           what answers is not one
+│   ├── NotABroker           what answers is not one
+│   └── NoToken              the function that is to return a token has failed
 ├── SessionEnded             the broker ended the session for good (close codes 4500-4999)
 ├── ClientClosed             the client, or the subscription, has been closed
 ├── BrokerError              the broker answered with an error; `code` says which
@@ -40,6 +41,7 @@ __all__ = [
     "Gap",
     "GroupNotFound",
     "InvalidRequest",
+    "NoToken",
     "NotABroker",
     "NotFound",
     "OutcomeUnknown",
@@ -70,6 +72,11 @@ class CannotConnect(TocsinError):
 class NotABroker(CannotConnect):
     """What answers at the URL does not talk as a Tocsin broker does: look at the URL, and at the
     proxies on the way."""
+
+
+class NoToken(CannotConnect):
+    """The function that was given as `token` has raised, or returned no text. A client that is
+    connected tries again later, as where no broker answers."""
 
 
 class SessionEnded(TocsinError):

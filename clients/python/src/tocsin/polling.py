@@ -8,9 +8,11 @@ carrier; the session then goes on over another one.
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final
+from urllib.parse import quote
 
 import httpx2
 import msgspec
@@ -21,10 +23,14 @@ from tocsin.choosing import Transport
 from tocsin.errors import BrokerError, CannotConnect, NotABroker, NotFound, Unauthorized
 from tocsin.requesting import bearer, open_http, refusal
 
+logger = logging.getLogger("tocsin")
+
 WAIT_S: Final = 20.0
 """How long a poll waits for something to come."""
 REQUEST_TIMEOUT_S: Final = 8.0
-"""For an answer; a poll's WAIT_S comes on top."""
+"""For an answer to begin, and to go on; a poll's WAIT_S comes on top."""
+BODY_TIMEOUT_S: Final = 30.0
+"""For the rest of it: an answer that trickles for ever is none."""
 PATIENCE_S: Final = 10.0
 """What cannot be said or heard for so long ends the carrier."""
 PAUSE_S: Final = 0.2
@@ -32,6 +38,7 @@ PAUSE_S: Final = 0.2
 ANSWER_BYTES_MAX: Final = 16 * 1_048_576
 CLOSE_TIMEOUT_S: Final = 2.0
 _SESSIONS: Final = "/v1/sessions"
+_LAST_WORDS: Final = (1000, 1001)
 
 
 class _Close(msgspec.Struct):
@@ -93,8 +100,11 @@ class Polling:
         self._something.set()
 
     def close(self, code: int = 1000, reason: str = "") -> None:
-        """As Carrier.close: what was said is posted, then the session is deleted."""
-        if self._ending is None:
+        """As Carrier.close: what was said is posted, then the session is deleted. With another
+        code than those of a good-bye it goes on without this carrier, which ends at once."""
+        if code not in _LAST_WORDS:
+            self._end(code, reason)  # deleted, the session could not go on elsewhere
+        elif self._ending is None:
             self._ending = (code, reason)
             self._something.set()
             self._loop.call_later(CLOSE_TIMEOUT_S, self._end, code, reason)
@@ -121,6 +131,9 @@ class Polling:
         except (BrokerError, CannotConnect) as error:
             self.refusal = error
             self._end(ABNORMAL, str(error))
+        except Exception as error:  # half a carrier would be silent for ever
+            logger.exception("an unexpected error: the long poll ends")
+            self._end(ABNORMAL, repr(error))
 
     async def _post_all(self) -> None:
         await self._something.wait()
@@ -128,12 +141,14 @@ class Polling:
         self._said_bytes -= len(hello)
         self._show("sent", hello)
         batch = await self._ask("POST", _SESSIONS, hello)
-        self._path = f"{_SESSIONS}/{batch.session}/frames"
+        self._path = f"{_SESSIONS}/{quote(batch.session, safe='')}/frames"
         self._tell(batch)
-        poll = self._loop.create_task(self._work(self._poll_all(batch.batch)), name="tocsin-poll")
+        if self._ended:
+            return
+        poll = self._loop.create_task(self._work(self._poll_all(batch)), name="tocsin-poll")
         self._tasks.add(poll)
         number = 0
-        while True:
+        while not self._ended:
             while self._said:
                 message, count = self._next_message()
                 number += 1
@@ -170,15 +185,24 @@ class Polling:
             if self._listener is not None:
                 self._listener.on_writable()
 
-    async def _poll_all(self, after: int) -> None:
-        while True:
+    async def _poll_all(self, first: _Batch) -> None:
+        after = first.batch
+        while not self._ended:
+            asked_at = self._loop.time()
             batch = await self._ask("GET", f"{self._path}?after={after}&wait_s={WAIT_S:g}", None)
+            if batch.session != first.session or batch.batch not in (after, after + 1):
+                raise NotABroker(
+                    f"batch {batch.batch} of {batch.session!r} answers a poll of "
+                    f"{first.session!r} after {after}: something between here and the broker "
+                    "mixes answers up"
+                )
             if batch.batch != after:
                 after = batch.batch
                 self._tell(batch)
+            elif batch.close is None and self._loop.time() < asked_at + PAUSE_S:
+                await asyncio.sleep(PAUSE_S)  # whatever answers does not wait
             if batch.close is not None:
                 self._end(batch.close.code, batch.close.reason)
-                return
 
     def _tell(self, batch: _Batch) -> None:
         data = bytes(batch.frames)
@@ -219,9 +243,12 @@ class Polling:
     async def _request(self, method: str, path: str, content: bytes | None) -> bytes:
         timeout_s = REQUEST_TIMEOUT_S + (WAIT_S if method == "GET" else 0.0)
         try:
-            async with self._http.stream(
-                method, path, content=content, headers=self._headers, timeout=timeout_s
-            ) as answer:
+            async with (
+                asyncio.timeout(timeout_s + BODY_TIMEOUT_S),
+                self._http.stream(
+                    method, path, content=content, headers=self._headers, timeout=timeout_s
+                ) as answer,
+            ):
                 self.heard_at = self._loop.time()
                 parts: list[bytes] = []
                 size = 0
@@ -230,7 +257,7 @@ class Polling:
                     size += len(part)
                     if size > self._bytes_max:
                         raise NotABroker(f"an answer of more than {self._bytes_max} bytes")
-        except httpx2.TransportError as error:  # timeouts are such, too
+        except (httpx2.RequestError, TimeoutError) as error:
             raise CannotConnect(f"a request failed: {error or type(error).__name__}") from error
         self.heard_at = self._loop.time()
         data = b"".join(parts)

@@ -192,7 +192,7 @@ class Lane:
         refused = False
         durability, prefix = answer.durability, answer.id_prefix
         for entry, outcome in zip(run, answer.receipts, strict=False):
-            if isinstance(outcome, list):
+            if isinstance(outcome, list) and len(outcome) > 1:
                 partition, offset = outcome[0], outcome[1]
                 name = entry.id
                 if name is None and prefix is not None:
@@ -200,7 +200,8 @@ class Lane:
                 receipt = Receipt(name, partition, offset, len(outcome) > 2, durability)
                 self._settle(entry, receipt)
             else:
-                refused |= self._refuse(entry, outcome.exception(), now)
+                error = _missing() if isinstance(outcome, list) else outcome.exception()
+                refused |= self._refuse(entry, error, now)
         for entry in run[len(answer.receipts) :]:  # a broken answer: nothing is known of these
             refused |= self._refuse(entry, _missing(), now)
         if not refused and not self._again:

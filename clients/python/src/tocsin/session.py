@@ -176,10 +176,9 @@ class Session:
             part.failed(error)
 
     def begin_anew(self) -> None:
-        """What the broker says of this session cannot be: go on with another one."""
+        """What the broker says of this session cannot be: end it, and go on with another one."""
         self.session_id = ""
-        if self._carrier is not None:
-            self._carrier.abort()
+        self._break_off(1000, "another session is needed")
 
     # --- for the parts --------------------------------------------------------------------------
 
@@ -285,12 +284,23 @@ class Session:
     def on_message(self, data: bytes) -> None:
         """A WebSocket message: one frame or several."""
         try:
-            frames = wire.decode(data)
-        except msgspec.DecodeError as error:
+            self._take_in(wire.decode(data))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             logger.error("a message that is not tocsin.v1: %s", error)
-            if self._carrier is not None:
-                self._carrier.close(codes.PROTOCOL_ERROR, "not tocsin.v1")
-            return
+            self._break_off(codes.PROTOCOL_ERROR, "not tocsin.v1")
+        except Exception:
+            logger.exception("a message that cannot be")
+            self._break_off(codes.PROTOCOL_ERROR, "a message that cannot be")
+
+    def _break_off(self, code: int, why: str) -> None:
+        """Go on over another carrier, without waiting for the end of this one."""
+        carrier = self._carrier
+        if carrier is not None:
+            carrier.listen(None)
+            carrier.close(code, why)
+            self.on_closed(code, why)
+
+    def _take_in(self, frames: list[wire.ReceivedFrame]) -> None:
         now = self._loop.time()
         for frame in frames:
             if isinstance(frame, wire.Push):
