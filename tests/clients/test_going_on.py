@@ -1,6 +1,7 @@
 """The client and the whole broker, over sockets that are cut: a session goes on (R22)."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Literal
@@ -268,3 +269,50 @@ async def test_who_gives_up_reading_leaves_nothing_behind_at_the_broker(server: 
             assert (await anext(messages)).body == 0
         (conversation,) = server.registry.around.sessions._by_id.values()
         assert conversation._session.subscribed == []  # type: ignore[attr-defined]
+
+
+async def test_cancelling_run_returns_what_its_handlers_had_in_hand(server: Server) -> None:
+    """Else nobody works on it, and its lease is prolonged all the same."""
+    began = asyncio.Event()
+
+    async def handler(message: tocsin.Message) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    async with tocsin.connect(server.url) as client, asyncio.timeout(10):
+        await client.create_queue("q", partitions=1)
+        async with client.subscribe("q", "g") as messages:
+            running = asyncio.ensure_future(messages.run(handler))
+            await client.publish("q", 0, key="k")
+            await client.publish("q", 1, key="k")
+            await began.wait()
+            running.cancel()
+            await asyncio.wait((running,))
+            assert running.cancelled()
+            again = await anext(messages)
+            assert (again.body, again.attempt) == (0, 2)
+            await again.ack()
+            assert (await anext(messages)).body == 1
+
+
+async def test_a_handler_that_swallows_its_cancellation_does_not_keep_run_going(
+    server: Server,
+) -> None:
+    ran: list[int] = []
+    began = asyncio.Event()
+
+    async def handler(message: tocsin.Message) -> None:
+        ran.append(message.body)
+        began.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    async with tocsin.connect(server.url) as client, asyncio.timeout(10):
+        await client.create_queue("q", partitions=1)
+        async with client.subscribe("q", "g") as messages:
+            await publish(client, 10)
+            running = asyncio.ensure_future(messages.run(handler))
+            await began.wait()
+            running.cancel()
+            await asyncio.wait((running,))
+            assert (running.cancelled(), len(ran)) == (True, 1)

@@ -95,7 +95,8 @@ class Subscription(Subscribing):
         at a time across keys, one after another within a key. A message is acked when its handler
         returns and has not settled it, and nacked when it raises. A handler whose message is no
         longer this consumer's (revoked, or its lease could not be prolonged) is cancelled: the
-        message comes again, and its key waits until the handler has ended."""
+        message comes again, and its key waits until the handler has ended. Cancelling `run`
+        cancels the handlers, whatever they make of it, and returns their messages at once."""
         async with asyncio.TaskGroup() as workers:
             for number in range(concurrency):
                 workers.create_task(self._work(handler), name=f"tocsin-worker-{number}")
@@ -114,6 +115,8 @@ class Subscription(Subscribing):
                     self._settle_quietly(message, partial(self.nack, message, None, reason))
             except asyncio.CancelledError:
                 if not self._was_cancelled(worker):
+                    # Nobody works on it any more; held, its lease would be prolonged for an hour.
+                    self._settle_quietly(message, partial(self.nack, message, 0.0, "cancelled"))
                     raise
                 logger.warning("the handler was cancelled: %r is no longer held here", message)
             else:
@@ -123,6 +126,8 @@ class Subscription(Subscribing):
                 del self._running[message]
                 self._ledger.finished(message)
                 self._waiters.wake(self._ledger.ready)
+            if worker.cancelling():
+                raise asyncio.CancelledError  # the handler has swallowed it
 
     def _was_cancelled(self, worker: "asyncio.Task[object]") -> bool:
         """Whether the handler was cancelled because its message is gone, and nobody else cancelled
