@@ -63,7 +63,9 @@ class Timing:
 class Session:
     """One client's conversation on one transport."""
 
-    __slots__ = ("_bad_count", "_deadline", "_is_pinged", "_subscriptions", "_timing", "state")
+    __slots__ = (
+        "_bad_count", "_deadline", "_is_pinged", "_subscriptions", "_timing", "_unheard", "state",
+    )  # fmt: skip
 
     def __init__(self, timing: Timing, *, now: float) -> None:
         self.state = State.HELLO
@@ -73,6 +75,8 @@ class Session:
         self._bad_count = 0
         self._subscriptions: dict[int, int | None] = {}
         """Number → credit granted in total; None: being opened."""
+        self._unheard: frozenset[int] = frozenset()
+        """Those that were being opened when their transport was lost: the answer reaches nobody."""
 
     def __repr__(self) -> str:
         return f"<Session {self.state.value}, subscriptions {sorted(self._subscriptions)}>"
@@ -141,6 +145,9 @@ class Session:
             refusal = Refused("draining")
         if refusal is None and frame.subscription in self._subscriptions:
             refusal = Refused("already_subscribed")
+            is_opening = self._subscriptions[frame.subscription] is None
+            if is_opening and frame.subscription in self._unheard:
+                refusal = Refused("overloaded", "an earlier subscribe is under way: say it again")
         if refusal is None and len(self._subscriptions) >= limits.SUBSCRIPTIONS_PER_SESSION_MAX:
             refusal = Refused(
                 "too_many",
@@ -223,6 +230,9 @@ class Session:
         """Another transport carries it: it goes on, also where silence had closed it."""
         if self.state is State.CLOSED:
             self.state = State.OPEN
+        self._unheard = frozenset(
+            n for n, granted in self._subscriptions.items() if granted is None
+        )
         self.heard(now=now)
 
     def next_deadline(self) -> float | None:

@@ -316,3 +316,43 @@ async def test_a_handler_that_swallows_its_cancellation_does_not_keep_run_going(
             running.cancel()
             await asyncio.wait((running,))
             assert (running.cancelled(), len(ran)) == (True, 1)
+
+
+async def test_a_subscribe_that_is_under_way_when_the_connection_is_lost_succeeds_in_the_end(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker still works on it when the client, back again, says it once more."""
+    async with tocsin.connect(server.url) as client, asyncio.timeout(10):
+        await client.create_queue("q")
+        broker = server.registry.around.broker
+        put_group, stalls = broker.put_group, [asyncio.Event()]
+        asked = asyncio.Event()
+
+        async def slow(*args: Any) -> Any:
+            asked.set()
+            if stalls:
+                await stalls[0].wait()
+            return await put_group(*args)
+
+        async with client.subscribe("q", "other"):
+            monkeypatch.setattr(broker, "put_group", slow)
+            messages = client.subscribe("q", "g")
+            joining = asyncio.ensure_future(messages.__aenter__())
+            await asked.wait()
+            refused, stall = asyncio.Event(), stalls.pop()
+            answered = messages._answered
+
+            def hears(answer: Any) -> None:
+                if answer is not None and answer.code == "overloaded":
+                    refused.set()
+                    stall.set()
+                answered(answer)
+
+            monkeypatch.setattr(messages, "_answered", hears)
+            cut(server)
+            await refused.wait()
+            monkeypatch.setattr(messages, "_answered", answered)
+            await joining
+            await publish(client, 3)
+            assert sorted([(await anext(messages)).body for _ in range(3)]) == [0, 1, 2]
+            await messages.close()
