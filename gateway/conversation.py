@@ -246,7 +246,9 @@ class Conversation:
                 session.come_back(self._outlet, hello.linger_s, self._publishing.producer)
                 return
         self._linger_s = hello.linger_s
-        self._around.sessions.add(self)
+        if not self._around.sessions.add(self):
+            self._close(frames.OVERLOADED)
+            return
         self._welcome(None)
 
     def _welcome(self, resumed: list[int] | None) -> None:

@@ -46,6 +46,7 @@ class Registry:
 
     def __init__(self, around: Surroundings, *, sessions_max: int = limits.SESSIONS_MAX) -> None:
         self.around = around
+        around.sessions.has_room = self._has_room
         self.deadlines = Deadlines()
         self.is_draining = False
         self._sessions_max = sessions_max
@@ -65,11 +66,15 @@ class Registry:
         return list(self._connections)
 
     def refusal(self) -> Close | None:
-        """Why one more session cannot be had here now; None: it can."""
+        """Why one more transport cannot be had here now; None: it can. Its session may be one that
+        is here already: whether there is room for another one is asked after its `hello`."""
         if self.is_draining:
             return frames.DRAINING
-        count = len(self._connections) + len(self.around.sessions)
-        return frames.OVERLOADED if count >= self._sessions_max else None
+        return frames.OVERLOADED if len(self._connections) >= self._sessions_max else None
+
+    def _has_room(self) -> bool:
+        """Whether the session that has just said `hello` is not one too many (P9)."""
+        return len(self._connections) + len(self.around.sessions) <= self._sessions_max
 
     def add(self, connection: Connection) -> None:
         """A session began."""

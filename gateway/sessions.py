@@ -6,6 +6,7 @@ in `hello`, and finds its subscriptions, its place in its groups and what it hol
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from gateway.frames import Close
@@ -35,13 +36,18 @@ class Sessions:
     def __init__(self) -> None:
         self._by_id: dict[str, Resumable] = {}
         self._lingering: dict[str, Lingering] = {}
+        self.has_room: Callable[[], bool] = lambda: True
+        """Whether one more fits; set by the registry, which knows the transports."""
 
     def __len__(self) -> int:
         return len(self._lingering)
 
-    def add(self, session: Resumable) -> None:
-        """It was welcomed."""
+    def add(self, session: Resumable) -> bool:
+        """It is to be welcomed. False: there is no room for it."""
+        if not self.has_room():
+            return False
         self._by_id[session.session_id] = session
+        return True
 
     def discard(self, session: Resumable) -> None:
         """It has ended. Not there: nothing happens."""

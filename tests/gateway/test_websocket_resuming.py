@@ -82,3 +82,27 @@ async def test_who_says_good_bye_does_not_linger(gateway: Gateway, code: bytes) 
     await wire.close()
     await eventually(lambda: not len(gateway.registry))
     assert len(gateway.registry.around.sessions) == 0
+
+
+async def test_a_full_gateway_takes_back_who_is_here_already_and_nobody_else() -> None:
+    """P9: a session without a transport counts, and yet does not shut itself out; neither does
+    one whose old socket the gateway still believes in."""
+    broker = EchoBroker()
+    await broker.add_queue("q")
+    async with serve(Registry(Surroundings(broker, Auth(None)), sessions_max=2)) as gateway:
+        wire, session = await joined(gateway)
+        other, second = await joined(gateway)
+        for one in (wire, other):
+            await one.close()
+        await eventually(lambda: len(gateway.registry.around.sessions) == 2)
+        stranger = await connect(gateway)
+        await stranger.send(HELLO)
+        assert (await stranger.closed())[0] == 4003
+        await stranger.close()
+        back = [await connect(gateway), await connect(gateway)]
+        for one, name in zip(back, (session, second), strict=True):
+            await one.send({**HELLO, "session": name})
+            assert (await one.receive())["resumed"] == [1]
+        assert len(gateway.registry.around.sessions) == 0
+        for one in back:
+            await one.close()
