@@ -1,14 +1,17 @@
 """Brokers, and what stands before them, that answer what cannot be: never a hang, nothing lost."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
 import tocsin
 from tocsin import polling
 from tocsin.polling import Polling
+from tocsin.reconnecting import Reconnecting
 
 from gateway.server import Server
 from tests.clients.fake_broker import FakeBroker
@@ -185,9 +188,13 @@ async def test_an_answer_that_trickles_for_ever_is_given_up(
     async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 201 Created\r\ncontent-length: 1000000\r\n\r\n")
-        while not writer.is_closing():
-            writer.write(b" ")
-            await asyncio.sleep(0.01)
+        try:
+            while not reader.at_eof():
+                writer.write(b" ")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(100), 0.01)
+        finally:
+            writer.close()
 
     async with await asyncio.start_server(trickle, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
@@ -195,3 +202,34 @@ async def test_an_answer_that_trickles_for_ever_is_given_up(
             with pytest.raises(tocsin.CannotConnect):
                 async with tocsin.connect(f"http://127.0.0.1:{port}", transport="long-poll"):
                     pass
+
+
+def test_a_broker_that_is_never_understood_is_asked_ever_more_seldom() -> None:
+    """It welcomes and then talks nonsense: else that is a connection every 60 ms for ever."""
+    reconnecting = Reconnecting(rng=Random(1), fresh_tokens=False)
+    delays = []
+    for _ in range(10):
+        delays.append(reconnecting.delay_s(now=0.0))
+        reconnecting.connected()
+        reconnecting.broken()
+    assert delays[0] <= 0.1
+    assert delays[9] > 3.0
+    reconnecting.connected()
+    assert reconnecting.delay_s(now=0.0) <= 0.1
+
+
+async def test_a_client_that_is_cancelled_while_it_opens_leaves_nothing_open(
+    broker: FakeBroker,
+) -> None:
+    """At each of its awaits."""
+    for turns in range(12):
+        opening = asyncio.ensure_future(tocsin.connect(broker.url).__aenter__())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.wait((opening,))
+        if not opening.cancelled():
+            await opening.result().close()
+    async with tocsin.connect(broker.url):
+        pass  # whatever was opened before has been accepted by now
+    await broker.until(lambda: not broker.sockets)

@@ -112,7 +112,11 @@ class Client(Upkeep):
             trace=self._trace,
         )
         publisher = Publisher(session, rng=rng)
-        await session.open()
+        try:
+            await session.open()
+        except BaseException:
+            await session.close()
+            raise
         self._session, self._publisher = session, publisher
         self._http = Http(self.url, token=self._token)
         return self
@@ -131,10 +135,12 @@ class Client(Upkeep):
         session, self._session = self._session, None
         http, self._http = self._http, None
         self._publisher = None
-        if session is not None:
-            await session.close()
-        if http is not None:
-            await http.close()
+        try:
+            if session is not None:
+                await session.close()
+        finally:
+            if http is not None:
+                await http.close()
 
     @property
     def is_connected(self) -> bool:

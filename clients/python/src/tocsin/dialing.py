@@ -149,14 +149,18 @@ class Dialer:
     async def close(self) -> None:
         """End the session in an orderly way."""
         self._closed = True
-        for task in (self._runner, self._returning):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait((task,))
-        carrier = self.carrier
+        tasks = [task for task in (self._runner, self._returning) if task is not None]
+        for task in tasks:
+            task.cancel()
+        try:
+            if tasks:
+                await asyncio.wait(tasks)
+        finally:  # also where closing is cancelled: nothing is left open
+            carrier = self.carrier
+            if carrier is not None:
+                carrier.listen(None)
+                carrier.close()
         if carrier is not None:
-            carrier.listen(None)
-            carrier.close()
             await carrier.wait_closed()
 
     async def _run(self) -> None:
@@ -257,10 +261,12 @@ class Dialer:
                 carrier.listen(greeting)
                 carrier.send([self._host.hello()])
                 await greeting.welcomed
-        except BaseException:
+        except BaseException as error:
             if carrier is not None and carrier is not self.carrier:
                 carrier.listen(None)  # its end must not be taken for that of the next one
                 carrier.abort()
+            elif carrier is not None and isinstance(error, TimeoutError):
+                return  # the welcome came in the same turn of the loop
             raise
         finally:
             self._attempting = False
@@ -321,6 +327,8 @@ class Dialer:
                 was_told=close_code != ABNORMAL,
             )  # fmt: skip
         self.carrier = None
+        if close_code == codes.PROTOCOL_ERROR:
+            self._reconnecting.broken()
         if close_code == codes.REPLACED:
             close_code = ABNORMAL  # by an attempt of this client, whose welcome may be lost
         if self._attempting:

@@ -22,15 +22,19 @@ class Reconnecting:
     def __init__(self, *, rng: Random, fresh_tokens: bool) -> None:
         self._rng = rng
         self._fresh_tokens = fresh_tokens
-        self._attempts = 0
+        self._attempts = self._attempts_before = 0
         self._unauthorized = 0
         self._advised_at: float | None = None
 
     def connected(self) -> None:
         """A session stands: the next loss starts from the beginning."""
-        self._attempts = 0
+        self._attempts_before, self._attempts = self._attempts, 0
         self._unauthorized = 0
         self._advised_at = None
+
+    def broken(self) -> None:
+        """What that session said was no protocol: it counts as an attempt that failed."""
+        self._attempts = max(self._attempts, self._attempts_before)
 
     def advised(self, after_s: float, *, now: float) -> None:
         """The broker has said to come back after so many seconds."""
