@@ -356,3 +356,21 @@ async def test_a_subscribe_that_is_under_way_when_the_connection_is_lost_succeed
             await publish(client, 3)
             assert sorted([(await anext(messages)).body for _ in range(3)]) == [0, 1, 2]
             await messages.close()
+
+
+async def test_a_prolongation_ends_with_the_lease_though_no_broker_comes_back(
+    server: Server,
+) -> None:
+    async with tocsin.connect(server.url) as client, asyncio.timeout(10):
+        await client.create_queue("q", lease_s=1)
+        await publish(client, 1)
+        async with client.subscribe("q", "g", auto_extend=False) as messages:
+            message = await anext(messages)
+            assert client._session is not None
+            client._session._dialer.advised(3600)
+            lost = asyncio.Event()
+            client._session.add(Losses(lost))
+            cut(server)
+            await lost.wait()
+            with pytest.raises(tocsin.StaleDelivery):
+                await message.extend()

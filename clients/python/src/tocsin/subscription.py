@@ -337,6 +337,8 @@ class Subscription(Subscribing):
         """Discard what has been held for as long as its lease."""
         self._ledger.expire(now=now)
         self._session.dirty(self)
+        if self._ledger.is_paused:
+            self._waiters.wake_all()  # who waits for a connection, to prolong what is over now
 
 
 def _finish(ticket: Any, error: Exception | None) -> None:
