@@ -15,7 +15,7 @@ from gateway.longpoll import Polls
 from gateway.registry import Registry, drain_sessions
 from gateway.rest import Application
 from gateway.session import Timing
-from metadata.catalog import ANYBODY
+from metadata.catalog import ANYBODY, Principal
 from push import limits
 from tests.gateway.conftest import BASE_URL
 from tests.histories.house import House, eventually, message, numbered
@@ -245,6 +245,23 @@ async def test_nobody_s_session_is_not_found(http: httpx2.AsyncClient) -> None:
             method, f"/v1/sessions/nobody{path}", params={"after": "0", "number": "1"}
         )
         assert (answer.status_code, answer.json()["code"]) == (404, "session_not_found")
+
+
+async def test_somebody_else_s_poll_and_session_are_nobody_s(client: Client, polls: Polls) -> None:
+    """P11: also for who knows the names."""
+    (poll,) = polls._by_id.values()
+    assert poll.conversation is not None
+    poll.principal = poll.conversation._principal = Principal("somebody")
+    for method, path in (
+        ("GET", client.path), ("POST", client.path), ("DELETE", client.path.removesuffix("/frames")),
+    ):  # fmt: skip
+        answer = await client.http.request(method, path, params={"after": "1", "number": "2"})
+        assert (answer.status_code, answer.json()["code"]) == (404, "session_not_found")
+    theirs = client.session
+    (welcome,) = (await client.open(session=theirs, linger_s=30))["frames"]
+    assert welcome["resumed"] is None
+    assert welcome["session"] != theirs
+    assert poll.end is None
 
 
 async def test_a_gateway_that_goes_down_tells_who_polls(client: Client, registry: Registry) -> None:
