@@ -253,7 +253,8 @@ async def test_somebody_else_s_poll_and_session_are_nobody_s(client: Client, pol
     assert poll.conversation is not None
     poll.principal = poll.conversation._principal = Principal("somebody")
     for method, path in (
-        ("GET", client.path), ("POST", client.path), ("DELETE", client.path.removesuffix("/frames")),
+        ("GET", client.path), ("POST", client.path),
+        ("DELETE", client.path.removesuffix("/frames")),
     ):  # fmt: skip
         answer = await client.http.request(method, path, params={"after": "1", "number": "2"})
         assert (answer.status_code, answer.json()["code"]) == (404, "session_not_found")
