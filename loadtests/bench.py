@@ -72,7 +72,7 @@ def bench(  # noqa: PLR0917 - click passes them by name
 
     \b
     batch100  frames of 100 messages, as many as the broker takes
-    sdk100    the same through the Python SDK: await client.publish from 4 x 100 tasks, async for
+    sdk100    the same through the Python SDK: await client.publish from tasks, async for
     single    one message a frame, many in flight
     open10k   10,000 messages a second on a fixed schedule; latency from the scheduled time
     fanout5k  5,000 readers of one queue; CPU and rate per recipient

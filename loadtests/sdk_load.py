@@ -1,8 +1,9 @@
 """The scenario sdk100: batch100 through the public interface of the Python SDK.
 
-Four clients, each with a hundred tasks that do nothing but `await client.publish(...)`, in a
-process of their own as a user's producers are; four consumers, each an `async for` that acks. What
-the SDK makes of it (one frame a turn, acks as ranges) is what is measured.
+Clients of a hundred tasks each that do nothing but `await client.publish(...)`, in a process of
+their own as a user's producers are; four consumers, each an `async for` that acks. What the SDK
+makes of it (one frame a turn, acks as ranges) is what is measured. A hundred tasks have at most a
+hundred messages in flight, so one client alone waits for the disk most of the time.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Event
 from typing import Final
@@ -23,13 +25,13 @@ from loadtests.line import (
     CONSUMERS,
     DRAIN_TIMEOUT_S,
     PARTITIONS,
-    PRODUCERS,
     WARM_UP_S,
     Bench,
     Figures,
 )
 from loadtests.load import LoadFailed
 
+CLIENTS: Final = 100
 TASKS: Final = 100
 """Of each producing client."""
 QUEUE: Final = "sdk100"
@@ -50,8 +52,43 @@ class _Counts:
         self.latency = Histogram()
 
 
+@dataclass(frozen=True)
+class _Load:
+    """What the producers' process is to do."""
+
+    url: str
+    token: str | None
+    queue: str
+    clients: int
+
+
+@dataclass
+class _Run:
+    rate: float
+    cpu_us: float | None
+    latency: Histogram
+    redelivered: int
+
+
 async def sdk100(bench: Bench) -> Figures:
-    """As batch100, with `await client.publish` and `async for`."""
+    """As batch100, with `await client.publish` and `async for`: once by a single client, and once
+    by as many as have about as much in flight as batch100."""
+    one = await _run(bench, f"{QUEUE}-one", 1)
+    many = await _run(bench, QUEUE, CLIENTS)
+    figures = Figures(many.rate, many.latency, many.cpu_us)
+    figures.more = {
+        "one_client_messages_per_s": round(one.rate),
+        "redelivered": one.redelivered + many.redelivered,
+    }
+    figures.conditions = {
+        "producers": f"{CLIENTS} clients of {TASKS} tasks that await each publish, one process",
+        "consumers": f"{CONSUMERS} clients, async for and ack, another process",
+        "in_flight_max": CLIENTS * TASKS,
+    }
+    return figures
+
+
+async def _run(bench: Bench, queue: str, count: int) -> _Run:
     counts = _Counts()
     spawn = multiprocessing.get_context("spawn")
     stop, published = spawn.Event(), spawn.Value("q")
@@ -60,22 +97,19 @@ async def sdk100(bench: Bench) -> Figures:
             await stack.enter_async_context(tocsin.connect(bench.url, token=bench.token))
             for _ in range(CONSUMERS)
         ]
-        await clients[0].create_queue(QUEUE, partitions=PARTITIONS)
-        tasks = [asyncio.create_task(_consume(client, counts)) for client in clients]
+        await clients[0].create_queue(queue, partitions=PARTITIONS)
+        tasks = [asyncio.create_task(_consume(client, queue, counts)) for client in clients]
         producers = spawn.Process(
-            target=_produce_all, args=(bench.url, bench.token, stop, published), daemon=True
+            target=_produce_all,
+            args=(_Load(bench.url, bench.token, queue, count), stop, published),
+            daemon=True,
         )
         gc.collect()
         gc.disable()
         producers.start()
         try:
             await _until(lambda: counts.settled >= SETTLING, tasks, "settling in")
-            await asyncio.sleep(WARM_UP_S)
-            counts.latency.clear()
-            settled, cpu_s, began = counts.settled, bench.cpu_s(), time.monotonic()
-            await asyncio.sleep(bench.seconds)
-            count, elapsed = counts.settled - settled, time.monotonic() - began
-            cpu_us = bench.cpu_us(cpu_s, count)
+            run = await _measured(bench, counts)
             stop.set()
             await _until(lambda: not producers.is_alive(), tasks, "stopping the producers")
             if producers.exitcode:
@@ -89,15 +123,17 @@ async def sdk100(bench: Bench) -> Figures:
             await asyncio.wait(tasks)
             producers.join(5)
             producers.kill()
-    bench.progress(f"sdk100: {count / elapsed:,.0f} messages/s")
-    figures = Figures(count / elapsed, counts.latency, cpu_us)
-    figures.more["redelivered"] = counts.redelivered
-    figures.conditions = {
-        "producers": f"{PRODUCERS} clients of {TASKS} tasks that await each publish, one process",
-        "consumers": f"{CONSUMERS} clients, async for and ack, another process",
-        "in_flight_max": PRODUCERS * TASKS,
-    }
-    return figures
+    bench.progress(f"{queue}: {run.rate:,.0f} messages/s")
+    return run
+
+
+async def _measured(bench: Bench, counts: _Counts) -> _Run:
+    await asyncio.sleep(WARM_UP_S)
+    counts.latency.clear()
+    settled, cpu_s, began = counts.settled, bench.cpu_s(), time.monotonic()
+    await asyncio.sleep(bench.seconds)
+    count, elapsed = counts.settled - settled, time.monotonic() - began
+    return _Run(count / elapsed, bench.cpu_us(cpu_s, count), counts.latency, counts.redelivered)
 
 
 async def _until(
@@ -114,8 +150,8 @@ async def _until(
         await asyncio.sleep(0.02)
 
 
-async def _consume(client: tocsin.Client, counts: _Counts) -> None:
-    async with client.subscribe(QUEUE, "workers") as messages:
+async def _consume(client: tocsin.Client, queue: str, counts: _Counts) -> None:
+    async with client.subscribe(queue, "workers") as messages:
         async for message in messages:
             await message.ack()
             counts.settled += 1
@@ -126,15 +162,19 @@ async def _consume(client: tocsin.Client, counts: _Counts) -> None:
                 counts.latency.record(time.monotonic_ns() - due_ns, 1)
 
 
-def _produce_all(url: str, token: str | None, stop: Event, published: "Synchronized[int]") -> None:
+def _produce_all(load: _Load, stop: Event, published: "Synchronized[int]") -> None:
     async def run() -> None:
         async with AsyncExitStack() as stack:
             clients = [
-                await stack.enter_async_context(tocsin.connect(url, token=token))
-                for _ in range(PRODUCERS)
+                await stack.enter_async_context(tocsin.connect(load.url, token=load.token))
+                for _ in range(load.clients)
             ]
             counts = await asyncio.gather(
-                *(_produce(client, place, stop) for client in clients for place in range(TASKS))
+                *(
+                    _produce(client, load.queue, place, stop)
+                    for client in clients
+                    for place in range(TASKS)
+                )
             )
             published.value = sum(counts)
 
@@ -143,11 +183,11 @@ def _produce_all(url: str, token: str | None, stop: Event, published: "Synchroni
         runner.run(run())
 
 
-async def _produce(client: tocsin.Client, place: int, stop: Event) -> int:
+async def _produce(client: tocsin.Client, queue: str, place: int, stop: Event) -> int:
     """One task: publish, await, again; how many."""
     count = 0
     while count % 64 or not stop.is_set():  # asking another process costs a system call
         body = f"{time.monotonic_ns():024d}{_TAIL}"
-        await client.publish(QUEUE, body, key=f"key-{(place * 37 + count) % KEYS}")
+        await client.publish(queue, body, key=f"key-{(place * 37 + count) % KEYS}")
         count += 1
     return count

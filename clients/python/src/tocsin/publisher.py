@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from random import Random
 from typing import Any
@@ -13,6 +13,7 @@ from tocsin.outgoing import NewMessage, encode_message
 from tocsin.publishing import Bounds, Lane, Outcome, Receipt, Ticket
 from tocsin.session import Session
 
+NEVER = float("inf")
 _FRAME_OVERHEAD_BYTES = 512
 
 
@@ -89,22 +90,29 @@ class Publisher:
 
     # --- for the client -------------------------------------------------------------------------
 
-    async def publish(self, queue: str, message: NewMessage, timeout_s: float | None) -> Receipt:
-        """See Client.publish."""
+    def publish(
+        self, queue: str, message: NewMessage, timeout_s: float | None
+    ) -> Awaitable[Receipt]:
+        """See Client.publish. Where there is room the message is queued when this returns."""
         data = self._encode(message)
         line = self._line(queue)
         deadline = self._deadline(timeout_s)
         future: asyncio.Future[Receipt] = self._loop.create_future()
         if line.has_room():  # the ordinary case
             self._add(line, data, future, deadline, message.id)
-            return await future
+            return future
+        return self._publish_later(line, data, future, deadline, message.id)
 
+    async def _publish_later(
+        self, line: _Line, data: bytes, future: "asyncio.Future[Receipt]", deadline: float,
+        id: str | None,
+    ) -> Receipt:  # fmt: skip
         def fill() -> bool:
-            self._add(line, data, future, deadline, message.id)
+            self._add(line, data, future, deadline, id)
             return True
 
         try:
-            async with asyncio.timeout_at(None if timeout_s is None else deadline):
+            async with asyncio.timeout_at(None if deadline == NEVER else deadline):
                 await line.add(fill)
         except TimeoutError:
             raise PublishTimeout from None
@@ -183,7 +191,7 @@ class Publisher:
         return data
 
     def _deadline(self, timeout_s: float | None) -> float:
-        return float("inf") if timeout_s is None else self._loop.time() + timeout_s
+        return NEVER if timeout_s is None else self._loop.time() + timeout_s
 
     def _line(self, queue: str) -> _Line:
         if self._session.failure is not None:
