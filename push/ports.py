@@ -13,7 +13,7 @@ Nothing beyond the certified offset leaves a storage (R10).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from push.ranges import Range
 from push.record import Record
@@ -33,6 +33,15 @@ class GroupPartition(NamedTuple):
 
     group_id: str
     partition: Partition
+
+
+OWNER_BYTES: Final = 16
+
+
+def is_same_owner(token: bytes, other: bytes) -> bool:
+    """Whether two owner tokens are of one owner: their first OWNER_BYTES name it, what follows is
+    drawn anew each time. An empty token is nobody's."""
+    return bool(token) and token[:OWNER_BYTES] == other[:OWNER_BYTES]
 
 
 # --- Appending ---------------------------------------------------------------------------------
@@ -156,6 +165,9 @@ class Owned:
     cursor: Cursor
     certified: int
     generation: int
+    previous: int | None = None
+    """The epoch before, where it was the same owner's (R22); None: it was somebody else's, or the
+    group was sought or restored since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +341,9 @@ class Storage(Protocol):
         self, place: GroupPartition, *, token: bytes, assignment: int, epoch_seen: int = 0
     ) -> Owned:
         """Become the owner: raises and persists the epoch above both the stored one and
-        `epoch_seen` (R15), remembers the random `token`, waits for the level `all`.
+        `epoch_seen` (R15), remembers the `token`, waits for the level `all`. The token names the
+        owner and is random behind that (see `is_same_owner`); who owned the place last under its
+        name is told under which epoch (R22).
 
         Raises:
             Fenced: `assignment` is older than one that owned this place before (R14).

@@ -19,6 +19,7 @@ from push.ports import (
     Standing,
     Start,
     Written,
+    is_same_owner,
 )
 from push.ranges import Range, RangeSet
 from storage.appending import PartitionLog
@@ -55,7 +56,7 @@ class GroupCursor:
     def __init__(self, floor: int) -> None:
         self.epoch = 0
         self.token = b""
-        """The owner's random token; empty: nobody owns it."""
+        """The owner's token; empty: nobody owns it."""
         self.assignment = 0
         self.floor = floor
         self.passed = RangeSet()
@@ -64,8 +65,9 @@ class GroupCursor:
         """key hash -> how many offsets stand in its side line; never 0."""
         self.parked: dict[int, Parked] = {}
 
-    def own(self, *, token: bytes, assignment: int, epoch_seen: int) -> None:
-        """Raise the epoch for a new owner (R15).
+    def own(self, *, token: bytes, assignment: int, epoch_seen: int) -> int | None:
+        """Raise the epoch for a new owner (R15). Returns the epoch before, if that was this
+        owner's too (R22).
 
         Raises:
             Fenced: the assignment is older than one that owned this before (R14).
@@ -74,9 +76,11 @@ class GroupCursor:
             raise Fenced(
                 f"assignment {assignment} is older than {self.assignment}, which owned this"
             )
+        previous = self.epoch if is_same_owner(self.token, token) else None
         self.epoch = max(self.epoch, epoch_seen) + 1
         self.token = token
         self.assignment = assignment
+        return previous
 
     def fresh(self, floor: int) -> "GroupCursor":
         """The cursor after a seek to `floor`: nothing settled above it, every owner fenced."""

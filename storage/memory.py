@@ -256,8 +256,10 @@ class MemoryStorage:
         if found is None:
             raise Refused("group_not_found", f"the storage has no group {place.group_id} here")
         at, cursor = found
-        cursor.own(token=token, assignment=assignment, epoch_seen=epoch_seen)
-        owned = Owned(cursor.epoch, cursor.snapshot(), at.log.next_offset, at.log.generation)
+        previous = cursor.own(token=token, assignment=assignment, epoch_seen=epoch_seen)
+        owned = Owned(
+            cursor.epoch, cursor.snapshot(), at.log.next_offset, at.log.generation, previous
+        )
         await asyncio.sleep(0)
         return owned
 

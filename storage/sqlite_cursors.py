@@ -189,10 +189,11 @@ class CursorBooks:
         log = self._books.find(place.partition)
         if stored is None or log is None:
             raise Refused("group_not_found", f"the storage has no group {place.group_id} here")
-        stored.cursor.own(token=token, assignment=assignment, epoch_seen=epoch_seen)
+        cursor = stored.cursor
+        previous = cursor.own(token=token, assignment=assignment, epoch_seen=epoch_seen)
         stored.fence_changed = True
         self._changed[stored.row_id] = stored
-        return Owned(stored.cursor.epoch, stored.cursor.snapshot(), log.next_offset, log.generation)
+        return Owned(cursor.epoch, cursor.snapshot(), log.next_offset, log.generation, previous)
 
     def write(self, writes: Sequence[CursorWrite]) -> list[Written]:
         """Apply fenced changes; when one names what is not certified, none."""

@@ -2,8 +2,8 @@
 
 A copy that is brought back is an older history: what was appended after it is gone, and its
 offsets will be given again. So the store gets a new incarnation, every log a higher generation,
-and every cursor a higher epoch: what was made in the lost history (receipts, positions, owners)
-means nothing in this one.
+and every cursor a higher epoch and no owner: what was made in the lost history (receipts,
+positions, owners, what a client holds) means nothing in this one.
 """
 
 import sqlite3
@@ -124,14 +124,17 @@ def _raise_epochs(connection: sqlite3.Connection) -> int:
     damaged = 0
     for rows in _slices(connection, "cursor", CURSOR_COLUMNS):
         raised = []
-        for group_id, partition, row_id, epoch, *fields, passed, checksum in rows:
-            before = (group_id, partition, row_id, epoch, *fields)
+        for group_id, partition, row_id, epoch, token, *fields, passed, checksum in rows:
+            before = (group_id, partition, row_id, epoch, token, *fields)
             if codec.row_checksum(*before, blob=passed) != checksum:
                 damaged += 1  # the broker begins it anew above any epoch
                 continue
-            after = (group_id, partition, row_id, epoch + EPOCHS_RAISED, *fields)
-            raised.append((epoch + EPOCHS_RAISED, codec.row_checksum(*after, blob=passed), row_id))
-        connection.executemany("UPDATE cursor SET epoch = ?, checksum = ? WHERE id = ?", raised)
+            now = (epoch + EPOCHS_RAISED, b"")
+            after = (group_id, partition, row_id, *now, *fields)
+            raised.append((*now, codec.row_checksum(*after, blob=passed), row_id))
+        connection.executemany(
+            "UPDATE cursor SET epoch = ?, token = ?, checksum = ? WHERE id = ?", raised
+        )
     return damaged
 
 

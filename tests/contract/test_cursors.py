@@ -117,6 +117,46 @@ async def test_an_owner_by_an_older_assignment_is_fenced(store: Storage) -> None
     assert (await store.own(G0, token=b"d", assignment=7)).epoch == 3
 
 
+SESSION = b"a session's name"
+
+
+async def test_who_owned_a_place_last_is_told_under_which_epoch(store: Storage) -> None:
+    """R22: by the part of the token that names the owner; what follows is drawn anew."""
+    await with_group(store)
+    assert (await store.own(G0, token=SESSION + b"1", assignment=1)).previous is None
+    again = await store.own(G0, token=SESSION + b"2", assignment=1)
+    assert (again.epoch, again.previous) == (3, 2)
+    assert (await store.own(G0, token=SESSION + b"2", assignment=1, epoch_seen=9)).previous == 3
+
+
+async def test_who_was_followed_by_somebody_else_was_not_the_last(store: Storage) -> None:
+    """R22, P7: what it held may have been given to the other."""
+    await with_group(store)
+    await store.own(G0, token=SESSION + b"1", assignment=1)
+    await store.own(G0, token=b"another session " + b"1", assignment=1)
+    assert (await store.own(G0, token=SESSION + b"2", assignment=1)).previous is None
+
+
+async def test_a_seek_ends_what_its_owner_held(store: Storage) -> None:
+    """R22: nobody owned it last."""
+    await with_group(store, messages=4)
+    await store.own(G0, token=SESSION + b"1", assignment=1)
+    await store.seek("g-1", "q-1", [0, 0])
+    assert (await store.own(G0, token=SESSION + b"2", assignment=1)).previous is None
+
+
+async def test_the_same_owner_of_before_settles_nothing_under_the_newer_epoch(
+    store: Storage,
+) -> None:
+    """R15: its token has a random part."""
+    await with_group(store, messages=4)
+    await store.own(G0, token=SESSION + b"1", assignment=1)
+    owned = await store.own(G0, token=SESSION + b"2", assignment=1)
+    late = replace(change(epoch=owned.epoch, settled=[(0, 0)]), token=SESSION + b"1")
+    (written,) = await store.write_cursors([late])
+    assert written.fenced
+
+
 async def test_the_predecessor_of_an_owner_settles_nothing(store: Storage) -> None:
     """P7, R15: by its epoch, and by its token under the same epoch."""
     await with_group(store, messages=4)

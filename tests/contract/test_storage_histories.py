@@ -19,7 +19,16 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from push.ports import CursorWrite, GroupPartition, Partition, Retry, Side, Storage, Written
+from push.ports import (
+    OWNER_BYTES,
+    CursorWrite,
+    GroupPartition,
+    Partition,
+    Retry,
+    Side,
+    Storage,
+    Written,
+)
 from push.sending import SendingOrder
 from storage.memory import MemoryStorage
 from storage.sqlite import SqliteStorage
@@ -157,13 +166,16 @@ class Histories(RuleBasedStateMachine):
         self.both("drop_group", group, self.queue_id)
         del self.model.groups[group]
 
-    def own(self, group: str) -> None:
+    def own(self, group: str, owner: bytes = b"one") -> None:
         """Take over; the cursor is what the model says."""
         at = self.model.groups[group]
+        before, owner = at.token[:OWNER_BYTES], owner.ljust(OWNER_BYTES)
+        previous = at.epoch if before == owner else None
         at.epoch += 1
-        at.token = b"token-%d" % at.epoch
+        at.token = owner + b"%d" % at.epoch
         place = GroupPartition(group, self.partition)
         owned = self.both("own", place, token=at.token, assignment=1)
+        assert owned.previous == previous, "R22"
         cursor, floor = owned.cursor, self.model.floor(group)
         above = {n for first, last in cursor.passed for n in range(first, last + 1)}
         assert (owned.epoch, cursor.floor) == (at.epoch, floor)
@@ -175,12 +187,12 @@ class Histories(RuleBasedStateMachine):
         assert dict(cursor.lines) == counts
 
     @precondition(lambda self: self.model.groups)
-    @rule(data=st.data())
-    def change_owner(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), owner=st.sampled_from([b"one", b"other"]))
+    def change_owner(self, data: st.DataObject, owner: bytes) -> None:
         group = data.draw(st.sampled_from(sorted(self.model.groups)))
         before = self.model.groups[group]
         stale = (before.epoch, before.token)
-        self.own(group)
+        self.own(group, owner)
         place = GroupPartition(group, self.partition)
         if self.model.next_offset:
             answer = self.both("write_cursors", [CursorWrite(place, *stale, settled=((0, 0),))])

@@ -86,11 +86,11 @@ async def test_a_cursor_is_whole_after_a_restart(embedded: Embedded) -> None:
         aside=[Side(9, (5, 10)), Side(1 << 63, (12,))],
     )
     await store.write_cursors([write])
-    before = await store.own(G0, token=b"b", assignment=3)
+    before = await store.own(G0, token=b"the same session", assignment=3)
     store = await embedded.open()
-    after = await store.own(G0, token=b"c", assignment=3)
+    after = await store.own(G0, token=b"the same session, again", assignment=3)
     assert after.cursor == before.cursor
-    assert (before.epoch, after.epoch) == (2, 3)
+    assert (before.epoch, after.epoch, after.previous) == (2, 3, 2), "R22"
     assert await store.read_side(G0, 9, -1, 10) == (5, 10)
 
 
