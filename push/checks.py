@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from push.delivery import Delivery
+from push.leases import ADOPTED
 from push.lines import loose
 from push.ranges import RangeSet
 
@@ -39,7 +40,7 @@ def _check_leases(delivery: Delivery) -> dict[int, int]:
     in_flight: dict[int, int] = {}
     for number, push in leases.pushes.items():
         assert push.open, f"push {number} is settled and still there"
-        assert 0 < number <= leases.number, f"R16: push {number} of {leases.number}"
+        assert -ADOPTED < number < 0 or 0 < number <= leases.number, f"R16: {push}"
         assert not push.open & ~push.given, f"P2: {push} has what it skips in flight"
         assert push.given & 1, f"{push} begins with what it skips"
         assert push.first + push.given.bit_length() - 1 == push.last, f"{push} ends with a skip"
@@ -55,7 +56,9 @@ def _check_leases(delivery: Delivery) -> dict[int, int]:
                 assert leases.given_again(offset) == push.of_line
                 in_flight[offset] = push.hashes[offset - push.first] or loose(offset)
     assert leases.open_count == len(in_flight)
-    assert not in_flight or max(in_flight) < delivery.frontier <= delivery.end, "R10"
+    assert delivery.frontier <= delivery.end, "R10"
+    assert all(delivery.scan.has_passed(offset) for offset in in_flight), "R10"
+    assert not in_flight or max(in_flight) < delivery.end, "R10"
     return in_flight
 
 
@@ -152,6 +155,6 @@ def _check_places(delivery: Delivery, in_flight: dict[int, int], outside: Outsid
     for offset in range(delivery.frontier):
         assert len(places.get(offset, [])) == 1, f"R18: {offset} is {places.get(offset)}"
     beyond = [o for o, place in places.items() if o >= delivery.frontier]
-    passed = delivery._scan._passed  # by the previous owner: an operator may have it skipped
+    passed = delivery.scan._passed  # by the previous owner: an operator may have it skipped
     known = [o for o in beyond if any(o in x for x in (outside.settled, outside.aside, passed))]
     assert beyond == known, f"R18: {beyond} beyond the frontier {delivery.frontier}"

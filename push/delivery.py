@@ -18,11 +18,11 @@ and time, and carries out what it asks for:
 Times: `now` is monotonic seconds, `wall_unix_ms` unix milliseconds (R3).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from push.backoff import backoff_s
-from push.giving import DeliverySettings, GiveOut, Judged, Taken, append_offset
-from push.leases import Leases, Push, mask_of, offsets_of, outside, ranges_of
+from push.giving import Before, DeliverySettings, GiveOut, Judged, Taken, append_offset
+from push.leases import Leases, Push, offsets_of, ranges_of
 from push.lines import loose
 from push.ports import CursorWrite, GroupPartition, Owned, Written
 from push.ranges import Range
@@ -45,6 +45,7 @@ class Delivery:
     ) -> None:
         self.place = place
         self.epoch = owned.epoch
+        self.before = Before(owned.previous, owned.cursor.floor, bool(owned.cursor.lines))
         self.generation = owned.generation
         self.settings = settings
         self.draining = False
@@ -54,7 +55,7 @@ class Delivery:
             place, owned, token,
             attempts_max=settings.attempts_max, park=settings.park, exclusive=settings.pulls,
         )  # fmt: skip
-        self._scan = Scan(owned, settings, self.leases, self.waiting, now)
+        self.scan = Scan(owned, settings, self.leases, self.waiting, now)
         self._began = now
 
     def __repr__(self) -> str:
@@ -68,21 +69,21 @@ class Delivery:
     @property
     def frontier(self) -> int:
         """Everything below is settled, in flight, or waits; the log is read from here."""
-        return self._scan.frontier
+        return self.scan.frontier
 
     @property
     def end(self) -> int:
         """The certified end: nothing at or above it exists for anybody (R10)."""
-        return self._scan.end
+        return self.scan.end
 
     def certify(self, end: int) -> None:
         """The log is certified up to (not including) `end`."""
-        self._scan.end = max(self._scan.end, end)
+        self.scan.end = max(self.scan.end, end)
 
     @property
     def wants_log(self) -> bool:
         """Whether the record at `frontier` is wanted (credit aside)."""
-        return not self.draining and self._scan.wants_log
+        return not self.draining and self.scan.wants_log
 
     def begin_pull(self) -> None:
         """A pull begins: it may carry several messages of a key; the next one may not (R24)."""
@@ -90,7 +91,7 @@ class Delivery:
 
     def skip_to(self, offset: int, *, now: float) -> None:
         """Nothing is retained between `frontier` and `offset`: the cursor passes it."""
-        self._scan.skip_to(offset, now)
+        self.scan.skip_to(offset, now)
 
     def give(self, record: Record, credit: int, *, now: float, wall_unix_ms: int) -> list[GiveOut]:
         """First give-outs from the record that holds `frontier`, or the next one there is.
@@ -99,7 +100,7 @@ class Delivery:
         `frontier`; calling again with the same record goes on where it stopped. No write is
         needed before these are sent (R16).
         """
-        return [] if self.draining else self._scan.give(record, credit, now, wall_unix_ms)
+        return [] if self.draining else self.scan.give(record, credit, now, wall_unix_ms)
 
     @property
     def unsettled(self) -> int:
@@ -109,12 +110,13 @@ class Delivery:
         waits = sum(
             len(line.leaving) + line.aside + line.aside_unwritten for line in lines.by_key.values()
         )
-        return self.end - self.frontier + self.leases.open_count + lines.held + waits
+        log = self.end - self.frontier - self.scan.adopted_ahead
+        return log + self.leases.open_count + lines.held + waits
 
     def evict(self, count: int, *, now: float) -> int:
         """The queue overflows: up to `count` of the oldest messages that were not given yet go to
         the dead letters instead. Returns how many do."""
-        return 0 if self.draining else self._scan.evict(count, now)
+        return 0 if self.draining else self.scan.evict(count, now)
 
     # --- Giving from lines ---------------------------------------------------------------------
 
@@ -170,7 +172,7 @@ class Delivery:
         ordinary case, nothing happened, `ack` judges them one by one.
         """
         push = self.leases.pushes.get(number)
-        if push is None or push.of_line or self.settings.pulls:
+        if push is None or push.of_line or number < 0 or self.settings.pulls:
             return 0
         base, end, mask = push.first, push.last, 0
         ranges: list[tuple[int, int]] = []
@@ -192,11 +194,11 @@ class Delivery:
     def ack(self, number: int, first: int, last: int, *, now: float) -> Judged:
         """Settle first..last of push `number`, judged offset by offset (R21)."""
         push = self.leases.pushes.get(number)
-        if push is not None and push.first <= first and last <= push.last:
+        if push is not None and number > 0 and push.first <= first and last <= push.last:
             mask = push.within(first, last)
             if push.open & mask == mask:  # the ordinary case: all of it is in flight in this push
                 return Judged(self._settle_open(push, mask, now))
-        judged, offsets = self._within(number, first, last)
+        judged, offsets = self.leases.named(number, first, last)
         for offset in offsets:
             if push is not None and push.open >> (offset - push.first) & 1:
                 self._settle_open(push, 1 << (offset - push.first), now)
@@ -214,27 +216,13 @@ class Delivery:
 
     def _settle_open(self, push: Push, mask: int, now: float) -> list[Range]:
         ranges = ranges_of(mask, push.first)
-        if push.of_line or self.settings.pulls:
+        if push.of_line or push.number < 0 or self.settings.pulls:
             for offset in offsets_of(mask, push.first):
                 key = push.hashes[offset - push.first] or loose(offset)
                 self.waiting.settled_in_flight(key, offset, now)
         self.leases.close(push, mask)
         self.waiting.pending.settle_all(ranges)
         return ranges
-
-    def _within(self, number: int, first: int, last: int) -> tuple[Judged, Iterable[int]]:
-        """The offsets of first..last that push `number` had; what lies beyond it is judged
-        already, and what it skips means nothing."""
-        judged = Judged()
-        given = self.leases.given(number)
-        if given is None:
-            known = 0 < number <= self.leases.number
-            (judged.stale if known else judged.not_delivered).append((first, last))
-            return judged, ()
-        begin, mask = given
-        end = begin + mask.bit_length() - 1
-        judged.not_delivered += outside(first, last, begin, end)
-        return judged, offsets_of(mask & mask_of(first, min(last, end), begin), begin)
 
     def nack(
         self,
@@ -252,7 +240,7 @@ class Delivery:
 
         Returns the judgement and what is revoked with it: later ones of the same keys (R17).
         """
-        judged, offsets = self._within(number, first, last)
+        judged, offsets = self.leases.named(number, first, last)
         revoked: list[Taken] = []
         push = self.leases.pushes.get(number)
         for offset in offsets:
@@ -299,7 +287,7 @@ class Delivery:
 
     def extend(self, number: int, first: int, last: int, *, lease_s: float, now: float) -> Judged:
         """Prolong leases to now + lease_s, within `lease_total_s` and a drain's end (R20)."""
-        judged, offsets = self._within(number, first, last)
+        judged, offsets = self.leases.named(number, first, last)
         push = self.leases.pushes.get(number)
         if push is not None:
             cap = min(push.given_at + self.settings.lease_total_s, self.drain_deadline)
@@ -355,13 +343,14 @@ class Delivery:
         """Whether another owner may begin, once the last write is durable."""
         return self.draining and not self.leases.open_count
 
-    def abandon(self, *, wall_unix_ms: int) -> None:
-        """The holder is gone: what had started counts as an attempt (R19), the rest does not.
+    def abandon(self, *, wall_unix_ms: int, moves: bool = False) -> None:
+        """The holder is gone: what had started counts as an attempt (R19), the rest does not. Of
+        one that `moves`, and will say what it holds (R22), nothing counts.
 
         Afterwards `take_write` holds everything that the next owner must know.
         """
         self.draining = self.waiting.pending.ending = True
-        for push in list(self.leases.pushes.values()):
+        for push in [] if moves else list(self.leases.pushes.values()):
             for offset in offsets_of(push.open & push.started, push.first):
                 self.waiting.count(offset, wall_unix_ms)
         self.leases.clear()

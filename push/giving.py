@@ -24,6 +24,17 @@ class DeliverySettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Before:
+    """What an owner knows of the epoch before its own, for what is adopted from it (R22)."""
+
+    epoch: int | None
+    """None: that was not this owner's."""
+    floor: int
+    has_sides: bool
+    """Whether there are side lines: what the cursor has passed may stand in one, unsettled."""
+
+
+@dataclass(frozen=True, slots=True)
 class GiveOut:
     """A push to send: offsets first..last of the record that was handed in, but for `skips`."""
 

@@ -6,13 +6,17 @@ message costs nothing of its own until something exceptional happens to it.
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from typing import Final
 
 from push import limits
+from push.giving import Judged
 from push.ranges import Range
 
+ADOPTED: Final = 1 << 53
+"""Pushes of the epoch before, which were adopted (R22), stand in the ledger under their number less
+this: below those of this epoch, and in their order. No number of a frame is as large."""
 _FEW: Final = 8
 _LOOKS_MAX: Final = 16
 """Looking at a message in an array costs a fiftieth of entering it into an index."""
@@ -158,7 +162,7 @@ class Leases:
         self._finished: dict[int, tuple[int, int]] = {}
         self._of_lines: dict[int, Push] = {}
         self._by_key: dict[int, list[Push]] = {}
-        self._indexed = 0
+        self._indexed = -ADOPTED - 1
         self._indexed_keys = 0
         self._looked_at = 0
 
@@ -190,6 +194,36 @@ class Leases:
         self._schedule(push, now + lease_s)
         return push
 
+    def adopt(
+        self,
+        number: int,
+        keys: Mapping[int, int],
+        settled: Collection[int],
+        *,
+        now: float,
+        lease_s: float,
+    ) -> None:
+        """A push of the epoch before goes on under `number`, which is negative: its offsets `keys`
+        (offset → key hash) are in flight until now + lease_s, those of `settled` were settled.
+        Numbers come ascending, and before anything is given."""
+        offsets = {*keys, *settled}
+        first, last = min(offsets), max(offsets)
+        hashes = array("Q", [keys.get(offset, 0) for offset in range(first, last + 1)])
+        skips = tuple(offset for offset in range(first, last + 1) if offset not in offsets)
+        push = Push(
+            number, first, last, hashes,
+            given_at=now, deadline=now + lease_s, attempt=1, started=False, of_line=False,
+            skips=skips,
+        )  # fmt: skip
+        push.open = sum(1 << (offset - first) for offset in keys)
+        push.parts = [(push.due_at, push.open)]
+        if not push.open:
+            self._finish(push)
+            return
+        self.pushes[number] = push
+        self.open_count += len(keys)
+        self._schedule(push, push.due_at)
+
     def close(self, push: Push, mask: int) -> None:
         """These open bits are no longer in flight: settled or returned."""
         push.open &= ~mask
@@ -198,9 +232,12 @@ class Leases:
             del self.pushes[push.number]
             if push.of_line:
                 del self._of_lines[push.first]
-            self._finished[push.number] = (push.first, push.given)
-            if len(self._finished) > limits.FINISHED_PUSHES_MAX:
-                del self._finished[next(iter(self._finished))]
+            self._finish(push)
+
+    def _finish(self, push: Push) -> None:
+        self._finished[push.number] = (push.first, push.given)
+        if len(self._finished) > limits.FINISHED_PUSHES_MAX:
+            del self._finished[next(iter(self._finished))]
 
     def clear(self) -> None:
         """The holder is gone: nothing is in flight, and nothing that it says later counts."""
@@ -211,11 +248,35 @@ class Leases:
         self._of_lines.clear()
         self._by_key.clear()
 
+    @property
+    def known(self) -> bool:
+        """Whether any push was given or adopted that is remembered."""
+        return bool(self.pushes or self._finished)
+
     def given(self, number: int) -> tuple[int, int] | None:
         """(first, mask) of what a push had; None when it was never given, or is too old to be
         remembered."""
         push = self.pushes.get(number)
         return (push.first, push.given) if push else self._finished.get(number)
+
+    def named(self, number: int, first: int, last: int) -> tuple[Judged, Iterable[int]]:
+        """The offsets of first..last that push `number` had; what lies beyond it is judged
+        already, and what it skips means nothing. Of a push of the epoch before, whatever was not
+        adopted is stale."""
+        judged = Judged()
+        given = self.given(number)
+        if given is None:
+            known = number < 0 or 0 < number <= self.number
+            (judged.stale if known else judged.not_delivered).append((first, last))
+            return judged, ()
+        begin, mask = given
+        end = begin + mask.bit_length() - 1
+        named = mask_of(first, min(last, end), begin)
+        if number < 0:
+            judged.stale += outside(first, last, begin, end) + ranges_of(named & ~mask, begin)
+        else:
+            judged.not_delivered += outside(first, last, begin, end)
+        return judged, offsets_of(mask & named, begin)
 
     def given_again(self, offset: int) -> bool:
         """Whether a line has sent this offset and it is in flight. (Whatever is given a second

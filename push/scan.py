@@ -5,6 +5,7 @@ expired, the previous owner had tried it, or pulls close keys (R24).
 """
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from push import limits
@@ -12,7 +13,7 @@ from push.giving import DeliverySettings, GiveOut
 from push.leases import Leases
 from push.lines import Line, loose
 from push.ports import Owned
-from push.ranges import RangeSet
+from push.ranges import Range, RangeSet
 from push.record import Record
 from push.waiting import Waiting
 
@@ -21,7 +22,7 @@ class Scan:
     """See the module. Everything below `frontier` is settled, in flight, or waits."""
 
     __slots__ = (
-        "_leases", "_passed", "_rescan_end", "_settings", "_waiting", "end", "frontier",
+        "_adopted", "_leases", "_passed", "_rescan_end", "_settings", "_waiting", "end", "frontier",
     )  # fmt: skip
 
     def __init__(
@@ -31,6 +32,8 @@ class Scan:
         self._leases = leases
         self._waiting = waiting
         self._passed = RangeSet(owned.cursor.passed)
+        self._adopted: list[int] = []
+        """Offsets that were adopted (R22), while the frontier may be below one."""
         self._rescan_end = max((last + 1 for _, last in owned.cursor.passed), default=0)
         self.end = owned.certified
         self.frontier = owned.cursor.floor
@@ -51,6 +54,33 @@ class Scan:
             and (len(waiting.lines.by_key) < limits.LINES_PER_PARTITION_MAX or self._rescan_end > 0)
         )
 
+    def has_passed(self, offset: int) -> bool:
+        """Whether it is behind the frontier, or will not be looked at when that comes by."""
+        return offset < self.frontier or offset in self._passed
+
+    def gaps(self, last: int, count_max: int) -> list[Range]:
+        """The offsets up to `last` that are yet to be looked at: the first `count_max`."""
+        gaps: list[Range] = []
+        last = min(last, self.end - 1)
+        for low, high in self._passed.gaps(self.frontier, last) if self.frontier <= last else ():
+            if count_max <= 0:
+                break
+            gaps.append((low, min(high, low + count_max - 1)))
+            count_max -= high - low + 1
+        return gaps
+
+    def adopt(self, offsets: Sequence[int], now: float) -> None:
+        """These (ascending, none passed) are in flight already: they are passed over."""
+        self._adopted = [*offsets]
+        self._passed.add_all([(offset, offset) for offset in offsets])
+        self._rescan_end = max(self._rescan_end, offsets[-1] + 1)
+        self._move(self.frontier, now)
+
+    @property
+    def adopted_ahead(self) -> int:
+        """How many of the adopted ones the frontier has not come to."""
+        return len(self._adopted) - bisect_left(self._adopted, self.frontier)
+
     def skip_to(self, offset: int, now: float) -> None:
         """Nothing is retained between `frontier` and `offset`: the cursor passes it."""
         if offset > self.frontier:
@@ -69,7 +99,7 @@ class Scan:
 
     def _finish_rescan(self, now: float) -> None:
         self._rescan_end = 0
-        self._passed = RangeSet()
+        self._passed, self._adopted = RangeSet(), []
         self._waiting.rescanned(now)
 
     def evict(self, count: int, now: float) -> int:

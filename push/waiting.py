@@ -29,8 +29,8 @@ class Waiting:
     """See the module. `now` is monotonic seconds."""
 
     __slots__ = (
-        "_begun", "_dead", "_inherited", "_not_before", "_rescanned", "attempts", "attempts_max",
-        "due_unix_ms", "dying", "giveable", "lines", "park", "pending", "pull", "returned",
+        "_begun", "_dead", "_inherited", "_rescanned", "attempts", "attempts_max", "due_unix_ms",
+        "dying", "giveable", "lines", "not_before", "park", "pending", "pull", "returned",
         "unparking",
     )  # fmt: skip
 
@@ -54,7 +54,7 @@ class Waiting:
         self.pull = 0
         """The pull that is being served (R24)."""
         self._dead: list[DeadLetter] = []
-        self._not_before: dict[int, float] = {}
+        self.not_before: dict[int, float] = {}  # offset → when an inherited backoff ends
         self.unparking = Unparking(self)
         self._inherit(owned.cursor)
         self._inherited = sorted(self.attempts)
@@ -87,7 +87,7 @@ class Waiting:
         for offset, noted_unix_ms in self.due_unix_ms.items():
             due_unix_ms = clamp_due(noted_unix_ms, wall_unix_ms, limits.DELAY_S_MAX)
             if due_unix_ms > wall_unix_ms:
-                self._not_before[offset] = now + (due_unix_ms - wall_unix_ms) / 1000
+                self.not_before[offset] = now + (due_unix_ms - wall_unix_ms) / 1000
         self._open_inherited(now)
 
     def rescanned(self, now: float) -> None:
@@ -127,7 +127,7 @@ class Waiting:
 
     def _judge_inherited(self, line: Line, offset: int, now: float) -> None:
         if offset in self.attempts:
-            self._judge(line, offset, self._not_before.pop(offset, 0.0), now)
+            self._judge(line, offset, self.not_before.pop(offset, 0.0), now)
 
     def come_back(self, line: Line, offset: int, push: int) -> None:
         """A delivery was given in this push and is not settled: it waits again."""
@@ -352,12 +352,12 @@ class Waiting:
         self.attempts.pop(offset, None)
         self.due_unix_ms.pop(offset, None)
         self.returned.pop(offset, None)
-        self._not_before.pop(offset, None)
+        self.not_before.pop(offset, None)
 
     def forgive(self, offset: int) -> None:
         """It was tried, and that does not count: no attempts, no backoff."""
         self.attempts[offset] = self.due_unix_ms[offset] = 0
-        self._not_before.pop(offset, None)
+        self.not_before.pop(offset, None)
 
     def settled_in_flight(self, key: int, offset: int, now: float) -> None:
         """A message that a line had sent was settled."""

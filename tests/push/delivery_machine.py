@@ -1,5 +1,7 @@
 """Random histories of one group-partition against the naive model, through many owners."""
 
+from random import Random
+
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from push.giving import DeliverySettings, Judged
 from push.ports import CursorWrite, GroupPartition, Partition
 from push.ranges import RangeSet
 from push.record import Record
+from push.resuming import adopt, can_adopt, keys_wanted
 from push.unparking import Verb
 from tests.push.delivery_model import Model, Store, Told, judged, make_record, wall_unix_ms
 
@@ -92,8 +95,8 @@ class DeliveryMachine(RuleBasedStateMachine):
     def wall(self) -> int:
         return wall_unix_ms(self.now)
 
-    def own(self) -> None:
-        owned = self.store.own(self.certified)
+    def own(self, *, again: bool = False) -> None:
+        owned = self.store.own(self.certified, again=again)
         self.under_way, self.loads, self.taken, self.letters = None, [], [], {}
         self.delivery = Delivery(PLACE, owned, b"token", self.settings, now=self.now)
         self.model.new_owner()
@@ -347,7 +350,8 @@ class DeliveryMachine(RuleBasedStateMachine):
         for offset in range(first, last + 1):
             if self.model.skips(number, offset):
                 continue
-            verdicts[offset] = "stale" if self.model.covers(number, offset) else "not_delivered"
+            known = self.model.covers(number, offset)
+            verdicts[offset] = "stale" if known else self.model.unknown(number)
             if self.model.in_flight(number, offset):
                 verdicts[offset] = "settled"
                 attempt = self.model.messages[offset].attempts + 1
@@ -439,7 +443,7 @@ class DeliveryMachine(RuleBasedStateMachine):
             self.model.heads[key] = self.model.of_line(key, "waiting")[0].offset
         self.observe()
 
-    @rule(how=st.sampled_from("dmlcn"), pick=PICK)
+    @rule(how=st.sampled_from("dmlcan"), pick=PICK)
     def change_owner(self, how: str, pick: int) -> None:
         """Not in every history often, or little else would happen."""
         if self.delivery.drained:
@@ -450,6 +454,8 @@ class DeliveryMachine(RuleBasedStateMachine):
             self.lose_holder()
         elif how == "c" and pick % 3 == 0:
             self.crash(applied=pick % 2 == 0)
+        elif how == "a" and not self.pulls:
+            self.adopt(pick)
 
     def drain(self, seconds: float) -> None:
         self.delivery.drain(deadline=self.now + seconds)
@@ -478,6 +484,44 @@ class DeliveryMachine(RuleBasedStateMachine):
             self.store.apply(self.under_way)
         self.own()
 
+    def adopt(self, pick: int) -> None:
+        """R22: its owner comes back, after a crash or an orderly end, and says what it holds:
+        mostly what was in flight, now and then what was not, or never was."""
+        random = Random(pick)
+        told = [(m.push, m.offset) for m in self.model.messages if m.push > 0]
+        flying = {m.offset for m in self.in_flight()}
+        claims = {
+            (push, offset) for push, offset in told
+            if random.random() < (0.8 if offset in flying else 0.3)
+        }  # fmt: skip
+        if random.random() < 0.3 and self.model.messages:
+            claims.add((random.randint(1, 5), random.randrange(len(self.model.messages))))
+        if random.random() < 0.5:
+            self.delivery.abandon(wall_unix_ms=self.wall, moves=True)
+            self.model.holder_moves()
+            self.write()
+        elif self.under_way is not None and random.random() < 0.5:
+            self.store.apply(self.under_way)
+        self.own(again=True)
+        self.say_what_is_held(claims)
+
+    def say_what_is_held(self, claims: set[tuple[int, int]]) -> None:
+        pushes: dict[int, list[tuple[int, int]]] = {}
+        for push, offset in claims:
+            pushes.setdefault(push, []).append((offset, offset))
+        assert can_adopt(self.delivery, self.store.epoch - 1)
+        keys = {
+            offset: self.model.messages[offset].key
+            for first, last in keys_wanted(self.delivery, pushes)
+            for offset in range(first, last + 1)
+            if not self.model.messages[offset].gone
+        }
+        expected = self.model.adopt(claims, self.certified, self.now)
+        lost = adopt(self.delivery, pushes, keys, now=self.now, wall_unix_ms=self.wall)
+        actual = {(p, o) for p, its in lost.items() for a, b in its for o in range(a, b + 1)}
+        assert actual == expected, f"R22: {actual} lost, not {expected}"
+        self.observe()
+
     # --- What must hold ------------------------------------------------------------------------
 
     @invariant()
@@ -495,7 +539,8 @@ class DeliveryMachine(RuleBasedStateMachine):
         }  # fmt: skip
         check(self.delivery, Outside(self.model.settled(), RangeSet((o, o) for o in aside)))
         held = sum(m.state in ("flight", "waiting") for m in messages)
-        left = self.delivery.end - self.delivery.frontier
+        ahead = range(self.delivery.frontier, self.delivery.end)
+        left = sum(offset not in self.model.adopted for offset in ahead)
         assert self.delivery.unsettled == held + left
         in_flight = {m.offset for m in messages if m.state == "flight"}
         assert in_flight == {

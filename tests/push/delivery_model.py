@@ -7,7 +7,9 @@ says what it had to do; it raises AssertionError with the id of the rule that wa
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from push import limits
 from push.giving import DeliverySettings, GiveOut, Judged
+from push.leases import ADOPTED
 from push.lines import loose
 from push.ports import Cursor, CursorWrite, Owned, Parked, Retry, Written
 from push.ranges import RangeSet
@@ -46,7 +48,9 @@ class Store:
         self.retries: dict[int, Retry] = {}
         self.parked: dict[int, Parked] = {}
 
-    def own(self, certified: int) -> Owned:
+    def own(self, certified: int, *, again: bool = False) -> Owned:
+        """`again`: by the owner of before (R22)."""
+        previous = self.epoch if again else None
         self.epoch += 1
         passed = RangeSet((o, o) for o in self.settled | self.aside.keys())
         floor = passed.pop_prefix(0)
@@ -60,7 +64,7 @@ class Store:
             tuple(lines.items()),
             tuple(self.parked.values()),
         )
-        return Owned(self.epoch, cursor, certified, generation=1)
+        return Owned(self.epoch, cursor, certified, generation=1, previous=previous)
 
     def settle(self, offset: int) -> None:
         self.settled.add(offset)
@@ -146,6 +150,8 @@ class Model:
     heads: dict[int, int] = field(default_factory=dict)
     """Line → its head, when a decision about it was made."""
     drain_deadline: float = float("inf")
+    adopted: set[int] = field(default_factory=set)
+    """Offsets that were adopted under this epoch."""
 
     def add(self, key: int, expires_unix_ms: int) -> None:
         self.messages.append(Told(len(self.messages), key, expires_unix_ms))
@@ -178,7 +184,7 @@ class Model:
             elif message.state == "log":
                 self._pass_over(message, now, pull)
         for out in outs:
-            assert out.push == max(self.pushes, default=0) + 1, "R16: numbers count up"
+            assert out.push == max(0, *self.pushes, 0) + 1, "R16: numbers count up"
             assert out.attempt == 1, "R19"
             assert list(out.skips) == sorted(set(out.skips)), f"{out}"
             assert all(out.first < skip < out.last for skip in out.skips), f"{out}"
@@ -243,7 +249,7 @@ class Model:
             noted = self.store.retries.get(offset)
             assert noted is not None, f"R16: {message} is given again and nothing is durable"
             assert noted.attempts == message.attempts, f"R16: {message}, durable is {noted}"
-        assert out.push == max(self.pushes) + 1 if self.pushes else out.push == 1
+        assert out.push == max(0, *self.pushes, 0) + 1, "R16: numbers count up"
         self.pushes[out.push] = (offset, offset, frozenset())
         self._in_flight(message, out.push, now, pull)
         message.of_line = True
@@ -260,7 +266,7 @@ class Model:
 
     def _ack(self, number: int, offset: int) -> str:
         if not self.covers(number, offset):
-            return "not_delivered"
+            return self.unknown(number)
         message = self.messages[offset]
         if message.state == "settled":
             return "settled"
@@ -279,7 +285,11 @@ class Model:
 
     def skips(self, number: int, offset: int) -> bool:
         """Whether it lies inside this push and is not of it: naming it means nothing."""
-        return number in self.pushes and offset in self.pushes[number][2]
+        return number > 0 and number in self.pushes and offset in self.pushes[number][2]
+
+    def unknown(self, number: int) -> str:
+        """R22: of the epoch before, what was not adopted is over."""
+        return "stale" if number < 0 else "not_delivered"
 
     def in_flight(self, number: int, offset: int) -> bool:
         return self.covers(number, offset) and (
@@ -293,7 +303,7 @@ class Model:
             if self.skips(number, offset):
                 continue
             if not self.covers(number, offset):
-                verdicts[offset] = "not_delivered"
+                verdicts[offset] = self.unknown(number)
             else:
                 verdicts[offset] = "settled" if self.in_flight(number, offset) else "stale"
         return judged(verdicts)
@@ -347,6 +357,46 @@ class Model:
             if message.state == "flight":
                 message.attempts += message.started
                 message.state = "log"
+
+    def holder_moves(self) -> None:
+        """R22: it is not dead. Nothing counts."""
+        for message in self.messages:
+            if message.state == "flight":
+                message.state = "log"
+
+    def adopt(self, claims: set[tuple[int, int]], end: int, now: float) -> set[tuple[int, int]]:
+        """R22: the holder of before names what it holds, (push, offset) each. Returns what is not
+        its own any more."""
+        begins = {push: min(o for p, o in claims if p == push) for push, _ in claims}
+        newest = {
+            offset: push for push, offset in sorted(claims)
+            if offset < begins[push] + limits.PUSH_MESSAGES_MAX
+        }  # fmt: skip
+        lost = {(push, offset) for push, offset in claims if newest.get(offset) != push}
+        kept: dict[int, list[int]] = {}
+        for offset, push in sorted(newest.items()):
+            if offset < end and self._goes_on(self.messages[offset], now):
+                kept.setdefault(push, []).append(offset)
+                message = self.messages[offset]
+                if message.state == "log":
+                    self._in_flight(message, push - ADOPTED, now, 0)
+                    message.of_line = False
+                    self.adopted.add(offset)
+            else:
+                lost.add((push, offset))
+        for push, offsets in kept.items():
+            between = frozenset(range(offsets[0], offsets[-1])) - {*offsets}
+            self.pushes[push - ADOPTED] = (offsets[0], offsets[-1], between)
+        return lost
+
+    def _goes_on(self, message: Told, now: float) -> bool:
+        if message.state == "settled":
+            return not self.store.aside  # else the storage cannot tell it from what is set aside
+        if message.state != "log" or message.gone or message.due > now or self.exhausted(message):
+            return False
+        if message.line in self.parked or self.of_line(message.line, "waiting"):
+            return False
+        return not any(not m.gone for m in self.earlier(message, "log"))
 
     # --- What the delivery decided -------------------------------------------------------------
 
@@ -407,6 +457,7 @@ class Model:
         self.decisions.clear()
         self.heads.clear()
         self.once.clear()
+        self.adopted.clear()
         self.drain_deadline = float("inf")
         for message in self.messages:
             noted = self.store.retries.get(message.offset)
