@@ -257,6 +257,7 @@ def _renew(backup: Path, data_dir: Path, manifest: Manifest) -> Restored:
             raise BackupError(f"{backup}: its store has queues that its catalog never knew")
         groups = {group.group_id for group in contents.groups}
         catalog.drop_again(_dropped_meanwhile(renewed, set(partitions), groups))
+        catalog.forget_memberships()
         catalog.set_mark(STORAGE_INCARNATION, renewed.incarnation)
     finally:
         catalog.close()

@@ -118,6 +118,9 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     """Consumers, sorted."""
     assignment: dict[int, str]
     """Partition number → consumer."""
+    lingers: dict[str, float] = {}
+    """Consumer → for how many seconds after the start of the next gateway its place waits for it;
+    who is not in it is not waited for. A row with some of these outlives its gateway."""
 
 
 def check_name(name: str, what: str) -> None:

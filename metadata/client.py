@@ -69,11 +69,13 @@ class Metadata(Protocol):
         """The storage has dropped it too. Not in `dropped()`: nothing happens."""
 
     async def membership(self, group_id: str) -> Membership:
-        """The group's row; without members when nobody has changed it yet, and then too of a
-        generation above every one before. Raises Refused(group_not_found)."""
+        """The group's row. When nobody has changed it yet: without members, of a generation above
+        every one before, with the assignment and `lingers` that the gateway before has left if
+        somebody lingered. Raises Refused(group_not_found)."""
 
     async def change_membership(self, new: Membership, *, expected_generation: int) -> bool:
         """Compare-and-set (R14): False, and nothing changed, when the generation is another one.
+        A row with somebody who lingers is durable, or that could not be and was logged.
         Raises Refused: group_not_found; invalid_request: `new.generation` is not above
         `expected_generation`."""
 

@@ -59,6 +59,9 @@ class InProcessMetadata:
         self._dropped = contents.dropped
         self._marks = contents.marks
         self._memberships: dict[str, Membership] = {}
+        self._before = {row.group_id: row for row in contents.memberships}
+        """What the process before this one has left, and what is kept for the next one."""
+        self._unwritten: dict[str, Membership] = {}
         self._listeners: list[QueueListener] = []
         self._one_at_a_time = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
@@ -203,6 +206,7 @@ class InProcessMetadata:
         self._dropped.append((queue.queue_id, None))
         for group in groups:
             self._memberships.pop(group.group_id, None)
+            self._before.pop(group.group_id, None)
             self._tell(queue, group, deleted=True)
         self._tell(queue, None, deleted=True)
         return queue
@@ -253,6 +257,7 @@ class InProcessMetadata:
         self._index.remove_group(group)
         self._dropped.append((queue.queue_id, group.group_id))
         self._memberships.pop(group.group_id, None)
+        self._before.pop(group.group_id, None)
         self._tell(self._index.queue(queue.queue_id) or queue, group, deleted=True)
         return group
 
@@ -278,7 +283,7 @@ class InProcessMetadata:
         folder is not. It holds secrets. Raises Refused(storage_unavailable)."""
         await self._alone(self._write, self._store.copy_to, path)
 
-    # --- Membership: dies with this process, but for its generations (R14) -----------------------
+    # --- Membership: dies with this process, but for its generations (R14) and who lingers (R22) --
 
     async def membership(self, group_id: str) -> Membership:
         """See Metadata."""
@@ -286,11 +291,13 @@ class InProcessMetadata:
             raise Refused("group_not_found", f"no group of the id {group_id!r}")
         row = self._memberships.get(group_id)
         if row is None:
+            before = self._before.get(group_id)
             row = Membership(
                 group_id=group_id,
                 generation=self._store.boot << 32,
                 members=(),
-                assignment={},
+                assignment=before.assignment if before is not None else {},
+                lingers=before.lingers if before is not None else {},
             )
         return row
 
@@ -304,7 +311,21 @@ class InProcessMetadata:
         if (await self.membership(new.group_id)).generation != expected_generation:
             return False
         self._memberships[new.group_id] = new
+        if new.lingers or new.group_id in self._before:
+            self._before[new.group_id] = self._unwritten[new.group_id] = new
+            try:
+                await self._alone(self._keep_memberships)
+            except Refused as error:  # it holds here; who lingers would not be waited for
+                _LOG.warning("the members of group %s are not kept: %s", new.group_id, error)
+            if not new.lingers and self._before.get(new.group_id) is new:
+                del self._before[new.group_id]
         return True
+
+    async def _keep_memberships(self) -> None:
+        """All that wait, in one commit: after a restart everybody joins at once."""
+        rows, self._unwritten = list(self._unwritten.values()), {}
+        if rows:
+            await self._write(self._store.put_memberships, rows)
 
     # --- The rest --------------------------------------------------------------------------------
 

@@ -17,11 +17,11 @@ from typing import Final, TypeGuard, TypeVar
 
 import msgspec
 
-from metadata.catalog import Group, Queue
+from metadata.catalog import Group, Membership, Queue
 from push.errors import Refused, Unknown
 
 APPLICATION_ID: Final = 0x54435331
-MIGRATIONS: Final = ("catalog.sql",)
+MIGRATIONS: Final = ("catalog.sql", "memberships.sql")
 """File i takes the schema from version i to i + 1; never changed once released."""
 ID_ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz234567"
 ID_LETTERS: Final = 10
@@ -46,6 +46,8 @@ class Contents:
     groups: list[Group]
     dropped: list[tuple[str, str | None]]
     marks: dict[str, str]
+    memberships: list[Membership]
+    """As they were when the process before this one ended, where somebody lingers."""
 
 
 class CatalogStore:
@@ -147,6 +149,7 @@ class CatalogStore:
             dropped = run("SELECT queue_id, id FROM ids WHERE state = 1 ORDER BY id").fetchall()
             marks = run("SELECT name FROM facts WHERE name GLOB 'mark:*'").fetchall()
             values = {name: self._fact(name) or b"" for (name,) in marks}
+            rows = run("SELECT group_id, value, checksum FROM memberships").fetchall()
         except sqlite3.Error as error:
             raise _unusable(self.path, str(error)) from None
         return Contents(
@@ -154,6 +157,8 @@ class CatalogStore:
             [self._checked(Group, row) for row in groups],
             [(queue_id, None if queue_id == any_id else any_id) for queue_id, any_id in dropped],
             {name.removeprefix(_MARK): value.decode() for name, value in values.items()},
+            # A damaged one is left out: nobody is waited for, and nothing is lost.
+            [row for row in map(read_membership, rows) if row is not None],
         )
 
     def _checked(self, kind: type[RowT], columns: tuple[str, str, str, object, object]) -> RowT:
@@ -219,6 +224,25 @@ class CatalogStore:
         """A dropped queue or group is gone everywhere. Its id stays taken (R1)."""
         with self._transaction() as run:
             run("UPDATE ids SET state = 2 WHERE id = ? AND state = 1", (any_id,))
+
+    def put_memberships(self, rows: Sequence[Membership]) -> None:
+        """Keep the row of each group of which somebody lingers, in place of its last one; of one
+        of which nobody does, keep none. A group that is gone: nothing happens."""
+        with self._transaction() as run:
+            for row in rows:
+                run("DELETE FROM memberships WHERE group_id = ?", (row.group_id,))
+                value = _ENCODE(row)
+                if row.lingers:
+                    run(
+                        "INSERT INTO memberships SELECT group_id, ?, ? FROM groups "
+                        "WHERE group_id = ?",
+                        (value, zlib.crc32(value), row.group_id),
+                    )
+
+    def forget_memberships(self) -> None:
+        """Nobody is waited for."""
+        with self._transaction() as run:
+            run("DELETE FROM memberships")
 
     def set_mark(self, name: str, value: str) -> None:
         """Remember a mark, in place of the last one of this name."""
@@ -293,6 +317,18 @@ def columns_of(row: Queue | Group) -> tuple[str, str, str]:
     if isinstance(row, Queue):
         return row.queue_id, row.tenant, row.name
     return row.group_id, row.queue_id, row.name
+
+
+def read_membership(columns: tuple[object, object, object]) -> Membership | None:
+    """The row of (group_id, value, checksum); None: it is damaged."""
+    group_id, value, checksum = columns
+    if not is_intact(value, checksum):
+        return None
+    try:
+        row = msgspec.json.decode(value, type=Membership)
+    except msgspec.DecodeError:
+        return None
+    return row if row.group_id == group_id else None
 
 
 def is_intact(value: object, checksum: object) -> TypeGuard[bytes]:

@@ -13,7 +13,7 @@ import msgspec
 
 from metadata.catalog import Group, Queue
 from metadata.client import STORAGE_INCARNATION
-from metadata.store import APPLICATION_ID, MIGRATIONS, columns_of, is_intact
+from metadata.store import APPLICATION_ID, MIGRATIONS, columns_of, is_intact, read_membership
 
 FINDINGS_MAX: Final = 20
 
@@ -79,6 +79,9 @@ def _look_at_rows(connection: sqlite3.Connection, report: CatalogReport) -> None
     _count(report, "queues", [_is_sound(Queue, row) for row in queues])
     groups = select("SELECT group_id, queue_id, name, value, checksum FROM groups").fetchall()
     _count(report, "groups", [_is_sound(Group, row) for row in groups])
+    if report.schema_version > 1:
+        rows = select("SELECT group_id, value, checksum FROM memberships").fetchall()
+        _count(report, "memberships", [read_membership(row) is not None for row in rows])
     report.ids = {any_id for (any_id,) in select("SELECT id FROM ids").fetchall()}
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from metadata.catalog import Group, GroupSettings, Queue, QueueSettings
+from metadata.catalog import Group, GroupSettings, Membership, Queue, QueueSettings
 from metadata.store import APPLICATION_ID, CatalogStore, random_id
+from metadata.verify import verify_catalog
 from push.errors import Refused, Unknown
 
 ROOT = Path(__file__).parents[2]
@@ -139,16 +140,90 @@ def test_a_newer_schema_is_refused_with_a_sentence_and_left_alone(path: Path) ->
     with closing(CatalogStore(path)) as store:
         boot = store.boot
     with raw(path) as connection:
-        connection.execute("PRAGMA user_version=2")
+        connection.execute("PRAGMA user_version=3")
     with pytest.raises(
-        Refused, match=r"its schema is version 2, of a newer Tocsin; this one knows 1"
+        Refused, match=r"its schema is version 3, of a newer Tocsin; this one knows 2"
     ):
         CatalogStore(path)
     with raw(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
-        connection.execute("PRAGMA user_version=1")
+        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
+        connection.execute("PRAGMA user_version=2")
     with closing(CatalogStore(path)) as store:
         assert store.boot == boot + 1
+
+
+def test_a_catalog_of_the_first_schema_is_migrated(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R4: with all that is in it."""
+    its_group = group("bbbbbbbbbb", "aaaaaaaaaa", "g")
+    with monkeypatch.context() as before:
+        before.setattr("metadata.store.MIGRATIONS", ("catalog.sql",))
+        with closing(CatalogStore(path)) as store:
+            store.create([queue("aaaaaaaaaa", "one"), its_group])
+    assert verify_catalog(path).findings == []
+    with closing(CatalogStore(path)) as store:
+        contents = store.load()
+        assert ([one.name for one in contents.queues], contents.groups) == (["one"], [its_group])
+        assert contents.memberships == []
+        store.put_memberships([membership("bbbbbbbbbb", {"s.1": 30.0})])
+    report = verify_catalog(path)
+    assert (report.findings, report.rows["memberships"]) == ([], 1)
+
+
+# --- Who is waited for ---------------------------------------------------------------------------
+
+
+def membership(group_id: str, lingers: dict[str, float]) -> Membership:
+    return Membership(
+        group_id=group_id, generation=7, members=("s.1",), assignment={0: "s.1"}, lingers=lingers
+    )
+
+
+@pytest.fixture
+def grouped(path: Path) -> Path:
+    """A catalog with one group, of which somebody lingers."""
+    with closing(CatalogStore(path)) as store:
+        store.create([queue("aaaaaaaaaa", "one"), group("bbbbbbbbbb", "aaaaaaaaaa", "g")])
+        store.put_memberships([membership("bbbbbbbbbb", {"s.1": 30.0})])
+    return path
+
+
+def test_who_lingers_is_there_when_opened_again(grouped: Path) -> None:
+    """R22: as long as somebody does."""
+    with closing(CatalogStore(grouped)) as store:
+        assert store.load().memberships == [membership("bbbbbbbbbb", {"s.1": 30.0})]
+        store.put_memberships([membership("bbbbbbbbbb", {"s.2": 9.0})])
+        assert store.load().memberships == [membership("bbbbbbbbbb", {"s.2": 9.0})]
+        store.put_memberships([membership("bbbbbbbbbb", {})])
+        assert store.load().memberships == []
+
+
+@pytest.mark.parametrize("what", ["group", "queue", "all"])
+def test_of_what_is_gone_nobody_is_waited_for(grouped: Path, what: str) -> None:
+    with closing(CatalogStore(grouped)) as store:
+        if what == "group":
+            store.drop_group("bbbbbbbbbb")
+            store.put_memberships([membership("bbbbbbbbbb", {"s.1": 30.0})])
+        elif what == "queue":
+            store.drop_queue("aaaaaaaaaa")
+        else:
+            store.forget_memberships()
+        assert store.load().memberships == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["value = x'00'", "checksum = 1", "value = CAST('{}' AS BLOB), checksum = 2745614147"],
+)
+def test_a_damaged_membership_is_reported_and_left_out(grouped: Path, damage: str) -> None:
+    """P13: nobody is waited for, and everything else is there."""
+    with raw(grouped) as connection:
+        connection.execute(f"UPDATE memberships SET {damage}")
+    assert verify_catalog(grouped).damaged == {"memberships": 1}
+    with closing(CatalogStore(grouped)) as store:
+        contents = store.load()
+        assert (len(contents.groups), contents.memberships) == (1, [])
 
 
 def test_a_file_of_somebody_else_is_refused_and_left_alone(path: Path) -> None:

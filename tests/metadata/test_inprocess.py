@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import metadata.inprocess
@@ -401,6 +402,72 @@ async def test_generations_grow_over_restarts(
     assert after.members == ()
     assert not await catalog.change_membership(row(group, seen + 1, "a"), expected_generation=seen)
     await catalog.close()
+
+
+async def test_who_lingers_is_known_after_a_restart(
+    catalog: InProcessMetadata, group: Group, tmp_path: Path
+) -> None:
+    """R22: by the assignment of before; who does not is forgotten, and with the last one all."""
+    seen = (await catalog.membership(group.group_id)).generation
+    lingering = msgspec.structs.replace(row(group, seen + 1, "a", "b"), lingers={"a": 30.0})
+    assert await catalog.change_membership(lingering, expected_generation=seen)
+    catalog = await reopened(catalog, tmp_path)
+    after = await catalog.membership(group.group_id)
+    assert (after.members, after.assignment, after.lingers) == (
+        (), lingering.assignment, {"a": 30.0},
+    )  # fmt: skip
+    assert after.generation > lingering.generation
+    gone = row(group, after.generation + 1, "b")
+    assert await catalog.change_membership(gone, expected_generation=after.generation)
+    catalog = await reopened(catalog, tmp_path)
+    after = await catalog.membership(group.group_id)
+    assert (after.assignment, after.lingers) == ({}, {})
+    await catalog.close()
+
+
+async def test_who_joins_at_once_is_kept_in_few_commits(
+    catalog: InProcessMetadata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart everybody comes back in the same second, each to its group."""
+    queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
+    groups = [
+        (await catalog.put_group(ALICE, queue, f"g{n}", GroupSettings()))[0] for n in range(50)
+    ]
+    put, sizes = catalog._store.put_memberships, list[int]()
+
+    def counted(rows: list[Membership]) -> None:
+        sizes.append(len(rows))
+        put(rows)
+
+    monkeypatch.setattr(catalog._store, "put_memberships", counted)
+
+    async def join(group: Group) -> None:
+        seen = (await catalog.membership(group.group_id)).generation
+        new = msgspec.structs.replace(row(group, seen + 1, "a"), lingers={"a": 30.0})
+        assert await catalog.change_membership(new, expected_generation=seen)
+
+    await asyncio.gather(*map(join, groups))
+    assert sum(sizes) == 50
+    assert len(sizes) <= 3
+    catalog = await reopened(catalog, tmp_path)
+    for group in groups:
+        assert (await catalog.membership(group.group_id)).lingers == {"a": 30.0}
+    await catalog.close()
+
+
+async def test_a_membership_that_cannot_be_kept_holds_nevertheless(
+    catalog: InProcessMetadata, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R22 is a kindness: who lingers would not be waited for, and joins all the same."""
+
+    def full(_: object) -> None:
+        raise Refused("storage_unavailable", "the disk is full")
+
+    monkeypatch.setattr(catalog._store, "put_memberships", full)
+    seen = (await catalog.membership(group.group_id)).generation
+    lingering = msgspec.structs.replace(row(group, seen + 1, "a"), lingers={"a": 30.0})
+    assert await catalog.change_membership(lingering, expected_generation=seen)
+    assert await catalog.membership(group.group_id) == lingering
 
 
 async def test_a_deleted_group_has_no_membership(catalog: InProcessMetadata, group: Group) -> None:
