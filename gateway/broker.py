@@ -144,6 +144,7 @@ class Broker:
         for first in range(0, len(queues), RESTORED_AT_ONCE):
             batch = queues[first : first + RESTORED_AT_ONCE]
             await asyncio.gather(*(self._restore(queue) for queue in batch))
+        self.groups.started = asyncio.get_running_loop().time()
         self.janitor.start()
 
     async def _restore(self, queue: Queue) -> None:
@@ -349,7 +350,9 @@ class Broker:
         lag, waiting = await self._lag(queue, group, {s.partition: s.certified for s in states})
         runtime = self.groups.runtimes.get(group.group_id)
         owners: dict[str, object] = (
-            runtime.describe() if runtime is not None else {"members": [], "partitions": []}
+            runtime.describe()
+            if runtime is not None
+            else {"members": [], "absent": [], "partitions": []}
         )
         return {
             "name": group.name,

@@ -1,19 +1,25 @@
 """A session's place in a group: credit, the slots it owns, and what it says about deliveries."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gateway import frames
+from gateway.adopting import Said, adopt_in, named, offsets_in, sort
 from gateway.link import DeliveryList, Link
 from gateway.slot import Slot
 from push import limits
 from push.credit import Credit
 from push.errors import Refused
 from push.giving import GiveOut, Judged, Taken
+from push.ports import OWNER_BYTES
+from push.ranges import Range
 from push.record import Record
-from push.resuming import hold
+from push.resuming import hold, number_of
 
 if TYPE_CHECKING:
     from gateway.group import GroupRuntime
@@ -45,7 +51,15 @@ class Consumer:
 
     pulls = False
 
-    def __init__(self, runtime: "GroupRuntime", link: Link, subscription: int, credit: int) -> None:
+    def __init__(
+        self,
+        runtime: "GroupRuntime",
+        link: Link,
+        subscription: int,
+        credit: int,
+        *,
+        held: bool = False,
+    ) -> None:
         self._runtime = runtime
         self._link = link
         self.subscription = subscription
@@ -64,8 +78,23 @@ class Consumer:
         self.left = False
         self._ended: Refused | None = None
         """Why its group is gone."""
-        self._suspended = False
+        self.stays = self._suspended = held
         """Its session has no transport, or has not said yet what it holds."""
+        self._adopting: Said | None = None
+        """What it said last that it holds, as long as that is being found out about."""
+
+    @property
+    def linger_s(self) -> float:
+        """How long it is waited for; see Link."""
+        return self._link.linger_s
+
+    @property
+    def owner(self) -> bytes:
+        """Its name in owner tokens (R22): the same when its session comes back, and another one
+        for every tenant and principal."""
+        who = [self.principal.tenant, self.principal.name, self._runtime.group.group_id, self.name]
+        parts = msgspec.json.encode(who)
+        return blake2b(parts, digest_size=OWNER_BYTES, person=b"tocsin-owner").digest()
 
     # --- Giving --------------------------------------------------------------------------------
 
@@ -157,14 +186,10 @@ class Consumer:
 
     def revoked(self, slot: Slot, taken: list[Taken], reason: str) -> None:
         """Tell the session at once what is no longer its own (R17)."""
-        by_push: dict[int, list[int]] = {}
-        for push, offset in taken:
-            by_push.setdefault(push, []).append(offset)
-        place = (slot.partition.number, slot.delivery.epoch)
-        deliveries = [
-            [*place, push, *(number for offset in sorted(offsets) for number in (offset, offset))]
-            for push, offsets in by_push.items()
-        ]
+        by_push: dict[int, list[Range]] = {}
+        for push, offset in sorted(taken):
+            by_push.setdefault(push, []).append((offset, offset))
+        deliveries = named(slot, by_push)
         self._link.send(frames.revoked(self.subscription, deliveries, reason))
 
     # --- What the session says -----------------------------------------------------------------
@@ -183,17 +208,17 @@ class Consumer:
         now = asyncio.get_running_loop().time()
         self.start(started)
         for delivery in deliveries:
-            slot = self._slot(delivery, settled)
+            slot, number = self._slot(delivery, settled)
             if slot is not None:
                 touched[delivery[0]] = slot
-                count = slot.ack_ordinary(delivery)
+                count = slot.ack_ordinary(number, delivery)
                 if count:
                     settled.settled += count
                     continue
                 place = (delivery[0], delivery[1], delivery[2])
                 for index in range(3, len(delivery) - 1, 2):
                     first, last = delivery[index], delivery[index + 1]
-                    settled.add(place, slot.ack(delivery[2], first, last, now))
+                    settled.add(place, slot.ack(number, first, last, now))
         self._settled(touched, now, settled, confirmed)
         return settled
 
@@ -204,15 +229,13 @@ class Consumer:
         touched: dict[int, Slot] = {}
         now = asyncio.get_running_loop().time()
         for delivery in deliveries:
-            slot = self._slot(delivery, settled)
+            slot, number = self._slot(delivery, settled)
             if slot is not None:
                 touched[delivery[0]] = slot
                 place = (delivery[0], delivery[1], delivery[2])
                 for index in range(3, len(delivery) - 1, 2):
                     first, last = delivery[index], delivery[index + 1]
-                    judged = slot.nack(
-                        delivery[2], first, last, now, delay_s=delay_s, reason=reason
-                    )
+                    judged = slot.nack(number, first, last, now, delay_s=delay_s, reason=reason)
                     settled.add(place, judged)
         self._settled(touched, now, settled, None)
         return settled
@@ -228,13 +251,13 @@ class Consumer:
         now = asyncio.get_running_loop().time()
         self.start(started)
         for delivery in deliveries:
-            slot = self._slot(delivery, settled)
+            slot, number = self._slot(delivery, settled)
             if slot is not None:
                 touched[delivery[0]] = slot
                 place = (delivery[0], delivery[1], delivery[2])
                 for index in range(3, len(delivery) - 1, 2):
                     judged = slot.delivery.extend(
-                        delivery[2], delivery[index], delivery[index + 1],
+                        number, delivery[index], delivery[index + 1],
                         lease_s=lease_s or slot.delivery.settings.lease_s, now=now,
                     )  # fmt: skip
                     settled.add(place, judged)
@@ -244,23 +267,26 @@ class Consumer:
     def start(self, started: DeliveryList) -> None:
         """Handlers have begun (R19)."""
         for delivery in started:
-            slot = self._slot(delivery, Settled())
+            slot, number = self._slot(delivery, Settled())
             if slot is not None:
                 for index in range(3, len(delivery) - 1, 2):
-                    slot.delivery.start(delivery[2], delivery[index], delivery[index + 1])
+                    slot.delivery.start(number, delivery[index], delivery[index + 1])
 
-    def _slot(self, delivery: list[int], settled: Settled) -> Slot | None:
-        """The slot that a delivery names; what belongs to no slot or epoch of this session is
-        judged here: an older epoch is stale, anything else was never given to it."""
+    def _slot(self, delivery: list[int], settled: Settled) -> tuple[Slot | None, int]:
+        """The slot that a delivery names, and the push's number there; what belongs to no slot or
+        epoch of this session is judged here: an older epoch is stale, anything else was never
+        given to it."""
         slot = self.slots.get(delivery[0])
-        if slot is not None and slot.delivery.epoch == delivery[1]:
-            return slot
+        if slot is not None:
+            number = number_of(slot.delivery, delivery[1], delivery[2])
+            if number is not None:
+                return slot, number
         newer = slot is not None and delivery[1] > slot.delivery.epoch
         known = delivery[0] in self._runtime.epochs and (
             delivery[1] <= self._runtime.epochs[delivery[0]]
         )
         (settled.stale if known and not newer else settled.not_delivered).append(delivery)
-        return None
+        return None, 0
 
     def _settled(
         self,
@@ -301,53 +327,61 @@ class Consumer:
     def suspend(self) -> None:
         """The session's transport is gone. It keeps its place and what it holds."""
         self._suspended = True
+        self._adopting = None
 
-    def hold(self, received: int, deliveries: DeliveryList) -> DeliveryList:
+    def hold(
+        self, received: int, deliveries: DeliveryList
+    ) -> DeliveryList | Awaitable[DeliveryList]:
         """Its client came back: it holds these, of `received` messages in all (R22, R25). What
-        was pushed beyond that, nobody has seen: it goes back uncounted. Returns what of
-        `deliveries` is not its own any more.
+        was pushed beyond that, nobody has seen: it goes back uncounted. What was held under an
+        epoch before is adopted, where it may be. Returns what of `deliveries` is not its own any
+        more, at once or when that is known; until then nothing is given.
 
         Raises:
-            Refused: invalid_request: a list that is none, more received than was sent, or the
+            Refused: invalid_request: more received than was sent, more held than may be, or the
                 client never was away: what is on its way to it now would be taken back.
         """
         if not self._suspended:
             raise Refused("invalid_request", "held comes once, after a session was resumed")
-        frames.check_deliveries(deliveries)
+        said = sort(deliveries, self.slots, lambda number: self._runtime.is_coming(number, self))
+        if offsets_in(said.before) > limits.NAMED_AS_HELD_MAX:
+            raise Refused("invalid_request", "more deliveries than a subscription ever has")
         self._credit.received(received)
         if self._ended is not None:  # nobody may have heard it; nothing will ever be pushed
             self._link.send(frames.error(self._ended, subscription=self.subscription))
         now = asyncio.get_running_loop().time()
-        lost: DeliveryList = []
-        named: dict[tuple[int, int], dict[int, list[tuple[int, int]]]] = {}
-        for delivery in deliveries:
-            partition, epoch, push, *numbers = delivery
-            ranges = list(zip(numbers[::2], numbers[1::2], strict=True))
-            named.setdefault((partition, epoch), {}).setdefault(push, []).extend(ranges)
-        for (partition, epoch), pushes in named.items():
-            slot = self.slots.get(partition)
-            if slot is None or slot.delivery.epoch != epoch:
-                lost += _listed(partition, epoch, pushes)
         for partition, slot in list(self.slots.items()):
-            pushes = named.get((partition, slot.delivery.epoch), {})
-            taken, gone = hold(slot.delivery, pushes, now=now)
+            taken, gone = hold(slot.delivery, said.held.get(partition, {}), now=now)
             slot.returned(taken, now)
-            lost += _listed(partition, slot.delivery.epoch, gone)
-        self._suspended = False
-        self.pump()
+            said.lost += named(slot, gone)
+        if said.before:
+            self._adopting = said  # before it begins: it may be over by then
+            return self._adopt(said)
+        self._go_on()
+        return said.lost
+
+    async def _adopt(self, said: Said) -> DeliveryList:
+        runtime, lost = self._runtime, said.lost
+        for partition, epochs in said.before.items():
+            slot = await runtime.slot_of(partition, self)
+            lost += await adopt_in(
+                runtime.tail, slot, partition, epochs, lambda: self._adopting is said
+            )
+        if self._adopting is said:
+            self._go_on()
         return lost
 
-    def leave(self) -> None:
-        """Go at once; what is unsettled returns to the group."""
+    def _go_on(self) -> None:
+        self._suspended, self._adopting = False, None
+        self.pump()
+        if self.stays:
+            self.stays = False
+            self._runtime.rebalance()
+
+    def leave(self, *, moves: bool = False) -> None:
+        """Go at once; what is unsettled returns to the group. `moves`: this gateway goes down, and
+        the client keeps what it holds and goes on at the next one."""
         if not self.left:
             self.left = True
-            self._runtime.leave(self)
-
-
-def _listed(
-    partition: int, epoch: int, pushes: Mapping[int, Sequence[tuple[int, int]]]
-) -> DeliveryList:
-    return [
-        [partition, epoch, push, *(number for pair in ranges for number in pair)]
-        for push, ranges in pushes.items()
-    ]
+            self._adopting = None
+            self._runtime.leave(self, moves=moves)

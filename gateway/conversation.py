@@ -16,13 +16,13 @@ from typing import Any, Final
 from gateway import frames
 from gateway.auth import Auth
 from gateway.frames import Close
-from gateway.link import Broker, DeliveryList, Outlet, Settled
+from gateway.link import Broker, Outlet, Settled
 from gateway.publishing import Publishing, producer_id
+from gateway.returning import Returning
 from gateway.session import Effect, Ping, Reply, Session, State, Timing
-from gateway.sessions import Sessions
+from gateway.sessions import Sessions, is_session_id
 from gateway.subscriptions import Settling, Subscriptions, settling_answer
 from metadata.catalog import Principal, check_name
-from push import limits
 from push.errors import Refused, TocsinError
 
 logger = logging.getLogger("tocsin.session")
@@ -43,9 +43,9 @@ class Conversation:
     """A session's shell. `principal`: None where a token is still owed in `hello`."""
 
     __slots__ = (
-        "_around", "_held", "_is_closed", "_is_draining", "_linger_s", "_outlet", "_principal",
-        "_publishing", "_session", "_subscriptions", "_tasks",
-        "_unanswered", "session_id",
+        "_around", "_is_closed", "_is_draining", "_outlet", "_principal", "_publishing",
+        "_returning", "_session", "_subscriptions", "_tasks", "_unanswered", "linger_s",
+        "session_id",
     )  # fmt: skip
 
     def __init__(
@@ -64,10 +64,10 @@ class Conversation:
         self._publishing = Publishing(self)
         self._session = Session(around.timing, now=now)
         self._subscriptions = Subscriptions(around.broker, self)
+        self._returning: Returning = Returning(self, self._subscriptions)
         self._tasks: set[asyncio.Task[None]] | None = None
-        self._linger_s = 0.0
-        self._held: dict[int, DeliveryList] = {}
-        """Per subscription, what a client that came back has listed so far."""
+        self.linger_s = 0.0
+        """As Link.linger_s."""
         self._unanswered = 0
         """Publishes and confirmed acks whose answer the client still awaits."""
         self._is_draining = False
@@ -107,11 +107,11 @@ class Conversation:
 
     def receive(self, data: bytes, *, now: float) -> None:
         """A whole text message arrived."""
-        self._apply(self._session.receive(data, now=now))
+        self.apply(self._session.receive(data, now=now))
 
     def receive_binary(self) -> None:
         """A binary message arrived."""
-        self._apply(self._session.receive_binary())
+        self.apply(self._session.receive_binary())
 
     def heard(self, *, now: float) -> None:
         """Bytes arrived that are no message, or not yet."""
@@ -125,7 +125,7 @@ class Conversation:
         """Time has passed."""
         effect = self._session.expire(now=now)
         if effect is not None:
-            self._apply([effect])
+            self.apply([effect])
 
     def resume(self) -> None:
         """The transport takes pushes again."""
@@ -143,29 +143,33 @@ class Conversation:
         self._close_when_settled()
 
     def closed(self) -> None:
-        """The transport is gone or about to go: leave everything. Calling it again does nothing."""
+        """The session is over: leave everything. Calling it again does nothing."""
+        self._end(moves=False)
+
+    def _end(self, *, moves: bool) -> None:
         if self._is_closed:
             return
         self._is_closed = True
         self._session.closed()
         self._publishing.closed()
+        self._returning.forget()
         self._around.sessions.discard(self)
-        self._subscriptions.leave_all()
+        self._subscriptions.leave_all(moves=moves)
 
     # --- Between two transports -----------------------------------------------------------------
 
     def lost(self) -> None:
         """The transport is gone, and nobody said that this is the end. A session with a place in
-        a group keeps it for a while."""
-        keeps = self.is_welcome and self._subscriptions.has_consumers and not self._is_draining
-        if not (keeps and self._linger_s):
-            self.closed()
+        a group keeps it for a while: here, or at the next gateway when this one goes down."""
+        keeps = self.is_welcome and self._subscriptions.has_consumers and self.linger_s > 0
+        if not keeps or self._is_draining or self._around.sessions.going_down:
+            self._end(moves=keeps)
             return
-        self._outlet = self._around.sessions.linger(self, self._linger_s)
+        self._outlet = self._around.sessions.linger(self, self.linger_s)
         self._suspend()
 
     def _suspend(self) -> None:
-        self._held.clear()
+        self._returning.forget()
         for number in self._subscriptions.suspend():
             self._session.dropped(number)
 
@@ -174,7 +178,7 @@ class Conversation:
         the one that nobody listens to any more."""
         self._outlet.let_go(frames.REPLACED)
         self._suspend()
-        self._outlet, self._linger_s = outlet, linger_s
+        self._outlet, self.linger_s = outlet, linger_s
         self._publishing.producer = producer or self._publishing.producer
         self._session.came_back(now=asyncio.get_running_loop().time())
         outlet.adopt(self)
@@ -182,24 +186,15 @@ class Conversation:
             outlet.pause_reading()
         self._welcome(self._session.subscribed)
 
-    def _hold(self, frame: frames.Held) -> None:
-        """What the client holds of a subscription; then that goes on (R22)."""
-        earlier = self._held.pop(frame.subscription, [])
-        if frame.more:
-            if len(earlier) + len(frame.deliveries) > limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX:
-                raise Refused("invalid_request", "more deliveries than a subscription ever has")
-            self._held[frame.subscription] = [*earlier, *frame.deliveries]
-            self.send(frames.ok(frame.ref))
-            return
-        revoked = self._subscriptions.held(frame, earlier)
-        self.send(frames.ok(frame.ref, revoked=revoked))
-
     # --- Effects --------------------------------------------------------------------------------
 
-    def _apply(self, effects: list[Effect]) -> None:
+    def apply(self, effects: list[Effect]) -> None:
+        """As Host.apply of gateway.returning."""
         for effect in effects:
             if self._is_closed:
                 return
+            if self._returning.defers(effect):
+                continue
             try:
                 _HANDLERS[type(effect)](self, effect)
             except TocsinError as error:
@@ -245,7 +240,10 @@ class Conversation:
                 self._is_closed = True  # an empty shell: its transport is the session's now
                 session.come_back(self._outlet, hello.linger_s, self._publishing.producer)
                 return
-        self._linger_s = hello.linger_s
+            is_free = not self._around.sessions.is_known(hello.session)
+            if hello.linger_s and is_session_id(hello.session) and is_free:
+                self.session_id = hello.session  # a gateway before this one gave it
+        self.linger_s = hello.linger_s
         if not self._around.sessions.add(self):
             self._close(frames.OVERLOADED)
             return
@@ -257,7 +255,7 @@ class Conversation:
                 session=self.session_id,
                 broker=self._around.broker_name,
                 heartbeat_s=self._around.timing.heartbeat_s,
-                linger_s=self._linger_s,
+                linger_s=self.linger_s,
                 resumed=resumed,
             )
         )
@@ -285,7 +283,7 @@ class Conversation:
 
     def hold_reading(self, hold: bool) -> None:
         """As Host.hold_reading."""
-        if hold:
+        if hold or self._publishing.is_waiting or self._returning.is_waiting:
             self._outlet.pause_reading()
         else:
             self._outlet.resume_reading()
@@ -395,6 +393,6 @@ _HANDLERS: Final[dict[type, Callable[[Conversation, Any], None]]] = {
     frames.Ack: Conversation._ack,
     frames.Nack: Conversation._nack,
     frames.Extend: Conversation._extend,
-    frames.Held: Conversation._hold,
+    frames.Held: lambda conversation, frame: conversation._returning.hold(frame),
     frames.Ping: Conversation._pong,
 }

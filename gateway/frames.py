@@ -100,6 +100,9 @@ class Subscribe(_ClientFrame, tag="subscribe", kw_only=True):
     """Granted in total so far (R25)."""
     start: Literal["earliest", "latest"] | StartAt | None = None
     """Where a new group, or a reader, starts. Groups: earliest; readers: latest."""
+    held: bool = False
+    """Groups, in a session that was named in `hello`: a `held` for this subscription follows, and
+    nothing is given before."""
     position: Position | None = None
     """Readers: go on from here; excludes `start`."""
     keys: (
@@ -226,7 +229,7 @@ def welcome(
     *, session: str, broker: str, heartbeat_s: float, linger_s: float, resumed: list[int] | None
 ) -> bytes:
     """The answer to `hello`, with the bounds that a client must keep. `resumed`: the subscriptions
-    that stand, of a session that goes on; None: it is a new one."""
+    that stand, of a session that goes on here; None: nothing stands."""
     return _ENCODE(
         {
             "type": "welcome",

@@ -13,12 +13,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
+import msgspec
+
+from gateway.absent import Absent
 from gateway.slot import Slot
 from gateway.slot_context import Context, Owner
 from metadata.catalog import Group, Membership, Queue
 from metadata.client import Metadata
 from push import limits
-from push.assignment import assign
+from push.assignment import assign_around
 from push.delivery import Delivery
 from push.errors import Refused, TocsinError
 from push.giving import DeliverySettings
@@ -33,6 +36,17 @@ class Member(Owner, Protocol):
     name: str
     pulls: bool
     slots: dict[int, Slot]
+
+    stays: bool
+    """It has still to say what it holds of its partitions: none moves away before."""
+
+    @property
+    def linger_s(self) -> float:
+        """How long its place waits for it when the gateway is gone; 0: not at all."""
+
+    @property
+    def owner(self) -> bytes:
+        """OWNER_BYTES that name it in the storage (R22)."""
 
     def deleted(self, why: Refused) -> None:
         """Its group is gone."""
@@ -60,8 +74,12 @@ def delivery_settings(queue: Queue, group: Group, *, pulls: bool) -> DeliverySet
 class GroupRuntime:
     """See the module. Lives while it has members or slots."""
 
-    def __init__(self, context: Context, metadata: Metadata, queue: Queue, group: Group) -> None:
+    def __init__(
+        self, context: Context, metadata: Metadata, queue: Queue, group: Group, started: float
+    ) -> None:
+        """`started`: when the gateway began to wait for who was there before it."""
         self._context = context
+        self.tail = context.tail
         self._metadata = metadata
         self.queue = queue
         self.group = group
@@ -72,6 +90,7 @@ class GroupRuntime:
         self.epochs: dict[int, int] = {}
         """The newest epoch seen per partition: what is at most that and not current is stale."""
         self.closed = False
+        self._absent = Absent(started)
         self._owning: dict[int, asyncio.Task[None]] = {}
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -90,12 +109,19 @@ class GroupRuntime:
             self.members.pop(member.name, None)  # else partitions wait for nobody
             raise
 
-    def leave(self, member: Member) -> None:
-        """The member is gone: its slots end, its deliveries return, others take over."""
+    def leave(self, member: Member, *, moves: bool = False) -> None:
+        """The member is gone: its slots end, its deliveries return, others take over. One that
+        `moves` to the next gateway keeps its place: this one goes down."""
         if self.members.pop(member.name, None) is None:
             return
         for slot in list(member.slots.values()):
-            slot.abandon()
+            slot.abandon(moves=moves)
+        if moves:
+            self._absent.moved(member.name, member.linger_s)
+        else:
+            self._reassign_soon()
+
+    def _reassign_soon(self) -> None:
         task = asyncio.get_running_loop().create_task(self._reassign_after(), name="reassign")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -117,23 +143,45 @@ class GroupRuntime:
             await self._reassign()
 
     async def _reassign(self) -> None:
+        loop = asyncio.get_running_loop()
         async with self._lock:
             if self.closed:
                 return
             while True:
                 row = await self._metadata.membership(self.group.group_id)
-                members = tuple(sorted(self.members))
-                assignment = assign(self.queue.members, members, row.assignment)
+                lingers = self._absent.look(row.lingers, self.members, loop.time())
+                lingers |= {m.name: m.linger_s for m in self.members.values() if m.linger_s}
+                members = tuple(sorted({*self.members, *self._absent.names}))
+                staying = {name for name in members if self._stays(name)}
+                assignment = assign_around(self.queue.members, members, row.assignment, staying)
                 new = Membership(
                     group_id=self.group.group_id,
                     generation=row.generation + 1,
                     members=members,
                     assignment=assignment,
+                    lingers=lingers,
                 )
+                if msgspec.structs.replace(new, generation=row.generation) == row:
+                    new = row  # somebody who waited for the lock, too, was here before
+                    break
                 if await self._metadata.change_membership(new, expected_generation=row.generation):
                     break
             self.generation, self.assignment = new.generation, assignment
+        self._absent.call_at(self._absent_for_good)
         self._carry_out()
+
+    def _stays(self, name: str) -> bool:
+        member = self.members.get(name)
+        return member is None or member.stays  # who is absent cannot say anything
+
+    def rebalance(self) -> None:
+        """A member does not stay any more: its partitions may move."""
+        self._reassign_soon()
+
+    def _absent_for_good(self) -> None:
+        """Nobody came: others take over."""
+        if not self.closed:
+            self._reassign_soon()
 
     def _carry_out(self) -> None:
         """Drain what moves away, start what nobody here holds."""
@@ -166,7 +214,10 @@ class GroupRuntime:
     async def _own(self, number: int) -> None:
         partition = Partition(self.queue.queue_id, number)
         place = GroupPartition(self.group.group_id, partition)
-        token = os.urandom(16)
+        member = self.members.get(self.assignment.get(number, ""))
+        if member is None:
+            return
+        token = member.owner + os.urandom(16)
         try:
             owned = await self._context.storage.own(
                 place, token=token, assignment=self.generation,
@@ -178,9 +229,8 @@ class GroupRuntime:
                 await self._make_cursors()
             return
         self.epochs[number] = owned.epoch
-        member = self.members.get(self.assignment.get(number, ""))
-        if member is None or self.closed:
-            return
+        if member is not self.members.get(self.assignment.get(number, "")) or self.closed:
+            return  # it was owned in the name of somebody who has left, or gave it up
         delivery = Delivery(
             place, owned, token,
             delivery_settings(self.queue, self.group, pulls=member.pulls),
@@ -194,6 +244,17 @@ class GroupRuntime:
         # Records may have been certified while the epoch was on its way.
         delivery.certify(self._context.tail.ends.get(partition, 0))
         member.pump()
+
+    def is_coming(self, number: int, member: Member) -> bool:
+        """Whether a partition that nobody here has yet will be this member's."""
+        is_its_own = self.assignment.get(number) == member.name
+        return is_its_own and number not in self.slots and not self.closed
+
+    async def slot_of(self, number: int, member: Member) -> Slot | None:
+        """The member's slot of a partition, as soon as it is there; None: it will not be."""
+        while self.is_coming(number, member) and number in self._owning:
+            await asyncio.wait((self._owning[number],))
+        return member.slots.get(number)
 
     async def _make_cursors(self) -> None:
         """The catalog has the group and the storage has not, half a second later: whoever made it
@@ -239,11 +300,13 @@ class GroupRuntime:
             member.deleted(why)
 
     async def close(self) -> None:
-        """No member owns anything any more; slots end after their last write."""
+        """No member owns anything any more; slots end after their last write. Who lingers keeps
+        what it holds, and comes back to the next gateway."""
         self.closed = True
+        self._absent.close()
         for member in list(self.members.values()):
             for slot in list(member.slots.values()):
-                slot.abandon()
+                slot.abandon(moves=member.linger_s > 0)
         self.members.clear()
         waits: Sequence[asyncio.Task[None]] = [*self._owning.values(), *self._tasks]
         if waits:
@@ -271,4 +334,5 @@ class GroupRuntime:
                     "draining": delivery.draining,
                 }
             )
-        return {"members": sorted(self.members), "partitions": partitions}
+        absent = sorted(self._absent.names)
+        return {"members": sorted(self.members), "absent": absent, "partitions": partitions}

@@ -18,6 +18,8 @@ class Groups:
         self._context = context
         self._metadata = metadata
         self.runtimes: dict[str, GroupRuntime] = {}
+        self.started = float("-inf")
+        """When this gateway began to wait for who had a place in a group before it (R22)."""
         self.closed = False
 
     def runtime(self, queue: Queue, group: Group) -> GroupRuntime:
@@ -29,17 +31,24 @@ class Groups:
             # What the caller has may be of before a pause.
             now = self._metadata.queue_by_id(queue.queue_id) or queue
             runtime = self.runtimes[group.group_id] = GroupRuntime(
-                self._context, self._metadata, now, group
+                self._context, self._metadata, now, group, self.started
             )
         return runtime
 
     async def subscribe(
-        self, link: Link, subscription: int, queue: Queue, group: Group, credit: int
+        self,
+        link: Link,
+        subscription: int,
+        queue: Queue,
+        group: Group,
+        credit: int,
+        *,
+        held: bool = False,
     ) -> Consumer:
         """A new consumer. It is given nothing before this turn of the loop has ended, so that the
-        caller's answer goes first."""
+        caller's answer goes first; and with `held` nothing before it has said what it holds."""
         runtime = self.runtime(queue, group)
-        consumer = Consumer(runtime, link, subscription, credit)
+        consumer = Consumer(runtime, link, subscription, credit, held=held)
         await runtime.join(consumer)
         asyncio.get_running_loop().call_soon(consumer.open)
         return consumer

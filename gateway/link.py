@@ -5,7 +5,7 @@ Link           the session as the inside (groups, readers) sees it
 Broker …       the inside as the conversation sees it; `gateway.broker` fits by its shape
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from gateway.frames import Close, Position
@@ -28,6 +28,10 @@ class Link(Protocol):
 
     @property
     def principal(self) -> Principal: ...
+
+    @property
+    def linger_s(self) -> float:
+        """How long it is waited for after its transport is gone; 0: not at all."""
 
     def send(self, frame: bytes) -> None:
         """Queue one encoded frame (a JSON object). Never blocks, never raises; after the session
@@ -114,14 +118,18 @@ class Consumer(Protocol):
     def suspend(self) -> None:
         """The session's transport is gone: give nothing until `hold`."""
 
-    def hold(self, received: int, deliveries: DeliveryList) -> DeliveryList:
+    def hold(
+        self, received: int, deliveries: DeliveryList
+    ) -> DeliveryList | Awaitable[DeliveryList]:
         """The client came back with these, of `received` messages in all, and goes on. Returns
-        which of them are not its own any more."""
+        which of them are not its own any more: at once, or where some are of an epoch before,
+        when it is known."""
 
     def unsettled(self) -> int:
         """Deliveries that were given and have neither been settled nor returned."""
 
-    def leave(self) -> None: ...
+    def leave(self, *, moves: bool = False) -> None:
+        """`moves`: this gateway goes down, and its client goes on at the next one."""
 
 
 class Reader(Protocol):
@@ -172,8 +180,16 @@ class Groups(Protocol):
     """The groups' consumers."""
 
     async def subscribe(
-        self, link: Link, subscription: int, queue: Queue, group: Group, credit: int
-    ) -> Consumer: ...
+        self,
+        link: Link,
+        subscription: int,
+        queue: Queue,
+        group: Group,
+        credit: int,
+        *,
+        held: bool = False,
+    ) -> Consumer:
+        """`held`: it is given nothing before `hold`."""
 
 
 class Readers(Protocol):

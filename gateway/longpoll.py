@@ -13,6 +13,7 @@ from gateway import frames
 from gateway.conversation import Conversation
 from gateway.frames import Close
 from gateway.registry import Registry
+from gateway.sessions import fresh_session_id
 from metadata.catalog import Principal
 from push import limits
 from push.errors import Refused
@@ -62,7 +63,7 @@ class Poll:
         now = asyncio.get_running_loop().time()
         registry = self._registry
         self.conversation = Conversation(
-            registry.around, self, secrets.token_urlsafe(16), principal, now=now
+            registry.around, self, fresh_session_id(), principal, now=now
         )
         self.principal = principal
         refusal = registry.refusal()
@@ -84,7 +85,7 @@ class Poll:
         try:
             await asyncio.wait_for(self._reading.wait(), limits.PULL_WAIT_S_MAX)
         except TimeoutError:
-            raise Refused("overloaded", "a queue is being made: say it again") from None
+            raise Refused("overloaded", "what came before takes its time: say it again") from None
         conversation = self.conversation
         if conversation is None:
             raise self.gone()
@@ -212,11 +213,10 @@ class Poll:
 
     def close(self, close: Close) -> None:
         """As Outlet.close: the next poll hears of it behind what waits."""
-        is_lost = close is frames.HEARTBEAT
-        conversation = self._leave(close, is_mute=is_lost)
+        conversation = self._leave(close, is_mute=close is frames.HEARTBEAT)
         if conversation is None:
             return
-        if is_lost:
+        if close in (frames.HEARTBEAT, frames.DRAINING):
             conversation.lost()
         else:
             conversation.closed()

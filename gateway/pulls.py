@@ -6,6 +6,7 @@ pull has come for a while.
 """
 
 import asyncio
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from push import limits
 from push.errors import Refused
 from push.giving import GiveOut, Judged, Taken
 from push.message import Message
+from push.ports import OWNER_BYTES
 from push.record import Record
 
 _MESSAGE = msgspec.json.Decoder(Message)
@@ -48,6 +50,9 @@ class PullConsumer:
     def __init__(self, runtime: GroupRuntime, receipts: Receipts) -> None:
         self.runtime = runtime
         self.name = "pulls"
+        self.linger_s = 0.0
+        self.stays = False
+        self.owner = os.urandom(OWNER_BYTES)
         self.slots: dict[int, Slot] = {}
         self.last_pull = 0.0
         self._receipts = receipts

@@ -52,6 +52,8 @@ class GroupDescription(msgspec.Struct):
     """Messages it has not settled."""
     members: Any
     """The consumers here."""
+    absent: Any
+    """Those that are not here, and whose partitions wait for them."""
     partitions: Any
     """Who owns each partition that is being delivered, and what it waits for."""
 

@@ -64,7 +64,8 @@ class Session:
     """One client's conversation on one transport."""
 
     __slots__ = (
-        "_bad_count", "_deadline", "_is_pinged", "_subscriptions", "_timing", "_unheard", "state",
+        "_bad_count", "_deadline", "_is_pinged", "_subscriptions", "_timing", "_unheard",
+        "is_named", "state",
     )  # fmt: skip
 
     def __init__(self, timing: Timing, *, now: float) -> None:
@@ -73,6 +74,8 @@ class Session:
         self._deadline = now + timing.hello_timeout_s
         self._is_pinged = False
         self._bad_count = 0
+        self.is_named = False
+        """Its client has said `hello` with a session: it may hold something of before."""
         self._subscriptions: dict[int, int | None] = {}
         """Number → credit granted in total; None: being opened."""
         self._unheard: frozenset[int] = frozenset()
@@ -136,11 +139,14 @@ class Session:
                 return frame
             case frames.Hello():
                 self.state = State.OPEN
+                self.is_named = frame.session is not None
                 self.heard(now=now)  # from here on silence is what counts
                 return frame
 
     def _subscribe(self, frame: frames.Subscribe) -> Effect:
         refusal = _check_subscribe(frame)
+        if refusal is None and frame.held and not self.is_named:
+            refusal = Refused("invalid_request", "held is for a session that hello has named")
         if refusal is None and self.state is State.DRAINING:
             refusal = Refused("draining")
         if refusal is None and frame.subscription in self._subscriptions:
@@ -233,6 +239,7 @@ class Session:
         self._unheard = frozenset(
             n for n, granted in self._subscriptions.items() if granted is None
         )
+        self.is_named = True
         self.heard(now=now)
 
     def next_deadline(self) -> float | None:
@@ -276,6 +283,8 @@ def _check_publish(frame: frames.Publish) -> Refused | None:
 def _check_subscribe(frame: frames.Subscribe) -> Refused | None:
     if frame.group is not None and (frame.keys is not None or frame.position is not None):
         return Refused("invalid_request", "keys and position are for readers, without a group")
+    if frame.group is None and frame.held:
+        return Refused("invalid_request", "held is for consumers: a reader says its position")
     if frame.position is not None and frame.start is not None:
         return Refused("invalid_request", "start and position exclude each other")
     return None

@@ -3,15 +3,32 @@
 A session outlives its socket: who lost it comes back, over either transport, with the session's id
 in `hello`, and finds its subscriptions, its place in its groups and what it holds. Until then a
 `Lingering` stands where the transport was. It takes nothing, and after `linger_s` the session ends.
+
+It may come back to another gateway, or to this one after its restart: there it keeps its name, by
+which its place in its groups waits for it.
 """
 
 import asyncio
+import re
+import secrets
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from gateway.frames import Close
 from gateway.link import Outlet
 from metadata.catalog import Principal
+
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{22}")
+
+
+def fresh_session_id() -> str:
+    """128 random bits: whoever knows it was told."""
+    return secrets.token_urlsafe(16)
+
+
+def is_session_id(text: str) -> bool:
+    """Whether a gateway may have given it."""
+    return _ID.fullmatch(text) is not None
 
 
 class Resumable(Protocol):
@@ -26,6 +43,9 @@ class Resumable(Protocol):
     def closed(self) -> None:
         """End it."""
 
+    def lost(self) -> None:
+        """Its transport is gone, and nobody said that this is the end."""
+
     def come_back(self, outlet: Outlet, linger_s: float, producer: bytes | None) -> None:
         """Go on over this transport."""
 
@@ -38,6 +58,8 @@ class Sessions:
         self._lingering: dict[str, Lingering] = {}
         self.has_room: Callable[[], bool] = lambda: True
         """Whether one more fits; set by the registry, which knows the transports."""
+        self.going_down = False
+        """Nobody waits here any more: who comes back comes to the next gateway."""
 
     def __len__(self) -> int:
         return len(self._lingering)
@@ -53,6 +75,10 @@ class Sessions:
         """It has ended. Not there: nothing happens."""
         if self._by_id.get(session.session_id) is session:
             del self._by_id[session.session_id]
+
+    def is_known(self, session_id: str) -> bool:
+        """Whether there is a session of this id, whoever's it is."""
+        return session_id in self._by_id
 
     def find(self, session_id: str, principal: Principal) -> Resumable | None:
         """The session of this id, where it belongs to the one who asks (P11)."""
@@ -71,8 +97,9 @@ class Sessions:
 
     def end_lingering(self) -> None:
         """The gateway goes down: who has no transport cannot be told to come back (P14)."""
+        self.going_down = True
         for lingering in list(self._lingering.values()):
-            lingering.end()
+            lingering.move()
 
 
 class Lingering:
@@ -84,9 +111,14 @@ class Lingering:
         self._timer = asyncio.get_running_loop().call_later(linger_s, self.end)
 
     def end(self) -> None:
-        """Nobody came back, or nobody can."""
+        """Nobody came back."""
         self._leave()
         self._session.closed()
+
+    def move(self) -> None:
+        """Nobody can come back here."""
+        self._leave()
+        self._session.lost()
 
     def _leave(self) -> None:
         self._timer.cancel()

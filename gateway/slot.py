@@ -226,9 +226,8 @@ class Slot:
 
     # --- What the consumer says ----------------------------------------------------------------
 
-    def ack_ordinary(self, delivery: list[int]) -> int:
+    def ack_ordinary(self, push: int, delivery: list[int]) -> int:
         """A whole delivery in the ordinary case; see Delivery.ack_ordinary."""
-        push = delivery[2]
         count = self.delivery.ack_ordinary(push, delivery, 3)
         if count and push not in self.delivery.leases.pushes:
             span = self._spans.pop(push, None)
@@ -367,10 +366,10 @@ class Slot:
         self._end_when_buried = True
         self.drain(asyncio.get_running_loop().time())
 
-    def abandon(self) -> None:
-        """Its consumer is gone: everything unsettled returns to the group."""
+    def abandon(self, *, moves: bool = False) -> None:
+        """Its consumer is gone: everything unsettled returns to the group. See Delivery.abandon."""
         if not self.ended:
-            self.delivery.abandon(wall_unix_ms=int(time.time() * 1000))
+            self.delivery.abandon(wall_unix_ms=int(time.time() * 1000), moves=moves)
             self._after(asyncio.get_running_loop().time())
 
     def _end_if_drained(self) -> None:

@@ -1,7 +1,7 @@
 """The subscriptions of one session: its consumers and readers by number."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from gateway import frames
 from gateway.link import (
@@ -48,7 +48,7 @@ class Subscriptions:
     async def _open_consumer(self, frame: frames.Subscribe, name: str, queue: Queue) -> bytes:
         group = await self._group(name, queue, _start_from(frame.start))
         self._consumers[frame.subscription] = await self._broker.groups.subscribe(
-            self._link, frame.subscription, queue, group, 0
+            self._link, frame.subscription, queue, group, 0, held=frame.held
         )
         lease_s = group.settings.lease_s
         return frames.ok(
@@ -141,26 +141,28 @@ class Subscriptions:
             self.leave(number)
         return readers
 
-    def held(self, frame: frames.Held, earlier: DeliveryList) -> DeliveryList:
-        """The client says what it holds, with what it said in frames before; see Consumer.hold."""
-        return self._consumer(frame).hold(frame.received, [*earlier, *frame.deliveries])
+    def held(
+        self, frame: frames.Held, deliveries: DeliveryList
+    ) -> DeliveryList | Awaitable[DeliveryList]:
+        """The client says what it holds, in this frame and those before; see Consumer.hold."""
+        return self._consumer(frame).hold(frame.received, deliveries)
 
     # --- Leaving --------------------------------------------------------------------------------
 
-    def leave(self, subscription: int) -> None:
-        """End one; what is unsettled returns to its group."""
+    def leave(self, subscription: int, *, moves: bool = False) -> None:
+        """End one; what is unsettled returns to its group. `moves`: see Consumer.leave."""
         consumer = self._consumers.pop(subscription, None)
         if consumer is not None:
-            consumer.leave()
+            consumer.leave(moves=moves)
         else:
             self._readers.pop(subscription).close()
 
-    def leave_all(self) -> None:
+    def leave_all(self, *, moves: bool = False) -> None:
         """End all of them. Raises nothing: where one cannot leave, the others must all the same,
         or their deliveries wait for a dead session."""
         for subscription in (*self._consumers, *self._readers):
             try:
-                self.leave(subscription)
+                self.leave(subscription, moves=moves)
             except Exception:
                 logger.exception("session %s cannot leave properly", self._link.session_id)
 

@@ -9,7 +9,6 @@ its conversation, and the socket.
 """
 
 import asyncio
-import secrets
 from typing import Any, ClassVar, Final, cast
 
 from uvicorn.config import Config
@@ -32,6 +31,7 @@ from gateway.rfc6455 import (
     control_frame,
     text_frame,
 )
+from gateway.sessions import fresh_session_id
 from metadata.catalog import Principal
 from push import limits
 from push.errors import Refused
@@ -145,7 +145,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._conversation = Conversation(
             registry.around,
             self,
-            secrets.token_urlsafe(16),
+            fresh_session_id(),
             principal,
             now=asyncio.get_running_loop().time(),
         )
@@ -232,7 +232,8 @@ class WebSocketConnection(asyncio.Protocol):
     def close(self, close: Close) -> None:
         """As Outlet.close. Closing again does nothing."""
         if self._conversation is not None:
-            self._end(close_frame(close), ends_session=close is not frames.HEARTBEAT)
+            comes_back = close in (frames.HEARTBEAT, frames.DRAINING)
+            self._end(close_frame(close), ends_session=not comes_back)
 
     def adopt(self, conversation: Conversation) -> None:
         """As Outlet.adopt."""

@@ -6,12 +6,27 @@ stickiness leave a choice, so that every gateway that computes an assignment fro
 membership row computes the same one (R14).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Final
 
 _MASK: Final = (1 << 64) - 1
+
+
+def assign_around(
+    partitions: Sequence[int],
+    members: Sequence[str],
+    previous: Mapping[int, str],
+    staying: Collection[str],
+) -> dict[int, str]:
+    """As `assign`, but of members in `staying` no partition moves away: it would be given to
+    somebody else before they could say what of it they hold (R22). What they do not have the others
+    share, and nobody's share is balanced against theirs."""
+    fixed = {number: previous[number] for number in partitions if previous.get(number) in staying}
+    free = [number for number in partitions if number not in fixed]
+    others = [name for name in members if name not in fixed.values()]
+    return dict(sorted({**fixed, **assign(free, others or members, previous)}.items()))
 
 
 def assign(

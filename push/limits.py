@@ -65,6 +65,9 @@ CREDIT_MAX: Final = 10_000
 IN_FLIGHT_PER_SUBSCRIPTION_MAX: Final = 4 * CREDIT_MAX
 """Messages that a subscription holds unsettled, in sum: each is a lease in memory, of less than
 1 KiB. [A client grants credit anew for whatever it is given, and never acks.]"""
+NAMED_AS_HELD_MAX: Final = 4 * IN_FLIGHT_PER_SUBSCRIPTION_MAX
+"""Messages of an epoch before that a client names when it comes back: what it holds, and what it
+has acked and was perhaps not heard."""
 IN_FLIGHT_PULLED_MAX: Final = 4 * CREDIT_MAX
 """Messages of a group that were pulled through one gateway and are unsettled; the next pull waits
 for one of them. [A script pulls in a loop and never acks, under a lease of hours.]"""

@@ -27,7 +27,8 @@ class Standings:
     def of(self, offset: int, key_hash: int, stored: Standing) -> tuple[State, int]:
         """(state, counted attempts) of a message. `key_hash` 0: it has no key; `stored`: where it
         stood afterwards, durably."""
-        if stored.state == "settled" or offset >= self._frontier:
+        adopted = offset in self._in_flight or offset in self._waiting.returned
+        if stored.state == "settled" or (offset >= self._frontier and not adopted):
             return stored
         attempts = self._waiting.attempts.get(offset, stored.attempts)
         if offset in self._in_flight:

@@ -150,7 +150,7 @@ class EchoPlace:
     def unsettled(self) -> int:
         return len(self.open)
 
-    def leave(self) -> None:
+    def leave(self, *, moves: bool = False) -> None:
         assert not self.is_gone.is_set(), "left twice"
         self.is_gone.set()
 
@@ -252,7 +252,14 @@ class EchoBroker:
                 place.pump()
 
     async def subscribe(
-        self, link: Link, subscription: int, queue: Queue, group: Group, credit: int
+        self,
+        link: Link,
+        subscription: int,
+        queue: Queue,
+        group: Group,
+        credit: int,
+        *,
+        held: bool = False,
     ) -> EchoPlace:
         await self.gate.wait()
         self.raise_bug()

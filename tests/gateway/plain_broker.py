@@ -228,7 +228,14 @@ class NoSessions:
     """link.Groups and link.Readers: sessions may publish here, and nothing else."""
 
     async def subscribe(
-        self, link: Link, subscription: int, queue: Queue, group: Group, credit: int
+        self,
+        link: Link,
+        subscription: int,
+        queue: Queue,
+        group: Group,
+        credit: int,
+        *,
+        held: bool = False,
     ) -> Consumer:
         raise Refused("group_not_found")
 
@@ -371,6 +378,7 @@ class PlainBroker:
             "created_unix_ms": group.created_unix_ms,
             "lag": len(self._log(queue)) - len(settled),
             "members": ["pulls"] if group.group_id in self.pulling else [],
+            "absent": [],
             "partitions": [],
         }
 

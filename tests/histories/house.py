@@ -9,12 +9,13 @@ from typing import Any
 
 import msgspec
 
+from gateway import frames
 from gateway.auth import Auth
 from gateway.broker import Broker
 from gateway.config import Config
 from gateway.consumer import Consumer
 from gateway.conversation import Conversation, Surroundings
-from gateway.frames import HEARTBEAT, Close
+from gateway.frames import Close
 from gateway.link import StartFrom
 from gateway.queue_readers import Reader
 from gateway.routing import Answer
@@ -45,8 +46,9 @@ class Session:
 
     principal = ANYBODY
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, linger_s: float = 0.0) -> None:
         self.session_id = name
+        self.linger_s = linger_s
         self.frames: list[Frame] = []
         self.is_writable = True
         self._news = asyncio.Event()
@@ -249,7 +251,7 @@ class Socket:
         """As Outlet.close."""
         assert self.close_code is None
         self.close_code = close
-        if close is HEARTBEAT:
+        if close in (frames.HEARTBEAT, frames.DRAINING):
             self.conversation.lost()
         else:
             self.conversation.closed()

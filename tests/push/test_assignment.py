@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from push.assignment import assign
+from push.assignment import assign, assign_around
 
 NAMES = [f"consumer-{number}" for number in range(9)]
 some_members = st.lists(st.sampled_from(NAMES), max_size=9, unique=True)
@@ -107,3 +107,35 @@ def test_a_thousand_members_share_a_thousand_partitions() -> None:
     members = [f"m{number}" for number in range(1024)]
     owners = assign(range(1024), members, {})
     assert set(owners.values()) == set(members)
+
+
+@settings(max_examples=500)
+@given(
+    some_partitions,
+    some_members.filter(bool),
+    st.dictionaries(st.integers(0, 30), st.sampled_from([*NAMES, "gone"])),
+    st.data(),
+)
+def test_who_stays_keeps_all_and_the_others_share_the_rest(
+    partitions: range, members: list[str], previous: dict[int, str], data: st.DataObject
+) -> None:
+    """R22: nothing moves away before its owner has said what it holds; nothing is nobody's."""
+    staying = data.draw(st.sets(st.sampled_from(members)))
+    owners = assign_around(partitions, members, previous, staying)
+    assert list(owners) == list(partitions)
+    kept = {p: name for p, name in previous.items() if name in staying and p in partitions}
+    assert kept.items() <= owners.items()
+    others = [name for name in members if name not in kept.values()]
+    rest = range(len(partitions) - len(kept))
+    check_balance(
+        dict(zip(rest, [owner for p, owner in owners.items() if p not in kept], strict=True)),
+        rest,
+        others or members,
+    )
+
+
+def test_without_anybody_who_stays_it_is_the_plain_assignment() -> None:
+    previous = {0: "a", 1: "a", 2: "b", 3: "gone"}
+    assert assign_around(range(4), ["a", "b"], previous, ()) == assign(
+        range(4), ["a", "b"], previous
+    )

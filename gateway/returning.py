@@ -1,0 +1,106 @@
+"""A client that came back says what it holds, one subscription after the other (R22).
+
+Where it held that under an epoch before, it takes a moment to find out what of it is still its own:
+the partitions are being owned, and the log is read for keys. What the client says of this
+subscription meanwhile waits, in order: acks of what it holds come to those who know it.
+"""
+
+from collections.abc import Awaitable, Coroutine
+from typing import Any, Protocol
+
+from gateway import frames
+from gateway.link import DeliveryList
+from gateway.session import Effect
+from gateway.subscriptions import Subscriptions
+from push import limits
+from push.errors import Refused, TocsinError
+
+
+class Host(Protocol):
+    """The conversation that goes on."""
+
+    def send(self, frame: bytes) -> None: ...
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run it as a task of the session."""
+
+    def hold_reading(self, hold: bool) -> None:
+        """Read nothing more, or go on."""
+
+    def apply(self, effects: list[Effect]) -> None:
+        """What the client said, in order."""
+
+    def report_bug(self, ref: int | None) -> None:
+        """Inside an `except`."""
+
+
+class Returning:
+    """See the module."""
+
+    __slots__ = ("_host", "_parts", "_subscriptions", "_waiting")
+
+    def __init__(self, host: Host, subscriptions: Subscriptions) -> None:
+        self._host = host
+        self._subscriptions = subscriptions
+        self._parts: dict[int, DeliveryList] = {}
+        """Per subscription, what was listed in frames that others follow."""
+        self._waiting: dict[int, list[Effect]] = {}
+        """Per subscription of which it is being found out, what was said meanwhile."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing more is to be read."""
+        return any(self._waiting.values())
+
+    def forget(self) -> None:
+        """The transport is gone, and with it what was said and not yet heard."""
+        self._parts.clear()
+        self._waiting.clear()
+
+    def defers(self, effect: Effect) -> bool:
+        """Whether this waits, because it is about such a subscription. Nothing more is read
+        meanwhile, which bounds what waits to what had already been read (P9)."""
+        waiting = self._waiting and self._waiting.get(getattr(effect, "subscription", -1))
+        if not isinstance(waiting, list):
+            return False
+        waiting.append(effect)
+        self._host.hold_reading(True)
+        return True
+
+    def hold(self, frame: frames.Held) -> None:
+        """What the client holds of a subscription; then that goes on. Raises Refused; nothing has
+        changed then."""
+        frames.check_deliveries(frame.deliveries)
+        number = frame.subscription
+        deliveries = [*self._parts.get(number, []), *frame.deliveries]
+        if sum((len(one) - 3) // 2 for one in deliveries) > limits.NAMED_AS_HELD_MAX:
+            raise Refused("invalid_request", "more deliveries than a subscription ever has")
+        if frame.more:
+            self._parts[number] = deliveries
+            self._host.send(frames.ok(frame.ref))
+            return
+        revoked = self._subscriptions.held(frame, deliveries)
+        self._parts.pop(number, None)
+        if isinstance(revoked, list):
+            self._host.send(frames.ok(frame.ref, revoked=revoked))
+        else:
+            waiting = self._waiting[number] = []
+            self._host.start(self._find_out(frame, revoked, waiting))
+
+    async def _find_out(
+        self, frame: frames.Held, revoked: Awaitable[DeliveryList], waiting: list[Effect]
+    ) -> None:
+        host, answer = self._host, b""
+        try:
+            answer = frames.ok(frame.ref, revoked=await revoked)
+        except TocsinError as error:
+            answer = frames.error(error, frame.ref)
+        except Exception:
+            host.report_bug(frame.ref)
+        if self._waiting.get(frame.subscription) is not waiting:
+            return  # the transport was lost meanwhile
+        del self._waiting[frame.subscription]
+        if answer:
+            host.send(answer)
+        host.hold_reading(False)
+        host.apply(waiting)
