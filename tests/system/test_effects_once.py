@@ -17,10 +17,23 @@ from tests.layout.tree import ROOT
 EXAMPLE = ROOT / "clients/python/examples/effectively_once_sqlite.py"
 ACCOUNTS = [f"account-{n}" for n in range(12)]
 KILLS = 6
-KILLS_MAX = 60
+ROUNDS_MAX = 10
 """Of the control: until something was booked twice."""
 NAIVE = "lambda *_: True"
 """What a claim says in the negative control: everything is new."""
+PAUSE = """
+import asyncio
+from tocsin.subscription import Subscription
+run = Subscription.run
+async def run_with_pauses(self, handler, **more):
+    async def handle(message):
+        await handler(message)
+        await asyncio.sleep(0.02)
+    await run(self, handle, **more)
+Subscription.run = run_with_pauses
+"""
+"""Between the effect and its ack, where kills make an effect happen twice: else they hardly ever
+fall there."""
 
 
 class Booker:
@@ -34,6 +47,7 @@ class Booker:
             # What a killed process held is the other one's soon.
             "tocsin.connect = functools.partial(tocsin.connect, linger_s=1)",
             f"Applied.claim = {NAIVE}" if naive else "",
+            PAUSE,
             f"sys.argv = ['', {str(database)!r}]",
             f"runpy.run_path({str(EXAMPLE)!r}, run_name='__main__')",
         ]
@@ -82,6 +96,25 @@ async def settled(server: Server) -> None:
     raise AssertionError("the group does not come to its end")
 
 
+async def through_kills(server: Server, bookers: list[Booker], rng: random.Random) -> Counter[str]:
+    """Payments while broker and bookers are killed, and the time to book them all."""
+    stop = asyncio.Event()
+    publishing = asyncio.create_task(publish(server, rng, stop))
+    for number in range(KILLS):
+        await asyncio.sleep(rng.uniform(0.05, 0.25))
+        if number % 3 == 0:
+            server.kill()
+            await asyncio.to_thread(server.start)
+        else:
+            booker = rng.choice(bookers)
+            await booker.kill()
+            await booker.start()
+    stop.set()
+    sums = await publishing
+    await settled(server)
+    return sums
+
+
 def booked(path: Path) -> tuple[dict[str, int], Counter[str]]:
     """The accounts, and how often each payment was booked."""
     database = sqlite3.connect(path)
@@ -107,23 +140,11 @@ async def test_each_effect_once_under_kill_9_of_broker_and_consumers(
             await client.create_queue("payments", partitions=4, lease_s=2)
         for booker in bookers:
             await booker.start()
-        stop = asyncio.Event()
-        publishing = asyncio.create_task(publish(server, rng, stop))
-        for number in range(KILLS_MAX if naive else KILLS):
-            await asyncio.sleep(rng.uniform(0.05, 0.25))
-            if number % 3 == 0:
-                server.kill()
-                await asyncio.to_thread(server.start)
-            else:
-                booker = rng.choice(bookers)
-                await booker.kill()
-                await booker.start()
-            if naive and max(booked(path)[1].values(), default=0) > 1:
+        sums: Counter[str] = Counter()
+        for _ in range(ROUNDS_MAX if naive else 1):
+            sums += await through_kills(server, bookers, rng)
+            if naive and max(booked(path)[1].values()) > 1:
                 break
-        stop.set()
-        sums = await publishing
-        if not naive:
-            await settled(server)
     finally:
         for booker in bookers:
             await booker.kill()
