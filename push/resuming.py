@@ -10,10 +10,10 @@ from typing import Final
 
 from push import limits
 from push.delivery import Delivery
-from push.giving import Taken, append_offset
-from push.leases import ADOPTED, mask_of, offsets_of
+from push.giving import Taken
+from push.leases import ADOPTED, mask_of, offsets_of, outside, ranges_of
 from push.lines import loose
-from push.ranges import Range, RangeSet
+from push.ranges import Range, RangeSet, coalesce
 
 Pushes = Mapping[int, Sequence[Range]]
 """Push number → ranges of offsets."""
@@ -71,16 +71,34 @@ def hold(
     gone: dict[int, list[Range]] = {}
     for number, ranges in pushes.items():
         given = delivery.leases.given(number)
-        if given is None and number < 0:
-            gone[number] = [*ranges]
-        for first, last in ranges if given is not None else ():
-            assert given is not None
-            begin, mask = given
-            named = mask & mask_of(first, min(last, begin + mask.bit_length() - 1), begin)
-            for offset in offsets_of(named, begin):
-                if _has_returned(delivery, number, offset):
-                    append_offset(gone.setdefault(number, []), offset)
+        if given is not None:
+            lost = _lost(delivery, number, given, ranges)
+        else:
+            lost = [*ranges] if number < 0 else []
+        if lost:
+            gone[number] = lost
     return taken, gone
+
+
+def _lost(
+    delivery: Delivery, number: int, given: tuple[int, int], ranges: Sequence[Range]
+) -> list[Range]:
+    """What of `ranges` has returned from push `number`, or was not adopted with it. Costs the
+    push once, however often its messages are named."""
+    begin, mask = given
+    end = begin + mask.bit_length() - 1
+    named = returned = 0
+    beyond: list[Range] = []
+    for first, last in ranges:
+        named |= mask_of(first, min(last, end), begin)
+        if number < 0:
+            beyond += outside(first, last, begin, end)
+    for offset in offsets_of(named & mask, begin):
+        if _has_returned(delivery, number, offset):
+            returned |= 1 << (offset - begin)
+    if number < 0:  # nobody knows any more what it had besides; its acks are stale
+        returned |= named & ~mask
+    return coalesce(ranges_of(returned, begin) + beyond)
 
 
 def _has_returned(delivery: Delivery, number: int, offset: int) -> bool:

@@ -237,6 +237,25 @@ async def test_a_transport_that_is_lost_while_it_is_found_out(durable_house: Hou
     assert [frame for frame in back.frames if frame.get("ref") in (5, 9)] == []
 
 
+async def test_what_was_refused_is_refused_again_where_the_answer_was_lost(
+    durable_house: House,
+) -> None:
+    """R17: else the client runs 2 from its buffer, and then is given 0."""
+    house = durable_house
+    client = await holding(house, 4, keys=2)
+    _, one, two, three = places(client)
+    await house.restart()
+    back = client.moved()
+    await back.rejoin()
+    assert await back.held(*whole([one, two, three])) == delivery(two)
+    back.conversation.lost()  # before the client has read that
+    third = Mover(house, back.around, fresh_session_id())
+    assert third.resume(NAME)["resumed"] == [1]
+    assert await third.held(*whole([one, two, three])) == delivery(two)
+    assert [body for _, body, _ in await third.given(2)] == [0, 2]
+    assert await third.acked(*whole([one, two, three])) == (2, delivery(two))
+
+
 async def test_only_the_last_epoch_is_adopted(durable_house: House) -> None:
     """R22: the gateway went away twice before the client came back to say what it holds."""
     house = durable_house

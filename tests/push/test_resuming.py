@@ -75,7 +75,8 @@ def test_what_was_given_under_this_epoch_comes_before_any_claim() -> None:
 
 
 def test_a_list_is_adopted_once() -> None:
-    """What it did not name the first time is given again, and not adopted."""
+    """What it did not name the first time is given again, and not adopted. Whoever names it later,
+    for the answer was lost, hears that it is not its own (R17)."""
     world = World(A, B)
     world.give()
     again(world)
@@ -83,8 +84,21 @@ def test_a_list_is_adopted_once() -> None:
     assert not can_adopt(world.delivery, 1)
     number = adopted(world, 1)
     taken, gone = hold(world.delivery, {number: [(0, 1)], number + 1: [(7, 7)]}, now=world.now)
-    assert (taken, gone) == ([], {number + 1: [(7, 7)]})
+    assert (taken, gone) == ([], {number: [(1, 1)], number + 1: [(7, 7)]})
     assert world.ack(number, 1) == "stale"
+
+
+def test_what_was_not_adopted_beside_what_was_is_nobody_s_the_second_time_too() -> None:
+    """R17, R22: between, below and above; named twice, and in any order."""
+    world = World(A, B, A, B, A, B)
+    world.give()
+    again(world)
+    assert claim(world, {1: [(1, 1), (3, 3)]}) == {}
+    number = adopted(world, 1)
+    taken, gone = hold(world.delivery, {number: [(3, 5), (0, 3), (0, 3)]}, now=world.now)
+    assert (taken, gone) == ([], {number: [(0, 0), (2, 2), (4, 5)]})
+    assert [world.ack(number, offset) for offset in (0, 2, 5)] == ["stale"] * 3
+    assert world.ack(number, 1) == world.ack(number, 3) == "settled"
 
 
 def test_what_was_settled_is_settled_again_and_not_in_flight() -> None:
