@@ -169,8 +169,7 @@ class Conversation:
         self._suspend()
 
     def _suspend(self) -> None:
-        self._returning.forget()
-        for number in self._subscriptions.suspend():
+        for number in (*self._returning.forget(), *self._subscriptions.suspend()):
             self._session.dropped(number)
 
     def come_back(self, outlet: Outlet, linger_s: float, producer: bytes | None) -> None:

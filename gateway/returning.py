@@ -52,10 +52,17 @@ class Returning:
         """Whether nothing more is to be read."""
         return any(self._waiting.values())
 
-    def forget(self) -> None:
-        """The transport is gone, and with it what was said and not yet heard."""
+    def forget(self) -> list[int]:
+        """The transport is gone, and with it what was said and not yet heard. But for what the
+        session has judged already: who unsubscribed has left. Returns the subscriptions that were
+        to be opened anew then; they are not."""
+        waited = [effect for waiting in self._waiting.values() for effect in waiting]
         self._parts.clear()
         self._waiting.clear()
+        for effect in waited:
+            if isinstance(effect, frames.Unsubscribe):
+                self._subscriptions.leave(effect.subscription)
+        return [effect.subscription for effect in waited if isinstance(effect, frames.Subscribe)]
 
     def defers(self, effect: Effect) -> bool:
         """Whether this waits, because it is about such a subscription. Nothing more is read

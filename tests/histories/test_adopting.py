@@ -256,6 +256,32 @@ async def test_what_was_refused_is_refused_again_where_the_answer_was_lost(
     assert await third.acked(*whole([one, two, three])) == (2, delivery(two))
 
 
+@pytest.mark.parametrize("opens_anew", [False, True])
+async def test_who_unsubscribes_while_it_is_found_out_has_left(
+    durable_house: House, opens_anew: bool
+) -> None:
+    """P6, R22: also when the transport is lost before its turn comes. Else its place is kept by
+    nobody, and the number is taken."""
+    house = durable_house
+    client = await holding(house)
+    (place,) = places(client)
+    await house.restart()
+    back = client.moved()
+    await back.rejoin()
+    back.say(type="held", ref=9, subscription=1, received=0, deliveries=delivery(place))
+    back.say(type="unsubscribe", ref=5, subscription=1)
+    subscribe = {"type": "subscribe", "subscription": 1, "queue": "orders", "group": "billing"}
+    if opens_anew:
+        back.say(ref=6, credit=9, **subscribe)
+    back.conversation.lost()
+    rival = await other(house)
+    assert [body for _, body, _ in await rival.take(1)] == [0]
+    third = Mover(house, back.around, fresh_session_id())
+    assert third.resume(NAME)["resumed"] == []
+    third.say(ref=7, credit=9, **subscribe)
+    assert (await third.until_ref(7))["type"] == "ok"
+
+
 async def test_only_the_last_epoch_is_adopted(durable_house: House) -> None:
     """R22: the gateway went away twice before the client came back to say what it holds."""
     house = durable_house
