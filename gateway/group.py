@@ -153,7 +153,9 @@ class GroupRuntime:
                 lingers |= {m.name: m.linger_s for m in self.members.values() if m.linger_s}
                 members = tuple(sorted({*self.members, *self._absent.names}))
                 staying = {name for name in members if self._stays(name)}
-                assignment = assign_around(self.queue.members, members, row.assignment, staying)
+                # Who is absent keeps what it had, and is given nothing that somebody could take.
+                present = sorted(self.members)
+                assignment = assign_around(self.queue.members, present, row.assignment, staying)
                 new = Membership(
                     group_id=self.group.group_id,
                     generation=row.generation + 1,

@@ -20,12 +20,14 @@ def assign_around(
     previous: Mapping[int, str],
     staying: Collection[str],
 ) -> dict[int, str]:
-    """As `assign`, but of members in `staying` no partition moves away: it would be given to
-    somebody else before they could say what of it they hold (R22). What they do not have the others
-    share, and nobody's share is balanced against theirs."""
+    """As `assign`, but of those in `staying`, be they members or not, no partition moves away: it
+    would be given to somebody else before they could say what of it they hold (R22). What they do
+    not have the members share, and nobody's share is balanced against theirs. Without members
+    nobody has that."""
     fixed = {number: previous[number] for number in partitions if previous.get(number) in staying}
     free = [number for number in partitions if number not in fixed]
-    others = [name for name in members if name not in fixed.values()]
+    holders = set(fixed.values())
+    others = [name for name in members if name not in holders]
     return dict(sorted({**fixed, **assign(free, others or members, previous)}.items()))
 
 

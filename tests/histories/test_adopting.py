@@ -354,6 +354,23 @@ async def test_who_is_waited_for_holds_up_its_own_partitions_only(durable_house:
     assert first.bodies == []
 
 
+async def test_who_is_waited_for_and_had_nothing_is_given_nothing(durable_house: House) -> None:
+    """P8: the owner of before does not linger; idle ones that do hold nobody up."""
+    house = durable_house
+    queue = await house.queue()
+    await house.group(queue)
+    await other(house)
+    names = [f"{n:022}" for n in range(20)]
+    for name in names:
+        await Mover(house, name=name).join()
+    await house.restart()
+    rival = await other(house)
+    runtime = house.broker.groups.runtimes[billing(house).group_id]
+    assert runtime.describe()["absent"] == [f"{name}.1" for name in names]
+    await house.publish(queue, numbered(1))
+    assert [body for _, body, _ in await rival.take(1)] == [0]
+
+
 async def test_what_is_held_moves_to_nobody_before_it_was_said_what_it_is(
     durable_house: House,
 ) -> None:

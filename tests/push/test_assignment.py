@@ -134,6 +134,14 @@ def test_who_stays_keeps_all_and_the_others_share_the_rest(
     )
 
 
+def test_who_is_not_here_keeps_what_it_has_and_is_given_nothing() -> None:
+    """R22, P8: what nobody has waits for nobody."""
+    assert assign_around(range(3), ["a"], {0: "away", 1: "dead"}, {"away", "idle"}) == {
+        0: "away", 1: "a", 2: "a",
+    }  # fmt: skip
+    assert assign_around(range(2), [], {0: "away"}, {"away"}) == {0: "away"}
+
+
 def test_without_anybody_who_stays_it_is_the_plain_assignment() -> None:
     previous = {0: "a", 1: "a", 2: "b", 3: "gone"}
     assert assign_around(range(4), ["a", "b"], previous, ()) == assign(
