@@ -316,6 +316,7 @@ class Conversation:
 
     def _unsubscribe(self, frame: frames.Unsubscribe) -> None:
         self._subscriptions.leave(frame.subscription)
+        self._returning.left(frame.subscription)
         self.send(frames.ok(frame.ref))
         self._close_when_settled()
 

@@ -37,13 +37,15 @@ class Host(Protocol):
 class Returning:
     """See the module."""
 
-    __slots__ = ("_host", "_parts", "_subscriptions", "_waiting")
+    __slots__ = ("_host", "_named", "_parts", "_subscriptions", "_waiting")
 
     def __init__(self, host: Host, subscriptions: Subscriptions) -> None:
         self._host = host
         self._subscriptions = subscriptions
         self._parts: dict[int, DeliveryList] = {}
         """Per subscription, what was listed in frames that others follow."""
+        self._named: dict[int, int] = {}
+        """And how many ranges that is."""
         self._waiting: dict[int, list[Effect]] = {}
         """Per subscription of which it is being found out, what was said meanwhile."""
 
@@ -58,11 +60,17 @@ class Returning:
         to be opened anew then; they are not."""
         waited = [effect for waiting in self._waiting.values() for effect in waiting]
         self._parts.clear()
+        self._named.clear()
         self._waiting.clear()
         for effect in waited:
             if isinstance(effect, frames.Unsubscribe):
                 self._subscriptions.leave(effect.subscription)
         return [effect.subscription for effect in waited if isinstance(effect, frames.Subscribe)]
+
+    def left(self, subscription: int) -> None:
+        """It has ended: what was listed for it means nothing to the next one of its number."""
+        self._parts.pop(subscription, None)
+        self._named.pop(subscription, None)
 
     def defers(self, effect: Effect) -> bool:
         """Whether this waits, because it is about such a subscription. Nothing more is read
@@ -76,18 +84,19 @@ class Returning:
 
     def hold(self, frame: frames.Held) -> None:
         """What the client holds of a subscription; then that goes on. Raises Refused; nothing has
-        changed then."""
+        changed then. All lists that are not complete yet share one bound (P9)."""
         frames.check_deliveries(frame.deliveries)
         number = frame.subscription
-        deliveries = [*self._parts.get(number, []), *frame.deliveries]
-        if sum((len(one) - 3) // 2 for one in deliveries) > limits.NAMED_AS_HELD_MAX:
-            raise Refused("invalid_request", "more deliveries than a subscription ever has")
+        more = sum((len(one) - 3) // 2 for one in frame.deliveries)
+        if sum(self._named.values()) + more > limits.NAMED_AS_HELD_MAX:
+            raise Refused("invalid_request", "more deliveries than a client ever has to name")
         if frame.more:
-            self._parts[number] = deliveries
+            self._parts.setdefault(number, []).extend(frame.deliveries)
+            self._named[number] = self._named.get(number, 0) + more
             self._host.send(frames.ok(frame.ref))
             return
-        revoked = self._subscriptions.held(frame, deliveries)
-        self._parts.pop(number, None)
+        revoked = self._subscriptions.held(frame, [*self._parts.get(number, ()), *frame.deliveries])
+        self.left(number)
         if isinstance(revoked, list):
             self._host.send(frames.ok(frame.ref, revoked=revoked))
         else:

@@ -67,7 +67,8 @@ IN_FLIGHT_PER_SUBSCRIPTION_MAX: Final = 4 * CREDIT_MAX
 1 KiB. [A client grants credit anew for whatever it is given, and never acks.]"""
 NAMED_AS_HELD_MAX: Final = 4 * IN_FLIGHT_PER_SUBSCRIPTION_MAX
 """Messages of an epoch before that a client names when it comes back: what it holds, and what it
-has acked and was perhaps not heard."""
+has acked and was perhaps not heard. And the ranges that a session may name in lists that are not
+complete yet."""
 IN_FLIGHT_PULLED_MAX: Final = 4 * CREDIT_MAX
 """Messages of a group that were pulled through one gateway and are unsettled; the next pull waits
 for one of them. [A script pulls in a loop and never acks, under a lease of hours.]"""

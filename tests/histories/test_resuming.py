@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.conversation import Surroundings
+from push import limits
 from tests.histories.house import (
     House,
     Session,
@@ -256,6 +257,46 @@ async def test_a_list_may_come_in_parts(client: Client) -> None:
     assert back.hold(2, delivery(places[1]))["revoked"] == []
     back.say(type="ack", ref=5, subscription=1, deliveries=delivery(places[0], 1))
     assert (await back.until_ref(5))["settled"] == 2
+
+
+async def test_lists_that_do_not_end_are_bounded(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9: over all subscriptions; what was listed before still counts."""
+    monkeypatch.setattr(limits, "NAMED_AS_HELD_MAX", 3)
+    places = [place for place, _, _ in client.pushed]
+    subscribe = {"type": "subscribe", "subscription": 2, "queue": "orders", "group": "audit"}
+    client.say(ref=7, credit=9, **subscribe)
+    await client.until_ref(7)
+    client.conversation.lost()
+    back = client.again()
+    assert back.resume()["resumed"] == [1, 2]
+    second = {"type": "held", "ref": 8, "subscription": 2, "received": 0, "more": True}
+    back.say(**second, deliveries=2 * delivery(places[0]))
+    assert "code" not in await back.until_ref(8)
+    assert back.hold(2, 2 * delivery(places[0]), more=True)["code"] == "invalid_request"
+    assert "code" not in back.hold(2, delivery(places[0]), more=True)
+    assert back.hold(2, delivery(places[1]))["code"] == "invalid_request"
+    back.say(type="unsubscribe", ref=10, subscription=2)
+    assert back.hold(2, delivery(places[1]))["revoked"] == []
+    back.say(type="ack", ref=5, subscription=1, deliveries=delivery(places[0], 1))
+    assert (await back.until_ref(5))["settled"] == 2
+
+
+async def test_what_was_listed_for_a_subscription_ends_with_it(client: Client) -> None:
+    """R22: the next one of its number begins with nothing."""
+    places = [place for place, _, _ in client.pushed]
+    client.conversation.lost()
+    back = client.again()
+    back.resume()
+    back.hold(2, delivery((7, *places[0][1:])), more=True)
+    back.say(type="unsubscribe", ref=10, subscription=1)
+    back.say(
+        type="subscribe", ref=11, subscription=1, queue="orders", group="billing", credit=9,
+        held=True,
+    )  # fmt: skip
+    await back.until_ref(11)
+    assert back.hold(0, [])["revoked"] == []
 
 
 async def test_more_received_than_was_sent_is_refused(client: Client) -> None:
