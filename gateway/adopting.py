@@ -100,11 +100,11 @@ async def adopt_in(
     slot: Slot | None,
     number: int,
     epochs: Mapping[int, Pushes],
-    is_wanted: Callable[[], bool],
+    room: Callable[[], int],
 ) -> DeliveryList:
     """Adopt what may be adopted in partition `number`, which has this slot (None: it is another
-    consumer's). Returns what was not. `is_wanted`: asked when the log was read; False: nothing is
-    adopted any more.
+    consumer's). Returns what was not. `room`: asked when the log was read: so many messages at
+    most; below 0, nobody wants to know any more.
 
     Raises:
         TocsinError: the log could not be read; nothing was adopted.
@@ -115,11 +115,13 @@ async def adopt_in(
         if slot is not None and can_adopt(slot.delivery, epoch):
             wanted = keys_wanted(slot.delivery, pushes)
             keys = await read_keys(tail, slot.partition, wanted)
-            if is_wanted() and not slot.ended and can_adopt(slot.delivery, epoch):
+            left = room()
+            if left >= 0 and not slot.ended and can_adopt(slot.delivery, epoch):
                 now = asyncio.get_running_loop().time()
                 gone = adopt(
-                    slot.delivery, pushes, keys, now=now, wall_unix_ms=int(time.time() * 1000)
-                )
+                    slot.delivery, pushes, keys,
+                    room=left, now=now, wall_unix_ms=int(time.time() * 1000),
+                )  # fmt: skip
                 slot.returned([], now)
         lost += listed(number, epoch, gone)
     return lost

@@ -362,11 +362,14 @@ class Consumer:
 
     async def _adopt(self, said: Said) -> DeliveryList:
         runtime, lost = self._runtime, said.lost
+
+        def room() -> int:
+            left = limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX - self._in_flight
+            return max(0, left) if self._adopting is said else -1
+
         for partition, epochs in said.before.items():
             slot = await runtime.slot_of(partition, self)
-            lost += await adopt_in(
-                runtime.tail, slot, partition, epochs, lambda: self._adopting is said
-            )
+            lost += await adopt_in(runtime.tail, slot, partition, epochs, room)
         if self._adopting is said:
             self._go_on()
         return lost

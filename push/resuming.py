@@ -132,6 +132,7 @@ def adopt(
     pushes: Pushes,
     keys: Mapping[int, int],
     *,
+    room: int = limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX,
     now: float,
     wall_unix_ms: int,
 ) -> dict[int, list[Range]]:
@@ -140,7 +141,8 @@ def adopt(
 
     What is unsettled and was not returned goes on in flight, under a fresh lease. Nothing is
     adopted of which an earlier message of its key is to be given first (R17), nor of a key with a
-    side line. Costs the offsets in `keys` and in `pushes`, which the caller has bounded.
+    side line, and no more than `room` messages (P9). Costs the offsets in `keys` and in `pushes`,
+    which the caller has bounded.
 
     Returns what is not the holder's any more, by push. Of what is settled nothing is said.
     """
@@ -158,8 +160,10 @@ def adopt(
                 settled.setdefault(number, []).append(offset)
                 continue
         elif key is not None:
-            if number is not None and key not in shut and _may_go_on(delivery, key, offset, now):
+            may_go_on = room > 0 and key not in shut and _may_go_on(delivery, key, offset, now)
+            if number is not None and may_go_on:
                 adopted.setdefault(number, {})[offset] = key
+                room -= 1
                 continue
             if key:
                 shut.add(key)

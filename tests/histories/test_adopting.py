@@ -555,6 +555,28 @@ async def test_more_than_a_subscription_ever_has_is_not_held(
     assert await back.acked(*delivery(zero, zero[3] + 2)) == (3, [])
 
 
+async def test_no_more_is_adopted_than_a_subscription_may_hold(
+    durable_house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9: in sum over its partitions, whatever a client claims that it was never given."""
+    house = durable_house
+    queue = await house.queue(partitions=2)
+    await house.group(queue)
+    client = Mover(house)
+    await client.join()
+    await house.publish(queue, [message(n, f"k{n}") for n in range(20)])
+    held = [place for place, _, _ in await client.given(20)]
+    assert len({place[0] for place in held}) == 2
+    await house.restart()
+    monkeypatch.setattr(limits, "IN_FLIGHT_PER_SUBSCRIPTION_MAX", 19)
+    back = client.moved()
+    await back.rejoin()
+    (lost,) = await back.held(*whole(held))
+    assert lost[3] == lost[4]
+    assert await back.acked(*whole(held)) == (19, [lost])
+    assert len(await back.given(1)) == 1
+
+
 async def test_keys_are_read_from_a_log_with_holes(durable_house: House) -> None:
     """R17: many records, what was settled between them, and what lies behind what is claimed."""
     house = durable_house

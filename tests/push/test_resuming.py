@@ -281,6 +281,21 @@ def test_keys_are_wanted_up_to_what_an_owner_may_have_left_behind(
     assert keys_wanted(world.delivery, {}) == []
 
 
+def test_no_more_is_adopted_than_there_is_room_for() -> None:
+    """P9, R17: nor, then, what comes behind of the same key. What was settled needs no room."""
+    world = World(A, B, A, B)
+    world.give()
+    world.ack(1, 3)
+    world.write()
+    again(world)
+    pushes = {1: [(0, 3)]}
+    keys = {0: A, 1: B, 2: A}
+    lost = adopt(world.delivery, pushes, keys, room=2, now=world.now, wall_unix_ms=world.wall)
+    assert lost == {1: [(2, 2)]}
+    assert world.delivery.leases.open_count == 2
+    assert world.ack(adopted(world, 1), 3) == "settled"
+
+
 def test_a_message_that_is_not_certified_is_nobody_s() -> None:
     """R10."""
     world = World(A)
