@@ -176,6 +176,10 @@ class GroupRuntime:
         member = self.members.get(name)
         return member is None or member.stays  # who is absent cannot say anything
 
+    def is_undecided(self, number: int) -> bool:
+        """Whether somebody has still to say what of a partition is held (R22)."""
+        return number in self.assignment and self._stays(self.assignment[number])
+
     def rebalance(self) -> None:
         """A member does not stay any more: its partitions may move."""
         self._reassign_soon()

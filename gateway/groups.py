@@ -35,6 +35,11 @@ class Groups:
             )
         return runtime
 
+    async def awaits(self, group: Group, now: float) -> bool:
+        """Whether somebody may still come back to it who was there before this gateway (R22)."""
+        lingers = (await self._metadata.membership(group.group_id)).lingers
+        return self.started + max(lingers.values(), default=0.0) > now
+
     async def subscribe(
         self,
         link: Link,

@@ -6,6 +6,7 @@ most waits, the oldest first, and never more than is beyond. Publishing is never
 With `reject` the storage refuses at the append, and nothing happens here.
 """
 
+from asyncio import get_running_loop
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -94,6 +95,7 @@ class Overflow:
         cursors = {cursor.place.partition: cursor for cursor in found}
         runtime = self._groups.runtimes.get(group.group_id)
         is_served = self._caretaker.is_served(group)
+        awaits = not is_served and await self._groups.awaits(group, get_running_loop().time())
         backlogs: dict[int, _Backlog] = {}
         for state in states:
             number, cursor = state.partition.number, cursors.get(state.partition)
@@ -108,8 +110,10 @@ class Overflow:
                 dying = len(delivery.waiting.dying)
                 unsettled = min(max(0, unsettled - dying), delivery.unsettled)
                 ahead = 0 if delivery.draining else min(ahead, delivery.end - delivery.frontier)
-            elif is_served:
+            elif is_served or awaits:
                 ahead = 0  # between two consumers: the next look finds its owner
+            if runtime is not None and runtime.is_undecided(number):
+                ahead = 0  # what the owner holds is left to it
             backlogs[number] = _Backlog(unsettled, min(ahead, unsettled), slot)
         return backlogs
 

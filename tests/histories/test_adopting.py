@@ -9,6 +9,7 @@ import pytest
 from gateway import frames
 from gateway.auth import Auth
 from gateway.conversation import Surroundings
+from gateway.group import GroupRuntime
 from gateway.sessions import fresh_session_id, is_session_id
 from metadata.catalog import Group, Principal, Queue
 from push import limits
@@ -36,8 +37,8 @@ class Mover(Client):
         welcome = await self.until("welcome")
         assert (welcome["session"], welcome["resumed"]) == (session, None)
         self.say(
-            type="subscribe", ref=1, subscription=1, queue="orders", group="billing", credit=1000,
-            held=True, **fields,
+            **{"type": "subscribe", "ref": 1, "subscription": 1, "queue": "orders",
+               "group": "billing", "credit": 1000, "held": True, **fields}
         )  # fmt: skip
         return await self.until_ref(1)
 
@@ -82,6 +83,10 @@ async def other(house: House) -> Session:
 
 def billing(house: House) -> Group:
     return house.broker.metadata.find_group(Session.principal, house.find(), "billing")
+
+
+def runtime_of(house: House) -> GroupRuntime:
+    return house.broker.groups.runtimes[billing(house).group_id]
 
 
 async def settled(house: House) -> int:
@@ -280,6 +285,38 @@ async def test_who_unsubscribes_while_it_is_found_out_has_left(
     assert third.resume(NAME)["resumed"] == []
     third.say(ref=7, credit=9, **subscribe)
     assert (await third.until_ref(7))["type"] == "ok"
+
+
+@pytest.mark.parametrize("there", ["nobody", "another one", "itself"])
+async def test_overflow_leaves_to_a_client_what_it_holds(durable_house: House, there: str) -> None:
+    """R12: also before it has come back and said what that is. What it was not given moves on
+    afterwards."""
+    house = durable_house
+    queue = await house.queue(messages_max=3, overflow="dead_letter")
+    await house.group(queue)
+    client = Mover(house)
+    await client.join()
+    await house.publish(queue, numbered(2))
+    held = [place for place, _, _ in await client.given(2)]
+    await house.restart()
+    back = client.moved()
+    if there == "another one":
+        await other(house)
+    elif there == "itself":
+        await back.rejoin(credit=0)
+        await eventually(lambda: runtime_of(house).slots)
+    await house.publish(house.find(), numbered(6, first=2))
+    for _ in range(3):
+        await house.broker.janitor.look()
+        await house.broker.flusher.drain()
+    assert await settled(house) == 8
+    if there != "itself":
+        await back.rejoin(credit=0)
+    assert await back.held(*whole(held)) == []
+    await house.broker.janitor.look()
+    await eventually(lambda: not runtime_of(house).slots[0].delivery.waiting.dying)
+    assert await settled(house) == 3
+    assert await back.acked(*whole(held)) == (2, [])
 
 
 async def test_only_the_last_epoch_is_adopted(durable_house: House) -> None:
