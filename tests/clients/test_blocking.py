@@ -309,3 +309,59 @@ def test_it_has_whatever_the_asyncio_client_has() -> None:
             assert name in got, f"{theirs.__name__}({name})"
             assert got[name].default == declared.default, f"{theirs.__name__}({name})"
             assert got[name].kind == declared.kind, f"{theirs.__name__}({name})"
+
+
+class Heard:
+    """In place of the asyncio client and its loop: what the blocking one asks of them."""
+
+    def __init__(self) -> None:
+        self.arguments: inspect.BoundArguments | None = None
+
+    def __getattr__(self, name: str) -> Callable[..., "Heard"]:
+        signature = inspect.signature(getattr(tocsin.Client, name))
+
+        def method(*args: Any, **named: Any) -> Heard:
+            self.arguments = signature.bind(self, *args, **named)
+            return self
+
+        return method
+
+    def call(self, work: Callable[[], Any]) -> None:
+        """Have it done."""
+        made = work()
+        if inspect.iscoroutine(made):
+            asyncio.run(made)
+
+    run = call
+
+    def __aiter__(self) -> "Heard":
+        return self
+
+    async def __anext__(self) -> None:
+        raise StopAsyncIteration
+
+
+CALLS = [
+    name
+    for name, call in inspect.getmembers(tocsin.Client, inspect.isfunction)
+    if not name.startswith("_") and name != "close"
+]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_argument_reaches_the_asyncio_client(name: str) -> None:
+    """`auto_extend=False` of a subscription once did not."""
+    client, heard = object.__new__(tocsin.blocking.Client), Heard()
+    client.__dict__ |= {"_client": heard, "_loop": heard}
+    said: dict[str, Any] = {}
+    parameters = inspect.signature(getattr(tocsin.Client, name)).parameters
+    for parameter in list(parameters.values())[1:]:
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            said["lease_s"] = 7.0
+        else:
+            said[parameter.name] = [parameter.name]
+    getattr(client, name)(**said)
+    assert heard.arguments is not None
+    arguments = dict(heard.arguments.arguments)
+    del arguments["self"]
+    assert arguments | arguments.pop("settings", {}) == said

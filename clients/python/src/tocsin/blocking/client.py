@@ -164,7 +164,10 @@ class Client(Upkeep):
         """A place in a group: `with client.subscribe("orders", group="billing") as messages: for
         message in messages: ...; message.ack()`. As tocsin.Client.subscribe; with `idle_s` the
         iteration ends when nothing has come for so many seconds."""
-        make = partial(self._client.subscribe, queue, group, credit=credit, start=start, **settings)
+        make = partial(
+            self._client.subscribe, queue, group, credit=credit, start=start,
+            auto_extend=auto_extend, **settings,
+        )  # fmt: skip
         return Subscription(self, self._loop, make, idle_s)
 
     def read(
