@@ -1,14 +1,16 @@
 """Where readers keep their positions, and when: stores, throttling, at least once."""
 
 import asyncio
+import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import tocsin
-from tocsin import wire
+from tocsin import positions, wire
 from tocsin.opening import Opening
 from tocsin.positions import name_of
 
@@ -75,6 +77,53 @@ async def test_a_crash_while_writing_leaves_the_old_position(tmp_path: Path) -> 
     await store.save("orders", OTHER)
     store.release("orders")
     assert await store.load("orders") == OTHER
+
+
+class Held:
+    """A call that a thread is in until it is let go."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+        self.entered = threading.Event()
+        self.let_go = threading.Event()
+
+    def __call__(self, *args: Any) -> Any:
+        self.entered.set()
+        assert self.let_go.wait(10)
+        return self._call(*args)
+
+    async def cancelled_inside(self, task: "asyncio.Task[Any]") -> None:
+        """Cancel the task that is in it, twice; it ends when the call does, and not before."""
+        await asyncio.to_thread(self.entered.wait, 10)
+        for _ in range(2):
+            task.cancel()
+            assert await asyncio.wait((task,), timeout=0.01) == (set(), {task})
+        self.let_go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+async def test_a_save_that_is_cancelled_is_over_before_the_next_one_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads that write one file leave half a position, or the earlier one."""
+    store = tocsin.FilePositions(tmp_path)
+    held = Held(os.fsync)
+    monkeypatch.setattr(os, "fsync", held)
+    await held.cancelled_inside(asyncio.create_task(store.save("orders", POSITION)))
+    await store.save("orders", OTHER)
+    store.release("orders")
+    assert await store.load("orders") == OTHER
+
+
+async def test_a_load_that_is_cancelled_leaves_the_name_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held(positions._parse)
+    monkeypatch.setattr(positions, "_parse", held)
+    loading = asyncio.create_task(tocsin.FilePositions(tmp_path).load("orders"))
+    await held.cancelled_inside(loading)
+    assert await tocsin.FilePositions(tmp_path).load("orders") is None
 
 
 DAMAGE = {

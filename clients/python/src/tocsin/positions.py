@@ -13,11 +13,11 @@ import os
 import re
 import sys
 import zlib
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -31,6 +31,7 @@ else:
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _VERSION: Final = 1
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +124,12 @@ class FilePositions:
 
     async def load(self, name: str) -> Position | None:
         """The position; None: there is no file. Locks the name."""
-        return await asyncio.to_thread(self._load, name)
+        return await _to_its_end(lambda: self._load(name), undo=lambda: self.release(name))
 
     async def save(self, name: str, position: Position) -> None:
-        """Write it; durable when this returns. Locks the name, if that has not been done."""
-        await asyncio.to_thread(self._save, name, position)
+        """Write it; durable when this returns. Locks the name, if that has not been done. Where it
+        is cancelled it ends when the file is written: the next save writes the same one."""
+        await _to_its_end(lambda: self._save(name, position))
 
     def release(self, name: str) -> None:
         """Let another reader have the name. One that is not locked: nothing happens."""
@@ -181,6 +183,23 @@ class FilePositions:
                 os.fsync(folder)
             finally:
                 os.close(folder)
+
+
+async def _to_its_end(work: Callable[[], T], *, undo: Callable[[], None] | None = None) -> T:
+    """Have it done in a thread, which nothing can stop: who is cancelled meanwhile waits for it,
+    and undoes it."""
+    doing = asyncio.get_running_loop().run_in_executor(None, work)
+    cancelled: asyncio.CancelledError | None = None
+    while not doing.done():
+        try:
+            await asyncio.wait((doing,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        return doing.result()
+    if doing.exception() is None and undo is not None:
+        undo()
+    raise cancelled
 
 
 def _parse(path: Path, name: str) -> Position | None:
