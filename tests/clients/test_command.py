@@ -83,7 +83,8 @@ async def test_groups_are_made_sought_shown_and_deleted(broker: FakeBroker) -> N
     await tocsin_(broker, "group", "seek", "orders", "g", "0")
     assert broker.calls[-1][2] == {"to": {"offset": 0}}
     refused = await tocsin_(broker, "group", "delete", "orders", "g", given=b"n\n")
-    assert refused.code == 1
+    assert (refused.code, "--yes" in refused.err) == (2, True)
+    assert ("orders", "g") in broker.groups
     deleted = await tocsin_(broker, "group", "delete", "orders", "g", "--yes", "--json")
     assert (deleted.code, json.loads(deleted.out)) == (0, {"deleted": "g"})
     assert ("orders", "g") not in broker.groups

@@ -1,5 +1,6 @@
 """`tocsin group`: create, list, show, delete, seek."""
 
+import sys
 from typing import Any, Final
 
 import click
@@ -139,6 +140,10 @@ def delete(target: Target, queue: str, name: str, yes: bool, as_json: bool) -> N
       tocsin group delete orders billing --yes     in a script
     """
     if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(
+                f"Deleting the group {name} asks whether it shall: without a terminal, give --yes."
+            )
         click.confirm(f"Forget where the group {name} stands in {queue}?", abort=True, err=True)
 
     async def work() -> None:
