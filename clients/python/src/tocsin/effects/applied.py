@@ -91,7 +91,11 @@ class Applied:
       state does not know to be settled is applied again: what happened since the backup is another
       history. Where that must not be, make the effect recognise itself;
     * a group that is sent back (`seek`) is given its messages again, and they are recognised: their
-      effects are not applied again unless `forget` is called first.
+      effects are not applied again unless `forget` is called first. Likewise one that is deleted
+      and made again under its name;
+    * a dead letter that goes back into its queue (`redrive`) is a new message: its effect is
+      applied, also in a group that had applied it the first time, and where its handler had
+      committed before the letter died. Where that must not be, make the effect recognise itself.
 
     **How much it keeps.** Nothing is ever forgotten by age, because a process that was paused may
     come back with its message at any time. Offsets that are applied and next to each other are one
