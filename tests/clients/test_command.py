@@ -282,6 +282,11 @@ async def test_errors_are_a_sentence_that_says_what_to_do(broker: FakeBroker) ->
         ("publish", "orders", "--id", "i"),
         ("publish", "orders", "1", "--header", "x"),
         ("queue", "create", "orders", "--lease", "-1s"),
+        ("consume", "orders", "--group", "g", "--credit", "0"),
+        ("queue", "list", "--url", "http://127.0.0.1:65536"),
+        ("publish", "orders", "1", "--url", "http://127.0.0.1:65536"),
+        ("queue", "list", "--url", "http://[::1"),
+        ("publish", "orders", "1", "--url", "http://[::1"),
     ],
     ids=" ".join,
 )

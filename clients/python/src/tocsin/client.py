@@ -20,7 +20,7 @@ from tocsin.positions import PositionStore
 from tocsin.publisher import Publisher
 from tocsin.publishing import Receipt
 from tocsin.reader import OnGap, Reader
-from tocsin.requesting import Token
+from tocsin.requesting import Token, checked_url
 from tocsin.session import Session
 from tocsin.subscribing import Start
 from tocsin.subscription import Subscription
@@ -85,9 +85,7 @@ class Client(Upkeep):
             raise ValueError(f"transport is one of {', '.join(MODES)}, not {transport!r}")
         if not 0 <= linger_s <= LINGER_S_MAX:
             raise ValueError(f"linger_s is between 0 and {LINGER_S_MAX:g}, not {linger_s!r}")
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"the URL of a broker begins with http:// or https://, not {url!r}")
-        self.url = url.rstrip("/")
+        self.url = checked_url(url)
         self.producer = producer
         self._token = token
         self._connect_timeout_s = connect_timeout_s

@@ -3,6 +3,7 @@
 import ssl
 from collections.abc import Callable
 from typing import Final
+from urllib.parse import urlsplit
 
 import httpx2
 import msgspec
@@ -22,6 +23,24 @@ class _Problem(msgspec.Struct):
     detail: str = ""
     retry: bool = False
     retry_after_s: float | None = None
+
+
+def checked_url(url: str) -> str:
+    """The URL of a broker, without slashes at its end.
+
+    Raises:
+        ValueError: it is none, and why.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"the URL of a broker begins with http:// or https://, not {url!r}")
+    try:
+        parts = urlsplit(url)
+        has_host = bool(parts.hostname) and parts.port != 0
+    except ValueError as error:
+        raise ValueError(f"{url!r} is no URL of a broker: {error}") from None
+    if not has_host or parts.query or parts.fragment:
+        raise ValueError(f"the URL of a broker is like http://127.0.0.1:8080, not {url!r}")
+    return url.rstrip("/")
 
 
 def open_http(url: str, *, timeout_s: float) -> httpx2.AsyncClient:

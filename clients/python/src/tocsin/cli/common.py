@@ -13,6 +13,7 @@ import msgspec
 
 from tocsin.client import URL_DEFAULT, Client, connect
 from tocsin.http import Http
+from tocsin.requesting import checked_url
 from tocsin.subscribing import Start
 
 T = TypeVar("T")
@@ -35,11 +36,10 @@ class Target:
 
     def http(self) -> Http:
         """Its HTTP interface."""
-        if not self.url.startswith(("http://", "https://")):
-            raise click.UsageError(
-                f"the URL of a broker begins with http:// or https://, not {self.url!r}"
-            )
-        return Http(self.url.rstrip("/"), token=self.token)
+        try:
+            return Http(checked_url(self.url), token=self.token)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
 
 
 def target_options(command: CommandT) -> CommandT:

@@ -47,7 +47,10 @@ BATCH_MAX: Final = 500
     help="The body alone, or one JSON object with key, body, offset, partition, id, attempt.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
-@click.option("--credit", default=1000, show_default=True, help="Hold at most so many.")
+@click.option(
+    "--credit", type=click.IntRange(min=1), default=1000, show_default=True,
+    help="Hold at most so many.",
+)  # fmt: skip
 @target_options
 @pass_target
 def consume(
