@@ -251,8 +251,22 @@ async def test_nobody_there_is_said_at_once() -> None:
     with pytest.raises(tocsin.CannotConnect, match=r"http://127\.0\.0\.1:9"):
         async with tocsin.connect("http://127.0.0.1:9"):
             pass
-    with pytest.raises(ValueError, match="http"):
-        tocsin.connect("ws://somewhere")
+    for url in ("ws://somewhere", "http://", "http://[::1", "http://h:65536", "http://h/?token=x"):
+        with pytest.raises(ValueError, match="URL"):
+            tocsin.connect(url)
+
+
+@pytest.mark.parametrize("text", ["", "two words", "of-a-file\n", "schlüssel"])
+async def test_a_token_that_cannot_be_one_is_said_and_not_shown(
+    broker: FakeBroker, text: str
+) -> None:
+    with pytest.raises(ValueError, match="token") as told:
+        tocsin.connect(broker.url, token=text)
+    assert not text or text not in str(told.value)
+    with pytest.raises(tocsin.NoToken, match="function") as failed:
+        async with tocsin.connect(broker.url, token=lambda: text):
+            pass
+    assert not text or text not in str(failed.value)
 
 
 async def test_a_server_that_is_no_broker_is_said() -> None:

@@ -286,6 +286,8 @@ async def test_errors_are_a_sentence_that_says_what_to_do(broker: FakeBroker) ->
         ("queue", "list", "--url", "http://127.0.0.1:65536"),
         ("publish", "orders", "1", "--url", "http://127.0.0.1:65536"),
         ("queue", "list", "--url", "http://[::1"),
+        ("queue", "list", "--token", "of-a-file\n"),
+        ("publish", "orders", "1", "--token", "schlüssel"),
         ("publish", "orders", "1", "--url", "http://[::1"),
     ],
     ids=" ".join,

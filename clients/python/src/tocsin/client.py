@@ -20,7 +20,7 @@ from tocsin.positions import PositionStore
 from tocsin.publisher import Publisher
 from tocsin.publishing import Receipt
 from tocsin.reader import OnGap, Reader
-from tocsin.requesting import Token, checked_url
+from tocsin.requesting import Token, checked_token, checked_url
 from tocsin.session import Session
 from tocsin.subscribing import Start
 from tocsin.subscription import Subscription
@@ -87,7 +87,7 @@ class Client(Upkeep):
             raise ValueError(f"linger_s is between 0 and {LINGER_S_MAX:g}, not {linger_s!r}")
         self.url = checked_url(url)
         self.producer = producer
-        self._token = token
+        self._token = checked_token(token)
         self._connect_timeout_s = connect_timeout_s
         self._mode: Mode = transport
         self._linger_s = linger_s

@@ -172,6 +172,8 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         assert transport is not None
         for data in self._ws.data_to_send():
+            if transport.is_closing():  # it is lost, and this is about to be told
+                continue
             if data:
                 transport.write(data)
             elif transport.can_write_eof():

@@ -23,14 +23,13 @@ from tocsin.errors import (
     BrokerError,
     CannotConnect,
     NotABroker,
-    NoToken,
     SessionEnded,
     TocsinError,
     Unauthorized,
 )
 from tocsin.polling import Polling
 from tocsin.reconnecting import Reconnecting
-from tocsin.requesting import Token
+from tocsin.requesting import Token, fresh_token
 
 logger = logging.getLogger("tocsin")
 
@@ -180,7 +179,7 @@ class Dialer:
                     else SessionEnded(close_code, reason)
                 )
                 return
-            logger.warning("connection lost (%d %s): reconnecting", close_code, reason)
+            logger.warning("connection lost (%s): reconnecting", f"{close_code} {reason}".strip())
             error = await self._reconnect()
             if error is not None:
                 self._host.failed(error)
@@ -218,7 +217,7 @@ class Dialer:
 
     async def _attempt_each(self) -> None:
         """One attempt, and where it failed as if WebSockets were kept out, one by long poll."""
-        token = self._fresh_token()
+        token = fresh_token(self._token)
         transport = self._choice.next
         try:
             await self._attempt(transport, token)
@@ -232,19 +231,6 @@ class Dialer:
                 self._choice.failed("long-poll", reached=True)
                 raise error from None
             logger.warning("no WebSocket gets through to %s: long poll it is", self._url)
-
-    def _fresh_token(self) -> str | None:
-        if not callable(self._token):
-            return self._token
-        try:
-            token = self._token()
-        except Exception as error:
-            raise NoToken(
-                f"the function that is to return a token has failed: {error!r}"
-            ) from error
-        if not isinstance(token, str):
-            raise NoToken(f"the function that is to return a token has returned {token!r}")
-        return token
 
     async def _attempt(self, transport: Transport, token: str | None) -> None:
         """A session over this transport, or an exception. Another one that stands goes on
@@ -310,7 +296,7 @@ class Dialer:
             if self.carrier is not standing or self._attempting:
                 return  # lost meanwhile: a new long poll has a task of its own
             with contextlib.suppress(OSError, TocsinError):
-                await self._attempt("websocket", self._fresh_token())
+                await self._attempt("websocket", fresh_token(self._token))
                 return
 
     # --- what the session tells -----------------------------------------------------------------

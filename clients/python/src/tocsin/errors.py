@@ -75,8 +75,8 @@ class NotABroker(CannotConnect):
 
 
 class NoToken(CannotConnect):
-    """The function that was given as `token` has raised, or returned no text. A client that is
-    connected tries again later, as where no broker answers."""
+    """The function that was given as `token` has raised, or returned what is no token. A client
+    that is connected tries again later, as where no broker answers."""
 
 
 class SessionEnded(TocsinError):

@@ -12,7 +12,7 @@ from tocsin import wire
 from tocsin.calling import TIMEOUT_S, object_of, path_to
 from tocsin.errors import CannotConnect
 from tocsin.message import Content
-from tocsin.requesting import Token, bearer, open_http, refusal
+from tocsin.requesting import Token, bearer, checked_token, open_http, refusal
 from tocsin.subscribing import Start, start_at
 from tocsin.upkeep import Upkeep
 
@@ -60,11 +60,12 @@ class PulledMessage(Content):
 
 
 class Http(Upkeep):
-    """The broker's HTTP interface. An async context manager; or `close` it."""
+    """The broker's HTTP interface. An async context manager; or `close` it. Raises ValueError: the
+    token is none."""
 
     def __init__(self, url: str, *, token: Token = None) -> None:
         self.url = url
-        self._token = token
+        self._token = checked_token(token)
         self._client: httpx2.AsyncClient | None = None
 
     async def __aenter__(self) -> "Http":
@@ -95,6 +96,7 @@ class Http(Upkeep):
 
         Raises:
             CannotConnect: nothing answers, or no broker.
+            NoToken: the function that is to return a token has failed.
             BrokerError: what the problem document says.
         """
         headers = bearer(self._token)

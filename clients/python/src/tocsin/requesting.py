@@ -1,5 +1,6 @@
 """Requests over HTTP, and what their refusals mean."""
 
+import re
 import ssl
 from collections.abc import Callable
 from typing import Final
@@ -8,12 +9,14 @@ from urllib.parse import urlsplit
 import httpx2
 import msgspec
 
-from tocsin.errors import BrokerError, CannotConnect, NotABroker, broker_error
+from tocsin.errors import BrokerError, CannotConnect, NotABroker, NoToken, broker_error
 
 Token = str | Callable[[], str] | None
 """A bearer token, or what returns a fresh one at each use."""
 BUSY_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Of a proxy, or of a broker that starts: another attempt may succeed."""
+_TOKEN: Final = re.compile(r"[!-~]+")
+_NO_TOKEN: Final = "{} is no token: a word of printable ASCII, without blanks or the end of a line"
 
 
 class _Problem(msgspec.Struct):
@@ -51,9 +54,39 @@ def open_http(url: str, *, timeout_s: float) -> httpx2.AsyncClient:
     return httpx2.AsyncClient(base_url=url, verify=context, timeout=timeout_s, trust_env=False)
 
 
+def checked_token(token: Token) -> Token:
+    """The token; what a function returns is checked when it has.
+
+    Raises:
+        ValueError: it cannot stand in a header. What it is, is not said.
+    """
+    if isinstance(token, str) and not _TOKEN.fullmatch(token):
+        raise ValueError(_NO_TOKEN.format("the token"))
+    return token
+
+
+def fresh_token(token: Token) -> str | None:
+    """The text to present now; None: there is none.
+
+    Raises:
+        NoToken: the function that is to return one has failed, or returned none.
+    """
+    if not callable(token):
+        return token
+    try:
+        text = token()
+    except Exception as error:
+        raise NoToken(f"the function that is to return a token has failed: {error!r}") from error
+    if not isinstance(text, str):
+        raise NoToken(f"the function that is to return a token has returned {text!r}")
+    if not _TOKEN.fullmatch(text):
+        raise NoToken(_NO_TOKEN.format("what the function for the token returned"))
+    return text
+
+
 def bearer(token: Token) -> dict[str, str]:
-    """The headers that carry it."""
-    text = token() if callable(token) else token
+    """The headers that carry it. Raises NoToken."""
+    text = fresh_token(token)
     return {} if text is None else {"Authorization": f"Bearer {text}"}
 
 

@@ -100,8 +100,8 @@ def _broken(name: str, why: str) -> click.Command:
 @click.version_option(__version__, prog_name="tocsin")
 def cli(verbose: bool) -> None:
     """Publish to a Tocsin broker, consume from it, look after its queues."""
-    if verbose:
-        logging.basicConfig(level=logging.INFO, format="tocsin: %(message)s", stream=sys.stderr)
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(level=level, format="tocsin: %(message)s", stream=sys.stderr)
 
 
 for _verb in VERBS:
