@@ -5,6 +5,7 @@ import random
 import sqlite3
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -187,6 +188,36 @@ async def test_handlers_that_wait_take_turns(ledger: Ledger) -> None:
 
     await asyncio.gather(*(work(n % 20) for n in range(40)))
     assert ledger.happened() == list(range(20))
+
+
+async def test_many_stores_of_one_loop_never_wait_for_each_others_threads(ledger: Ledger) -> None:
+    """All that wait to begin have a thread, and whoever is to commit has one, too."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+    stores = [ledger.open(f"group-{number}", timeout_s=20) for number in range(6)]
+
+    async def run(effects: SqliteEffects, offset: int) -> None:
+        async with effects.once(message(offset)) as database:
+            assert database is not None
+            await asyncio.sleep(0)
+            database.execute("INSERT INTO happened VALUES ('', ?)", [offset])
+
+    async with asyncio.timeout(15):
+        await asyncio.gather(*(run(one, offset) for offset in range(4) for one in stores))
+    assert ledger.happened() == sorted([*range(4)] * 6)
+
+
+async def test_a_transaction_inside_another_one_is_told_and_no_deadlock(ledger: Ledger) -> None:
+    effects = ledger.open()
+
+    async def nest() -> None:
+        async with effects.once(message(5)), effects.once(message(6)):
+            pass
+
+    async with asyncio.timeout(5):
+        with pytest.raises(RuntimeError, match="open in this task"):
+            await nest()
+        async with effects.once(message(5)) as database:
+            assert database is not None
 
 
 async def test_a_handler_that_is_cancelled_leaves_nothing_behind(ledger: Ledger) -> None:

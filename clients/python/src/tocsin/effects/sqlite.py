@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import TracebackType
@@ -45,6 +46,9 @@ class SqliteEffects:
         # What is not on the disk must not be acked.
         self._connection.execute("PRAGMA synchronous = FULL")
         self._turn = asyncio.Lock()
+        self._holder: asyncio.Task[object] | None = None
+        # Of its own: were the loop's threads all waiting to begin, nobody could commit.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tocsin-effects")
         self._lock = threading.Lock()
         with self._lock:
             self._connection.execute("BEGIN IMMEDIATE")
@@ -61,7 +65,8 @@ class SqliteEffects:
 
         Raises:
             sqlite3.OperationalError: the database was locked for `timeout_s`, the disk is full, ...
-            RuntimeError: the block has committed or rolled back itself.
+            RuntimeError: the block has committed or rolled back itself; or it is the block of an
+                `async with` whose transaction would wait for itself.
         """
         return Once(self, message)
 
@@ -81,6 +86,7 @@ class SqliteEffects:
         """Close the database, once no transaction is open."""
         with self._lock:
             self._connection.close()
+        self._thread.shutdown(wait=False)
 
     # --- for Once ---------------------------------------------------------------------------------
 
@@ -96,6 +102,17 @@ class SqliteEffects:
                 self._undo()
                 self._lock.release()
         return claimed
+
+    async def _take_turn(self) -> None:
+        task = asyncio.current_task()
+        if task is not None and self._holder is task:
+            raise RuntimeError("a transaction is open in this task: leave its block first")
+        await self._turn.acquire()
+        self._holder = task
+
+    def _pass_turn(self) -> None:
+        self._holder = None
+        self._turn.release()
 
     def _undo(self) -> None:
         if self._connection.in_transaction:
@@ -137,20 +154,23 @@ class Once:
             self._store._end(failed=kind is not None)
 
     async def __aenter__(self) -> sqlite3.Connection | None:
-        # One task of this loop at a time waits in a thread: all of them would use up its threads.
-        turn = self._store._turn
-        await turn.acquire()
-        entering = asyncio.get_running_loop().run_in_executor(None, self.__enter__)
+        store = self._store
+        await store._take_turn()
+        try:
+            entering = asyncio.get_running_loop().run_in_executor(store._thread, self.__enter__)
+        except RuntimeError:  # it has been closed
+            store._pass_turn()
+            raise
         try:
             connection = await asyncio.shield(entering)
         except asyncio.CancelledError:
             entering.add_done_callback(self._give_up)  # the thread cannot be stopped
             raise
         except BaseException:
-            turn.release()
+            store._pass_turn()
             raise
         if connection is None:
-            turn.release()
+            store._pass_turn()
         return connection
 
     def _give_up(self, entering: "asyncio.Future[sqlite3.Connection | None]") -> None:
@@ -158,7 +178,7 @@ class Once:
             if entering.exception() is None and self._claimed:
                 self._store._end(failed=True)
         finally:
-            self._store._turn.release()
+            self._store._pass_turn()
 
     async def __aexit__(
         self,
@@ -169,11 +189,11 @@ class Once:
         if not self._claimed:
             return
         ending = asyncio.get_running_loop().run_in_executor(
-            None, self._store._end, kind is not None
+            self._store._thread, self._store._end, kind is not None
         )
         ending.add_done_callback(self._ended)
         await asyncio.shield(ending)
 
     def _ended(self, ending: "asyncio.Future[None]") -> None:
-        self._store._turn.release()
+        self._store._pass_turn()
         ending.exception()  # perhaps nobody waits for it any more
