@@ -77,6 +77,8 @@ def take_folder(folder: Path) -> bool:
                 f"{folder} is not an empty folder: a backup gets a folder of its own"
             ) from None
         return False
+    except FileNotFoundError:
+        raise BackupError(f"{folder} cannot be made: make {folder.parent} first") from None
     except OSError as error:
         raise BackupError(f"{folder} cannot be made: {error.strerror}") from None
     return True

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from gateway.backup import Backups
+from gateway.backup_folder import MANIFEST_FILE
 from gateway.caretaker import Caretaker
 from gateway.changes import Changes
 from gateway.config import Config
@@ -102,6 +103,12 @@ class Broker:
         data_dir = config.data_dir
         await asyncio.to_thread(data_dir.mkdir, 0o700, parents=True, exist_ok=True)
         store = data_dir / STORE_FILE
+        if (data_dir / MANIFEST_FILE).exists():  # R30: of what follows it knows nothing
+            raise Refused(
+                "storage_unavailable",
+                f"{data_dir} is a backup: `tocsin admin restore {data_dir} --data-dir …` makes a "
+                "data folder of it",
+            )
         if store.exists() and not (data_dir / CATALOG_FILE).exists():
             raise Refused(
                 "storage_unavailable",

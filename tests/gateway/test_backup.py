@@ -28,6 +28,7 @@ from gateway.commands import admin as admin_command
 from gateway.config import Config
 from metadata.catalog import ANYBODY, GroupSettings, QueueSettings
 from metadata.inprocess import InProcessMetadata
+from push.errors import Refused
 from storage.sqlite import SqliteStorage
 from tests.contract.stores import append
 from tests.gateway.conftest import never
@@ -124,7 +125,8 @@ async def test_a_backup_goes_into_an_empty_folder_only(backup: Path, tmp_path: P
     (tmp_path / "file").write_text("mine")
     assert (await run("backup", tmp_path / "file", "--data-dir", tmp_path / "data")).exit_code == 1
     nowhere = tmp_path / "no" / "where"
-    assert (await run("backup", nowhere, "--data-dir", tmp_path / "data")).exit_code == 1
+    result = await run("backup", nowhere, "--data-dir", tmp_path / "data")
+    assert (result.exit_code, f"make {nowhere.parent} first" in result.output) == (1, True)
     (tmp_path / "empty").mkdir()
     assert (await run("backup", tmp_path / "empty", "--data-dir", tmp_path / "data")).exit_code == 0
 
@@ -252,6 +254,15 @@ async def test_a_backup_without_a_manifest_was_not_finished(backup: Path, tmp_pa
     assert "not finished" in is_refused(backup, tmp_path / "restored")
     result = await run("verify", backup)
     assert (result.exit_code, "not finished" in result.output) == (1, True)
+
+
+async def test_no_broker_starts_on_a_backup_itself(backup: Path) -> None:
+    """R30: under the generations of the history that went on, receipts, positions and effects of
+    that one would mean other messages here."""
+    before = contents(backup)
+    with pytest.raises(Refused, match=f"tocsin admin restore {backup}"):
+        await opened(backup)
+    assert contents(backup) == before
 
 
 async def test_what_is_no_backup_is_told(tmp_path: Path) -> None:
