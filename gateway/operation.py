@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.ports import BrokerPort
+from gateway.whole_numbers import whole_number
 from metadata.catalog import Principal, Queue, check_name
 from push import limits
 from push.errors import Refused
@@ -148,9 +149,8 @@ def query_number(
     text = request.query_params.get(name)
     if text is None:
         return default
-    # At most so many digits: int() of a long text is slow, and refuses 4,300 with a ValueError.
-    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else low - 1
-    if not low <= number <= high:
+    number = whole_number(text)
+    if number is None or not low <= number <= high:
         raise Refused("invalid_request", f"{name} is a number {low} to {high}")
     return number
 

@@ -29,6 +29,7 @@ from gateway.upkeep_values import (
     Place,
     Redriven,
 )
+from gateway.whole_numbers import whole_number
 from metadata.catalog import Group, Queue, dead_letter_name
 from metadata.client import Metadata
 from push import limits
@@ -80,18 +81,13 @@ class _Letter:
             origin=Origin(
                 queue=self.header("queue"),
                 group=self.header("group"),
-                partition=_number(self.header("partition")),
-                offset=_number(self.header("offset")),
+                partition=whole_number(self.header("partition")) or 0,
+                offset=whole_number(self.header("offset")) or 0,
             ),
             reason=self.header("reason"),
-            attempts=_number(self.header("attempts")),
+            attempts=whole_number(self.header("attempts")) or 0,
             nack=self.header("nack") or None,
         )
-
-
-def _number(text: str) -> int:
-    """Of a header, which anybody may have written."""
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else 0
 
 
 class Redriving:

@@ -7,8 +7,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.longpoll import Poll, Polls
-from gateway.operation import JSON, Answer, Operation, Parameter, principal, read_body, reply
+from gateway.operation import (
+    JSON,
+    Answer,
+    Operation,
+    Parameter,
+    principal,
+    query_number,
+    read_body,
+    reply,
+)
 from gateway.ports import BrokerPort
+from gateway.session import REF_MAX
 from push import limits
 from push.errors import Refused
 
@@ -86,11 +96,11 @@ def _batch(poll: Poll, number: int, frames: list[bytes], status: int = 200) -> R
     return Response(body, status, media_type=JSON)
 
 
-def _number(request: Request, name: str, least: int) -> int:
-    text = request.query_params.get(name, "")
-    if not (text.isdecimal() and text.isascii() and len(text) <= 15 and int(text) >= least):
-        raise Refused("invalid_request", f"{name} is a number from {least} on, in the query")
-    return int(text)
+def _number(request: Request, name: str, low: int) -> int:
+    number = query_number(request, name, low=low, high=REF_MAX)
+    if number is None:
+        raise Refused("invalid_request", f"{name} is a number from {low} on, in the query")
+    return number
 
 
 def _wait_s(request: Request) -> float:

@@ -4,6 +4,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from gateway.whole_numbers import whole_number
 from metadata.catalog import Principal, Queue
 from push import limits
 from push.errors import Refused
@@ -22,11 +23,11 @@ class Place(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> "Place":
         """The place of such a text. Raises Refused(invalid_request)."""
-        partition, _, offset = text.partition("-")
-        parts = (partition, offset)
-        if not all(part.isascii() and part.isdecimal() and len(part) <= 18 for part in parts):
+        first, _, second = text.partition("-")
+        partition, offset = whole_number(first), whole_number(second)
+        if partition is None or offset is None:
             raise Refused("invalid_request", "after: a place as `next` names it, like 4-130")
-        return cls(int(partition), min(int(offset), limits.OFFSET_MAX))
+        return cls(partition, min(offset, limits.OFFSET_MAX))
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -14,7 +14,7 @@ have a `socket` number of their own per client and a `call` of pull, ack or nack
 
 import heapq
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import msgspec
@@ -233,17 +233,12 @@ def merge(logs: Iterable[Iterable[Line]]) -> Iterator[Line]:
 class _Socket:
     producer: str = ""
     session: str = ""
-    publishes: "dict[int, tuple[int, int]]" = None  # type: ignore[assignment]
+    publishes: dict[int, tuple[int, int]] = field(default_factory=dict)
     """ref → (first sequence, messages)."""
-    groups: "dict[int, str]" = None  # type: ignore[assignment]
+    groups: dict[int, str] = field(default_factory=dict)
     """Subscription → queue/group."""
-    held: "dict[int, int]" = None  # type: ignore[assignment]
+    held: dict[int, int] = field(default_factory=dict)
     """ref of a `held` → subscription."""
-
-    def __post_init__(self) -> None:
-        self.publishes = {}
-        self.groups = {}
-        self.held = {}
 
 
 def place_name(stream: str, subscription: int, partition: int, epoch: int, push: int) -> str:

@@ -13,6 +13,7 @@ from tocsin import polling
 from tocsin.polling import Polling
 from tocsin.reconnecting import Reconnecting
 
+from gateway import frames
 from gateway.server import Server
 from tests.clients.fake_broker import FakeBroker
 from tests.clients.test_going_on import Losses, publish, server
@@ -86,7 +87,7 @@ async def test_a_receipt_that_cannot_be_is_no_answer(broker: FakeBroker) -> None
     async with tocsin.connect(broker.url) as client, asyncio.timeout(10):
         publishing = asyncio.ensure_future(client.publish("orders", 1, timeout_s=None))
         await broker.until(lambda: broker.logs["orders"])
-        ref = broker.frames[-1].ref  # type: ignore[union-attr]
+        ref = broker.received(frames.Publish)[-1].ref
         broker.silent = False
         broker.say({"type": "ok", "ref": ref, "receipts": [[0]]})
         assert (await publishing).duplicate

@@ -195,3 +195,25 @@ def test_a_prolongation_that_was_lost_is_asked_for_again() -> None:
     assert [f.deliveries for f in frames if isinstance(f, wire.Extend) and f.ref] == [
         [[0, 1, 1, 0, 0]]
     ]
+
+
+def test_a_prolongation_that_failed_prolongs_nothing_and_is_asked_for_again() -> None:
+    """An error instead of an answer: to go on as if time had been granted would run what another
+    consumer has by then."""
+    held = ledger(lease_s=10.0, auto_extend=True)
+    held.receive(push("a"), now=0.0)
+    (a,) = drain(held)
+    sent(held)
+    held.expire(now=4.5)
+    assert held.take(itertools.count(50), now=4.5)
+    held.leases.failed(50)
+    again_at = held.next_deadline()
+    assert again_at is not None
+    assert 4.5 < again_at < 9.0
+    held.expire(now=again_at)
+    (extend,) = held.take(itertools.count(51), now=again_at)
+    assert isinstance(extend, wire.Extend)
+    assert extend.deliveries == [[0, 1, 1, 0, 0]]
+    held.leases.failed(51)
+    held.expire(now=9.0)
+    assert a.state is State.GONE

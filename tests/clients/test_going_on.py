@@ -12,6 +12,7 @@ import tocsin
 from gateway import frames
 from gateway.broker import Broker
 from gateway.config import Config
+from gateway.conversation import Conversation
 from gateway.ports import WholeBroker
 from gateway.server import OnFatal, Server
 from gateway.websocket import WebSocketConnection
@@ -268,7 +269,8 @@ async def test_who_gives_up_reading_leaves_nothing_behind_at_the_broker(server: 
             await publish(client, 1)
             assert (await anext(messages)).body == 0
         (conversation,) = server.registry.around.sessions._by_id.values()
-        assert conversation._session.subscribed == []  # type: ignore[attr-defined]
+        assert isinstance(conversation, Conversation)
+        assert conversation._session.subscribed == []
 
 
 async def test_cancelling_run_returns_what_its_handlers_had_in_hand(server: Server) -> None:

@@ -164,9 +164,10 @@ async def test_an_answer_is_bounded_in_bytes_too(
 async def test_a_place_that_is_none_is_refused(house: House, look: dict[str, Any]) -> None:
     """P12: a partition that the queue does not have, an offset of none, a key's wrong one."""
     queue = await house.queue(partitions=3)
-    route = (await house.publish(queue, [message(0, "k")]))[0][0]
-    if look.get("partition") == route:
-        look = {**look, "partition": (route + 1) % 3}  # type: ignore[operator]
+    (place,) = await house.publish(queue, [message(0, "k")])
+    assert isinstance(place, tuple)
+    if look.get("partition") == place[0]:
+        look = {**look, "partition": (place[0] + 1) % 3}
     with pytest.raises(Refused, match="invalid_request"):
         await peek(house, queue, **look)
 

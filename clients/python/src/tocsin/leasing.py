@@ -124,6 +124,15 @@ class Leases:
                 held.extend_at = max(again_at, asked_at + self.lead_s / 2)
             self._deadlines.put(held)
 
+    def failed(self, ref: int) -> None:
+        """It could not be answered: leases end when they did, and it is asked again before."""
+        part, asked_at = self._asked.pop(ref, ([], 0.0))
+        for row in part:
+            held = self._pushes.get((row[0], row[1], row[2]))
+            if held is not None:
+                held.extend_at = asked_at + self.lead_s / 2
+                self._deadlines.put(held)
+
     def _set_times(self, held: HeldPush) -> None:
         held.deadline = min((m.deadline for m in held.open()), default=NEVER)
         held.extend_at = held.deadline - self.lead_s if self._auto_extend else NEVER

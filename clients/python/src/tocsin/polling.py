@@ -11,7 +11,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Coroutine, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import quote
 
 import httpx2
@@ -265,9 +265,9 @@ class Polling:
             return data
         raise refusal(answer.status_code, data)
 
-    def _show(self, direction: str, data: bytes) -> None:
+    def _show(self, direction: Literal["sent", "received"], data: bytes) -> None:
         if self._trace is not None and data != b"[]":
-            self._trace("sent" if direction == "sent" else "received", self.transport, data)
+            self._trace(direction, self.transport, data)
 
     def _end(self, code: int, reason: str) -> None:
         if self._ended:

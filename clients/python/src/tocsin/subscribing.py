@@ -135,14 +135,10 @@ class Subscribing(ABC):
         self._session.route(self._number, None)
         self._session.remove(self)
         self.disconnected()
-        self._abandon()
         if not self._joined.done():
             self._joined.set_exception(error)
             self._joined.exception()  # perhaps nobody awaits it
         self._waiters.wake_all()
-
-    def _abandon(self) -> None:  # noqa: B027, a reader holds nothing
-        """Nothing that is held counts any more."""
 
     async def _wait(self) -> None:
         """Until there may be something to hand out.

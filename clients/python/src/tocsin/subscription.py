@@ -261,9 +261,12 @@ class Subscription(Subscribing):
         self._waiters.wake_all()
 
     def disconnected(self) -> None:
-        """Nothing is handed out until the session goes on."""
+        """Nothing is handed out until the session goes on; where the subscription is over, nothing
+        that is held counts any more."""
         super().disconnected()
         self._ledger.pause()
+        if self._failure is not None:
+            self._abandon()
 
     def _abandon(self) -> None:
         """Nothing that was delivered can be settled any more."""
@@ -308,11 +311,14 @@ class Subscription(Subscribing):
 
     def _prolonged(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:
         if answer is None:
-            return
-        refused = list(answer.stale)
-        if isinstance(answer, wire.Error):
-            refused += answer.deliveries
-        self._ledger.leases.answered(ref, refused)
+            return  # it is asked again
+        leases = self._ledger.leases
+        if isinstance(answer, wire.Ok):
+            leases.answered(ref, answer.stale)
+        elif answer.deliveries:
+            leases.answered(ref, answer.stale + answer.deliveries)
+        else:
+            leases.failed(ref)
         self._session.wake_at(self._ledger.next_deadline())
 
     def _confirmed(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import TracebackType
+from typing import Generic, TypeVar
 
 import tocsin
 from tocsin.blocking.loop import LoopThread
@@ -47,38 +48,37 @@ class Message(Content):
         self._loop.call(lambda: self._settling.extend(lease_s))
 
 
-class _Open:
+SourceT = TypeVar("SourceT", tocsin.Subscription, tocsin.Reader)
+
+
+class _Open(Generic[SourceT]):
     """What a subscription and a reader have in common: a place that is taken and left."""
 
-    def __init__(self, owner: object, loop: LoopThread, idle_s: float | None) -> None:
+    def __init__(
+        self, owner: object, loop: LoopThread, make: Callable[[], SourceT], idle_s: float | None
+    ) -> None:
         self._owner = owner  # a client that nobody knows any more is closed
         self._loop = loop
         self._idle_s = idle_s
         self._is_open = False
+        self._source: SourceT = loop.run(make)
+
+    def _enter(self) -> None:
+        self._loop.call(self._source.__aenter__)
+        self._is_open = True
 
     def _call_opened(self) -> None:
         if not self._is_open:
             raise RuntimeError("not open yet: `with client.subscribe(...) as messages:`")
 
 
-class Subscription(_Open):
+class Subscription(_Open[tocsin.Subscription]):
     """A place in a group. Made by `Client.subscribe`; a context manager and iterator, for one
     thread or several. Leaving the context returns what is not settled to the group."""
 
-    def __init__(
-        self,
-        owner: object,
-        loop: LoopThread,
-        make: Callable[[], tocsin.Subscription],
-        idle_s: float | None,
-    ) -> None:
-        super().__init__(owner, loop, idle_s)
-        self._source = loop.run(make)
-
     def __enter__(self) -> "Subscription":
         """Join. Raises what the broker says: QueueNotFound, Unauthorized, ..."""
-        self._loop.call(self._source.__aenter__)
-        self._is_open = True
+        self._enter()
         return self
 
     def __exit__(
@@ -124,23 +124,12 @@ class Subscription(_Open):
         return Message(self._loop, message)
 
 
-class Reader(_Open):
+class Reader(_Open[tocsin.Reader]):
     """A reader. Made by `Client.read`; a context manager and iterator, for one thread."""
-
-    def __init__(
-        self,
-        owner: object,
-        loop: LoopThread,
-        make: Callable[[], tocsin.Reader],
-        idle_s: float | None,
-    ) -> None:
-        super().__init__(owner, loop, idle_s)
-        self._source = loop.run(make)
 
     def __enter__(self) -> "Reader":
         """Open it. Raises what tocsin.Reader raises: PositionUnknown, PositionInUse, ..."""
-        self._loop.call(self._source.__aenter__)
-        self._is_open = True
+        self._enter()
         return self
 
     def __exit__(
