@@ -14,6 +14,7 @@ from gateway.backup_commands import backup, restore, verify
 from gateway.broker import Broker
 from gateway.config import SETTINGS, Config, ConfigError, Setting, load
 from gateway.listening import StartError
+from gateway.pages import pages
 from gateway.park_commands import park
 from gateway.ports import WholeBroker
 
@@ -80,7 +81,7 @@ def serve(as_json: bool, **flags: Any) -> None:
         click.echo(start_line(started.url, config, as_json=as_json))
 
     try:
-        sys.exit(server.run(config, build, announce=announce))
+        sys.exit(server.run(config, build, announce=announce, pages=pages()))
     except StartError as error:
         raise click.ClickException(str(error)) from None
 

@@ -64,13 +64,14 @@ class Access:
         self._app = app
         self._auth = auth
         self._public = public
+        self._below = tuple(path for path in public if path.endswith("/") and path != "/")
         self._leaving = leaving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises Refused: unauthorized, origin_refused, invalid_name."""
         # By scope["path"], which the router goes by too; a URL made with the Host header is the
         # client's word.
-        if scope["path"] not in self._public:
+        if not self._is_public(scope["path"]):
             _check_once(scope)
             principal = self._auth.admit(Headers(scope=scope))
             if principal is None:
@@ -78,6 +79,9 @@ class Access:
             _check_slashes(scope)
             scope[PRINCIPAL] = principal
         await self._app(scope, receive, send)
+
+    def _is_public(self, path: str) -> bool:
+        return path in self._public or path.startswith(self._below)
 
     def finishing(self, send: Send) -> Send:
         """Adds what every answer has, problems included."""
@@ -129,7 +133,7 @@ class Application:
     ) -> None:
         """`polls`: the sessions by long poll; None: there are none. `routes` are further ones
         that OpenAPI does not describe (pages), `public` the paths among them that need no
-        credentials."""
+        credentials, where `/…/` stands for everything below it."""
         self.polls = polls
         self.openapi = openapi.encode(operations)
         self._router = Router(

@@ -150,6 +150,12 @@ GROUPS_PER_QUEUE_MAX: Final = 1000
 QUEUES_PER_PAGE_MAX: Final = 1000
 """Queues described in one answer: each costs a look into the storage."""
 
+# --- Pages -------------------------------------------------------------------------------------
+PAGE_FILE_BYTES_MAX: Final = 1_048_576
+PAGE_FILES_MAX: Final = 512
+PAGES_BYTES_MAX: Final = 8 * 1_048_576
+"""The files of the demo and the console, in memory: twenty times what they are."""
+
 # --- Storage -----------------------------------------------------------------------------------
 FREE_BYTES_RESERVE: Final = 256 * 1_048_576
 """Below so much free space publishes are refused while acks and deletes go on (R31)."""
