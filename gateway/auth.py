@@ -8,6 +8,13 @@ not talk to the broker behind the user's back.
     DNS rebinding            evil.example resolves to 127.0.0.1: its Host header gives it away
     cross-site WebSocket     a page of evil.example opens ws://127.0.0.1: its Origin gives it away
 
+A browser may have a cookie instead (gateway.access). It sends that by itself, so a cookie counts
+only where the browser also says whose page asks, and it is one of ours. What another port of this
+host serves is the same site to the browser, and another origin.
+
+    cross-site request       a page of localhost:3000 posts to us, cookie and all: its Origin
+    cross-site look          it loads <img src="http://localhost:8080/v1/…">: its Sec-Fetch-Site
+
 Tokens are never logged and never part of an error.
 """
 
@@ -17,6 +24,7 @@ from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from typing import Final
 
+from gateway.access import Cookies, Right
 from metadata.catalog import ANYBODY, Principal
 from push.errors import Refused
 
@@ -25,6 +33,8 @@ OPERATOR: Final = Principal("operator")
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?", re.IGNORECASE)
 _ORIGIN: Final = re.compile(r"(https?)://(\S+)", re.IGNORECASE)
 _PORTS: Final = {"http": 80, "https": 443}
+_OWN_SITES: Final = (None, "same-origin", "none")
+"""Values of Sec-Fetch-Site: an older browser, our page, an address that the user typed in."""
 
 
 class Auth:
@@ -33,11 +43,13 @@ class Auth:
     Header mappings are looked up by lower-case name: those of Starlette and websockets both fit.
     """
 
-    __slots__ = ("_origins", "_token")
+    __slots__ = ("_origins", "_token", "cookies")
 
     def __init__(self, token: str | None, origins: Iterable[str] = ()) -> None:
         self._token = token.encode() if token else None
         self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
+        self.cookies = Cookies(self._token) if self._token is not None else None
+        """None: nobody needs one."""
 
     def admit(self, headers: Mapping[str, str]) -> Principal | None:
         """Judge a request by its headers: who it is, or None where a token is still owed (a
@@ -53,6 +65,32 @@ class Auth:
         principal = None if presented is None else self.check_token(presented)
         self.check_origin(headers, has_token=principal is not None)
         return principal
+
+    def right_of(self, headers: Mapping[str, str], *, is_read: bool, wall: float) -> Right | None:
+        """As `admit`, and where no token is presented by the cookie. `is_read`: the request is a
+        GET or HEAD, which changes nothing; a WebSocket's handshake is none. `wall`: unix seconds.
+
+        Raises:
+            Refused: unauthorized or origin_refused.
+        """
+        principal = self.admit(headers)
+        if principal is not None:
+            return Right(principal)
+        if self.cookies is None:
+            return None
+        lasts_s = self.cookies.lasts_s(_one(headers, "cookie"), wall=wall)
+        if lasts_s is None:
+            return None
+        # An Origin that is there has been judged by `admit`.
+        if _one(headers, "origin") is None and not (
+            is_read and _one(headers, "sec-fetch-site") in _OWN_SITES
+        ):
+            raise Refused(
+                "origin_refused",
+                "with a cookie, a request says by its Origin header which page it comes from; "
+                "programs present the token: Authorization: Bearer <token>",
+            )
+        return Right(OPERATOR, lasts_s)
 
     def check_token(self, presented: str | None) -> Principal:
         """Who holds this token. Without a configured token, whatever is presented is anybody's.

@@ -14,7 +14,7 @@ from gateway.backup_commands import backup, restore, verify
 from gateway.broker import Broker
 from gateway.config import SETTINGS, Config, ConfigError, Setting, load
 from gateway.listening import StartError
-from gateway.pages import pages
+from gateway.pages import Site, pages
 from gateway.park_commands import park
 from gateway.ports import WholeBroker
 
@@ -77,11 +77,14 @@ def serve(as_json: bool, **flags: Any) -> None:
     async def build(config: Config, on_fatal: server.OnFatal) -> WholeBroker:
         return await Broker.open(config, on_fatal=on_fatal)
 
+    site = Site()
+
     def announce(started: server.Server) -> None:
+        site.open()
         click.echo(start_line(started.url, config, as_json=as_json))
 
     try:
-        sys.exit(server.run(config, build, announce=announce, pages=pages()))
+        sys.exit(server.run(config, build, announce=announce, pages=pages(site)))
     except StartError as error:
         raise click.ClickException(str(error)) from None
 

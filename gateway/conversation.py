@@ -8,9 +8,11 @@ subscription and creating a queue on first use, without a task.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 from gateway import frames
@@ -36,11 +38,14 @@ class Surroundings:
     auth: Auth
     broker_name: str = "tocsin"
     timing: Timing = field(default_factory=Timing)
+    wall: Callable[[], float] = time.time
+    """Unix seconds."""
     sessions: Sessions = field(default_factory=Sessions)
 
 
 class Conversation:
-    """A session's shell. `principal`: None where a token is still owed in `hello`."""
+    """A session's shell. `principal`: None where a token is still owed in `hello`; `right_ends`:
+    when it may be here no longer (loop time)."""
 
     __slots__ = (
         "_around", "_is_closed", "_is_draining", "_outlet", "_principal", "_publishing",
@@ -56,13 +61,14 @@ class Conversation:
         principal: Principal | None,
         *,
         now: float,
+        right_ends: float = inf,
     ) -> None:
         self.session_id = session_id
         self._around = around
         self._outlet = outlet
         self._principal = principal
         self._publishing = Publishing(self)
-        self._session = Session(around.timing, now=now)
+        self._session = Session(around.timing, now=now, right_ends=right_ends)
         self._subscriptions = Subscriptions(around.broker, self)
         self._returning: Returning = Returning(self, self._subscriptions)
         self._tasks: set[asyncio.Task[None]] | None = None
@@ -172,14 +178,17 @@ class Conversation:
         for number in (*self._returning.forget(), *self._subscriptions.suspend()):
             self._session.dropped(number)
 
-    def come_back(self, outlet: Outlet, linger_s: float, producer: bytes | None) -> None:
+    def come_back(
+        self, outlet: Outlet, linger_s: float, producer: bytes | None, right_ends: float
+    ) -> None:
         """The client is here again, over this transport; where the other one stands still, it is
         the one that nobody listens to any more."""
         self._outlet.let_go(frames.REPLACED)
         self._suspend()
         self._outlet, self.linger_s = outlet, linger_s
         self._publishing.producer = producer or self._publishing.producer
-        self._session.came_back(now=asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        self._session.came_back(now=now, right_ends=right_ends)
         outlet.adopt(self)
         if self._publishing.is_waiting:
             outlet.pause_reading()
@@ -215,13 +224,11 @@ class Conversation:
     def _close(self, close: Close) -> None:
         self._outlet.close(close)
 
-    def _pong(self, ping: frames.Ping) -> None:
-        self.send(frames.pong(ping.ref))
-
     def _greet(self, hello: frames.Hello) -> None:
         if self._principal is None or hello.token is not None:
             try:
                 self._principal = self._around.auth.check_token(hello.token)
+                self._session.right_ends = inf
             except Refused:
                 self._close(frames.UNAUTHORIZED)
                 return
@@ -237,7 +244,8 @@ class Conversation:
             session = self._around.sessions.find(hello.session, self._principal)
             if session is not None:
                 self._is_closed = True  # an empty shell: its transport is the session's now
-                session.come_back(self._outlet, hello.linger_s, self._publishing.producer)
+                producer, right_ends = self._publishing.producer, self._session.right_ends
+                session.come_back(self._outlet, hello.linger_s, producer, right_ends)
                 return
             is_free = not self._around.sessions.is_known(hello.session)
             if hello.linger_s and is_session_id(hello.session) and is_free:
@@ -266,9 +274,6 @@ class Conversation:
         """As Host.broker."""
         return self._around.broker
 
-    def _publish(self, frame: frames.Publish) -> None:
-        self._publishing.publish(frame)
-
     def asked(self, count: int) -> None:
         """As Host.asked."""
         self._unanswered += count
@@ -288,9 +293,6 @@ class Conversation:
             self._outlet.resume_reading()
 
     # --- Subscriptions --------------------------------------------------------------------------
-
-    def _subscribe(self, frame: frames.Subscribe) -> None:
-        self.start(self._open(frame))
 
     async def _open(self, frame: frames.Subscribe) -> None:
         number, outlet = frame.subscription, self._outlet
@@ -386,13 +388,13 @@ _HANDLERS: Final[dict[type, Callable[[Conversation, Any], None]]] = {
     Ping: Conversation._ping,
     Close: Conversation._close,
     frames.Hello: Conversation._greet,
-    frames.Publish: Conversation._publish,
-    frames.Subscribe: Conversation._subscribe,
+    frames.Publish: lambda conversation, frame: conversation._publishing.publish(frame),
+    frames.Subscribe: lambda conversation, frame: conversation.start(conversation._open(frame)),
     frames.Unsubscribe: Conversation._unsubscribe,
     frames.Credit: Conversation._grant,
     frames.Ack: Conversation._ack,
     frames.Nack: Conversation._nack,
     frames.Extend: Conversation._extend,
     frames.Held: lambda conversation, frame: conversation._returning.hold(frame),
-    frames.Ping: Conversation._pong,
+    frames.Ping: lambda conversation, ping: conversation.send(frames.pong(ping.ref)),
 }

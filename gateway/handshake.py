@@ -7,9 +7,9 @@ from websockets.http11 import Request
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
+from gateway.access import Right
 from gateway.auth import Auth
 from gateway.http11 import raw_problem
-from metadata.catalog import Principal
 from push.errors import Refused
 
 PATH: Final = "/v1/ws"
@@ -26,19 +26,20 @@ class Handshake(NamedTuple):
 
     is_accepted: bool
     response: bytes
-    principal: Principal | None
+    right: Right | None
     """None: a token is owed in `hello`."""
 
 
-def shake_hands(data: bytes, auth: Auth) -> Handshake:
-    """Judge a whole handshake request. A refusal is an HTTP response with a problem document."""
+def shake_hands(data: bytes, auth: Auth, *, wall: float) -> Handshake:
+    """Judge a whole handshake request, at `wall` (unix seconds). A refusal is an HTTP response with
+    a problem document."""
     protocol = ServerProtocol(subprotocols=[SUBPROTOCOL], logger=quiet_logger)
     protocol.receive_data(data)
     request = next(iter(protocol.events_received()), None)
     try:
         if not isinstance(request, Request):
             raise Refused("invalid_request", "not a WebSocket handshake")
-        principal = _admit(request, auth)
+        right = _admit(request, auth, wall)
     except Refused as error:
         return _refuse(error, error.code.http_status)
     response = protocol.accept(request)
@@ -46,14 +47,14 @@ def shake_hands(data: bytes, auth: Auth) -> Handshake:
         reason = bytes(response.body).decode().strip()
         return _refuse(Refused("invalid_request", reason), response.status_code)
     protocol.send_response(response)
-    return Handshake(True, b"".join(protocol.data_to_send()), principal)
+    return Handshake(True, b"".join(protocol.data_to_send()), right)
 
 
-def _admit(request: Request, auth: Auth) -> Principal | None:
+def _admit(request: Request, auth: Auth, wall: float) -> Right | None:
     """Raises Refused: not_found, origin_refused, unauthorized, invalid_request."""
     if request.path.partition("?")[0] != PATH:
         raise Refused("not_found", f"WebSockets are at {PATH}")
-    principal = auth.admit(request.headers)
+    right = auth.right_of(request.headers, is_read=False, wall=wall)
     offered = ",".join(request.headers.get_all("Sec-WebSocket-Protocol")).split(",")
     if SUBPROTOCOL not in (one.strip() for one in offered):
         raise Refused(
@@ -61,7 +62,7 @@ def _admit(request: Request, auth: Auth) -> Principal | None:
             f"offer the subprotocol {SUBPROTOCOL}: Sec-WebSocket-Protocol: {SUBPROTOCOL}, in a "
             f'browser new WebSocket(url, "{SUBPROTOCOL}")',
         )
-    return principal
+    return right
 
 
 def _refuse(error: Refused, status: int) -> Handshake:

@@ -10,6 +10,7 @@ import secrets
 from typing import Final
 
 from gateway import frames
+from gateway.access import Right
 from gateway.conversation import Conversation
 from gateway.frames import Close
 from gateway.registry import Registry
@@ -58,14 +59,15 @@ class Poll:
 
     # --- What requests do -----------------------------------------------------------------------
 
-    def open(self, principal: Principal, hello: bytes) -> None:
-        """Begin with the client's first message."""
+    def open(self, right: Right, hello: bytes) -> None:
+        """Begin with the client's first message; it is over when the right is."""
         now = asyncio.get_running_loop().time()
         registry = self._registry
         self.conversation = Conversation(
-            registry.around, self, fresh_session_id(), principal, now=now
-        )
-        self.principal = principal
+            registry.around, self, fresh_session_id(), right.principal, now=now,
+            right_ends=now + right.lasts_s,
+        )  # fmt: skip
+        self.principal = right.principal
         refusal = registry.refusal()
         registry.add(self)
         if refusal is not None:
@@ -295,14 +297,14 @@ class Polls:
         """In the order of their ends; what each keeps, in bytes."""
         self._ended_bytes = 0
 
-    def open(self, principal: Principal, hello: bytes) -> Poll:
+    def open(self, right: Right, hello: bytes) -> Poll:
         """A new session, or one that goes on here.
 
         Raises:
             Refused: unauthorized, draining, overloaded, invalid_request: there is none.
         """
         poll = Poll(self, self._registry)
-        poll.open(principal, hello)
+        poll.open(right, hello)
         if poll.end is not None and poll.conversation is None:
             raise _refusal(poll.end)
         self._by_id[poll.poll_id] = poll

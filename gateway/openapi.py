@@ -70,7 +70,8 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
                 "token": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "TOCSIN_TOKEN. A broker without one answers on loopback only.",
+                    "description": "TOCSIN_TOKEN. A broker without one answers on loopback only. A "
+                    "browser may have the cookie of POST /v1/access instead.",
                 }
             },
         },

@@ -13,6 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.access import Right
 from gateway.ports import BrokerPort
 from gateway.whole_numbers import whole_number
 from metadata.catalog import Principal, Queue, check_name
@@ -21,8 +22,8 @@ from push.errors import Refused
 
 Handler = Callable[[BrokerPort, Request], Awaitable[Response]]
 JSON: Final = "application/json"
-PRINCIPAL: Final = "tocsin.principal"
-"""Where the access layer leaves the Principal in the ASGI scope."""
+RIGHT: Final = "tocsin.right"
+"""Where the access layer leaves the Right in the ASGI scope."""
 T = TypeVar("T")
 
 
@@ -67,10 +68,16 @@ class Operation:
         return self.handler.__name__
 
 
+def right(request: Request) -> Right:
+    """Who asks, and for how long; set by the access layer before the handler of an operation that
+    is not public runs."""
+    found: Right = request.scope[RIGHT]
+    return found
+
+
 def principal(request: Request) -> Principal:
-    """Who asks; set by the access layer before any handler runs."""
-    who: Principal = request.scope[PRINCIPAL]
-    return who
+    """Who asks."""
+    return right(request).principal
 
 
 def queue_name(request: Request) -> str:
@@ -92,7 +99,7 @@ def find_queue(broker: BrokerPort, request: Request) -> Queue:
     return broker.find_queue(principal(request), queue_name(request))
 
 
-async def read_body(request: Request) -> bytes:
+async def read_body(request: Request, bytes_max: int = limits.FRAME_BYTES_MAX) -> bytes:
     """The whole request body, valid UTF-8; an empty one reads as `{}`.
 
     Stops at the bound (P9): by Content-Length before anything is read, else as soon as what came
@@ -104,14 +111,14 @@ async def read_body(request: Request) -> bytes:
     """
     declared = request.headers.get("content-length", "")
     # Ten digits are 9 GB; longer ones are not worth an int(), which has a limit of its own.
-    if declared.isdecimal() and (len(declared) > 10 or int(declared) > limits.FRAME_BYTES_MAX):
-        raise _too_large()
+    if declared.isdecimal() and (len(declared) > 10 or int(declared) > bytes_max):
+        raise _too_large(bytes_max)
     parts: list[bytes] = []
     size = 0
     async for part in request.stream():
         size += len(part)
-        if size > limits.FRAME_BYTES_MAX:
-            raise _too_large()
+        if size > bytes_max:
+            raise _too_large(bytes_max)
         parts.append(part)
     body = b"".join(parts)
     if not body.isascii():
@@ -122,10 +129,8 @@ async def read_body(request: Request) -> bytes:
     return body or b"{}"
 
 
-def _too_large() -> Refused:
-    return Refused(
-        "request_too_large", f"a request body has at most {limits.FRAME_BYTES_MAX} bytes"
-    )
+def _too_large(bytes_max: int) -> Refused:
+    return Refused("request_too_large", f"a request body has at most {bytes_max} bytes here")
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:

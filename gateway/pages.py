@@ -18,6 +18,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Final
@@ -79,21 +80,26 @@ class Site:
     """The files of a checkout. `now`: monotonic seconds."""
 
     def __init__(self, checkout: Path = CHECKOUT, *, now: Callable[[], float] = monotonic) -> None:
-        """Reads them all; without their folders it says so in the log, and in each answer."""
+        """Nothing is read yet: `open` does it, or the first request."""
         self._checkout = checkout
         self._now = now
         self._files: dict[str, File] = {}
         self._looking: asyncio.Future[None] | None = None
-        self._look()
-        self._looked_at = now()
-        if missing := self.missing():
-            logger.warning("%s (looked in %s)", missing, checkout)
-        else:
-            logger.info("pages: /demo and /console, from %s", checkout / "clients")
+        self._looked_at = -inf
 
     def __len__(self) -> int:
         """Files that are served."""
         return len(self._files)
+
+    def open(self) -> None:
+        """Read them all and say in the log what there is; blocking. Without their folders there are
+        none, and each answer says so."""
+        self._look()
+        self._looked_at = self._now()
+        if missing := self.missing():
+            logger.warning("%s (looked in %s)", missing, self._checkout)
+        else:
+            logger.info("pages: /demo and /console, from %s", self._checkout / "clients")
 
     def missing(self) -> str | None:
         """A sentence about what is not there; None: all is."""
@@ -172,17 +178,16 @@ def _read(place: Path, known: File | None) -> File | None:
     return File(body, etag, MEDIA_TYPES[place.suffix], stamp)
 
 
-def pages(site: Site | None = None) -> Pages:
-    """The routes. Reads the files of this checkout, or takes a `site`."""
-    of = site or Site()
+def pages(site: Site) -> Pages:
+    """Their routes."""
 
     async def page(request: Request) -> Response:
-        await of.refresh()
-        return _answer(request, of.find(f"browser/{PAGES[request.scope['path']]}"))
+        await site.refresh()
+        return _answer(request, site.find(f"browser/{PAGES[request.scope['path']]}"))
 
     async def asset(request: Request) -> Response:
-        await of.refresh()
-        return _answer(request, of.find(request.scope["path"].removeprefix("/assets/")))
+        await site.refresh()
+        return _answer(request, site.find(request.scope["path"].removeprefix("/assets/")))
 
     async def root(request: Request) -> Response:
         return RedirectResponse("/demo", 307)

@@ -5,6 +5,7 @@ a document), `Access` (who asks; headers that every answer has), the router. A l
 callable without a task or a queue of its own.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 from urllib.parse import unquote
@@ -18,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import (
     openapi,
+    rest_access,
     rest_groups,
     rest_messages,
     rest_parked,
@@ -26,9 +28,10 @@ from gateway import (
     rest_status,
     rest_upkeep,
 )
+from gateway.access import Right, Tickets
 from gateway.auth import Auth
 from gateway.longpoll import Polls
-from gateway.operation import PRINCIPAL, Operation
+from gateway.operation import RIGHT, Operation
 from gateway.ports import BrokerPort
 from gateway.problems import Problems
 from metadata.catalog import check_name
@@ -41,6 +44,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *rest_parked.OPERATIONS,
     *rest_upkeep.OPERATIONS,
     *rest_sessions.OPERATIONS,
+    *rest_access.OPERATIONS,
     *rest_status.OPERATIONS,
 )
 SECURITY_HEADERS: Final = (
@@ -52,17 +56,23 @@ SECURITY_HEADERS: Final = (
 """On every answer that has not set them itself."""
 NAMED: Final = "/v1/queues/"
 """Below it, paths have names in them."""
-_ONCE: Final = frozenset({b"host", b"origin", b"authorization"})
+_ONCE: Final = frozenset({b"host", b"origin", b"authorization", b"cookie"})
 
 
 class Access:
     """ASGI: who asks, decided once for all operations; public paths are answered to anybody."""
 
     def __init__(
-        self, app: ASGIApp, auth: Auth, public: frozenset[str], leaving: Callable[[], bool]
+        self,
+        app: ASGIApp,
+        auth: Auth,
+        public: frozenset[str],
+        leaving: Callable[[], bool],
+        wall: Callable[[], float],
     ) -> None:
         self._app = app
         self._auth = auth
+        self._wall = wall
         self._public = public
         self._below = tuple(path for path in public if path.endswith("/") and path != "/")
         self._leaving = leaving
@@ -72,13 +82,28 @@ class Access:
         # By scope["path"], which the router goes by too; a URL made with the Host header is the
         # client's word.
         if not self._is_public(scope["path"]):
-            _check_once(scope)
-            principal = self._auth.admit(Headers(scope=scope))
-            if principal is None:
-                raise Refused("unauthorized", "this broker wants a token (TOCSIN_TOKEN)")
+            scope[RIGHT] = self.judge(scope)
             _check_slashes(scope)
-            scope[PRINCIPAL] = principal
         await self._app(scope, receive, send)
+
+    @staticmethod
+    def check_once(scope: Scope) -> None:
+        """A proxy and we might each believe another one of two. Raises Refused(invalid_request)."""
+        seen: set[bytes] = set()
+        for name, _ in scope["headers"]:
+            if name in _ONCE:
+                if name in seen:
+                    raise Refused("invalid_request", f"several {name.decode()} headers")
+                seen.add(name)
+
+    def judge(self, scope: Scope) -> Right:
+        """Who asks. Raises Refused: unauthorized, origin_refused, invalid_request."""
+        self.check_once(scope)
+        is_read = scope["method"] in {"GET", "HEAD"}
+        right = self._auth.right_of(Headers(scope=scope), is_read=is_read, wall=self._wall())
+        if right is None:
+            raise Refused("unauthorized", "this broker wants a token (TOCSIN_TOKEN)")
+        return right
 
     def _is_public(self, path: str) -> bool:
         return path in self._public or path.startswith(self._below)
@@ -96,16 +121,6 @@ class Access:
             await send(message)
 
         return sending
-
-
-def _check_once(scope: Scope) -> None:
-    """A proxy and we might each believe another one of two."""
-    seen: set[bytes] = set()
-    for name, _ in scope["headers"]:
-        if name in _ONCE:
-            if name in seen:
-                raise Refused("invalid_request", f"several {name.decode()} headers")
-            seen.add(name)
 
 
 def _check_slashes(scope: Scope) -> None:
@@ -130,19 +145,23 @@ class Application:
         operations: Sequence[Operation] = OPERATIONS,
         routes: Sequence[BaseRoute] = (),
         public: Sequence[str] = (),
+        wall: Callable[[], float] = time.time,
     ) -> None:
         """`polls`: the sessions by long poll; None: there are none. `routes` are further ones
         that OpenAPI does not describe (pages), `public` the paths among them that need no
-        credentials, where `/…/` stands for everything below it."""
+        credentials, where `/…/` stands for everything below it. `wall`: unix seconds."""
         self.polls = polls
+        self.auth = auth
+        self.tickets = Tickets()
+        self.wall = wall
         self.openapi = openapi.encode(operations)
         self._router = Router(
             [*_routes(broker, operations), *routes],
             redirect_slashes=False,  # a redirect would repeat the client's Host header
         )
         open_paths = frozenset(o.path for o in operations if o.public) | frozenset(public)
-        self._access = Access(self._router, auth, open_paths, lambda: broker.draining)
-        self._problems: ASGIApp = Problems(self._access)
+        self.access = Access(self._router, auth, open_paths, lambda: broker.draining, wall)
+        self._problems: ASGIApp = Problems(self.access)
         self._outermost: ASGIApp = self._finish
         if origins:
             self._outermost = CORSMiddleware(
@@ -161,7 +180,7 @@ class Application:
         await self._outermost(scope, receive, send)
 
     async def _finish(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._problems(scope, receive, self._access.finishing(send))
+        await self._problems(scope, receive, self.access.finishing(send))
 
 
 def _routes(broker: BrokerPort, operations: Sequence[Operation]) -> list[BaseRoute]:

@@ -16,6 +16,7 @@ from gateway.operation import (
     query_number,
     read_body,
     reply,
+    right,
 )
 from gateway.ports import BrokerPort
 from gateway.session import REF_MAX
@@ -50,7 +51,7 @@ class Posted(msgspec.Struct):
 
 async def open_session(broker: BrokerPort, request: Request) -> Response:
     """The body is the client's first message: a `hello`, in an array with what may follow it."""
-    poll = _polls(request).open(principal(request), await read_body(request))
+    poll = _polls(request).open(right(request), await read_body(request))
     return _batch(poll, *await poll.poll(0, 0.0), status=201)
 
 

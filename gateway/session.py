@@ -1,4 +1,5 @@
-"""The session machine: what a client may say when, and when it has been silent too long. Pure.
+"""The session machine: what a client may say when, when it has been silent too long, and
+when its right to be here ends. Pure.
 
     awaiting hello ──hello──► open ──drain()──► draining
           │                    │                   │
@@ -13,6 +14,7 @@ no client waits for ever, and the session goes on, up to BAD_MESSAGES_PER_SESSIO
 
 import enum
 from dataclasses import dataclass
+from math import inf
 from typing import Final, NamedTuple
 
 import msgspec
@@ -65,11 +67,13 @@ class Session:
 
     __slots__ = (
         "_bad_count", "_deadline", "_is_pinged", "_subscriptions", "_timing", "_unheard",
-        "is_named", "state",
+        "is_named", "right_ends", "state",
     )  # fmt: skip
 
-    def __init__(self, timing: Timing, *, now: float) -> None:
+    def __init__(self, timing: Timing, *, now: float, right_ends: float = inf) -> None:
+        """`right_ends`: when its client may be here no longer."""
         self.state = State.HELLO
+        self.right_ends = right_ends
         self._timing = timing
         self._deadline = now + timing.hello_timeout_s
         self._is_pinged = False
@@ -232,8 +236,10 @@ class Session:
             self._deadline = now + self._timing.heartbeat_s
             self._is_pinged = False
 
-    def came_back(self, *, now: float) -> None:
-        """Another transport carries it: it goes on, also where silence had closed it."""
+    def came_back(self, *, now: float, right_ends: float) -> None:
+        """Another transport carries it: it goes on, also where silence had closed it, and with the
+        right that its client has shown now."""
+        self.right_ends = right_ends
         if self.state is State.CLOSED:
             self.state = State.OPEN
         self._unheard = frozenset(
@@ -244,11 +250,15 @@ class Session:
 
     def next_deadline(self) -> float | None:
         """When to call `expire`; it may have moved on until then. None: never."""
-        return None if self.state is State.CLOSED else self._deadline
+        return None if self.state is State.CLOSED else min(self._deadline, self.right_ends)
 
     def expire(self, *, now: float) -> Ping | Close | None:
         """What time alone made due."""
-        if self.state is State.CLOSED or now < self._deadline:
+        if self.state is State.CLOSED:
+            return None
+        if now >= self.right_ends:
+            return self._close(frames.UNAUTHORIZED)
+        if now < self._deadline:
             return None
         if self.state is State.HELLO:
             return self._close(frames.HELLO_LATE)

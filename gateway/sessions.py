@@ -46,8 +46,10 @@ class Resumable(Protocol):
     def lost(self) -> None:
         """Its transport is gone, and nobody said that this is the end."""
 
-    def come_back(self, outlet: Outlet, linger_s: float, producer: bytes | None) -> None:
-        """Go on over this transport."""
+    def come_back(
+        self, outlet: Outlet, linger_s: float, producer: bytes | None, right_ends: float
+    ) -> None:
+        """Go on over this transport, until `right_ends` (loop time) at the latest."""
 
 
 class Sessions:

@@ -9,12 +9,14 @@ its conversation, and the socket.
 """
 
 import asyncio
+from math import inf
 from typing import Any, ClassVar, Final, cast
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from gateway import frames
+from gateway.access import Right
 from gateway.conversation import Conversation
 from gateway.frames import Close
 from gateway.handshake import shake_hands
@@ -32,7 +34,6 @@ from gateway.rfc6455 import (
     text_frame,
 )
 from gateway.sessions import fresh_session_id
-from metadata.catalog import Principal
 from push import limits
 from push.errors import Refused
 
@@ -132,22 +133,24 @@ class WebSocketConnection(asyncio.Protocol):
     # --- The handshake --------------------------------------------------------------------------
 
     def _shake_hands(self, data: bytes) -> None:
-        handshake = shake_hands(data, self.registry.around.auth)
+        around = self.registry.around
+        handshake = shake_hands(data, around.auth, wall=around.wall())
         self._transport.write(handshake.response)
         if handshake.is_accepted:
-            self._open(handshake.principal)
+            self._open(handshake.right)
         else:
             self._transport.close()
 
-    def _open(self, principal: Principal | None) -> None:
-        registry = self.registry
+    def _open(self, right: Right | None) -> None:
+        registry, now = self.registry, asyncio.get_running_loop().time()
         refusal = registry.refusal()
         self._conversation = Conversation(
             registry.around,
             self,
             fresh_session_id(),
-            principal,
-            now=asyncio.get_running_loop().time(),
+            right.principal if right is not None else None,
+            now=now,
+            right_ends=now + right.lasts_s if right is not None else inf,
         )
         registry.add(self)
         if refusal is not None:

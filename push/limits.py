@@ -150,11 +150,15 @@ GROUPS_PER_QUEUE_MAX: Final = 1000
 QUEUES_PER_PAGE_MAX: Final = 1000
 """Queues described in one answer: each costs a look into the storage."""
 
-# --- Pages -------------------------------------------------------------------------------------
+# --- Pages and access --------------------------------------------------------------------------
 PAGE_FILE_BYTES_MAX: Final = 1_048_576
 PAGE_FILES_MAX: Final = 512
 PAGES_BYTES_MAX: Final = 8 * 1_048_576
 """The files of the demo and the console, in memory: twenty times what they are."""
+TICKETS_MAX: Final = 1000
+"""Waiting to be used, each for 30 s: 300 bytes each. Only who has the token makes some."""
+ACCESS_REQUEST_BYTES_MAX: Final = 1024
+"""The body of a request for access, which anybody may send; a ticket has 32 characters."""
 
 # --- Storage -----------------------------------------------------------------------------------
 FREE_BYTES_RESERVE: Final = 256 * 1_048_576

@@ -82,6 +82,7 @@ class FakeBroker:
         self.sockets: list[Socket] = []
         self.frames: list[frames.ClientFrame] = []
         self.calls: list[tuple[str, str, Any]] = []
+        self.ticket: str | None = None
         self.welcome: dict[str, Any] = {"heartbeat_s": 20.0}
         self.lease_s, self.batch = 30.0, 100
         self.silent = False
@@ -355,6 +356,8 @@ class FakeBroker:
         """(status, JSON) for one call."""
         self.calls.append((method, path, body))
         parts = path.partition("?")[0].strip("/").split("/")
+        if parts == ["v1", "tickets"]:
+            return 200, {"ticket": self.ticket, "expires_unix_ms": None}
         if parts[:2] != ["v1", "queues"]:
             return 404, "nothing here"
         if len(parts) == 2:

@@ -90,6 +90,22 @@ async def test_groups_are_made_sought_shown_and_deleted(broker: FakeBroker) -> N
     assert ("orders", "g") not in broker.groups
 
 
+async def test_a_ticket_makes_an_address(broker: FakeBroker) -> None:
+    """On stdout the address alone, so that a script can open it."""
+    broker.ticket = "t-1"
+    made = await tocsin_(broker, "ticket")
+    assert made.out == f"{broker.url}/console#ticket=t-1\n"
+    assert (made.code, made.err) == (0, "Good once, and for 30 seconds.\n")
+    assert broker.calls[-1][:2] == ("POST", "/v1/tickets")
+    as_json = await tocsin_(broker, "ticket", "--page", "demo", "--json")
+    assert json.loads(as_json.out) == {"url": f"{broker.url}/demo#ticket=t-1", "ticket": "t-1"}
+    assert (await tocsin_(broker, "ticket", "--page", "other")).code == 2
+
+
+async def test_a_broker_without_a_token_needs_no_ticket(broker: FakeBroker) -> None:
+    assert await tocsin_(broker, "ticket") == Ended(0, f"{broker.url}/console\n", "")
+
+
 async def test_a_body_is_json_where_it_is_json(broker: FakeBroker) -> None:
     stored = await tocsin_(broker, "publish", "orders", ' {"total": 1.50}', "--key", "k")
     assert stored.code == 0
@@ -307,7 +323,7 @@ def test_every_verb_teaches_with_help() -> None:
     for path in verbs(command.cli):
         done = CliRunner().invoke(command.cli, [*path, "--help"])
         assert done.exit_code == 0
-        if path[0] in ("publish", "consume", "pull") or path[1] in ("create", "seek"):
+        if path[0] in ("publish", "consume", "pull", "ticket") or path[1] in ("create", "seek"):
             assert "Examples:" in done.output
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from gateway import frames
+from gateway.access import Right
 from gateway.conversation import Conversation, Surroundings
 from gateway.frames import Close
 from gateway.longpoll import Poll, Polls
@@ -157,7 +158,7 @@ class LongPollWire:
     async def say(self, data: bytes) -> None:
         """As Wire.say."""
         if self._poll is None:
-            self._poll = self._polls.open(self._principal, data)
+            self._poll = self._polls.open(Right(self._principal), data)
             self._task = asyncio.get_running_loop().create_task(self._run(self._poll))
             return
         self._posted += 1

@@ -123,6 +123,14 @@ class Http(Upkeep):
     ) -> bytes:
         return await self.request(method, path, body, timeout_s=timeout_s)
 
+    # --- access ---------------------------------------------------------------------------------
+
+    async def ticket(self) -> str | None:
+        """A ticket for a browser's address (`…/console#ticket=…`), good once and for 30 seconds;
+        None: this broker has no token, and its pages need no ticket."""
+        ticket = object_of(await self.request("POST", "/v1/tickets")).get("ticket")
+        return str(ticket) if ticket is not None else None
+
     # --- queues ---------------------------------------------------------------------------------
 
     async def create_queue(self, name: str, **settings: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from tocsin.cli.groups import group
 from tocsin.cli.publish import publish
 from tocsin.cli.pull import pull
 from tocsin.cli.queues import queue
+from tocsin.cli.ticket import ticket
 from tocsin.cli.upkeep import VERBS
 from tocsin.errors import CannotConnect, QueueNotFound, TocsinError, Unauthorized
 
@@ -27,6 +28,7 @@ Examples:
   tocsin publish orders --file orders.jsonl --json-lines --key-field user
   tocsin consume orders --group billing
   tocsin consume orders --read --keys user-7 --start earliest
+  tocsin ticket                                 opens the console in a browser
 
 The exit code is 0 when all went well, 1 when it did not, 2 when the command was not understood.
 """
@@ -112,6 +114,7 @@ cli.add_command(group)
 cli.add_command(publish)
 cli.add_command(consume)
 cli.add_command(pull)
+cli.add_command(ticket)
 
 
 def main() -> None:

@@ -1,0 +1,150 @@
+"""REST: how a browser gets in. See gateway.access."""
+
+import asyncio
+import secrets
+from typing import Final
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.access import ACCESS_S, TICKET_BYTES, TICKET_S, set_cookie
+from gateway.auth import OPERATOR
+from gateway.operation import Answer, Operation, decode, read_body, reply, right
+from gateway.ports import BrokerPort
+from push import limits
+from push.errors import Refused
+
+
+class Ticket(msgspec.Struct):
+    """For one use, until `expires_unix_ms`. Null both: this broker has no token, and wants
+    none."""
+
+    ticket: str | None
+    expires_unix_ms: int | None
+
+
+class Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """What is brought for access, where there is no Authorization header."""
+
+    ticket: str | None = None
+
+
+class Admitted(msgspec.Struct):
+    """Who is here. `expires_unix_ms`: when the cookie ends; null: there is none, or it is not what
+    the request is admitted by."""
+
+    principal: str
+    expires_unix_ms: int | None
+
+
+async def create_ticket(broker: BrokerPort, request: Request) -> Response:
+    """A ticket for a browser, to be put into the fragment of a page's address. Only for who
+    presents the token: with the cookie, access would never end."""
+    app = request.app
+    if app.auth.cookies is None:
+        return reply(Ticket(None, None))
+    if right(request).lasts_s <= ACCESS_S:
+        raise Refused("forbidden", "a ticket is for who presents the token, not the cookie")
+    ticket = secrets.token_urlsafe(TICKET_BYTES)
+    app.tickets.add(ticket, now=asyncio.get_running_loop().time())
+    return reply(Ticket(ticket, int((app.wall() + TICKET_S) * 1000)))
+
+
+async def enter(broker: BrokerPort, request: Request) -> Response:
+    """Exchange a ticket, or the token of the Authorization header, for an HttpOnly cookie that
+    admits this browser to everything for twelve hours. A broker without a token sets none."""
+    app = request.app
+    app.access.check_once(request.scope)
+    principal = app.auth.admit(request.headers)
+    if app.auth.cookies is None:
+        return reply(Admitted(principal.name, None))
+    if principal is None:
+        body = await read_body(request, limits.ACCESS_REQUEST_BYTES_MAX)
+        ticket = decode(body, _ENTRY).ticket
+        if ticket is None:
+            raise Refused("unauthorized", "a ticket is wanted: `tocsin ticket` prints an address")
+        app.tickets.use(ticket, now=asyncio.get_running_loop().time())
+        principal = OPERATOR
+    wall = app.wall()
+    answer = reply(Admitted(principal.name, int(wall + ACCESS_S) * 1000))
+    value = app.auth.cookies.make(wall=wall)
+    answer.headers["Set-Cookie"] = _cookie(request, value)
+    return answer
+
+
+async def look_at_access(broker: BrokerPort, request: Request) -> Response:
+    """Who I am here, or 401: then a ticket or the token is wanted."""
+    found = request.app.access.judge(request.scope)
+    ends = None
+    if found.lasts_s <= ACCESS_S:
+        ends = round((request.app.wall() + found.lasts_s) * 1000)
+    return reply(Admitted(found.principal.name, ends))
+
+
+async def leave(broker: BrokerPort, request: Request) -> Response:
+    """Sign this browser out: it forgets its cookie. Sessions that are open go on until they are
+    closed."""
+    app = request.app
+    app.access.check_once(request.scope)
+    app.auth.check_origin(request.headers, has_token=False)
+    answer = Response(status_code=204)
+    if app.auth.cookies is not None:
+        answer.headers["Set-Cookie"] = _cookie(request, "")
+    return answer
+
+
+def _cookie(request: Request, value: str) -> str:
+    name = request.app.auth.cookies.name
+    return set_cookie(name, value, is_secure=_is_secure(request.headers))
+
+
+def _is_secure(headers: Headers) -> bool:
+    """Whether the browser has come over TLS, which a proxy has taken off. Who lies here has a
+    cookie that its own browser does not send."""
+    proxy = headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
+    return proxy == "https" or headers.get("origin", "").lower().startswith("https://")
+
+
+_ENTRY: Final = msgspec.json.Decoder(Entry)
+_BODY: Final = ("invalid_json", "invalid_request", "request_too_large")
+
+OPERATIONS: Final = (
+    Operation(
+        "POST",
+        "/v1/tickets",
+        "Make a ticket for a browser.",
+        create_ticket,
+        {200: Answer("The ticket.", Ticket)},
+        errors=("too_many",),
+    ),
+    Operation(
+        "POST",
+        "/v1/access",
+        "Let this browser in.",
+        enter,
+        {200: Answer("It is in; the cookie is set.", Admitted)},
+        request=Entry,
+        errors=(*_BODY, "unauthorized", "origin_refused"),
+        public=True,
+    ),
+    Operation(
+        "GET",
+        "/v1/access",
+        "Ask who I am.",
+        look_at_access,
+        {200: Answer("In.", Admitted)},
+        errors=("unauthorized", "origin_refused", "invalid_request"),
+        public=True,
+    ),
+    Operation(
+        "DELETE",
+        "/v1/access",
+        "Sign this browser out.",
+        leave,
+        {204: Answer("The cookie is gone.")},
+        errors=("origin_refused", "invalid_request"),
+        public=True,
+    ),
+)
