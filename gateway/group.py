@@ -90,6 +90,8 @@ class GroupRuntime:
         self.epochs: dict[int, int] = {}
         """The newest epoch seen per partition: what is at most that and not current is stale."""
         self.closed = False
+        self.left_at = asyncio.get_running_loop().time()
+        """When it had its last member, where it has none (R11)."""
         self._absent = Absent(started)
         self._owning: dict[int, asyncio.Task[None]] = {}
         self._lock = asyncio.Lock()
@@ -106,13 +108,20 @@ class GroupRuntime:
                 await self._metadata.membership(self.group.group_id)  # deleted: says so
                 raise Refused("draining")
         except BaseException:
-            self.members.pop(member.name, None)  # else partitions wait for nobody
+            self._remove(member)  # else partitions wait for nobody
             raise
+
+    def _remove(self, member: Member) -> bool:
+        """False: it was none."""
+        if self.members.pop(member.name, None) is None:
+            return False
+        self.left_at = asyncio.get_running_loop().time()
+        return True
 
     def leave(self, member: Member, *, moves: bool = False) -> None:
         """The member is gone: its slots end, its deliveries return, others take over. One that
         `moves` to the next gateway keeps its place: this one goes down."""
-        if self.members.pop(member.name, None) is None:
+        if not self._remove(member):
             return
         for slot in list(member.slots.values()):
             slot.abandon(moves=moves)
@@ -136,7 +145,7 @@ class GroupRuntime:
 
     async def retire(self, member: Member, drain_s: float = limits.DRAIN_S) -> None:
         """The member leaves in an orderly way: its slots drain first."""
-        if self.members.pop(member.name, None) is not None:
+        if self._remove(member):
             deadline = asyncio.get_running_loop().time() + drain_s
             for slot in list(member.slots.values()):
                 slot.drain(deadline)

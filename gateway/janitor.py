@@ -57,6 +57,7 @@ class Janitor:
                 if rounds % ALL_EVERY == 0:
                     self._touched |= self._all()
                     await self._expiry.look(now=asyncio.get_running_loop().time())
+                await self._expiry.look_here(now=asyncio.get_running_loop().time())
                 await self.look()
             except TocsinError as error:
                 logger.warning("a round was cut off: %s", error)

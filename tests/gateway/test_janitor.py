@@ -8,7 +8,7 @@ from gateway import janitor
 from gateway.expiry import Expiry
 from metadata.catalog import ANYBODY
 from push.errors import Refused
-from tests.histories.house import House, delivery, eventually, numbered
+from tests.histories.house import House, delivery, eventually, message, numbered
 
 
 @pytest.fixture
@@ -94,19 +94,60 @@ async def test_an_abandoned_group_ends_only_if_its_setting_says_so(house: House)
 
 
 async def test_a_group_with_a_consumer_is_not_abandoned(house: House) -> None:
-    """R11: its time begins anew when the last one leaves."""
+    """R11: its time begins anew when the last one leaves, whether or not anybody looks then."""
+    queue = await house.queue(partitions=2)
+    group = await house.group(queue, "ends", expires_s=100)
+    expiry = Expiry(house.broker.groups, house.broker.metadata, house.broker.delete_group)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await expiry.look(now=began - 99)
+    _, first = await house.subscribe(queue, group)
+    _, second = await house.subscribe(queue, group)
+    await eventually(lambda: bool(first.slots and second.slots))  # two pages are two consumers
+    house.broker.groups.runtimes[group.group_id].left_at -= 1000  # the first one came long ago
+    await expiry.look(now=began + 200)
+    first.leave()
+    await expiry.look(now=began + 300)
+    second.leave()
+    left = loop.time()
+    await expiry.look(now=began + 99)
+    await expiry.look_here(now=began + 99)
+    assert names(house) == ["ends"]
+    await expiry.look_here(now=left + 100)
+    assert names(house) == []
+
+
+async def test_an_absence_between_two_looks_does_not_add_up(house: House) -> None:
+    """R11: absent when it is looked at, and again the next time, and there in between."""
     queue = await house.queue()
     group = await house.group(queue, "ends", expires_s=100)
     expiry = Expiry(house.broker.groups, house.broker.metadata, house.broker.delete_group)
-    await expiry.look(now=1000)
+    began = asyncio.get_running_loop().time()
+    await expiry.look(now=began - 101)
     _, consumer = await house.subscribe(queue, group)
-    await expiry.look(now=1200)
     consumer.leave()
-    await expiry.look(now=1300)
-    await expiry.look(now=1399)
+    await expiry.look(now=began + 1)
     assert names(house) == ["ends"]
-    await expiry.look(now=1400)
-    assert names(house) == []
+
+
+async def test_an_abandoned_group_is_gone_when_its_time_is_over(
+    hasty: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R11: who comes after `expires_s` begins at the latest, and finds no backlog."""
+    monkeypatch.setattr(janitor, "ALL_EVERY", 1_000_000)
+    queue = await hasty.queue()
+    group = await hasty.group(queue, "page", start="latest", expires_s=0.05)
+    session, consumer = await hasty.subscribe(queue, group)
+    await hasty.publish(queue, numbered(1))
+    await session.take(1)
+    consumer.leave()
+    await eventually(lambda: names(hasty) == [])
+    await hasty.publish(queue, numbered(1))
+    again = await hasty.group(queue, "page", start="latest", expires_s=60)
+    session, _ = await hasty.subscribe(queue, again)
+    await hasty.publish(queue, [message("news")])
+    ((_, body, _),) = await session.take(1)
+    assert body == "news"
 
 
 def names(house: House) -> list[str]:
