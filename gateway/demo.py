@@ -2,6 +2,20 @@
 
 The broker is the one that `tocsin serve` starts, in a process of its own. Everything else here is a
 client of it, through the SDK and a socket: a publisher, two workers that share a group, a reader.
+
+What it publishes to the queue `machine`, about seven times a second, is one message a device: the
+key names the device, the body is its figures since the look before, and `sent_unix_ms` is when.
+
+    cpu0, cpu1 …    {"busy_percent": 12.5}
+    memory          {"used_percent": 41.2, "used_mib": 3300, "total_mib": 8000}
+    disk-vda …      {"read_bytes_per_s": 0, "written_bytes_per_s": 40960}
+    net-eth0 …      {"received_bytes_per_s": 1200, "sent_bytes_per_s": 800}
+    load            {"m1": 0.5, "m5": 0.4, "m15": 0.3}       all there is where there is no /proc
+
+Every body has `run` besides (text: which run of the demo this is) and `at_ns` (that process's
+monotonic clock, for its own latencies). Others may publish to the queue, whatever they like.
+
+The page at /demo is one more client. Its group there, `page`, it makes itself.
 """
 
 import asyncio
@@ -22,10 +36,11 @@ from typing import IO, Any, Final
 
 import click
 import tocsin
+from tocsin.http import Http
 
 from gateway.commands import load_config, serve, setting_options
 from gateway.config import SETTINGS, Config
-from gateway.demo_board import Board, Device, Meter, plain_line, table
+from gateway.demo_board import Board, Device, Meter, first_line, plain_line, table
 from gateway.demo_figures import Machine, read_proc
 from gateway.listening import StartError, bind
 
@@ -41,6 +56,8 @@ DRAW_PERIOD_S: Final = 0.25
 LINE_PERIOD_S: Final = 2.0
 READY_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 40.0
+TICKET_PERIOD_S: Final = 10.0
+"""A ticket is good for 30 s: the one on the screen for 20 more, whenever it is read."""
 DRAIN_S: Final = "5"
 _SERVE: Final = "from gateway.demo import serve_while_wanted; serve_while_wanted()"
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -68,10 +85,13 @@ While it runs, the broker takes anything else; in a second terminal:
 def demo(seconds: float | None, **flags: Any) -> None:
     """Start the broker and show live messages flow through it.
 
+    It says which address to open in a browser: the page shows what happens, and lets you take part.
+
     It publishes this machine's own figures (each CPU, memory, disks, networks, load) to the queue
     `machine` about seven times a second, keyed by device. Two workers share them in the group
     `workers`: all figures of a device go to one of them, in order. A reader watches one device.
-    Shown are rates, latencies and who is given what: as a table on a terminal, else as lines.
+    Shown here are rates, latencies and who is given what: as a table on a terminal, else as lines.
+    On a broker with a token the address on a terminal has a ticket, which is good once.
 
     The settings are those of `tocsin serve`, and so is the broker: use it meanwhile.
     """
@@ -207,7 +227,8 @@ async def _demo(url: str, config: Config, broker: _Broker, seconds: float | None
             _publish(client, board, machine, run),
             *(_work(url, config, board, name, run) for name in WORKERS),
             _read(client, board, run),
-            _show(board, broker),
+            _show(board, broker, config),
+            *([_keep_address(url, config, board)] if config.token and _is_screen() else []),
         ) as tasks:
             waiting = asyncio.create_task(stopping.wait())
             await asyncio.wait([waiting, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -246,11 +267,15 @@ async def _publish(client: tocsin.Client, board: Board, machine: Machine, run: s
         began = time.monotonic()
         figures = machine.look(began)
         at_ns = time.monotonic_ns()
-        await asyncio.gather(
-            *(
-                client.publish(QUEUE, {**body, "run": run, "at_ns": at_ns}, key=key)
+        sent_unix_ms = time.time_ns() // 1_000_000
+        await client.publish_many(
+            QUEUE,
+            [
+                tocsin.NewMessage(
+                    {**body, "run": run, "at_ns": at_ns}, key=key, sent_unix_ms=sent_unix_ms
+                )
                 for key, body in figures.items()
-            )
+            ],
         )
         now = time.monotonic()
         for _ in figures:
@@ -303,9 +328,26 @@ def _sent(message: "tocsin.Message | tocsin.ReadMessage", run: str) -> float | N
 # --- The screen -----------------------------------------------------------------------------------
 
 
-async def _show(board: Board, broker: _Broker) -> None:
-    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
-        click.echo(f"Tocsin demo: the broker listens at {board.url}")
+def _is_screen() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+async def _keep_address(url: str, config: Config, board: Board) -> None:
+    """The address on the screen lets a browser in at any moment. (Lines have no ticket: they are
+    kept, and it is soon over.)"""
+    async with Http(url, token=config.token) as http:
+        while True:
+            try:
+                ticket = await http.ticket()
+            except tocsin.CannotConnect:
+                ticket = None  # a broker that has ended is told by `_show`
+            board.address = f"{url}/demo#ticket={ticket}" if ticket else f"{url}/demo"
+            await asyncio.sleep(TICKET_PERIOD_S)
+
+
+async def _show(board: Board, broker: _Broker, config: Config) -> None:
+    if not _is_screen():
+        click.echo(first_line(board.url, has_token=config.token is not None))
         while True:
             await asyncio.sleep(LINE_PERIOD_S)
             broker.check()

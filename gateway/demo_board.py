@@ -60,6 +60,7 @@ class Board:
     """Everything that is shown."""
 
     url: str
+    """Of the broker."""
     began: float
     watched: str
     """The key that the reader watches."""
@@ -70,9 +71,14 @@ class Board:
     devices: dict[str, Device] = field(default_factory=dict)
     owners: dict[int, tuple[str, float]] = field(default_factory=dict)
     """Partition → (worker that was given its last message, when)."""
+    address: str = ""
+    """What to open in a browser."""
     redelivered: int = 0
     others: int = 0
     """Messages in the queue that this run did not publish."""
+
+    def __post_init__(self) -> None:
+        self.address = self.address or f"{self.url}/demo"
 
     def partitions_of(self, worker: str) -> list[int]:
         """What this worker is being given."""
@@ -81,6 +87,14 @@ class Board:
     def keys_of(self, worker: str) -> list[str]:
         """The devices whose last figures went to this worker."""
         return sorted(key for key, device in self.devices.items() if device.worker == worker)
+
+
+def first_line(url: str, *, has_token: bool) -> str:
+    """The line a log begins with."""
+    line = f"Tocsin demo: open {url}/demo in a browser"
+    if has_token:
+        line += "; `tocsin ticket --page demo` prints an address that lets it in"
+    return line
 
 
 def plain_line(board: Board, now: float) -> str:
@@ -105,7 +119,8 @@ def plain_line(board: Board, now: float) -> str:
 def table(board: Board, now: float, width: int, height: int) -> list[str]:
     """The screen's lines, at most `height` of at most `width` columns."""
     lines = [
-        f"Tocsin demo   {board.url}   {now - board.began:.0f} s   Ctrl-C ends it",
+        f"Tocsin demo   {now - board.began:.0f} s   Ctrl-C ends it",
+        _address(board, width),
         "",
         f"{'':<12}{'messages/s':>11}{'total':>10}{'p50 ms':>9}{'p99 ms':>9}   what",
         _row("published", board.receipts, board, now, "durable, receipt in hand"),
@@ -132,7 +147,15 @@ def table(board: Board, now: float, width: int, height: int) -> list[str]:
     ]
     if not board.url.endswith(":8080"):
         below.insert(3, f"  export TOCSIN_URL={board.url}")
-    return [line[:width] for line in [*lines[: max(6, height - len(below) - 1)], *below]][:height]
+    return [line[:width] for line in [*lines[: max(7, height - len(below) - 1)], *below]][:height]
+
+
+def _address(board: Board, width: int) -> str:
+    """A ticket that is cut off would be a wrong one."""
+    line = f"Open {board.address}"
+    if len(line) <= width or "#" not in line:
+        return line
+    return f"Open {board.url}/demo (tocsin ticket --page demo lets a browser in)"
 
 
 def _row(name: str, meter: Meter, board: Board, now: float, what: str) -> str:

@@ -1,16 +1,25 @@
 """The demo's figures and its screen; the whole of it runs in tests/system."""
 
 import asyncio
+from pathlib import Path
 from typing import Any, cast
 
+import httpx2
 import msgspec
 import pytest
 from tocsin import wire
 from tocsin.message import ReadMessage
 
+from gateway import demo
+from gateway.config import Config
 from gateway.demo import _sent, _show
 from gateway.demo_board import Board, Device, Meter, plain_line, table
 from gateway.demo_figures import Machine
+from gateway.ports import WholeBroker
+from gateway.server import OnFatal, Server
+from tests.gateway.conftest import never
+from tests.gateway.plain_broker import PlainBroker
+from tests.histories.house import eventually
 
 BEFORE = {
     "stat": "cpu  20 0 20 160 0 0 0 0 0 0\ncpu0 10 0 10 80 0 0 0 0 0 0\ncpu1 10 0 10 80 0 0 0 0\n",
@@ -86,11 +95,15 @@ def test_what_others_publish_to_its_queue_does_not_end_the_demo(
 
 async def test_lines_begin_with_the_brokers_address(capsys: pytest.CaptureFixture[str]) -> None:
     """Who runs it without a terminal wants to use the broker, too."""
-    showing = asyncio.create_task(_show(board(), cast(Any, None)))
-    await asyncio.sleep(0)
-    showing.cancel()
-    said = capsys.readouterr().out
-    assert said == "Tocsin demo: the broker listens at http://127.0.0.1:8081\n"
+    for token, more in ((None, ""), ("s3cret", "; `tocsin ticket --page demo` prints an address")):
+        config = Config(data_dir=Path(), token=token)
+        showing = asyncio.create_task(_show(board(), cast(Any, None), config))
+        await asyncio.sleep(0)
+        showing.cancel()
+        said = capsys.readouterr().out
+        assert said.startswith(f"Tocsin demo: open http://127.0.0.1:8081/demo in a browser{more}")
+        assert said.count("\n") == 1
+        assert "s3cret" not in said
 
 
 def test_line_says_what_flows_and_who_owns_what() -> None:
@@ -107,6 +120,44 @@ def test_table_keeps_to_the_screen() -> None:
         lines = table(board(), 10.0, width, height)
         assert len(lines) <= height
         assert all(len(line) <= width for line in lines)
+
+
+@pytest.mark.parametrize(("width", "is_whole"), [(80, True), (72, True), (71, False), (40, False)])
+def test_table_has_one_address_and_never_half_a_ticket(width: int, is_whole: bool) -> None:
+    made = board()
+    assert "Open http://127.0.0.1:8081/demo" in table(made, 10.0, 80, 24)
+    made.address = f"http://127.0.0.1:8081/demo#ticket={'t' * 33}"
+    lines = table(made, 10.0, width, 24)
+    assert (f"Open {made.address}" in lines) == is_whole
+    assert is_whole or not any("#ticket" in line for line in lines)
+    assert len([line for line in lines if "/demo" in line]) == 1
+
+
+async def test_the_address_on_the_screen_lets_a_browser_in_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "TICKET_PERIOD_S", 0.01)
+    config = Config(data_dir=tmp_path / "data", port=0, token="s3cret")
+
+    async def build(config: Config, on_fatal: OnFatal) -> WholeBroker:
+        config.data_dir.mkdir()
+        return PlainBroker()
+
+    server = await Server.open(config, build, on_fatal=never)
+    made = Board(server.url, 0.0, "cpu0", {})
+    keeping = asyncio.create_task(demo._keep_address(server.url, config, made))
+    seen = set()
+    for _ in range(2):
+        await eventually(lambda: "#ticket=" in made.address and made.address not in seen)
+        seen.add(made.address)
+        ticket = made.address.partition("#ticket=")[2]
+        async with httpx2.AsyncClient(base_url=server.url) as browser:
+            answer = await browser.post("/v1/access", json={"ticket": ticket})
+            assert answer.status_code == 200, answer.text
+            assert (await browser.get("/v1/access")).json()["principal"] == "operator"
+    await server.stop()
+    assert not keeping.done()  # a broker that is gone is not its to tell
+    keeping.cancel()
 
 
 def test_table_sorts_devices_as_people_do_and_teaches_the_next_step() -> None:
