@@ -308,6 +308,28 @@ async def test_the_first_signal_ends_it_in_order(spawn: Any, number: int) -> Non
         assert [message["body"] for message in pulled.json()["messages"]] == ["kept"]
 
 
+async def test_a_browsers_access_outlives_a_restart_and_not_the_token(spawn: Any) -> None:
+    """P11. The pages are there, and lead to where one gets in."""
+    header = ""
+    for token, status in (("one-token", 200), ("one-token", 200), ("another", 401)):
+        broker = await spawn(SERVE, "--json", TOCSIN_TOKEN=token)
+        url = json.loads(await broker.line())["url"]
+        async with httpx2.AsyncClient(base_url=url) as http:
+            assert (await http.get("/")).headers["location"] == "/demo"
+            if not header:
+                bearer = {"authorization": f"Bearer {token}"}
+                ticket = (await http.post("/v1/tickets", headers=bearer)).json()["ticket"]
+                entered = await http.post("/v1/access", json={"ticket": ticket})
+                header = entered.headers["set-cookie"].partition(";")[0]
+        async with httpx2.AsyncClient(base_url=url, headers={"cookie": header}) as http:
+            assert (await http.get("/v1/queues")).status_code == status
+        broker.process.send_signal(signal.SIGTERM)
+        code, errors = await broker.ends()
+        assert code == 0
+        assert "tocsin.pages" in errors
+        assert token not in errors
+
+
 async def test_the_second_signal_ends_it_at_once(spawn: Any) -> None:
     broker = await spawn(HELD, "")
     await broker.line()
