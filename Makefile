@@ -16,7 +16,7 @@ setup:  ## make .venv what the locks say; does nothing when it is
 	@scripts/setup dev
 
 test: setup  ## set up and run the tests on two processes; ARGS="-k name" selects
-	@scripts/needs
+	@scripts/needs chromium
 	$(python) -m pytest -n 2 --dist worksteal $(ARGS)
 
 check: lint types layers test  ## lint, types, layers, tests

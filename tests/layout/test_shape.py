@@ -15,6 +15,8 @@ EXCEPTIONS: dict[str, str] = {}
 """`path` or `path:function` → why it may be longer. Empty is what we want."""
 
 CODE = files(".py", *ALL)
+SCRIPTS = files(".js", *ALL)
+PAGES = [*files(".css", *ALL), *files(".html", *ALL), *files(".d.ts", *ALL)]
 PROSE = [Path(name) for name in DOCUMENTS] + [
     Path("Makefile"),
     Path("pyproject.toml"),
@@ -25,7 +27,7 @@ PROSE = [Path(name) for name in DOCUMENTS] + [
 ]
 
 
-@pytest.mark.parametrize("path", files(".py", *SERVER, *OUTSIDE, "scripts"), ids=str)
+@pytest.mark.parametrize("path", [*files(".py", *SERVER, *OUTSIDE, "scripts"), *SCRIPTS], ids=str)
 def test_a_module_fits_into_a_head(path: Path) -> None:
     if str(path) not in EXCEPTIONS:
         assert text(path).count("\n") <= MODULE_LINES_MAX
@@ -42,20 +44,56 @@ def test_a_function_fits_on_a_screen(path: Path) -> None:
     assert [name for name in long if name not in EXCEPTIONS] == []
 
 
-@pytest.mark.parametrize(
-    "path", [*CODE, *files(".sql", *SERVER), *files(".js", *ALL), *files(".css", *ALL)], ids=str
+def functions(path: Path) -> list[tuple[str, int]]:
+    """(first line, how many lines) of each function of a script: it ends with the first brace that
+    is indented as it is, as the code here is written."""
+    lines = text(path).splitlines()
+    found = []
+    for number, line in enumerate(lines):
+        if BEGINS.match(line) is None:
+            continue
+        end = re.compile(rf"{line[: len(line) - len(line.lstrip())]}\}}")
+        later = enumerate(lines[number + 1 :], 2)
+        length = next((n for n, line in later if end.match(line)), len(lines) - number)
+        found.append((line.strip(), length))
+    return found
+
+
+BEGINS = re.compile(
+    r"(?!.*\bclass\b)\s*(?:\}\s*)?"
+    r"(?:.*\bfunction\b.*\{|.*=> \{|\)+ (?:=> )?\{"  # a function that has a name or not
+    r"|(?!(?:if|for|while|switch|catch|else|do|try)\b)"  # a method
+    r"(?:static |async |get |set |\*)*[#\w$]+\(.*\{)\s*$"
 )
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=str)
+def test_a_function_of_a_script_fits_on_a_screen(path: Path) -> None:
+    long = [f"{path}: {name}" for name, length in functions(path) if length > FUNCTION_LINES_MAX]
+    assert long == []
+
+
+def test_functions_of_scripts_are_found() -> None:
+    path = Path("clients/javascript/test/conformance/clock.js")
+    found = [name for name, _ in functions(path)]
+    assert "async pass(untilMs, holds = () => false) {" in found
+    assert "export async function settled() {" in found
+    assert "setTimeout = (callback, delayMs = 0, ...args) => {" in found
+    assert all(length < FUNCTION_LINES_MAX for _, length in functions(path))
+
+
+@pytest.mark.parametrize("path", [*CODE, *files(".sql", *SERVER), *SCRIPTS, *PAGES], ids=str)
 def test_a_line_has_a_hundred_columns(path: Path) -> None:
     assert [n for n, line in enumerate(text(path).splitlines(), 1) if len(line) > COLUMNS_MAX] == []
 
 
-@pytest.mark.parametrize("path", [*CODE, *PROSE], ids=str)
+@pytest.mark.parametrize("path", [*CODE, *SCRIPTS, *PAGES, *PROSE], ids=str)
 def test_nothing_is_left_for_later(path: Path) -> None:
     words = "T[O]DO|FIX[M]E|X[X]X|for [n]ow|NotImplemented[E]rror"
     assert re.findall(rf"\b(?:{words})\b", text(path)) == []
 
 
-@pytest.mark.parametrize("path", [*CODE, *PROSE], ids=str)
+@pytest.mark.parametrize("path", [*CODE, *SCRIPTS, *PAGES, *PROSE], ids=str)
 def test_nothing_refers_to_what_is_not_here(path: Path) -> None:
     """The project stands alone: no developer's folder, no document that is not in it."""
     assert re.findall(r"(?<![\w.~-])/(?:work|home|Users|opt)/[\w.-]+", text(path)) == []
@@ -64,6 +102,11 @@ def test_nothing_refers_to_what_is_not_here(path: Path) -> None:
         found.name for found in (ROOT / "clients").rglob("*.md")
     }
     assert named - here == set()
+
+
+@pytest.mark.parametrize("path", files(".js", *SERVER, *OUTSIDE), ids=str)
+def test_a_script_says_what_it_is(path: Path) -> None:
+    assert text(path).startswith(("/**", "//"))
 
 
 @pytest.mark.parametrize("path", files(".py", *SERVER, *OUTSIDE, "scripts"), ids=str)

