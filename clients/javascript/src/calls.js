@@ -1,0 +1,257 @@
+/**
+ * The calls that go over HTTP: queues, groups, pull, and what operators do. A client has them all.
+ * Answers that describe queues, groups and parked keys are the broker's own, as /openapi.json says.
+ *
+ * @module
+ */
+
+import { CannotConnect } from "./errors.js";
+import { pathTo, queryOf, settingsOf, TIMEOUT_S } from "./http.js";
+import { startAt } from "./joining.js";
+import { Content } from "./message.js";
+import { isObject } from "./wire.js";
+
+/** Messages that the broker shows, or sends back, in one answer. */
+const PER_CALL_MAX = 1000;
+/** A queue of a thousand partitions and groups takes its time. */
+const PURGE_TIMEOUT_S = 300;
+const ABSENT = {
+  key: null, body: undefined, body_base64: null, content_type: null, id: null, headers: null,
+  sent_unix_ms: null,
+};
+
+/** A message that an answer shows. */
+class Shown extends Content {
+  constructor(said) {
+    const { partition, published_unix_ms } = said;
+    super({ partition, published_unix_ms, id_prefix: "" }, said.offset, { ...ABSENT, ...said });
+  }
+}
+
+/** A message as it stands in its queue; nobody has been given it by this. */
+export class PeekedMessage extends Shown {
+  constructor(said) {
+    super(said);
+    /** Where it stands for the group that was asked for; null: no group was. */
+    this.state = said.state ?? null;
+    /** Failed attempts that are counted, of that group. */
+    this.attempts = said.attempts ?? 0;
+    /** 0: never. */
+    this.expiresUnixMs = said.expires_unix_ms ?? 0;
+  }
+}
+
+/**
+ * A message among the dead letters. `partition`, `offset` and `publishedUnixMs` are those of the
+ * letter; key, id, body and headers those of the message that it was.
+ */
+export class DeadLetter extends Shown {
+  constructor(said) {
+    super(said);
+    /** Where it was a message: queue, group, partition, offset. */
+    this.origin = said.origin;
+    /** exhausted, expired, overflow or skipped. */
+    this.reason = said.reason ?? "";
+    this.attempts = said.attempts ?? 0;
+    /** What its last nack gave as the reason. */
+    this.nackReason = said.nack ?? null;
+  }
+}
+
+/** A message that was pulled; settle it by its `receipt`, through any connection. */
+export class PulledMessage extends Shown {
+  constructor(said) {
+    super(said);
+    this.receipt = said.receipt;
+    /** 1 for the first delivery to the group, then one more each time. */
+    this.attempt = said.attempt ?? 1;
+    /** Until then, by the broker's clock, the receipt counts. */
+    this.leaseUntilUnixMs = said.lease_until_unix_ms ?? 0;
+  }
+}
+
+/** See `Client`, which has these methods, and `index.d.ts`. */
+export class Calls extends EventTarget {
+  /** See Http.request. */
+  async request(_method, _path, _body, _settings) {
+    throw new Error("abstract");
+  }
+
+  // --- queues -----------------------------------------------------------------------------------
+
+  /** Create a queue, or change its settings (those left out have their defaults). */
+  async createQueue(name, settings = {}) {
+    return objectOf(await this.request("PUT", pathTo("queues", name), settingsOf(settings)));
+  }
+
+  /** A queue's description: settings, holder, partitions, depth, each group's lag. */
+  async queue(name) {
+    return objectOf(await this.request("GET", pathTo("queues", name)));
+  }
+
+  /** The descriptions of all queues, by name. */
+  async queues() {
+    const found = [];
+    for (let after; ; ) {
+      const page = objectOf(await this.request("GET", `/v1/queues${queryOf({ after })}`));
+      found.push(...listOf(page.queues));
+      if (!page.next) return found;
+      after = page.next;
+    }
+  }
+
+  /** Let nothing of the queue be given out to groups, durably, until it is resumed. */
+  async pauseQueue(name) {
+    return objectOf(await this.request("POST", `${pathTo("queues", name)}/pause`));
+  }
+
+  /** End a pause. Not paused: nothing happens. */
+  async resumeQueue(name) {
+    return objectOf(await this.request("POST", `${pathTo("queues", name)}/resume`));
+  }
+
+  /** Drop what a group has not settled, or (`{all: true}`) everything; returns how many. */
+  async purge(name, { group, all } = {}) {
+    const settings = { timeoutS: PURGE_TIMEOUT_S };
+    const path = `${pathTo("queues", name)}/purge`;
+    return objectOf(await this.request("POST", path, { group, all }, settings)).messages;
+  }
+
+  /** Where a key of a queue goes, who has it, and what it waits for. */
+  async explain(queue, key) {
+    const path = `${pathTo("queues", queue)}/explain`;
+    return objectOf(await this.request("GET", path + queryOf({ key })));
+  }
+
+  /** The sessions that stand at the broker. */
+  async sessions() {
+    return objectOf(await this.request("GET", "/v1/sessions"));
+  }
+
+  // --- groups -----------------------------------------------------------------------------------
+
+  /** Create a group, or change its settings (those left out are the queue's). */
+  async putGroup(queue, group, { start, ...settings } = {}) {
+    const body = { ...settingsOf(settings), start: startAt(start) };
+    return objectOf(await this.request("PUT", pathTo("queues", queue, "groups", group), body));
+  }
+
+  /** A group's description: settings, lag, owners. */
+  async group(queue, group) {
+    return objectOf(await this.request("GET", pathTo("queues", queue, "groups", group)));
+  }
+
+  /** Delete a group; what it had not settled stays for the others. */
+  async deleteGroup(queue, group) {
+    await this.request("DELETE", pathTo("queues", queue, "groups", group));
+  }
+
+  /** Send a group to its start, its end, a time, or an offset, the same in each partition. */
+  async seekGroup(queue, group, to) {
+    const place = typeof to === "number" ? { offset: to } : startAt(to);
+    const path = `${pathTo("queues", queue, "groups", group)}/seek`;
+    return objectOf(await this.request("POST", path, { to: place }));
+  }
+
+  /** Keys of a group that wait for an operator. */
+  async parked(queue, group, { limit = 100 } = {}) {
+    const path = `${pathTo("queues", queue, "groups", group)}/parked`;
+    return objectOf(await this.request("GET", path + queryOf({ limit })));
+  }
+
+  /** Retry, skip or release a parked key, by its text or its hash, or all of them. */
+  async decide(queue, group, decision, { key, keyHash, all } = {}) {
+    const body = { decision, key, key_hash: keyHash, all };
+    const path = `${pathTo("queues", queue, "groups", group)}/parked`;
+    return objectOf(await this.request("POST", path, body));
+  }
+
+  // --- looking ----------------------------------------------------------------------------------
+
+  /** Messages as they stand in a queue, by partition and offset, taken from nobody. */
+  async peek(queue, { group, partition, offset, key, limit = 10 } = {}) {
+    const path = `${pathTo("queues", queue)}/messages`;
+    const wanted = { group, partition, offset, key };
+    const found = [];
+    for (let after; found.length < limit; ) {
+      const count = Math.min(limit - found.length, PER_CALL_MAX);
+      const query = queryOf({ ...wanted, limit: count, after });
+      const answer = objectOf(await this.request("GET", path + query));
+      found.push(...listOf(answer.messages).map((said) => new PeekedMessage(said)));
+      if (!answer.next) break;
+      after = answer.next;
+    }
+    return found;
+  }
+
+  /** The dead letters of a queue that have not gone back, oldest first, up to `limit`. */
+  async deadLetters(queue, { key, reason, limit = 100 } = {}) {
+    const path = `${pathTo("queues", queue)}/dead-letters`;
+    const found = [];
+    for (let after; found.length < limit; ) {
+      const count = Math.min(limit - found.length, PER_CALL_MAX);
+      const query = queryOf({ key, reason, limit: count, after });
+      const answer = objectOf(await this.request("GET", path + query));
+      found.push(...listOf(answer.messages).map((said) => new DeadLetter(said)));
+      if (!answer.next) break;
+      after = answer.next;
+    }
+    return found;
+  }
+
+  /** Send dead letters back, in the order of their keys; returns how many went. */
+  async redrive(queue, { key, reason, limit = Infinity } = {}) {
+    const path = `${pathTo("queues", queue)}/dead-letters/redrive`;
+    let done = 0;
+    for (let after; done < limit; ) {
+      const body = { key, reason, limit: Math.min(limit - done, PER_CALL_MAX), after };
+      const answer = objectOf(await this.request("POST", path, body));
+      done += answer.messages;
+      if (!answer.next) break;
+      after = answer.next;
+    }
+    return done;
+  }
+
+  // --- pull -------------------------------------------------------------------------------------
+
+  /** Take messages without a subscription; settle them by their receipts. */
+  async pull(queue, group, { messagesMax = 10, waitS = 0 } = {}) {
+    const path = `${pathTo("queues", queue, "groups", group)}/pull`;
+    const body = { messages_max: messagesMax, wait_s: waitS };
+    const settings = { timeoutS: TIMEOUT_S + waitS };
+    const answer = objectOf(await this.request("POST", path, body, settings));
+    return listOf(answer.messages).map((said) => new PulledMessage(said));
+  }
+
+  /** Settle pulled messages; durable when this resolves. */
+  async ackReceipts(queue, group, receipts) {
+    return this.#settle(queue, group, "ack", { receipts });
+  }
+
+  /** Return pulled messages: they come again after `delayS` seconds, or the backoff. */
+  async nackReceipts(queue, group, receipts, { delayS } = {}) {
+    return this.#settle(queue, group, "nack", { receipts, delay_s: delayS });
+  }
+
+  /** Prolong the leases of pulled messages to `leaseS` seconds from now, or the group's. */
+  async extendReceipts(queue, group, receipts, { leaseS } = {}) {
+    return this.#settle(queue, group, "extend", { receipts, lease_s: leaseS });
+  }
+
+  async #settle(queue, group, verb, body) {
+    const path = `${pathTo("queues", queue, "groups", group)}/${verb}`;
+    const { settled, stale = [], invalid = [] } = objectOf(await this.request("POST", path, body));
+    return { settled, stale, invalid };
+  }
+}
+
+function objectOf(value) {
+  if (isObject(value)) return value;
+  throw new CannotConnect("what answers is not a Tocsin broker: its answer is no JSON object");
+}
+
+function listOf(value) {
+  if (Array.isArray(value) && value.every(isObject)) return value;
+  throw new CannotConnect("what answers is not a Tocsin broker: its answer has no such list");
+}

@@ -1,0 +1,350 @@
+/**
+ * The client: what a program talks to.
+ *
+ * @module
+ */
+
+import { Calls } from "./calls.js";
+import { MODES } from "./choosing.js";
+import { Consumer } from "./consumer.js";
+import { environmentOf, freshName, Timer } from "./environment.js";
+import { ClientClosed, InvalidRequest } from "./errors.js";
+import { Http } from "./http.js";
+import { atLeastOne } from "./joining.js";
+import { Keeper } from "./keeping.js";
+import { Publisher } from "./publisher.js";
+import { Reader } from "./reader.js";
+import { ReadPart } from "./readpart.js";
+import { checkedToken, checkedUrl, report } from "./requesting.js";
+import { Session } from "./session.js";
+import { Subscription } from "./subscription.js";
+
+const PUBLISH_TIMEOUT_S = 60;
+const CONNECT_TIMEOUT_S = 10;
+const LINGER_S = 30;
+const LINGER_S_MAX = 300;
+const CONCURRENCY = 16;
+/** So many messages wait here for each handler, unless `credit` says otherwise. */
+const CREDIT_PER_HANDLER = 4;
+const READ_CREDIT = 1000;
+/** A place of before a reload that nobody takes is given up after so long. */
+const CLAIM_MS = 10_000;
+const OPTIONS = new Set([
+  "token", "name", "producer", "transport", "lingerS", "connectTimeoutS", "resume", "trace",
+  "environment",
+]);
+const PUBLISH_OPTIONS = new Set([
+  "key", "id", "headers", "ttlS", "contentType", "sentUnixMs", "timeoutS",
+]);
+
+/**
+ * A client that is connected. A connection that is lost later is opened again until it is closed.
+ *
+ * @param {string | URL} [url] http or https; without it the page's origin, and outside of a page
+ *     http://127.0.0.1:8080
+ * @param {import("../index.d.ts").ConnectOptions} [options]
+ * @returns {Promise<Client>} rejects with CannotConnect (nothing answers, or no broker), the
+ *     broker's refusal (Unauthorized, …), or a TypeError: an option is wrong
+ */
+export async function connect(url, options = {}) {
+  const client = new Client(url, options);
+  await client.open();
+  return client;
+}
+
+/** See `index.d.ts`. Emits "connection" events. */
+export class Client extends Calls {
+  #environment;
+  #session;
+  #publisher;
+  #http;
+  /** @type {Keeper | null} */
+  #keeper = null;
+  #claims;
+  #number = 0;
+  #isSuspended = false;
+  /** @type {Set<Consumer | ReadPart>} */
+  #parts = new Set();
+  #listeners;
+
+  /** Use `connect`. */
+  constructor(url, options) {
+    super();
+    const checked = checkedOptions(options);
+    const { trace } = checked;
+    this.url = checkedUrl(url);
+    this.#environment = environmentOf(checked.environment);
+    const token = checkedToken(checked.token);
+    const environment = this.#environment;
+    const before = this.#recall(checked.resume);
+    this.#session = new Session(this.url, {
+      token,
+      environment,
+      producer: before?.producer ?? checked.producer ?? freshName(environment),
+      name: checked.name ?? "tocsin-javascript",
+      mode: checked.transport,
+      lingerS: checked.lingerS,
+      connectTimeoutMs: 1000 * checked.connectTimeoutS,
+      trace: trace === undefined ? () => {} : traced(trace),
+      changed: (reason) => this.#changed(reason),
+    });
+    if (before !== null) this.#session.recall(before.session, before.numbers);
+    this.#number = before?.numberMax ?? 0;
+    this.#publisher = new Publisher(this.#session, environment, before?.sequences);
+    this.#http = new Http(this.url, token, environment);
+    this.#claims = new Timer(environment);
+    this.#listeners = [
+      ["pagehide", (event) => this.#left(event)],
+      ["pageshow", (event) => this.#back(event)],
+      ["online", () => this.#session.hurry()],
+      ["visibilitychange", () => this.#session.hurry()],
+    ];
+  }
+
+  /** Connect once; part of `connect`. */
+  async open() {
+    try {
+      await this.#session.open();
+    } catch (error) {
+      await this.#session.close();
+      throw error;
+    }
+    for (const [name, listener] of this.#listeners) {
+      this.#environment.page?.addEventListener(name, listener);
+    }
+    if (this.#keeper !== null) {
+      this.#claims.set(CLAIM_MS, () => this.#session.releaseReserved());
+    }
+  }
+
+  /**
+   * Send what is queued and close. Publishes without an answer end with ClientClosed; what
+   * subscriptions have not settled returns to its group.
+   */
+  async close() {
+    for (const [name, listener] of this.#listeners) {
+      this.#environment.page?.removeEventListener(name, listener);
+    }
+    this.#claims.cancel();
+    this.#http.close(new ClientClosed());
+    await this.#session.close();
+  }
+
+  /** Whether a session stands right now; if not, one is being opened. */
+  get isConnected() {
+    return this.#session.isOpen;
+  }
+
+  /** What carries the session right now; null: nothing does. */
+  get transport() {
+    return this.#session.transport;
+  }
+
+  /** The broker's name for the session, as its logs have it. */
+  get sessionId() {
+    return this.#session.sessionId;
+  }
+
+  /** The name under which this client numbers its messages. */
+  get producer() {
+    return this.#session.producer;
+  }
+
+  /** Messages that have been published here and have no final answer yet. */
+  get unanswered() {
+    return this.#publisher.unanswered;
+  }
+
+  // --- publishing -------------------------------------------------------------------------------
+
+  /** Publish a message; it is durable when this resolves. See `index.d.ts`. */
+  async publish(queue, body, options = {}) {
+    const unknown = Object.keys(options).find((name) => !PUBLISH_OPTIONS.has(name));
+    if (unknown !== undefined) {
+      throw new InvalidRequest("invalid_message", `publish has no option ${unknown}`);
+    }
+    const { timeoutS = PUBLISH_TIMEOUT_S, ...fields } = options;
+    return this.#publisher.publish(checkedName(queue), { ...fields, body }, timeoutS);
+  }
+
+  /** Publish messages; resolves with their receipts, in order. See `index.d.ts`. */
+  async publishMany(queue, messages, { timeoutS = PUBLISH_TIMEOUT_S } = {}) {
+    return this.#publisher.publishMany(checkedName(queue), messages, timeoutS);
+  }
+
+  // --- consuming --------------------------------------------------------------------------------
+
+  /** A place in a group; with a handler it is called with each message. See `index.d.ts`. */
+  subscribe(queue, group, options = {}, handler = null) {
+    if (typeof options === "function") return this.subscribe(queue, group, {}, options);
+    const { concurrency = CONCURRENCY, start, autoExtend = true, ...others } = options;
+    const { credit = CREDIT_PER_HANDLER * atLeastOne("concurrency", concurrency) } = others;
+    const { credit: _, ...settings } = others;
+    const place = this.#keeper?.consumer(queue, group) ?? null;
+    const part = new Consumer(this.#session, this.#environment, {
+      number: place?.number ?? this.#nextNumber(),
+      queue: checkedName(queue),
+      group: checkedName(group),
+      credit: atLeastOne("credit", credit),
+      start,
+      autoExtend,
+    });
+    if (place !== null) {
+      this.#session.claim(place.number);
+      part.recall(place);
+    }
+    const isPlain = Object.keys(settings).length === 0;
+    const prepare = isPlain ? null : () => this.putGroup(queue, group, { start, ...settings });
+    const subscription = new Subscription(part, handler, concurrency);
+    this.#add(part, prepare);
+    return subscription;
+  }
+
+  /** Every message, or every one of some keys, without a group. See `index.d.ts`. */
+  read(queue, options = {}, handler = null) {
+    if (typeof options === "function") return this.read(queue, {}, options);
+    const {
+      keys = null, start = "latest", concurrency = 1, credit = READ_CREDIT, onGap = "raise",
+      onUnknown = "raise", ...others
+    } = options;
+    const unknown = Object.keys(others)[0];
+    if (unknown !== undefined) throw new TypeError(`read has no option ${unknown}`);
+    if (keys !== null && !(Array.isArray(keys) && keys.every((key) => typeof key === "string"))) {
+      throw new TypeError("keys is an array of texts");
+    }
+    const part = new ReadPart(this.#session, this.#environment, {
+      number: this.#nextNumber(),
+      queue: checkedName(queue),
+      keys,
+      start,
+      credit: atLeastOne("credit", credit),
+      onGap: checkedChoice("onGap", onGap, ["raise"]),
+      onUnknown: checkedChoice("onUnknown", onUnknown, ["raise", "earliest", "latest"]),
+    });
+    const place = this.#keeper?.reader(queue, keys) ?? null;
+    if (place !== null) part.recall(place);
+    const reader = new Reader(part, handler, atLeastOne("concurrency", concurrency));
+    this.#add(part, null);
+    return reader;
+  }
+
+  // --- over HTTP --------------------------------------------------------------------------------
+
+  /** Any call with this client's credentials; resolves with the answer's parsed JSON. */
+  async request(method, path, body, settings) {
+    if (this.#session.failure instanceof ClientClosed) throw this.#session.failure;
+    return this.#http.request(method, path, body, settings);
+  }
+
+  // --- inside -----------------------------------------------------------------------------------
+
+  #nextNumber() {
+    this.#number += 1;
+    return this.#number;
+  }
+
+  #add(part, prepare) {
+    this.#parts.add(part);
+    part.over.promise.then(() => this.#parts.delete(part));
+    part.begin(prepare);
+  }
+
+  #changed(reason) {
+    const { isConnected, transport } = this;
+    const detail = { isConnected, transport, reason };
+    this.dispatchEvent(new CustomEvent("connection", { detail }));
+  }
+
+  // --- the page ---------------------------------------------------------------------------------
+
+  #recall(resume) {
+    const { storage, page } = this.#environment;
+    if (resume === undefined) return null;
+    if (page === null) throw new TypeError("resume goes over reloads of a page: here is none");
+    if (storage === null) return null; // the browser lets nobody keep anything
+    this.#keeper = new Keeper(this.#environment, resume, this.url);
+    return this.#keeper.recall();
+  }
+
+  /** The page is left: for a reload, for another page, or for good. Nobody knows. */
+  #left(event) {
+    if (this.#session.failure !== null || this.#isSuspended) return;
+    this.#session.flush();
+    const isKept = this.#keeper !== null && this.sessionId !== "" && this.#keeper.write({
+      session: this.sessionId,
+      producer: this.producer,
+      sequences: this.#publisher.sequences(),
+      numberMax: this.#number,
+      consumers: this.#snapshots(Consumer),
+      readers: this.#snapshots(ReadPart),
+    });
+    if (isKept) {
+      this.#isSuspended = true;
+      this.#session.suspend();
+    } else if (!event.persisted) {
+      this.#session.bequeath();
+    }
+  }
+
+  #snapshots(kind) {
+    const parts = [...this.#parts].filter((part) => part instanceof kind);
+    return parts.map((part) => part.snapshot()).filter((snapshot) => snapshot !== null);
+  }
+
+  /** The page is there again, as it was. */
+  #back(event) {
+    if (event.persisted && this.#isSuspended && this.#keeper !== null) {
+      this.#isSuspended = false;
+      this.#session.wake(this.#keeper.takeBack());
+    } else {
+      this.#session.hurry();
+    }
+  }
+}
+
+if (Symbol.asyncDispose) {
+  Client.prototype[Symbol.asyncDispose] = function dispose() {
+    return this.close();
+  };
+}
+
+function checkedOptions(options) {
+  const unknown = Object.keys(options).find((name) => !OPTIONS.has(name));
+  if (unknown !== undefined) throw new TypeError(`connect has no option ${unknown}`);
+  const {
+    transport = "auto", lingerS = LINGER_S, connectTimeoutS = CONNECT_TIMEOUT_S, trace, resume,
+  } = options;
+  if (!MODES.includes(transport)) {
+    throw new TypeError(`transport is one of ${MODES.join(", ")}, not ${String(transport)}`);
+  }
+  if (!(lingerS >= 0 && lingerS <= LINGER_S_MAX)) {
+    throw new TypeError(`lingerS is between 0 and ${LINGER_S_MAX} seconds, not ${String(lingerS)}`);
+  }
+  if (!(connectTimeoutS > 0)) throw new TypeError("connectTimeoutS is a number of seconds above 0");
+  if (!["undefined", "function"].includes(typeof trace)) throw new TypeError("trace is a function");
+  if (resume !== undefined && (typeof resume !== "string" || resume === "")) {
+    throw new TypeError("resume is a name, a text");
+  }
+  return { ...options, transport, lingerS, connectTimeoutS, trace, resume };
+}
+
+function checkedName(name) {
+  if (typeof name === "string" && name !== "") return name;
+  throw new InvalidRequest("invalid_name", "the name of a queue or a group is a text");
+}
+
+function checkedChoice(name, choice, words) {
+  if (typeof choice === "function" || words.includes(choice)) return choice;
+  throw new TypeError(`${name} is a function, or one of ${words.join(", ")}`);
+}
+
+/** The user's trace, whose failures are its own. */
+function traced(trace) {
+  return (direction, transport, said) => {
+    try {
+      trace(direction, transport, typeof said === "string" ? said : JSON.stringify(said));
+    } catch (error) {
+      report("the trace has failed", error);
+    }
+  };
+}

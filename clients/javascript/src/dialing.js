@@ -1,0 +1,363 @@
+/**
+ * Finding a way to the broker, and another one when it is lost, until the client is closed.
+ *
+ *     open ──► a session stands ──lost──► wait ──► open again, with the session's id
+ *                    │
+ *                    └── over long poll: a WebSocket is tried beside it, and takes over
+ *
+ * @module
+ */
+
+import * as codes from "./codes.js";
+import { Choice } from "./choosing.js";
+import { Deferred, Timer } from "./environment.js";
+import {
+  BrokerError, CannotConnect, NotABroker, SessionEnded, TocsinError, Unauthorized, wordsOf,
+} from "./errors.js";
+import { Polling } from "./polling.js";
+import { Reconnecting } from "./reconnecting.js";
+import { freshToken, report } from "./requesting.js";
+import { Socket } from "./websocket.js";
+import { exceptionOf } from "./wire.js";
+
+/**
+ * So often in a row something else may answer, a proxy whose broker is gone perhaps, before a
+ * client that was connected once gives up; a few minutes.
+ */
+export const NOT_A_BROKER_MAX = 20;
+/** Of the time for an attempt a WebSocket has so much, where long poll may follow. */
+const UPGRADE_SHARE = 0.5;
+
+/** The listener of a carrier until its welcome. */
+class Greeting {
+  /** @type {Deferred<void>} */
+  welcomed = new Deferred().unobserved();
+  #dialer;
+  #carrier;
+  #hello;
+
+  constructor(dialer, carrier, hello) {
+    this.#dialer = dialer;
+    this.#carrier = carrier;
+    this.#hello = hello;
+  }
+
+  onOpen() {
+    this.#carrier.send([this.#hello]);
+  }
+
+  /** The welcome, or why there is none. */
+  onFrames(read) {
+    let frames;
+    try {
+      frames = read();
+    } catch (error) {
+      const why = wordsOf(error);
+      this.refuse(new NotABroker(`what answers does not talk tocsin.v1: ${why}`));
+      return;
+    }
+    for (const frame of frames) {
+      if (frame.type === "welcome") {
+        this.welcomed.resolve();
+        this.#dialer.onWelcome(this.#carrier, frame, frames);
+        return;
+      }
+      if (frame.type === "error") this.refuse(exceptionOf(frame));
+    }
+  }
+
+  onWritable() {}
+
+  /** There was no welcome. */
+  onClosed(closeCode, reason) {
+    if (this.#carrier.refusal !== null) this.refuse(this.#carrier.refusal);
+    else if (closeCode === codes.UNAUTHORIZED || !codes.mayReconnect(closeCode)) {
+      this.refuse(endOf(closeCode, reason));
+    } else this.refuse(new CannotConnect(this.#dialer.unopened(closeCode, reason)));
+  }
+
+  refuse(error) {
+    this.welcomed.reject(error);
+  }
+}
+
+/** Why a session goes on nowhere. */
+function endOf(closeCode, reason) {
+  if (closeCode === codes.UNAUTHORIZED) return new Unauthorized("unauthorized", reason);
+  return new SessionEnded(closeCode, reason);
+}
+
+/**
+ * Opens carriers for its host, the session, which as a Listener hears the one that stands.
+ *
+ * @typedef {object} Host
+ * @property {(token: string | null) => string} hello what to begin with
+ * @property {(carrier: any, welcome: object) => void} welcomed the session goes on here
+ * @property {(frames: object[]) => void} takeIn what came with the welcome
+ * @property {() => void} lost what was on its way is lost; perhaps it goes on elsewhere
+ * @property {(error: TocsinError) => void} failed it goes on nowhere
+ */
+export class Dialer {
+  /** The carrier that stands, or null. */
+  carrier = null;
+  #host;
+  #url;
+  #settings;
+  #choice;
+  #reconnecting;
+  #welcomedAt = 0;
+  #opening = null;
+  #endedMeanwhile = null;
+  #isClosed = false;
+  #isSuspended = false;
+  #waiting;
+  #returning;
+  #goOn = null;
+
+  /**
+   * @param {Host & import("./websocket.js").Listener} host
+   * @param {string} url
+   * @param {{token: any, mode: "auto" | "websocket" | "long-poll", connectTimeoutMs: number,
+   *     environment: import("./environment.js").Environment, trace: Function}} settings
+   */
+  constructor(host, url, settings) {
+    const { environment, mode, token } = settings;
+    this.#host = host;
+    this.#url = url;
+    this.#settings = settings;
+    this.#choice = new Choice(mode, environment.random);
+    this.#reconnecting = new Reconnecting(environment.random, typeof token === "function");
+    this.#waiting = new Timer(environment);
+    this.#returning = new Timer(environment);
+  }
+
+  get #now() {
+    return this.#settings.environment.now();
+  }
+
+  // --- life -------------------------------------------------------------------------------------
+
+  /** Connect once. Rejects with CannotConnect, or with the broker's refusal. */
+  async open() {
+    await this.#attemptEach();
+  }
+
+  /** End the session in an orderly way. */
+  async close() {
+    this.#isClosed = true;
+    this.#waiting.cancel();
+    this.#returning.cancel();
+    this.#opening?.refuse(new CannotConnect("the client has been closed"));
+    const { carrier } = this;
+    if (carrier === null) return;
+    carrier.listen(null);
+    carrier.close();
+    await carrier.closed;
+  }
+
+  /** The page is left, or frozen: end the carrier so that the broker keeps the session. */
+  suspend() {
+    this.#isSuspended = true;
+    this.#waiting.cancel();
+    this.#returning.cancel();
+    this.#opening?.refuse(new CannotConnect("the page is left"));
+    const { carrier } = this;
+    this.carrier = null;
+    carrier?.listen(null);
+    carrier?.close(codes.LEAVING, "the page is left");
+  }
+
+  /** The page is there again. */
+  wake() {
+    if (!this.#isSuspended) return;
+    this.#isSuspended = false;
+    if (this.carrier === null) this.#lost(codes.ABNORMAL, "the page was left");
+  }
+
+  /** There may be a way now: do not wait any longer. */
+  hurry() {
+    this.#goOn?.();
+  }
+
+  /** What a user reads when a carrier ended before its welcome. */
+  unopened(closeCode, reason) {
+    const why = reason || (closeCode === codes.ABNORMAL ? "" : `close code ${closeCode}`);
+    return (
+      `cannot reach a Tocsin broker at ${this.#url}${why ? `: ${why}` : ""}. Does it run, is the ` +
+      "URL right, and may this page talk to it (its origin, TOCSIN_ORIGINS)?"
+    );
+  }
+
+  // --- attempts ---------------------------------------------------------------------------------
+
+  /** One attempt, and where a WebSocket failed, one by long poll. */
+  async #attemptEach() {
+    const token = await freshToken(this.#settings.token);
+    const transport = this.#choice.next;
+    try {
+      await this.#attempt(transport, token);
+      return;
+    } catch (error) {
+      const isOver = this.#isClosed || this.#isSuspended || !(error instanceof CannotConnect);
+      if (isOver || !this.#choice.failed(transport)) throw error;
+    }
+    try {
+      await this.#attempt(this.#choice.next, token);
+    } catch (error) {
+      if (error instanceof CannotConnect) this.#choice.failed("long-poll");
+      throw error;
+    }
+  }
+
+  /**
+   * A session over this transport, or an error. Another one that stands goes on meanwhile: whatever
+   * ends it counts only when this fails.
+   */
+  async #attempt(transport, token) {
+    if (this.#isClosed || this.#isSuspended) throw new CannotConnect("the client has been closed");
+    const { environment, trace, connectTimeoutMs } = this.#settings;
+    const isShort = transport === "websocket" && this.#choice.hasBoth;
+    const settings = { environment, trace, token };
+    const Kind = transport === "websocket" ? Socket : Polling;
+    const carrier = new Kind(this.#url, settings);
+    const hello = this.#host.hello(transport === "websocket" ? token : null);
+    const greeting = new Greeting(this, carrier, hello);
+    const timer = new Timer(environment);
+    this.#opening = greeting;
+    this.#endedMeanwhile = null;
+    timer.set(connectTimeoutMs * (isShort ? UPGRADE_SHARE : 1), () =>
+      greeting.refuse(new CannotConnect(this.unopened(codes.ABNORMAL, "it does not answer"))),
+    );
+    try {
+      carrier.listen(greeting);
+      carrier.start();
+      await greeting.welcomed.promise;
+    } catch (error) {
+      if (carrier !== this.carrier) {
+        carrier.listen(null); // its end must not be taken for that of the next one
+        carrier.abort();
+      }
+      throw error;
+    } finally {
+      timer.cancel();
+      this.#opening = null;
+      const ended = this.#endedMeanwhile;
+      this.#endedMeanwhile = null;
+      if (ended !== null) this.#lost(...ended);
+    }
+  }
+
+  /** A session stands on this carrier. What is in the message with the welcome follows. */
+  onWelcome(carrier, welcome, frames) {
+    if (this.#isClosed || this.#isSuspended) {
+      carrier.listen(null);
+      carrier.abort();
+      return;
+    }
+    const before = this.carrier;
+    this.carrier = carrier;
+    if (before !== null) {
+      before.listen(null);
+      before.abort();
+      this.#host.lost();
+    }
+    this.#endedMeanwhile = null;
+    this.#welcomedAt = this.#now;
+    this.#choice.welcomed(carrier.transport);
+    this.#reconnecting.connected();
+    carrier.listen(this.#host);
+    this.#host.welcomed(carrier, welcome);
+    this.#host.takeIn(frames);
+    const isPolled = carrier.transport === "long-poll" && this.carrier === carrier;
+    if (isPolled && this.#choice.hasBoth && !this.#isClosed) this.#returnSoon(carrier);
+    else this.#returning.cancel();
+  }
+
+  /** Back to a WebSocket as soon as one gets through. */
+  #returnSoon(standing) {
+    this.#returning.set(this.#choice.returnDelayMs(), async () => {
+      if (this.carrier !== standing || this.#opening !== null) return;
+      try {
+        await this.#attempt("websocket", await freshToken(this.#settings.token));
+      } catch (error) {
+        if (!(error instanceof TocsinError)) report("an unexpected error", error);
+        const isOver = this.#isClosed || this.#isSuspended || this.carrier !== standing;
+        if (!isOver) this.#returnSoon(standing);
+      }
+    });
+  }
+
+  // --- what the session tells -------------------------------------------------------------------
+
+  /** The broker has said to come back after so many seconds. */
+  advised(afterS) {
+    this.#reconnecting.advised(1000 * afterS, this.#now);
+  }
+
+  /** The carrier that stood has ended. */
+  ended(closeCode, reason) {
+    if (this.carrier !== null) {
+      this.#choice.lost(this.carrier.transport, {
+        livedMs: this.#now - this.#welcomedAt,
+        wasTold: closeCode !== codes.ABNORMAL,
+      });
+    }
+    this.carrier = null;
+    if (closeCode === codes.PROTOCOL_ERROR) this.#reconnecting.broken();
+    // One that was replaced was so by an attempt of this client, whose welcome may be lost.
+    const code = closeCode === codes.REPLACED ? codes.ABNORMAL : closeCode;
+    if (this.#opening !== null) this.#endedMeanwhile = [code, reason];
+    else this.#lost(code, reason);
+  }
+
+  #lost(closeCode, reason) {
+    if (this.#isClosed || this.#isSuspended) return;
+    this.#returning.cancel();
+    if (!this.#reconnecting.mayReconnect(closeCode)) {
+      this.#host.failed(endOf(closeCode, reason));
+      return;
+    }
+    this.#reconnect().catch((error) => {
+      report("the client breaks off", error);
+      this.#host.failed(new TocsinError(`an unexpected error: ${wordsOf(error)}`));
+    });
+  }
+
+  /** Until a session stands, or there will be none. */
+  async #reconnect() {
+    for (let strangers = 0; ; ) {
+      await this.#pause(this.#reconnecting.delayMs(this.#now));
+      try {
+        await this.#attemptEach();
+        return;
+      } catch (error) {
+        if (this.#isClosed || this.#isSuspended) return;
+        if (!(error instanceof TocsinError)) throw error;
+        if (error instanceof NotABroker) strangers += 1;
+        const isEnough = error instanceof NotABroker && strangers >= NOT_A_BROKER_MAX;
+        if (isEnough || !this.#isWorthRepeating(error)) {
+          this.#host.failed(error);
+          return;
+        }
+      }
+    }
+  }
+
+  /** Wait, until somebody is in a hurry. Closed or suspended meanwhile it never ends. */
+  #pause(delayMs) {
+    return new Promise((resolve) => {
+      this.#goOn = () => {
+        this.#goOn = null;
+        this.#waiting.cancel();
+        resolve();
+      };
+      this.#waiting.set(delayMs, this.#goOn);
+    });
+  }
+
+  #isWorthRepeating(error) {
+    if (error instanceof Unauthorized) return this.#reconnecting.mayReconnect(codes.UNAUTHORIZED);
+    if (error instanceof CannotConnect) return true;
+    return error instanceof BrokerError && error.retry;
+  }
+}

@@ -1,0 +1,246 @@
+/**
+ * What the client rejects with.
+ *
+ *     TocsinError                  base of all: `code`, `detail`, `retry`
+ *     ├── CannotConnect            no broker answers
+ *     │   ├── NotABroker           what answers is not one
+ *     │   └── NoToken              the function that is to return a token has failed
+ *     ├── SessionEnded             the broker ended the session for good (close codes 4500-4999)
+ *     ├── ClientClosed             the client, or the subscription, has been closed
+ *     ├── BrokerError              the broker answered with an error; `code` says which
+ *     │   ├── InvalidRequest       a name, a field, a message or a receipt breaks a rule
+ *     │   │   └── TooLarge         a message or a request is over its limit
+ *     │   ├── Unauthorized         no valid token, or one without the right
+ *     │   ├── NotFound             no such thing
+ *     │   │   ├── QueueNotFound
+ *     │   │   └── GroupNotFound
+ *     │   ├── Conflict             it contradicts what is there already
+ *     │   │   └── PositionUnknown  the position belongs to another queue or another history
+ *     │   ├── Busy                 refused now; the same request may succeed later
+ *     │   └── OutcomeUnknown       perhaps it happened: send again under the same id
+ *     ├── PublishTimeout           no final answer within `timeoutS`; perhaps it was stored
+ *     ├── PublishManyFailed        some messages of a publishMany were not stored
+ *     ├── StaleDelivery            the delivery has expired or was revoked; the message comes again
+ *     └── Gap                      messages that a reader wanted are no longer retained
+ *
+ * @module
+ */
+
+/** Base of what the client rejects with. */
+export class TocsinError extends Error {
+  /**
+   * @param {string} message
+   * @param {{code?: string, detail?: string, retry?: boolean, cause?: unknown}} [more]
+   */
+  constructor(message, { code = "internal", detail = message, retry = false, cause } = {}) {
+    super(message, cause === undefined ? undefined : { cause });
+    this.name = new.target.name;
+    /** Stable, made for programs. */
+    this.code = code;
+    /** A sentence for people. */
+    this.detail = detail;
+    /** Whether the same may succeed later, unchanged. */
+    this.retry = retry;
+  }
+}
+
+/** No broker answers at the URL. */
+export class CannotConnect extends TocsinError {
+  /** @param {string} message @param {{cause?: unknown, code?: string, retry?: boolean}} [more] */
+  constructor(message, more = {}) {
+    super(message, { code: "cannot_connect", retry: true, ...more });
+  }
+}
+
+/**
+ * What answers at the URL does not talk as a Tocsin broker does: look at the URL, and at the
+ * proxies on the way.
+ */
+export class NotABroker extends CannotConnect {
+  /** @param {string} message @param {{cause?: unknown}} [more] */
+  constructor(message, more = {}) {
+    super(message, { code: "not_a_broker", retry: false, ...more });
+  }
+}
+
+/**
+ * The function that was given as `token` has thrown, or returned what is no token. A client that is
+ * connected tries again later, as where no broker answers.
+ */
+export class NoToken extends CannotConnect {
+  /** @param {string} message @param {{cause?: unknown}} [more] */
+  constructor(message, more = {}) {
+    super(message, { code: "no_token", ...more });
+  }
+}
+
+/** The broker ended the session for good. `closeCode` is 4401 or 4500 to 4999. */
+export class SessionEnded extends TocsinError {
+  /** @param {number} closeCode @param {string} reason */
+  constructor(closeCode, reason) {
+    super(`the broker ended the session: ${reason} (${closeCode})`, {
+      code: "session_ended",
+      detail: reason,
+    });
+    this.closeCode = closeCode;
+    this.reason = reason;
+  }
+}
+
+/** The client, or the subscription, has been closed. */
+export class ClientClosed extends TocsinError {
+  constructor(message = "the client has been closed") {
+    super(message, { code: "closed" });
+  }
+}
+
+/**
+ * The broker answered with an error. `code` is one of PROTOCOL.md; `retryAfterS` is the broker's
+ * advice, in seconds, or null.
+ */
+export class BrokerError extends TocsinError {
+  /**
+   * @param {string} code
+   * @param {string} [detail]
+   * @param {{retry?: boolean, retryAfterS?: number | null, cause?: unknown}} [more]
+   */
+  constructor(code, detail = "", { retry = false, retryAfterS = null, cause } = {}) {
+    super(detail ? `${detail} (${code})` : code, { code, detail, retry, cause });
+    this.retryAfterS = retryAfterS;
+  }
+}
+
+/** A name, a field, a message or a receipt breaks a rule; `detail` names it. */
+export class InvalidRequest extends BrokerError {}
+/** A message or a request is over its limit. */
+export class TooLarge extends InvalidRequest {}
+/** No valid token, or one without the right to do this. */
+export class Unauthorized extends BrokerError {}
+/** There is no such thing. */
+export class NotFound extends BrokerError {}
+/** There is no such queue. */
+export class QueueNotFound extends NotFound {}
+/** The queue has no such group. */
+export class GroupNotFound extends NotFound {}
+/** The request contradicts what is there already. */
+export class Conflict extends BrokerError {}
+/** Refused now; the same request may succeed later. */
+export class Busy extends BrokerError {}
+/** Perhaps it happened, perhaps not. Doing it again under the same id is safe. */
+export class OutcomeUnknown extends BrokerError {}
+
+/**
+ * A reader's position belongs to another queue or another history of its log: what was missed
+ * cannot be said. `verdicts` are those of the partitions in which it does; none where the whole
+ * queue is another one. Begin anew, with a `start`, or let `onUnknown` say where to go on.
+ */
+export class PositionUnknown extends Conflict {
+  /** @param {string} code @param {string} [detail] @param {{verdicts?: object[]}} [more] */
+  constructor(code, detail = "", { verdicts = [], ...more } = {}) {
+    super(code, detail, more);
+    this.verdicts = verdicts;
+  }
+}
+
+/**
+ * No final answer within `timeoutS`. Perhaps the message was stored: publish it again under the
+ * same `id`, and it is stored once. `last` is the broker's last refusal, or null.
+ */
+export class PublishTimeout extends TocsinError {
+  /** @param {BrokerError | null} [last] */
+  constructor(last = null) {
+    const why = last ? `; the broker's last answer: ${last.message}` : "";
+    super(`the message was not confirmed in time${why}`, { code: "timeout", retry: true });
+    this.last = last;
+  }
+}
+
+/**
+ * Some messages of a publishMany were not stored. `outcomes` has one entry a message, in order: its
+ * receipt, or its error.
+ */
+export class PublishManyFailed extends TocsinError {
+  /** @param {Array<object>} outcomes */
+  constructor(outcomes) {
+    const failed = outcomes.filter((outcome) => outcome instanceof TocsinError);
+    const first = /** @type {TocsinError} */ (failed[0]);
+    super(`${failed.length} of ${outcomes.length} messages failed, first: ${first.message}`, {
+      code: "publish_many_failed",
+    });
+    this.outcomes = outcomes;
+  }
+}
+
+/**
+ * The delivery is no longer this consumer's: its lease has expired, it was revoked or settled, or
+ * the connection was lost meanwhile. An unsettled message will be delivered again.
+ */
+export class StaleDelivery extends TocsinError {
+  /** @param {string} message */
+  constructor(message) {
+    super(message, { code: "stale" });
+  }
+}
+
+/**
+ * Messages `first` to `last` of `partition` are no longer retained. Reading goes on behind them
+ * when the iteration is continued.
+ */
+export class Gap extends TocsinError {
+  /** @param {number} partition @param {number} first @param {number} last */
+  constructor(partition, first, last) {
+    super(`offsets ${first} to ${last} of partition ${partition} are gone`, { code: "gap" });
+    this.partition = partition;
+    this.first = first;
+    this.last = last;
+  }
+}
+
+const CLASSES = new Map([
+  ["invalid_json", InvalidRequest],
+  ["invalid_request", InvalidRequest],
+  ["invalid_message", InvalidRequest],
+  ["invalid_name", InvalidRequest],
+  ["invalid_receipt", InvalidRequest],
+  ["message_too_large", TooLarge],
+  ["request_too_large", TooLarge],
+  ["unauthorized", Unauthorized],
+  ["forbidden", Unauthorized],
+  ["origin_refused", Unauthorized],
+  ["queue_not_found", QueueNotFound],
+  ["group_not_found", GroupNotFound],
+  ["session_not_found", NotFound],
+  ["not_found", NotFound],
+  ["setting_fixed", Conflict],
+  ["sequence_too_old", Conflict],
+  ["already_subscribed", Conflict],
+  ["not_subscribed", Conflict],
+  ["not_delivered", Conflict],
+  ["not_parked", Conflict],
+  ["position_unknown", PositionUnknown],
+  ["unknown", OutcomeUnknown],
+]);
+
+/**
+ * The error for a code. A code that this version does not know becomes Busy when trying again may
+ * help, BrokerError when not.
+ *
+ * @param {string} code
+ * @param {string} [detail]
+ * @param {{retry?: boolean, retryAfterS?: number | null}} [more]
+ * @returns {BrokerError}
+ */
+export function brokerError(code, detail = "", more = {}) {
+  const kind = CLASSES.get(code) ?? (more.retry ? Busy : BrokerError);
+  return new kind(code, detail, more);
+}
+
+/** Any thrown value, in a few words for people. @param {unknown} error @returns {string} */
+export function wordsOf(error) {
+  if (error instanceof Error) return error.message || error.name;
+  try {
+    return String(error);
+  } catch {
+    return "an error that has no text";
+  }
+}

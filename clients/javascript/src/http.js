@@ -1,0 +1,141 @@
+/**
+ * One call over HTTP, with the client's credentials.
+ *
+ * @module
+ */
+
+import { Timer } from "./environment.js";
+import { brokerError, BrokerError, CannotConnect, InvalidRequest, wordsOf } from "./errors.js";
+import { freshToken, headersOf, refusal } from "./requesting.js";
+
+/** For an answer, in seconds; a pull's `waitS` comes on top. */
+export const TIMEOUT_S = 30;
+
+export class Http {
+  #url;
+  #token;
+  #environment;
+  /** @type {Set<AbortController>} */
+  #calls = new Set();
+
+  /**
+   * @param {string} url
+   * @param {any} token
+   * @param {import("./environment.js").Environment} environment
+   */
+  constructor(url, token, environment) {
+    this.#url = url;
+    this.#token = token;
+    this.#environment = environment;
+  }
+
+  /**
+   * The parsed JSON of the answer; null where it is empty.
+   *
+   * @param {string} method
+   * @param {string} path from the broker's root, like /v1/queues
+   * @param {unknown} [body] JSON-able
+   * @param {{timeoutS?: number, signal?: AbortSignal}} [settings]
+   * @returns {Promise<any>} rejects with CannotConnect (nothing answers, or no broker), NoToken, or
+   *     the BrokerError that the problem document says
+   */
+  async request(method, path, body, { timeoutS = TIMEOUT_S, signal } = {}) {
+    const content = body === undefined ? null : contentOf(body);
+    const headers = headersOf(await freshToken(this.#token), content !== null);
+    const controller = new AbortController();
+    const timer = new Timer(this.#environment);
+    const giveUp = (why) => controller.abort(new CannotConnect(why));
+    const leave = () => controller.abort(signal?.reason);
+    signal?.addEventListener("abort", leave);
+    if (signal?.aborted) leave();
+    this.#calls.add(controller);
+    timer.set(1000 * timeoutS, () =>
+      giveUp(`the broker at ${this.#url} did not answer within ${timeoutS} s`),
+    );
+    try {
+      const response = await this.#environment.fetch(this.#url + path, {
+        method, headers, signal: controller.signal, cache: "no-store",
+        ...(content === null ? {} : { body: content }),
+      });
+      const text = await response.text();
+      if (!response.ok) throw refusal(response.status, text);
+      return valueOf(text);
+    } catch (error) {
+      if (error instanceof BrokerError || error instanceof CannotConnect) throw error;
+      if (signal?.aborted) throw error;
+      const why = wordsOf(error);
+      throw new CannotConnect(`cannot reach a Tocsin broker at ${this.#url}: ${why}`, {
+        cause: error,
+      });
+    } finally {
+      timer.cancel();
+      signal?.removeEventListener("abort", leave);
+      this.#calls.delete(controller);
+    }
+  }
+
+  /** Whatever is under way ends with this. @param {Error} error */
+  close(error) {
+    for (const controller of this.#calls) controller.abort(error);
+  }
+}
+
+function contentOf(body) {
+  let text;
+  try {
+    text = JSON.stringify(body);
+  } catch (error) {
+    throw new InvalidRequest("invalid_request", `the body has no JSON form: ${wordsOf(error)}`);
+  }
+  if (text === undefined) {
+    throw new InvalidRequest("invalid_request", "the body has no JSON form");
+  }
+  return text;
+}
+
+function valueOf(text) {
+  if (text === "") return null;
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new CannotConnect(`what answers is not a Tocsin broker: ${wordsOf(error)}`);
+  }
+}
+
+/**
+ * The path of these names below /v1.
+ *
+ * @param {...string} names
+ * @throws {InvalidRequest} one of them is no name
+ */
+export function pathTo(...names) {
+  for (const name of names) {
+    const isName = typeof name === "string" && !["", ".", ".."].includes(name);
+    if (!isName || !name.isWellFormed()) { // quoting cannot keep it from meaning another path
+      throw brokerError("invalid_name", `${JSON.stringify(name) ?? typeof name} is not a name`);
+    }
+  }
+  return `/v1/${names.map(encodeURIComponent).join("/")}`;
+}
+
+/** Those that are given, as a query. @param {Record<string, unknown>} parameters */
+export function queryOf(parameters) {
+  const given = Object.entries(parameters).filter(([, value]) => (value ?? null) !== null);
+  const query = new URLSearchParams(given.map(([name, value]) => [name, String(value)]));
+  return given.length === 0 ? "" : `?${query}`;
+}
+
+/**
+ * Settings as the broker names them: `leaseS` is `lease_s`. Names that are written so already stay.
+ *
+ * @param {Record<string, unknown>} settings
+ */
+export function settingsOf(settings) {
+  const said = Object.entries(settings).filter(([, value]) => value !== undefined);
+  return Object.fromEntries(
+    said.map(([name, value]) => [
+      name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`),
+      value,
+    ]),
+  );
+}

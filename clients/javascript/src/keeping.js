@@ -1,0 +1,128 @@
+/**
+ * A session that goes on over a reload of its page: what the page writes down when it is left, and
+ * what the next one makes of it.
+ *
+ * What is written names the session, and what of it the broker cannot know: the acks that it
+ * perhaps has not heard, and where readers stand. Everything else that was unsettled comes again.
+ *
+ * @module
+ */
+
+import { isObject } from "./wire.js";
+
+const VERSION = 1;
+const isWhole = Number.isSafeInteger;
+const isText = (value) => typeof value === "string";
+const areRows = (value) =>
+  Array.isArray(value) && value.every((row) => Array.isArray(row) && row.every(isWhole));
+
+/** What is kept under one name, in the storage of this tab. */
+export class Keeper {
+  #environment;
+  #key;
+  #url;
+  #written = null;
+  /** @type {any[]} places in groups that may be taken again */
+  #consumers = [];
+  #readers = [];
+
+  /**
+   * @param {import("./environment.js").Environment} environment
+   * @param {string} name
+   * @param {string} url the broker's
+   */
+  constructor(environment, name, url) {
+    this.#environment = environment;
+    this.#key = `tocsin.resume.${name}`;
+    this.#url = url;
+  }
+
+  /**
+   * What an earlier life of this page has left; null: nothing, or nothing that can be used. It is
+   * removed: a second tab that is made of this one must not take the same session.
+   *
+   * @returns {{session: string, producer: string, sequences: Record<string, number>,
+   *     numbers: number[], numberMax: number} | null}
+   */
+  recall() {
+    const said = parsed(this.#take());
+    if (said === null || said.url !== this.#url) return null;
+    this.#consumers = said.consumers;
+    this.#readers = said.readers;
+    const { session, producer, sequences, numberMax } = said;
+    const numbers = said.consumers.map((place) => place.number);
+    return { session, producer, sequences, numbers, numberMax };
+  }
+
+  /** The place in a group that was left, once; null: there is none. */
+  consumer(queue, group) {
+    return taken(this.#consumers, (place) => place.queue === queue && place.group === group);
+  }
+
+  /** Where a reader of the same stood, once; null: there was none. */
+  reader(queue, keys) {
+    const same = sameKeys(keys);
+    return taken(this.#readers, (one) => one.queue === queue && sameKeys(one.keys) === same);
+  }
+
+  /** Write it down. Whether that was possible. */
+  write(snapshot) {
+    const text = JSON.stringify({ version: VERSION, url: this.#url, ...snapshot });
+    try {
+      this.#environment.storage.setItem(this.#key, text);
+    } catch {
+      return false; // full, or forbidden meanwhile
+    }
+    this.#written = text;
+    return true;
+  }
+
+  /** The page is there again without having been loaded; whether nobody took what was written. */
+  takeBack() {
+    const written = this.#written;
+    this.#written = null;
+    return written !== null && this.#take() === written;
+  }
+
+  #take() {
+    try {
+      const text = this.#environment.storage.getItem(this.#key);
+      this.#environment.storage.removeItem(this.#key);
+      return text;
+    } catch {
+      return null;
+    }
+  }
+}
+
+function taken(places, isIt) {
+  const at = places.findIndex(isIt);
+  return at < 0 ? null : places.splice(at, 1)[0];
+}
+
+function sameKeys(keys) {
+  return keys === null ? "" : JSON.stringify([...new Set(keys)].sort());
+}
+
+/** The snapshot in a text; null: it is none. */
+function parsed(text) {
+  let said = null;
+  try {
+    said = JSON.parse(text ?? "null");
+  } catch {
+    return null;
+  }
+  if (!isObject(said) || said.version !== VERSION) return null;
+  const isPlace = (place) =>
+    isObject(place) && isWhole(place.number) && isText(place.queue) && isText(place.group) &&
+    typeof place.leaseMs === "number" && isWhole(place.received) && areRows(place.acked);
+  const isReader = (one) =>
+    isObject(one) && isText(one.queue) && isObject(one.position) &&
+    (one.keys === null || (Array.isArray(one.keys) && one.keys.every(isText)));
+  const isWhat =
+    isText(said.url) && isText(said.session) && isText(said.producer) && isWhole(said.numberMax) &&
+    isObject(said.sequences) && Object.values(said.sequences).every(isWhole) &&
+    Array.isArray(said.consumers) && said.consumers.every(isPlace) &&
+    Array.isArray(said.readers) && said.readers.every(isReader);
+  return isWhat ? said : null;
+}

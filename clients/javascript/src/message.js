@@ -1,0 +1,235 @@
+/**
+ * Messages as they are handed to the user.
+ *
+ * @module
+ */
+
+import { StaleDelivery } from "./errors.js";
+import { fromBase64 } from "./outgoing.js";
+
+/** Where a delivery stands at this consumer; up to HANDED it is held. */
+export const State = Object.freeze({
+  /** An earlier message of its key is held. */
+  QUEUED: 0,
+  READY: 1,
+  HANDED: 2,
+  ACKED: 3,
+  NACKED: 4,
+  /** Revoked, its lease over, or the connection lost. */
+  GONE: 5,
+});
+
+const WHY = {
+  [State.QUEUED]: "has not been handed out",
+  [State.READY]: "has not been handed out",
+  [State.ACKED]: "has been acked",
+  [State.NACKED]: "has been nacked",
+  [State.GONE]: "has expired, or was revoked: it is no longer this consumer's",
+};
+
+/** Why nothing can be done about a message. @param {Message} message */
+export function staleness(message) {
+  return new StaleDelivery(`message ${message.id} ${WHY[message.state] ?? WHY[State.GONE]}`);
+}
+
+/** What a message says. */
+export class Content {
+  #push;
+  #said;
+  #bytes = null;
+
+  /** @param {any} push @param {number} offset @param {any} said */
+  constructor(push, offset, said) {
+    this.#push = push;
+    this.#said = said;
+    /** Its place in its partition. */
+    this.offset = offset;
+    /** The routing and ordering key; null: the message is promised no order. */
+    this.key = said.key;
+  }
+
+  /** The JSON value, or for a binary message its bytes. */
+  get body() {
+    return this.isBinary ? this.bytes : this.#said.body;
+  }
+
+  /** The bytes of a binary message (a Uint8Array); null: the body is JSON. */
+  get bytes() {
+    if (this.isBinary) this.#bytes ??= fromBase64(this.#said.body_base64);
+    return this.#bytes;
+  }
+
+  /** Whether the body was published as bytes and not as JSON. */
+  get isBinary() {
+    return this.#said.body_base64 !== null;
+  }
+
+  /** What the publisher said of the body, if anything. */
+  get contentType() {
+    return this.#said.content_type;
+  }
+
+  /** The publisher's headers; empty when there are none. */
+  get headers() {
+    return this.#said.headers ?? {};
+  }
+
+  /** The publisher's id, or a name made of its place. */
+  get id() {
+    return this.#said.id ?? `${this.#push.id_prefix}${this.offset}`;
+  }
+
+  /** The number of its partition. */
+  get partition() {
+    return this.#push.partition;
+  }
+
+  /**
+   * Names the history that its offset counts in: "<queue's id>-<generation>-<partition>". A log and
+   * an offset never name two messages. Empty where the message was looked at or pulled.
+   */
+  get log() {
+    return this.#push.id_prefix.slice(0, -1);
+  }
+
+  /** When the broker accepted it, in milliseconds since 1970. */
+  get publishedUnixMs() {
+    return this.#push.published_unix_ms;
+  }
+
+  /** When the publisher says to have sent it, in milliseconds since 1970; or null. */
+  get sentUnixMs() {
+    return this.#said.sent_unix_ms;
+  }
+}
+
+/** A message that a reader was given: nothing to settle. */
+export class ReadMessage extends Content {}
+
+/** A push some of whose deliveries are held: what they have in common. */
+export class HeldPush {
+  /**
+   * @param {any} push
+   * @param {any} settler carries out what the user says of a message
+   * @param {{deadline: number, extendAt: number}} times
+   */
+  constructor(push, settler, { deadline, extendAt }) {
+    this.push = push;
+    this.settler = settler;
+    /** The earliest one of its messages. */
+    this.deadline = deadline;
+    /** When to ask for more time; Infinity: never. */
+    this.extendAt = extendAt;
+    this.place = [push.partition, push.epoch, push.push];
+    this.left = push.messages.length;
+    /** @type {Message[]} by offset, ascending */
+    this.deliveries = [];
+    /** @type {number[]} acked, and not yet on their way */
+    this.acked = [];
+    /**
+     * Its messages may have been in the hands of a consumer that died: each is marked as started
+     * before its handler runs, lest one that kills its process goes uncounted (R19).
+     */
+    this.isDoubtful = false;
+  }
+
+  /** When there is something to do about its lease. */
+  get due() {
+    return Math.min(this.deadline, this.extendAt);
+  }
+
+  /** Its messages that are held. */
+  open() {
+    return this.deliveries.filter((message) => message.state <= State.HANDED);
+  }
+}
+
+/** A message that this consumer was given, until it is settled. */
+export class Message extends Content {
+  #controller = null;
+
+  /** @param {HeldPush} held @param {number} offset @param {any} said */
+  constructor(held, offset, said) {
+    super(held.push, offset, said);
+    this.held = held;
+    this.state = State.READY;
+    this.deadline = held.deadline;
+    for (const name of ["held", "state", "deadline"]) {
+      Object.defineProperty(this, name, { enumerable: false });
+    }
+  }
+
+  /** 1 for the first delivery to the group, then one more each time. */
+  get attempt() {
+    return this.held.push.attempt;
+  }
+
+  /**
+   * Until when it is this consumer's by the client's own count, in milliseconds of the
+   * environment's clock (`performance.now()`); it moves on when the lease is prolonged.
+   */
+  get leaseUntil() {
+    return this.deadline;
+  }
+
+  /** Whether it is still this consumer's, and not settled. */
+  get isHeld() {
+    return this.state === State.HANDED;
+  }
+
+  /** Aborted when the message is no longer this consumer's: revoked, or its lease is over. */
+  get signal() {
+    if (this.#controller === null) {
+      this.#controller = new AbortController();
+      if (this.state === State.GONE) this.abort();
+    }
+    return this.#controller.signal;
+  }
+
+  /** It is gone: whoever works on it is told. */
+  abort() {
+    this.#controller?.abort(staleness(this));
+  }
+
+  /**
+   * It is done. Resolves when the ack is queued; with `confirm` when it is durable (P5).
+   *
+   * @param {{confirm?: boolean}} [how]
+   * @returns {Promise<void>} rejects with StaleDelivery: it is no longer this consumer's; it is or
+   *     will be delivered again. With OutcomeUnknown (`confirm`): the session was lost before the
+   *     answer.
+   */
+  ack({ confirm = false } = {}) {
+    const { settler } = this.held;
+    return quietly(confirm ? settler.ackConfirmed(this) : settler.ack(this));
+  }
+
+  /**
+   * Return it: it comes again after `delayS` seconds, or the queue's backoff; later messages of its
+   * key wait for it. `reason` goes with it if it is dead-lettered.
+   *
+   * @param {{delayS?: number, reason?: string}} [how]
+   * @returns {Promise<void>} rejects with StaleDelivery: it is no longer this consumer's
+   */
+  nack({ delayS, reason } = {}) {
+    return quietly(this.held.settler.nack(this, delayS, reason));
+  }
+
+  /**
+   * Prolong the lease to `leaseS` seconds from now (the group's, if left out). Resolves when the
+   * broker has agreed.
+   *
+   * @param {{leaseS?: number}} [how]
+   * @returns {Promise<void>} rejects with StaleDelivery: it is no longer this consumer's, or its
+   *     lease may not be prolonged
+   */
+  extend({ leaseS } = {}) {
+    return quietly(this.held.settler.extend(this, leaseS));
+  }
+}
+
+/** A promise whose failure is no accident where nobody waits for it: the message comes again. */
+function quietly(promise) {
+  promise.catch(() => {});
+  return promise;
+}

@@ -1,0 +1,330 @@
+/**
+ * A carrier of frames: requests, long poll (PROTOCOL.md). Two loops, one that posts what the
+ * session says and one that polls for what there is for it.
+ *
+ * Posts are numbered and polls name the batch that arrived last, so either is repeated when its
+ * answer is lost, and no frame is lost or doubled. What fails for longer than PATIENCE_MS ends the
+ * carrier; the session then goes on over another one.
+ *
+ * @module
+ */
+
+import * as codes from "./codes.js";
+import { Deferred, Timer } from "./environment.js";
+import {
+  BrokerError, CannotConnect, NotABroker, NotFound, Unauthorized, wordsOf,
+} from "./errors.js";
+import { headersOf, refusal, report } from "./requesting.js";
+import {
+  FRAMES_PER_MESSAGE_MAX, framesOf, isObject, joinFrames, MESSAGE_CHARS_AIM,
+} from "./wire.js";
+import { WRITE_BUFFER_BYTES } from "./websocket.js";
+
+/** How long a poll waits for something to come. */
+export const WAIT_S = 20;
+/** For an answer to begin; a poll's WAIT_S comes on top. */
+export const REQUEST_TIMEOUT_MS = 8000;
+/** For the rest of it: an answer that trickles for ever is none. */
+export const BODY_TIMEOUT_MS = 30_000;
+/** What cannot be said or heard for so long ends the carrier. */
+export const PATIENCE_MS = 10_000;
+/** Before a request is repeated. */
+export const PAUSE_MS = 200;
+const CLOSE_TIMEOUT_MS = 2000;
+const SESSIONS = "/v1/sessions";
+const LAST_WORDS = new Set([1000, 1001]);
+
+/** See `websocket` for what carriers have in common. Its first frame is the hello. */
+export class Polling {
+  transport = "long-poll";
+  refusal = null;
+  /** @type {import("./websocket.js").Listener | null} */
+  #listener = null;
+  #url;
+  #environment;
+  #token;
+  #trace;
+  /** @type {string[]} */
+  #said = [];
+  #saidChars = 0;
+  #something = new Deferred();
+  #path = "";
+  #ending = null;
+  #isOver = false;
+  #closed = new Deferred();
+  #closing;
+  /** @type {Set<AbortController>} */
+  #requests = new Set();
+  /** @type {Set<Timer>} */
+  #timers = new Set();
+
+  /**
+   * @param {string} url the broker's
+   * @param {{environment: import("./environment.js").Environment, trace: Function,
+   *     token: string | null}} settings
+   */
+  constructor(url, { environment, trace, token }) {
+    this.#url = url;
+    this.#environment = environment;
+    this.#token = token;
+    this.#trace = trace;
+    this.#closing = this.#newTimer();
+    this.heardAt = environment.now();
+    this.isWritable = true;
+  }
+
+  /** As Socket.start. */
+  start() {
+    this.#listener?.onOpen();
+    this.#work(this.#postAll());
+  }
+
+  /** As Socket.listen. */
+  listen(listener) {
+    this.#listener = listener;
+  }
+
+  /** As Socket.send. @param {string[]} frames */
+  send(frames) {
+    if (this.#isOver) return;
+    this.#said.push(...frames);
+    for (const frame of frames) this.#saidChars += frame.length;
+    this.isWritable = this.#saidChars < WRITE_BUFFER_BYTES;
+    this.#something.resolve();
+  }
+
+  /**
+   * As Socket.close: what was said is posted, then the session is deleted. With another code than
+   * those of a good-bye it goes on without this carrier, which ends at once.
+   */
+  close(code = codes.GOOD_BYE, reason = "") {
+    if (!LAST_WORDS.has(code)) {
+      this.#end(code, reason); // deleted, the session could not go on elsewhere
+    } else if (this.#ending === null && !this.#isOver) {
+      this.#ending = [code, reason];
+      this.#something.resolve();
+      this.#closing.set(CLOSE_TIMEOUT_MS, () => this.#end(code, reason));
+    }
+  }
+
+  /** As Socket.closed. */
+  get closed() {
+    return this.#closed.promise;
+  }
+
+  /** As Socket.abort. */
+  abort() {
+    this.#end(codes.ABNORMAL, "");
+  }
+
+  /** The page goes, and will not come back: the session ends, as far as a page can still say so. */
+  bequeath() {
+    if (this.#isOver || this.#path === "") return;
+    const options = { method: "DELETE", headers: headersOf(this.#token, false), keepalive: true };
+    const url = this.#url + this.#path.slice(0, -"/frames".length);
+    try {
+      Promise.resolve(this.#environment.fetch(url, options)).catch(() => {});
+    } catch {
+      // then the broker's own patience ends it
+    }
+  }
+
+  // --- the two loops ----------------------------------------------------------------------------
+
+  /** Do it until the carrier ends, or it ends the carrier. */
+  async #work(work) {
+    try {
+      await work;
+    } catch (error) {
+      if (error instanceof NotFound) {
+        this.#end(codes.ABNORMAL, "the broker does not know the session any more");
+        return;
+      }
+      if (!(error instanceof BrokerError || error instanceof CannotConnect)) {
+        report("an unexpected error: the long poll ends", error); // half a carrier would be silent
+      }
+      this.refusal = error instanceof Error ? error : null;
+      const code = error instanceof Unauthorized ? codes.UNAUTHORIZED : codes.ABNORMAL;
+      this.#end(code, wordsOf(error));
+    }
+  }
+
+  async #postAll() {
+    await this.#something.promise;
+    const hello = this.#said.shift() ?? "{}";
+    this.#saidChars -= hello.length;
+    this.#trace("sent", this.transport, hello);
+    const batch = batchOf(await this.#request("POST", SESSIONS, hello));
+    this.#path = `${SESSIONS}/${encodeURIComponent(batch.session)}/frames`;
+    this.#tell(batch);
+    if (this.#isOver) return;
+    this.#work(this.#pollAll(batch));
+    for (let number = 0; !this.#isOver; ) {
+      while (this.#said.length > 0) {
+        const { message, count } = this.#nextMessage();
+        number += 1;
+        this.#trace("sent", this.transport, message);
+        await this.#repeat("POST", `${this.#path}?number=${number}`, message);
+        for (const frame of this.#said.splice(0, count)) this.#saidChars -= frame.length;
+        this.#drained();
+      }
+      if (this.#ending !== null) {
+        await this.#request("DELETE", this.#path.slice(0, -"/frames".length), null).catch(() => {});
+        this.#end(...this.#ending);
+        return;
+      }
+      this.#something = new Deferred();
+      await this.#something.promise;
+    }
+  }
+
+  /** What waits, as far as one message takes it. */
+  #nextMessage() {
+    let count = 0;
+    let size = 0;
+    for (const frame of this.#said) {
+      const isFull = size + frame.length > MESSAGE_CHARS_AIM || count >= FRAMES_PER_MESSAGE_MAX;
+      if (count > 0 && isFull) break;
+      count += 1;
+      size += frame.length + 1;
+    }
+    return { message: joinFrames(this.#said.slice(0, count))[0], count };
+  }
+
+  #drained() {
+    if (this.isWritable || this.#saidChars >= WRITE_BUFFER_BYTES) return;
+    this.isWritable = true;
+    this.#listener?.onWritable();
+  }
+
+  async #pollAll(first) {
+    let after = first.batch;
+    while (!this.#isOver) {
+      const askedAt = this.#environment.now();
+      const query = `after=${after}&wait_s=${WAIT_S}`;
+      const batch = batchOf(await this.#repeat("GET", `${this.#path}?${query}`, null));
+      const isNext = batch.batch === after || batch.batch === after + 1;
+      if (batch.session !== first.session || !isNext) {
+        throw new NotABroker(
+          `batch ${batch.batch} of ${batch.session} answers a poll of ${first.session} after ` +
+            `${after}: something between here and the broker mixes answers up`,
+        );
+      }
+      if (batch.batch !== after) {
+        after = batch.batch;
+        this.#tell(batch);
+      } else if (batch.close === null && this.#environment.now() < askedAt + PAUSE_MS) {
+        await this.#sleep(PAUSE_MS); // whatever answers does not wait
+      }
+      if (batch.close !== null) this.#end(batch.close.code, String(batch.close.reason ?? ""));
+    }
+  }
+
+  #tell({ frames }) {
+    if (frames.length === 0 || this.#isOver) return;
+    this.#trace("received", this.transport, frames);
+    this.#listener?.onFrames(() => framesOf(frames));
+  }
+
+  // --- requests ---------------------------------------------------------------------------------
+
+  /** Until it is answered, or has failed for PATIENCE_MS. */
+  async #repeat(method, path, content) {
+    let giveUpAt = null;
+    for (;;) {
+      let pauseMs = PAUSE_MS;
+      try {
+        return await this.#request(method, path, content);
+      } catch (error) {
+        if (error instanceof BrokerError) {
+          if (!error.retry) throw error;
+          pauseMs = error.retryAfterS ? 1000 * error.retryAfterS : PAUSE_MS;
+        } else {
+          const now = this.#environment.now();
+          giveUpAt ??= now + PATIENCE_MS;
+          if (!(error instanceof CannotConnect) || error instanceof NotABroker) throw error;
+          if (now >= giveUpAt) throw error;
+        }
+      }
+      await this.#sleep(pauseMs);
+    }
+  }
+
+  async #request(method, path, content) {
+    const timeoutMs = REQUEST_TIMEOUT_MS + (method === "GET" ? 1000 * WAIT_S : 0);
+    const controller = new AbortController();
+    const timer = this.#newTimer();
+    const giveUp = () => controller.abort(new Error("it does not answer"));
+    this.#requests.add(controller);
+    timer.set(timeoutMs, giveUp);
+    try {
+      const response = await this.#environment.fetch(this.#url + path, {
+        method,
+        headers: headersOf(this.#token, content !== null),
+        signal: controller.signal,
+        cache: "no-store",
+        ...(content === null ? {} : { body: content }),
+      });
+      this.heardAt = this.#environment.now();
+      timer.set(BODY_TIMEOUT_MS, giveUp);
+      const text = await response.text();
+      this.heardAt = this.#environment.now();
+      if (response.ok) return text;
+      throw refusal(response.status, text);
+    } catch (error) {
+      if (error instanceof BrokerError || error instanceof CannotConnect) throw error;
+      throw new CannotConnect(`a request failed: ${wordsOf(error)}`, { cause: error });
+    } finally {
+      timer.cancel();
+      this.#timers.delete(timer);
+      this.#requests.delete(controller);
+    }
+  }
+
+  // --- time and the end -------------------------------------------------------------------------
+
+  #newTimer() {
+    const timer = new Timer(this.#environment);
+    this.#timers.add(timer);
+    return timer;
+  }
+
+  #sleep(delayMs) {
+    const timer = this.#newTimer();
+    return new Promise((resolve) => {
+      timer.set(delayMs, () => {
+        this.#timers.delete(timer);
+        resolve();
+      });
+    });
+  }
+
+  #end(code, reason) {
+    if (this.#isOver) return;
+    this.#isOver = true;
+    for (const timer of this.#timers) timer.cancel();
+    for (const controller of this.#requests) controller.abort(new Error("the long poll ends"));
+    const listener = this.#listener;
+    this.#listener = null;
+    this.#closed.resolve();
+    listener?.onClosed(code, reason);
+  }
+}
+
+/** An answer's batch. Throws NotABroker: it is none. */
+function batchOf(text) {
+  let said = null;
+  try {
+    said = JSON.parse(text);
+  } catch {
+    // what it says is looked at below
+  }
+  const isBatch =
+    isObject(said) && typeof said.session === "string" && Number.isSafeInteger(said.batch);
+  const { frames = [], close = null } = isBatch ? said : {};
+  const isClose = close === null || (isObject(close) && Number.isSafeInteger(close.code));
+  if (!isBatch || !Array.isArray(frames) || !isClose) {
+    throw new NotABroker("what answers is not a Tocsin broker: its answer is no batch of frames");
+  }
+  return { session: said.session, batch: said.batch, frames, close };
+}

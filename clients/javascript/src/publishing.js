@@ -1,0 +1,281 @@
+/**
+ * Publishing: sequences, what is unanswered, what is sent again and in which order. Pure.
+ *
+ * A `Lane` is this producer's line into one queue. It numbers the messages, keeps every one until
+ * its final answer, and decides what is sent when:
+ *
+ * - Frames hold consecutive sequences. `resolved` says that everything below was answered (R6).
+ * - When a message is refused for the moment, or is unknown, nothing new is sent until what is in
+ *   flight has been answered; then everything refused is sent again in sequence order, and what is
+ *   new goes behind it. So no message of a key ever overtakes another (R7), even where the broker
+ *   would let it.
+ * - After a lost connection everything unanswered is sent again, in order, under its old sequences:
+ *   what was stored meanwhile is answered as a duplicate, with the original's place (P4).
+ *
+ *     add -> waiting -- take --> in flight -- final answer --> its ticket
+ *                        ^           |
+ *                        └── again <─┘  refused, unknown, connection lost
+ *
+ * @module
+ */
+
+import { PublishTimeout } from "./errors.js";
+import { between } from "./environment.js";
+import { exceptionOf, publishFrame } from "./wire.js";
+
+/** Before the first repetition, on average; it doubles from refusal to refusal. */
+export const BACKOFF_MS = 50;
+export const BACKOFF_MS_MAX = 5000;
+/** A publish is closed when it has grown so large; one message may be larger. */
+export const FRAME_BYTES_AIM = 256 * 1024;
+/** Unanswered bytes of one lane; beyond, publishing waits. */
+export const LANE_BYTES_MAX = 16 * 1_048_576;
+
+/**
+ * @typedef {object} Entry a message until its final answer
+ * @property {number} sequence
+ * @property {string} text
+ * @property {number} bytes
+ * @property {(outcome: any) => void} settle called once, with its receipt or its error
+ * @property {number} deadline
+ * @property {string | null} id
+ * @property {any} last the broker's last refusal
+ */
+
+/** `now` and deadlines are in milliseconds, of any monotonic clock. */
+export class Lane {
+  #random;
+  /** @type {Map<number, Entry>} every unanswered message, in the order of sequences */
+  #entries = new Map();
+  /** @type {Entry[]} of these, never sent */
+  #waiting = [];
+  /** @type {Entry[]} of these, to be sent again */
+  #again = [];
+  /** @type {Map<number, Entry[]>} ref -> what the frame carried */
+  #inFlight = new Map();
+  #next;
+  #resolved;
+  #bytes = 0;
+  #refusals = 0;
+  #notBefore = -Infinity;
+  /** No entry's deadline is before this. */
+  #earliest = Infinity;
+
+  /**
+   * @param {string} queue
+   * @param {{random: () => number, bounds: {messagesPerPublishMax: number, inFlightMax: number},
+   *     first?: number}} settings `first`: the first sequence
+   */
+  constructor(queue, { random, bounds, first = 0 }) {
+    this.queue = queue;
+    this.bounds = bounds;
+    this.#random = random;
+    this.#next = this.#resolved = first;
+  }
+
+  /** Messages without a final answer. */
+  get unanswered() {
+    return this.#entries.size;
+  }
+
+  /** The sequence of the message that is added next. */
+  get next() {
+    return this.#next;
+  }
+
+  /** Every sequence below this one has its final answer. */
+  get resolved() {
+    return this.#resolved;
+  }
+
+  /** How many messages may be added now. 0: wait for answers. */
+  room() {
+    if (this.#bytes >= LANE_BYTES_MAX) return 0;
+    return Math.max(0, this.bounds.inFlightMax - (this.#next - this.#resolved));
+  }
+
+  /**
+   * Queue an encoded message. The caller has asked `room`.
+   *
+   * @param {{text: string, bytes: number, id: string | null}} message
+   * @param {(outcome: any) => void} settle
+   * @param {number} deadline
+   */
+  add(message, settle, deadline) {
+    const entry = { ...message, sequence: this.#next, settle, deadline, last: null };
+    this.#next += 1;
+    this.#entries.set(entry.sequence, entry);
+    this.#waiting.push(entry);
+    this.#bytes += entry.bytes;
+    this.#earliest = Math.min(this.#earliest, deadline);
+  }
+
+  /**
+   * The [ref, frame] that are to be sent now, in this order.
+   *
+   * @param {() => number} nextRef
+   * @param {number} now
+   * @returns {Array<[number, string]>}
+   */
+  take(nextRef, now) {
+    let entries = this.#waiting;
+    if (this.#again.length > 0) {
+      if (this.#inFlight.size > 0 || now < this.#notBefore) return [];
+      this.#again.sort((one, other) => one.sequence - other.sequence);
+      entries = this.#again.concat(this.#waiting);
+      this.#again = [];
+    }
+    this.#waiting = [];
+    return this.#runs(entries).map((run) => {
+      const ref = nextRef();
+      this.#inFlight.set(ref, run);
+      const texts = run.map((entry) => entry.text);
+      return [ref, publishFrame(ref, this.queue, run[0].sequence, this.#resolved, texts)];
+    });
+  }
+
+  /** Consecutive sequences, each run small enough for one frame. */
+  #runs(entries) {
+    const runs = [];
+    let run = [];
+    let size = 0;
+    for (const entry of entries) {
+      if (
+        run.length === 0 ||
+        entry.sequence !== run[run.length - 1].sequence + 1 ||
+        size + entry.bytes > FRAME_BYTES_AIM ||
+        run.length >= this.bounds.messagesPerPublishMax
+      ) {
+        run = [];
+        size = 0;
+        runs.push(run);
+      }
+      run.push(entry);
+      size += entry.bytes;
+    }
+    return runs;
+  }
+
+  /** The broker's `ok` to a frame; a ref of an earlier connection does nothing. */
+  answered(answer, now) {
+    const run = this.#inFlight.get(answer.ref);
+    if (run === undefined) return;
+    this.#inFlight.delete(answer.ref);
+    let refused = false;
+    run.forEach((entry, index) => {
+      const outcome = answer.receipts[index];
+      if (Array.isArray(outcome) && outcome.length > 1) {
+        this.#settle(entry, receiptOf(entry, outcome, answer));
+      } else {
+        const isError = outcome !== undefined && !Array.isArray(outcome);
+        refused = this.#refuse(entry, isError ? exceptionOf(outcome) : missing(), now) || refused;
+      }
+    });
+    if (!refused && this.#again.length === 0) this.#refusals = 0;
+    this.#advance();
+  }
+
+  /** The whole frame was refused. */
+  refused(ref, error, now) {
+    const run = this.#inFlight.get(ref) ?? [];
+    this.#inFlight.delete(ref);
+    for (const entry of run) this.#refuse(entry, error, now);
+    this.#advance();
+  }
+
+  /** Whether it is to be sent again. */
+  #refuse(entry, error, now) {
+    if (!error.retry) {
+      this.#settle(entry, error);
+      return false;
+    }
+    if (!this.#entries.has(entry.sequence)) return false; // its caller has given up
+    this.#again.push(entry);
+    if (error.code === "out_of_sequence" && entry.sequence !== this.#resolved) {
+      return true; // only waits for those before it; their backoff is enough
+    }
+    entry.last = error;
+    if (now >= this.#notBefore) {
+      this.#refusals += 1;
+      let pauseMs = Math.min(BACKOFF_MS_MAX, BACKOFF_MS * 2 ** Math.min(this.#refusals - 1, 16));
+      pauseMs *= between(this.#random, 0.5, 1.5);
+      this.#notBefore = now + Math.max(pauseMs, 1000 * (error.retryAfterS ?? 0));
+    }
+    return true;
+  }
+
+  #settle(entry, outcome) {
+    if (!this.#entries.delete(entry.sequence)) return;
+    this.#bytes -= entry.bytes;
+    entry.settle(outcome);
+  }
+
+  #advance() {
+    while (this.#resolved < this.#next && !this.#entries.has(this.#resolved)) this.#resolved += 1;
+  }
+
+  /** The connection is lost: whatever was in flight is to be sent again, at once. */
+  disconnected() {
+    for (const run of this.#inFlight.values()) {
+      this.#again.push(...run.filter((entry) => this.#entries.has(entry.sequence)));
+    }
+    this.#inFlight.clear();
+    this.#notBefore = -Infinity;
+  }
+
+  /** When `take` or `expire` should be called again, if nothing else happens before. */
+  nextDeadline() {
+    if (this.#entries.size === 0) return Infinity;
+    if (this.#again.length > 0 && this.#inFlight.size === 0) {
+      return Math.min(this.#notBefore, this.#earliest);
+    }
+    return this.#earliest;
+  }
+
+  /** Give up what has no final answer by its deadline: PublishTimeout. */
+  expire(now) {
+    if (now < this.#earliest) return;
+    const late = [...this.#entries.values()].filter((entry) => entry.deadline <= now);
+    for (const entry of late) this.#settle(entry, new PublishTimeout(entry.last));
+    const isOpen = (entry) => this.#entries.has(entry.sequence);
+    this.#again = this.#again.filter(isOpen);
+    this.#waiting = this.#waiting.filter(isOpen);
+    this.#advance();
+    this.#earliest = Infinity;
+    for (const entry of this.#entries.values()) {
+      this.#earliest = Math.min(this.#earliest, entry.deadline);
+    }
+  }
+
+  /** Nothing more will be sent: everything unanswered ends with this error. */
+  fail(error) {
+    this.#inFlight.clear();
+    this.#again = [];
+    this.#waiting = [];
+    for (const entry of [...this.#entries.values()]) this.#settle(entry, error);
+    this.#advance();
+  }
+}
+
+/**
+ * The broker has stored the message at this place; `durability` says how safely. `duplicate`: it
+ * was there already, from an earlier publish under the same id or sequence.
+ */
+function receiptOf(entry, [partition, offset, isDuplicate], { durability, id_prefix: prefix }) {
+  const made = prefix === null ? null : `${prefix}${partition}-${offset}`;
+  return {
+    id: entry.id ?? made,
+    partition,
+    offset,
+    duplicate: isDuplicate === true,
+    durability: { level: durability?.level ?? "", copies: durability?.copies ?? 1 },
+  };
+}
+
+function missing() {
+  return exceptionOf({
+    code: "unknown",
+    detail: "the broker did not answer for this message",
+    retry: true,
+  });
+}

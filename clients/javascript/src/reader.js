@@ -1,0 +1,156 @@
+/**
+ * A reader, as the user sees it: all messages of a queue, or of some keys, without a group.
+ *
+ * @module
+ */
+
+import { ClientClosed, TocsinError, wordsOf } from "./errors.js";
+import { report } from "./requesting.js";
+
+/**
+ * Made by `Client.read`. Without a handler it is an async iterable; a message counts as done when
+ * the next one is asked for. With one, a message is done when its handler has ended.
+ */
+export class Reader {
+  #part;
+  #handler;
+  #last = null;
+
+  /**
+   * @param {import("./readpart.js").ReadPart} part
+   * @param {Function | null} handler
+   * @param {number} concurrency
+   */
+  constructor(part, handler, concurrency) {
+    this.#part = part;
+    this.#handler = handler;
+    if (handler !== null) this.#run(handler, concurrency);
+  }
+
+  get queue() {
+    return this.#part.queue;
+  }
+
+  /**
+   * Behind the last message that was handed out: give it to `Client.read` as `start`, today or
+   * later, to go on from there. A plain object, for JSON. Null: not opened yet.
+   */
+  get position() {
+    return this.#part.ledger.position();
+  }
+
+  /** Per partition, what was said of the position when the reader was opened, or opened again. */
+  get verdicts() {
+    return this.#part.verdicts;
+  }
+
+  /** As Subscription.opened. */
+  get opened() {
+    const opened = this.#part.joined.promise.then(() => this);
+    opened.catch(() => {}); // who does not ask learns it from the iteration, or from `ended`
+    return opened;
+  }
+
+  /** As Subscription.ended. A handler that fails ends its reader, before the message counts. */
+  get ended() {
+    return this.#part.over.promise;
+  }
+
+  /** Leave. */
+  async close() {
+    await this.#part.close();
+  }
+
+  /** The next message, if one is here; null: not now. Throws a Gap as iterating does. */
+  nextNowait() {
+    this.#done();
+    const message = this.#part.take();
+    this.#last = message;
+    return message;
+  }
+
+  /** As an async iterator. Rejects with a Gap (iterating again goes on behind it), or the end. */
+  async next() {
+    if (this.#handler !== null) {
+      throw new TypeError("its messages go to the handler that read was given");
+    }
+    this.#done();
+    const message = await this.#part.next();
+    if (message !== null) {
+      this.#last = message;
+      return { value: message, done: false };
+    }
+    const { failure } = this.#part;
+    if (failure !== null && !(failure instanceof ClientClosed)) throw failure;
+    return { value: undefined, done: true };
+  }
+
+  /** A loop was left. What was handed out last counts as done when somebody asks again. */
+  async return(value) {
+    return { value, done: true };
+  }
+
+  [Symbol.asyncIterator]() {
+    return this;
+  }
+
+  #done() {
+    if (this.#last !== null) this.#part.ledger.finished(this.#last);
+    this.#last = null;
+  }
+
+  /** Up to `concurrency` handlers at a time; those of a key one after another. */
+  async #run(handler, concurrency) {
+    const part = this.#part;
+    const tails = new Map();
+    const running = new Set();
+    try {
+      for (;;) {
+        const message = await part.next();
+        if (message === null) return;
+        const { key } = message;
+        const before = key === null ? null : (tails.get(key) ?? null);
+        const handling = this.#handle(handler, message, before).finally(() => {
+          running.delete(handling);
+          if (tails.get(key) === handling) tails.delete(key);
+        });
+        handling.catch(() => {}); // it has ended the reader
+        running.add(handling);
+        if (key !== null) tails.set(key, handling);
+        if (running.size >= concurrency) await Promise.race(running);
+      }
+    } catch (error) {
+      this.#fail(error);
+    }
+  }
+
+  async #handle(handler, message, before) {
+    if (before !== null) await before;
+    if (this.#part.failure !== null) throw this.#part.failure; // an earlier one has failed
+    try {
+      await handler(message);
+    } catch (error) {
+      report(`the handler failed on ${message.id}: the reader ends`, error);
+      this.#fail(error);
+      throw error;
+    }
+    this.#part.ledger.finished(message);
+  }
+
+  #fail(error) {
+    const its = { code: "handler", cause: error };
+    const failure = error instanceof TocsinError ? error : new TocsinError(wordsOf(error), its);
+    const { session, number, failure: before } = this.#part;
+    if (before !== null) return;
+    if (session.isOpen) {
+      session.request({ type: "unsubscribe", ref: session.nextRef(), subscription: number });
+    }
+    this.#part.leave(failure);
+  }
+}
+
+if (Symbol.asyncDispose) {
+  Reader.prototype[Symbol.asyncDispose] = function dispose() {
+    return this.close();
+  };
+}

@@ -1,0 +1,396 @@
+/**
+ * A client's conversation with the broker. It outlives what carries it: see `dialing`.
+ *
+ * What is said is the parts' business. All frames that they have to send in one turn of the event
+ * loop travel together.
+ *
+ * @module
+ */
+
+import * as codes from "./codes.js";
+import { Dialer } from "./dialing.js";
+import { Deferred, Timer } from "./environment.js";
+import { ClientClosed, wordsOf } from "./errors.js";
+import { report } from "./requesting.js";
+import { encode, exceptionOf, NotTheProtocol, plainWelcome } from "./wire.js";
+
+/**
+ * After this share of the broker's heartbeat without a sound it is asked for a sign of life, and
+ * after the whole of it given up: sooner than the broker gives up this client.
+ */
+const SILENT_SHARE = 0.5;
+/** A page that was frozen hears what has come meanwhile before it gives up. */
+const GRACE_MS = 1000;
+/** With these an error that answers nothing ends its subscription. */
+const ENDING = new Set(["queue_not_found", "group_not_found", "unauthorized", "forbidden"]);
+/** A turn is over when in so many rounds of microtasks nothing more is to be said … */
+const QUIET_ROUNDS = 8;
+/** … or after so long. */
+const TURN_MS = 5;
+
+export class Session {
+  welcome = plainWelcome();
+  /** Why there is no session any more, and will be none; or null. */
+  failure = null;
+  /** The broker's name for this session; empty: there is none yet. */
+  sessionId = "";
+  /** The subscriptions that stand since the last welcome without having been opened anew. */
+  resumed = new Set();
+  /** Whether the session has kept its name at the last welcome. */
+  isKnown = false;
+  isOpen = false;
+  isDraining = false;
+  #settings;
+  #dialer;
+  #carrier = null;
+  /** @type {Set<import("./joining.js").Part>} */
+  #parts = new Set();
+  /** @type {Map<number, import("./joining.js").Part>} */
+  #subscribers = new Map();
+  /** @type {Set<number>} subscriptions of an earlier life of this page that may yet be claimed */
+  #reserved = new Set();
+  /** @type {Set<import("./joining.js").Part>} */
+  #dirty = new Set();
+  #isStirred = false;
+  /** @type {Deferred<void> | null} there is a flush to come */
+  #flushing = null;
+  #ref = 0;
+  /** @type {Map<number, (answer: any) => void>} */
+  #pending = new Map();
+  #timer;
+  #timerAt = Infinity;
+  #askedAt = null;
+
+  /**
+   * @param {string} url
+   * @param {{token: any, producer: string, name: string, mode: any, lingerS: number,
+   *     connectTimeoutMs: number, environment: import("./environment.js").Environment,
+   *     trace: Function, changed: (reason: string) => void}} settings `changed`: told when the
+   *     session stands, does not stand any more, or is over
+   */
+  constructor(url, settings) {
+    this.url = url;
+    this.producer = settings.producer;
+    this.#settings = settings;
+    this.#dialer = new Dialer(this, url, settings);
+    this.#timer = new Timer(settings.environment);
+  }
+
+  get #now() {
+    return this.#settings.environment.now();
+  }
+
+  // --- life -------------------------------------------------------------------------------------
+
+  /** Connect once. Rejects with CannotConnect, or with the broker's refusal. */
+  async open() {
+    await this.#dialer.open();
+  }
+
+  /** Send what is queued, end the session and everything that still waits. */
+  async close() {
+    if (this.isOpen) this.flush();
+    if (this.failure === null) this.failed(new ClientClosed());
+    await this.#dialer.close();
+  }
+
+  /** What carries the session now; null: nothing does. */
+  get transport() {
+    return this.isOpen ? (this.#carrier?.transport ?? null) : null;
+  }
+
+  /** Go on with the session of an earlier life of this page, whose places may be claimed. */
+  recall(sessionId, reserved) {
+    this.sessionId = sessionId;
+    this.#reserved = new Set(reserved);
+  }
+
+  /** A place of before has been taken. */
+  claim(number) {
+    this.#reserved.delete(number);
+  }
+
+  /** Nobody has taken these places: they are given up. */
+  releaseReserved() {
+    const left = [...this.#reserved].filter((number) => this.resumed.has(number));
+    this.#reserved.clear();
+    for (const number of left) this.#unsubscribe(number);
+  }
+
+  /** The page is left: say what is to be said, and let the broker keep the session. */
+  suspend() {
+    this.flush();
+    this.#dialer.suspend();
+    this.lost();
+    this.#settings.changed("the page is left");
+  }
+
+  /** The page ends for good: a session that nobody else would end is ended. */
+  bequeath() {
+    this.flush();
+    this.#carrier?.bequeath?.();
+  }
+
+  /** The page is there again; `isOurs`: nobody else has gone on with the session meanwhile. */
+  wake(isOurs) {
+    if (!isOurs) this.sessionId = "";
+    this.#dialer.wake();
+  }
+
+  /** The page is looked at again, or the network is back. */
+  hurry() {
+    if (this.failure !== null) return;
+    this.#dialer.hurry();
+    if (this.isOpen) this.#tick();
+  }
+
+  // --- dialing.Host -----------------------------------------------------------------------------
+
+  /** With the name of the session that is to go on. */
+  hello(token) {
+    return encode({
+      type: "hello",
+      client: this.#settings.name,
+      producer: this.producer,
+      linger_s: this.#settings.lingerS || undefined,
+      session: this.sessionId || undefined,
+      token: token ?? undefined,
+    });
+  }
+
+  welcomed(carrier, welcome) {
+    this.#carrier = carrier;
+    this.welcome = welcome;
+    this.isKnown = this.sessionId !== "" && welcome.session === this.sessionId;
+    this.resumed = new Set(this.isKnown ? welcome.resumed : []);
+    this.sessionId = welcome.session;
+    this.isOpen = true;
+    this.isDraining = false;
+    this.#askedAt = null;
+    this.wakeAt(this.#now + 1000 * welcome.heartbeat_s * SILENT_SHARE);
+    for (const number of this.resumed) { // closed while nothing carried it
+      if (!this.#subscribers.has(number) && !this.#reserved.has(number)) this.#unsubscribe(number);
+    }
+    for (const part of [...this.#parts]) part.opened();
+    this.#settings.changed("");
+  }
+
+  lost() {
+    const wasOpen = this.isOpen;
+    this.isOpen = false;
+    this.#carrier = null;
+    if (!wasOpen) return;
+    this.#answerAllLost();
+    for (const part of [...this.#parts]) part.disconnected();
+  }
+
+  /** Also when the client is closed. */
+  failed(error) {
+    this.failure = error;
+    this.isOpen = false;
+    this.#timer.cancel();
+    this.#answerAllLost();
+    for (const part of [...this.#parts]) part.failed(error);
+    this.#settings.changed(error.message);
+  }
+
+  /** What the broker says of this session cannot be: end it, and go on with another one. */
+  beginAnew() {
+    this.sessionId = "";
+    this.#breakOff(codes.GOOD_BYE, "another session is needed");
+  }
+
+  // --- for the parts ----------------------------------------------------------------------------
+
+  /** From now on it is told what happens. */
+  add(part) {
+    this.#parts.add(part);
+  }
+
+  /** It has left. */
+  remove(part) {
+    this.#parts.delete(part);
+    this.#dirty.delete(part);
+  }
+
+  /** Pushes of this subscription go to `part`; null: to nobody. */
+  route(number, part) {
+    if (part === null) this.#subscribers.delete(number);
+    else this.#subscribers.set(number, part);
+  }
+
+  /** A fresh ref. */
+  nextRef = () => {
+    this.#ref += 1;
+    return this.#ref;
+  };
+
+  /** `answered` gets the `ok` or `error` to the request with this ref; null: it was lost. */
+  expect(ref, answered) {
+    this.#pending.set(ref, answered);
+  }
+
+  /** Send a frame at once, behind what the parts have to send. Not open: nothing happens. */
+  request(frame) {
+    this.flush();
+    if (this.isOpen) this.#carrier.send([encode(frame)]);
+  }
+
+  #unsubscribe(number) {
+    this.request({ type: "unsubscribe", ref: this.nextRef(), subscription: number });
+  }
+
+  /** It has something to send: at the end of this turn. */
+  dirty(part) {
+    this.#dirty.add(part);
+    this.#isStirred = true;
+    if (this.#flushing !== null) return;
+    this.#flushing = new Deferred();
+    this.#settle(0, this.#now + TURN_MS);
+  }
+
+  #settle(round, until) {
+    queueMicrotask(() => {
+      const next = this.#isStirred ? 0 : round + 1;
+      this.#isStirred = false;
+      if (next < QUIET_ROUNDS && this.#now < until) {
+        this.#settle(next, until);
+        return;
+      }
+      const { resolve } = this.#flushing;
+      this.#flushing = null;
+      this.flush();
+      resolve();
+    });
+  }
+
+  /** Resolves when what is to be said in this turn has been handed to the carrier. */
+  async flushed() {
+    await this.#flushing?.promise;
+  }
+
+  /** Send what the parts have to send, now. */
+  flush() {
+    if (!this.isOpen || this.#dirty.size === 0) return;
+    const now = this.#now;
+    const dirty = this.#dirty;
+    this.#dirty = new Set();
+    const frames = [];
+    for (const part of dirty) frames.push(...part.collect(now));
+    if (frames.length > 0) this.#carrier?.send(frames);
+  }
+
+  /** False: the socket's buffer is full, or the broker drains; publish nothing more now. */
+  get isWritable() {
+    return this.#carrier !== null && this.#carrier.isWritable && !this.isDraining;
+  }
+
+  /** Call the parts' `expire` then, or before. */
+  wakeAt(when) {
+    if (when === Infinity || this.failure !== null || this.#timerAt <= when) return;
+    this.#timerAt = when;
+    this.#timer.set(when - this.#now, () => this.#tick());
+  }
+
+  #tick() {
+    const lateMs = this.#now - this.#timerAt;
+    this.#timer.cancel();
+    this.#timerAt = Infinity;
+    const now = this.#now;
+    for (const part of [...this.#parts]) part.expire(now);
+    this.#beat(now, lateMs);
+    this.flush();
+    for (const part of this.#parts) this.wakeAt(part.nextDeadline());
+  }
+
+  /** Ask for a sign of life where there was none for long, and give up where none comes. */
+  #beat(now, lateMs) {
+    const carrier = this.#carrier;
+    if (!this.isOpen || carrier === null) return;
+    const shareMs = 1000 * this.welcome.heartbeat_s * SILENT_SHARE;
+    if (this.#askedAt !== null && carrier.heardAt >= this.#askedAt) this.#askedAt = null;
+    if (this.#askedAt !== null && now >= this.#askedAt + shareMs) {
+      if (lateMs < GRACE_MS) {
+        carrier.abort(); // its end is told, and the session goes on elsewhere
+      } else {
+        this.#askedAt = now + GRACE_MS - shareMs; // timers stood still: what came is heard now
+        this.wakeAt(now + GRACE_MS);
+      }
+    } else if (this.#askedAt === null && now >= carrier.heardAt + shareMs) {
+      this.#askedAt = now;
+      carrier.send([encode({ type: "ping" })]);
+      this.wakeAt(now + shareMs);
+    } else {
+      this.wakeAt((this.#askedAt ?? carrier.heardAt) + shareMs);
+    }
+  }
+
+  // --- what the carrier tells (websocket.Listener) ----------------------------------------------
+
+  onOpen() {}
+
+  /** A message: one frame or several. */
+  onFrames(read) {
+    try {
+      this.takeIn(read());
+    } catch (error) {
+      if (!(error instanceof NotTheProtocol)) report("a message that cannot be", error);
+      this.#breakOff(codes.PROTOCOL_ERROR, `not tocsin.v1: ${wordsOf(error)}`);
+    }
+    if (this.#now >= this.#timerAt) this.#tick(); // timers of a page that is not looked at are late
+  }
+
+  /** Go on over another carrier, without waiting for the end of this one. */
+  #breakOff(code, why) {
+    const carrier = this.#carrier;
+    if (carrier === null) return;
+    carrier.listen(null);
+    carrier.close(code, why);
+    this.onClosed(code, why);
+  }
+
+  /** Frames, in order. */
+  takeIn(frames) {
+    const now = this.#now;
+    for (const frame of frames) {
+      if (frame.type === "push") this.#subscribers.get(frame.subscription)?.pushed(frame, now);
+      else if (frame.type === "revoked") this.#subscribers.get(frame.subscription)?.revoked(frame);
+      else if (frame.type === "drain") this.#drain(frame);
+      else if (frame.type !== "welcome") this.#answer(frame); // for that `welcomed` was called
+    }
+  }
+
+  #drain(frame) {
+    this.isDraining = true;
+    this.#dialer.advised(frame.reconnect_after_s);
+  }
+
+  /** An `ok`, an `error` or a `pong`. */
+  #answer(frame) {
+    const answered = frame.ref === null ? undefined : this.#pending.get(frame.ref);
+    if (answered !== undefined) {
+      this.#pending.delete(frame.ref);
+      answered(frame);
+    } else if (frame.type === "error" && ENDING.has(frame.code) && frame.subscription !== null) {
+      this.#subscribers.get(frame.subscription)?.ended(exceptionOf(frame));
+    }
+  }
+
+  /** The socket has drained: go on publishing. */
+  onWritable() {
+    for (const part of this.#parts) this.dirty(part);
+  }
+
+  /** The carrier has ended. */
+  onClosed(closeCode, reason) {
+    this.lost();
+    this.#settings.changed(reason || `the connection was lost (${closeCode})`);
+    this.#dialer.ended(closeCode, reason);
+  }
+
+  #answerAllLost() {
+    const pending = [...this.#pending.values()];
+    this.#pending.clear();
+    for (const answered of pending) answered(null);
+  }
+}

@@ -1,0 +1,226 @@
+/**
+ * What a consumer says of its deliveries, and what of that the broker has perhaps not heard. Pure.
+ *
+ * An ack without an answer may be lost with the connection. So what was acked is remembered until a
+ * pong, asked for behind it, says that it has arrived; after coming back everything that was
+ * perhaps not heard is said again, which settles nothing twice (R21).
+ *
+ * @module
+ */
+
+import { State } from "./message.js";
+import { columns, names, parts, ranges, RANGES_PER_FRAME_MAX } from "./places.js";
+
+/** With so many rows of acks since the last pong another one is asked for. */
+export const UNHEARD_ROWS = 64;
+
+/** The outgoing side of one subscription. */
+export class Settlements {
+  #started;
+  #acked;
+  #again;
+  /** Acked since the last question, and before it. */
+  #unheard;
+  #asked;
+  #question;
+  #confirm;
+  #confirming;
+  #nacked;
+  #nacking;
+
+  /** @param {number} subscription */
+  constructor(subscription) {
+    this.subscription = subscription;
+    this.#forget();
+  }
+
+  #forget() {
+    this.#started = [];
+    this.#acked = [];
+    this.#again = [];
+    this.#unheard = [];
+    this.#asked = [];
+    this.#question = null;
+    this.#confirm = [];
+    this.#confirming = new Map();
+    this.#nacked = [];
+    this.#nacking = new Map();
+  }
+
+  // --- what the consumer says -------------------------------------------------------------------
+
+  /** Its handler begins (R19). */
+  start(message) {
+    this.#started.push(message);
+  }
+
+  /** It is done. */
+  ack(message) {
+    const { held } = message;
+    if (held.acked.length === 0) this.#acked.push(held);
+    held.acked.push(message.offset);
+  }
+
+  /** It is done, and `ticket` waits for the answer. */
+  confirm(message, ticket) {
+    this.#confirm.push({ message, ticket });
+  }
+
+  /** It is to come again. @param {{delayS?: number, reason?: string}} how */
+  nack(message, how) {
+    this.#nacked.push({ message, how });
+  }
+
+  // --- what goes out ----------------------------------------------------------------------------
+
+  /** The frames that are to be sent now, in this order. `closed` learns of the nacks. */
+  take(nextRef, closed) {
+    const { subscription } = this;
+    const marked = this.#started.filter((message) => message.state === State.HANDED);
+    const started = columns(marked); // what is settled in the same breath needs no mark
+    this.#started = [];
+    let marks = parts(started).map((part) => ({ type: "extend", subscription, started: part }));
+    const acked = [
+      ...this.#again,
+      ...this.#acked.map((held) => [...held.place, ...ranges(held.acked)]),
+    ];
+    for (const held of this.#acked) held.acked = [];
+    this.#acked = [];
+    this.#again = [];
+    const acks = parts(acked).map((deliveries) => ({ type: "ack", subscription, deliveries }));
+    if (marks.length === 1 && acks.length > 0) {
+      acks[0].started = started; // the ordinary case: marks travel with the acks
+      marks = [];
+    }
+    const frames = [...marks, ...acks, ...this.#confirms(nextRef), ...this.#nacks(nextRef, closed)];
+    this.#unheard.push(...acked);
+    if (this.#question === null && this.#unheard.length >= UNHEARD_ROWS) {
+      this.#question = nextRef();
+      this.#asked = this.#unheard;
+      this.#unheard = [];
+      frames.push({ type: "ping", ref: this.#question });
+    }
+    return frames;
+  }
+
+  #confirms(nextRef) {
+    const waiting = this.#confirm;
+    this.#confirm = [];
+    return chunks(waiting).map((chunk) => {
+      const ref = nextRef();
+      this.#confirming.set(ref, chunk);
+      const deliveries = columns(chunk.map(({ message }) => message));
+      return { type: "ack", subscription: this.subscription, deliveries, ref };
+    });
+  }
+
+  #nacks(nextRef, closed) {
+    const alike = new Map();
+    for (const { message, how } of this.#nacked) {
+      const name = JSON.stringify([how.delayS, how.reason]);
+      if (!alike.has(name)) alike.set(name, { how, messages: [] });
+      alike.get(name).messages.push(message);
+    }
+    this.#nacked = [];
+    const frames = [];
+    for (const { how, messages } of alike.values()) {
+      for (const chunk of chunks(messages)) {
+        const ref = nextRef();
+        this.#nacking.set(ref, { how, messages: chunk });
+        closed.ask(ref, chunk);
+        frames.push({
+          type: "nack", subscription: this.subscription, ref,
+          delay_s: how.delayS, reason: how.reason, deliveries: columns(chunk),
+        });
+      }
+    }
+    return frames;
+  }
+
+  // --- what was heard ---------------------------------------------------------------------------
+
+  /** The pong has come: what was said before its ping has arrived. */
+  heard(ref) {
+    if (ref !== this.#question) return;
+    this.#question = null;
+    this.#asked = [];
+  }
+
+  /** The broker has read a nack. */
+  nackAnswered(ref) {
+    this.#nacking.delete(ref);
+  }
+
+  /**
+   * The answer to a confirmed ack, of whose deliveries the broker did not settle `refused`.
+   *
+   * @returns {{settled: any[], stale: any[]}} tickets
+   */
+  confirmed(ref, refused) {
+    const found = { settled: [], stale: [] };
+    for (const { message, ticket } of this.#confirming.get(ref) ?? []) {
+      const isGone = names(refused, message.held.place, message.offset);
+      found[isGone ? "stale" : "settled"].push(ticket);
+    }
+    this.#confirming.delete(ref);
+    return found;
+  }
+
+  // --- coming back ------------------------------------------------------------------------------
+
+  /** What is settled or returned here, and perhaps not at the broker. */
+  unheard() {
+    const nacking = [...this.#nacking.values()].flatMap(({ messages }) => messages);
+    const nacked = [...this.#nacked.map(({ message }) => message), ...nacking];
+    return [...this.unheardAcks(), ...columns(nacked)];
+  }
+
+  /** Of these, what is settled. */
+  unheardAcks() {
+    const confirming = [...this.#confirm, ...[...this.#confirming.values()].flat()];
+    const queued = this.#acked.map((held) => [...held.place, ...ranges(held.acked)]);
+    const confirmed = columns(confirming.map(({ message }) => message));
+    return [...this.#again, ...this.#asked, ...this.#unheard, ...queued, ...confirmed];
+  }
+
+  /** Acks of an earlier life of this page: they are said (again). */
+  recall(deliveries) {
+    this.#again = deliveries;
+  }
+
+  /**
+   * Whatever was perhaps not heard, and the marks of what is in hand (R19). Returns the messages
+   * that are to be nacked again.
+   */
+  sayAgain(handed) {
+    this.#again = [...this.#again, ...this.#asked, ...this.#unheard];
+    this.#asked = [];
+    this.#unheard = [];
+    this.#question = null;
+    this.#confirm = [...[...this.#confirming.values()].flat(), ...this.#confirm];
+    this.#confirming.clear();
+    const nacking = [...this.#nacking.values()];
+    const again = nacking.flatMap(({ how, messages }) =>
+      messages.map((message) => ({ message, how })),
+    );
+    this.#nacked = [...this.#nacked, ...again];
+    this.#nacking.clear();
+    this.#started = [...handed];
+    return this.#nacked.map(({ message }) => message);
+  }
+
+  /** Nothing that was said counts. Returns the tickets that still wait. */
+  lost() {
+    const waiting = [...this.#confirm, ...[...this.#confirming.values()].flat()];
+    this.#forget();
+    return waiting.map(({ ticket }) => ticket);
+  }
+}
+
+function chunks(list) {
+  const found = [];
+  for (let at = 0; at < list.length; at += RANGES_PER_FRAME_MAX) {
+    found.push(list.slice(at, at + RANGES_PER_FRAME_MAX));
+  }
+  return found;
+}

@@ -1,0 +1,127 @@
+/**
+ * A place in a group, as the user sees it.
+ *
+ * @module
+ */
+
+import { ClientClosed, StaleDelivery, wordsOf } from "./errors.js";
+import { State } from "./message.js";
+import { report } from "./requesting.js";
+
+const REASON_CHARS_MAX = 500;
+
+/**
+ * Made by `Client.subscribe`. Without a handler it is an async iterable: each message comes when
+ * its key is free, and several loops may run over it at once. Leaving a loop does not leave the
+ * group: `close` does, and returns what is not settled.
+ */
+export class Subscription {
+  #part;
+  #handler;
+
+  /**
+   * @param {import("./consumer.js").Consumer} part
+   * @param {Function | null} handler
+   * @param {number} concurrency
+   */
+  constructor(part, handler, concurrency) {
+    this.#part = part;
+    this.#handler = handler;
+    if (handler !== null) {
+      for (let worker = 0; worker < concurrency; worker += 1) this.#work(handler);
+    }
+  }
+
+  get queue() {
+    return this.#part.queue;
+  }
+
+  get group() {
+    return this.#part.group;
+  }
+
+  /** Resolves with this when the broker has let it in; rejects with what the broker says. */
+  get opened() {
+    const opened = this.#part.joined.promise.then(() => this);
+    opened.catch(() => {}); // who does not ask learns it from the iteration, or from `ended`
+    return opened;
+  }
+
+  /** Resolves when it is over: with null when it was closed, else with the error. */
+  get ended() {
+    return this.#part.over.promise;
+  }
+
+  /** Leave the group: send the acks that are queued, and return what is not settled. */
+  async close() {
+    await this.#part.close();
+  }
+
+  /** The next message whose key is free, if one is here; null: not now. */
+  nextNowait() {
+    return this.#part.take();
+  }
+
+  /** As an async iterator. Rejects with why it is over, unless it was closed. */
+  async next() {
+    if (this.#handler !== null) {
+      throw new TypeError("its messages go to the handler that subscribe was given");
+    }
+    const message = await this.#part.next();
+    if (message !== null) return { value: message, done: false };
+    const { failure } = this.#part;
+    if (failure !== null && !(failure instanceof ClientClosed)) throw failure;
+    return { value: undefined, done: true };
+  }
+
+  /** A loop was left. */
+  async return(value) {
+    return { value, done: true };
+  }
+
+  [Symbol.asyncIterator]() {
+    return this;
+  }
+
+  /** Handle one message after another, until it is over. */
+  async #work(handler) {
+    const part = this.#part;
+    for (;;) {
+      const message = await part.next();
+      if (message === null) return;
+      const { signal } = message;
+      part.begins(message);
+      try {
+        await handler(message, { signal });
+        await settle(message, () => message.ack());
+      } catch (error) {
+        if (message.state === State.HANDED) report(`the handler failed on ${message.id}`, error);
+        const reason = reasonOf(error);
+        await settle(message, () => message.nack({ reason }));
+      } finally {
+        part.finished(message);
+      }
+    }
+  }
+}
+
+if (Symbol.asyncDispose) {
+  Subscription.prototype[Symbol.asyncDispose] = function dispose() {
+    return this.close();
+  };
+}
+
+/** Settle it, unless the handler has, or it is gone. */
+async function settle(message, how) {
+  if (message.state !== State.HANDED) return;
+  try {
+    await how();
+  } catch (error) {
+    if (!(error instanceof StaleDelivery)) throw error;
+  }
+}
+
+function reasonOf(error) {
+  const kind = error instanceof Error ? `${error.name}: ` : "";
+  return `${kind}${wordsOf(error)}`.toWellFormed().slice(0, REASON_CHARS_MAX);
+}

@@ -1,0 +1,255 @@
+/**
+ * The frames of `tocsin.v1` as this client writes and reads them. Pure.
+ *
+ * A WebSocket message carries one frame, an object, or several, an array of objects. What is read
+ * tolerates what it does not know, fields and frames, so that a newer broker can add; a known field
+ * of a wrong type is an error, because what cannot be believed must not be acted upon.
+ *
+ * @module
+ */
+
+import { brokerError } from "./errors.js";
+
+/** Frames that the broker takes in one message. */
+export const FRAMES_PER_MESSAGE_MAX = 256;
+/** A message is closed when it has grown so large, in characters; one frame may be larger. */
+export const MESSAGE_CHARS_AIM = 512 * 1024;
+/** What a client may say before a welcome has named the bounds. */
+export const FRAME_BYTES_MAX = 2 * 1_048_576;
+
+/** What is no frame of the protocol. */
+export class NotTheProtocol extends Error {}
+
+// --- what this client says ----------------------------------------------------------------------
+
+/** A frame as text; fields that are undefined are left out. @param {object} frame */
+export function encode(frame) {
+  return JSON.stringify(frame);
+}
+
+/**
+ * A publish of encoded messages; message i has the sequence `sequence + i`.
+ *
+ * @param {number} ref
+ * @param {string} queue
+ * @param {number} sequence
+ * @param {number} resolved
+ * @param {string[]} messages
+ */
+export function publishFrame(ref, queue, sequence, resolved, messages) {
+  const head = `{"type":"publish","ref":${ref},"queue":${JSON.stringify(queue)},`;
+  return (
+    `${head}"sequence":${sequence},"resolved":${resolved},` + `"messages":[${messages.join(",")}]}`
+  );
+}
+
+/** Messages that carry these frames, in order. @param {string[]} frames @returns {string[]} */
+export function joinFrames(frames) {
+  const joined = [];
+  let part = [];
+  let size = 0;
+  for (const frame of frames) {
+    const isFull =
+      size + frame.length > MESSAGE_CHARS_AIM || part.length >= FRAMES_PER_MESSAGE_MAX;
+    if (part.length > 0 && isFull) {
+      joined.push(together(part));
+      part = [];
+      size = 0;
+    }
+    part.push(frame);
+    size += frame.length + 1;
+  }
+  if (part.length > 0) joined.push(together(part));
+  return joined;
+}
+
+function together(frames) {
+  return frames.length === 1 ? frames[0] : `[${frames.join(",")}]`;
+}
+
+// --- what the broker says -----------------------------------------------------------------------
+
+/**
+ * The frames of one message; frames of a type that is not known are left out.
+ *
+ * @param {string} text
+ * @returns {object[]}
+ * @throws {NotTheProtocol} it is not JSON, or a known frame has a field of a wrong type
+ */
+export function decode(text) {
+  let said;
+  try {
+    said = JSON.parse(text);
+  } catch (error) {
+    throw new NotTheProtocol(`not JSON: ${/** @type {Error} */ (error).message}`);
+  }
+  return framesOf(said);
+}
+
+/** As `decode`, of what has been parsed. @param {unknown} said @returns {object[]} */
+export function framesOf(said) {
+  const frames = [];
+  for (const frame of Array.isArray(said) ? said : [said]) {
+    if (!isObject(frame) || typeof frame.type !== "string") {
+      throw new NotTheProtocol("a frame is an object with a type");
+    }
+    const fields = FIELDS.get(frame.type);
+    if (fields !== undefined) frames.push(checked(frame, fields));
+  }
+  return frames;
+}
+
+export function isObject(value) {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+const isText = (value) => typeof value === "string";
+const isFlag = (value) => typeof value === "boolean";
+const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
+const isWhole = Number.isSafeInteger;
+const areWhole = (value) => Array.isArray(value) && value.every(isWhole);
+const areRows = (value) => Array.isArray(value) && value.every(isRow);
+const isRow = (row) => areWhole(row) && row.length >= 3;
+const isPair = (value) => areWhole(value) && value.length === 2;
+const areObjects = (value) => Array.isArray(value) && value.every(isObject);
+const arePlaces = (value) => isObject(value) && Object.values(value).every(isPair);
+const areTexts = (value) => isObject(value) && Object.values(value).every(isText);
+
+/** Per field: its test, and what it is where it is left out; without that it must be there. */
+const MESSAGE = {
+  key: [isText, null],
+  body_base64: [isText, null],
+  content_type: [isText, null],
+  id: [isText, null],
+  headers: [areTexts, null],
+  sent_unix_ms: [isWhole, null],
+};
+const VERDICT = {
+  partition: [isWhole],
+  verdict: [isText],
+  from: [isWhole, null],
+  to: [isWhole, null],
+  generation: [isWhole, 0],
+  next: [isWhole, null],
+  reason: [isText, ""],
+};
+const areMessages = (value) => areObjects(value) && value.every((one) => checked(one, MESSAGE));
+const areVerdicts = (value) => areObjects(value) && value.every((one) => checked(one, VERDICT));
+const areReceipts = (value) =>
+  Array.isArray(value) && value.every((one) => Array.isArray(one) || isObject(one));
+
+const FIELDS = new Map(
+  Object.entries({
+    welcome: {
+      session: [isText, ""],
+      broker: [isText, ""],
+      heartbeat_s: [isNumber, 20],
+      linger_s: [isNumber, 0],
+      resumed: [areWhole, null],
+      frame_bytes_max: [isWhole, FRAME_BYTES_MAX],
+      messages_per_publish_max: [isWhole, 1000],
+      in_flight_max: [isWhole, 10_000],
+      credit_max: [isWhole, 10_000],
+    },
+    ok: {
+      ref: [isWhole],
+      receipts: [areReceipts, []],
+      durability: [isObject, null],
+      id_prefix: [isText, null],
+      lease_s: [isNumber, null],
+      queue_id: [isText, ""],
+      positions: [areVerdicts, []],
+      settled: [isWhole, 0],
+      stale: [areRows, []],
+      revoked: [areRows, []],
+    },
+    error: {
+      code: [isText],
+      detail: [isText, ""],
+      retry: [isFlag, false],
+      retry_after_s: [isNumber, null],
+      ref: [isWhole, null],
+      subscription: [isWhole, null],
+      deliveries: [areRows, []],
+      stale: [areRows, []],
+    },
+    push: {
+      subscription: [isWhole],
+      partition: [isWhole, -1],
+      messages: [areMessages, []],
+      id_prefix: [isText, ""],
+      published_unix_ms: [isNumber, 0],
+      offset: [isWhole, null],
+      epoch: [isWhole, 0],
+      push: [isWhole, 0],
+      attempt: [isWhole, 1],
+      skips: [areWhole, []],
+      offsets: [areWhole, null],
+      next: [isWhole, null],
+      gap: [isPair, null],
+      positions: [arePlaces, {}],
+    },
+    revoked: { subscription: [isWhole], deliveries: [areRows, []], reason: [isText, ""] },
+    drain: { reconnect_after_s: [isNumber, 0], reason: [isText, ""] },
+    pong: { ref: [isWhole, null] },
+  }),
+);
+
+/** An object with its known fields tested, and those that are left out (or null) filled in. */
+function checked(frame, fields) {
+  for (const name in fields) {
+    const [test, absent] = fields[name];
+    const value = Object.hasOwn(frame, name) ? frame[name] : undefined;
+    if (value === undefined || value === null) {
+      if (absent === undefined) throw new NotTheProtocol(`${name} is missing`);
+      frame[name] = absent;
+    } else if (!test(value)) {
+      throw new NotTheProtocol(`${name} has a wrong type`);
+    }
+  }
+  return frame;
+}
+
+/** The default frame of a welcome, until one has come. */
+export function plainWelcome() {
+  return checked({ type: "welcome" }, FIELDS.get("welcome"));
+}
+
+/**
+ * The offset of each message of a push, in order: consecutive from `offset` but for `skips`, or
+ * `offsets`.
+ *
+ * @param {any} push
+ * @returns {number[]}
+ */
+export function placesOf(push) {
+  if (push.offsets !== null) return push.offsets;
+  const skips = new Set(push.skips);
+  const places = [];
+  for (let offset = push.offset ?? 0; places.length < push.messages.length; offset += 1) {
+    if (!skips.has(offset)) places.push(offset);
+  }
+  return places;
+}
+
+/** An error frame, a refused message or a problem document as an error. */
+export function exceptionOf(said) {
+  const text = (value, otherwise) => (typeof value === "string" ? value : otherwise);
+  return brokerError(text(said.code, "internal"), text(said.detail, ""), {
+    retry: said.retry === true,
+    retryAfterS: isNumber(said.retry_after_s) ? said.retry_after_s : null,
+  });
+}
+
+/** The first and last offset that are gone, or null. */
+export function gapOf(verdict) {
+  const { from, to } = verdict;
+  return verdict.verdict === "gap" && from !== null && to !== null ? [from, to] : null;
+}
+
+/** Where a verdict says that reading goes on, as [generation, next offset]; or null. */
+export function placeOf(verdict) {
+  const gap = gapOf(verdict);
+  const next = verdict.next ?? (gap === null ? verdict.from : gap[1] + 1);
+  return next === null ? null : [verdict.generation, next];
+}
