@@ -337,7 +337,7 @@ class Credit {
     if (type === "subscribe") {
       if (!this.#first.has(number)) this.#first.set(number, credit);
       // What is held over a restart of the broker has taken its room already.
-      this.#windows.set(number, held?.length ? this.#first.get(number) : credit);
+      this.#windows.set(number, held ? this.#first.get(number) : credit);
       this.#granted.set(number, credit);
     } else if (type === "credit") {
       const room = this.#windows.get(number);

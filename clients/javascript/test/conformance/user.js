@@ -118,12 +118,12 @@ export class User {
   }
 
   async subscribe(line, { queue = "orders", group, credit, ...more }) {
-    const options = { autoExtend: false, ...camel(more), concurrency: credit };
+    const options = { autoExtend: false, ...camel(more), concurrency: credit, credit };
     this.#open(line, this.#connected.subscribe(queue, group, options));
   }
 
   async read(line, { queue = "orders", credit, position, ...more }) {
-    const options = { ...camel(more), concurrency: credit };
+    const options = { ...camel(more), concurrency: credit, credit };
     if (position !== undefined) options.start = this.#replay.captures.fill(position);
     this.#open(line, this.#connected.read(queue, options));
   }
