@@ -29,6 +29,7 @@ const CREDIT_PER_HANDLER = 4;
 const READ_CREDIT = 1000;
 /** A place of before a reload that nobody takes is given up after so long. */
 const CLAIM_MS = 10_000;
+const HELLO = '{"type":"hello",';
 const OPTIONS = new Set([
   "token", "name", "producer", "transport", "lingerS", "connectTimeoutS", "resume", "trace",
   "environment",
@@ -62,6 +63,7 @@ export class Client extends Calls {
   #keeper = null;
   #claims;
   #number = 0;
+  #hasStood = false;
   #isSuspended = false;
   /** @type {Set<Consumer | ReadPart>} */
   #parts = new Set();
@@ -103,18 +105,24 @@ export class Client extends Calls {
 
   /** Connect once; part of `connect`. */
   async open() {
-    try {
-      await this.#session.open();
-    } catch (error) {
-      await this.#session.close();
-      throw error;
-    }
     for (const [name, listener] of this.#listeners) {
       this.#environment.page?.addEventListener(name, listener);
     }
-    if (this.#keeper !== null) {
-      this.#claims.set(CLAIM_MS, () => this.#session.releaseReserved());
+    try {
+      await this.#session.open();
+    } catch (error) {
+      await this.close();
+      this.#keeper?.restore();
+      throw error;
     }
+    this.#hasStood = true;
+    this.#keeper?.used();
+    if (this.#keeper !== null) this.#claims.set(CLAIM_MS, () => this.#giveUpPlaces());
+  }
+
+  #giveUpPlaces() {
+    this.#keeper.giveUp();
+    this.#session.releaseReserved();
   }
 
   /**
@@ -195,7 +203,7 @@ export class Client extends Calls {
     }
     const isPlain = Object.keys(settings).length === 0;
     const prepare = isPlain ? null : () => this.putGroup(queue, group, { start, ...settings });
-    const subscription = new Subscription(part, handler, concurrency);
+    const subscription = new Subscription(part, checkedHandler(handler), concurrency);
     this.#add(part, prepare);
     return subscription;
   }
@@ -223,7 +231,7 @@ export class Client extends Calls {
     });
     const place = this.#keeper?.reader(queue, keys) ?? null;
     if (place !== null) part.recall(place);
-    const reader = new Reader(part, handler, atLeastOne("concurrency", concurrency));
+    const reader = new Reader(part, checkedHandler(handler), atLeastOne("concurrency", concurrency));
     this.#add(part, null);
     return reader;
   }
@@ -269,8 +277,9 @@ export class Client extends Calls {
   /** The page is left: for a reload, for another page, or for good. Nobody knows. */
   #left(event) {
     if (this.#session.failure !== null || this.#isSuspended) return;
+    this.#keeper?.restore(); // where no session stands yet
     this.#session.flush();
-    const isKept = this.#keeper !== null && this.sessionId !== "" && this.#keeper.write({
+    const isKept = this.#keeper !== null && this.#hasStood && this.#keeper.write({
       session: this.sessionId,
       producer: this.producer,
       sequences: this.#publisher.sequences(),
@@ -295,7 +304,11 @@ export class Client extends Calls {
   #back(event) {
     if (event.persisted && this.#isSuspended && this.#keeper !== null) {
       this.#isSuspended = false;
-      this.#session.wake(this.#keeper.takeBack());
+      if (!this.#keeper.takeBack()) {
+        this.#session.forget(freshName(this.#environment));
+        this.#publisher.forget();
+      }
+      this.#session.wake();
     } else {
       this.#session.hurry();
     }
@@ -338,13 +351,24 @@ function checkedChoice(name, choice, words) {
   throw new TypeError(`${name} is a function, or one of ${words.join(", ")}`);
 }
 
-/** The user's trace, whose failures are its own. */
+function checkedHandler(handler) {
+  if (handler === null || typeof handler === "function") return handler;
+  throw new TypeError("a handler is a function");
+}
+
+/** The user's trace, whose failures are its own. It is not shown the token. */
 function traced(trace) {
   return (direction, transport, said) => {
     try {
-      trace(direction, transport, typeof said === "string" ? said : JSON.stringify(said));
+      const text = typeof said === "string" ? said : JSON.stringify(said);
+      trace(direction, transport, text.startsWith(HELLO) ? withoutToken(text) : text);
     } catch (error) {
       report("the trace has failed", error);
     }
   };
+}
+
+function withoutToken(hello) {
+  const { token, ...shown } = JSON.parse(hello);
+  return JSON.stringify(token === undefined ? shown : { ...shown, token: "…" });
 }

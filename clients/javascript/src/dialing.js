@@ -70,7 +70,8 @@ class Greeting {
 
   /** There was no welcome. */
   onClosed(closeCode, reason) {
-    if (this.#carrier.refusal !== null) this.refuse(this.#carrier.refusal);
+    const { refusal } = this.#carrier;
+    if (refusal !== null && refusal.code !== "cannot_connect") this.refuse(refusal);
     else if (closeCode === codes.UNAUTHORIZED || !codes.mayReconnect(closeCode)) {
       this.refuse(endOf(closeCode, reason));
     } else this.refuse(new CannotConnect(this.#dialer.unopened(closeCode, reason)));

@@ -22,6 +22,7 @@ export class Keeper {
   #key;
   #url;
   #written = null;
+  #recalled = null;
   /** @type {any[]} places in groups that may be taken again */
   #consumers = [];
   #readers = [];
@@ -45,13 +46,25 @@ export class Keeper {
    *     numbers: number[], numberMax: number} | null}
    */
   recall() {
-    const said = parsed(this.#take());
+    const text = this.#take();
+    const said = parsed(text);
     if (said === null || said.url !== this.#url) return null;
+    this.#recalled = text;
     this.#consumers = said.consumers;
     this.#readers = said.readers;
     const { session, producer, sequences, numberMax } = said;
     const numbers = said.consumers.map((place) => place.number);
     return { session, producer, sequences, numbers, numberMax };
+  }
+
+  /** It could not be used yet: a later life of the page may. */
+  restore() {
+    if (this.#recalled !== null) this.#put(this.#recalled);
+  }
+
+  /** A session stands that goes on with it, or it is over. */
+  used() {
+    this.#recalled = null;
   }
 
   /** The place in a group that was left, once; null: there is none. */
@@ -65,14 +78,22 @@ export class Keeper {
     return taken(this.#readers, (one) => one.queue === queue && sameKeys(one.keys) === same);
   }
 
-  /** Write it down. Whether that was possible. */
-  write(snapshot) {
-    const text = JSON.stringify({ version: VERSION, url: this.#url, ...snapshot });
-    try {
-      this.#environment.storage.setItem(this.#key, text);
-    } catch {
-      return false; // full, or forbidden meanwhile
-    }
+  /** Nobody has taken what is left. */
+  giveUp() {
+    this.#consumers = [];
+    this.#readers = [];
+  }
+
+  /** Write it down, with the places that nobody has taken yet. Whether that was possible. */
+  write({ consumers, readers, ...snapshot }) {
+    const text = JSON.stringify({
+      version: VERSION,
+      url: this.#url,
+      ...snapshot,
+      consumers: [...consumers, ...this.#consumers],
+      readers: [...readers, ...this.#readers],
+    });
+    if (!this.#put(text)) return false;
     this.#written = text;
     return true;
   }
@@ -82,6 +103,15 @@ export class Keeper {
     const written = this.#written;
     this.#written = null;
     return written !== null && this.#take() === written;
+  }
+
+  #put(text) {
+    try {
+      this.#environment.storage.setItem(this.#key, text);
+      return true;
+    } catch {
+      return false; // full, or forbidden meanwhile
+    }
   }
 
   #take() {

@@ -5,7 +5,7 @@
  */
 
 import { InvalidRequest, wordsOf } from "./errors.js";
-import { isObject } from "./wire.js";
+import { hasHalves, isObject } from "./wire.js";
 
 const FIELDS = new Set([
   "body", "key", "id", "headers", "ttlS", "contentType", "sentUnixMs",
@@ -52,6 +52,7 @@ function bodyText(body) {
   if (text === undefined) {
     throw refused(`the body has no JSON form: it is ${typeof body}; null is sent as null`);
   }
+  if (hasHalves(text)) throw refused("the body has a text with half a surrogate pair");
   return text;
 }
 

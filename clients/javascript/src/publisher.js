@@ -4,7 +4,9 @@
  * @module
  */
 
-import { PublishManyFailed, PublishTimeout, TocsinError, TooLarge } from "./errors.js";
+import {
+  OutcomeUnknown, PublishManyFailed, PublishTimeout, TocsinError, TooLarge,
+} from "./errors.js";
 import { Deferred, Timer } from "./environment.js";
 import { byteLength, encodeMessage } from "./outgoing.js";
 import { Lane } from "./publishing.js";
@@ -150,6 +152,12 @@ export class Publisher {
     const found = new Map(this.#first);
     for (const lane of this.#lanes()) found.set(lane.queue, lane.next);
     return Object.fromEntries(found);
+  }
+
+  /** What is unanswered was said under another name, which is no longer this client's. */
+  forget() {
+    const unknown = new OutcomeUnknown("unknown", "the page was left before the broker answered");
+    for (const lane of this.#lanes()) lane.fail(unknown);
   }
 
   async #room(line, fill, deadline) {

@@ -131,9 +131,14 @@ export class Session {
     this.#carrier?.bequeath?.();
   }
 
-  /** The page is there again; `isOurs`: nobody else has gone on with the session meanwhile. */
-  wake(isOurs) {
-    if (!isOurs) this.sessionId = "";
+  /** Others go on with this session: this one begins anew, under another producer. */
+  forget(producer) {
+    this.sessionId = "";
+    this.producer = producer;
+  }
+
+  /** The page is there again. */
+  wake() {
     this.#dialer.wake();
   }
 

@@ -22,9 +22,22 @@ export class NotTheProtocol extends Error {}
 
 // --- what this client says ----------------------------------------------------------------------
 
+/** Half a surrogate pair, as JSON.stringify writes it: other parsers take it for malformed. */
+const HALVES = /(?<=(?:^|[^\\])(?:\\\\)*)\\ud[89a-f][0-9a-f]{2}/g;
+
+/** JSON text; halves of surrogate pairs become U+FFFD. @param {unknown} value */
+function textOf(value) {
+  return JSON.stringify(value).replace(HALVES, "\ufffd");
+}
+
+/** Whether a JSON text that JSON.stringify made has half a surrogate pair. */
+export function hasHalves(text) {
+  return text.search(HALVES) >= 0;
+}
+
 /** A frame as text; fields that are undefined are left out. @param {object} frame */
 export function encode(frame) {
-  return JSON.stringify(frame);
+  return textOf(frame);
 }
 
 /**
@@ -37,10 +50,9 @@ export function encode(frame) {
  * @param {string[]} messages
  */
 export function publishFrame(ref, queue, sequence, resolved, messages) {
-  const head = `{"type":"publish","ref":${ref},"queue":${JSON.stringify(queue)},`;
-  return (
-    `${head}"sequence":${sequence},"resolved":${resolved},` + `"messages":[${messages.join(",")}]}`
-  );
+  const head = `{"type":"publish","ref":${ref},"queue":${textOf(queue)},`;
+  const sequences = `"sequence":${sequence},"resolved":${resolved}`;
+  return `${head}${sequences},"messages":[${messages.join(",")}]}`;
 }
 
 /** Messages that carry these frames, in order. @param {string[]} frames @returns {string[]} */
