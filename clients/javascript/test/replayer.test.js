@@ -104,7 +104,7 @@ test("what a file for brokers alone shows is not replayed", async () => {
 
 test("each wrong line is noticed", async () => {
   const results = await controlled("toy", text(LINES), toy());
-  assert.equal(results.length, 4);
+  assert.equal(results.length, 8);
   assert.deepEqual(results.filter((result) => !result.isNoticed), []);
 });
 

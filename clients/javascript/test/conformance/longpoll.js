@@ -10,6 +10,8 @@ import { ABNORMAL } from "./websocket.js";
 
 const GONE_MS = 500;
 const GOOD_BYE = 1000;
+/** More requests without time passing are without end. */
+const AT_ONCE_MAX = 1000;
 const SESSIONS = "/v1/sessions";
 
 /** A request that waits for its answer, which the signal may end before. */
@@ -224,6 +226,8 @@ const REFUSALS = {
 export class LongPolls {
   #links = new Map();
   #network;
+  #atOnce = 0;
+  #askedAt = 0;
 
   constructor(network) {
     this.#network = network;
@@ -231,6 +235,7 @@ export class LongPolls {
 
   /** As the global one. */
   fetch = async (url, options = {}) => {
+    await this.#bound();
     const { pathname, searchParams } = new URL(url);
     const method = (options.method ?? "GET").toUpperCase();
     options.signal?.throwIfAborted();
@@ -259,6 +264,16 @@ export class LongPolls {
     for (const link of this.#links.values()) {
       if (link.isLeft) link.leave("cut", null);
     }
+  }
+
+  /** A client that asks without end would leave no turn to anybody: it gets no answer. */
+  async #bound() {
+    const now = this.#network.clock.now();
+    this.#atOnce = now === this.#askedAt ? this.#atOnce + 1 : 0;
+    this.#askedAt = now;
+    if (this.#atOnce <= AT_ONCE_MAX) return;
+    this.#network.report(new Error("requests follow each other without end"));
+    await new Promise(() => {});
   }
 
   #open(options) {

@@ -17,53 +17,55 @@ const ALTERED_VALUES = ["offset", "settled", "received", "code", "lease_s"];
  * @param {string} name without its suffix
  * @param {string} text
  * @param {object} tocsin the client's module
- * @returns {Promise<{name: string, transport: string, why: string | null}[]>} why: null where the
- *     client says what is shown
+ * @returns {Promise<{name: string, transport: string, why: string | null, logged: string[]}[]>}
+ *     why: null where the client says what is shown; logged: the errors that it wrote to the
+ *     console
  */
 export async function replayed(name, text, tocsin) {
   const transcript = parse(name, text);
   if (!transcript.isForClients) return [];
   const results = [];
   for (const transport of transcript.transports) {
-    results.push({ name, transport, why: await deviation(transcript, transport, tocsin) });
+    const logged = [];
+    const why = await deviation(transcript, transport, tocsin, logged);
+    results.push({ name, transport, why, logged });
   }
   return results;
 }
 
 /**
  * Replay a file whose last two lines of the client say something else, or are left out, one after
- * another, over its first transport: each of them must be noticed.
+ * another, over each of its transports: each of them must be noticed.
  *
- * @returns {Promise<{name: string, change: string, isNoticed: boolean}[]>}
+ * @returns {Promise<{name: string, transport: string, change: string, isNoticed: boolean}[]>}
  */
 export async function controlled(name, text, tocsin) {
   const transcript = parse(name, text);
   if (!transcript.isForClients) return [];
   const results = [];
-  for (const place of awaited(transcript).slice(-2)) {
-    const line = transcript.lines[place];
-    const wrong = [];
-    if (!line.has("cut")) wrong.push(["altered", altered(transcript, place)]);
-    if (!line.has("at")) wrong.push(["left out", without(transcript, place)]);
-    for (const [change, other] of wrong) {
-      const why = await deviation(other, other.transports[0], tocsin);
+  for (const [change, wrong] of wrongs(transcript)) {
+    for (const transport of transcript.transports) {
+      const why = await deviation(wrong, transport, tocsin, []);
       const isNoticed = why !== null && why.startsWith(`${name}.jsonl:`);
-      results.push({ name, change: `line ${line.number} ${change}`, isNoticed });
+      results.push({ name, transport, change, isNoticed });
     }
   }
   return results;
 }
 
 /** Null, or how the client went another way than the transcript. */
-async function deviation(transcript, transport, tocsin) {
+async function deviation(transcript, transport, tocsin, logged) {
   const replay = new Replay(transcript, transport, tocsin);
   const stop = onUnhandled((error) => replay.report(error));
+  const { error: log } = console;
+  console.error = (...what) => logged.push(what.map(String).join(" "));
   try {
     await replay.play();
     return null;
   } catch (error) {
     return error.message;
   } finally {
+    console.error = log;
     stop();
   }
 }
@@ -84,6 +86,17 @@ function onUnhandled(report) {
 }
 
 // --- wrong transcripts --------------------------------------------------------------------------
+
+/** Its last two lines of the client, altered and left out: what was done, and the transcript. */
+function wrongs(transcript) {
+  return awaited(transcript).slice(-2).flatMap((place) => {
+    const line = transcript.lines[place];
+    const found = [];
+    if (!line.has("cut")) found.push([`line ${line.number} altered`, altered(transcript, place)]);
+    if (!line.has("at")) found.push([`line ${line.number} left out`, without(transcript, place)]);
+    return found;
+  });
+}
 
 /** The places of the lines that show what the client must say, and may not say unshown. */
 function awaited({ lines }) {
