@@ -231,7 +231,8 @@ export class Client extends Calls {
     });
     const place = this.#keeper?.reader(queue, keys) ?? null;
     if (place !== null) part.recall(place);
-    const reader = new Reader(part, checkedHandler(handler), atLeastOne("concurrency", concurrency));
+    const handlers = atLeastOne("concurrency", concurrency);
+    const reader = new Reader(part, checkedHandler(handler), handlers);
     this.#add(part, null);
     return reader;
   }

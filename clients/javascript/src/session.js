@@ -332,8 +332,6 @@ export class Session {
 
   // --- what the carrier tells (websocket.Listener) ----------------------------------------------
 
-  onOpen() {}
-
   /** A message: one frame or several. */
   onFrames(read) {
     try {

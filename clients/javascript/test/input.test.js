@@ -1,0 +1,120 @@
+/** Bad input: of the user, and of whatever answers. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { connect } from "../src/index.js";
+import { encodeMessage, fromBase64, toBase64 } from "../src/outgoing.js";
+import { checkedUrl } from "../src/requesting.js";
+import { decode, encode, joinFrames, MESSAGE_CHARS_AIM, NotTheProtocol } from "../src/wire.js";
+
+const URL = "http://broker.test";
+
+/** A page that answers everything with this. */
+function answering(status, text) {
+  return {
+    WebSocket: class {
+      constructor() {
+        throw new Error("blocked");
+      }
+    },
+    fetch: async () => new Response(text, { status }),
+  };
+}
+
+test("what has no JSON form is refused before anything is sent", () => {
+  const cycle = {};
+  cycle.itself = cycle;
+  for (const body of [undefined, 10n, cycle, () => 1, Symbol("a"), "\ud800", ["\udc00 b"]]) {
+    const refused = { name: "InvalidRequest", code: "invalid_message" };
+    assert.throws(() => encodeMessage({ body }), refused);
+  }
+  assert.equal(encodeMessage({ body: "\\ud800 😀" }), '{"body":"\\\\ud800 😀"}');
+  assert.equal(encodeMessage({ body: null, key: "a" }), '{"key":"a","body":null}');
+});
+
+test("a field of a message that is wrong or unknown is refused by itself", () => {
+  for (const wrong of [
+    { key: "" }, { key: 7 }, { key: "\ud800" }, { id: 7 }, { ttlS: 0 }, { ttlS: "5" },
+    { headers: { a: 1 } }, { headers: ["a"] }, { sentUnixMs: 1.5 }, { contentType: 1 },
+    { keey: "a" },
+  ]) {
+    assert.throws(() => encodeMessage({ body: 1, ...wrong }), { code: "invalid_message" });
+  }
+  assert.throws(() => encodeMessage(null), { code: "invalid_message" });
+});
+
+test("bytes go through base64 as they are", () => {
+  const bytes = Uint8Array.from({ length: 70_000 }, (_, index) => index % 256);
+  assert.deepEqual(fromBase64(toBase64(bytes)), bytes);
+  const view = new DataView(bytes.buffer, 1, 2);
+  assert.equal(encodeMessage({ body: view }), '{"body_base64":"AQI="}');
+});
+
+test("half a surrogate pair does not spoil what travels beside it", () => {
+  assert.equal(encode({ reason: "a\ud800" }), '{"reason":"a\ufffd"}');
+  assert.equal(encode({ reason: "\\ud800" }), '{"reason":"\\\\ud800"}');
+});
+
+test("what is no frame, or has a field of a wrong type, is not the protocol", () => {
+  for (const text of [
+    "<html>", "5", "null", "[[]]", "{}", '{"type":7}', '{"type":"push"}', '{"type":"ok","ref":"1"}',
+    '{"type":"push","subscription":1,"messages":[5]}',
+    '{"type":"push","subscription":1,"messages":[{"key":5}]}',
+    '{"type":"revoked","subscription":1,"deliveries":[[1,2]]}',
+    '{"type":"welcome","heartbeat_s":"20"}',
+  ]) {
+    assert.throws(() => decode(text), NotTheProtocol, text);
+  }
+  assert.deepEqual(decode('{"type":"news","ref":"a"}'), []);
+  assert.equal(decode('{"type":"pong","colour":"blue"}')[0].ref, null);
+});
+
+test("messages hold what the broker takes", () => {
+  assert.deepEqual(joinFrames(["{}"]), ["{}"]);
+  assert.equal(joinFrames(Array(257).fill("{}")).length, 2);
+  assert.equal(joinFrames(["a".repeat(MESSAGE_CHARS_AIM - 1), "b", "c"]).length, 2);
+});
+
+test("a URL is one of a broker", () => {
+  assert.equal(checkedUrl("https://a.test/tocsin//"), "https://a.test/tocsin");
+  for (const wrong of ["ftp://a", "a.test", "http://", "http://a/?token=b", "http://u:p@a"]) {
+    assert.throws(() => checkedUrl(wrong), TypeError);
+  }
+});
+
+test("what is wrong with an option is said at once", async () => {
+  for (const wrong of [
+    { tokn: "a" }, { token: "a b" }, { token: 5 }, { transport: "udp" }, { lingerS: 301 },
+    { connectTimeoutS: 0 }, { trace: true }, { resume: "" }, { resume: "here is no page" },
+  ]) {
+    await assert.rejects(connect(URL, wrong), TypeError, JSON.stringify(wrong));
+  }
+});
+
+test("a page, an error and half an answer are no broker, and what to do is said", async () => {
+  const answers = [[200, "<html>"], [404, "no"], [200, "{}"], [201, '{"session":1}']];
+  for (const [status, text] of answers) {
+    const environment = answering(status, text);
+    await assert.rejects(connect(URL, { environment }), { name: "NotABroker" }, text);
+  }
+  const environment = answering(502, "<html>");
+  await assert.rejects(connect(URL, { environment }), (error) => {
+    assert.equal(error.code, "cannot_connect");
+    assert.match(error.message, /502.*TOCSIN_ORIGINS/);
+    return true;
+  });
+});
+
+test("who is not let in learns it, and a token function that fails, too", async () => {
+  const environment = answering(401, "");
+  await assert.rejects(connect(URL, { environment, token: "a" }), { name: "Unauthorized" });
+  const token = async () => {
+    throw new Error("the login is over");
+  };
+  await assert.rejects(connect(URL, { environment, token }), (error) => {
+    assert.equal(error.name, "NoToken");
+    assert.match(error.message, /the login is over/);
+    return true;
+  });
+});

@@ -1,0 +1,305 @@
+/**
+ * The rules that know no clock: what is sent again and when, what is handed out, what is credited.
+ */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { Choice, DIED_YOUNG_MAX } from "../src/choosing.js";
+import { Ledger } from "../src/consuming.js";
+import { StaleDelivery } from "../src/errors.js";
+import { Message, State } from "../src/message.js";
+import { columns, parts, ranges, RANGES_PER_FRAME_MAX } from "../src/places.js";
+import { FRAME_BYTES_AIM, Lane } from "../src/publishing.js";
+import { ReadLedger } from "../src/reading.js";
+import { Reconnecting, UNAUTHORIZED_MAX } from "../src/reconnecting.js";
+import { decode } from "../src/wire.js";
+
+const middle = () => 0.5;
+const LEASE_MS = 30_000;
+
+function counter() {
+  let last = 0;
+  return () => (last += 1);
+}
+
+function ledger({ credit = 4, ...more } = {}) {
+  const settler = { atWork: new Set(), gone: (message) => settler.atWork.has(message) };
+  const made = new Ledger(settler, { subscription: 1, credit, leaseMs: LEASE_MS, ...more });
+  return Object.assign(made, { settler });
+}
+
+function push(fields) {
+  return decode(JSON.stringify({ type: "push", subscription: 1, partition: 0, ...fields }))[0];
+}
+
+function pushed(offset, keys, more = {}) {
+  const messages = keys.map((key, index) => ({ key, body: offset + index }));
+  return push({ epoch: 1, push: offset + 1, offset, messages, ...more });
+}
+
+function lane(more = {}) {
+  const bounds = { messagesPerPublishMax: 1000, inFlightMax: 10, ...more };
+  const made = new Lane("orders", { random: middle, bounds });
+  const outcomes = [];
+  const add = (bytes = 10) => {
+    const place = outcomes.push(null) - 1;
+    made.add({ text: "{}", bytes, id: null }, (outcome) => (outcomes[place] = outcome), 60_000);
+  };
+  const nextRef = counter();
+  const take = (now = 0) =>
+    made.take(nextRef, now).map(([ref, text]) => ({ ref, ...JSON.parse(text) }));
+  return { made, add, take, outcomes };
+}
+
+const said = ({ ref, sequence, messages }) => [ref, sequence, messages.length];
+const refusedAs = (code) => ({ code, detail: "", retry: true });
+const answer = (ref, receipts) => decode(JSON.stringify({ type: "ok", ref, receipts }))[0];
+
+// --- publishing ---------------------------------------------------------------------------------
+
+test("what is refused for the moment goes again before anything new, in order (R7)", () => {
+  const { made, add, take, outcomes } = lane();
+  add();
+  add();
+  assert.deepEqual(take().map(said), [[1, 0, 2]]);
+  add();
+  assert.deepEqual(take().map(said), [[2, 2, 1]]);
+  made.answered(answer(1, [[0, 5], refusedAs("overloaded")]), 0);
+  add();
+  assert.deepEqual(take(10_000), [], "something is still in flight");
+  made.answered(answer(2, [refusedAs("out_of_sequence")]), 0);
+  assert.deepEqual(take(0), [], "it is waited for a while");
+  assert.deepEqual(take(made.nextDeadline()).map(said), [[3, 1, 3]]);
+  assert.equal(made.resolved, 1);
+  assert.equal(outcomes[0].offset, 5);
+  assert.deepEqual(outcomes.slice(1), [null, null, null]);
+});
+
+test("after a lost connection everything unanswered goes again under its sequences (P4)", () => {
+  const { made, add, take, outcomes } = lane();
+  add();
+  add();
+  take();
+  made.disconnected();
+  assert.deepEqual(take().map(said), [[2, 0, 2]]);
+  made.answered(answer(1, [[0, 9], [0, 9]]), 0);
+  assert.deepEqual(outcomes, [null, null], "an answer of before");
+  made.answered(answer(2, [[0, 7, true]]), 0);
+  assert.equal(outcomes[0].duplicate, true);
+  assert.equal(outcomes[1], null, "what is not answered is not known");
+});
+
+test("a frame holds what the bounds allow, and consecutive sequences", () => {
+  const { add, take } = lane({ messagesPerPublishMax: 2 });
+  add();
+  add();
+  add();
+  assert.deepEqual(take().map(said), [[1, 0, 2], [2, 2, 1]]);
+  const other = lane();
+  other.add(FRAME_BYTES_AIM);
+  other.add(1);
+  assert.deepEqual(other.take().map(said), [[1, 0, 1], [2, 1, 1]]);
+});
+
+test("no more is in flight than the broker bears", () => {
+  const { made, add, take } = lane({ inFlightMax: 2 });
+  add();
+  assert.equal(made.room(), 1);
+  add();
+  assert.equal(made.room(), 0);
+  take();
+  made.answered(answer(1, [[0, 0], refusedAs("unknown")]), 0);
+  assert.equal(made.room(), 1);
+});
+
+test("what has no answer in time is given up, and never sent again", () => {
+  const { made, add, take, outcomes } = lane();
+  add();
+  take();
+  made.disconnected();
+  made.expire(59_999);
+  assert.equal(outcomes[0], null);
+  made.expire(60_000);
+  assert.equal(outcomes[0].code, "timeout");
+  assert.deepEqual(take(60_000), []);
+  assert.equal(made.resolved, 1);
+});
+
+// --- consuming ----------------------------------------------------------------------------------
+
+test("of a key one message is handed out at a time (R17)", () => {
+  const held = ledger();
+  held.receive(pushed(0, ["a", "a", "b", null]), 0);
+  const first = held.next(0);
+  assert.deepEqual([first.offset, held.next(0).offset, held.next(0).offset], [0, 2, 3]);
+  assert.equal(held.next(0), null);
+  held.ack(first, 0);
+  assert.equal(held.next(0).offset, 1);
+});
+
+test("a nack takes what follows of its key, and closes it until it is answered (R17)", () => {
+  const held = ledger();
+  const nextRef = counter();
+  held.receive(pushed(0, ["a", "a"]), 0);
+  held.nack(held.next(0), 0, {});
+  const [nack] = held.take(nextRef, 0).filter((frame) => frame.type === "nack");
+  assert.deepEqual(nack.deliveries, [[0, 1, 1, 0, 0]]);
+  held.receive(pushed(2, ["a", "b"]), 0);
+  assert.equal(held.next(0).key, "b");
+  assert.equal(held.next(0), null, "what was under way is discarded");
+  held.nackAnswered(nack.ref);
+  held.receive(pushed(0, ["a", "a"], { push: 9, attempt: 2 }), 0);
+  assert.deepEqual([held.next(0).offset, held.next(0)], [0, null]);
+});
+
+test("what is gone while a handler works on it holds its key until that has ended", () => {
+  const held = ledger();
+  held.receive(pushed(0, ["a"]), 0);
+  const message = held.next(0);
+  held.settler.atWork.add(message);
+  held.revoke([[0, 1, 1, 0, 0]]);
+  assert.equal(message.state, State.GONE);
+  held.receive(pushed(0, ["a"], { push: 2, attempt: 2 }), 0);
+  assert.equal(held.next(0), null);
+  held.finished(message);
+  assert.equal(held.next(0).attempt, 2);
+});
+
+test("a lease ends here before it ends at the broker, at the millisecond", () => {
+  const held = ledger();
+  held.receive(pushed(0, ["a", "b"]), 0);
+  const message = held.next(27_999);
+  assert.equal(message.leaseUntil, 28_000);
+  held.checkHeld(message, 27_999);
+  assert.throws(() => held.ack(message, 28_000), StaleDelivery);
+  assert.equal(held.next(28_000), null, "nor is what was waiting handed out");
+});
+
+test("time is asked for at half of a lease, and again where that failed", () => {
+  const held = ledger({ autoExtend: true });
+  const nextRef = counter();
+  held.receive(pushed(0, ["a"]), 0);
+  held.next(0);
+  held.take(nextRef, 0);
+  assert.equal(held.nextDeadline(), 14_000);
+  held.expire(13_999);
+  assert.deepEqual(held.take(nextRef, 13_999), []);
+  held.expire(14_000);
+  const [extend] = held.take(nextRef, 14_000);
+  assert.deepEqual([extend.type, extend.deliveries], ["extend", [[0, 1, 1, 0, 0]]]);
+  held.leases.failed(extend.ref);
+  assert.equal(held.nextDeadline(), 21_000);
+  held.expire(21_000);
+  const [again] = held.take(nextRef, 21_000);
+  held.leases.answered(again.ref, []);
+  assert.equal(held.nextDeadline(), 49_000 - 14_000);
+});
+
+test("credit is one more for each that was released, said by the quarter (R25)", () => {
+  const held = ledger({ credit: 8 });
+  const nextRef = counter();
+  const credit = () => held.take(nextRef, 0).find((frame) => frame.type === "credit")?.granted;
+  held.receive(pushed(0, ["a", "b", "c", "d"]), 0);
+  assert.equal(credit(), undefined);
+  held.receive(pushed(0, ["a"]), 0);
+  assert.equal(credit(), undefined, "an eighth");
+  held.receive(pushed(0, ["a"]), 0);
+  assert.equal(credit(), 10, "old pushes make room, too (R16)");
+  held.ack(held.next(0), 0);
+  assert.equal(credit(), 11, "beside an ack it is said at once");
+});
+
+test("an ack is said again after coming back until the broker is known to have heard it", () => {
+  const held = ledger();
+  const nextRef = counter();
+  held.receive(pushed(0, ["a", "b"]), 0);
+  const message = held.next(0);
+  held.ack(message, 0);
+  held.take(nextRef, 0);
+  held.pause();
+  assert.equal(held.next(0), null);
+  assert.deepEqual(held.holding(), [[0, 1, 1, 1, 1], [0, 1, 1, 0, 0]]);
+  held.resumed([]);
+  const acks = held.take(nextRef, 0).filter((frame) => frame.type === "ack");
+  assert.deepEqual(acks.map((frame) => frame.deliveries), [[[0, 1, 1, 0, 0]]]);
+});
+
+test("a page that was loaded again holds what it had acked, and nothing else", () => {
+  const held = ledger();
+  held.recall({ received: 7, acked: [[0, 1, 1, 0, 3]] });
+  assert.deepEqual(held.holding(), [[0, 1, 1, 0, 3]]);
+  assert.deepEqual([held.receivedThere, held.granted], [7, 11]);
+  held.receive(pushed(4, ["a"]), 0);
+  assert.equal(held.next(0), null, "nothing is handed out before the broker has said what is ours");
+  held.resumed([]);
+  assert.equal(held.next(0).offset, 4);
+});
+
+// --- reading ------------------------------------------------------------------------------------
+
+test("a reader goes on behind what it received, and a page behind what is done (R26)", () => {
+  const reading = new ReadLedger(4);
+  reading.opening();
+  const positions = [{ partition: 0, generation: 2, verdict: "resumed", from: 5 }];
+  const ok = decode(JSON.stringify({ type: "ok", ref: 1, queue_id: "q", positions }))[0];
+  reading.opened(1, ok, new Set());
+  reading.receive(push({ offset: 5, next: 9, messages: [{ body: 1 }, { body: 2 }] }));
+  const place = (position) => position.partitions["0"];
+  assert.deepEqual(place(reading.position()), [2, 5]);
+  const [first, second] = [reading.next(), reading.next()];
+  assert.deepEqual(place(reading.position()), [2, 9], "and over what the filter skips");
+  assert.deepEqual(place(reading.handledPosition()), [2, 5]);
+  reading.finished(second);
+  assert.deepEqual(place(reading.handledPosition()), [2, 5], "an earlier one is at work");
+  reading.finished(first);
+  assert.equal(reading.next(), null);
+  assert.deepEqual(place(reading.handledPosition()), [2, 9]);
+  assert.deepEqual(place(reading.opening().position), [2, 9]);
+});
+
+// --- ways ---------------------------------------------------------------------------------------
+
+test("a WebSocket that does not open, or dies young again and again, makes way for long poll", () => {
+  const choice = new Choice("auto", middle);
+  assert.equal(choice.failed("websocket"), true);
+  assert.equal(choice.next, "long-poll");
+  choice.failed("long-poll");
+  for (let death = 1; death <= DIED_YOUNG_MAX; death += 1) {
+    assert.equal(choice.next, "websocket");
+    choice.lost("websocket", { livedMs: 59_999, wasTold: false });
+  }
+  assert.equal(choice.next, "long-poll");
+  const steady = new Choice("auto", middle);
+  for (const livedMs of [0, 0, 60_000, 0, 0]) steady.lost("websocket", { livedMs, wasTold: false });
+  assert.equal(steady.next, "websocket");
+  assert.equal(new Choice("websocket", middle).failed("websocket"), false);
+});
+
+test("a fresh token is tried so often, a fixed one once", () => {
+  const fresh = new Reconnecting(middle, true);
+  for (let time = 1; time <= UNAUTHORIZED_MAX; time += 1) assert.ok(fresh.mayReconnect(4401));
+  assert.ok(!fresh.mayReconnect(4401));
+  assert.ok(!new Reconnecting(middle, false).mayReconnect(4401));
+  assert.deepEqual([4499, 4500, 4999, 5000].map((code) => fresh.mayReconnect(code)), [
+    true, false, false, true,
+  ]);
+});
+
+// --- places -------------------------------------------------------------------------------------
+
+test("offsets are named as ranges, and long lists in parts that the broker takes", () => {
+  assert.deepEqual(ranges([5, 3, 4, 9]), [3, 5, 9, 9]);
+  const held = { place: [0, 1, 2] };
+  const odd = Array.from({ length: RANGES_PER_FRAME_MAX + 1 }, (_, index) => 2 * index);
+  const found = parts(columns(odd.map((offset) => ({ held, offset }))));
+  assert.deepEqual(found.map((part) => (part[0].length - 3) / 2), [RANGES_PER_FRAME_MAX, 1]);
+});
+
+test("a message shows what it says and not what holds it", () => {
+  const held = ledger();
+  held.receive(pushed(3, ["<b>"]), 0);
+  const message = held.next(0);
+  assert.ok(message instanceof Message);
+  assert.deepEqual(Object.keys(message), ["offset", "key"]);
+});
