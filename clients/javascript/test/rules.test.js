@@ -260,7 +260,7 @@ test("a reader goes on behind what it received, and a page behind what is done (
 
 // --- ways ---------------------------------------------------------------------------------------
 
-test("a WebSocket that does not open, or dies young again and again, makes way for long poll", () => {
+test("a WebSocket that does not open, or dies young three times, makes way for long poll", () => {
   const choice = new Choice("auto", middle);
   assert.equal(choice.failed("websocket"), true);
   assert.equal(choice.next, "long-poll");
