@@ -133,7 +133,8 @@ export interface Verdict {
   readonly partition: number;
   /**
    * "resumed": nothing was missed. "gap": the offsets `gap`, first and last, are not retained any
-   * more. "unknown": the position is of another history, for `reason`; what was missed cannot be said.
+   * more. "unknown": the position is of another history, for `reason`; what was missed cannot be
+   * said.
    */
   readonly kind: "resumed" | "gap" | "unknown";
   /** Where reading goes on. */
@@ -439,7 +440,7 @@ export class Client extends EventTarget {
 
   /**
    * A place in a group, which is created where it does not exist. Inside it each message goes to
-   * one consumer; those of a key come one after another, the next one when the one before is settled.
+   * one consumer; those of a key come one after another, the next when the one before is settled.
    *
    * With a handler, it is called with each message: up to `concurrency` at a time across keys, one
    * after another within a key. A message is acked when its handler has ended and not settled it,
