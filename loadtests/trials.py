@@ -15,7 +15,9 @@ import uvloop
 
 from loadtests import (
     trial_churn,
+    trial_console,
     trial_kills,
+    trial_page,
     trial_proxy,
     trial_slow,
     trial_stalled,
@@ -156,6 +158,35 @@ def slow(lease_s: float, as_json: bool) -> None:
     No message runs twice that had not been taken back, and no other key stalls. About four leases.
     """
     _try(trial_slow.slow(trial_slow.Plan(lease_s=lease_s), _progress), as_json)
+
+
+@trials.command()
+@_seconds(trial_page.SECONDS, "How long messages come; the heap is measured first after 60 s.")
+@click.option(
+    "--rate", type=click.IntRange(1, 10_000), default=trial_page.RATE, show_default=True,
+    help="Messages a second.",
+)  # fmt: skip
+@_json
+def page(seconds: float, rate: int, as_json: bool) -> None:
+    """Messages stream into the demo page for ten minutes: its heap and its frames.
+
+    The heap at the end is compared with that after the first minute (a fifth of a shorter run), the
+    intervals between frames with those of the idle page. Needs Chromium.
+    """
+    plan = trial_page.Plan(seconds=seconds, rate=rate, first_s=min(60.0, seconds / 5))
+    _try(trial_page.page(plan, _progress), as_json)
+
+
+@trials.command()
+@click.option(
+    "--pairs", type=click.IntRange(1, 1000), default=trial_console.PAIRS, show_default=True,
+    help="Turns with the console, and as many without.",
+)  # fmt: skip
+@_seconds(trial_console.TURN_S, "How long each turn is.")
+@_json
+def console(pairs: int, seconds: float, as_json: bool) -> None:
+    """What an open console costs batch100, in turns with and without it. Needs Chromium."""
+    _try(trial_console.console(trial_console.Plan(pairs, seconds), _progress), as_json)
 
 
 def _progress(text: str) -> None:

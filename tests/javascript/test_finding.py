@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import chromium, node
+from loadtests import chromium
+from tests import node
 from tests.layout.tree import ROOT
 
 

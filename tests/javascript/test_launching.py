@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tests.chromium import browsing
+from loadtests.chromium import browsing
 
 
 async def test_an_asynchronous_test_has_a_browser_of_its_own() -> None:

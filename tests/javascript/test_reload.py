@@ -11,8 +11,8 @@ from typing import Any, Final
 import pytest
 import tocsin
 
+from loadtests.chromium import browsing
 from loadtests.server import Server
-from tests.chromium import browsing
 
 KEYS, COUNT, RELOADS = 10, 1000, 3
 WAIT_MS: Final = 30_000

@@ -1,0 +1,47 @@
+"""A broker, a proxy before it, a queue, a page in Chromium, and somebody who publishes."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import tocsin
+from playwright.async_api import Browser, Page
+
+from loadtests.chromium import browsing
+from loadtests.proxy import Proxy
+from loadtests.server import Server
+from tests.browser.house import GROUP, QUEUE, Stream
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[Server]:
+    server = Server(tmp_path / "data", level="warning")
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+async def browser() -> AsyncIterator[Browser]:
+    async with browsing() as browser:
+        yield browser
+
+
+@pytest.fixture
+async def page(browser: Browser) -> Page:
+    """One where any script may run."""
+    return await browser.new_page(bypass_csp=True)
+
+
+@pytest.fixture
+async def stream(server: Server) -> AsyncIterator[Stream]:
+    async with tocsin.connect(server.url) as client:
+        await client.create_queue(QUEUE, partitions=4, retention_s=3600)
+        await client.put_group(QUEUE, GROUP)
+        yield Stream(client)
+
+
+@pytest.fixture
+async def proxy(server: Server) -> AsyncIterator[Proxy]:
+    async with Proxy(server.port) as proxy:
+        yield proxy

@@ -1,0 +1,71 @@
+"""A page in a background tab, its timers throttled by the browser, or frozen: nothing is lost, and
+nothing comes twice."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from loadtests.proxy import Proxy
+from tests.browser.hidden_tab import Tab, UsersChromium, opened
+from tests.browser.house import Stream, opening, until_carried_by
+from tests.browser.test_bad_networks import healed, hole
+
+_TICKS = """new Promise((resolve) => {
+  let ticks = 0;
+  const tick = () => { ticks += 1; setTimeout(tick, 10); };
+  tick();
+  const began = performance.now();
+  const channel = new MessageChannel();
+  channel.port1.onmessage = () => {
+    if (performance.now() - began > 2000) resolve(ticks); else channel.port2.postMessage(0);
+  };
+  channel.port2.postMessage(0);
+})"""
+"""How often a timer of 10 ms fires within two seconds."""
+
+
+@pytest.fixture
+async def users_chromium() -> AsyncIterator[UsersChromium]:
+    async with opened() as browser:
+        yield browser
+
+
+async def hidden(browser: UsersChromium, url: str) -> Tab:
+    """A tab behind another one, with a client."""
+    tab = await browser.tab()
+    await tab.visit(f"{url}/healthz")
+    await tab.evaluate(opening())
+    await browser.tab()
+    assert await tab.evaluate("document.visibilityState") == "hidden"
+    return tab
+
+
+async def test_a_tab_in_the_background_is_pushed_to_and_changes_transport(
+    users_chromium: UsersChromium, stream: Stream, proxy: Proxy
+) -> None:
+    tab = await hidden(users_chromium, proxy.url)
+    async with stream.running():
+        await stream.goes_on(tab)
+        assert await tab.evaluate(_TICKS) <= 10  # it is throttled indeed
+        hole(proxy)
+        await until_carried_by(tab, "long-poll")
+        await stream.goes_on(tab)
+        healed(proxy)
+        await until_carried_by(tab, "websocket")
+        await tab.to_front()
+        await stream.goes_on(tab)
+    await stream.arrives(tab)
+
+
+async def test_a_frozen_tab_goes_on_when_it_is_looked_at_again(
+    users_chromium: UsersChromium, stream: Stream, proxy: Proxy
+) -> None:
+    tab = await hidden(users_chromium, proxy.url)
+    async with stream.running():
+        await stream.goes_on(tab)
+        await tab.freeze(frozen=True)
+        await stream.grows(400)
+        await tab.freeze(frozen=False)
+        await tab.to_front()
+        await stream.goes_on(tab)
+    await stream.arrives(tab)
