@@ -103,22 +103,31 @@ export function resolveColor(element, token) {
 }
 
 /**
- * Calls `draw` at most once for each frame of the screen, however often it is asked for, and not
- * while the page is hidden: then once, when it is seen again.
+ * Calls `draw` at most once for each frame of the screen, and at most every `everyMs`, however
+ * often it is asked for; not while the page is hidden: then once, when it is seen again.
  * @param {(nowMs: number) => void} draw
+ * @param {number} [everyMs]
  * @returns {() => void} asks for a drawing
  */
-export function drawing(draw) {
+export function drawing(draw, everyMs = 0) {
   let isAsked = false;
   let isQueued = false;
+  let lastMs = -Infinity;
   function run(nowMs) {
     isQueued = false;
     isAsked = false;
+    lastMs = nowMs;
     draw(nowMs);
   }
   function queue() {
-    if (isAsked && !isQueued && !document.hidden) {
-      isQueued = true;
+    if (!isAsked || isQueued || document.hidden) {
+      return;
+    }
+    isQueued = true;
+    const waitMs = lastMs + everyMs - performance.now();
+    if (waitMs > 0) {
+      setTimeout(() => requestAnimationFrame(run), waitMs);
+    } else {
       requestAnimationFrame(run);
     }
   }

@@ -1,0 +1,67 @@
+/**
+ * What the host's figures say: the bodies that `tocsin demo` publishes to the queue `machine`.
+ * Whatever else comes is shown as text. Pure.
+ */
+
+import { formatBody, formatBytes, formatFigure } from "../shared/format.js";
+
+/** Field → how its value reads. The first field that a body has is the one that is drawn. */
+const KNOWN = [
+  { field: "busy_percent", reads: (body) => `${formatFigure(body.busy_percent)} % busy` },
+  {
+    field: "used_percent",
+    reads: (body) =>
+      isNumber(body.used_mib) && isNumber(body.total_mib)
+        ? `${formatFigure(body.used_percent)} % of ${formatBytes(body.total_mib * 1024 ** 2)}`
+        : `${formatFigure(body.used_percent)} % used`,
+  },
+  {
+    field: "written_bytes_per_s",
+    other: "read_bytes_per_s",
+    reads: (body) => `${rate(body.written_bytes_per_s)} written`,
+  },
+  {
+    field: "received_bytes_per_s",
+    other: "sent_bytes_per_s",
+    reads: (body) => `${rate(body.received_bytes_per_s)} received`,
+  },
+  { field: "m1", reads: (body) => `${formatFigure(body.m1)} load` },
+];
+
+/**
+ * @param {{body?: any, bytes?: Uint8Array}} message
+ * @param {number} [lengthMax] of the text of a body that is not known
+ * @returns {{isKnown: boolean, text: string, value: number|null}} `value` is what a line can be
+ *   drawn of
+ */
+export function readFigure(message, lengthMax = 80) {
+  const body = bodyOf(message);
+  if (typeof body === "number" && Number.isFinite(body)) {
+    return { isKnown: false, text: formatFigure(body), value: body };
+  }
+  if (body === null || typeof body !== "object" || Array.isArray(body)) {
+    return { isKnown: false, text: formatBody(message, lengthMax), value: null };
+  }
+  const known = KNOWN.find(({ field }) => Object.hasOwn(body, field) && isNumber(body[field]));
+  if (!known) {
+    return { isKnown: false, text: formatBody(message, lengthMax), value: null };
+  }
+  const other = known.other && isNumber(body[known.other]) ? body[known.other] : 0;
+  return { isKnown: true, text: known.reads(body), value: body[known.field] + other };
+}
+
+function bodyOf(message) {
+  try {
+    return message.body;
+  } catch {
+    return undefined;
+  }
+}
+
+function isNumber(value) {
+  return typeof value === "number" && Number.isFinite(value);
+}
+
+function rate(bytesPerS) {
+  return `${formatBytes(bytesPerS)}/s`;
+}

@@ -1,0 +1,189 @@
+/**
+ * The lanes: one for each key, with what came of it last, when it was handled, and why it does
+ * not go on. Pure; bounded: the `keysMax` keys that were heard of last.
+ */
+
+import { Ring } from "./ring.js";
+
+const HANDLED_MAX = 256;
+const VALUES_MAX = 60;
+
+/**
+ * @typedef {object} Lane
+ * @property {string|null} key null: messages without a key
+ * @property {number|null} partition
+ * @property {string} worker whose handler had its last message; empty: nobody of this page
+ * @property {object|null} message the last one that was read
+ * @property {number} seen how many were read
+ * @property {number} heardMs when it was heard of last
+ * @property {Ring} values for its line
+ * @property {Ring} handledMs when its messages were handled
+ * @property {number} lastOffset the highest that was handled
+ * @property {Held|null} held why it does not go on
+ * @property {"nack"|"park"|null} wish what becomes of its next message
+ */
+
+/**
+ * @typedef {object} Held a nacked message: its key waits
+ * @property {number} offset
+ * @property {number} attempt that was nacked
+ * @property {number} sinceMs
+ * @property {number} againMs when it comes again; Infinity: it was the last attempt
+ */
+
+/** All lanes, in the order in which their keys were first seen. */
+export class Lanes {
+  /** @param {{keysMax?: number, attemptsMax?: number}} [options] */
+  constructor({ keysMax = 24, attemptsMax = 3 } = {}) {
+    this.keysMax = keysMax;
+    this.attemptsMax = attemptsMax;
+    /** @type {Map<string, Lane>} */
+    this.lanes = new Map();
+    /** Messages handled in another order than that of their key. */
+    this.inversions = 0;
+    this.forgotten = 0;
+  }
+
+  /** @returns {Lane[]} */
+  list() {
+    return [...this.lanes.values()];
+  }
+
+  /** @param {string|null|undefined} key @returns {Lane|null} */
+  find(key) {
+    return this.lanes.get(nameOf(key)) ?? null;
+  }
+
+  /** Somebody's reader got this message. @returns {Lane} */
+  read(message, nowMs) {
+    const lane = this.#lane(message.key, nowMs);
+    lane.message = message;
+    lane.partition = message.partition;
+    lane.seen += 1;
+    return lane;
+  }
+
+  /** A handler of `worker` begins with this message. @returns {Lane} */
+  started(message, worker, nowMs) {
+    const lane = this.#lane(message.key, nowMs);
+    lane.partition = message.partition;
+    lane.worker = worker;
+    if (lane.held && message.offset >= lane.held.offset) {
+      lane.held = null;
+    }
+    return lane;
+  }
+
+  /** It was handled: acked. */
+  handled(message, nowMs) {
+    const lane = this.#lane(message.key, nowMs);
+    if (message.offset <= lane.lastOffset && message.attempt === 1) {
+      this.inversions += 1;
+    }
+    lane.lastOffset = Math.max(lane.lastOffset, message.offset);
+    lane.handledMs.push(nowMs);
+  }
+
+  /**
+   * It was nacked and comes again after `delayMs`, or not: that was its last attempt.
+   * @returns {boolean} whether it comes again
+   */
+  nacked(message, nowMs, delayMs) {
+    const lane = this.#lane(message.key, nowMs);
+    const isLast = message.attempt >= this.attemptsMax;
+    lane.held = {
+      offset: message.offset,
+      attempt: message.attempt,
+      sinceMs: nowMs,
+      againMs: isLast ? Infinity : nowMs + delayMs,
+    };
+    return !isLast;
+  }
+
+  /** Its key goes on: decided, or settled somewhere else. */
+  freed(key) {
+    const lane = this.find(key);
+    if (lane) {
+      lane.held = null;
+      lane.wish = null;
+    }
+  }
+
+  #lane(key, nowMs) {
+    const name = nameOf(key);
+    let lane = this.lanes.get(name);
+    if (!lane) {
+      lane = {
+        key: key ?? null,
+        partition: null,
+        worker: "",
+        message: null,
+        seen: 0,
+        heardMs: nowMs,
+        values: new Ring(VALUES_MAX),
+        handledMs: new Ring(HANDLED_MAX),
+        lastOffset: -1,
+        held: null,
+        wish: null,
+      };
+      this.lanes.set(name, lane);
+      this.#forget();
+    }
+    lane.heardMs = nowMs;
+    return lane;
+  }
+
+  /** The key that was silent for longest goes, unless it is held. */
+  #forget() {
+    if (this.lanes.size <= this.keysMax) {
+      return;
+    }
+    let oldest = null;
+    for (const [name, lane] of this.lanes) {
+      const isOlder = !oldest || lane.heardMs < this.lanes.get(oldest).heardMs;
+      if (!lane.held && !lane.wish && isOlder) {
+        oldest = name;
+      }
+    }
+    this.lanes.delete(oldest ?? this.lanes.keys().next().value);
+    this.forgotten += 1;
+  }
+}
+
+/**
+ * What a lane is doing, for people.
+ * @param {Lane} lane
+ * @param {{nowMs: number, attemptsMax: number, parked: {messages: number, attempts: number}|null,
+ *   isPaused: boolean}} now `parked`: what the broker says of this key; `isPaused`: its worker is
+ * @returns {{state: "flowing"|"wished"|"held"|"parked"|"paused"|"quiet", text: string}}
+ */
+export function standing(lane, { nowMs, attemptsMax, parked, isPaused }) {
+  if (parked) {
+    const waits = parked.messages === 1 ? "1 message waits" : `${parked.messages} messages wait`;
+    const tries = parked.attempts === 1 ? "1 attempt" : `${parked.attempts} attempts`;
+    return { state: "parked", text: `parked after ${tries}: ${waits}` };
+  }
+  if (lane.held) {
+    const { attempt, againMs } = lane.held;
+    if (againMs === Infinity) {
+      return { state: "held", text: `attempt ${attempt} of ${attemptsMax} failed: being parked` };
+    }
+    const inS = Math.max(0, Math.ceil((againMs - nowMs) / 1000));
+    const when = inS ? `comes again in ${inS} s` : "comes again now";
+    return { state: "held", text: `held: ${when}, attempt ${attempt + 1} of ${attemptsMax}` };
+  }
+  if (isPaused) {
+    return { state: "paused", text: "its worker is paused" };
+  }
+  if (lane.wish) {
+    return { state: "wished", text: "its next message will be nacked" };
+  }
+  return nowMs - lane.heardMs > 5000
+    ? { state: "quiet", text: "quiet" }
+    : { state: "flowing", text: "flowing" };
+}
+
+/** A name that no key has: keys have at least one byte. */
+function nameOf(key) {
+  return key ?? "";
+}

@@ -1,0 +1,124 @@
+/** The demo page: gets in, starts the model, and draws what it knows, at most ten times a second. */
+
+import { getIn } from "../shared/access.js";
+import { announce, byId, drawing, make, setText } from "../shared/dom.js";
+import { explain } from "../shared/errors.js";
+import { formatCount } from "../shared/format.js";
+import { Connection } from "./connection.js";
+import { Memory } from "./memory.js";
+import { Model } from "./model.js";
+import { Publishing } from "./publishing.js";
+import { Refusing } from "./refusing.js";
+import { Pausing, Sharing } from "./sharing.js";
+import { Steps } from "./steps.js";
+import { Figures, Latency } from "./watching.js";
+
+const DRAW_EVERY_MS = 100;
+const LOOK_EVERY_MS = 1000;
+
+function storage() {
+  try {
+    return sessionStorage;
+  } catch {
+    return null;
+  }
+}
+
+function begin() {
+  const say = (sentence) => announce(byId("said"), sentence);
+  const memory = new Memory(storage());
+  const steps = new Steps(memory, say);
+  let soon = () => {};
+  let now = () => {};
+  const model = new Model({ memory, changed: (isUrgent) => (isUrgent ? now() : soon()) });
+  const views = {
+    connection: new Connection(model, steps, say),
+    publishing: new Publishing(model, steps),
+    figures: new Figures(model, steps),
+    latency: new Latency(model, steps),
+    sharing: new Sharing(model, steps),
+    pausing: new Pausing(model, steps),
+    refusing: new Refusing(model, steps),
+  };
+  const draw = (nowMs) => drawAll(views, model, steps, nowMs);
+  soon = drawing(draw, DRAW_EVERY_MS);
+  now = drawing(draw);
+  setText(byId("broker"), location.host);
+  document.title = `Tocsin: the demo, ${memory.tab.replace("-", " ")}`;
+  setInterval(() => {
+    views.latency.tick(performance.now());
+    views.figures.sample(performance.now());
+    soon();
+  }, 250);
+  now();
+  return { model, views, say };
+}
+
+/** What is off the screen is not drawn. */
+function drawAll(views, model, steps, nowMs) {
+  views.connection.draw();
+  setText(byId("hero-lag"), model.hasLook ? formatCount(model.owners.lag) : "\u2013");
+  setText(
+    byId("hero-workers"),
+    model.hasLook ? formatCount(model.owners.workers.length) : "\u2013",
+  );
+  const parts = [
+    [1, views.publishing],
+    [2, views.figures],
+    [3, views.latency],
+    [4, views.sharing],
+    [5, views.pausing],
+    [6, views.refusing],
+  ];
+  for (const [number, view] of parts) {
+    if (steps.isSeen(number) || number === 1) {
+      view.draw(nowMs);
+    }
+  }
+}
+
+/** Once a second, one at a time. */
+async function keepLooking({ model, views }) {
+  for (;;) {
+    try {
+      await model.look();
+      views.pausing.looked();
+    } catch {
+      // No answer: the connection says so, and the next look comes.
+    }
+    if (!model.client.isConnected) {
+      await views.connection.probe();
+    }
+    await new Promise((resolve) => setTimeout(resolve, LOOK_EVERY_MS));
+  }
+}
+
+/** In place of the page's content, when it cannot begin at all. */
+function showFailure(error) {
+  const { what, remedy } = explain(error);
+  const again = make("button", { class: "button primary", type: "button", text: "Try again" });
+  again.dataset.testid = "failure-again";
+  again.addEventListener("click", () => location.reload());
+  const place = byId("gate");
+  place.classList.add("gate");
+  place.replaceChildren(
+    make("h1", { text: "This page found no broker to talk to" }),
+    make("p", { class: "note bad", data: { testid: "failure" } }, what, " ", remedy),
+    make("div", { class: "buttons" }, again),
+  );
+  place.hidden = false;
+  byId("content").hidden = true;
+}
+
+async function main() {
+  try {
+    await getIn({ place: byId("gate"), content: byId("content") });
+    const page = begin();
+    await page.model.start();
+    keepLooking(page);
+  } catch (error) {
+    showFailure(error);
+  }
+}
+
+main();

@@ -1,0 +1,381 @@
+/**
+ * What the page knows and does: its clients, its workers, what came and what became of it. It draws
+ * nothing; the views look at it, at most ten times a second.
+ */
+
+import { connect } from "/assets/tocsin/index.js";
+import { formatBody, utf8Bytes } from "../shared/format.js";
+import { readFigure } from "./figures.js";
+import { Lanes } from "./lanes.js";
+import { ClockOffset, Latencies } from "./latency.js";
+import { Owners } from "./owners.js";
+import { Ring } from "./ring.js";
+import { makeSwitch } from "./switch.js";
+import { Ways } from "./ways.js";
+import { Worker } from "./worker.js";
+
+export const QUEUE = "machine";
+export const GROUP = "page";
+export const ATTEMPTS_MAX = 3;
+export const KEY_BYTES_MAX = 1024;
+export const WORKERS_MAX = 4;
+/** As `tocsin demo` has them, so that it does not matter who comes first. */
+const QUEUE_SETTINGS = {
+  partitions: 8,
+  retentionS: 60,
+  messagesMax: 100_000,
+  messageTtlS: 60,
+};
+const GROUP_SETTINGS = {
+  start: "latest",
+  attemptsMax: ATTEMPTS_MAX,
+  onExhausted: "park",
+  expiresS: 60,
+  leaseS: 30,
+};
+const LINGER_S = 30;
+const CHANGES_MAX = 6;
+const TEXT_LENGTH_MAX = 120;
+const WATCH_EVERY_MS = 100;
+const LOCAL_HOSTS = new Set(["localhost", "127.0.0.1", "[::1]"]);
+
+/** The page's side of the story. */
+export class Model {
+  /** @param {{changed: (urgent?: boolean) => void, memory: import("./memory.js").Memory}} outside */
+  constructor({ changed, memory }) {
+    this.changed = changed;
+    this.memory = memory;
+    this.webSocket = makeSwitch(WebSocket);
+    this.client = null;
+    /** @type {Worker[]} */
+    this.workers = [];
+    this.lanes = new Lanes({ attemptsMax: ATTEMPTS_MAX });
+    this.ways = new Ways();
+    this.latencies = new Latencies();
+    this.clock = new ClockOffset({ isSameMachine: LOCAL_HOSTS.has(location.hostname) });
+    this.owners = new Owners();
+    this.partitionCount = QUEUE_SETTINGS.partitions;
+    /** @type {Map<string, {messages: number, attempts: number}>} key → what the broker says of it */
+    this.parked = new Map();
+    this.readTimes = new Ring(2048);
+    this.lags = new Ring(61);
+    /** @type {{unixMs: number, text: string}[]} */
+    this.changes = [];
+    this.trouble = null;
+    this.hasLook = false;
+    this.watchedMs = -Infinity;
+    this.isSilentAboutSessions = false;
+    this.onHandled = null;
+    this.onConnection = null;
+  }
+
+  // --- Beginning ------------------------------------------------------------------------------
+
+  /** Connects, joins the group, reads. Rejects with what is in the way. */
+  async start() {
+    this.client = await this.#connect("demo", "worker-1");
+    this.client.addEventListener("connection", (event) => this.#connectionChanged(event.detail));
+    this.#connectionChanged({ transport: this.client.transport, isConnected: true });
+    await this.#makeQueue();
+    await this.client.putGroup(QUEUE, GROUP, GROUP_SETTINGS);
+    await this.#join(this.client, "worker 1");
+    const reader = this.client.read(QUEUE, { start: "latest", concurrency: 64 }, (message) =>
+      this.#read(message),
+    );
+    await reader.opened;
+    for (let more = this.memory.workers; more > 1; more -= 1) {
+      await this.addWorker();
+    }
+  }
+
+  #connect(resume, place) {
+    return connect(undefined, {
+      name: `${this.memory.tab}/${place}`,
+      lingerS: LINGER_S,
+      resume,
+      environment: { WebSocket: this.webSocket.WebSocket },
+    });
+  }
+
+  async #makeQueue() {
+    try {
+      const queue = await this.client.queue(QUEUE);
+      this.partitionCount = queue.partitions?.length ?? this.partitionCount;
+    } catch (error) {
+      if (error?.code !== "queue_not_found") {
+        throw error;
+      }
+      await this.client.createQueue(QUEUE, QUEUE_SETTINGS);
+    }
+  }
+
+  async #join(client, name) {
+    const worker = new Worker({ client, name, model: this });
+    this.workers.push(worker);
+    try {
+      await worker.join(QUEUE, GROUP, GROUP_SETTINGS);
+    } catch (error) {
+      this.workers.splice(this.workers.indexOf(worker), 1);
+      throw error;
+    }
+    this.changed(true);
+    return worker;
+  }
+
+  // --- What the visitor does --------------------------------------------------------------------
+
+  /**
+   * Publishes a message of the visitor's. Rejects with a TocsinError when it was refused.
+   * @param {string} key empty: none
+   * @param {string} text JSON, or else text
+   */
+  async publish(key, text) {
+    const keyBytes = utf8Bytes(key);
+    if (keyBytes > KEY_BYTES_MAX) {
+      throw Object.assign(new Error("key too long"), {
+        code: "key_too_long",
+        detail: `The key has ${keyBytes.toLocaleString("en")} bytes; a key has at most 1,024. Shorten it`,
+      });
+    }
+    const body = parseBody(text);
+    const id = crypto.randomUUID();
+    const nowMs = performance.now();
+    const calledUnixMs = Date.now();
+    const shown = formatBody({ body }, TEXT_LENGTH_MAX);
+    const way = this.ways.begin({ id, key: key || null, text: shown, nowMs, isOwn: true });
+    way.calledUnixMs = calledUnixMs;
+    this.changed(true);
+    try {
+      const receipt = await this.client.publish(QUEUE, body, { key: key || undefined, id });
+      way.answeredUnixMs = Date.now();
+      this.ways.durable(id, performance.now(), receipt);
+      this.#learnClock(way);
+      return way;
+    } catch (error) {
+      this.ways.trouble(id, "not stored");
+      throw error;
+    } finally {
+      this.changed(true);
+    }
+  }
+
+  /** Another worker in this page, with a session of its own. */
+  async addWorker() {
+    const taken = new Set(this.workers.map((worker) => worker.name));
+    let number = 2;
+    while (taken.has(`worker ${number}`)) {
+      number += 1;
+    }
+    const client = await this.#connect(`demo-${number}`, `worker-${number}`);
+    const worker = await this.#join(client, `worker ${number}`);
+    this.memory.workers = this.workers.length;
+    return worker;
+  }
+
+  /** @param {Worker} worker not the first one: that is the page's own session */
+  async removeWorker(worker) {
+    this.workers.splice(this.workers.indexOf(worker), 1);
+    this.memory.workers = this.workers.length;
+    await worker.leave();
+    await worker.client.close();
+    this.changed(true);
+  }
+
+  /** What is to become of the next message of this key: `nack`, `park`, or nothing (null). */
+  wish(lane, wish) {
+    lane.wish = wish;
+    this.changed(true);
+  }
+
+  /** An operator's decision about a parked key: `retry`, `skip` or `release`. */
+  async decide(lane, decision) {
+    const which = lane.key === null ? { all: true } : { key: lane.key };
+    await this.client.decide(QUEUE, GROUP, decision, which);
+    this.parked.delete(lane.key ?? "");
+    this.lanes.freed(lane.key);
+    this.changed(true);
+  }
+
+  /** @param {boolean} isOn */
+  setWebSocket(isOn) {
+    this.webSocket.set(isOn);
+    this.#note(
+      isOn ? "WebSocket switched on" : "WebSocket switched off: open ones broken, new ones fail",
+    );
+    this.changed(true);
+  }
+
+  // --- What comes -------------------------------------------------------------------------------
+
+  #read(message) {
+    const nowMs = performance.now();
+    this.readTimes.push(nowMs);
+    this.lanes.read(message, nowMs);
+    const way = this.#see(message, nowMs, "");
+    if (way?.isOwn) {
+      way.takenUnixMs = message.publishedUnixMs;
+      this.#learnClock(way);
+    }
+    this.changed();
+  }
+
+  /** A worker's handler has begun. */
+  arrived(message, worker) {
+    const nowMs = performance.now();
+    this.latencies.add(nowMs, this.clock.sinceMs(Date.now(), message.publishedUnixMs));
+    this.lanes.started(message, worker.name, nowMs);
+    const way = this.#see(message, nowMs, worker.name);
+    if (way) {
+      way.attempt = message.attempt;
+      this.ways.trouble(message.id, worker.isPaused ? "waits: its worker is paused" : "");
+    }
+    this.changed();
+  }
+
+  /** The way of a message that has come; the host's figures have none. */
+  #see(message, nowMs, handler) {
+    const { id, key, partition, offset } = message;
+    let way = this.ways.find(id);
+    if (!way) {
+      if (readFigure(message).isKnown) {
+        return null;
+      }
+      const text = formatBody(message, TEXT_LENGTH_MAX);
+      way = this.ways.begin({ id, key: key ?? null, text, nowMs, isOwn: false });
+    }
+    this.ways.pushed(id, nowMs, { partition, offset, handler, attempt: way.attempt });
+    return way;
+  }
+
+  wishFor(message) {
+    return this.lanes.find(message.key)?.wish ?? null;
+  }
+
+  /** Whether its ack is to be confirmed: those of this page, and of others a few a second. */
+  isWatched(message) {
+    const way = this.ways.find(message.id);
+    const nowMs = performance.now();
+    if (!way || (!way.isOwn && nowMs - this.watchedMs < WATCH_EVERY_MS)) {
+      return false;
+    }
+    this.watchedMs = nowMs;
+    return true;
+  }
+
+  nacked(message, delayMs) {
+    const comesAgain = this.lanes.nacked(message, performance.now(), delayMs);
+    const lane = this.lanes.find(message.key);
+    if (lane.wish === "nack" || !comesAgain) {
+      lane.wish = null;
+    }
+    this.ways.trouble(
+      message.id,
+      comesAgain ? "nacked: it comes again" : "its last attempt failed",
+    );
+    this.changed(true);
+  }
+
+  acked(message) {
+    this.ways.acked(message.id, performance.now());
+    this.ways.trouble(message.id, "");
+  }
+
+  handled(message, worker) {
+    this.lanes.handled(message, performance.now());
+    this.onHandled?.(message, worker);
+    this.changed();
+  }
+
+  /** A subscription has ended by an error. */
+  failed(error) {
+    this.trouble = error;
+    this.changed(true);
+  }
+
+  // --- Looking at the group, once a second --------------------------------------------------------
+
+  /** Asks the broker who owns what, and what is parked. Rejects when it does not answer. */
+  async look() {
+    const described = await this.client.group(QUEUE, GROUP);
+    const here = new Map(this.workers.map((worker) => [worker.session, worker.name]));
+    this.owners.look(
+      described,
+      { here, elsewhere: await this.#names(described) },
+      this.partitionCount,
+    );
+    this.lags.push(this.owners.lag);
+    await this.#lookAtParked();
+    this.hasLook = true;
+    this.changed();
+  }
+
+  async #lookAtParked() {
+    const before = this.parked;
+    this.parked = new Map();
+    if (this.owners.keysParked) {
+      const { keys } = await this.client.parked(QUEUE, GROUP);
+      for (const row of keys) {
+        this.parked.set(row.key ?? "", row);
+      }
+    }
+    for (const key of before.keys()) {
+      if (!this.parked.has(key)) {
+        this.lanes.freed(key === "" ? null : key);
+      }
+    }
+  }
+
+  /** What other tabs call their workers; a broker that does not tell is asked once. */
+  async #names(described) {
+    const names = new Map();
+    const here = new Set(this.workers.map((worker) => worker.session));
+    const members = described.members ?? [];
+    if (
+      this.isSilentAboutSessions ||
+      members.every((one) => here.has(one.replace(/\.\d+$/, "")))
+    ) {
+      return names;
+    }
+    try {
+      const answer = await this.client.sessions();
+      for (const row of answer.sessions ?? answer) {
+        const [tab, place] = String(row.client ?? row.name ?? "").split("/");
+        if (place) {
+          names.set(row.session, `${place.replace("-", " ")} of ${tab.replace("-", " ")}`);
+        }
+      }
+    } catch (error) {
+      this.isSilentAboutSessions = error?.code === "not_found";
+    }
+    return names;
+  }
+
+  #learnClock(way) {
+    if (way.takenUnixMs !== undefined && way.answeredUnixMs !== undefined) {
+      this.clock.learn(way.calledUnixMs, way.takenUnixMs, way.answeredUnixMs);
+    }
+  }
+
+  #connectionChanged({ transport, isConnected, reason }) {
+    const name = { websocket: "WebSocket", "long-poll": "Long-poll" }[transport] ?? "No transport";
+    this.#note(
+      isConnected ? `${name}: connected` : `Connection lost${reason ? `: ${reason}` : ""}`,
+    );
+    this.onConnection?.();
+    this.changed(true);
+  }
+
+  #note(text) {
+    this.changes.unshift({ unixMs: Date.now(), text });
+    this.changes.length = Math.min(this.changes.length, CHANGES_MAX);
+  }
+}
+
+/** JSON where it is JSON, else the text itself. */
+export function parseBody(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
+}

@@ -1,0 +1,231 @@
+/** Steps 4 and 5: who owns what, and what waits for a worker that is paused. */
+
+import { byId, foreign, make, setAttribute, setText } from "../shared/dom.js";
+import { explainLine } from "../shared/errors.js";
+import { formatCount, formatKey, formatMs, plural } from "../shared/format.js";
+import { LivePlot } from "../shared/plots.js";
+import { WORKERS_MAX } from "./model.js";
+import { drawChip } from "./watching.js";
+
+const KEYS_SHOWN_MAX = 12;
+const FEW = 8;
+
+/** Step 4. */
+export class Sharing {
+  constructor(model, steps) {
+    this.model = model;
+    this.steps = steps;
+    this.cells = [];
+    this.rows = [];
+    this.add = byId("worker-add");
+    this.add.addEventListener("click", () => this.#add());
+  }
+
+  async #add() {
+    this.add.disabled = true;
+    try {
+      const worker = await this.model.addWorker();
+      setText(byId("workers-said"), `${worker.name} has joined; partitions move to it.`);
+    } catch (error) {
+      setText(byId("workers-said"), explainLine(error));
+    }
+  }
+
+  async #remove(worker) {
+    try {
+      await this.model.removeWorker(worker);
+      setText(byId("workers-said"), `${worker.name} has left; its partitions go to the others.`);
+    } catch (error) {
+      setText(byId("workers-said"), explainLine(error));
+    }
+    this.add.focus();
+  }
+
+  draw() {
+    const { owners, workers, partitionCount } = this.model;
+    this.add.disabled = !this.model.hasLook || workers.length >= WORKERS_MAX;
+    setText(this.add, workers.length >= WORKERS_MAX ? "Four workers are enough" : "Add a worker");
+    while (this.cells.length < partitionCount) {
+      this.#addCell();
+    }
+    this.cells.forEach((cell, partition) => this.#drawCell(cell, partition));
+    while (this.rows.length < owners.workers.length) {
+      this.#addRow();
+    }
+    this.rows.forEach((row, i) => {
+      row.item.hidden = i >= owners.workers.length;
+      if (i < owners.workers.length) {
+        this.#drawRow(row, owners.workers[i]);
+      }
+    });
+    if (owners.workers.filter((worker) => worker.partitions.length > 0).length > 1) {
+      this.steps.done(4);
+    }
+  }
+
+  #addCell() {
+    const letter = make("span", { class: "letter", "aria-hidden": "true" });
+    const number = make("span", { class: "number", "aria-hidden": "true" });
+    const said = make("span", { class: "unseen" });
+    const item = make("li", { data: { testid: "partition" } }, letter, number, said);
+    byId("partitions").append(item);
+    this.cells.push({ item, letter, number, said });
+  }
+
+  #drawCell({ item, letter, number, said }, partition) {
+    const owner = this.model.owners.of(partition);
+    setText(letter, owner ? owner.letter : "\u2013");
+    setText(number, String(partition));
+    setText(
+      said,
+      `partition ${partition}: ${owner ? `${owner.letter}, ${owner.name}` : "nobody yet"}`,
+    );
+    setAttribute(item, "data-hue", owner ? String(owner.hue) : null);
+    setAttribute(item, "data-owner", owner ? owner.letter : "");
+  }
+
+  #addRow() {
+    const chip = make("span", { class: "chip" });
+    const name = make("span", { class: "name" });
+    const facts = make("span", { class: "small soft" });
+    const keys = foreign("", { class: "keys" });
+    const remove = make("button", { class: "button small", type: "button", text: "Remove" });
+    remove.dataset.testid = "worker-remove";
+    const item = make(
+      "li",
+      { class: "worker", data: { testid: "worker" } },
+      chip,
+      make("div", {}, make("div", {}, name, " ", facts), keys),
+      remove,
+    );
+    const row = { item, chip, name, facts, keys, remove, session: "" };
+    remove.addEventListener("click", () => {
+      const worker = this.model.workers.find(({ session }) => session === row.session);
+      if (worker) {
+        this.#remove(worker);
+      }
+    });
+    byId("workers").append(item);
+    this.rows.push(row);
+  }
+
+  #drawRow(row, worker) {
+    const mine = this.model.workers.findIndex(({ session }) => session === worker.session);
+    row.session = worker.session;
+    drawChip(row.chip, worker);
+    setText(row.name, `${worker.name}${worker.isHere ? " in this tab" : ""}`);
+    const partitions = plural(worker.partitions.length, "partition");
+    setText(
+      row.facts,
+      worker.isAbsent ? `${partitions}, connection lost: kept for it` : partitions,
+    );
+    const keys = this.model.lanes
+      .list()
+      .filter((lane) => lane.key !== null && worker.partitions.includes(lane.partition))
+      .map((lane) => formatKey(lane.key, 24));
+    const more = keys.length > KEYS_SHOWN_MAX ? ` and ${keys.length - KEYS_SHOWN_MAX} more` : "";
+    setText(
+      row.keys,
+      keys.length ? keys.slice(0, KEYS_SHOWN_MAX).join(", ") + more : "no key yet",
+    );
+    row.remove.hidden = mine < 1;
+    setAttribute(row.remove, "aria-label", `Remove ${worker.name}`);
+    setAttribute(row.item, "data-letter", worker.letter);
+  }
+}
+
+/** Step 5. */
+export class Pausing {
+  constructor(model, steps) {
+    this.model = model;
+    this.steps = steps;
+    this.buttons = [];
+    this.draining = null;
+    this.handled = 0;
+    this.hadBacklog = false;
+    this.data = [[], []];
+    model.onHandled = () => {
+      this.handled += 1;
+    };
+    this.plot = new LivePlot(byId("lag-plot"), {
+      series: [{ label: "messages that wait", color: "--hue-4", fill: true }],
+      format: formatCount,
+      heightPx: 190,
+      ceiling: 40,
+    });
+  }
+
+  #toggle(worker) {
+    const { owners } = this.model;
+    const letter = owners.find(worker.session)?.letter ?? worker.name;
+    if (worker.isPaused) {
+      this.draining = {
+        letter,
+        sinceMs: performance.now(),
+        handledBefore: this.handled,
+        inversionsBefore: this.model.lanes.inversions,
+        lag: owners.lag,
+      };
+      worker.resume();
+      setText(byId("pause-said"), `${letter} goes on with ${plural(owners.lag, "message")}.`);
+    } else {
+      this.draining = null;
+      worker.pause();
+      setText(byId("pause-said"), `${letter} is paused. Watch its messages wait.`);
+    }
+    this.model.changed(true);
+  }
+
+  /** After each look at the group. */
+  looked() {
+    const { lags, owners, lanes } = this.model;
+    const [xs, ys] = this.data;
+    xs.length = ys.length = lags.length;
+    for (let i = 0; i < lags.length; i += 1) {
+      xs[i] = i - lags.length + 1;
+      ys[i] = lags.at(i);
+    }
+    this.hadBacklog ||= owners.lag > FEW && this.model.workers.some((worker) => worker.isPaused);
+    if (this.draining && owners.lag <= FEW) {
+      const { letter, sinceMs, handledBefore, inversionsBefore } = this.draining;
+      const took = formatMs(performance.now() - sinceMs);
+      const order =
+        lanes.inversions === inversionsBefore ? "each key in its order" : "not all in order";
+      const count = plural(this.handled - handledBefore, "message");
+      setText(byId("pause-said"), `${letter} has caught up: ${count} in ${took}, ${order}.`);
+      this.draining = null;
+      if (this.hadBacklog) {
+        this.steps.done(5);
+      }
+    }
+  }
+
+  draw() {
+    const { owners, workers, lanes } = this.model;
+    while (this.buttons.length < workers.length) {
+      this.#addButton();
+    }
+    this.buttons.forEach((button, i) => {
+      const worker = workers[i];
+      button.hidden = !worker;
+      if (worker) {
+        const letter = owners.find(worker.session)?.letter ?? worker.name;
+        setText(button, worker.isPaused ? `Let ${letter} go on` : `Pause ${letter}`);
+        button.classList.toggle("primary", worker.isPaused);
+        setAttribute(button, "data-paused", String(worker.isPaused));
+      }
+    });
+    setText(byId("lag"), this.model.hasLook ? formatCount(owners.lag) : "\u2013");
+    setText(byId("handled"), formatCount(this.handled));
+    setText(byId("inversions"), formatCount(lanes.inversions));
+    this.plot.show(this.data);
+  }
+
+  #addButton() {
+    const index = this.buttons.length;
+    const button = make("button", { class: "button", type: "button", data: { testid: "pause" } });
+    button.addEventListener("click", () => this.#toggle(this.model.workers[index]));
+    byId("pauses").append(button);
+    this.buttons.push(button);
+  }
+}
