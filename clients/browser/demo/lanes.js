@@ -7,6 +7,11 @@ import { Ring } from "./ring.js";
 
 const HANDLED_MAX = 256;
 const VALUES_MAX = 60;
+const RATE_WINDOW_MS = 5000;
+const ONE_DIGIT = new Intl.NumberFormat("en", {
+  maximumFractionDigits: 1,
+  minimumFractionDigits: 1,
+});
 
 /**
  * @typedef {object} Lane
@@ -178,9 +183,24 @@ export function standing(lane, { nowMs, attemptsMax, parked, isPaused }) {
   if (lane.wish) {
     return { state: "wished", text: "its next message will be nacked" };
   }
-  return nowMs - lane.heardMs > 5000
-    ? { state: "quiet", text: "quiet" }
-    : { state: "flowing", text: "flowing" };
+  const count = recent(lane.handledMs, nowMs - RATE_WINDOW_MS);
+  if (count) {
+    const perSecond = (count * 1000) / RATE_WINDOW_MS;
+    return { state: "flowing", text: `flowing, ${ONE_DIGIT.format(perSecond)} a second` };
+  }
+  return {
+    state: "quiet",
+    text: nowMs - lane.heardMs > RATE_WINDOW_MS ? "quiet" : "handled elsewhere",
+  };
+}
+
+/** How many of these times are not before. */
+function recent(times, sinceMs) {
+  let count = 0;
+  while (count < times.length && times.at(times.length - 1 - count) >= sinceMs) {
+    count += 1;
+  }
+  return count;
 }
 
 /** A name that no key has: keys have at least one byte. */

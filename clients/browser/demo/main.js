@@ -1,4 +1,4 @@
-/** The demo page: gets in, starts the model, and draws what it knows, at most ten times a second. */
+/** The demo page: gets in, starts the model, draws what it knows, ten times a second at most. */
 
 import { getIn } from "../shared/access.js";
 import { announce, byId, drawing, make, setText } from "../shared/dom.js";
@@ -15,6 +15,9 @@ import { Figures, Latency } from "./watching.js";
 
 const DRAW_EVERY_MS = 100;
 const LOOK_EVERY_MS = 1000;
+const OFF_SCREEN_EVERY_MS = 1000;
+/** View → when it was drawn last. */
+const drawnMs = new Map();
 
 function storage() {
   try {
@@ -54,7 +57,7 @@ function begin() {
   return { model, views, say };
 }
 
-/** What is off the screen is not drawn. */
+/** What is off the screen is drawn once a second. */
 function drawAll(views, model, steps, nowMs) {
   views.connection.draw();
   setText(byId("hero-lag"), model.hasLook ? formatCount(model.owners.lag) : "\u2013");
@@ -71,7 +74,8 @@ function drawAll(views, model, steps, nowMs) {
     [6, views.refusing],
   ];
   for (const [number, view] of parts) {
-    if (steps.isSeen(number) || number === 1) {
+    if (steps.isSeen(number) || !(nowMs - drawnMs.get(view) < OFF_SCREEN_EVERY_MS)) {
+      drawnMs.set(view, nowMs);
       view.draw(nowMs);
     }
   }

@@ -4,7 +4,7 @@
  */
 
 import { connect } from "/assets/tocsin/index.js";
-import { formatBody, utf8Bytes } from "../shared/format.js";
+import { formatBody, formatCount, utf8Bytes } from "../shared/format.js";
 import { readFigure } from "./figures.js";
 import { Lanes } from "./lanes.js";
 import { ClockOffset, Latencies } from "./latency.js";
@@ -41,7 +41,11 @@ const LOCAL_HOSTS = new Set(["localhost", "127.0.0.1", "[::1]"]);
 
 /** The page's side of the story. */
 export class Model {
-  /** @param {{changed: (urgent?: boolean) => void, memory: import("./memory.js").Memory}} outside */
+  /**
+   * @param {object} outside
+   * @param {(isUrgent?: boolean) => void} outside.changed
+   * @param {import("./memory.js").Memory} outside.memory
+   */
   constructor({ changed, memory }) {
     this.changed = changed;
     this.memory = memory;
@@ -55,7 +59,7 @@ export class Model {
     this.clock = new ClockOffset({ isSameMachine: LOCAL_HOSTS.has(location.hostname) });
     this.owners = new Owners();
     this.partitionCount = QUEUE_SETTINGS.partitions;
-    /** @type {Map<string, {messages: number, attempts: number}>} key → what the broker says of it */
+    /** @type {Map<string, {messages: number, attempts: number}>} key → what the broker says */
     this.parked = new Map();
     this.readTimes = new Ring(2048);
     this.lags = new Ring(61);
@@ -79,9 +83,12 @@ export class Model {
     await this.#makeQueue();
     await this.client.putGroup(QUEUE, GROUP, GROUP_SETTINGS);
     await this.#join(this.client, "worker 1");
-    const reader = this.client.read(QUEUE, { start: "latest", concurrency: 64 }, (message) =>
-      this.#read(message),
+    const reader = this.client.read(
+      QUEUE,
+      { start: "latest", concurrency: 64, onGap: () => {}, onUnknown: "latest" },
+      (message) => this.#read(message),
     );
+    reader.ended.then((error) => error && this.failed(error));
     await reader.opened;
     for (let more = this.memory.workers; more > 1; more -= 1) {
       await this.addWorker();
@@ -134,7 +141,7 @@ export class Model {
     if (keyBytes > KEY_BYTES_MAX) {
       throw Object.assign(new Error("key too long"), {
         code: "key_too_long",
-        detail: `The key has ${keyBytes.toLocaleString("en")} bytes; a key has at most 1,024. Shorten it`,
+        detail: `the key has ${formatCount(keyBytes)} bytes, and may have 1,024: shorten it`,
       });
     }
     const body = parseBody(text);
@@ -292,7 +299,7 @@ export class Model {
     this.changed(true);
   }
 
-  // --- Looking at the group, once a second --------------------------------------------------------
+  // --- Looking at the group, once a second ------------------------------------------------------
 
   /** Asks the broker who owns what, and what is parked. Rejects when it does not answer. */
   async look() {
@@ -345,7 +352,7 @@ export class Model {
         }
       }
     } catch (error) {
-      this.isSilentAboutSessions = error?.code === "not_found";
+      this.isSilentAboutSessions = ["not_found", "method_not_allowed"].includes(error?.code);
     }
     return names;
   }

@@ -119,10 +119,7 @@ export class Refusing {
     const name = formatKey(lane.key, 40);
     setText(row.key, name);
     drawChip(row.chip, owner);
-    setText(
-      row.state,
-      !worker && owner && state === "flowing" ? `handled by ${owner.name}` : text,
-    );
+    setText(row.state, state === "quiet" && owner && !worker ? `handled by ${owner.name}` : text);
     setAttribute(row.item, "data-state", state);
     setAttribute(row.item, "data-key", lane.key ?? "");
     this.#drawButtons(row, { lane, worker, isParked: waits !== null, name });

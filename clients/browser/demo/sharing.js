@@ -148,7 +148,7 @@ export class Pausing {
       this.handled += 1;
     };
     this.plot = new LivePlot(byId("lag-plot"), {
-      series: [{ label: "messages that wait", color: "--hue-4", fill: true }],
+      series: [{ label: "messages that wait", color: "--warn", fill: true }],
       format: formatCount,
       heightPx: 190,
       ceiling: 40,

@@ -55,7 +55,7 @@ export class Figures {
       }
     });
     const isMoving = shown.some((lane) => lane.seen >= SEEN_ENOUGH && nowMs - lane.heardMs < 2000);
-    if (isMoving) {
+    if (isMoving && this.steps.isSeen(2)) {
       this.steps.done(2);
     }
     setText(byId("figures-said"), this.#sentence(shown, isMoving));
@@ -64,7 +64,8 @@ export class Figures {
   #sentence(shown, isMoving) {
     if (isMoving) {
       const more = this.model.lanes.list().length - shown.length;
-      return `${formatCount(shown.length)} keys are live.${more > 0 ? ` ${more} more are not shown.` : ""}`;
+      const others = more > 0 ? ` ${more} more are not shown.` : "";
+      return `${formatCount(shown.length)} keys are live.${others}`;
     }
     return shown.length
       ? "No new figures. Is the demo running? Start it with make run; or publish messages above."
@@ -113,8 +114,8 @@ export class Latency {
     this.data = [[], [], []];
     this.plot = new LivePlot(byId("latency-plot"), {
       series: [
-        { label: "p50", color: "--hue-0" },
-        { label: "p99", color: "--hue-1" },
+        { label: "p50", color: "--accent" },
+        { label: "p99", color: "--ink-faint" },
       ],
       format: (ms) => (ms < 1000 ? `${formatFigure(ms)} ms` : `${formatFigure(ms / 1000)} s`),
       heightPx: 240,

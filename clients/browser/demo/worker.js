@@ -43,7 +43,7 @@ export class Worker {
       { concurrency: CONCURRENCY, ...settings },
       (message, context) => this.#handle(message, context?.signal),
     );
-    this.subscription.done?.catch?.((error) => this.model.failed(error));
+    this.subscription.ended.then((error) => error && this.model.failed(error));
     await this.subscription.opened;
   }
 

@@ -9,6 +9,7 @@ import { explain } from "./errors.js";
 import { make, setText } from "./dom.js";
 
 const TICKET = /^#ticket=([A-Za-z0-9._~-]+)$/;
+const HEADER_TOKEN = /^[!-~]+$/;
 const TIMEOUT_MS = 10_000;
 
 /**
@@ -45,7 +46,11 @@ export async function whoAmI() {
  * @returns {Promise<boolean>} false: they are not valid (any more)
  */
 export async function signIn(credentials) {
-  const answer = await ask("POST", credentials);
+  const { ticket, token } = credentials;
+  if (token !== undefined && !HEADER_TOKEN.test(token)) {
+    return false; // no token of any broker: it could not stand in a header
+  }
+  const answer = await (token === undefined ? ask("POST", { ticket }) : ask("POST", {}, token));
   if (answer.status === 401 || answer.status === 403) {
     return false;
   }
@@ -152,12 +157,16 @@ async function failureOf(token) {
   }
 }
 
-function ask(method, body) {
+function ask(method, body, token) {
+  const headers = body ? { "Content-Type": "application/json" } : {};
+  if (token !== undefined) {
+    headers.Authorization = `Bearer ${token}`;
+  }
   return fetch("/v1/access", {
     method,
     credentials: "same-origin",
     cache: "no-store",
-    headers: body ? { "Content-Type": "application/json" } : {},
+    headers,
     body: body ? JSON.stringify(body) : undefined,
     signal: AbortSignal.timeout(TIMEOUT_MS),
   });

@@ -27,6 +27,11 @@ const REMEDIES = {
   draining: "The broker is going down; this page comes back by itself when it is up again.",
   unknown: "The outcome is unknown: send it again under the same id, and it is stored once.",
   storage_unavailable: "The broker's storage does not answer; look at the broker's log.",
+  timeout: "Look at the connection, at the top, and try again; it may have been stored.",
+  session_ended: "Reload the page: it begins a new session.",
+  no_token: "Sign in again: open the address that the broker prints, or enter its token.",
+  not_a_broker:
+    "Something else answers at this address. Start a Tocsin here, and reload the page.",
   internal: "This is a bug of the broker; please report it with the broker's log.",
 };
 
@@ -65,7 +70,7 @@ export function explainLine(error) {
 function isUnreachable(error, code) {
   return (
     (error instanceof TypeError && /fetch|network|load failed/i.test(error.message)) ||
-    ["not_connected", "connection_lost", "unreachable"].includes(code)
+    code === "cannot_connect"
   );
 }
 

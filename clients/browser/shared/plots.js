@@ -116,6 +116,8 @@ export class LivePlot {
     const stroke = resolveColor(this.place, "--ink-soft");
     const lines = resolveColor(this.place, "--line");
     const font = `12px ${getComputedStyle(this.place).fontFamily}`;
+    const decades = (plot, splits) =>
+      splits.map((v) => (!this.options.isLog || isDecade(v) ? v : null)); // of a logarithmic axis
     const common = { stroke, font, ticks: { show: false }, grid: { stroke: lines, width: 1 } };
     return [
       {
@@ -131,16 +133,15 @@ export class LivePlot {
         size: ROOM_FOR_NUMBERS_PX,
         gap: 8,
         space: LINES_EVERY_PX,
-        values: (plot, splits) =>
-          splits.map((v) => (this.#isShown(v) ? this.options.format(v) : "")),
+        filter: decades,
+        grid: { ...common.grid, filter: decades },
+        values: (plot, splits) => splits.map((v) => (v === null ? null : this.options.format(v))),
       },
     ];
   }
+}
 
-  /** Of a logarithmic axis only the decades are named. */
-  #isShown(value) {
-    return (
-      !this.options.isLog || Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-6
-    );
-  }
+/** 1, 10, 0.1 … @param {number} value */
+function isDecade(value) {
+  return Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-6;
 }

@@ -178,8 +178,10 @@ test("a nacked key is held until its message comes again", () => {
   assert.match(at(3001).text, /in 1 s/);
   assert.match(at(4000).text, /comes again now/);
   lanes.started(message({ attempt: 2 }), "worker 1", 4001);
-  assert.equal(at(4001).state, "flowing");
-  assert.equal(at(9002).state, "quiet");
+  assert.deepEqual(at(4001), { state: "quiet", text: "handled elsewhere" });
+  lanes.handled(message({ attempt: 2 }), 4002);
+  assert.deepEqual(at(4003), { state: "flowing", text: "flowing, 0.2 a second" });
+  assert.deepEqual(at(9003), { state: "quiet", text: "quiet" });
 });
 
 test("the last attempt parks", () => {
