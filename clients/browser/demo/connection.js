@@ -4,10 +4,20 @@ import { byId, make, setAttribute, setText } from "../shared/dom.js";
 import { formatClock } from "../shared/format.js";
 
 const NAMES = { websocket: "WebSocket", "long-poll": "Long-poll" };
-const GONE = {
-  what: "The broker does not answer.",
-  remedy: "Look whether it still runs; make run starts it. This page comes back by itself.",
+const TROUBLES = {
+  gone: {
+    what: "The broker does not answer.",
+    remedy:
+      "Look whether it still runs; make run starts it. What is on disk stays there. This page tries " +
+      "again every second, and goes on where it was.",
+  },
+  reconnecting: {
+    what: "The connection is lost.",
+    remedy: "The broker answers; the session is being opened again.",
+  },
 };
+/** A connection that is lost for less is told by the mark at the top alone. */
+const PATIENCE_MS = 2500;
 
 /** Says how things stand, and reacts to the switch. */
 export class Connection {
@@ -21,6 +31,7 @@ export class Connection {
     this.steps = steps;
     this.say = say;
     this.state = "";
+    this.sinceMs = 0;
     this.first = null;
     this.hasPolled = false;
     this.isReachable = true;
@@ -39,6 +50,9 @@ export class Connection {
         signal: AbortSignal.timeout(3000),
       });
       this.isReachable = answer.ok;
+      if (answer.ok) {
+        this.model.hurry();
+      }
     } catch {
       this.isReachable = false;
     }
@@ -64,8 +78,13 @@ export class Connection {
     setText(byId("connection-text"), text);
     if (state !== this.state) {
       this.state = state;
+      this.sinceMs = performance.now();
       setAttribute(byId("connection"), "data-state", state);
-      this.say(state === "gone" ? `${GONE.what} ${GONE.remedy}` : `Connection: ${text}.`);
+      this.say(
+        state === "gone"
+          ? `${TROUBLES.gone.what} ${TROUBLES.gone.remedy}`
+          : `Connection: ${text}.`,
+      );
     }
     this.#drawTrouble(state);
     this.#drawSession(state);
@@ -77,12 +96,15 @@ export class Connection {
   }
 
   #drawTrouble(state) {
+    const trouble = TROUBLES[state];
+    const isShown =
+      state === "gone" || (trouble && performance.now() - this.sinceMs > PATIENCE_MS);
     const place = byId("trouble");
-    place.hidden = state !== "gone";
-    place.classList.toggle("bad", state === "gone");
-    if (state === "gone") {
-      setText(byId("trouble-what"), GONE.what);
-      setText(byId("trouble-remedy"), GONE.remedy);
+    place.hidden = !isShown;
+    if (isShown) {
+      setText(byId("trouble-what"), trouble.what);
+      setText(byId("trouble-remedy"), trouble.remedy);
+      place.classList.toggle("bad", state === "gone");
     }
   }
 

@@ -70,7 +70,6 @@ export class Model {
     this.watchedMs = -Infinity;
     this.isSilentAboutSessions = false;
     this.onHandled = null;
-    this.onConnection = null;
   }
 
   // --- Beginning ------------------------------------------------------------------------------
@@ -81,7 +80,7 @@ export class Model {
     this.client.addEventListener("connection", (event) => this.#connectionChanged(event.detail));
     this.#connectionChanged({ transport: this.client.transport, isConnected: true });
     await this.#makeQueue();
-    await this.client.putGroup(QUEUE, GROUP, GROUP_SETTINGS);
+    await this.#makeGroup();
     await this.#join(this.client, "worker 1");
     const reader = this.client.read(
       QUEUE,
@@ -113,6 +112,14 @@ export class Model {
         throw error;
       }
       await this.client.createQueue(QUEUE, QUEUE_SETTINGS);
+    }
+  }
+
+  /** What a visitor of before has left unhandled is not for this one: where nobody is, it starts now. */
+  async #makeGroup() {
+    const { consumers } = await this.client.putGroup(QUEUE, GROUP, GROUP_SETTINGS);
+    if (consumers === 0) {
+      await this.client.seekGroup(QUEUE, GROUP, "latest");
     }
   }
 
@@ -205,10 +212,8 @@ export class Model {
 
   /** @param {boolean} isOn */
   setWebSocket(isOn) {
+    this.#note(isOn ? "WebSocket switched on" : "WebSocket switched off");
     this.webSocket.set(isOn);
-    this.#note(
-      isOn ? "WebSocket switched on" : "WebSocket switched off: open ones broken, new ones fail",
-    );
     this.changed(true);
   }
 
@@ -363,12 +368,16 @@ export class Model {
     }
   }
 
+  /** Something answers again: clients that wait for their next attempt make it now. */
+  hurry() {
+    window.dispatchEvent(new Event("online")); // as the browser itself says it; clients listen
+  }
+
   #connectionChanged({ transport, isConnected, reason }) {
     const name = { websocket: "WebSocket", "long-poll": "Long-poll" }[transport] ?? "No transport";
     this.#note(
       isConnected ? `${name}: connected` : `Connection lost${reason ? `: ${reason}` : ""}`,
     );
-    this.onConnection?.();
     this.changed(true);
   }
 

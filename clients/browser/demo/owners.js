@@ -14,6 +14,7 @@ const HUES = 6;
  * @property {boolean} isHere one of this page
  * @property {boolean} isAbsent its connection is lost, its place is kept
  * @property {number[]} partitions that it owns
+ * @property {number} waiting messages of these that it has not settled
  */
 
 /** Keeps the letters and colours of sessions from one look to the next. */
@@ -56,6 +57,7 @@ export class Owners {
       isHere: here.has(session),
       isAbsent: absent.has(session),
       partitions: [],
+      waiting: 0,
     }));
     this.workers.sort((one, other) => (one.letter < other.letter ? -1 : 1));
     this.partitions = Array.from({ length: partitionCount }, () => null);
@@ -65,6 +67,7 @@ export class Owners {
       if (owner && row.partition < partitionCount) {
         this.partitions[row.partition] = owner;
         owner.partitions.push(row.partition);
+        owner.waiting += waitingIn(row);
       }
       this.inFlight += Number(row.in_flight) || 0;
     }
@@ -105,6 +108,12 @@ export class Owners {
     }
     return number;
   }
+}
+
+/** In flight, and not given out yet. */
+function waitingIn(row) {
+  const ahead = Number(row.certified) - Number(row.next_offset);
+  return (Number(row.in_flight) || 0) + Math.max(0, ahead || 0);
 }
 
 /** `s-5c1f.1`, a session's place in a group → `s-5c1f`. */

@@ -114,11 +114,7 @@ export class Sharing {
     row.session = worker.session;
     drawChip(row.chip, worker);
     setText(row.name, `${worker.name}${worker.isHere ? " in this tab" : ""}`);
-    const partitions = plural(worker.partitions.length, "partition");
-    setText(
-      row.facts,
-      worker.isAbsent ? `${partitions}, connection lost: kept for it` : partitions,
-    );
+    setText(row.facts, factsOf(worker));
     const keys = this.model.lanes
       .list()
       .filter((lane) => lane.key !== null && worker.partitions.includes(lane.partition))
@@ -132,6 +128,12 @@ export class Sharing {
     setAttribute(row.remove, "aria-label", `Remove ${worker.name}`);
     setAttribute(row.item, "data-letter", worker.letter);
   }
+}
+
+function factsOf({ partitions, waiting, isAbsent }) {
+  const share = plural(partitions.length, "partition");
+  const waits = waiting > FEW ? `, ${formatCount(waiting)} waiting` : "";
+  return `${share}${waits}${isAbsent ? ", connection lost: kept for it" : ""}`;
 }
 
 /** Step 5. */
@@ -162,12 +164,13 @@ export class Pausing {
       this.draining = {
         letter,
         sinceMs: performance.now(),
-        handledBefore: this.handled,
+        handledBefore: worker.handled,
         inversionsBefore: this.model.lanes.inversions,
-        lag: owners.lag,
+        worker,
       };
       worker.resume();
-      setText(byId("pause-said"), `${letter} goes on with ${plural(owners.lag, "message")}.`);
+      const waiting = owners.find(worker.session)?.waiting ?? 0;
+      setText(byId("pause-said"), `${letter} goes on with ${plural(waiting, "message")}.`);
     } else {
       this.draining = null;
       worker.pause();
@@ -185,13 +188,14 @@ export class Pausing {
       xs[i] = i - lags.length + 1;
       ys[i] = lags.at(i);
     }
-    this.hadBacklog ||= owners.lag > FEW && this.model.workers.some((worker) => worker.isPaused);
-    if (this.draining && owners.lag <= FEW) {
-      const { letter, sinceMs, handledBefore, inversionsBefore } = this.draining;
+    const waitingFor = ({ session }) => owners.find(session)?.waiting ?? 0;
+    this.hadBacklog ||= this.model.workers.some((one) => one.isPaused && waitingFor(one) > FEW);
+    if (this.draining && waitingFor(this.draining.worker) <= FEW) {
+      const { worker, letter, sinceMs, handledBefore, inversionsBefore } = this.draining;
       const took = formatMs(performance.now() - sinceMs);
       const order =
         lanes.inversions === inversionsBefore ? "each key in its order" : "not all in order";
-      const count = plural(this.handled - handledBefore, "message");
+      const count = plural(worker.handled - handledBefore, "message");
       setText(byId("pause-said"), `${letter} has caught up: ${count} in ${took}, ${order}.`);
       this.draining = null;
       if (this.hadBacklog) {

@@ -75,7 +75,7 @@ export class LivePlot {
     return {
       width: this.place.clientWidth || 320,
       height: heightPx,
-      padding: [8, 8, 0, 0],
+      padding: [8, 18, 0, 0],
       legend: { show: false },
       cursor: { show: false },
       select: { show: false },
