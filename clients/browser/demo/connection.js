@@ -1,6 +1,7 @@
 /** The connection: at the top always, and step 7, where the WebSocket is taken away. */
 
 import { byId, make, setAttribute, setText } from "../shared/dom.js";
+import { explain } from "../shared/errors.js";
 import { formatClock } from "../shared/format.js";
 
 const NAMES = { websocket: "WebSocket", "long-poll": "Long-poll" };
@@ -8,8 +9,8 @@ const TROUBLES = {
   gone: {
     what: "The broker does not answer.",
     remedy:
-      "Look whether it still runs; make run starts it. What is on disk stays there. This page tries " +
-      "again every second, and goes on where it was.",
+      "Look whether it still runs; make run starts it. What is on disk stays there. This page " +
+      "tries again every second, and goes on where it was.",
   },
   reconnecting: {
     what: "The connection is lost.",
@@ -39,7 +40,13 @@ export class Connection {
     byId("websocket").addEventListener("change", (event) => {
       model.setWebSocket(event.target.checked);
     });
-    byId("trouble-again").addEventListener("click", () => this.probe());
+    byId("trouble-again").addEventListener("click", () => {
+      if (model.trouble) {
+        location.reload();
+      } else {
+        this.probe();
+      }
+    });
   }
 
   /** Whether anything answers; call it now and then while there is no connection. */
@@ -96,15 +103,16 @@ export class Connection {
   }
 
   #drawTrouble(state) {
-    const trouble = TROUBLES[state];
-    const isShown =
-      state === "gone" || (trouble && performance.now() - this.sinceMs > PATIENCE_MS);
+    const { trouble: ended } = this.model;
+    const waited = performance.now() - this.sinceMs > PATIENCE_MS;
+    const trouble = ended ? explain(ended) : (state === "gone" || waited) && TROUBLES[state];
     const place = byId("trouble");
-    place.hidden = !isShown;
-    if (isShown) {
+    place.hidden = !trouble;
+    if (trouble) {
       setText(byId("trouble-what"), trouble.what);
       setText(byId("trouble-remedy"), trouble.remedy);
-      place.classList.toggle("bad", state === "gone");
+      setText(byId("trouble-again"), ended ? "Reload the page" : "Try again now");
+      place.classList.toggle("bad", ended !== null || state === "gone");
     }
   }
 

@@ -1,6 +1,6 @@
 /** The demo page: gets in, starts the model, draws what it knows, ten times a second at most. */
 
-import { getIn } from "../shared/access.js";
+import { getIn, whoAmI } from "../shared/access.js";
 import { announce, byId, drawing, make, setText } from "../shared/dom.js";
 import { explain } from "../shared/errors.js";
 import { formatCount } from "../shared/format.js";
@@ -14,6 +14,9 @@ import { Steps } from "./steps.js";
 import { Figures, Latency } from "./watching.js";
 
 const DRAW_EVERY_MS = 100;
+const DRAW_CALMLY_EVERY_MS = 1000;
+const TICK_EVERY_MS = 250;
+const RETRY_EVERY_MS = 3000;
 const LOOK_EVERY_MS = 1000;
 const OFF_SCREEN_EVERY_MS = 1000;
 /** View → when it was drawn last. */
@@ -44,15 +47,18 @@ function begin() {
     refusing: new Refusing(model, steps),
   };
   const draw = (nowMs) => drawAll(views, model, steps, nowMs);
-  soon = drawing(draw, DRAW_EVERY_MS);
+  const isCalm = matchMedia("(prefers-reduced-motion: reduce)").matches;
+  soon = drawing(draw, isCalm ? DRAW_CALMLY_EVERY_MS : DRAW_EVERY_MS);
   now = drawing(draw);
   setText(byId("broker"), location.host);
   document.title = `Tocsin: the demo, ${memory.tab.replace("-", " ")}`;
   setInterval(() => {
-    views.latency.tick(performance.now());
-    views.figures.sample(performance.now());
-    soon();
-  }, 250);
+    if (!document.hidden) {
+      views.latency.tick(performance.now());
+      views.figures.sample(performance.now());
+      soon();
+    }
+  }, TICK_EVERY_MS);
   now();
   return { model, views, say };
 }
@@ -81,12 +87,14 @@ function drawAll(views, model, steps, nowMs) {
   }
 }
 
-/** Once a second, one at a time. */
+/** Once a second, one at a time; while the page is hidden only for a connection that is lost. */
 async function keepLooking({ model, views }) {
   for (;;) {
     try {
-      await model.look();
-      views.pausing.looked();
+      if (!document.hidden) {
+        await model.look();
+        views.pausing.looked();
+      }
     } catch {
       // No answer: the connection says so, and the next look comes.
     }
@@ -97,7 +105,7 @@ async function keepLooking({ model, views }) {
   }
 }
 
-/** In place of the page's content, when it cannot begin at all. */
+/** In place of the page's content, when it cannot begin at all. When it could, it begins anew. */
 function showFailure(error) {
   const { what, remedy } = explain(error);
   const again = make("button", { class: "button primary", type: "button", text: "Try again" });
@@ -112,6 +120,17 @@ function showFailure(error) {
   );
   place.hidden = false;
   byId("content").hidden = true;
+  setText(byId("connection-text"), "No broker");
+  byId("connection").dataset.state = "gone";
+  setInterval(async () => {
+    const isThere = await whoAmI().then(
+      () => true,
+      () => false,
+    );
+    if (isThere) {
+      location.reload();
+    }
+  }, RETRY_EVERY_MS);
 }
 
 async function main() {

@@ -35,6 +35,7 @@ const GROUP_SETTINGS = {
 };
 const LINGER_S = 30;
 const CHANGES_MAX = 6;
+const LOOKS_MAX = 64;
 const TEXT_LENGTH_MAX = 120;
 const WATCH_EVERY_MS = 100;
 const LOCAL_HOSTS = new Set(["localhost", "127.0.0.1", "[::1]"]);
@@ -62,7 +63,8 @@ export class Model {
     /** @type {Map<string, {messages: number, attempts: number}>} key → what the broker says */
     this.parked = new Map();
     this.readTimes = new Ring(2048);
-    this.lags = new Ring(61);
+    this.lags = new Ring(LOOKS_MAX);
+    this.lagTimes = new Ring(LOOKS_MAX);
     /** @type {{unixMs: number, text: string}[]} */
     this.changes = [];
     this.trouble = null;
@@ -115,7 +117,7 @@ export class Model {
     }
   }
 
-  /** What a visitor of before has left unhandled is not for this one: where nobody is, it starts now. */
+  /** Where nobody is, what a visitor of before has left is not for this one: it starts now. */
   async #makeGroup() {
     const { consumers } = await this.client.putGroup(QUEUE, GROUP, GROUP_SETTINGS);
     if (consumers === 0) {
@@ -253,7 +255,8 @@ export class Model {
         return null;
       }
       const text = formatBody(message, TEXT_LENGTH_MAX);
-      way = this.ways.begin({ id, key: key ?? null, text, nowMs, isOwn: false });
+      const publishedMs = nowMs - this.clock.sinceMs(Date.now(), message.publishedUnixMs);
+      way = this.ways.begin({ id, key: key ?? null, text, nowMs: publishedMs, isOwn: false });
     }
     this.ways.pushed(id, nowMs, { partition, offset, handler, attempt: way.attempt });
     return way;
@@ -316,6 +319,7 @@ export class Model {
       this.partitionCount,
     );
     this.lags.push(this.owners.lag);
+    this.lagTimes.push(performance.now());
     await this.#lookAtParked();
     this.hasLook = true;
     this.changed();
@@ -374,10 +378,9 @@ export class Model {
   }
 
   #connectionChanged({ transport, isConnected, reason }) {
-    const name = { websocket: "WebSocket", "long-poll": "Long-poll" }[transport] ?? "No transport";
-    this.#note(
-      isConnected ? `${name}: connected` : `Connection lost${reason ? `: ${reason}` : ""}`,
-    );
+    const name = { websocket: "WebSocket", "long-poll": "Long-poll" }[transport];
+    const lost = reason ? reason[0].toUpperCase() + reason.slice(1) : "The connection was lost";
+    this.#note(isConnected && name ? `${name}: connected` : lost);
     this.changed(true);
   }
 

@@ -2,7 +2,7 @@
 
 import { byId, foreign, make, setAttribute, setText } from "../shared/dom.js";
 import { explainLine } from "../shared/errors.js";
-import { formatKey, formatMs, NOTHING } from "../shared/format.js";
+import { formatKey, formatMs } from "../shared/format.js";
 import { segments, STAGES } from "./ways.js";
 
 /** The form and the list under it; rows are made once and used again. */
@@ -100,7 +100,7 @@ export class Publishing {
     setAttribute(row, "data-id", way.id);
     segments(way).forEach(({ stage, ms, to }, i) => {
       bars[i].style.transform = `scaleX(${to ?? 0})`;
-      const shown = !way.isOwn && stage !== "acked" ? NOTHING : formatMs(ms);
+      const shown = formatMs(ms);
       setText(times[i], shown);
       setAttribute(times[i], "aria-label", `${stage} after ${shown}`);
       setAttribute(times[i], "role", "img");

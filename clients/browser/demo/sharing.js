@@ -87,7 +87,7 @@ export class Sharing {
   #addRow() {
     const chip = make("span", { class: "chip" });
     const name = make("span", { class: "name" });
-    const facts = make("span", { class: "small soft" });
+    const facts = make("span", { class: "facts small soft" });
     const keys = foreign("", { class: "keys" });
     const remove = make("button", { class: "button small", type: "button", text: "Remove" });
     remove.dataset.testid = "worker-remove";
@@ -181,11 +181,11 @@ export class Pausing {
 
   /** After each look at the group. */
   looked() {
-    const { lags, owners, lanes } = this.model;
+    const { lags, lagTimes, owners, lanes } = this.model;
     const [xs, ys] = this.data;
     xs.length = ys.length = lags.length;
     for (let i = 0; i < lags.length; i += 1) {
-      xs[i] = i - lags.length + 1;
+      xs[i] = (lagTimes.at(i) - lagTimes.last) / 1000;
       ys[i] = lags.at(i);
     }
     const waitingFor = ({ session }) => owners.find(session)?.waiting ?? 0;
@@ -219,6 +219,8 @@ export class Pausing {
         setAttribute(button, "data-paused", String(worker.isPaused));
       }
     });
+    const label = `Messages that wait, over the last 60 seconds; now ${formatCount(owners.lag)}`;
+    setAttribute(byId("lag-plot"), "aria-label", label);
     setText(byId("lag"), this.model.hasLook ? formatCount(owners.lag) : "\u2013");
     setText(byId("handled"), formatCount(this.handled));
     setText(byId("inversions"), formatCount(lanes.inversions));

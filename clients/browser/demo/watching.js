@@ -1,7 +1,7 @@
 /** Steps 2 and 3: the figures of each key, and how long messages take. */
 
 import { byId, foreign, make, resolveColor, setAttribute, setText } from "../shared/dom.js";
-import { formatCount, formatFigure, formatKey, formatMs } from "../shared/format.js";
+import { formatCount, formatFigure, formatKey, formatMs, plural } from "../shared/format.js";
 import { LivePlot } from "../shared/plots.js";
 import { readFigure } from "./figures.js";
 import { drawLine } from "./lines.js";
@@ -10,6 +10,7 @@ const SAMPLE_EVERY_MS = 250;
 const SEEN_ENOUGH = 20;
 const RATE_WINDOW_MS = 2000;
 const ROWS_MAX = 16;
+const LIVE_MS = 2000;
 
 /** Step 2: a row for each key. */
 export class Figures {
@@ -30,9 +31,11 @@ export class Figures {
     if (nowMs - this.sampledMs < SAMPLE_EVERY_MS) {
       return;
     }
+    const beforeMs = this.sampledMs;
     this.sampledMs = nowMs;
     for (const lane of this.model.lanes.list()) {
-      const value = lane.message ? readFigure(lane.message).value : null;
+      const value =
+        lane.message && lane.heardMs > beforeMs ? readFigure(lane.message).value : null;
       if (value !== null) {
         lane.values.push(value);
       }
@@ -54,18 +57,19 @@ export class Figures {
         this.#drawRow(row, shown[i]);
       }
     });
-    const isMoving = shown.some((lane) => lane.seen >= SEEN_ENOUGH && nowMs - lane.heardMs < 2000);
+    const live = shown.filter((lane) => nowMs - lane.heardMs < LIVE_MS);
+    const isMoving = live.some((lane) => lane.seen >= SEEN_ENOUGH);
     if (isMoving && this.steps.isSeen(2)) {
       this.steps.done(2);
     }
-    setText(byId("figures-said"), this.#sentence(shown, isMoving));
+    setText(byId("figures-said"), this.#sentence(shown, live, isMoving));
   }
 
-  #sentence(shown, isMoving) {
+  #sentence(shown, live, isMoving) {
     if (isMoving) {
       const more = this.model.lanes.list().length - shown.length;
-      const others = more > 0 ? ` ${more} more are not shown.` : "";
-      return `${formatCount(shown.length)} keys are live.${others}`;
+      const others = more > 0 ? ` Not shown: ${plural(more, "more key")}.` : "";
+      return `Live: ${plural(live.length, "key")}.${others}`;
     }
     return shown.length
       ? "No new figures. Is the demo running? Start it with make run; or publish messages above."
@@ -135,6 +139,9 @@ export class Latency {
     setText(byId("p50"), formatMs(p50Ms));
     setText(byId("p99"), formatMs(p99Ms));
     setText(byId("hero-p50"), formatMs(p50Ms));
+    const label = `half within ${formatMs(p50Ms)}, 99 of 100 within ${formatMs(p99Ms)}`;
+    const plot = byId("latency-plot");
+    setAttribute(plot, "aria-label", `Latency over the last 60 seconds: ${label}`);
     let recent = 0;
     while (
       recent < readTimes.length &&

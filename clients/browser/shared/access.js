@@ -182,7 +182,10 @@ async function parsed(answer) {
   if (answer.ok && body !== null && typeof body === "object") {
     return body;
   }
-  const detail =
-    body?.detail ?? `the server answered with ${answer.status} and no JSON: is it a Tocsin?`;
-  throw Object.assign(new Error(detail), { code: body?.code ?? "", detail, retry: body?.retry });
+  if (typeof body?.detail !== "string") {
+    const detail = `the server answered with ${answer.status} and nothing that a Tocsin says`;
+    throw Object.assign(new Error(detail), { code: "not_a_broker", detail, retry: false });
+  }
+  const { code = "", detail, retry = false } = body;
+  throw Object.assign(new Error(detail), { code, detail, retry });
 }
