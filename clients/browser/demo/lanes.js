@@ -23,6 +23,7 @@ const ONE_DIGIT = new Intl.NumberFormat("en", {
  * @property {number} heardMs when it was heard of last
  * @property {Ring} values for its line
  * @property {Ring} handledMs when its messages were handled
+ * @property {Ring} handledHues and in whose colour: the hue of the worker, -1 where it has none
  * @property {number} lastOffset the highest that was handled
  * @property {Held|null} held why it does not go on
  * @property {"nack"|"park"|null} wish what becomes of its next message
@@ -79,14 +80,15 @@ export class Lanes {
     return lane;
   }
 
-  /** It was handled: acked. */
-  handled(message, nowMs) {
+  /** It was handled: acked. `hue`: of the worker. */
+  handled(message, nowMs, hue = -1) {
     const lane = this.#lane(message.key, nowMs);
     if (message.offset <= lane.lastOffset && message.attempt === 1) {
       this.inversions += 1;
     }
     lane.lastOffset = Math.max(lane.lastOffset, message.offset);
     lane.handledMs.push(nowMs);
+    lane.handledHues.push(hue);
   }
 
   /**
@@ -127,6 +129,7 @@ export class Lanes {
         heardMs: nowMs,
         values: new Ring(VALUES_MAX),
         handledMs: new Ring(HANDLED_MAX),
+        handledHues: new Ring(HANDLED_MAX),
         lastOffset: -1,
         held: null,
         wish: null,

@@ -57,10 +57,11 @@ export function drawLine(canvas, values, color) {
  * The last 20 seconds of a lane, now at the right: a tick for each message that was handled, and
  * a bar from when its key was held.
  * @param {HTMLCanvasElement} canvas
- * @param {{handledMs: import("./ring.js").Ring, heldSinceMs: number|null, nowMs: number}} lane
- * @param {{tick: string, held: string, ground: string}} colors
+ * @param {{handledMs: import("./ring.js").Ring, handledHues: import("./ring.js").Ring,
+ *   heldSinceMs: number|null, nowMs: number}} lane
+ * @param {{ticks: string[], none: string, held: string, ground: string}} colors `ticks` by hue
  */
-export function drawLane(canvas, { handledMs, heldSinceMs, nowMs }, colors) {
+export function drawLane(canvas, { handledMs, handledHues, heldSinceMs, nowMs }, colors) {
   const place = ready(canvas);
   if (!place) {
     return;
@@ -69,12 +70,12 @@ export function drawLane(canvas, { handledMs, heldSinceMs, nowMs }, colors) {
   const toX = (ms) => width - ((nowMs - ms) / WINDOW_MS) * width;
   context.fillStyle = colors.ground;
   context.fillRect(0, height / 2 - 0.5, width, 1);
-  context.fillStyle = colors.tick;
   for (let i = handledMs.length - 1; i >= 0; i -= 1) {
     const x = toX(handledMs.at(i));
     if (x < 0) {
       break;
     }
+    context.fillStyle = colors.ticks[handledHues.at(i)] ?? colors.none;
     context.fillRect(x - TICK_PX, 4, TICK_PX, height - 8);
   }
   if (heldSinceMs !== null) {

@@ -8,6 +8,7 @@ import { formatBody, formatCount, utf8Bytes } from "../shared/format.js";
 import { readFigure } from "./figures.js";
 import { Lanes } from "./lanes.js";
 import { ClockOffset, Latencies } from "./latency.js";
+import { Names } from "./names.js";
 import { Owners } from "./owners.js";
 import { Ring } from "./ring.js";
 import { makeSwitch } from "./switch.js";
@@ -59,6 +60,7 @@ export class Model {
     this.latencies = new Latencies();
     this.clock = new ClockOffset({ isSameMachine: LOCAL_HOSTS.has(location.hostname) });
     this.owners = new Owners();
+    this.names = new Names();
     this.partitionCount = QUEUE_SETTINGS.partitions;
     /** @type {Map<string, {messages: number, attempts: number}>} key → what the broker says */
     this.parked = new Map();
@@ -70,7 +72,6 @@ export class Model {
     this.trouble = null;
     this.hasLook = false;
     this.watchedMs = -Infinity;
-    this.isSilentAboutSessions = false;
     this.onHandled = null;
   }
 
@@ -296,7 +297,8 @@ export class Model {
   }
 
   handled(message, worker) {
-    this.lanes.handled(message, performance.now());
+    const hue = this.owners.find(worker.session)?.hue;
+    this.lanes.handled(message, performance.now(), hue);
     this.onHandled?.(message, worker);
     this.changed();
   }
@@ -313,11 +315,8 @@ export class Model {
   async look() {
     const described = await this.client.group(QUEUE, GROUP);
     const here = new Map(this.workers.map((worker) => [worker.session, worker.name]));
-    this.owners.look(
-      described,
-      { here, elsewhere: await this.#names(described) },
-      this.partitionCount,
-    );
+    const elsewhere = await this.names.ask(this.client, described.members ?? [], here);
+    this.owners.look(described, { here, elsewhere }, this.partitionCount);
     this.lags.push(this.owners.lag);
     this.lagTimes.push(performance.now());
     await this.#lookAtParked();
@@ -339,31 +338,6 @@ export class Model {
         this.lanes.freed(key === "" ? null : key);
       }
     }
-  }
-
-  /** What other tabs call their workers; a broker that does not tell is asked once. */
-  async #names(described) {
-    const names = new Map();
-    const here = new Set(this.workers.map((worker) => worker.session));
-    const members = described.members ?? [];
-    if (
-      this.isSilentAboutSessions ||
-      members.every((one) => here.has(one.replace(/\.\d+$/, "")))
-    ) {
-      return names;
-    }
-    try {
-      const answer = await this.client.sessions();
-      for (const row of answer.sessions ?? answer) {
-        const [tab, place] = String(row.client ?? row.name ?? "").split("/");
-        if (place) {
-          names.set(row.session, `${place.replace("-", " ")} of ${tab.replace("-", " ")}`);
-        }
-      }
-    } catch (error) {
-      this.isSilentAboutSessions = ["not_found", "method_not_allowed"].includes(error?.code);
-    }
-    return names;
   }
 
   #learnClock(way) {

@@ -60,19 +60,21 @@ export class Publishing {
       return;
     }
     const { durable, pushed, acked } = way.atMs;
+    const soFar = `Durable after ${formatMs(durable)}, here after ${formatMs(pushed)}`;
+    const owner = this.model.owners.of(way.partition);
     if (acked !== null) {
-      setText(
-        this.said,
-        `Durable after ${formatMs(durable)}, here after ${formatMs(pushed)}, ` +
-          `acknowledged after ${formatMs(acked)}.`,
-      );
-      this.latest = null;
+      this.#finish(`${soFar}, acknowledged after ${formatMs(acked)}.`);
+    } else if (durable !== null && pushed !== null && owner && !owner.isHere) {
+      this.#finish(`${soFar}; its key is ${owner.name}'s, who acknowledges it.`);
     } else if (way.trouble) {
       setText(this.said, `Durable after ${formatMs(durable)}; ${way.trouble}.`);
     }
-    if (pushed !== null) {
-      this.steps.done(1);
-    }
+  }
+
+  #finish(sentence) {
+    setText(this.said, sentence);
+    this.latest = null;
+    this.steps.done(1);
   }
 
   #addRow() {

@@ -8,7 +8,7 @@ import { drawLane } from "./lines.js";
 import { ATTEMPTS_MAX } from "./model.js";
 import { drawChip } from "./watching.js";
 
-const LANES_SHOWN_MAX = 12;
+const LANES_SHOWN_MAX = 24;
 const DECISIONS = [
   ["retry", "Retry"],
   ["skip", "Skip"],
@@ -128,9 +128,15 @@ export class Refusing {
       lane.held?.sinceMs ?? (waits ? nowMs - (Date.now() - waits.since_unix_ms) : null);
     drawLane(
       row.canvas,
-      { handledMs: lane.handledMs, heldSinceMs, nowMs: performance.now() },
       {
-        tick: owner ? this.ticks[owner.hue] : this.none,
+        handledMs: lane.handledMs,
+        handledHues: lane.handledHues,
+        heldSinceMs,
+        nowMs: performance.now(),
+      },
+      {
+        ticks: this.ticks,
+        none: this.none,
         held: waits ? this.parked : this.held,
         ground: this.ground,
       },

@@ -9,7 +9,7 @@ import { drawLine } from "./lines.js";
 const SAMPLE_EVERY_MS = 250;
 const SEEN_ENOUGH = 20;
 const RATE_WINDOW_MS = 2000;
-const ROWS_MAX = 16;
+const ROWS_MAX = 24;
 const LIVE_MS = 2000;
 
 /** Step 2: a row for each key. */

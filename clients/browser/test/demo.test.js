@@ -5,6 +5,7 @@ import { readFigure } from "../demo/figures.js";
 import { Lanes, standing } from "../demo/lanes.js";
 import { ClockOffset, Latencies, percentile } from "../demo/latency.js";
 import { Memory } from "../demo/memory.js";
+import { Names, namesIn } from "../demo/names.js";
 import { Owners, sessionOf } from "../demo/owners.js";
 import { Ring } from "../demo/ring.js";
 import { segments, Ways } from "../demo/ways.js";
@@ -269,6 +270,34 @@ test("a description that is none is an empty group", () => {
   }
   assert.equal(sessionOf("M8mPIrAWs2tU.12"), "M8mPIrAWs2tU");
   assert.equal(sessionOf(undefined), "");
+});
+
+test("workers of other tabs have names where the broker tells", async () => {
+  const sessions = [
+    { session: "s1", client: "tab-k3a/worker-2" },
+    { session: "s2", client: "<b>/worker-1" },
+    { session: "s3" },
+    null,
+  ];
+  assert.deepEqual([...namesIn({ sessions })], [["s1", "worker 2 of tab k3a"]]);
+  for (const garbage of [null, "x", {}, { sessions: 3 }]) {
+    assert.equal(namesIn(garbage).size, 0);
+  }
+  let asked = 0;
+  const refusing = (code) => ({
+    async sessions() {
+      asked += 1;
+      throw Object.assign(new Error(code), { code });
+    },
+  });
+  const names = new Names();
+  const here = new Map([["s1", "worker 1"]]);
+  await names.ask(refusing("not_found"), ["s1.1"], here); // nobody else: not asked
+  assert.equal(asked, 0);
+  await names.ask(refusing("overloaded"), ["s1.1", "s2.1"], here);
+  await names.ask(refusing("not_found"), ["s1.1", "s2.1"], here);
+  await names.ask(refusing("not_found"), ["s1.1", "s2.1"], here);
+  assert.equal(asked, 2);
 });
 
 class Store {
