@@ -217,6 +217,9 @@ export class Model {
   setWebSocket(isOn) {
     this.#note(isOn ? "WebSocket switched on" : "WebSocket switched off");
     this.webSocket.set(isOn);
+    if (isOn) {
+      this.hurry();
+    }
     this.changed(true);
   }
 
@@ -346,7 +349,7 @@ export class Model {
     }
   }
 
-  /** Something answers again: clients that wait for their next attempt make it now. */
+  /** Something has changed for the better: clients that wait for an attempt make it now. */
   hurry() {
     window.dispatchEvent(new Event("online")); // as the browser itself says it; clients listen
   }

@@ -88,6 +88,9 @@ export class Refusing {
   }
 
   #wish(row, wish) {
+    if (row.refuse[0].getAttribute("aria-disabled") === "true") {
+      return;
+    }
     this.model.wish(row.lane, row.lane.wish === wish ? null : wish);
     row.lane.wished = wish;
   }
@@ -101,7 +104,6 @@ export class Refusing {
     } catch (error) {
       setText(byId("lanes-said"), explainLine(error));
     }
-    row.refuse[0].focus();
   }
 
   #drawRow(row, lane, nowMs) {
@@ -143,17 +145,22 @@ export class Refusing {
     );
   }
 
+  /** A button that is of no use now can still have the focus; one that goes hands it on. */
   #drawButtons(row, { lane, worker, isParked, name }) {
+    const [comes, goes] = isParked ? [row.decide, row.refuse] : [row.refuse, row.decide];
+    const hadFocus = goes.includes(document.activeElement);
     for (const button of row.refuse) {
-      const wish = button.dataset.testid;
       button.hidden = isParked;
-      button.disabled = !worker || lane.held !== null;
-      setAttribute(button, "aria-pressed", String(lane.wish === wish));
+      setAttribute(button, "aria-disabled", String(!worker || lane.held !== null));
+      setAttribute(button, "aria-pressed", String(lane.wish === button.dataset.testid));
       setAttribute(button, "aria-label", `${button.textContent} the next message of ${name}`);
     }
     for (const button of row.decide) {
       button.hidden = !isParked;
       setAttribute(button, "aria-label", `${button.textContent} ${name}`);
+    }
+    if (hadFocus) {
+      comes[0].focus();
     }
   }
 

@@ -17,18 +17,25 @@ export class Sharing {
     this.steps = steps;
     this.cells = [];
     this.rows = [];
+    this.isAdding = false;
     this.add = byId("worker-add");
     this.add.addEventListener("click", () => this.#add());
   }
 
   async #add() {
-    this.add.disabled = true;
+    if (this.add.getAttribute("aria-disabled") === "true") {
+      return;
+    }
+    this.isAdding = true;
+    this.model.changed(true);
     try {
       const worker = await this.model.addWorker();
       setText(byId("workers-said"), `${worker.name} has joined; partitions move to it.`);
     } catch (error) {
       setText(byId("workers-said"), explainLine(error));
     }
+    this.isAdding = false;
+    this.model.changed(true);
   }
 
   async #remove(worker) {
@@ -43,8 +50,10 @@ export class Sharing {
 
   draw() {
     const { owners, workers, partitionCount } = this.model;
-    this.add.disabled = !this.model.hasLook || workers.length >= WORKERS_MAX;
-    setText(this.add, workers.length >= WORKERS_MAX ? "Four workers are enough" : "Add a worker");
+    const isOver = workers.length >= WORKERS_MAX;
+    const isIdle = this.model.hasLook && !this.isAdding && !isOver; // it keeps the focus
+    setAttribute(this.add, "aria-disabled", String(!isIdle));
+    setText(this.add, isOver ? "Four workers are enough" : "Add a worker");
     while (this.cells.length < partitionCount) {
       this.#addCell();
     }
