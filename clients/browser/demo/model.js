@@ -215,11 +215,8 @@ export class Model {
 
   /** @param {boolean} isOn */
   setWebSocket(isOn) {
-    this.#note(isOn ? "WebSocket switched on" : "WebSocket switched off");
+    this.#note(isOn ? "WebSocket on: it is tried every ten seconds" : "WebSocket switched off");
     this.webSocket.set(isOn);
-    if (isOn) {
-      this.hurry();
-    }
     this.changed(true);
   }
 
@@ -349,7 +346,7 @@ export class Model {
     }
   }
 
-  /** Something has changed for the better: clients that wait for an attempt make it now. */
+  /** Something answers again: clients that wait for their next attempt make it now. */
   hurry() {
     window.dispatchEvent(new Event("online")); // as the browser itself says it; clients listen
   }
