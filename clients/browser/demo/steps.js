@@ -56,8 +56,8 @@ export class Steps {
         element.classList.toggle("next", number === next);
       }
       setAttribute(link, "aria-current", number === next ? "step" : null);
-      const said = link.querySelector(".unseen:last-child");
-      said.textContent = said.textContent.replace(/, done$/, "") + (isDone ? ", done" : "");
+      const name = link.getAttribute("aria-label").replace(/, done$/, "");
+      setAttribute(link, "aria-label", isDone ? `${name}, done` : name);
     }
   }
 }

@@ -77,43 +77,20 @@ export async function getIn({ place, content }) {
 }
 
 function signInByHand(place, content, isTicketOver) {
+  const { form, input, button, said } = makeForm(isTicketOver);
+  place.classList.add("gate");
+  place.replaceChildren(
+    make("h1", { text: "This broker wants a token" }),
+    make("p", {
+      class: "soft",
+      text: "It is the TOCSIN_TOKEN that the broker was started with. Whoever runs it has it.",
+    }),
+    form,
+  );
+  content.hidden = true;
+  place.hidden = false;
+  input.focus();
   return new Promise((resolve) => {
-    const input = make("input", {
-      id: "access-token",
-      type: "password",
-      autocomplete: "current-password",
-      required: true,
-      spellcheck: "false",
-      "aria-describedby": "access-said",
-      data: { testid: "access-token" },
-    });
-    const button = make("button", {
-      class: "button primary",
-      type: "submit",
-      text: "Sign in",
-      data: { testid: "access-submit" },
-    });
-    const said = make("p", {
-      id: "access-said",
-      class: "small soft",
-      "aria-live": "polite",
-      text: isTicketOver
-        ? "That ticket is used up, or older than 30 seconds. Get another, or enter the token."
-        : "It stays in a cookie that no script can read, and in no address.",
-      data: { testid: "access-said" },
-    });
-    const form = make(
-      "form",
-      { "aria-label": "Sign in", data: { testid: "access-form" } },
-      make(
-        "div",
-        { class: "field" },
-        make("label", { for: input.id, text: "Token" }),
-        input,
-        said,
-      ),
-      make("div", { class: "buttons" }, button),
-    );
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       button.disabled = true;
@@ -125,25 +102,46 @@ function signInByHand(place, content, isTicketOver) {
         input.focus();
         return;
       }
-      input.value = "";
       place.hidden = true;
       place.replaceChildren();
       content.hidden = false;
       resolve();
     });
-    place.classList.add("gate");
-    place.replaceChildren(
-      make("h1", { text: "This broker wants a token" }),
-      make("p", {
-        class: "soft",
-        text: "It is the TOCSIN_TOKEN that the broker was started with. Whoever runs it has it.",
-      }),
-      form,
-    );
-    content.hidden = true;
-    place.hidden = false;
-    input.focus();
   });
+}
+
+function makeForm(isTicketOver) {
+  const input = make("input", {
+    id: "access-token",
+    type: "password",
+    autocomplete: "current-password",
+    required: true,
+    spellcheck: "false",
+    "aria-describedby": "access-said",
+    data: { testid: "access-token" },
+  });
+  const button = make("button", {
+    class: "button primary",
+    type: "submit",
+    text: "Sign in",
+    data: { testid: "access-submit" },
+  });
+  const said = make("p", {
+    id: "access-said",
+    class: "small soft",
+    "aria-live": "polite",
+    text: isTicketOver
+      ? "That ticket is used up, or older than 30 seconds. Get another, or enter the token."
+      : "It stays in a cookie that no script can read, and in no address.",
+    data: { testid: "access-said" },
+  });
+  const form = make(
+    "form",
+    { "aria-label": "Sign in", data: { testid: "access-form" } },
+    make("div", { class: "field" }, make("label", { for: input.id, text: "Token" }), input, said),
+    make("div", { class: "buttons" }, button),
+  );
+  return { form, input, button, said };
 }
 
 /** Empty: signed in. */

@@ -1,3 +1,5 @@
+/** What is pure of the demo: measures, ways, lanes, owners, names, memory. */
+
 import assert from "node:assert/strict";
 import { test } from "node:test";
 

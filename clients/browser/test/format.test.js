@@ -1,3 +1,5 @@
+/** Values, text of others, and errors, as the pages show them. */
+
 import assert from "node:assert/strict";
 import { test } from "node:test";
 

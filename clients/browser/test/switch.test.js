@@ -1,3 +1,5 @@
+/** The WebSocket with a switch, in front of one that is not real. */
+
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
