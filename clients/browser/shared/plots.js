@@ -17,8 +17,8 @@ export class LivePlot {
   /**
    * @param {HTMLElement} place gets the plot; give it the class `plot`
    * @param {object} options
-   * @param {{label: string, color: string, fill?: boolean}[]} options.series `color` is a token's
-   *   name
+   * @param {{label: string, color: string, fill?: boolean, width?: number, dash?: number[]}[]}
+   *   options.series `color` is a token's name
    * @param {(value: number) => string} options.format a value with its unit, for the axis
    * @param {number} [options.windowS] how far back
    * @param {number} [options.heightPx]
@@ -26,10 +26,13 @@ export class LivePlot {
    *   and wants a `floor` above 0
    * @param {number} [options.floor] the axis reaches at least down to this
    * @param {number} [options.ceiling] and at least up to this
+   * @param {number} [options.everyS] times on the axis are multiples of so much
+   * @param {(seconds: number) => string} [options.formatAgo] a time before now, for the axis
    */
   constructor(place, options) {
     this.place = place;
-    this.options = { windowS: 60, heightPx: 200, isLog: false, floor: 0, ceiling: 1, ...options };
+    const usual = { windowS: 60, heightPx: 200, isLog: false, floor: 0, ceiling: 1, formatAgo };
+    this.options = { ...usual, ...options };
     place.style.height = `${this.options.heightPx}px`;
     this.plot = null;
     this.data = [[], ...this.options.series.map(() => [])];
@@ -83,12 +86,13 @@ export class LivePlot {
       axes: this.#axes(),
       series: [
         {},
-        ...series.map(({ label, color, fill }) => {
+        ...series.map(({ label, color, fill, width = 2, dash }) => {
           const stroke = resolveColor(this.place, color);
           return {
             label,
             stroke,
-            width: 2,
+            width,
+            dash,
             fill: fill ? stroke.replace(/^rgb\((.*)\)$/, "rgba($1, 0.12)") : undefined,
             points: { show: false },
             spanGaps: false,
@@ -113,6 +117,7 @@ export class LivePlot {
   }
 
   #axes() {
+    const { everyS } = this.options;
     const stroke = resolveColor(this.place, "--ink-soft");
     const lines = resolveColor(this.place, "--line");
     const font = `12px ${getComputedStyle(this.place).fontFamily}`;
@@ -126,7 +131,9 @@ export class LivePlot {
         size: 26,
         gap: 6,
         space: SECONDS_LABELS_EVERY_PX,
-        values: (plot, splits) => splits.map((s) => (s === 0 ? "now" : `${-s} s ago`)),
+        incrs: everyS ? [everyS, 2 * everyS, 5 * everyS] : undefined,
+        values: (plot, splits) =>
+          splits.map((s) => (s === 0 ? "now" : this.options.formatAgo(-s))),
       },
       {
         ...common,
@@ -144,4 +151,9 @@ export class LivePlot {
 /** 1, 10, 0.1 … @param {number} value */
 function isDecade(value) {
   return Math.abs(Math.log10(value) - Math.round(Math.log10(value))) < 1e-6;
+}
+
+/** @param {number} seconds */
+function formatAgo(seconds) {
+  return `${seconds} s ago`;
 }

@@ -1,0 +1,45 @@
+// @ts-check
+/** Figures with their names: tiles at the top of a view, and lists of facts. */
+
+import { make, setData } from "./elements.js";
+
+/**
+ * @typedef {{
+ *   id: string,
+ *   label: string,
+ *   unit?: string,
+ *   make?: () => HTMLElement,
+ *   draw: (element: any, of: any) => void,
+ * }} Figure `draw` puts into the element what `of` has
+ */
+
+/** A list of figures, each a term and its value, which draws itself anew. */
+export class Figures {
+  /**
+   * @param {string} id begins the test ids: `queue` gives `queue-depth` for the figure `depth`
+   * @param {Figure[]} figures
+   * @param {{shape?: "tiles" | "facts", dataOf?: (of: any) => Record<string, unknown>}} [more]
+   */
+  constructor(id, figures, { shape = "tiles", dataOf = () => ({}) } = {}) {
+    this.figures = figures;
+    this.dataOf = dataOf;
+    this.parts = figures.map((figure) => figure.make?.() ?? make("span"));
+    const items = figures.map((figure, index) => {
+      this.parts[index].dataset.testid = `${id}-${figure.id}`;
+      const unit = figure.unit ? make("small", { text: ` ${figure.unit}` }) : null;
+      const value = make("dd", {}, this.parts[index], unit);
+      const shaped = { class: shape === "tiles" ? "figure" : "fact" };
+      return make("div", shaped, make("dt", { text: figure.label }), value);
+    });
+    this.element = make("dl", { class: shape === "tiles" ? "figures" : "facts" }, ...items);
+  }
+
+  /** @param {any} of what the figures are of */
+  update(of) {
+    const data = this.dataOf(of);
+    this.figures.forEach((figure, index) => {
+      setData(this.parts[index], data);
+      figure.draw(this.parts[index], of);
+    });
+  }
+}

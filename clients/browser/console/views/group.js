@@ -1,0 +1,209 @@
+// @ts-check
+/** One group: how far behind it is, who owns what, and which keys are held up, and why. */
+
+import { formatCount, NOTHING } from "../../shared/format.js";
+import { badge, make, setBadge, setText, setTime, timeElement } from "../elements.js";
+import { Figures } from "../figures.js";
+import { rate, until } from "../format.js";
+import { Plot } from "../plot.js";
+import { formatRoute } from "../route.js";
+import { Table } from "../table.js";
+import { transportOf } from "../words.js";
+import {
+  countColumn, explainColumn, idColumn, keyColumn, textColumn, timeColumn, waitsColumn,
+} from "./columns.js";
+import { groupPath, headOf, linkButton, listOf, section, tabsOfGroup } from "./common.js";
+import { stateOfGroup } from "./queue-tables.js";
+
+const HELD_SHOWN_MAX = 200;
+const LEASES_SHOWN_MAX = 200;
+const RATES = ["given", "settled", "nacked"];
+
+export class GroupView {
+  /** @param {import("./common.js").Context} context */
+  constructor(context) {
+    this.context = context;
+    this.queue = /** @type {string} */ (context.route.queue);
+    this.name = /** @type {string} */ (context.route.group);
+    this.title = `${this.name} of ${this.queue}`;
+    this.periodMs = 1000;
+    this.data = { queue: this.queue, group: this.name };
+    /** @type {Map<string, any>} by consumer, who it is */
+    this.consumers = new Map();
+    this.history = context.histories.of(`group ${this.queue} ${this.name}`);
+    this.figures = new Figures("group", this.#figures(), { dataOf: () => this.data });
+    this.rates = new Plot("group-rates", "Messages per second, last 5 minutes", rate);
+    this.lag = new Plot("group-lag", "Lag, last 5 minutes", formatCount);
+    this.owners = this.#table("owner", "Partitions and their owners", this.#ownerColumns(), {
+      keyOf: (row) => String(row.partition),
+      dataOf: (row) => ({ partition: row.partition }),
+      empty: "No partition is being delivered: nobody consumes here.",
+    });
+    this.held = this.#table("held", "Keys that are held up", this.#heldColumns(), {
+      keyOf: (row) => `${row.partition}-${row.key_hash}`,
+      dataOf: (row) => ({ partition: row.partition, keyHash: row.key_hash }),
+      empty: "No key is held up.",
+      sort: { id: "messages", isDescending: true },
+    });
+    this.leases = this.#table("lease", "Messages in flight", this.#leaseColumns(), {
+      keyOf: (row) => `${row.partition}-${row.offset}`,
+      dataOf: (row) => ({ partition: row.partition, offset: row.offset }),
+      empty: "Nothing is in flight.",
+    });
+    this.element = this.#build();
+  }
+
+  /** @param {AbortSignal} signal */
+  async load(signal) {
+    const { api } = this.context;
+    const path = groupPath(this.queue, this.name);
+    const group = await api.get(path, { signal });
+    const held = await api.get(`${path}/held`, { query: { limit: HELD_SHOWN_MAX }, signal });
+    const query = { limit: LEASES_SHOWN_MAX };
+    const leases = await api.get(`${path}/leases`, { query, signal });
+    return { group, held, leases };
+  }
+
+  /** @param {{group: any, held: any, leases: any}} answer */
+  show({ group, held, leases }) {
+    const counters = group.counters ?? {};
+    const values = { ...counters, lag: group.lag };
+    this.history.add(this.context.elapsed(), `${group.group_id} ${counters.since_unix_ms}`, values);
+    this.figures.update(group);
+    setBadge(this.state, ...stateOfGroup(group));
+    this.rates.update(RATES, this.history.columns(RATES, RATES));
+    this.lag.update(["lag"], this.history.columns(["lag"]));
+    const owners = listOf(group.partitions).map(({ owner }) => owner).filter(Boolean);
+    this.consumers = new Map(owners.map((owner) => [owner.consumer, owner]));
+    this.owners.update(listOf(group.partitions));
+    this.held.update(listOf(held.keys));
+    this.leases.update(listOf(leases.leases));
+    setText(this.heldMore, held.next ? `These are the first ${HELD_SHOWN_MAX}.` : "");
+    setText(this.leasesMore, leases.next ? `These are the first ${LEASES_SHOWN_MAX}.` : "");
+  }
+
+  close() {
+    this.rates.close();
+    this.lag.close();
+  }
+
+  #build() {
+    const { queue, name } = this;
+    this.state = badge({ data: { testid: "group-state", ...this.data } });
+    this.heldMore = make("p", { class: "small soft", data: { testid: "held-more" } });
+    this.leasesMore = make("p", { class: "small soft", data: { testid: "lease-more" } });
+    const head = headOf({
+      way: [["Queues", formatRoute("overview")], [queue, formatRoute("queue", { queue })]],
+      kind: "Group",
+      name,
+      beside: [this.state],
+      actions: [
+        linkButton("Explain a key", formatRoute("explain", { query: this.data }), "explain-link"),
+        linkButton("Its messages", formatRoute("messages", { queue, query: { group: name } }),
+          "messages-link"),
+      ],
+    });
+    const plots = make("div", { class: "plots" }, this.rates.element, this.lag.element);
+    const parts = [head, tabsOfGroup(queue, name, "group"), this.figures.element, plots];
+    return make("div", { class: "view" }, ...parts,
+      section("Held keys", this.held.element, this.heldMore),
+      section("Owners", this.owners.element),
+      section("In flight", this.leases.element, this.leasesMore));
+  }
+
+  /** @returns {import("../figures.js").Figure[]} */
+  #figures() {
+    /** @param {string} id @param {string} label @param {(group: any) => any} of */
+    function counted(id, label, of) {
+      const draw = (/** @type {any} */ e, /** @type {any} */ g) => setText(e, formatCount(of(g)));
+      return { id, label, draw };
+    }
+    const rates = RATES.map((name) => ({
+      id: `${name}-rate`,
+      label: name[0].toUpperCase() + name.slice(1),
+      unit: "/s",
+      draw: (/** @type {any} */ e) => setText(e, rate(this.history.rate(name))),
+    }));
+    return [
+      counted("lag", "Lag", (g) => g.lag),
+      {
+        id: "oldest",
+        label: "Oldest unsettled",
+        make: () => timeElement({ tabindex: "0" }),
+        draw: (e, g) => setTime(e, g.oldest_unix_ms, this.context.now()),
+      },
+      counted("consumers", "Consumers", (g) => g.consumers),
+      counted("in-flight", "In flight", (g) => g.in_flight),
+      counted("aside", "Held aside", (g) => g.aside),
+      counted("parked", "Parked keys", (g) => g.keys_parked),
+      ...rates,
+      counted("redelivered", "Redelivered since start", (g) => g.counters?.redelivered),
+      counted("dead-lettered", "Dead-lettered since start", (g) => g.counters?.dead_lettered),
+    ];
+  }
+
+  /** @param {string} id @param {string} caption @param {import("../table.js").Column[]} columns
+   * @param {any} more */
+  #table(id, caption, columns, { dataOf, ...more }) {
+    const named = (/** @type {any} */ row) => ({ ...this.data, ...dataOf(row) });
+    return new Table({ id, caption, columns, dataOf: named, ...more });
+  }
+
+  /** @returns {import("../table.js").Column[]} */
+  #ownerColumns() {
+    return [
+      countColumn("partition", "Partition", "partition"),
+      textColumn("client", "Client", (row) => ownerName(row.owner)),
+      idColumn("consumer", "Consumer", (row) => row.owner?.consumer ?? NOTHING),
+      textColumn("transport", "Transport", ({ owner }) =>
+        owner ? transportOf(owner.transport).word : NOTHING),
+      waitsColumn((row) => (row.draining ? "moving" : row.waits_for), "waits", "Waits for"),
+      countColumn("lag", "Lag", "lag"),
+      countColumn("in-flight", "In flight", "in_flight"),
+      countColumn("waiting", "Keys held", "keys_waiting"),
+      countColumn("parked", "Parked", "keys_parked"),
+      countColumn("next", "Next offset", "next_offset"),
+      countColumn("epoch", "Epoch", "epoch"),
+    ];
+  }
+
+  /** @returns {import("../table.js").Column[]} */
+  #heldColumns() {
+    const { queue, name: group } = this;
+    const now = () => this.context.now();
+    return [
+      keyColumn(),
+      countColumn("partition", "Partition", "partition"),
+      waitsColumn((row) => row.reason, "reason", "Why"),
+      timeColumn("until", "Until", (row) => row.until_unix_ms, now, until),
+      timeColumn("since", "Since", (row) => row.since_unix_ms, now),
+      countColumn("attempts", "Failed", "attempts"),
+      countColumn("messages", "Waiting", "messages"),
+      countColumn("in-flight", "In flight", "in_flight"),
+      countColumn("offset", "First offset", "offset"),
+      explainColumn(queue, group),
+    ];
+  }
+
+  /** @returns {import("../table.js").Column[]} */
+  #leaseColumns() {
+    const now = () => this.context.now();
+    return [
+      keyColumn(),
+      countColumn("partition", "Partition", "partition"),
+      countColumn("offset", "Offset", "offset"),
+      countColumn("attempt", "Attempt", "attempt"),
+      textColumn("client", "Client", ({ consumer }) =>
+        this.consumers.has(consumer) ? ownerName(this.consumers.get(consumer)) : consumer),
+      timeColumn("given", "Given", (row) => row.given_unix_ms, now),
+      timeColumn("lease-until", "Lease ends", (row) => row.lease_until_unix_ms, now, until),
+      explainColumn(this.queue, this.name),
+    ];
+  }
+}
+
+/** @param {any} owner */
+function ownerName(owner) {
+  if (!owner) return "nobody";
+  return owner.client || (owner.consumer === "pulls" ? "whoever pulls" : "unnamed");
+}

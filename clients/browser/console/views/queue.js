@@ -1,0 +1,249 @@
+// @ts-check
+/** One queue: what stands in it, who consumes it, its settings; pause, resume and purge. */
+
+import { formatBytes, formatCount, formatMs, formatSeconds, plural } from "../../shared/format.js";
+import { askAndDo } from "../dialog.js";
+import {
+  badge, button, make, setBadge, setShown, setText, setTime, timeElement,
+} from "../elements.js";
+import { Figures } from "../figures.js";
+import { rate } from "../format.js";
+import { LINES_MAX, Plot } from "../plot.js";
+import { formatRoute } from "../route.js";
+import { Table } from "../table.js";
+import { countersOf } from "../totals.js";
+import { stateOfQueue } from "../words.js";
+import { headOf, linkButton, listOf, queuePath, section, tabsOfQueue } from "./common.js";
+import { groupColumns, PARTITIONS } from "./queue-tables.js";
+
+const RATES = ["published", "given", "settled"];
+
+export class QueueView {
+  /** @param {import("./common.js").Context} context */
+  constructor(context) {
+    this.context = context;
+    this.name = /** @type {string} */ (context.route.queue);
+    this.title = this.name;
+    this.periodMs = 1000;
+    this.queue = /** @type {any} */ (null);
+    this.history = context.histories.of(`queue ${this.name}`);
+    this.figures = new Figures("queue", this.#figures(), { dataOf: () => ({ queue: this.name }) });
+    this.rates = new Plot("queue-rates", "Messages per second, last 5 minutes", rate);
+    this.depths = new Plot("queue-depths", "Depth and lag, last 5 minutes", formatCount);
+    this.groups = this.#groupsTable();
+    this.partitions = this.#partitionsTable();
+    this.settings = make("dl", { class: "facts", data: { testid: "queue-settings" } });
+    this.element = this.#build();
+  }
+
+  /** @param {AbortSignal} signal */
+  load(signal) {
+    return this.context.api.get(queuePath(this.name), { signal });
+  }
+
+  /** @param {any} queue */
+  show(queue) {
+    this.queue = queue;
+    const counted = countersOf(queue);
+    const groups = listOf(queue.groups);
+    const lags = Object.fromEntries(groups.map((group) => [`lag ${group.name}`, group.lag]));
+    const values = { ...counted.values, depth: queue.depth, ...lags };
+    this.history.add(this.context.elapsed(), counted.era, values);
+    this.figures.update(queue);
+    const { word, kind } = stateOfQueue(queue);
+    setBadge(this.state, word, kind);
+    this.#drawActions(queue);
+    this.rates.update(RATES, this.history.columns(RATES, RATES));
+    const shown = Object.keys(lags).slice(0, LINES_MAX - 1);
+    this.depths.update(["depth", ...shown], this.history.columns(["depth", ...shown]));
+    this.groups.update(groups);
+    this.partitions.update(listOf(queue.partitions));
+    setText(this.partitionsTitle, plural(listOf(queue.partitions).length, "partition"));
+    this.#drawSettings(queue);
+  }
+
+  close() {
+    this.rates.close();
+    this.depths.close();
+  }
+
+  #build() {
+    const data = { queue: this.name };
+    this.state = badge({ data: { testid: "queue-state", ...data } });
+    this.pause = button("Pause", "queue-pause", () => this.#pause(true), { data });
+    this.resume = button("Resume", "queue-resume", () => this.#pause(false), { data });
+    this.purge = button("Purge …", "queue-purge", () => this.#purge(), { data });
+    for (const one of [this.pause, this.resume, this.purge]) one.disabled = true;
+    this.resume.hidden = true;
+    const head = headOf({
+      way: [["Queues", formatRoute("overview")]],
+      kind: "Queue",
+      name: this.name,
+      beside: [this.state],
+      actions: [
+        linkButton("Explain a key", formatRoute("explain", { query: data }), "explain-link"),
+        this.pause, this.resume, this.purge,
+      ],
+    });
+    this.paused = make("p", {
+      class: "note warn",
+      text: "Paused: nothing is given out to its groups. Publishing and readers go on.",
+      data: { testid: "queue-paused-note" },
+      hidden: true,
+    });
+    this.partitionsTitle = make("span", {});
+    const summary = make("summary", { data: { testid: "queue-partitions" } }, this.partitionsTitle);
+    const partitions = make("details", { class: "part" }, summary, this.partitions.element);
+    const plots = make("div", { class: "plots" }, this.rates.element, this.depths.element);
+    const parts = [head, tabsOfQueue(this.name, "queue"), this.paused, this.figures.element, plots];
+    const more = [section("Groups", this.groups.element), partitions];
+    return make("div", { class: "view" }, ...parts, ...more, section("Settings", this.settings));
+  }
+
+  /** @param {any} queue */
+  #drawActions(queue) {
+    for (const one of [this.pause, this.resume, this.purge]) one.disabled = false;
+    setShown(this.pause, !queue.paused);
+    setShown(this.resume, Boolean(queue.paused));
+    setShown(this.paused, Boolean(queue.paused));
+  }
+
+  #figures() {
+    const now = () => this.context.now();
+    const rates = RATES.map((name) => ({
+      id: `${name}-rate`,
+      label: name[0].toUpperCase() + name.slice(1),
+      unit: "/s",
+      draw: (/** @type {any} */ e) => setText(e, rate(this.history.rate(name))),
+    }));
+    return [
+      { id: "depth", label: "Depth", draw: (e, q) => setText(e, formatCount(q.depth)) },
+      { id: "bytes", label: "Retained", draw: (e, q) => setText(e, formatBytes(q.bytes)) },
+      ...rates,
+      {
+        id: "oldest",
+        label: "Oldest message",
+        make: () => timeElement({ tabindex: "0" }),
+        draw: (e, q) => setTime(e, q.oldest_unix_ms, now()),
+      },
+      {
+        id: "published",
+        label: "Published since start",
+        draw: (e, q) => setText(e, formatCount(q.counters?.published)),
+      },
+    ];
+  }
+
+  #groupsTable() {
+    return new Table({
+      id: "group",
+      caption: `Groups of ${this.name}`,
+      empty: "No group yet: the first subscribe makes one. Readers need none.",
+      keyOf: (group) => group.name,
+      dataOf: (group) => ({ queue: this.name, group: group.name }),
+      columns: groupColumns(this.name, () => this.context.now()),
+    });
+  }
+
+  #partitionsTable() {
+    return new Table({
+      id: "partition",
+      caption: `Partitions of ${this.name}`,
+      empty: "It has no partitions.",
+      keyOf: (partition) => String(partition.partition),
+      dataOf: (partition) => ({ queue: this.name, partition: partition.partition }),
+      columns: PARTITIONS,
+    });
+  }
+
+  /** @param {any} queue */
+  #drawSettings(queue) {
+    const facts = { holder: queue.holder, created: queue.created_unix_ms, ...queue.settings };
+    const text = JSON.stringify(facts);
+    if (text === this.settingsText) return;
+    this.settingsText = text;
+    const items = Object.entries(facts).map(([name, value]) => {
+      const isTime = name === "created";
+      const part = isTime ? timeElement({ tabindex: "0" }) : make("bdi", { dir: "auto" });
+      if (isTime) setTime(part, value, this.context.now());
+      else setText(part, settingText(name, value));
+      part.dataset.testid = `queue-${name}`;
+      part.dataset.queue = this.name;
+      const label = name.replace(/_s$/, "").replaceAll("_", " ");
+      const value_ = make("dd", {}, part);
+      return make("div", { class: "fact" }, make("dt", { text: label }), value_);
+    });
+    this.settings.replaceChildren(...items);
+  }
+
+  /** @param {boolean} isPausing */
+  async #pause(isPausing) {
+    const done = await askAndDo({
+      id: isPausing ? "pause" : "resume",
+      title: isPausing ? "Pause this queue?" : "Resume this queue?",
+      about: this.name,
+      lines: [
+        isPausing
+          ? "Nothing more is given out to any group until it is resumed."
+          : "Its groups are given messages again, at once.",
+        isPausing ? "What is in flight can be settled; publishing and readers go on." : "",
+      ],
+      confirm: isPausing ? "Pause" : "Resume",
+      run: async () => {
+        await this.context.api.post(`${queuePath(this.name)}/${isPausing ? "pause" : "resume"}`);
+        return isPausing ? `${this.name} is paused.` : `${this.name} goes on.`;
+      },
+    });
+    this.#did(done);
+  }
+
+  async #purge() {
+    const groups = listOf(this.queue?.groups).map(
+      ({ name }) => /** @type {[string, string]} */ ([name, `for the group ${name} only`]),
+    );
+    const done = await askAndDo({
+      id: "purge",
+      title: "Purge this queue?",
+      about: this.name,
+      lines: [
+        "Everything that stands in it at that moment is dropped, in flight or not.",
+        "It cannot be taken back.",
+      ],
+      isDangerous: true,
+      typed: this.name,
+      choice: {
+        label: "What",
+        options: [
+          ["", `everything, for all groups (${plural(this.queue?.depth, "message")} now)`],
+          ...groups,
+        ],
+      },
+      confirm: "Purge",
+      run: async (_say, _isStopped, group) => {
+        const what = group ? { group } : { all: true };
+        const { messages } = await this.context.api.post(`${queuePath(this.name)}/purge`, what);
+        return `${plural(messages, "message")} dropped from ${this.name}.`;
+      },
+    });
+    this.#did(done);
+  }
+
+  /** @param {string | null} done */
+  #did(done) {
+    if (done) this.context.notify(done, "good");
+    this.context.refresh();
+  }
+}
+
+/** A setting with its unit. @param {string} name @param {unknown} value */
+function settingText(name, value) {
+  if (value === null || value === undefined) return "none";
+  if (typeof value !== "number") return String(value);
+  if (name.endsWith("_s")) return value % 1 ? formatMs(value * 1000) : formatSeconds(value);
+  if (name === "messages_max" || name === "bytes_max") {
+    if (!value) return "no bound";
+  }
+  if (name.includes("bytes")) return formatBytes(value);
+  if (name === "attempts_max" && !value) return "without end";
+  return formatCount(value);
+}

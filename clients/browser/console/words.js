@@ -1,0 +1,92 @@
+// @ts-check
+/** The broker's codes as words that a reader understands at once. Pure. */
+
+/** @typedef {"good" | "warn" | "bad" | "accent" | ""} Kind */
+/** @typedef {{word: string, kind: Kind, means: string}} Word */
+
+/** @type {Record<string, [string, Kind, string]>} */
+const WAITS = {
+  "": ["nothing waits", "good", "Everything there is has been given out."],
+  nothing: ["nothing waits", "good", "No message of this key is unsettled."],
+  ready: ["ready", "good", "It is given out next."],
+  paused: ["paused", "warn", "The queue is paused: nothing is given out until it is resumed."],
+  draining: ["draining", "warn", "The gateway is going down and gives nothing more out."],
+  no_consumer: ["no consumer", "bad", "Nobody consumes in this group. Start a consumer."],
+  absent: ["consumer away", "warn", "Its consumer lost its connection and is waited for."],
+  moving: ["moving", "accent", "It goes to another consumer when what is in flight is settled."],
+  credit: ["credit", "accent", "Its consumer is at work on as many messages as it asked for."],
+  socket: ["socket", "warn", "Its consumer's connection takes no more bytes: it reads too slowly."],
+  full: ["too much in flight", "warn", "Its consumer holds as many unsettled messages as it may."],
+  backoff: ["retry later", "warn", "It failed, and is tried again when its backoff is over."],
+  parked: ["parked", "bad", "It failed too often: somebody has to retry, skip or release it."],
+  gate: ["key held", "warn", "Earlier messages of the same keys have to be settled first."],
+  behind: ["behind another", "warn", "An earlier message of its key has to be settled first."],
+  in_flight: ["in flight", "accent", "A consumer is at work on it."],
+  commit: ["commit", "", "It goes on when what was decided is on disk: within milliseconds."],
+  dead_letter: ["dying", "bad", "It is on its way to the dead letters."],
+  dying: ["dying", "bad", "It is on its way to the dead letters."],
+  waiting: ["waiting", "warn", "It waits for its retry, or behind an earlier message of its key."],
+  read: ["being read", "", "It is being read from disk."],
+  backlog: ["backlog", "accent", "Other messages of its partition come first."],
+  unknown: ["unknown", "", "The broker could not say within its bounds."],
+};
+
+/** @type {Record<string, string>} */
+const DEATHS = {
+  exhausted: "failed its last attempt",
+  expired: "its time to live was over",
+  overflow: "the queue was full",
+  skipped: "an operator skipped it",
+  queue_deleted: "its queue was deleted",
+};
+
+/**
+ * What a partition or a key waits for. A code that is not known (of a newer broker) stands for
+ * itself.
+ * @param {unknown} code
+ * @returns {Word}
+ */
+export function waitsFor(code) {
+  const found = Object.hasOwn(WAITS, String(code)) ? WAITS[String(code)] : null;
+  if (!found) return { word: String(code).replaceAll("_", " "), kind: "", means: "" };
+  const [word, kind, means] = found;
+  return { word, kind, means };
+}
+
+/** Why a message is dead: "exhausted: failed its last attempt". @param {unknown} reason */
+export function deathOf(reason) {
+  const known = Object.hasOwn(DEATHS, String(reason)) ? DEATHS[String(reason)] : "";
+  return known ? `${reason}: ${known}` : String(reason ?? "");
+}
+
+/** How a session or an owner is connected. @param {unknown} transport @returns {Word} */
+export function transportOf(transport) {
+  if (transport === "websocket") return { word: "WebSocket", kind: "", means: "" };
+  if (transport === "long-poll") return { word: "long poll", kind: "", means: "" };
+  if (transport === "pull") return { word: "pull (HTTP)", kind: "", means: "" };
+  if (transport === null || transport === undefined) {
+    return { word: "lingering", kind: "warn", means: "It has no connection, and is waited for." };
+  }
+  return { word: String(transport), kind: "", means: "" };
+}
+
+/**
+ * What one sees of a queue at a glance: the worst first.
+ * @param {any} queue as the broker describes it
+ * @returns {{word: string, kind: Kind}}
+ */
+export function stateOfQueue(queue) {
+  if (queue.paused) return { word: "paused", kind: "warn" };
+  const groups = Array.isArray(queue.groups) ? queue.groups : [];
+  const parked = groups.reduce((sum, group) => sum + (group.keys_parked || 0), 0);
+  if (parked) return { word: `${parked} parked`, kind: "bad" };
+  const isLeft = groups.some((group) => group.lag > 0 && group.consumers === 0 && !group.in_flight);
+  if (isLeft) return { word: "no consumer", kind: "bad" };
+  if (!groups.length) return { word: "no group", kind: "" };
+  return { word: "running", kind: "good" };
+}
+
+/** Groups whose names begin so are the broker's own. */
+export function isOwnGroup(/** @type {any} */ group) {
+  return String(group?.name ?? "").startsWith("tocsin.");
+}
