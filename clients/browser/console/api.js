@@ -35,6 +35,8 @@ export class ApiError extends Error {
 
 const ADVICE = new Map([
   ["unauthorized", "Sign in again, with a fresh ticket or the token."],
+  ["invalid_request", "Change what you asked for."],
+  ["invalid_name", "Change what you asked for."],
   ["forbidden", "These credentials may not do that. Ask whoever runs the broker."],
   ["origin_refused", "Open the console from the broker, or name its origin in TOCSIN_ORIGINS."],
   ["queue_not_found", "It may have been deleted. Go back to the list of queues."],
@@ -183,6 +185,28 @@ function keepNumber(_name, value, context) {
   const isHeld = Number.isInteger(value) ? Number.isSafeInteger(value) : Number.isFinite(value);
   const { rawJSON } = /** @type {any} */ (JSON);
   return isHeld || !rawJSON ? value : rawJSON(context.source);
+}
+
+/**
+ * The list of objects that an answer has under this name. Raises ApiError where it has none: an
+ * answer that is not understood is never shown as an empty list.
+ * @param {any} answer @param {string} name
+ * @returns {any[]}
+ */
+export function rowsOf(answer, name) {
+  const rows = answer?.[name];
+  const isRow = (/** @type {unknown} */ row) => typeof row === "object" && row !== null;
+  if (!Array.isArray(rows) || !rows.every(isRow)) throw notUnderstood(`it has no list of ${name}`);
+  return rows;
+}
+
+/** An answer that is JSON, and yet none of the broker's. @param {string} why */
+export function notUnderstood(why) {
+  return new ApiError(
+    "garbage",
+    `The broker's answer cannot be shown: ${why}.`,
+    "Page and broker may be of different versions: reload the page.",
+  );
 }
 
 /** @param {number} status @param {string} text */

@@ -3,7 +3,7 @@
 
 import { getIn } from "../shared/access.js";
 import { byId, make, setText } from "../shared/dom.js";
-import { Api, ApiError } from "./api.js";
+import { Api, ApiError, notUnderstood } from "./api.js";
 import { setAttribute, setBadge, setShown } from "./elements.js";
 import { tell } from "./dialog.js";
 import { LinkState } from "./link-state.js";
@@ -106,7 +106,7 @@ class Console {
       isFinal: (error) => error instanceof ApiError && FINAL.includes(error.code),
       show: (answer) => {
         view.element.classList.remove("is-new"); // all of it at once: nothing moves afterwards
-        view.show(answer);
+        show(view, answer);
         this.link.answered(view.periodMs !== null);
         this.#settle(false);
       },
@@ -166,6 +166,16 @@ class Console {
     setShown(this.notice, true);
     clearTimeout(this.noticeTimer);
     this.noticeTimer = setTimeout(() => setShown(this.notice, false), NOTICE_MS);
+  }
+}
+
+/** Shows an answer, or says that it is none. @param {import("./views/common.js").View} view
+ * @param {any} answer */
+function show(view, answer) {
+  try {
+    view.show(answer);
+  } catch (error) {
+    throw error instanceof ApiError ? error : notUnderstood(String(error));
   }
 }
 

@@ -3,8 +3,13 @@
 
 import { LivePlot } from "../shared/plots.js";
 import { make, setText } from "./elements.js";
-import { HISTORY_MS } from "./rates.js";
 
+/** How far back a plot shows: the first that holds all there is. */
+const SPANS = [
+  { windowS: 60, everyS: 15, said: "last minute" },
+  { windowS: 120, everyS: 30, said: "last 2 minutes" },
+  { windowS: 300, everyS: 60, said: "last 5 minutes" },
+];
 const HEIGHT_PX = 140;
 /** By place: lines stay apart without their colours, too. */
 const LINES = [
@@ -18,7 +23,7 @@ export const LINES_MAX = LINES.length;
 export class Plot {
   /**
    * @param {string} id begins its test ids
-   * @param {string} title
+   * @param {string} title what is shown; how far back is said behind it
    * @param {(value: any) => string} form of a figure, with its unit
    */
   constructor(id, title, form) {
@@ -26,14 +31,16 @@ export class Plot {
     this.form = form;
     /** @type {string[] | null} */
     this.names = null;
+    this.title = title;
+    this.span = SPANS[0];
     /** @type {LivePlot | null} */
     this.plot = null;
     this.keys = make("ul", { class: "plot-keys" });
     this.place = make("div", { class: "plot", "aria-hidden": "true" });
     this.place.style.height = `${HEIGHT_PX}px`;
-    const heading = make("figcaption", { class: "plot-title", text: title });
+    this.heading = make("figcaption", { class: "plot-title" });
     const data = { testid: `${id}-plot` };
-    const head = make("div", { class: "plot-head" }, heading, this.keys);
+    const head = make("div", { class: "plot-head" }, this.heading, this.keys);
     this.element = make("figure", { class: "plot-figure", data }, head, this.place);
   }
 
@@ -42,7 +49,9 @@ export class Plot {
    * @param {(number | null)[][]} columns seconds before now, then a column for each line
    */
   update(names, columns) {
-    if (!this.names || names.join("\n") !== this.names.join("\n")) this.#begin(names);
+    const span = spanOf(columns[0]);
+    const isKnown = span === this.span && names.join("\n") === this.names?.join("\n");
+    if (!isKnown) this.#begin(names, span);
     [...this.keys.children].forEach((key, index) => {
       const now = /** @type {Element} */ (key.lastElementChild);
       setText(now, this.form(columns[index + 1]?.at(-1) ?? null));
@@ -56,14 +65,15 @@ export class Plot {
     this.plot = null;
   }
 
-  /** @param {string[]} names */
-  #begin(names) {
-    this.names = names;
+  /** @param {string[]} names @param {typeof SPANS[0]} span */
+  #begin(names, span) {
     this.close();
+    this.names = names;
+    this.span = span;
+    setText(this.heading, `${this.title}, ${span.said}`);
     this.keys.replaceChildren(...names.map((name, index) => this.#key(name, index)));
     const series = names.map((label, index) => ({ label, width: 1.5, ...LINES[index] }));
-    const windowS = HISTORY_MS / 1000;
-    const axis = { windowS, formatAgo, everyS: 60 };
+    const axis = { windowS: span.windowS, everyS: span.everyS, formatAgo };
     const options = { series, format: this.form, heightPx: HEIGHT_PX, ...axis };
     this.plot = new LivePlot(this.place, options);
   }
@@ -77,7 +87,14 @@ export class Plot {
   }
 }
 
+/** @param {(number | null)[]} times in seconds, negative, the oldest first */
+function spanOf(times) {
+  const oldestS = -(times[0] ?? 0);
+  return SPANS.find(({ windowS }) => oldestS <= windowS) ?? SPANS[SPANS.length - 1];
+}
+
 /** @param {number} seconds before now */
 function formatAgo(seconds) {
+  if (seconds < 60) return `${seconds} s ago`;
   return `${Math.round(seconds / 6) / 10} min ago`;
 }

@@ -7,7 +7,7 @@
 export const PERIOD_MS = 1000;
 export const BACKOFF_MAX_MS = 15_000;
 /** At most this part of the time is spent asking: what takes the broker long is asked seldom. */
-export const BUSY_PART_MAX = 0.1;
+export const BUSY_PART_MAX = 0.05;
 
 /** How long to wait after so many failures in a row. @param {number} failures */
 export function backoffMs(failures) {

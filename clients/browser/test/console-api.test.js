@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Api, ApiError, readAnswer, withQuery } from "../console/api.js";
+import { Api, ApiError, readAnswer, rowsOf, withQuery } from "../console/api.js";
 
 /** An Api whose broker answers by `answer(path, options)`; its timers are in `timers`. */
 function apiOf(answer) {
@@ -55,6 +55,14 @@ test("garbage is told as that, with its beginning", async () => {
   assert.throws(() => readAnswer(502, '{"no": "problem"}'), { code: "garbage" });
   assert.throws(() => readAnswer(200, "<html>"), { message: /begins: <html>/ });
   assert.equal(readAnswer(204, ""), null);
+});
+
+test("an answer without its list is told, and never an empty list", () => {
+  assert.deepEqual(rowsOf({ queues: [{ name: "a" }] }, "queues"), [{ name: "a" }]);
+  assert.deepEqual(rowsOf({ queues: [] }, "queues"), []);
+  for (const answer of [{}, { queues: "x" }, { queues: [null] }, { queues: [3] }, null]) {
+    assert.throws(() => rowsOf(answer, "queues"), { code: "garbage", message: /queues/ });
+  }
 });
 
 test("an answer that never comes ends after its time, with what to do", async () => {

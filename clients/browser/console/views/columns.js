@@ -2,7 +2,9 @@
 /** Columns that several tables have. */
 
 import { formatCount } from "../../shared/format.js";
-import { badge, foreign, make, setBadge, setText, setTime, timeElement } from "../elements.js";
+import {
+  badge, foreign, make, setAttribute, setBadge, setText, setTime, timeElement,
+} from "../elements.js";
 import { age } from "../format.js";
 import { formatRoute } from "../route.js";
 import { waitsFor } from "../words.js";
@@ -53,7 +55,12 @@ export function textColumn(id, title, of) {
 /** A column of ids. @param {string} id @param {string} title @param {(row: any) => string} of
  * @returns {Column} */
 export function idColumn(id, title, of) {
-  return { ...textColumn(id, title, of), make: () => make("code", { class: "id" }) };
+  /** @param {any} element @param {any} row */
+  function draw(element, row) {
+    setText(element, of(row));
+    setAttribute(element, "title", of(row)); // where there is no room for all of it
+  }
+  return { ...textColumn(id, title, of), make: () => make("code", { class: "id" }), draw };
 }
 
 /** @returns {Column} */

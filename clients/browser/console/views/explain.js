@@ -2,6 +2,7 @@
 /** Where a key goes, who has it, until when, how often it was tried, what it waits for. */
 
 import { formatCount, visibleText } from "../../shared/format.js";
+import { rowsOf } from "../api.js";
 import { shorten } from "../bodies.js";
 import {
   badge, field, foreign, make, setBadge, setShown, setText, setTime, timeElement,
@@ -11,7 +12,7 @@ import { Figures } from "../figures.js";
 import { until } from "../format.js";
 import { formatRoute } from "../route.js";
 import { waitsFor } from "../words.js";
-import { headOf, link, listOf, queuePath } from "./common.js";
+import { headOf, link, queuePath } from "./common.js";
 
 const NAMES_MAX = 1000;
 
@@ -45,7 +46,7 @@ export class ExplainView {
     const { api } = this.context;
     if (!this.isAsked) {
       const answer = await api.get("/v1/queues", { query: { limit: NAMES_MAX }, signal });
-      return { names: listOf(answer.queues).map((queue) => queue.name) };
+      return { names: rowsOf(answer, "queues").map((queue) => queue.name) };
     }
     const { queue, key, group } = this.query;
     const query = { key, group };
@@ -59,7 +60,7 @@ export class ExplainView {
       return;
     }
     this.#drawSentence(answer);
-    const groups = listOf(answer.groups);
+    const groups = rowsOf(answer, "groups");
     const now = answer.now_unix_ms ?? this.context.now();
     for (const group of groups) {
       let known = this.groups.get(group.group);

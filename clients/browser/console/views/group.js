@@ -2,6 +2,7 @@
 /** One group: how far behind it is, who owns what, and which keys are held up, and why. */
 
 import { formatCount, NOTHING } from "../../shared/format.js";
+import { rowsOf } from "../api.js";
 import { badge, make, setBadge, setText, setTime, timeElement } from "../elements.js";
 import { Figures } from "../figures.js";
 import { rate, until } from "../format.js";
@@ -12,7 +13,7 @@ import { transportOf } from "../words.js";
 import {
   countColumn, explainColumn, idColumn, keyColumn, textColumn, timeColumn, waitsColumn,
 } from "./columns.js";
-import { groupPath, headOf, linkButton, listOf, section, tabsOfGroup } from "./common.js";
+import { groupPath, headOf, linkButton, section, tabsOfGroup } from "./common.js";
 import { stateOfGroup } from "./queue-tables.js";
 
 const HELD_SHOWN_MAX = 200;
@@ -32,8 +33,8 @@ export class GroupView {
     this.consumers = new Map();
     this.history = context.histories.of(`group ${this.queue} ${this.name}`);
     this.figures = new Figures("group", this.#figures(), { dataOf: () => this.data });
-    this.rates = new Plot("group-rates", "Messages per second, last 5 minutes", rate);
-    this.lag = new Plot("group-lag", "Lag, last 5 minutes", formatCount);
+    this.rates = new Plot("group-rates", "Messages per second", rate);
+    this.lag = new Plot("group-lag", "Lag", formatCount);
     this.owners = this.#table("owner", "Partitions and their owners", this.#ownerColumns(), {
       keyOf: (row) => String(row.partition),
       dataOf: (row) => ({ partition: row.partition }),
@@ -73,11 +74,11 @@ export class GroupView {
     setBadge(this.state, ...stateOfGroup(group));
     this.rates.update(RATES, this.history.columns(RATES, RATES));
     this.lag.update(["lag"], this.history.columns(["lag"]));
-    const owners = listOf(group.partitions).map(({ owner }) => owner).filter(Boolean);
+    const owners = rowsOf(group, "partitions").map(({ owner }) => owner).filter(Boolean);
     this.consumers = new Map(owners.map((owner) => [owner.consumer, owner]));
-    this.owners.update(listOf(group.partitions));
-    this.held.update(listOf(held.keys));
-    this.leases.update(listOf(leases.leases));
+    this.owners.update(group.partitions);
+    this.held.update(rowsOf(held, "keys"));
+    this.leases.update(rowsOf(leases, "leases"));
     setText(this.heldMore, held.next ? `These are the first ${HELD_SHOWN_MAX}.` : "");
     setText(this.leasesMore, leases.next ? `These are the first ${LEASES_SHOWN_MAX}.` : "");
   }

@@ -2,10 +2,11 @@
 /** Looking at a queue's messages, and at its dead letters, without taking them. */
 
 import { formatCount, plural } from "../../shared/format.js";
+import { rowsOf } from "../api.js";
 import { askAndDo } from "../dialog.js";
 import { button, field, make, setChildren, setShown, setText } from "../elements.js";
 import { formatRoute } from "../route.js";
-import { headOf, listOf, queuePath, tabsOfQueue } from "./common.js";
+import { headOf, queuePath, tabsOfQueue } from "./common.js";
 import { messageElement } from "./message.js";
 
 const LIMIT = 50;
@@ -48,7 +49,7 @@ class Looking {
   /** @param {{answer: any, isMore: boolean}} loaded */
   show({ answer, isMore }) {
     const now = this.context.now();
-    const messages = listOf(answer.messages);
+    const messages = rowsOf(answer, "messages");
     const elements = messages.map((message) => messageElement(message, now, this.of.id));
     if (isMore) this.list.append(...elements);
     else setChildren(this.list, elements);

@@ -2,6 +2,7 @@
 /** All queues: how much stands in each, how fast it moves, what is wrong. */
 
 import { formatBytes, formatCount } from "../../shared/format.js";
+import { rowsOf } from "../api.js";
 import { badge, make, setBadge, setText } from "../elements.js";
 import { Figures } from "../figures.js";
 import { rate } from "../format.js";
@@ -12,7 +13,7 @@ import { Table } from "../table.js";
 import { countersOf } from "../totals.js";
 import { stateOfQueue } from "../words.js";
 import { countColumn, timeColumn } from "./columns.js";
-import { headOf, link, listOf } from "./common.js";
+import { headOf, link } from "./common.js";
 
 const QUEUES_MAX = 100_000;
 const RATES = ["published", "given", "settled"];
@@ -27,8 +28,8 @@ export class Overview {
     this.recent = new Histories(QUEUES_MAX, RATE_WINDOW_MS * 2);
     this.history = context.histories.of(ALL);
     this.figures = new Figures("total", TOTALS);
-    this.rates = new Plot("total-rates", "Messages per second, last 5 minutes", rate);
-    this.depth = new Plot("total-depth", "Depth, last 5 minutes", formatCount);
+    this.rates = new Plot("total-rates", "Messages per second", rate);
+    this.depth = new Plot("total-depth", "Depth", formatCount);
     this.table = this.#table();
     const plots = make("div", { class: "plots" }, this.rates.element, this.depth.element);
     const head = headOf({ name: "Queues" });
@@ -42,7 +43,7 @@ export class Overview {
     let after;
     do {
       const page = await this.context.api.get("/v1/queues", { query: { after }, signal });
-      queues.push(...listOf(page.queues));
+      queues.push(...rowsOf(page, "queues"));
       after = page.next;
     } while (after && queues.length < QUEUES_MAX);
     return queues;

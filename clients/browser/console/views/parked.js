@@ -2,6 +2,7 @@
 /** The parked keys of a group: what waits, and what becomes of it. */
 
 import { formatCount, plural } from "../../shared/format.js";
+import { rowsOf } from "../api.js";
 import { askAndDo, tell } from "../dialog.js";
 import { button, make, setShown, setText } from "../elements.js";
 import { formatRoute } from "../route.js";
@@ -43,7 +44,7 @@ export class ParkedView {
   /** @param {any} answer */
   show(answer) {
     this.keysParked = answer.keys_parked;
-    const keys = listOf(answer.keys);
+    const keys = rowsOf(answer, "keys");
     this.table.update(keys);
     setText(this.count, formatCount(answer.keys_parked));
     setText(this.more, answer.keys_parked > keys.length ? `These are the first ${SHOWN_MAX}.` : "");

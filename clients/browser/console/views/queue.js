@@ -2,6 +2,7 @@
 /** One queue: what stands in it, who consumes it, its settings; pause, resume and purge. */
 
 import { formatBytes, formatCount, formatMs, formatSeconds, plural } from "../../shared/format.js";
+import { rowsOf } from "../api.js";
 import { askAndDo } from "../dialog.js";
 import {
   badge, button, make, setBadge, setShown, setText, setTime, timeElement,
@@ -28,8 +29,8 @@ export class QueueView {
     this.queue = /** @type {any} */ (null);
     this.history = context.histories.of(`queue ${this.name}`);
     this.figures = new Figures("queue", this.#figures(), { dataOf: () => ({ queue: this.name }) });
-    this.rates = new Plot("queue-rates", "Messages per second, last 5 minutes", rate);
-    this.depths = new Plot("queue-depths", "Depth and lag, last 5 minutes", formatCount);
+    this.rates = new Plot("queue-rates", "Messages per second", rate);
+    this.depths = new Plot("queue-depths", "Depth and lag", formatCount);
     this.groups = this.#groupsTable();
     this.partitions = this.#partitionsTable();
     this.settings = make("dl", { class: "facts", data: { testid: "queue-settings" } });
@@ -45,7 +46,7 @@ export class QueueView {
   show(queue) {
     this.queue = queue;
     const counted = countersOf(queue);
-    const groups = listOf(queue.groups);
+    const groups = rowsOf(queue, "groups");
     const lags = Object.fromEntries(groups.map((group) => [`lag ${group.name}`, group.lag]));
     const values = { ...counted.values, depth: queue.depth, ...lags };
     this.history.add(this.context.elapsed(), counted.era, values);
@@ -57,8 +58,9 @@ export class QueueView {
     const shown = Object.keys(lags).slice(0, LINES_MAX - 1);
     this.depths.update(["depth", ...shown], this.history.columns(["depth", ...shown]));
     this.groups.update(groups);
-    this.partitions.update(listOf(queue.partitions));
-    setText(this.partitionsTitle, plural(listOf(queue.partitions).length, "partition"));
+    const partitions = rowsOf(queue, "partitions");
+    this.partitions.update(partitions);
+    setText(this.partitionsTitle, plural(partitions.length, "partition"));
     this.#drawSettings(queue);
   }
 

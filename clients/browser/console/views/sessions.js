@@ -2,6 +2,7 @@
 /** Who is here: each session with its transport, its credit and what it has in flight. */
 
 import { formatBytes, formatCount, plural } from "../../shared/format.js";
+import { rowsOf } from "../api.js";
 import { badge, make, setBadge, setText } from "../elements.js";
 import { until } from "../format.js";
 import { Table } from "../table.js";
@@ -50,7 +51,7 @@ export class SessionsView {
     do {
       const query = { limit: PER_CALL, after };
       const page = await this.context.api.get("/v1/sessions", { query, signal });
-      sessions.push(...listOf(page.sessions));
+      sessions.push(...rowsOf(page, "sessions"));
       after = page.next;
     } while (after && sessions.length < SESSIONS_MAX);
     return sessions;
@@ -67,6 +68,7 @@ export class SessionsView {
     const now = () => this.context.now();
     return [
       textColumn("client", "Client", (session) => session.client || "unnamed"),
+      idColumn("id", "Id", (session) => session.session),
       {
         id: "transport",
         title: "Transport",
@@ -86,7 +88,6 @@ export class SessionsView {
         make: () => make("ul", { class: "subscriptions" }),
         draw: drawSubscriptions,
       },
-      idColumn("id", "Id", (session) => session.session),
     ];
   }
 
@@ -152,12 +153,12 @@ function drawSubscriptions(list, session) {
 /** What is said of a subscription beside its queue and group. @param {any} one */
 function saidOf(one) {
   const { granted, open } = one.credit ?? {};
-  const credit = `credit ${formatCount(open)} open of ${formatCount(granted)}`;
+  const credit = `credit ${formatCount(open)} of ${formatCount(granted)}`;
   if (one.group) {
     const owned = plural(listOf(one.partitions).length, "partition");
     return `${owned}, ${formatCount(one.in_flight)} in flight, ${credit}`;
   }
-  const keys = one.keys === null || one.keys === undefined ? "all keys" : plural(one.keys, "key");
+  const keys = typeof one.keys === "number" ? plural(one.keys, "key") : "all keys";
   const behind = listOf(one.behind).length;
   const place = behind ? `behind in ${plural(behind, "partition")}` : "at the end";
   return `reads ${keys}, ${place}, ${credit}`;
