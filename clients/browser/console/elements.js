@@ -17,6 +17,17 @@ export function setData(element, data) {
   }
 }
 
+/**
+ * A figure in its form; what it is exactly stands in `data-value`.
+ * @param {HTMLElement} element
+ * @param {unknown} value
+ * @param {(value: any) => string} form
+ */
+export function setFigure(element, value, form) {
+  setText(element, form(value));
+  setData(element, { value });
+}
+
 /** Show or hide. @param {HTMLElement} element @param {boolean} isShown */
 export function setShown(element, isShown) {
   if (element.hidden === isShown) element.hidden = !isShown;

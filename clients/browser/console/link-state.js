@@ -53,6 +53,7 @@ export class LinkState {
     const from = isOld ? `The figures are those of ${formatClock(this.answeredMs ?? 0)}. ` : "";
     const again = retryInMs === null ? "" : `Next try in ${formatSeconds(retryInMs / 1000)}.`;
     setText(this.age, `${from}${again}`);
+    this.banner.classList.toggle("is-over", isOld); // where there are figures, they stay in place
     setShown(this.banner, true);
   }
 }

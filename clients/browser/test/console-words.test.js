@@ -62,6 +62,8 @@ test("the state of a queue is the worst there is", () => {
   assert.equal(stateOfQueue({ groups: [group] }).word, "running");
   assert.equal(stateOfQueue({ groups: [] }).word, "no group");
   assert.equal(stateOfQueue({}).word, "no group");
+  const own = { ...group, name: "tocsin.redrive", lag: 5, consumers: 0 };
+  assert.equal(stateOfQueue({ groups: [own] }).word, "no group");
   const left = { ...group, lag: 1, consumers: 0 };
   assert.equal(stateOfQueue({ groups: [group, left] }).word, "no consumer");
   assert.equal(stateOfQueue({ groups: [{ ...left, in_flight: 1 }] }).word, "running"); // pulled

@@ -3,7 +3,7 @@
 
 import { formatCount } from "../../shared/format.js";
 import {
-  badge, foreign, make, setAttribute, setBadge, setText, setTime, timeElement,
+  badge, foreign, make, setAttribute, setBadge, setFigure, setText, setTime, timeElement,
 } from "../elements.js";
 import { age } from "../format.js";
 import { formatRoute } from "../route.js";
@@ -21,7 +21,8 @@ import { setKey } from "./common.js";
  */
 export function countColumn(id, title, of, form = formatCount) {
   const value = typeof of === "string" ? (/** @type {any} */ row) => row[of] : of;
-  const draw = (/** @type {any} */ e, /** @type {any} */ row) => setText(e, form(value(row)));
+  const draw = (/** @type {any} */ e, /** @type {any} */ row) =>
+    setFigure(e, value(row), form);
   return { id, title, isNumeric: true, value, draw };
 }
 

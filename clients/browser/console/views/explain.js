@@ -5,7 +5,7 @@ import { formatCount, visibleText } from "../../shared/format.js";
 import { rowsOf } from "../api.js";
 import { shorten } from "../bodies.js";
 import {
-  badge, field, foreign, make, setBadge, setShown, setText, setTime, timeElement,
+  badge, field, foreign, make, setBadge, setFigure, setShown, setText, setTime, timeElement,
 } from "../elements.js";
 import { alsoOf, ownerOf, sentenceOf, triesOf, unsettledOf, whereItGoes } from "../explaining.js";
 import { Figures } from "../figures.js";
@@ -95,7 +95,8 @@ export class ExplainView {
   #group(name, queue) {
     const data = { queue, group: name };
     const state = badge({ data: { testid: "explain-waits", ...data } });
-    const way = link(name, formatRoute("group", { queue, group: name }), "explain-group", data);
+    const href = formatRoute("group", { queue, group: name });
+    const way = link(name, href, "explain-group-link", data);
     const title = make("h2", {}, way);
     const named = { testid: "explain-sentence", ...data };
     const said = make("p", { class: "explain-said", data: named });
@@ -146,14 +147,14 @@ const FACTS = [
     draw: (e, g) => setText(e, ownerOf(g.owner)) },
   { id: "consumer", label: "Consumer", make: () => make("code", { class: "id" }),
     draw: (e, g) => setText(e, g.owner?.consumer ?? "–") },
-  { id: "epoch", label: "Epoch", draw: (e, g) => setText(e, formatCount(g.epoch)) },
+  { id: "epoch", label: "Epoch", draw: (e, g) => setFigure(e, g.epoch, formatCount) },
   { id: "unsettled", label: "Unsettled", draw: (e, g) => setText(e, unsettledOf(g)) },
   { id: "until", label: "Until", make: () => timeElement({ tabindex: "0" }),
     draw: (e, g) => setTime(e, g.until_unix_ms, g.now, until) },
   { id: "since", label: "Since", make: () => timeElement({ tabindex: "0" }),
     draw: (e, g) => setTime(e, g.since_unix_ms, g.now) },
   { id: "offset", label: "First message's offset",
-    draw: (e, g) => setText(e, formatCount(g.head?.offset)) },
+    draw: (e, g) => setFigure(e, g.head?.offset, formatCount) },
   { id: "id", label: "First message's id", make: () => foreign("", { class: "id" }),
     draw: (e, g) => setText(e, g.head?.id ? visibleText(shorten(g.head.id, 60)) : "–") },
   { id: "published", label: "Published", make: () => timeElement({ tabindex: "0" }),
@@ -161,6 +162,7 @@ const FACTS = [
   { id: "expires", label: "Expires", make: () => timeElement({ tabindex: "0" }),
     draw: (e, g) => setTime(e, g.head?.expires_unix_ms, g.now, until) },
   { id: "tries", label: "Tries", draw: (e, g) => setText(e, triesOf(g.head) || "–") },
-  { id: "before", label: "Messages before it", draw: (e, g) => setText(e, formatCount(g.before)) },
+  { id: "before", label: "Messages before it",
+    draw: (e, g) => setFigure(e, g.before, formatCount) },
   { id: "also", label: "Also held up by", draw: (e, g) => setText(e, alsoOf(g) || "nothing else") },
 ];

@@ -3,7 +3,7 @@
 
 import { formatCount, NOTHING } from "../../shared/format.js";
 import { rowsOf } from "../api.js";
-import { badge, make, setBadge, setText, setTime, timeElement } from "../elements.js";
+import { badge, make, setBadge, setFigure, setText, setTime, timeElement } from "../elements.js";
 import { Figures } from "../figures.js";
 import { rate, until } from "../format.js";
 import { Plot } from "../plot.js";
@@ -116,14 +116,14 @@ export class GroupView {
   #figures() {
     /** @param {string} id @param {string} label @param {(group: any) => any} of */
     function counted(id, label, of) {
-      const draw = (/** @type {any} */ e, /** @type {any} */ g) => setText(e, formatCount(of(g)));
+      const draw = (/** @type {any} */ e, /** @type {any} */ g) => setFigure(e, of(g), formatCount);
       return { id, label, draw };
     }
     const rates = RATES.map((name) => ({
       id: `${name}-rate`,
       label: name[0].toUpperCase() + name.slice(1),
       unit: "/s",
-      draw: (/** @type {any} */ e) => setText(e, rate(this.history.rate(name))),
+      draw: (/** @type {any} */ e) => setFigure(e, this.history.rate(name), rate),
     }));
     return [
       counted("lag", "Lag", (g) => g.lag),
@@ -138,8 +138,8 @@ export class GroupView {
       counted("aside", "Held aside", (g) => g.aside),
       counted("parked", "Parked keys", (g) => g.keys_parked),
       ...rates,
-      counted("redelivered", "Redelivered since start", (g) => g.counters?.redelivered),
-      counted("dead-lettered", "Dead-lettered since start", (g) => g.counters?.dead_lettered),
+      counted("redelivered", "Redelivered, total", (g) => g.counters?.redelivered),
+      counted("dead-lettered", "Dead-lettered, total", (g) => g.counters?.dead_lettered),
     ];
   }
 

@@ -104,7 +104,7 @@ class Looking {
     const inputs = of.fields.map(({ name, label, ...attributes }) => {
       const value = this.query[name] ?? "";
       const usual = { autocomplete: "off", spellcheck: "false", dir: "auto", name, value };
-      const data = { testid: `${of.id}-${name}` };
+      const data = { testid: `${of.id}-find-${name}` };
       return field(label, make("input", { ...usual, ...attributes, data }));
     });
     const submit = make("button", {

@@ -3,7 +3,7 @@
 
 import { formatBytes, formatCount } from "../../shared/format.js";
 import { rowsOf } from "../api.js";
-import { badge, make, setBadge, setText } from "../elements.js";
+import { badge, make, setBadge, setFigure } from "../elements.js";
 import { Figures } from "../figures.js";
 import { rate } from "../format.js";
 import { Plot } from "../plot.js";
@@ -129,13 +129,13 @@ function sumOf(rows) {
 const TOTALS = [
   ["queues", "queues", "Queues", formatCount],
   ["depth", "depth", "Depth", formatCount],
-  ["lag", "lag", "Unsettled, all groups", formatCount],
+  ["lag", "lag", "Lag, all groups", formatCount],
   ["bytes", "bytes", "Retained", formatBytes],
   ["published-rate", "published", "Published", rate, "/s"],
   ["given-rate", "given", "Given", rate, "/s"],
   ["settled-rate", "settled", "Settled", rate, "/s"],
 ].map(([id, name, label, form, unit]) => ({
-  id, label, unit, draw: (e, sums) => setText(e, form(sums[name])),
+  id, label, unit, draw: (e, sums) => setFigure(e, sums[name], form),
 }));
 
 /** @type {import("../table.js").Column} */

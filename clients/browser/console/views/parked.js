@@ -4,7 +4,7 @@
 import { formatCount, plural } from "../../shared/format.js";
 import { rowsOf } from "../api.js";
 import { askAndDo, tell } from "../dialog.js";
-import { button, make, setShown, setText } from "../elements.js";
+import { button, make, setFigure, setShown, setText } from "../elements.js";
 import { formatRoute } from "../route.js";
 import { Table } from "../table.js";
 import { countColumn, keyColumn, textColumn, timeColumn } from "./columns.js";
@@ -46,7 +46,7 @@ export class ParkedView {
     this.keysParked = answer.keys_parked;
     const keys = rowsOf(answer, "keys");
     this.table.update(keys);
-    setText(this.count, formatCount(answer.keys_parked));
+    setFigure(this.count, answer.keys_parked, formatCount);
     setText(this.more, answer.keys_parked > keys.length ? `These are the first ${SHOWN_MAX}.` : "");
     setShown(this.bulk, answer.keys_parked > 0);
   }

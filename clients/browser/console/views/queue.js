@@ -5,7 +5,7 @@ import { formatBytes, formatCount, formatMs, formatSeconds, plural } from "../..
 import { rowsOf } from "../api.js";
 import { askAndDo } from "../dialog.js";
 import {
-  badge, button, make, setBadge, setShown, setText, setTime, timeElement,
+  badge, button, make, setBadge, setFigure, setShown, setText, setTime, timeElement,
 } from "../elements.js";
 import { Figures } from "../figures.js";
 import { rate } from "../format.js";
@@ -116,11 +116,11 @@ export class QueueView {
       id: `${name}-rate`,
       label: name[0].toUpperCase() + name.slice(1),
       unit: "/s",
-      draw: (/** @type {any} */ e) => setText(e, rate(this.history.rate(name))),
+      draw: (/** @type {any} */ e) => setFigure(e, this.history.rate(name), rate),
     }));
     return [
-      { id: "depth", label: "Depth", draw: (e, q) => setText(e, formatCount(q.depth)) },
-      { id: "bytes", label: "Retained", draw: (e, q) => setText(e, formatBytes(q.bytes)) },
+      { id: "depth", label: "Depth", draw: (e, q) => setFigure(e, q.depth, formatCount) },
+      { id: "bytes", label: "Retained", draw: (e, q) => setFigure(e, q.bytes, formatBytes) },
       ...rates,
       {
         id: "oldest",
@@ -130,8 +130,8 @@ export class QueueView {
       },
       {
         id: "published",
-        label: "Published since start",
-        draw: (e, q) => setText(e, formatCount(q.counters?.published)),
+        label: "Published, total",
+        draw: (e, q) => setFigure(e, q.counters?.published, formatCount),
       },
     ];
   }
@@ -168,7 +168,7 @@ export class QueueView {
       const isTime = name === "created";
       const part = isTime ? timeElement({ tabindex: "0" }) : make("bdi", { dir: "auto" });
       if (isTime) setTime(part, value, this.context.now());
-      else setText(part, settingText(name, value));
+      else setFigure(part, value, (of) => settingText(name, of));
       part.dataset.testid = `queue-${name}`;
       part.dataset.queue = this.name;
       const label = name.replace(/_s$/, "").replaceAll("_", " ");

@@ -3,7 +3,7 @@
 
 import { formatBytes, formatCount, plural } from "../../shared/format.js";
 import { rowsOf } from "../api.js";
-import { badge, make, setBadge, setText } from "../elements.js";
+import { badge, make, setBadge, setFigure, setText } from "../elements.js";
 import { until } from "../format.js";
 import { Table } from "../table.js";
 import { Figures } from "../figures.js";
@@ -105,7 +105,7 @@ export class SessionsView {
 /** @param {string} id @param {string} label @param {(all: any[]) => number} of
  * @returns {import("../figures.js").Figure} */
 function total(id, label, of) {
-  return { id, label, draw: (e, sessions) => setText(e, formatCount(of(sessions))) };
+  return { id, label, draw: (e, sessions) => setFigure(e, of(sessions), formatCount) };
 }
 
 /** @param {any[]} all @param {(session: any) => boolean} isMeant */
