@@ -111,6 +111,8 @@ class Console {
         this.#settle(false);
       },
       fail: (error, retryInMs) => {
+        // Without figures there is nothing to show but what is the matter.
+        view.element.classList.toggle("is-new", this.link.answeredMs === null);
         this.link.failed(error, retryInMs);
         this.#settle(true);
         if (error?.code === "unauthorized") void this.#signInAgain();
