@@ -33,6 +33,7 @@ export class QueueView {
     this.depths = new Plot("queue-depths", "Depth and lag", formatCount);
     this.groups = this.#groupsTable();
     this.partitions = this.#partitionsTable();
+    this.created = timeElement({ tabindex: "0" });
     this.settings = make("dl", { class: "facts", data: { testid: "queue-settings" } });
     this.element = this.#build();
   }
@@ -162,11 +163,14 @@ export class QueueView {
   #drawSettings(queue) {
     const facts = { holder: queue.holder, created: queue.created_unix_ms, ...queue.settings };
     const text = JSON.stringify(facts);
-    if (text === this.settingsText) return;
+    if (text === this.settingsText) {
+      setTime(this.created, queue.created_unix_ms, this.context.now());
+      return;
+    }
     this.settingsText = text;
     const items = Object.entries(facts).map(([name, value]) => {
       const isTime = name === "created";
-      const part = isTime ? timeElement({ tabindex: "0" }) : make("bdi", { dir: "auto" });
+      const part = isTime ? this.created : make("bdi", { dir: "auto" });
       if (isTime) setTime(part, value, this.context.now());
       else setFigure(part, value, (of) => settingText(name, of));
       part.dataset.testid = `queue-${name}`;
