@@ -1,3 +1,5 @@
+/** What the console makes of answers, and of what is none. */
+
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Api, ApiError, readAnswer, rowsOf, withQuery } from "../console/api.js";

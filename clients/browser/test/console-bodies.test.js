@@ -1,3 +1,5 @@
+/** Bodies of messages as text, whatever they are. */
+
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { readAnswer } from "../console/api.js";

@@ -1,3 +1,5 @@
+/** Rates, ages and times as people read them. */
+
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { age, exactTime, rate, until } from "../console/format.js";

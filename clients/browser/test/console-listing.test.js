@@ -1,3 +1,5 @@
+/** Filter, order and pages of a table. */
+
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { filterRows, pageOf, sortRows } from "../console/listing.js";

@@ -1,3 +1,5 @@
+/** Asking again and again: one request at a time, seldom where nobody answers. */
+
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { backoffMs, BACKOFF_MAX_MS, pauseMs, Poller } from "../console/poller.js";

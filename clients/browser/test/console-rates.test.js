@@ -1,3 +1,5 @@
+/** Rates out of the broker's counters, over restarts and gaps. */
+
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Histories, History, RATE_WINDOW_MS } from "../console/rates.js";

@@ -1,3 +1,5 @@
+/** The address behind # and back. */
+
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { formatRoute, parseRoute } from "../console/route.js";

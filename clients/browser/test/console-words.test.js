@@ -1,3 +1,5 @@
+/** The broker's codes, states and explanations as words. */
+
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import {
