@@ -44,7 +44,9 @@ _OPEN: Final = """async ({queue, group, speed, resume}) => {
   addEventListener("error", (event) => errors.push(String(event.message)));
   const options = { environment, resume: resume ?? undefined, name: "a page" };
   const client = await connect(undefined, options);
-  client.addEventListener("connection", (event) => transports.push(event.detail.transport));
+  client.addEventListener("connection", (event) => {
+    transports.push([Math.round(performance.now()), event.detail.transport, event.detail.reason]);
+  });
   const note = (list) => (message) => {
     list.push([message.partition, message.offset, message.key, message.body]);
   };
@@ -102,7 +104,11 @@ async def until_carried_by(page: Evaluates, transport: str | None) -> None:
     async def look() -> bool:
         return bool(await page.evaluate("client.transport") == transport)
 
-    await until(look, f"the session is carried by {transport}")
+    try:
+        await until(look, f"the session is carried by {transport}")
+    except AssertionError as error:
+        error.add_note(f"it was carried by {await page.evaluate('transports')}")
+        raise
 
 
 @contextlib.asynccontextmanager
