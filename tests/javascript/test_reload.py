@@ -58,7 +58,7 @@ async def publish(client: tocsin.Client, enough: asyncio.Event) -> None:
 @pytest.mark.parametrize("transport", ["websocket", "long-poll"])
 async def test_a_reload_keeps_the_session(server: Server, transport: str) -> None:
     async with tocsin.connect(server.url) as client, browsing() as browser:
-        await client.create_queue("q", partitions=4)
+        await client.create_queue("q", partitions=4, retention_s=3600)
         page = await (await browser.new_context(bypass_csp=True)).new_page()
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))

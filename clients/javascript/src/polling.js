@@ -113,8 +113,8 @@ export class Polling {
   }
 
   /** As Socket.abort. */
-  abort() {
-    this.#end(codes.ABNORMAL, "");
+  abort(reason = "") {
+    this.#end(codes.ABNORMAL, reason);
   }
 
   /** The page goes, and will not come back: the session ends, as far as a page can still say so. */

@@ -120,6 +120,7 @@ export class Reader {
         if (running.size >= concurrency) await Promise.race(running);
       }
     } catch (error) {
+      report("the reader ends", error); // a gap that nobody is told of, or a callback that threw
       this.#fail(error);
     }
   }

@@ -316,7 +316,7 @@ export class Session {
     if (this.#askedAt !== null && carrier.heardAt >= this.#askedAt) this.#askedAt = null;
     if (this.#askedAt !== null && now >= this.#askedAt + shareMs) {
       if (lateMs < GRACE_MS) {
-        carrier.abort(); // its end is told, and the session goes on elsewhere
+        carrier.abort("nothing was heard any more"); // its end is told, and it goes on elsewhere
       } else {
         this.#askedAt = now + GRACE_MS - shareMs; // timers stood still: what came is heard now
         this.wakeAt(now + GRACE_MS);

@@ -135,10 +135,10 @@ export class Socket {
   }
 
   /** End at once, without waiting for a word of the other side. The session goes on elsewhere. */
-  abort() {
+  abort(reason = "") {
     if (this.#isOver) return;
-    if (this.#socket !== null) this.#hangUp(codes.SILENT, "");
-    this.#finish(codes.ABNORMAL, "");
+    if (this.#socket !== null) this.#hangUp(codes.SILENT, reason);
+    this.#finish(codes.ABNORMAL, reason);
   }
 
   #hangUp(code, reason) {
