@@ -19,8 +19,6 @@ import { encode, exceptionOf, NotTheProtocol, plainWelcome } from "./wire.js";
  * after the whole of it given up: sooner than the broker gives up this client.
  */
 const SILENT_SHARE = 0.5;
-/** A page that was frozen hears what has come meanwhile before it gives up. */
-const GRACE_MS = 1000;
 /** With these an error that answers nothing ends its subscription. */
 const ENDING = new Set(["queue_not_found", "group_not_found", "unauthorized", "forbidden"]);
 /** A turn is over when in so many rounds of microtasks nothing more is to be said … */
@@ -298,29 +296,26 @@ export class Session {
   }
 
   #tick() {
-    const lateMs = this.#now - this.#timerAt;
     this.#timer.cancel();
     this.#timerAt = Infinity;
     const now = this.#now;
     for (const part of [...this.#parts]) part.expire(now);
-    this.#beat(now, lateMs);
+    this.#beat(now);
     this.flush();
     for (const part of this.#parts) this.wakeAt(part.nextDeadline());
   }
 
-  /** Ask for a sign of life where there was none for long, and give up where none comes. */
-  #beat(now, lateMs) {
+  /**
+   * Ask for a sign of life where there was none for long, and give up where none comes. Not without
+   * having asked: in a page that nobody looks at, or that was frozen, timers are late by minutes.
+   */
+  #beat(now) {
     const carrier = this.#carrier;
     if (!this.isOpen || carrier === null) return;
     const shareMs = 1000 * this.welcome.heartbeat_s * SILENT_SHARE;
     if (this.#askedAt !== null && carrier.heardAt >= this.#askedAt) this.#askedAt = null;
     if (this.#askedAt !== null && now >= this.#askedAt + shareMs) {
-      if (lateMs < GRACE_MS) {
-        carrier.abort("nothing was heard any more"); // its end is told, and it goes on elsewhere
-      } else {
-        this.#askedAt = now + GRACE_MS - shareMs; // timers stood still: what came is heard now
-        this.wakeAt(now + GRACE_MS);
-      }
+      carrier.abort("nothing was heard any more"); // its end is told, and it goes on elsewhere
     } else if (this.#askedAt === null && now >= carrier.heardAt + shareMs) {
       this.#askedAt = now;
       carrier.send([encode({ type: "ping" })]);
