@@ -23,6 +23,11 @@ class Absent:
         """Who is waited for."""
         return list(self._until)
 
+    @property
+    def until(self) -> dict[str, float]:
+        """Until when each is waited for, by the loop's clock; infinity: as long as this lasts."""
+        return dict(self._until)
+
     def look(
         self, lingers: Mapping[str, float], present: Collection[str], now: float
     ) -> dict[str, float]:

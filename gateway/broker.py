@@ -5,15 +5,15 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from gateway.backup import Backups
 from gateway.backup_folder import MANIFEST_FILE
 from gateway.caretaker import Caretaker
 from gateway.changes import Changes
 from gateway.config import Config
+from gateway.counting import Counting
 from gateway.dead_letters import DeadLetters
 from gateway.deadlines import Deadlines
+from gateway.describing import Describing
 from gateway.expiry import Expiry
 from gateway.flusher import Flusher
 from gateway.groups import Groups
@@ -28,6 +28,7 @@ from gateway.receipts import Receipts
 from gateway.routing import any_storable, nowhere
 from gateway.slot_context import Context
 from gateway.spans import SpanLog
+from gateway.stock import Stock
 from gateway.tail import Tail
 from gateway.upkeep import Upkeep
 from metadata.catalog import (
@@ -67,12 +68,16 @@ class Broker:
         self.spans = SpanLog()
         self.flusher = Flusher(storage)
         self.deadlines = Deadlines()
-        self.publisher = Publisher(storage, self.tail)
+        self.counting = Counting()
+        self.stock = Stock(storage)
+        self.publisher = Publisher(storage, self.tail, self.counting)
         self.dead_letters = DeadLetters(storage, self.publisher, self._dead_letter_queue)
         context = Context(
-            storage, self.tail, self.flusher, self.spans, self.deadlines, self.dead_letters.bury
-        )
+            storage, self.tail, self.flusher, self.spans, self.deadlines, self.dead_letters.bury,
+            self.counting,
+        )  # fmt: skip
         self.groups = Groups(context, metadata)
+        self._describing = Describing(self.stock, metadata, self.groups, self.counting)
         caretaker = Caretaker(context, self.groups, metadata)
         self.parking = Parking(storage, self.groups, caretaker)
         self.upkeep = Upkeep(
@@ -86,6 +91,7 @@ class Broker:
             metadata,
             Overflow(context, self.groups, metadata, caretaker),
             Expiry(self.groups, metadata, self.delete_group),
+            changed=self.stock.changed,
         )
         self.flusher.on_written = self.janitor.touched
         self.backups: Backups | None = None
@@ -184,6 +190,9 @@ class Broker:
 
     def _changed(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
         self.groups.changed(queue, group, deleted=deleted)
+        if deleted:
+            self.counting.forget(queue.queue_id, group.group_id if group is not None else None)
+            self.stock.changed(queue.queue_id)
         if deleted and group is not None:
             self._touch(queue)  # what only this group had not settled may go
         if deleted and group is None:
@@ -303,74 +312,14 @@ class Broker:
     # --- Looking -------------------------------------------------------------------------------
 
     async def describe_queue(self, principal: Principal, name: str) -> dict[str, object]:
-        """Settings, holder, created, partitions, depth, each group's lag."""
-        queue = self.metadata.find_queue(principal, name)
-        states = await self.storage.partitions(queue.queue_id)
-        groups = []
-        for group in self.metadata.list_groups(principal, queue):
-            lag, waiting = await self._lag(queue, group, {s.partition: s.certified for s in states})
-            groups.append({"name": group.name, "lag": lag, **waiting})
-        return {
-            "name": queue.name,
-            "queue_id": queue.queue_id,
-            "holder": queue.holder,
-            "created_unix_ms": queue.created_unix_ms,
-            "paused": queue.paused,
-            "settings": msgspec.to_builtins(queue.settings),
-            "partitions": [
-                {
-                    "partition": s.partition.number,
-                    "start": s.start,
-                    "end": s.end,
-                    "certified": s.certified,
-                    "generation": s.generation,
-                    "messages": s.messages,
-                    "bytes": s.bytes,
-                }
-                for s in states
-            ],
-            "depth": sum(s.messages for s in states),
-            "bytes": sum(s.bytes for s in states),
-            "groups": groups,
-        }
-
-    async def _lag(
-        self, queue: Queue, group: Group, ends: dict[Partition, int]
-    ) -> tuple[int, dict[str, object]]:
-        """Messages that the group has not settled, and what it holds aside."""
-        lag = aside = parked = 0
-        for cursor in await self.storage.cursors(queue.queue_id, group.group_id):
-            end = ends.get(cursor.place.partition, cursor.floor)
-            lag += max(0, end - cursor.floor - cursor.settled_above) + cursor.aside
-            aside += cursor.aside
-            parked += cursor.parked
-        runtime = self.groups.runtimes.get(group.group_id)
-        consumers = len(runtime.members) if runtime is not None else 0
-        return lag, {"consumers": consumers, "aside": aside, "keys_parked": parked}
+        """See gateway.describing."""
+        return await self._describing.queue(principal, name)
 
     async def describe_group(
         self, principal: Principal, queue: Queue, name: str
     ) -> dict[str, object]:
-        """Settings, lag, owners, and what each partition waits for."""
-        group = self.metadata.find_group(principal, queue, name)
-        states = await self.storage.partitions(queue.queue_id)
-        lag, waiting = await self._lag(queue, group, {s.partition: s.certified for s in states})
-        runtime = self.groups.runtimes.get(group.group_id)
-        owners: dict[str, object] = (
-            runtime.describe()
-            if runtime is not None
-            else {"members": [], "absent": [], "partitions": []}
-        )
-        return {
-            "name": group.name,
-            "group_id": group.group_id,
-            "queue": queue.name,
-            "created_unix_ms": group.created_unix_ms,
-            "settings": msgspec.to_builtins(group.settings),
-            "lag": lag,
-            **waiting,
-            **owners,
-        }
+        """See gateway.describing."""
+        return await self._describing.group(principal, queue, name)
 
     async def backup(self, folder: Path, progress: BackupProgress) -> dict[str, object]:
         """A backup of everything in this folder, while work goes on; its manifest."""

@@ -96,9 +96,11 @@ class Caretaker:
             self._owning.discard(place)
             gone.set()
 
+        tally = self._context.counting.group(group.group_id)
+        delivery = Delivery(place, owned, token, settings, now=now, tally=tally)
         slot = Slot(
             self._context, queue, group, partition,
-            delivery=Delivery(place, owned, token, settings, now=now), owner=Nobody(), gone=ended,
+            delivery=delivery, owner=Nobody(), gone=ended,
         )  # fmt: skip
         try:
             yield slot

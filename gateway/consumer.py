@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -10,12 +9,18 @@ import msgspec
 
 from gateway import frames
 from gateway.adopting import Said, adopt_in, named, offsets_in, sort
+from gateway.facts_values import (
+    CreditDescription,
+    OwnerDescription,
+    SubscriptionDescription,
+)
 from gateway.link import DeliveryList, Link
+from gateway.settled import Settled
 from gateway.slot import Slot
 from push import limits
 from push.credit import Credit
 from push.errors import Refused
-from push.giving import GiveOut, Judged, Taken
+from push.giving import GiveOut, Taken
 from push.ports import OWNER_BYTES
 from push.ranges import Range
 from push.record import Record
@@ -23,27 +28,6 @@ from push.resuming import hold, number_of
 
 if TYPE_CHECKING:
     from gateway.group import GroupRuntime
-
-
-@dataclass(slots=True)
-class Settled:
-    """What an ack, nack or extend did: a count, and delivery lists of what it did not touch."""
-
-    settled: int = 0
-    stale: DeliveryList = field(default_factory=list)
-    not_delivered: DeliveryList = field(default_factory=list)
-    durable: bool = True
-    """False: whether it is durable will never be known here (the owner changed meanwhile)."""
-
-    def add(self, place: tuple[int, int, int], judged: Judged) -> None:
-        """Count what was judged of (partition, epoch, push)."""
-        for first, last in judged.settled:
-            self.settled += last - first + 1
-        for ranges, out in (
-            (judged.stale, self.stale), (judged.not_delivered, self.not_delivered),
-        ):  # fmt: skip
-            if ranges:
-                out.append([*place, *(number for pair in ranges for number in pair)])
 
 
 class Consumer:
@@ -95,6 +79,25 @@ class Consumer:
         who = [self.principal.tenant, self.principal.name, self._runtime.group.group_id, self.name]
         parts = msgspec.json.encode(who)
         return blake2b(parts, digest_size=OWNER_BYTES, person=b"tocsin-owner").digest()
+
+    def described(self) -> OwnerDescription:
+        """As Member.described."""
+        link = self._link
+        return OwnerDescription(
+            consumer=self.name, session=link.session_id, subscription=self.subscription,
+            client=link.client, transport=link.transport,
+        )  # fmt: skip
+
+    def subscription_facts(self) -> SubscriptionDescription:
+        """As Consumer.subscription_facts of gateway.link."""
+        credit, runtime = self._credit, self._runtime
+        return SubscriptionDescription(
+            subscription=self.subscription, queue=runtime.queue.name, group=runtime.group.name,
+            credit=CreditDescription(
+                granted=credit.granted, used=credit.sent, open=credit.available - self._reserved
+            ),
+            in_flight=self._in_flight, partitions=sorted(self.slots),
+        )  # fmt: skip
 
     # --- Giving --------------------------------------------------------------------------------
 

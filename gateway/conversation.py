@@ -17,13 +17,16 @@ from typing import Any, Final
 
 from gateway import frames
 from gateway.auth import Auth
+from gateway.facts_values import SessionDescription, Transport
 from gateway.frames import Close
 from gateway.link import Broker, Outlet, Settled
 from gateway.publishing import Publishing, producer_id
 from gateway.returning import Returning
 from gateway.session import Effect, Ping, Reply, Session, State, Timing
+from gateway.session_facts import describe
 from gateway.sessions import Sessions, is_session_id
 from gateway.subscriptions import Settling, Subscriptions, settling_answer
+from gateway.tasks import Tasks
 from metadata.catalog import Principal, check_name
 from push.errors import Refused, TocsinError
 
@@ -49,8 +52,8 @@ class Conversation:
 
     __slots__ = (
         "_around", "_is_closed", "_is_draining", "_outlet", "_principal", "_publishing",
-        "_returning", "_session", "_subscriptions", "_tasks", "_unanswered", "linger_s",
-        "session_id",
+        "_returning", "_session", "_subscriptions", "_tasks", "_unanswered", "client", "linger_s",
+        "opened_unix_ms", "session_id",
     )  # fmt: skip
 
     def __init__(
@@ -71,9 +74,11 @@ class Conversation:
         self._session = Session(around.timing, now=now, right_ends=right_ends)
         self._subscriptions = Subscriptions(around.broker, self)
         self._returning: Returning = Returning(self, self._subscriptions)
-        self._tasks: set[asyncio.Task[None]] | None = None
+        self._tasks: Tasks | None = None
         self.linger_s = 0.0
         """As Link.linger_s."""
+        self.client: str | None = None
+        self.opened_unix_ms = int(time.time() * 1000)
         self._unanswered = 0
         """Publishes and confirmed acks whose answer the client still awaits."""
         self._is_draining = False
@@ -89,6 +94,16 @@ class Conversation:
         """Who it is. Nobody asks before `hello` has been accepted (P11)."""
         assert self._principal is not None
         return self._principal
+
+    @property
+    def transport(self) -> Transport | None:
+        """As Link.transport."""
+        return self._outlet.transport
+
+    def described(self) -> SessionDescription:
+        """As Resumable.described."""
+        heard_at, draining = self._session.heard_at, self._is_draining
+        return describe(self, self._outlet, self._subscriptions, heard_at, draining)
 
     @property
     def is_welcome(self) -> bool:
@@ -250,7 +265,7 @@ class Conversation:
             is_free = not self._around.sessions.is_known(hello.session)
             if hello.linger_s and is_session_id(hello.session) and is_free:
                 self.session_id = hello.session  # a gateway before this one gave it
-        self.linger_s = hello.linger_s
+        self.linger_s, self.client = hello.linger_s, hello.client
         if not self._around.sessions.add(self):
             self._close(frames.OVERLOADED)
             return
@@ -358,23 +373,9 @@ class Conversation:
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """As Host.start."""
-        # The loop keeps only a weak reference to a task.
         if self._tasks is None:
-            self._tasks = set()
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: asyncio.Task[None]) -> None:
-        assert self._tasks is not None
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error(
-                "session %s: a task ended in an unexpected error",
-                self.session_id,
-                exc_info=task.exception(),
-            )
-        self._close_when_settled()
+            self._tasks = Tasks(self.session_id, self._close_when_settled)
+        self._tasks.start(work)
 
     def _close_when_settled(self) -> None:
         if not self._is_draining or self._is_closed:

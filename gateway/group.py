@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 
 from gateway.absent import Absent
+from gateway.facts_values import OwnerDescription
 from gateway.slot import Slot
 from gateway.slot_context import Context, Owner
 from metadata.catalog import Group, Membership, Queue
@@ -47,6 +48,9 @@ class Member(Owner, Protocol):
     @property
     def owner(self) -> bytes:
         """OWNER_BYTES that name it in the storage (R22)."""
+
+    def described(self) -> OwnerDescription:
+        """For looking at."""
 
     def deleted(self, why: Refused) -> None:
         """Its group is gone."""
@@ -181,6 +185,11 @@ class GroupRuntime:
         self._absent.call_at(self._absent_for_good)
         self._carry_out()
 
+    @property
+    def absent(self) -> dict[str, float]:
+        """Members that are not here and are waited for, and until when, by the loop's clock."""
+        return self._absent.until
+
     def _stays(self, name: str) -> bool:
         member = self.members.get(name)
         return member is None or member.stays  # who is absent cannot say anything
@@ -250,6 +259,7 @@ class GroupRuntime:
             place, owned, token,
             delivery_settings(self.queue, self.group, pulls=member.pulls),
             now=asyncio.get_running_loop().time(),
+            tally=self._context.counting.group(self.group.group_id),
         )  # fmt: skip
         slot = Slot(
             self._context, self.queue, self.group, partition,
@@ -326,28 +336,3 @@ class GroupRuntime:
         waits: Sequence[asyncio.Task[None]] = [*self._owning.values(), *self._tasks]
         if waits:
             await asyncio.wait(waits)
-
-    def describe(self) -> dict[str, object]:
-        """Who owns what, and what each partition waits for."""
-        partitions = []
-        for number, slot in sorted(self.slots.items()):
-            delivery = slot.delivery
-            keys, parked, aside = delivery.waiting.lines.counts()
-            partitions.append(
-                {
-                    "partition": number,
-                    "owner": getattr(slot.owner, "name", ""),
-                    "epoch": delivery.epoch,
-                    "next_offset": delivery.frontier,
-                    "certified": delivery.end,
-                    "in_flight": delivery.leases.open_count,
-                    "keys_waiting": keys,
-                    "keys_parked": parked,
-                    "held": delivery.waiting.lines.held,
-                    "aside": aside,
-                    "waits_for": slot.blocked if delivery.frontier < delivery.end else "",
-                    "draining": delivery.draining,
-                }
-            )
-        absent = sorted(self._absent.names)
-        return {"members": sorted(self.members), "absent": absent, "partitions": partitions}

@@ -6,6 +6,7 @@ because retention passes without anything happening, and groups are abandoned.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from gateway.expiry import Expiry
@@ -25,8 +26,16 @@ class Janitor:
     """Trims in the background."""
 
     def __init__(
-        self, storage: Storage, metadata: Metadata, overflow: Overflow, expiry: Expiry
+        self,
+        storage: Storage,
+        metadata: Metadata,
+        overflow: Overflow,
+        expiry: Expiry,
+        *,
+        changed: Callable[[str], None],
     ) -> None:
+        """`changed`: called with the id of a queue of which something has changed."""
+        self._changed = changed
         self._storage = storage
         self._metadata = metadata
         self._overflow = overflow
@@ -37,6 +46,7 @@ class Janitor:
     def touched(self, partition: Partition) -> None:
         """Something was appended or settled there."""
         self._touched.add(partition)
+        self._changed(partition.queue_id)
 
     def start(self) -> None:
         """Begin."""
@@ -95,4 +105,4 @@ class Janitor:
         )
         freed = await self._storage.trim(partition, retention_s=retention_s, keep_all=keep_all)
         if freed:
-            self._touched.add(partition)
+            self.touched(partition)

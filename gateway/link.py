@@ -8,6 +8,7 @@ Broker …       the inside as the conversation sees it; `gateway.broker` fits b
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+from gateway.facts_values import SubscriptionDescription, Transport
 from gateway.frames import Close, Position
 from metadata.catalog import Group, GroupSettings, Principal, Queue
 from metadata.client import Metadata
@@ -33,6 +34,14 @@ class Link(Protocol):
     def linger_s(self) -> float:
         """How long it is waited for after its transport is gone; 0: not at all."""
 
+    @property
+    def client(self) -> str | None:
+        """What its `hello` called it."""
+
+    @property
+    def transport(self) -> Transport | None:
+        """What it is reached by now; None: by nothing."""
+
     def send(self, frame: bytes) -> None:
         """Queue one encoded frame (a JSON object). Never blocks, never raises; after the session
         closed nothing happens. Sending the same object to many sessions in one turn of the loop
@@ -49,6 +58,14 @@ class Link(Protocol):
 
 class Outlet(Protocol):
     """A transport, as the conversation sees it."""
+
+    @property
+    def transport(self) -> Transport | None:
+        """Which kind it is; None: it only stands in for one."""
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What it has for the client and has not handed to the network, or not seen arrive."""
 
     def send(self, frame: bytes) -> None:
         """As Link.send."""
@@ -128,6 +145,9 @@ class Consumer(Protocol):
     def unsettled(self) -> int:
         """Deliveries that were given and have neither been settled nor returned."""
 
+    def subscription_facts(self) -> SubscriptionDescription:
+        """For looking at."""
+
     def leave(self, *, moves: bool = False) -> None:
         """`moves`: this gateway goes down, and its client goes on at the next one."""
 
@@ -141,6 +161,9 @@ class Reader(Protocol):
     def grant(self, granted_total: int) -> None: ...
 
     def pump(self) -> None: ...
+
+    def subscription_facts(self) -> SubscriptionDescription:
+        """For looking at."""
 
     def close(self) -> None: ...
 

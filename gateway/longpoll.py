@@ -12,6 +12,7 @@ from typing import Final
 from gateway import frames
 from gateway.access import Right
 from gateway.conversation import Conversation
+from gateway.facts_values import Transport
 from gateway.frames import Close
 from gateway.registry import Registry
 from gateway.sessions import fresh_session_id
@@ -31,6 +32,8 @@ UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
 
 class Poll:
     """One session's transport: the Outlet of its conversation, a Connection of the registry."""
+
+    transport: Final[Transport] = "long-poll"
 
     def __init__(self, polls: "Polls", registry: Registry) -> None:
         self._polls = polls
@@ -200,6 +203,11 @@ class Poll:
             return True
         self._is_starved = True
         return False
+
+    @property
+    def unsent_bytes(self) -> int:
+        """As Outlet.unsent_bytes: what no poll has said to have arrived."""
+        return self._byte_count
 
     def ping(self) -> None:
         """As Outlet.ping: who waits is answered; that it polls again is the sign of life."""

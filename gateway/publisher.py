@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from gateway.counting import Counting
 from gateway.routing import (
     NO_ANSWER,
     Answer,
@@ -44,8 +45,9 @@ ORDERS_MAX: Final = 10_000
 class Publisher:
     """See the module."""
 
-    def __init__(self, storage: Storage, tail: Tail) -> None:
+    def __init__(self, storage: Storage, tail: Tail, counting: Counting) -> None:
         self._storage = storage
+        self._counting = counting
         self._tail = tail
         self._routes: dict[str, Route] = {}
         self._open: dict[Partition, OpenRecord] = {}
@@ -91,6 +93,7 @@ class Publisher:
                 route = self._route(queue)
                 for at, message in enumerate(messages, sequence):
                     self._remember_refusal(producer, route, message.key, at, refused)
+            self._route(queue).counted.refused += len(messages)
             publish.outcomes = [refused] * len(messages)
             publish.settle(len(messages))
             return
@@ -101,6 +104,7 @@ class Publisher:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._commit_if_free)
         if refused_count or not messages:
+            self._route(queue).counted.refused += refused_count
             publish.settle(refused_count)
 
     def _refuse_all(
@@ -230,7 +234,8 @@ class Publisher:
     def _route(self, queue: Queue) -> Route:
         route = self._routes.get(queue.queue_id)
         if route is None or route.ring.epoch != queue.ring_epoch:
-            route = self._routes[queue.queue_id] = Route(queue)
+            route = Route(queue, self._counting.queue(queue.queue_id))
+            self._routes[queue.queue_id] = route
         route.queue = queue
         return route
 
@@ -345,7 +350,7 @@ class Publisher:
             else:
                 stages = Stages(record.received_unix_ms, now_ms, certified_ms)
                 self._publish(partition, append, header, result, stages)
-            self._answer(partition, record, append, result)
+            self._answer(partition, record, append, header, result)
 
     def _appended(self, partition: Partition, result: Appended | TocsinError) -> None:
         left = self._appending[partition] - 1
@@ -369,22 +374,21 @@ class Publisher:
         self._tail.appended(partition, record, stages, result.certified)
 
     def _answer(
-        self,
-        partition: Partition,
-        record: OpenRecord,
-        append: Append,
+        self, partition: Partition, record: OpenRecord, append: Append, header: Header,
         result: Appended | TocsinError,
-    ) -> None:
-        number = partition.number
+    ) -> None:  # fmt: skip
+        number, size = partition.number, record.builder.bytes - len(record.builder)
         self.pending_messages -= len(record.builder)
-        self.pending_bytes -= record.builder.bytes - len(record.builder)
+        self.pending_bytes -= size
         if isinstance(result, TocsinError):
+            record.route.counted.failed(len(record.builder), result)
             for answer, indexes in record.runs:
                 for index in indexes:
                     answer.outcomes[index] = result
                 answer.settle(len(indexes))
             return
         self.messages_total += result.count
+        record.route.counted.stored(result, size, header.sizes)
         record.stored(number, result, {"level": append.durability, "copies": 1})
 
     async def drain(self) -> None:

@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from gateway.consumer import Settled
+from gateway.facts_values import OwnerDescription
 from gateway.group import GroupRuntime
 from gateway.groups import Groups
 from gateway.ports import PulledMessage, PullSettled
 from gateway.receipts import Receipt, Receipts
+from gateway.settled import Settled
 from gateway.slot import Slot
 from metadata.catalog import Group, Queue
 from push import limits
@@ -61,6 +62,10 @@ class PullConsumer:
         self._scheduled = False
         self._turn = 0
         self._in_flight = 0
+
+    def described(self) -> OwnerDescription:
+        """As Member.described: whoever pulls."""
+        return OwnerDescription(consumer=self.name, transport="pull")
 
     @property
     def busy(self) -> bool:

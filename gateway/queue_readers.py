@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 
 from gateway import frames
 from gateway.cutting import Pieces, fitting, pieces
+from gateway.facts_values import CreditDescription, SubscriptionDescription
 from gateway.link import Link
 from gateway.tail import Tail
 from metadata.catalog import Queue
@@ -63,6 +64,17 @@ class Reader:
         """Go on catching up, where it is behind."""
         if self.behind and self.catching_up is None and not self.closed and self.takes(1):
             self._owner.catch_up(self)
+
+    def subscription_facts(self) -> SubscriptionDescription:
+        """As Reader.subscription_facts of gateway.link."""
+        credit = self.credit
+        return SubscriptionDescription(
+            subscription=self.subscription, queue=self._owner.queue.name, group=None,
+            credit=CreditDescription(
+                granted=credit.granted, used=credit.sent, open=credit.available
+            ),
+            keys=len(self.hashes) if self.hashes is not None else None, behind=sorted(self.behind),
+        )  # fmt: skip
 
     def close(self) -> None:
         """It reads no more."""

@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.facts_values import GroupCounters, GroupPartition
 from gateway.frames import Number, StartAt
 from gateway.operation import (
     Answer,
@@ -47,16 +48,26 @@ class GroupDescription(msgspec.Struct):
     """A group as `GET …/groups/{group}` describes it; more fields may come."""
 
     name: str
-    settings: GroupSettings
+    group_id: str
+    queue: str
     created_unix_ms: int
+    settings: GroupSettings
     lag: int
     """Messages it has not settled."""
-    members: Any
+    consumers: int
+    in_flight: int
+    aside: int
+    """Messages in side lines, in the storage."""
+    keys_parked: int
+    oldest_unix_ms: int | None
+    """When the oldest message was published that it has not settled; null: it has settled all."""
+    counters: GroupCounters
+    members: list[str]
     """The consumers here."""
-    absent: Any
+    absent: list[str]
     """Those that are not here, and whose partitions wait for them."""
-    partitions: Any
-    """Who owns each partition that is being delivered, and what it waits for."""
+    partitions: list[GroupPartition]
+    """Each with its owner, and what it waits for."""
 
 
 class SeekPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -1,11 +1,12 @@
 """REST: queues. Deleting one does not exist over HTTP; `tocsin admin delete-queue` does it."""
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.facts_values import QueueCounters, QueueGroup, QueuePartition
 from gateway.operation import (
     Answer,
     Operation,
@@ -28,18 +29,22 @@ class QueueDescription(msgspec.Struct):
     """A queue as `GET /v1/queues/{queue}` describes it; more fields may come."""
 
     name: str
-    settings: QueueSettings
+    queue_id: str
     holder: str
     """The principal that created it."""
     created_unix_ms: int
-    partitions: Any
-    """Each partition with its first and next offset."""
-    depth: Any
-    """How much is retained."""
-    groups: Any
-    """Each group with its lag."""
-    paused: bool = False
+    paused: bool
     """Nothing is given out to its groups; see `POST /v1/queues/{queue}/pause`."""
+    settings: QueueSettings
+    partitions: list[QueuePartition]
+    depth: int
+    """Messages that are retained."""
+    bytes: int
+    oldest_unix_ms: int | None
+    """When the oldest of them was published; null: there is none."""
+    counters: QueueCounters
+    groups: list[QueueGroup]
+    """By name."""
 
 
 class QueueList(msgspec.Struct):

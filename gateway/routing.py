@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
+from gateway.counting import Published
 from metadata.catalog import Principal, Queue, QueueSettings
 from push import limits
 from push.errors import Refused, TocsinError, Unknown
@@ -120,10 +121,13 @@ class OpenRecord:
 class Route:
     """What is computed once per queue: the ring, and where its recent keys go."""
 
-    __slots__ = ("appends", "keys", "partitions", "queue", "ring", "spread", "spread_members")
+    __slots__ = (
+        "appends", "counted", "keys", "partitions", "queue", "ring", "spread", "spread_members",
+    )  # fmt: skip
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: Queue, counted: Published | None = None) -> None:
         self.queue = queue
+        self.counted = counted or Published()
         self.ring = Ring(queue.ring_epoch, queue.members)
         self.keys: dict[str, tuple[int, int]] = {}
         self.partitions = {n: Partition(queue.queue_id, n) for n in queue.members}

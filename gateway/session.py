@@ -67,7 +67,7 @@ class Session:
 
     __slots__ = (
         "_bad_count", "_deadline", "_is_pinged", "_subscriptions", "_timing", "_unheard",
-        "is_named", "right_ends", "state",
+        "heard_at", "is_named", "right_ends", "state",
     )  # fmt: skip
 
     def __init__(self, timing: Timing, *, now: float, right_ends: float = inf) -> None:
@@ -77,6 +77,8 @@ class Session:
         self._timing = timing
         self._deadline = now + timing.hello_timeout_s
         self._is_pinged = False
+        self.heard_at = now
+        """When something arrived last."""
         self._bad_count = 0
         self.is_named = False
         """Its client has said `hello` with a session: it may hold something of before."""
@@ -232,6 +234,7 @@ class Session:
 
     def heard(self, *, now: float) -> None:
         """Something arrived, whatever it is. It does not prolong the wait for `hello`."""
+        self.heard_at = now
         if self.state is not State.HELLO:
             self._deadline = now + self._timing.heartbeat_s
             self._is_pinged = False

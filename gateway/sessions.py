@@ -11,9 +11,12 @@ which its place in its groups waits for it.
 import asyncio
 import re
 import secrets
+import time
 from collections.abc import Callable
+from heapq import nsmallest
 from typing import Final, Protocol
 
+from gateway.facts_values import SessionDescription, SessionList
 from gateway.frames import Close
 from gateway.link import Outlet
 from metadata.catalog import Principal
@@ -39,6 +42,9 @@ class Resumable(Protocol):
 
     @property
     def principal(self) -> Principal: ...
+
+    def described(self) -> SessionDescription:
+        """For looking at."""
 
     def closed(self) -> None:
         """End it."""
@@ -87,6 +93,19 @@ class Sessions:
         session = self._by_id.get(session_id)
         return session if session is not None and session.principal == principal else None
 
+    def listed(self, principal: Principal, limit: int, after: str) -> SessionList:
+        """Up to `limit` of this principal's sessions whose id comes behind `after`, by id (P11)."""
+        behind = [
+            session_id
+            for session_id, session in self._by_id.items()
+            if session_id > after and session.principal == principal
+        ]
+        first = nsmallest(limit, behind)
+        return SessionList(
+            sessions=[self._by_id[session_id].described() for session_id in first],
+            next=first[-1] if len(behind) > limit else None,
+        )
+
     def linger(self, session: Resumable, linger_s: float) -> "Lingering":
         """Its transport is gone: what stands in for one, for so many seconds."""
         lingering = Lingering(self, session, linger_s)
@@ -107,9 +126,14 @@ class Sessions:
 class Lingering:
     """The Outlet of a session that has no transport."""
 
+    transport: Final = None
+    unsent_bytes: Final = 0
+
     def __init__(self, sessions: Sessions, session: Resumable, linger_s: float) -> None:
         self._sessions = sessions
         self._session = session
+        self.until_unix_ms = int((time.time() + linger_s) * 1000)
+        """When it ends if nobody comes back."""
         self._timer = asyncio.get_running_loop().call_later(linger_s, self.end)
 
     def end(self) -> None:

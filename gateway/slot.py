@@ -63,7 +63,7 @@ class Slot:
         self._in_flight = 0  # as its owner knows
         self._at_most_once = group.settings.semantics == "at_most_once"
         self._gone = gone
-        self._fetch = Fetch(context.storage, context.tail, partition, self._woken)
+        self.fetch = Fetch(context.storage, context.tail, partition, self._woken)
         self._unsent: list[Unsent] = []
         self._writing_unsent: list[Unsent] = []
         self._confirms: list[Callable[[bool], None]] = []
@@ -95,10 +95,10 @@ class Slot:
             left -= self._pump_lines(min(left, owner.available()), now, wall_unix_ms)
         frontier = delivery.frontier
         while left > 0 and delivery.wants_log and (credit := owner.available()) > 0:
-            found = self._fetch.log(delivery.frontier)
+            found = self.fetch.log(delivery.frontier)
             if found is None:
-                if self._fetch.nothing_until > delivery.frontier:
-                    delivery.skip_to(self._fetch.nothing_until, now=now)
+                if self.fetch.nothing_until > delivery.frontier:
+                    delivery.skip_to(self.fetch.nothing_until, now=now)
                     continue
                 break
             record, stages = found
@@ -118,7 +118,7 @@ class Slot:
             return False
         if not owner.available():
             self.blocked = owner.blocked_by
-        elif self._fetch.reading:
+        elif self.fetch.reading:
             self.blocked = "read"
         return left <= 0 and owner.available() > 0
 
@@ -127,13 +127,13 @@ class Slot:
         delivery, given = self.delivery, 0
         delivery.plan_retries(credit, now=now)
         for key, after in delivery.waiting.side_wanted():
-            self._fetch.job(f"side {self._fetch.next_number()}", self._load_side(key, after))
+            self.fetch.job(f"side {self.fetch.next_number()}", self._load_side(key, after))
         giveable = delivery.giveable
         while giveable and given < credit:
             key, offset = giveable[0]
-            found = self._fetch.line(offset)
+            found = self.fetch.line(offset)
             if found is None:
-                self._fetch.read_lines([offset for _, offset in giveable[:LINES_PER_READ_MAX]])
+                self.fetch.read_lines([offset for _, offset in giveable[:LINES_PER_READ_MAX]])
                 break
             giveable.pop(0)
             record = found[0]
@@ -174,6 +174,7 @@ class Slot:
             time.time() * 1000,
         )  # fmt: skip
         self.blocked = ""
+        self.delivery.tally.given += out.count
         if not self._at_most_once:
             self._spans[out.push] = span
         self._context.spans.add(span)
@@ -187,7 +188,7 @@ class Slot:
             self._context.flusher.mark(self, urgent=delivery.urgent)
         if delivery.waiting.dying:
             for dead in delivery.take_dead_letters():
-                self._fetch.job(f"dead {dead.offset}", self._bury(dead))
+                self.fetch.job(f"dead {dead.offset}", self._bury(dead))
         self._context.deadlines.set(self, delivery.next_deadline())
         self.decisions.tell(delivery.waiting.unparking.take_opened())
         self._end_if_drained()
@@ -388,7 +389,7 @@ class Slot:
             return
         self.ended = True
         self._count_in_flight()
-        self._fetch.cancel()
+        self.fetch.cancel()
         self._context.tail.unfollow(self.partition, self._certified)
         for confirmed in [*self._writing_confirms, *self._confirms]:
             confirmed(False)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gateway.counting import Counting
 from gateway.deadlines import Deadlines
 from gateway.flusher import Flusher
 from gateway.spans import SpanLog, Stages
@@ -76,4 +77,5 @@ class Context:
     deadlines: Deadlines
     bury: "Callable[[Slot, DeadLetter], Coroutine[Any, Any, None]]"
     """Append it to the dead-letter queue, durably, once."""
+    counting: Counting
     random: Random = field(default_factory=Random)

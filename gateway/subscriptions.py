@@ -4,6 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from gateway import frames
+from gateway.facts_values import SubscriptionDescription
 from gateway.link import (
     Broker,
     Consumer,
@@ -123,6 +124,11 @@ class Subscriptions:
                 "invalid_request", f"subscription {frame.subscription} is a reader: nothing settles"
             )
         return consumer
+
+    def described(self) -> list[SubscriptionDescription]:
+        """For looking at, by number."""
+        every: dict[int, Consumer | Reader] = {**self._consumers, **self._readers}
+        return [every[number].subscription_facts() for number in sorted(every)]
 
     # --- Between two transports -----------------------------------------------------------------
 

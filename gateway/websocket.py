@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 from gateway import frames
 from gateway.access import Right
 from gateway.conversation import Conversation
+from gateway.facts_values import Transport
 from gateway.frames import Close
 from gateway.handshake import shake_hands
 from gateway.outbox import Outbox
@@ -64,6 +65,7 @@ class WebSocketConnection(asyncio.Protocol):
         "scheduled",
     )
     registry: ClassVar[Registry]
+    transport: Final[Transport] = "websocket"
     close_timeout_s: ClassVar[float] = limits.CLOSE_TIMEOUT_S
 
     def __init__(
@@ -211,14 +213,18 @@ class WebSocketConnection(asyncio.Protocol):
 
     def writable(self) -> bool:
         """As Outlet.writable."""
-        if not self._write_is_paused and self._conversation is not None:
-            # Both count, or a socket that stalls holds the bound twice. At the bound itself it is
-            # not paused: nobody would call again.
-            unsent = self._outbox.byte_count + self._transport.get_write_buffer_size()
-            if unsent <= limits.WRITE_BUFFER_BYTES_MAX:
-                return True
+        # Both that it counts, or a socket that stalls holds the bound twice. At the bound itself
+        # it is not paused: nobody would call again.
+        is_open = not self._write_is_paused and self._conversation is not None
+        if is_open and self.unsent_bytes <= limits.WRITE_BUFFER_BYTES_MAX:
+            return True
         self._is_starved = True
         return False
+
+    @property
+    def unsent_bytes(self) -> int:
+        """As Outlet.unsent_bytes."""
+        return self._outbox.byte_count + self._transport.get_write_buffer_size()
 
     def ping(self) -> None:
         """As Outlet.ping. An empty ping: whatever comes back is a sign of life."""

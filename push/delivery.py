@@ -28,6 +28,7 @@ from push.ports import CursorWrite, GroupPartition, Owned, Written
 from push.ranges import Range
 from push.record import Record
 from push.scan import Scan
+from push.tally import Tally
 from push.waiting import DeadLetter, Waiting
 
 
@@ -42,18 +43,22 @@ class Delivery:
         settings: DeliverySettings,
         *,
         now: float,
+        tally: Tally | None = None,
     ) -> None:
+        """`tally`: the group's; None: nobody looks at it."""
         self.place = place
         self.epoch = owned.epoch
         self.before = Before(owned.previous, owned.cursor.floor, bool(owned.cursor.lines))
         self.generation = owned.generation
         self.settings = settings
+        self.tally = tally or Tally()
         self.draining = False
         self.drain_deadline = float("inf")
         self.leases = Leases()
         self.waiting = Waiting(
             place, owned, token,
             attempts_max=settings.attempts_max, park=settings.park, exclusive=settings.pulls,
+            tally=self.tally,
         )  # fmt: skip
         self.scan = Scan(owned, settings, self.leases, self.waiting, now)
         self._began = now
@@ -156,7 +161,8 @@ class Delivery:
             now=now, lease_s=self.settings.lease_s, attempt=waiting.attempts.get(offset, 0) + 1,
             started=self.settings.pulls, of_line=True,
         )  # fmt: skip
-        waiting.returned.pop(offset, None)
+        if waiting.returned.pop(offset, None) is not None or offset in waiting.attempts:
+            self.tally.redelivered += 1
         line.in_flight.add(offset)
         line.pull = waiting.pull
         waiting.lines.settle_down(line, now)
@@ -189,7 +195,8 @@ class Delivery:
             return 0
         self.leases.close(push, mask)
         self.waiting.pending.settle_all(ranges)
-        return mask.bit_count()
+        self.tally.settled += (count := mask.bit_count())
+        return count
 
     def ack(self, number: int, first: int, last: int, *, now: float) -> Judged:
         """Settle first..last of push `number`, judged offset by offset (R21)."""
@@ -207,6 +214,7 @@ class Delivery:
                 append_offset(judged.stale, offset)
             elif offset in self.waiting.returned:
                 late = self.waiting.settle_late(number, offset, now)
+                self.tally.settled += late
                 append_offset(judged.settled if late else judged.stale, offset)
             else:  # given again since, or settled already
                 append_offset(
@@ -222,6 +230,7 @@ class Delivery:
                 self.waiting.settled_in_flight(key, offset, now)
         self.leases.close(push, mask)
         self.waiting.pending.settle_all(ranges)
+        self.tally.settled += mask.bit_count()
         return ranges
 
     def nack(
@@ -257,6 +266,7 @@ class Delivery:
                 )
             self.waiting.count(offset, wall_unix_ms + int(wait_s * 1000))
             revoked += self._return(push, offset, now + wait_s, now)
+            self.tally.nacked += 1
             append_offset(judged.settled, offset)
         return judged, revoked
 
@@ -315,6 +325,7 @@ class Delivery:
                 if push.open >> bit & 1:  # not revoked meanwhile by an earlier one of its key
                     if push.started >> bit & 1:
                         self.waiting.count(offset, wall_unix_ms)
+                    self.tally.expired += 1
                     taken.append((push.number, offset))
                     taken += self._return(push, offset, now, now)
         self.waiting.lines.ripen(now)
@@ -386,4 +397,4 @@ class Delivery:
 
     def dead_lettered(self, offset: int, *, now: float) -> None:
         """It stands in the dead letters, durably: settled here."""
-        self.waiting.dead_lettered(offset, now)
+        self.tally.dead_lettered += self.waiting.dead_lettered(offset, now)

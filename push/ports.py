@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, Protocol
 
+from push.looking import Looking
 from push.ranges import Range
 from push.record import Record
 
@@ -250,6 +251,8 @@ class CursorState:
     """Number of offsets passed above the floor."""
     aside: int
     parked: int
+    aside_first: int | None = None
+    """The lowest offset that stands in a side line; None: none does."""
 
 
 class Standing(NamedTuple):
@@ -279,7 +282,7 @@ WakeUp = Callable[[Partition, int], None]
 """Called on the event loop with (partition, certified end) after an append became certified."""
 
 
-class Storage(Protocol):
+class Storage(Looking, Protocol):
     """The port. Calls may overlap; acts on one partition take effect in the order of the calls."""
 
     async def incarnation(self) -> str:
@@ -367,18 +370,6 @@ class Storage(Protocol):
     async def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
         """Accept no further append; returns the certified end S, durable with the successors
         (R27). Sealed already: the same answer."""
-
-    async def partitions(self, queue_id: str) -> list[PartitionState]:
-        """Every partition of a queue; empty when it is unknown."""
-
-    async def cursors(self, queue_id: str, group_id: str) -> list[CursorState]:
-        """Every cursor of a group; empty when it is unknown."""
-
-    async def standings(self, place: GroupPartition, first: int, last: int) -> list[Standing]:
-        """Where each of the offsets first..last stands for a group; none when it is unknown."""
-
-    async def parked(self, place: GroupPartition) -> list[ParkedLine]:
-        """The parked keys of a (group, partition), by hash; empty when it is unknown."""
 
     def on_certified(self, wake_up: WakeUp) -> None:
         """Register the one wake-up. Comes after the append's commit and before its answer."""

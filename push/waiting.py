@@ -13,6 +13,7 @@ from push.backoff import clamp_due
 from push.cursor_writes import PendingWrite
 from push.lines import Line, Lines
 from push.ports import Cursor, GroupPartition, Owned, Retry, Written
+from push.tally import Tally
 from push.unparking import Unparking
 
 
@@ -31,15 +32,14 @@ class Waiting:
     __slots__ = (
         "_begun", "_dead", "_inherited", "_rescanned", "attempts", "attempts_max", "due_unix_ms",
         "dying", "giveable", "lines", "not_before", "park", "pending", "pull", "returned",
-        "unparking",
+        "tally", "unparking",
     )  # fmt: skip
 
     def __init__(
         self, place: GroupPartition, owned: Owned, token: bytes, *,
-        attempts_max: int, park: bool, exclusive: bool,
+        attempts_max: int, park: bool, exclusive: bool, tally: Tally,
     ) -> None:  # fmt: skip
-        self.attempts_max = attempts_max
-        self.park = park
+        self.attempts_max, self.park, self.tally = attempts_max, park, tally
         self.lines = Lines(exclusive=exclusive)
         self.pending = PendingWrite(place, owned.epoch, token, starving=self.lines.starving)
         self.attempts: dict[int, int] = {}
@@ -58,8 +58,7 @@ class Waiting:
         self.unparking = Unparking(self)
         self._inherit(owned.cursor)
         self._inherited = sorted(self.attempts)
-        self._rescanned = False
-        self._begun = not self.attempts
+        self._rescanned, self._begun = False, not self.attempts
 
     # --- Inheriting ----------------------------------------------------------------------------
 
@@ -171,6 +170,7 @@ class Waiting:
                 if not line.parked:
                     line.parked, line.forgiven = True, False
                     self.pending.park(line.key, "exhausted")
+                    self.tally.parked += 1
                 self._all_aside(line)
             else:
                 self._take(line, offset)

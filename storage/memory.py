@@ -13,6 +13,7 @@ from push.errors import Refused, Unknown
 from push.ports import (
     Append,
     Appended,
+    Cursor,
     CursorState,
     CursorWrite,
     GroupPartition,
@@ -333,9 +334,22 @@ class MemoryStorage:
                 settled_above=cursor.passed.size(),
                 aside=sum(cursor.lines.values()),
                 parked=len(cursor.parked),
+                aside_first=min(at.aside[group_id], default=None),
             )
             for at in self._queues.get(queue_id, [])
             if (cursor := at.cursors.get(group_id)) is not None
+        ]
+
+    async def cursor(self, place: GroupPartition) -> Cursor | None:
+        self._check_open()
+        found = self._cursor(place)
+        return found[1].snapshot() if found is not None else None
+
+    async def published(self, places: Sequence[tuple[Partition, int]]) -> list[int | None]:
+        self._check_open()
+        return [
+            at.published(offset) if (at := self._find(partition)) is not None else None
+            for partition, offset in places
         ]
 
     async def parked(self, place: GroupPartition) -> list[ParkedLine]:

@@ -61,6 +61,11 @@ class MemoryPartition:
         log.remove(sum(stored.record.last - stored.record.first + 1 for stored in gone), size)
         return size
 
+    def published(self, offset: int) -> int | None:
+        """When the record was published that holds the offset or is the first one behind it."""
+        behind = (x.published_unix_ms for x in self.records if x.record.last >= offset)
+        return next(behind, None)
+
     def standings(self, group_id: str, first: int, last: int) -> list[Standing]:
         """Where each of the offsets stands for a group that is there."""
         cursor, aside = self.cursors[group_id], self.aside[group_id]

@@ -2,6 +2,7 @@
 
 sqlite            this: the port, on the event loop
 sqlite_writer     the thread that commits;  sqlite_reader  the thread that reads
+  sqlite_looking  … for who looks at it
 sqlite_books      what the writer decides on: hot partitions and producers
   sqlite_cursors  … cursors;  sqlite_beside  … what stands beside them;  sqlite_ids  … ids
 sqlite_purge      what an operator drops
@@ -25,6 +26,7 @@ from push.errors import Refused
 from push.ports import (
     Append,
     Appended,
+    Cursor,
     CursorState,
     CursorWrite,
     GroupPartition,
@@ -40,6 +42,7 @@ from push.ports import (
     Written,
 )
 from push.record import Record
+from storage import sqlite_looking as looking
 from storage import sqlite_reader as reading
 from storage.sqlite_books import Books
 from storage.sqlite_copy import Copying, CopyProgress
@@ -286,23 +289,31 @@ class SqliteStorage:
 
     async def partitions(self, queue_id: str) -> list[PartitionState]:
         """Every partition of a queue."""
-        return await self._read(lambda connection: reading.partition_states(connection, queue_id))
+        return await self._read(lambda connection: looking.partition_states(connection, queue_id))
 
     async def cursors(self, queue_id: str, group_id: str) -> list[CursorState]:
         """Every cursor of a group."""
         return await self._read(
-            lambda connection: reading.cursor_states(connection, queue_id, group_id)
+            lambda connection: looking.cursor_states(connection, queue_id, group_id)
         )
+
+    async def cursor(self, place: GroupPartition) -> Cursor | None:
+        """A cursor, as it is durable."""
+        return await self._read(lambda connection: looking.cursor_of(connection, place))
+
+    async def published(self, places: Sequence[tuple[Partition, int]]) -> list[int | None]:
+        """When what stands there was published."""
+        return await self._read(lambda connection: looking.published(connection, places))
 
     async def standings(self, place: GroupPartition, first: int, last: int) -> list[Standing]:
         """Where messages stand for a group, as far as it is durable."""
         return await self._read(
-            lambda connection: reading.standings(connection, place, first, last)
+            lambda connection: looking.standings(connection, place, first, last)
         )
 
     async def parked(self, place: GroupPartition) -> list[ParkedLine]:
         """The parked keys of a (group, partition), by hash."""
-        return await self._read(lambda connection: reading.parked_keys(connection, place))
+        return await self._read(lambda connection: looking.parked_keys(connection, place))
 
     def on_certified(self, wake_up: WakeUp) -> None:
         """Register the one wake-up."""

@@ -13,23 +13,10 @@ from typing import Final, TypeVar
 
 from push import limits
 from push.errors import Refused
-from push.ports import (
-    CursorState,
-    Damage,
-    GroupPartition,
-    Parked,
-    ParkedLine,
-    Partition,
-    PartitionState,
-    Read,
-    Retry,
-    Standing,
-)
-from push.ranges import RangeSet
+from push.ports import Damage, GroupPartition, Partition, Read
 from push.record import Record, RecordDamaged
 from storage import sqlite_codec as codec
 from storage.appending import PartitionLog
-from storage.cursor import GroupCursor
 
 T = TypeVar("T")
 _BAD_MAX: Final = 64
@@ -107,18 +94,21 @@ class Reader:
             return  # the loop is closed: nobody waits
 
 
-def _log(connection: sqlite3.Connection, partition: Partition) -> PartitionLog | None:
+def log_of(connection: sqlite3.Connection, partition: Partition) -> PartitionLog | None:
+    """The row of a partition; None: there is none. Raises Refused: it is damaged."""
     row = connection.execute(
         f"SELECT {codec.PARTITION_COLUMNS} FROM partition WHERE queue_id = ? AND number = ?",
         partition,
     ).fetchone()
-    if row is None:
-        return None
+    return None if row is None else unpack_log(row)
+
+
+def unpack_log(row: codec.Found) -> PartitionLog:
+    """A row of PARTITION_COLUMNS. Raises Refused: it is damaged."""
     log = codec.unpack_partition(row)
     if log is None:
         raise Refused(
-            "storage_unavailable",
-            f"the row of partition {partition.number} of {partition.queue_id} is damaged",
+            "storage_unavailable", f"the row of partition {row[-1]} of {row[-2]} is damaged"
         )
     return log
 
@@ -131,7 +121,7 @@ def read_records(
     until: int | None,
 ) -> tuple[Read, list[int]]:
     """What `Storage.read` answers, and the rows that failed their checksum."""
-    log = _log(connection, partition)
+    log = log_of(connection, partition)
     if log is None:
         return Read((), 0, 0), []
     end = log.next_offset if until is None else max(0, min(until + 1, log.next_offset))
@@ -245,7 +235,7 @@ def span(connection: sqlite3.Connection, log: PartitionLog, row_id: int) -> int:
 def offset_at(connection: sqlite3.Connection, partition: Partition, unix_ms: int) -> int:
     """What `Storage.offset_at` answers, by bisection: exact where the clocks of publishers did not
     run backwards, else one of the places where the time was crossed."""
-    log = _log(connection, partition)
+    log = log_of(connection, partition)
     if log is None:
         raise Refused("queue_not_found", "the storage has no such partition")
     low, high = log.start, log.next_offset
@@ -279,105 +269,3 @@ def read_side(
         (*place.partition, place.group_id, codec.signed(key_hash), after, count_max),
     )
     return tuple(offset for (offset,) in rows)
-
-
-def partition_states(connection: sqlite3.Connection, queue_id: str) -> list[PartitionState]:
-    """What `Storage.partitions` answers."""
-    rows = connection.execute(
-        "SELECT number FROM partition WHERE queue_id = ? ORDER BY number", (queue_id,)
-    ).fetchall()
-    logs = [_log(connection, Partition(queue_id, number)) for (number,) in rows]
-    return [log.state() for log in logs if log is not None]
-
-
-def cursor_states(
-    connection: sqlite3.Connection, queue_id: str, group_id: str
-) -> list[CursorState]:
-    """What `Storage.cursors` answers."""
-    states: list[CursorState] = []
-    rows = connection.execute(
-        "SELECT cursor.id, number, epoch, floor, passed, "
-        "(SELECT coalesce(sum(entries), 0) FROM side_line WHERE cursor = cursor.id), "
-        "(SELECT count(*) FROM parked WHERE cursor = cursor.id) "
-        "FROM partition JOIN cursor ON cursor.partition = partition.id "
-        "WHERE queue_id = ? AND group_id = ? ORDER BY number",
-        (queue_id, group_id),
-    ).fetchall()
-    for row_id, number, epoch, floor, passed, aside, parked in rows:
-        cursor = GroupCursor(floor)
-        cursor.passed = _passed(connection, row_id, passed)
-        cursor.floor = cursor.passed.pop_prefix(floor)
-        place = GroupPartition(group_id, Partition(queue_id, number))
-        states.append(
-            CursorState(
-                place=place,
-                epoch=epoch,
-                floor=cursor.floor,
-                settled_above=cursor.passed.size(),
-                aside=aside,
-                parked=parked,
-            )
-        )
-    return states
-
-
-def standings(
-    connection: sqlite3.Connection, place: GroupPartition, first: int, last: int
-) -> list[Standing]:
-    """What `Storage.standings` answers."""
-    row = connection.execute(
-        "SELECT cursor.id, floor, passed FROM cursor JOIN partition "
-        "ON partition.id = cursor.partition WHERE queue_id = ? AND number = ? AND group_id = ?",
-        (*place.partition, place.group_id),
-    ).fetchone()
-    if row is None:
-        return []
-    row_id, floor, passed = row
-    cursor = GroupCursor(floor)
-    cursor.passed = _passed(connection, row_id, passed)
-    span_ = (row_id, first, last)
-    for offset, attempts in connection.execute(
-        "SELECT place, attempts FROM retry WHERE cursor = ? AND place BETWEEN ? AND ?", span_
-    ):
-        cursor.retries[offset] = Retry(offset, attempts)
-    aside: dict[int, int] = {}
-    for offset, key_hash, since_unix_ms in connection.execute(
-        "SELECT place, side.key_hash, since_unix_ms FROM side LEFT JOIN parked "
-        "ON parked.cursor = side.cursor AND parked.key_hash = side.key_hash "
-        "WHERE side.cursor = ? AND place BETWEEN ? AND ?",
-        span_,
-    ):
-        aside[offset] = key_hash
-        if since_unix_ms is not None:
-            cursor.parked[key_hash] = Parked(key_hash, "", since_unix_ms)
-    return [cursor.standing(offset, aside.get(offset)) for offset in range(first, last + 1)]
-
-
-def _passed(connection: sqlite3.Connection, row_id: int, whole: bytes) -> RangeSet:
-    """What a cursor has passed: its row's ranges, and those of the commits since."""
-    passed = codec.unpack_ranges(whole)
-    for (ranges,) in connection.execute(
-        "SELECT passed FROM cursor_log WHERE cursor = ? ORDER BY number", (row_id,)
-    ):
-        for first, last in codec.unpack_ranges(ranges):
-            passed.add(first, last)
-    return passed
-
-
-def parked_keys(connection: sqlite3.Connection, place: GroupPartition) -> list[ParkedLine]:
-    """What `Storage.parked` answers."""
-    rows = connection.execute(
-        "WITH line AS (SELECT cursor, key_hash, reason, since_unix_ms, "
-        "(SELECT min(place) FROM side WHERE side.cursor = parked.cursor "
-        "AND side.key_hash = parked.key_hash) AS head FROM parked WHERE cursor = "
-        "(SELECT cursor.id FROM cursor JOIN partition ON partition.id = cursor.partition "
-        "WHERE queue_id = ? AND number = ? AND group_id = ?)) "
-        "SELECT line.key_hash, reason, since_unix_ms, coalesce(entries, 0), head, "
-        "coalesce(attempts, 0) FROM line "
-        "LEFT JOIN side_line ON side_line.cursor = line.cursor "
-        "AND side_line.key_hash = line.key_hash "
-        "LEFT JOIN retry ON retry.cursor = line.cursor AND retry.place = head",
-        (*place.partition, place.group_id),
-    ).fetchall()
-    lines = [ParkedLine(codec.unsigned(key_hash), *rest) for key_hash, *rest in rows]
-    return sorted(lines, key=lambda line: line.key_hash)

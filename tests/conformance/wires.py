@@ -9,6 +9,7 @@ import msgspec
 from gateway import frames
 from gateway.access import Right
 from gateway.conversation import Conversation, Surroundings
+from gateway.facts_values import Transport
 from gateway.frames import Close
 from gateway.longpoll import Poll, Polls
 from metadata.catalog import Principal
@@ -44,6 +45,9 @@ class Wire(Protocol):
 
 class WebSocketWire:
     """A WebSocket without the socket: the Outlet of a conversation. Whoever pings is answered."""
+
+    transport: Transport | None = "websocket"
+    unsent_bytes = 0
 
     def __init__(
         self, around: Surroundings, tell: Tell, name: str, principal: Principal | None

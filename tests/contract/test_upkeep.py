@@ -9,7 +9,7 @@ from push import limits
 from push.errors import Refused
 from push.ports import GroupPartition, Parked, Partition, Retry, Side, Standing, Storage
 from storage.sqlite import SqliteStorage
-from tests.contract.stores import G0, P0, append, change, one, with_group
+from tests.contract.stores import G0, P0, START_UNIX_S, append, change, one, with_group
 
 KEY = 0xFFFF_FFFF_FFFF_FFF1  # more than SQLite's integers hold
 
@@ -145,3 +145,60 @@ async def test_who_is_unknown_stands_nowhere(store: Storage) -> None:
     await with_group(store, messages=1)
     assert await store.standings(GroupPartition("g-9", P0), 0, 0) == []
     assert await store.standings(GroupPartition("g-1", Partition("q-9", 0)), 0, 0) == []
+
+
+# --- Looking at cursors and times --------------------------------------------------------------
+
+
+async def test_a_cursor_can_be_looked_at_as_its_next_owner_finds_it(store: Storage) -> None:
+    """Without becoming one: the epoch stays, and what the owner writes counts (P7)."""
+    await with_group(store, messages=8)
+    assert await store.cursor(GroupPartition("nobody", P0)) is None
+    await store.write_cursors(
+        [
+            replace(
+                change(
+                    settled=[(0, 1), (4, 4)],
+                    retries=[Retry(2, 3, 1_700_000_060_000)],
+                    aside=[Side(KEY, (5, 6))],
+                ),
+                parked=(Parked(KEY, "exhausted", 1_700_000_000_000),),
+            )
+        ]
+    )
+    seen = await store.cursor(G0)
+    assert seen is not None
+    assert (seen.floor, seen.passed) == (2, ((4, 6),))
+    assert seen.retries == (Retry(2, 3, 1_700_000_060_000),)
+    assert seen.lines == ((KEY, 2),)
+    assert seen.parked == (Parked(KEY, "exhausted", 1_700_000_000_000),)
+    (written,) = await store.write_cursors([change(settled=[(2, 2)])])
+    assert not written.fenced
+    assert (await store.own(G0, token=b"next", assignment=1)).cursor == await store.cursor(G0)
+
+
+async def test_the_first_offset_aside_is_told(store: Storage) -> None:
+    await with_group(store, messages=8)
+    assert (await store.cursors("q-1", "g-1"))[0].aside_first is None
+    await store.write_cursors([change(aside=[Side(KEY, (5, 6)), Side(7, (3,))])])
+    assert (await store.cursors("q-1", "g-1"))[0].aside_first == 3
+    await store.write_cursors([change(settled=[(3, 3)])])
+    assert (await store.cursors("q-1", "g-1"))[0].aside_first == 5
+
+
+async def test_when_what_stands_somewhere_was_published(store: Storage) -> None:
+    """Of the record that holds the offset, or of the next one that is retained."""
+    await with_group(store, messages=2)
+    early, late = START_UNIX_S - 20, START_UNIX_S - 10
+    await store.append([append(messages=3, published_unix_s=early)])
+    await store.append([append(messages=1, published_unix_s=late)])
+    places = [(P0, offset) for offset in range(7)]
+    elsewhere = [(Partition("q-1", 1), 0), (Partition("q-9", 0), 0)]
+    times = [int(at * 1000) for at in (START_UNIX_S, early, late)]
+    assert await store.published([*places, *elsewhere]) == [
+        times[0], times[0], times[1], times[1], times[1], times[2], None, None, None,
+    ]  # fmt: skip
+    await store.purge("q-1", None)
+    assert await store.published(places) == [None] * 7
+    await store.append([append(messages=1, published_unix_s=late)])
+    assert await store.published(places) == [times[2]] * 7

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway import frames
+from gateway.facts_values import CreditDescription, SubscriptionDescription
 from gateway.frames import Position
 from gateway.link import Answer, DeliveryList, Link, Settled, StartFrom
 from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
@@ -74,6 +75,16 @@ class EchoPlace:
     def grant(self, granted_total: int) -> None:
         self.credit = granted_total
         self.pump()
+
+    def subscription_facts(self) -> SubscriptionDescription:
+        return SubscriptionDescription(
+            subscription=self.subscription,
+            queue="echo",
+            group=None,
+            credit=CreditDescription(
+                granted=self.credit, used=self.sent, open=self.credit - self.sent
+            ),
+        )
 
     def suspend(self) -> None:
         """It goes on pushing into whatever the session has."""

@@ -359,11 +359,16 @@ class PlainBroker:
         groups = self.metadata.list_groups(principal, queue)
         return {
             "name": queue.name,
+            "queue_id": queue.queue_id,
             "settings": queue.settings,
             "holder": queue.holder,
             "created_unix_ms": queue.created_unix_ms,
+            "paused": queue.paused,
             "partitions": [],
-            "depth": {"messages": len(self._log(queue))},
+            "depth": len(self._log(queue)),
+            "bytes": 0,
+            "oldest_unix_ms": None,
+            "counters": {},
             "groups": [await self.describe_group(principal, queue, g.name) for g in groups],
         }
 
@@ -374,9 +379,17 @@ class PlainBroker:
         settled = self.progress[group.group_id].settled
         return {
             "name": group.name,
+            "group_id": group.group_id,
+            "queue": queue.name,
             "settings": group.settings,
             "created_unix_ms": group.created_unix_ms,
             "lag": len(self._log(queue)) - len(settled),
+            "consumers": 0,
+            "in_flight": 0,
+            "aside": 0,
+            "keys_parked": 0,
+            "oldest_unix_ms": None,
+            "counters": {},
             "members": ["pulls"] if group.group_id in self.pulling else [],
             "absent": [],
             "partitions": [],

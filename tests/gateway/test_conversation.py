@@ -11,6 +11,7 @@ import pytest
 from gateway import frames
 from gateway.auth import Auth
 from gateway.conversation import Conversation, Surroundings
+from gateway.facts_values import Transport
 from gateway.frames import Close
 from gateway.publishing import producer_id
 from metadata.catalog import ANYBODY, GroupSettings, Principal, QueueSettings
@@ -21,6 +22,9 @@ from tests.gateway.echo_broker import EchoBroker, EchoPlace
 
 class Socket:
     """An outlet (gateway.link.Outlet) that keeps what it is given, and its conversation."""
+
+    transport: Transport | None = "websocket"
+    unsent_bytes = 0
 
     def __init__(self, broker: EchoBroker, auth: Auth | None = None) -> None:
         self.sent: list[dict[str, Any]] = []

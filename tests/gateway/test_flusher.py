@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.consumer import Settled
+from gateway.settled import Settled
 from metadata.catalog import ANYBODY
 from tests.histories.house import House, delivery, eventually, message, numbered
 

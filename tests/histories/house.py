@@ -15,6 +15,7 @@ from gateway.broker import Broker
 from gateway.config import Config
 from gateway.consumer import Consumer
 from gateway.conversation import Conversation, Surroundings
+from gateway.facts_values import Transport
 from gateway.frames import Close
 from gateway.link import StartFrom
 from gateway.queue_readers import Reader
@@ -45,9 +46,11 @@ class Session:
     """A link that keeps what it is sent, and knows what of it is a message."""
 
     principal = ANYBODY
+    transport: Transport | None = "websocket"
 
     def __init__(self, name: str, linger_s: float = 0.0) -> None:
         self.session_id = name
+        self.client: str | None = f"client of {name}"
         self.linger_s = linger_s
         self.frames: list[Frame] = []
         self.is_writable = True
@@ -218,6 +221,9 @@ class House:
 
 class Socket:
     """A client and its conversation, with an outlet that keeps what it is given."""
+
+    transport: Transport | None = "websocket"
+    unsent_bytes = 0
 
     def __init__(self, house: House, around: Surroundings | None = None, name: str = "s-1") -> None:
         """`around`: what it shares with other clients; without, it is alone at its gateway."""

@@ -29,7 +29,8 @@ async def balanced(client: tocsin.Client) -> None:
     owner's, and what the old one holds of it comes again."""
     owners: list[str] = []
     while len(owners) != PARTITIONS or len(set(owners)) != 2:
-        owners = [place["owner"] for place in (await client.group("q", "g"))["partitions"]]
+        places = (await client.group("q", "g"))["partitions"]
+        owners = [place["owner"]["consumer"] for place in places if place["owner"]]
 
 
 async def run_through(server: Server, end: Callable[[Server], object], *, linger_s: float) -> Runs:

@@ -1,0 +1,83 @@
+"""What is counted since this gateway began: of queues, what was published; of groups, their tally.
+
+Counted per record, push and range, never per message of the ordinary case, and never from a rate:
+whoever looks takes the difference of two looks.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from push.errors import TocsinError, Unknown
+from push.ports import Appended, NotStored
+from push.tally import Tally
+
+
+@dataclass(slots=True)
+class Published:
+    """Monotonic counters of what publishers sent to a queue, and what became of it."""
+
+    published: int = 0
+    published_bytes: int = 0
+    """Of these messages as JSON, as they are stored."""
+    duplicates: int = 0
+    refused: int = 0
+    unknown: int = 0
+    """Of which nobody knows whether they are stored: their publisher was told so."""
+
+    def stored(self, appended: Appended, size: int, sizes: Sequence[int]) -> None:
+        """The storage answered a record of `size` bytes; `sizes` are those of its messages."""
+        if appended.outcomes is None:
+            self.published += appended.count
+            self.published_bytes += size
+            return
+        for outcome, length in zip(appended.outcomes, sizes, strict=True):
+            if isinstance(outcome, NotStored):
+                self.refused += 1
+            elif outcome.duplicate:
+                self.duplicates += 1
+            else:
+                self.published += 1
+                self.published_bytes += length
+
+    def failed(self, count: int, error: TocsinError) -> None:
+        """None of these messages was stored, or nobody knows."""
+        if isinstance(error, Unknown):
+            self.unknown += count
+        else:
+            self.refused += count
+
+
+class Counting:
+    """The counters of all queues and groups of a gateway, made when they are first asked for."""
+
+    def __init__(self) -> None:
+        self.since_unix_ms = int(time.time() * 1000)
+        self._queues: dict[str, Published] = {}
+        self._groups: dict[str, Tally] = {}
+
+    def queue(self, queue_id: str) -> Published:
+        """Those of a queue."""
+        return self._queues.setdefault(queue_id, Published())
+
+    def group(self, group_id: str) -> Tally:
+        """Those of a group."""
+        return self._groups.setdefault(group_id, Tally())
+
+    def of_queue(self, queue_id: str) -> dict[str, int]:
+        """Those of a queue, as they are shown."""
+        return self._shown(self._queues.get(queue_id, Published()))
+
+    def of_group(self, group_id: str) -> dict[str, int]:
+        """Those of a group, as they are shown."""
+        return self._shown(self._groups.get(group_id, Tally()))
+
+    def _shown(self, counted: Published | Tally) -> dict[str, int]:
+        return {"since_unix_ms": self.since_unix_ms, **asdict(counted)}
+
+    def forget(self, queue_id: str, group_id: str | None) -> None:
+        """The group, or (None) the queue, is deleted. Not there: nothing happens."""
+        if group_id is None:
+            self._queues.pop(queue_id, None)
+        else:
+            self._groups.pop(group_id, None)

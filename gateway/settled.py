@@ -1,0 +1,27 @@
+"""What an ack, nack or extend did."""
+
+from dataclasses import dataclass, field
+
+from gateway.link import DeliveryList
+from push.giving import Judged
+
+
+@dataclass(slots=True)
+class Settled:
+    """What an ack, nack or extend did: a count, and delivery lists of what it did not touch."""
+
+    settled: int = 0
+    stale: DeliveryList = field(default_factory=list)
+    not_delivered: DeliveryList = field(default_factory=list)
+    durable: bool = True
+    """False: whether it is durable will never be known here (the owner changed meanwhile)."""
+
+    def add(self, place: tuple[int, int, int], judged: Judged) -> None:
+        """Count what was judged of (partition, epoch, push)."""
+        for first, last in judged.settled:
+            self.settled += last - first + 1
+        for ranges, out in (
+            (judged.stale, self.stale), (judged.not_delivered, self.not_delivered),
+        ):  # fmt: skip
+            if ranges:
+                out.append([*place, *(number for pair in ranges for number in pair)])
