@@ -15,7 +15,7 @@ from gateway.conversation import Conversation
 from gateway.facts_values import Transport
 from gateway.frames import Close
 from gateway.registry import Registry
-from gateway.sessions import fresh_session_id
+from gateway.sessions import Sessions, fresh_session_id
 from metadata.catalog import Principal
 from push import limits
 from push.errors import Refused
@@ -304,6 +304,11 @@ class Polls:
         self._ended: dict[Poll, int] = {}
         """In the order of their ends; what each keeps, in bytes."""
         self._ended_bytes = 0
+
+    @property
+    def sessions(self) -> Sessions:
+        """Those of the gateway, over whatever transport."""
+        return self._registry.around.sessions
 
     def open(self, right: Right, hello: bytes) -> Poll:
         """A new session, or one that goes on here.

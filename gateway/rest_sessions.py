@@ -6,13 +6,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.facts_values import SessionList
 from gateway.longpoll import Poll, Polls
 from gateway.operation import (
     JSON,
     Answer,
     Operation,
     Parameter,
+    limit_parameter,
     principal,
+    query_limit,
     query_number,
     read_body,
     reply,
@@ -20,9 +23,11 @@ from gateway.operation import (
 )
 from gateway.ports import BrokerPort
 from gateway.session import REF_MAX
+from gateway.sessions import is_session_id
 from push import limits
 from push.errors import Refused
 
+SESSIONS_DEFAULT: Final = 100
 _ENCODE: Final = msgspec.json.encode
 
 
@@ -47,6 +52,15 @@ class Posted(msgspec.Struct):
     """The message of this number has been taken."""
 
     number: int
+
+
+async def list_sessions(broker: BrokerPort, request: Request) -> Response:
+    """Sessions of this gateway, over either transport or waiting for their client, by id: yours."""
+    limit = query_limit(request, limits.SESSIONS_PER_PAGE_MAX, SESSIONS_DEFAULT)
+    after = request.query_params.get("after", "")
+    if after and not is_session_id(after):
+        raise Refused("invalid_request", "after: a session's id, as `next` names it")
+    return reply(_polls(request).sessions.listed(principal(request), limit, after))
 
 
 async def open_session(broker: BrokerPort, request: Request) -> Response:
@@ -120,6 +134,18 @@ _NUMBER: Final = {"type": "integer", "minimum": 0}
 _BODY: Final = ("invalid_json", "invalid_request", "request_too_large")
 
 OPERATIONS: Final = (
+    Operation(
+        "GET",
+        "/v1/sessions",
+        "List sessions.",
+        list_sessions,
+        {200: Answer("The sessions, by id.", SessionList)},
+        query=(
+            limit_parameter(limits.SESSIONS_PER_PAGE_MAX),
+            Parameter("after", "Only ids behind this one.", {"type": "string"}),
+        ),
+        errors=("invalid_request",),
+    ),
     Operation(
         "POST",
         "/v1/sessions",

@@ -113,11 +113,12 @@ class Stock:
         self, queue: Queue, known: QueueStock | None, groups: Sequence[Group]
     ) -> QueueStock:
         """`groups` are those that are not `known`."""
-        if known is not None:
-            states, groups_known = known.states, dict(known.groups)
+        if known is None:
+            states = await self._storage.partitions(queue.queue_id)
+            found = QueueStock(states, [_described(state) for state in states])
         else:
-            states, groups_known = await self._storage.partitions(queue.queue_id), {}
-        found = QueueStock(states, [_described(state) for state in states], groups_known)
+            states = known.states
+            found = QueueStock(states, known.described, dict(known.groups))
         places = [(state.partition, state.start) for state in states if state.messages]
         ends = [("", len(places))]
         for group in groups:
@@ -128,8 +129,8 @@ class Stock:
         times = await self._storage.published(places) if places else []
         begin = 0
         for group_id, end in ends:
-            known = [at for at in times[begin:end] if at is not None]
-            begin, oldest = end, min(known, default=None)
+            found_at = [at for at in times[begin:end] if at is not None]
+            begin, oldest = end, min(found_at, default=None)
             if group_id:
                 found.groups[group_id].oldest_unix_ms = oldest
             else:

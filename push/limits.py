@@ -60,6 +60,8 @@ BAD_MESSAGES_PER_SESSION_MAX: Final = 16
 CLOSE_TIMEOUT_S: Final = 5.0
 """From our close frame to the end of the socket, whatever the other side does."""
 SUBSCRIPTIONS_PER_SESSION_MAX: Final = 256
+SESSIONS_PER_PAGE_MAX: Final = 1000
+"""Sessions described in one answer."""
 CREDIT_MAX: Final = 10_000
 """Messages that a subscription may be given before it grants more."""
 IN_FLIGHT_PER_SUBSCRIPTION_MAX: Final = 4 * CREDIT_MAX
