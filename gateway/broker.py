@@ -15,8 +15,10 @@ from gateway.dead_letters import DeadLetters
 from gateway.deadlines import Deadlines
 from gateway.describing import Describing
 from gateway.expiry import Expiry
+from gateway.explaining import Explaining
 from gateway.flusher import Flusher
 from gateway.groups import Groups
+from gateway.holding import Holding
 from gateway.janitor import Janitor
 from gateway.overflow import Overflow
 from gateway.parking import Parking
@@ -84,6 +86,8 @@ class Broker:
             storage, metadata, self.changes, self.groups,
             publisher=self.publisher, touched=self._touch,
         )  # fmt: skip
+        self.explaining = Explaining(storage, self.groups, metadata)
+        self.holding = Holding(storage, self.groups)
         self.readers = Readers(storage, self.tail)
         self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")))
         self.janitor = Janitor(

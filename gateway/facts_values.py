@@ -161,3 +161,142 @@ class SessionList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     sessions: list[SessionDescription]
     next: str | None = None
     """There are more: ask again with `?after=<this>`."""
+
+
+# --- Keys ---------------------------------------------------------------------------------------
+
+KeyWaits = Literal[
+    "in_flight", "parked", "dead_letter", "backoff", "commit", "behind", "draining", "paused",
+    "no_consumer", "absent", "moving", "socket", "full", "credit", "backlog", "unknown", "nothing",
+]  # fmt: skip
+"""What a key waits for: see PROTOCOL.md."""
+
+
+class LeaseDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """A delivery in flight, of a key's first message."""
+
+    attempt: int
+    push: int
+    given_unix_ms: int
+    lease_until_unix_ms: int
+
+
+class HeadDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """The first message of a key that a group has not settled."""
+
+    offset: int
+    id: str | None
+    """null, as the times: it is no longer retained."""
+    published_unix_ms: int | None
+    expires_unix_ms: int | None
+    """0: never."""
+    attempts: int
+    """Those that failed and are counted."""
+    in_flight: LeaseDescription | None
+
+
+class KeyMessages(msgspec.Struct, frozen=True, kw_only=True):
+    """How many messages of a key a group has not settled."""
+
+    in_flight: int
+    waiting: int
+
+
+class KeyInGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a key stands for a group."""
+
+    group: str
+    owner: OwnerDescription | None
+    """Who is given the messages of its partition; null: nobody here."""
+    epoch: int | None
+    """Under which number; null: nobody owns it here."""
+    waits_for: KeyWaits
+    also: list[KeyWaits]
+    """What would hold it up besides."""
+    text: str
+    """The same for people."""
+    since_unix_ms: int | None
+    """When it was given, or parked; null: not known. The head's `published_unix_ms` is a bound."""
+    until_unix_ms: int | None
+    """When its lease or its backoff ends, at the earliest."""
+    head: HeadDescription | None
+    """null: there is none, or (`is_exact` false) none was found."""
+    before: int | None
+    """At most so many messages of the partition are given before it; null: none is."""
+    messages: KeyMessages
+    is_exact: bool
+    """false: not all of the log was looked at. What is said of `head` is true all the same;
+    without one nothing is known, and `messages` counts what was found."""
+
+
+class Explained(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a key goes, and for each group what it waits for."""
+
+    queue: str
+    key: str
+    key_hash: str
+    partition: int
+    ring_epoch: int
+    paused: bool
+    now_unix_ms: int
+    groups: list[KeyInGroup]
+    next: str | None = None
+    """There are more groups: ask again with `?after=<this>`."""
+
+
+class HeldKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A key of which messages wait that were come across."""
+
+    partition: int
+    key_hash: str
+    """16 hexadecimal digits."""
+    reason: Literal["parked", "dead_letter", "backoff", "commit", "behind", "ready"]
+    """`ready`: nothing of its own holds it up."""
+    messages: int
+    """How many wait: not in flight, and come across by now."""
+    attempts: int
+    """Failed attempts of the first one that waits."""
+    in_flight: int
+    key: str | None = None
+    """Its text; left out: there is none, or it is not known."""
+    offset: int | None = None
+    """The first one that waits; left out: not known."""
+    until_unix_ms: int | None = None
+    """When its backoff ends, or the lease of what it waits behind."""
+    since_unix_ms: int | None = None
+    """When it was parked."""
+    behind_offset: int | None = None
+
+
+class HeldKeys(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Keys that wait, by partition and hash."""
+
+    keys: list[HeldKey]
+    left_out: int = 0
+    """Messages that were tried and of which nobody here knows the key without reading more: the
+    group has no consumer."""
+    next: str | None = None
+    """There are more: ask again with `?after=<this>`."""
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One delivery in flight."""
+
+    partition: int
+    offset: int
+    epoch: int
+    push: int
+    consumer: str
+    attempt: int
+    given_unix_ms: int
+    lease_until_unix_ms: int
+    key: str | None = None
+    """Its text; left out: it has none, or is no longer retained."""
+
+
+class LeaseList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is in flight, by partition and offset."""
+
+    leases: list[Lease]
+    next: str | None = None
+    """There are more: ask again with `?after=<this>`."""

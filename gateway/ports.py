@@ -11,7 +11,8 @@ from typing import Literal, Protocol
 import msgspec
 
 from gateway import link
-from gateway.upkeep_values import Upkeeping
+from gateway.facts_values import Explained, HeldKeys, LeaseList
+from gateway.upkeep_values import HeldPlace, Place, Upkeeping
 from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
 from metadata.client import Metadata
 from push.errors import TocsinError
@@ -113,6 +114,29 @@ class Parks(Protocol):
         """Retry, skip or release; durable when this returns. Raises Refused(not_parked)."""
 
 
+class Explains(Protocol):
+    """What operators ask about a key."""
+
+    async def explain(
+        self, principal: Principal, queue: Queue, key: str, group: str | None, after: str
+    ) -> Explained:
+        """What it waits for in this group, or (None) in those whose names come behind `after`."""
+
+
+class Holds(Protocol):
+    """What operators ask about the keys of a group."""
+
+    async def held(
+        self, queue: Queue, group: Group, limit: int, after: HeldPlace | None
+    ) -> HeldKeys:
+        """Up to `limit` keys that wait, behind `after`."""
+
+    async def leases(
+        self, queue: Queue, group: Group, limit: int, after: Place | None
+    ) -> LeaseList:
+        """Up to `limit` deliveries in flight, from `after` on."""
+
+
 class Answered(Protocol):
     """The fate of one publish, in message order."""
 
@@ -192,6 +216,12 @@ class BrokerPort(Protocol):
 
     @property
     def upkeep(self) -> Upkeeping: ...
+
+    @property
+    def explaining(self) -> Explains: ...
+
+    @property
+    def holding(self) -> Holds: ...
 
     @property
     def draining(self) -> bool:

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway import (
     openapi,
     rest_access,
+    rest_facts,
     rest_groups,
     rest_messages,
     rest_parked,
@@ -42,6 +43,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *rest_messages.OPERATIONS,
     *rest_groups.OPERATIONS,
     *rest_parked.OPERATIONS,
+    *rest_facts.OPERATIONS,
     *rest_upkeep.OPERATIONS,
     *rest_sessions.OPERATIONS,
     *rest_access.OPERATIONS,

@@ -1,6 +1,6 @@
 """What operators ask of queues and are told: pause, purge, peek, dead letters."""
 
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -28,6 +28,32 @@ class Place(NamedTuple):
         if partition is None or offset is None:
             raise Refused("invalid_request", "after: a place as `next` names it, like 4-130")
         return cls(partition, min(offset, limits.OFFSET_MAX))
+
+
+_HASH_DIGITS: Final = 16
+
+
+class HeldPlace(NamedTuple):
+    """Where a list of keys goes on: behind a key of a partition, by its hash. As text
+    `4-00c0ffee00c0ffee`."""
+
+    partition: int
+    key: int
+
+    def __str__(self) -> str:
+        return f"{self.partition}-{self.key:0{_HASH_DIGITS}x}"
+
+    @classmethod
+    def parse(cls, text: str) -> "HeldPlace":
+        """The place of such a text. Raises Refused(invalid_request)."""
+        partition, _, digits = text.partition("-")
+        try:
+            if len(digits) != _HASH_DIGITS or digits.strip("0123456789abcdef"):
+                raise Refused("invalid_request")
+            return cls(Place.parse(f"{partition}-0").partition, int(digits, 16))
+        except Refused:
+            detail = "after: a place as `next` names it, like 4-00c0ffee00c0ffee"
+            raise Refused("invalid_request", detail) from None
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -114,6 +114,11 @@ class Push:
         """The mask of the part of first..last that this push has."""
         return self.given & mask_of(first, min(last, self.last), self.first)
 
+    def until(self, offset: int) -> float:
+        """When the lease of this offset ends, which is open."""
+        bit = 1 << (offset - self.first)
+        return next((at for at, mask in self.parts if mask & bit), self.due_at)
+
     def runs(self) -> list[Range]:
         """The runs of offsets that it has, in order."""
         runs, first = [], self.first

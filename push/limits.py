@@ -128,6 +128,10 @@ LOOK_ANSWER_BYTES_MAX: Final = 1_048_576
 LOOK_BYTES_MAX: Final = 16 * 1_048_576
 """Read for one look that goes by key or reason; then it says where to go on. [A peek for a key
 that is not there reads a hundred GB, and everybody else waits for the disk.]"""
+GROUPS_EXPLAINED_MAX: Final = 100
+"""Groups for which one call explains a key; the log is read once for all of them."""
+KEYS_PER_LOOK_MAX: Final = 1000
+"""Keys that wait, or leases, in one answer."""
 SIDE_LOAD_MAX: Final = 16
 """Offsets of a side line read at a time: many lines may be read at once, and what is read is held
 in memory."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from gateway.facts_values import Explained, HeldKeys, LeaseList
 from gateway.frames import Position
 from gateway.link import Consumer, Link, Reader, StartFrom
 from gateway.ports import (
@@ -26,7 +27,15 @@ from gateway.ports import (
     WhichKey,
 )
 from gateway.receipts import Receipt, Receipts
-from gateway.upkeep_values import FoundDeadLetters, Look, Peeked, Purged, Redriven
+from gateway.upkeep_values import (
+    FoundDeadLetters,
+    HeldPlace,
+    Look,
+    Peeked,
+    Place,
+    Purged,
+    Redriven,
+)
 from metadata.catalog import (
     Group,
     GroupSettings,
@@ -204,6 +213,30 @@ class NothingToLookAfter:
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
 
+    async def explain(
+        self, principal: Principal, queue: Queue, key: str, group: str | None, after: str
+    ) -> Explained:
+        return Explained(
+            queue=queue.name,
+            key=key,
+            key_hash="0" * 16,
+            partition=0,
+            ring_epoch=1,
+            paused=False,
+            now_unix_ms=NOW_UNIX_MS,
+            groups=[],
+        )
+
+    async def held(
+        self, queue: Queue, group: Group, limit: int, after: HeldPlace | None
+    ) -> HeldKeys:
+        return HeldKeys(keys=[])
+
+    async def leases(
+        self, queue: Queue, group: Group, limit: int, after: Place | None
+    ) -> LeaseList:
+        return LeaseList(leases=[])
+
     async def pause(self, principal: Principal, name: str, *, paused: bool) -> Queue:
         return await self._metadata.pause_queue(principal, name, paused=paused)
 
@@ -281,6 +314,14 @@ class PlainBroker:
     @property
     def parking(self) -> "NothingParked":
         return NothingParked()
+
+    @property
+    def explaining(self) -> "NothingToLookAfter":
+        return NothingToLookAfter(self.metadata)
+
+    @property
+    def holding(self) -> "NothingToLookAfter":
+        return NothingToLookAfter(self.metadata)
 
     @property
     def upkeep(self) -> "NothingToLookAfter":

@@ -111,8 +111,10 @@ def check_fields(shown: Any, kind: msgspec.inspect.Type) -> None:
                 check_fields(one, item)
         case msgspec.inspect.UnionType(types=types):
             for one in types:
-                if isinstance(one, msgspec.inspect.StructType):
+                if isinstance(one, msgspec.inspect.StructType) and shown is not None:
                     check_fields(shown, one)
+            if shown is None:
+                assert msgspec.inspect.NoneType() in types
         case _:
             pass
 

@@ -1,0 +1,128 @@
+"""What a key waits for, seen from its partition's owner: for looking at, decides nothing.
+
+Everything below an owner's frontier that is not settled is in flight or in the key's line: so what
+is said of it here is exact. What lies above is still in the log, and is found by reading it.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from push.delivery import Delivery
+from push.leases import Push
+from push.lines import Line
+
+KeyReason = Literal["parked", "dead_letter", "backoff", "commit", "behind"]
+"""Why the first message of a key that waits is not given, as far as that is its own affair.
+`behind`: what went out before it of its key is to be settled first."""
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """A delivery. Times are seconds of the loop's clock."""
+
+    offset: int
+    push: int
+    attempt: int
+    given_at: float
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """What of a key waits below the frontier, and is not in flight."""
+
+    messages: int
+    first: int | None
+    """None: its side line has it, behind `loaded`."""
+    loaded: int
+    """What the storage still names of the side line up to here has left it."""
+    aside: int
+    """How many of them stand in the side line, durably."""
+    reason: KeyReason | None
+    """None: it may be given as soon as somebody takes it."""
+    until: float | None = None
+    """When a backoff ends, in seconds of the loop's clock."""
+    behind: int | None = None
+    """What it waits behind."""
+
+
+def in_flight_of(delivery: Delivery, key: int) -> list[InFlight]:
+    """Deliveries of the key of this hash, by offset. Looks through what is in flight."""
+    return sorted(
+        (
+            lease(delivery, push, offset)
+            for push in delivery.leases.pushes.values()
+            for offset in push.of_key(key, -1)
+        ),
+        key=lambda one: one.offset,
+    )
+
+
+def lease(delivery: Delivery, push: Push, offset: int) -> InFlight:
+    """An open offset of a push."""
+    attempt = delivery.waiting.attempts.get(offset, 0) + 1
+    return InFlight(offset, push.number, attempt, push.given_at, push.until(offset))
+
+
+def waits_of(delivery: Delivery, key: int, now: float, side_first: int | None = None) -> Waits:
+    """What waits in the line of this key. `side_first`: the first offset of its side line behind
+    `loaded`, where the caller has read it."""
+    waiting = delivery.waiting
+    line = waiting.lines.by_key.get(key)
+    if line is None:
+        return Waits(0, None, -1, 0, None)
+    first = _first_in_memory(delivery, line)
+    if line.aside and side_first is not None and side_first > line.loaded:
+        first = side_first if first is None else min(first, side_first)
+    elif line.aside and not line.waiting:
+        first = None
+    reason, until = _reason(delivery, line, first, now)
+    return Waits(
+        messages=waiting_in(line),
+        first=first,
+        loaded=line.loaded,
+        aside=line.aside,
+        reason=reason,
+        until=until,
+        behind=min(line.in_flight, default=None) if reason == "behind" else None,
+    )
+
+
+def waiting_in(line: Line) -> int:
+    """How many messages wait in a line, not in flight."""
+    held = len(line.waiting) + len(line.leaving) + len(line.dying)
+    return held + line.aside + line.aside_unwritten
+
+
+def _first_in_memory(delivery: Delivery, line: Line) -> int | None:
+    unwritten = delivery.waiting.pending.first_aside(line.key)
+    heads = [*list(line.waiting)[:1], *line.leaving, *line.dying]
+    if unwritten is not None:
+        heads.append(unwritten)
+    return min(heads, default=None)
+
+
+def _reason(
+    delivery: Delivery, line: Line, first: int | None, now: float
+) -> tuple[KeyReason | None, float | None]:
+    waiting = delivery.waiting
+    if line.parked:
+        return ("parked" if line.decision is None else "commit"), None
+    if line.dying:
+        return "dead_letter", None
+    if first is not None:
+        due = max(line.dues.get(first, 0.0), waiting.not_before.get(first, 0.0))
+        if due > now:
+            return "backoff", due
+    if first is not None and line.leaving.get(first):
+        return None, None
+    if (
+        line.leaving
+        or line.inherited
+        or line.opens_after
+        or line.aside_unwritten == waiting_in(line)
+    ):
+        return ("commit" if waiting_in(line) else None), None
+    if line.in_flight and not line.room():
+        return "behind", None
+    return None, None
