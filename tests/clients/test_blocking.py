@@ -73,7 +73,15 @@ async def test_operators_calls_go_over_the_same_connection(broker: FakeBroker) -
         lambda client: client.peek("orders", key="k", limit=3),
         lambda client: client.redrive_dead_letters("orders", reason="expired", limit=2),
         lambda client: client.parked_keys("orders", "g", limit=5),
+        lambda client: client.explain("orders", "user/7 é", group="g"),
         lambda client: client.decide_parked("orders", "g", "retry", key="k"),
+    ]
+
+    lists: list[Callable[[Any], Any]] = [
+        lambda client: client.dead_letters("orders", key="k"),
+        lambda client: client.held_keys("orders", "g"),
+        lambda client: client.leases("orders", "g"),
+        lambda client: client.sessions(),
     ]
 
     def run() -> None:
@@ -81,8 +89,9 @@ async def test_operators_calls_go_over_the_same_connection(broker: FakeBroker) -
             for call in calls:
                 with suppress(tocsin.TocsinError, KeyError):  # the fake one knows few of them
                     call(client)
-            with suppress(tocsin.TocsinError):
-                client.dead_letters("orders", key="k")
+            for list_ in lists:
+                with suppress(tocsin.TocsinError):
+                    list_(client)
 
     await script(run)
     asked = list(broker.calls)
@@ -91,9 +100,10 @@ async def test_operators_calls_go_over_the_same_connection(broker: FakeBroker) -
         for call in calls:
             with suppress(tocsin.TocsinError, KeyError):
                 await call(client)
-        with suppress(tocsin.TocsinError):
-            await anext(client.dead_letters("orders", key="k"), None)
-    assert len(asked) == len(calls) + 1
+        for list_ in lists:
+            with suppress(tocsin.TocsinError):
+                await anext(list_(client), None)
+    assert len(asked) == len(calls) + len(lists)
     assert asked == broker.calls
 
 

@@ -224,6 +224,53 @@ class Upkeep(ABC):
         path = path_to("queues", queue, "groups", group)
         return object_of(await self._call("GET", f"{path}/parked?limit={limit}"))
 
+    async def explain(self, queue: str, key: str, *, group: str | None = None) -> dict[str, Any]:
+        """What a key waits for: its `partition`, and in `groups` (all, or the one named) who has
+        it, until when, how often its first message was tried, and a stable code, `waits_for`,
+        with a sentence, `text`. A key that never was is told where it would go. All fields are in
+        PROTOCOL.md.
+
+        Raises:
+            GroupNotFound, QueueNotFound, InvalidRequest: the key has more than 1,024 bytes.
+        """
+        path = f"{path_to('queues', queue)}/explain"
+        query: dict[str, object] = {"key": key, "group": group}
+        told = object_of(await self._call("GET", path + _query(query)))
+        groups, after = _listed(told, "groups"), told.pop("next", None)
+        while after is not None:
+            more = object_of(await self._call("GET", path + _query({**query, "after": after})))
+            groups += _listed(more, "groups")
+            after = more.get("next")
+        return told
+
+    async def held_keys(self, queue: str, group: str) -> AsyncGenerator[dict[str, Any], None]:
+        """Keys of a group of which messages wait that were come across, each with its `reason`, by
+        partition, page by page."""
+        path = f"{path_to('queues', queue, 'groups', group)}/held"
+        async for key in self._pages(path, "keys"):
+            yield key
+
+    async def leases(self, queue: str, group: str) -> AsyncGenerator[dict[str, Any], None]:
+        """What is in flight of a group, by partition and offset, page by page."""
+        path = f"{path_to('queues', queue, 'groups', group)}/leases"
+        async for lease in self._pages(path, "leases"):
+            yield lease
+
+    async def sessions(self) -> AsyncGenerator[dict[str, Any], None]:
+        """The sessions of the broker that are this principal's, by id, page by page."""
+        async for session in self._pages("/v1/sessions", "sessions"):
+            yield session
+
+    async def _pages(self, path: str, name: str) -> AsyncGenerator[dict[str, Any], None]:
+        after: str | None = None
+        while True:
+            page = object_of(await self._call("GET", path + _query({"after": after})))
+            for one in _listed(page, name):
+                yield one
+            after = page.get("next")
+            if after is None:
+                return
+
     async def decide_parked(
         self,
         queue: str,
@@ -246,6 +293,13 @@ class Upkeep(ABC):
         return object_of(
             await self._call("POST", f"{path}/parked", {"decision": decision, **which})
         )
+
+
+def _listed(page: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    found = page.get(name)
+    if not isinstance(found, list):
+        raise CannotConnect(f"what answers is not a Tocsin broker: no {name}")
+    return found
 
 
 def _query(parameters: dict[str, object]) -> str:

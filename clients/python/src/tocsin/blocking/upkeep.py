@@ -1,6 +1,6 @@
 """What operators do, from where there is no event loop."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import tocsin
@@ -77,6 +77,28 @@ class Upkeep:
     def parked_keys(self, queue: str, group: str, *, limit: int = 100) -> dict[str, Any]:
         """Keys of a group that wait for an operator. As tocsin.Client.parked_keys."""
         return self._loop.call(lambda: self._client.parked_keys(queue, group, limit=limit))
+
+    def explain(self, queue: str, key: str, *, group: str | None = None) -> dict[str, Any]:
+        """What a key waits for, group by group. As tocsin.Client.explain."""
+        return self._loop.call(lambda: self._client.explain(queue, key, group=group))
+
+    def held_keys(self, queue: str, group: str) -> list[dict[str, Any]]:
+        """Keys of a group that wait: all of them, in memory. As tocsin.Client.held_keys."""
+        return self._all(lambda: self._client.held_keys(queue, group))
+
+    def leases(self, queue: str, group: str) -> list[dict[str, Any]]:
+        """What is in flight: all of it, in memory. As tocsin.Client.leases."""
+        return self._all(lambda: self._client.leases(queue, group))
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """The sessions of the broker: all of them, in memory. As tocsin.Client.sessions."""
+        return self._all(self._client.sessions)
+
+    def _all(self, listing: Callable[[], AsyncIterator[dict[str, Any]]]) -> list[dict[str, Any]]:
+        async def work() -> list[dict[str, Any]]:
+            return [one async for one in listing()]
+
+        return self._loop.call(work)
 
     def decide_parked(
         self,

@@ -157,6 +157,11 @@ def parse_start(text: str) -> Start:
         ) from None
 
 
+def printable(text: str) -> str:
+    """A name on a line: what would move the cursor, or turn the text around, is a blank."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 def plural(count: int, noun: str) -> str:
     """`1 message`, `2 messages`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

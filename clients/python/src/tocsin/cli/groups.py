@@ -11,6 +11,8 @@ from tocsin.cli.common import (
     parse_start,
     pass_target,
     print_fields,
+    print_table,
+    printable,
     run,
     target_options,
     to_json,
@@ -118,10 +120,40 @@ def show(target: Target, queue: str, name: str, as_json: bool) -> None:
     if "created_unix_ms" in found:
         fields["created"] = local_time(found["created_unix_ms"])
     for name_, value in found.items():
-        if name_ not in ("name", "lag", "created_unix_ms", "settings", "group_id"):
+        if name_ == "oldest_unix_ms":
+            if value is not None:
+                fields["oldest unsettled"] = local_time(value)
+        elif name_ == "counters":
+            fields["counted"] = _counted(value)
+        elif name_ not in _SHOWN_APART:
             shown = value if isinstance(value, str | int | float) else to_json(value)
             fields[name_.replace("_", " ")] = shown
     print_fields({**fields, **shown_settings(found["settings"])})
+    places = [place for place in found.get("partitions", ()) if "waits_for" in place]
+    if places:
+        click.echo()
+        print_table([_row(place) for place in places], _PLACE)
+
+
+_SHOWN_APART: Final = ("name", "lag", "created_unix_ms", "settings", "group_id", "partitions")
+_PLACE: Final = ("PARTITION", "LAG", "IN FLIGHT", "KEYS WAITING", "WAITS FOR", "OWNER")
+
+
+def _counted(counters: dict[str, int]) -> str:
+    counts = [
+        f"{count:,} {name.replace('_', '-')}" for name, count in counters.items()
+        if name != "since_unix_ms"
+    ]  # fmt: skip
+    since = counters.get("since_unix_ms")
+    return ", ".join(counts) + (f" since {local_time(since)}" if since else "")
+
+
+def _row(place: dict[str, Any]) -> list[object]:
+    owner = place["owner"] or {}
+    client = owner.get("client")
+    name = printable(f"{client} ({owner['consumer']})" if client else owner.get("consumer", ""))
+    counts = [place["partition"], place["lag"], place["in_flight"], place["keys_waiting"]]
+    return [*counts, place["waits_for"].replace("_", " "), name]
 
 
 @group.command("delete")

@@ -11,6 +11,7 @@ from tocsin import __version__
 from tocsin.cli.common import target_options_and_variables
 from tocsin.cli.consume import consume
 from tocsin.cli.dead_letters import dead_letters
+from tocsin.cli.explaining import explain_key
 from tocsin.cli.groups import group
 from tocsin.cli.publish import publish
 from tocsin.cli.pull import pull
@@ -106,7 +107,7 @@ def cli(verbose: bool) -> None:
     logging.basicConfig(level=level, format="tocsin: %(message)s", stream=sys.stderr)
 
 
-for _verb in VERBS:
+for _verb in (*VERBS, explain_key):
     queue.add_command(_verb)
 cli.add_command(queue)
 cli.add_command(dead_letters)

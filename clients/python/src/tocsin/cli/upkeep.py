@@ -11,6 +11,7 @@ from tocsin.cli.common import (
     pass_target,
     plural,
     print_table,
+    printable,
     run,
     target_options,
     to_json,
@@ -196,6 +197,5 @@ def shown_body(message: Content) -> str:
 
 
 def _cut(text: str, length: int) -> str:
-    # What would move the cursor, or make a line of its own, is shown as a blank.
-    text = "".join(letter if letter.isprintable() else " " for letter in text)
+    text = printable(text)
     return text if len(text) <= length else text[: length - 1] + "…"
