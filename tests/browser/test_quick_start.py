@@ -1,0 +1,96 @@
+"""The web page of the README, as it stands there: only what its two addresses lead to is another
+broker and another web server."""
+
+import asyncio
+import http.server
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import pytest
+import tocsin
+from playwright.async_api import expect
+
+from loadtests.chromium import browsing
+from loadtests.server import free_port
+from tests.layout.tree import ROOT, text
+
+README: Final = text(Path("README.md"))
+BROKER: Final = "http://127.0.0.1:8080"
+WEB: Final = "http://127.0.0.1:3000"
+LINES_MAX: Final = 10
+PAGE: Final = "".join(re.findall(r"^```html\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[str]:
+    """A broker that lets the pages of the README's web server in."""
+    port = str(free_port())
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from gateway.commands import serve; serve()",
+         "--port", port, "--data-dir", str(tmp_path / "data"), "--origins", WEB],
+        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    yield port
+    process.kill()
+    process.wait()
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[str]:
+    """Python's web server, in the folder of orders.html."""
+    folder = tmp_path / "web"
+    folder.mkdir()
+    (folder / "orders.html").write_text(PAGE)
+    handler = partial(_Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield str(server.server_address[1])
+        server.shutdown()
+        thread.join()
+
+
+def test_the_page_is_short() -> None:
+    assert 5 < len(PAGE.splitlines()) <= LINES_MAX
+
+
+async def test_the_page_of_the_readme_shows_orders(broker: str, web: str) -> None:
+    elsewhere = f"MAP 127.0.0.1:8080 127.0.0.1:{broker}, MAP 127.0.0.1:3000 127.0.0.1:{web}"
+    async with (
+        await connected(f"http://127.0.0.1:{broker}") as client,
+        browsing([f"--host-resolver-rules={elsewhere}"]) as browser,
+    ):
+        await client.create_queue("orders", retention_s=86_400)
+        await client.publish("orders", {"total": 12}, key="user-7")
+        page = await browser.new_page()
+        await page.goto(f"{WEB}/orders.html")
+        lines = page.locator("#orders li")
+        await expect(lines).to_have_text(["an order of 12"], timeout=30_000)
+        await client.publish("orders", {"total": 13}, key="user-8")
+        await client.publish("orders", {"total": 14}, key="user-7")
+        await expect(lines).to_have_text(["an order of 12", "an order of 14"], timeout=30_000)
+
+
+async def connected(url: str) -> tocsin.Client:
+    """A client of the broker, which is starting."""
+    async with asyncio.timeout(60):
+        while True:
+            client = tocsin.connect(url)
+            try:
+                await client.__aenter__()
+            except tocsin.CannotConnect:
+                await asyncio.sleep(0.05)
+            else:
+                await client.close()
+                return tocsin.connect(url)
