@@ -112,7 +112,7 @@ async def page(plan: Plan, progress: Progress, chromium_arguments: Sequence[str]
         errors: list[str] = []
         view.on("pageerror", lambda error: errors.append(str(error)))
         await view.goto(f"{server.url}/demo")
-        await view.get_by_test_id("messages-received").wait_for()
+        await view.locator("[data-testid=connection][data-state=websocket]").wait_for()
         # A few messages first, so that what idles is the whole page.
         await _publish(client, plan.rate, 2.0)
         await asyncio.sleep(1.0)
@@ -154,5 +154,5 @@ async def page(plan: Plan, progress: Progress, chromium_arguments: Sequence[str]
 
 async def _received(view: Page) -> int:
     """How many messages the page says that it has seen."""
-    text = await view.get_by_test_id("messages-received").get_attribute("data-count")
-    return int(text or 0)
+    text = await view.get_by_test_id("handled").inner_text()
+    return int("".join(character for character in text if character.isdigit()) or 0)

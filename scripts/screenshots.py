@@ -1,0 +1,132 @@
+"""The README's screenshots, made anew: `.venv/bin/python scripts/screenshots.py`. Needs Chromium.
+
+A demo of its own runs for a minute, with queues beside it that look like somebody's work.
+"""
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import tocsin
+from playwright.async_api import Browser
+
+from loadtests.chromium import browsing
+from loadtests.server import free_port
+
+ROOT: Final = Path(__file__).parent.parent
+FOLDER: Final = ROOT / "clients" / "browser" / "screenshots"
+WIDTH: Final = 1280
+HEIGHTS: Final = {"demo": 1560, "console": 700}
+WARM_UP_S: Final = 62.0
+"""So long the plots have been filling when the picture is taken."""
+QUEUES: Final[dict[str, dict[str, Any]]] = {
+    "orders": {"retention_s": 3600},
+    "invoices": {"retention_s": 3600, "attempts_max": 2, "on_exhausted": "park"},
+    "notifications": {"retention_s": 600},
+}
+
+
+@contextlib.contextmanager
+def demo() -> Iterator[str]:
+    """The address of a running demo."""
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="tocsin-screenshots-") as folder:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from gateway.demo import demo; demo()",
+             "--port", str(port), "--data-dir", folder],
+            cwd=ROOT, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+
+
+async def connected(url: str) -> tocsin.Client:
+    """A client to be entered, as soon as the broker is there."""
+    async with asyncio.timeout(60):
+        while True:
+            client = tocsin.connect(url)
+            try:
+                await client.__aenter__()
+            except tocsin.CannotConnect:
+                await asyncio.sleep(0.1)
+            else:
+                await client.close()
+                return tocsin.connect(url)
+
+
+async def publish(client: tocsin.Client) -> None:
+    """Orders and what follows from them, until cancelled."""
+    number = 0
+    while True:
+        for queue in QUEUES:
+            body = {"order": number, "total": 10 + number % 90}
+            await client.publish(queue, body, key=f"customer-{number % 40}")
+        number += 1
+        await asyncio.sleep(0.02)
+
+
+async def consume(client: tocsin.Client, queue: str, group: str, slow_s: float) -> None:
+    """A consumer that does not get on with every thirtieth customer of the invoices."""
+    async with client.subscribe(queue, group=group, credit=20) as messages:
+        async for message in messages:
+            await asyncio.sleep(slow_s)
+            if queue == "invoices" and message.key == "customer-30":
+                await message.nack(delay_s=0.1, reason="address unknown")
+            else:
+                await message.ack()
+
+
+async def picture(browser: Browser, address: str, name: str) -> None:
+    """Wait, look, keep."""
+    page = await browser.new_page(
+        viewport={"width": WIDTH, "height": HEIGHTS[name]}, color_scheme="light"
+    )
+    await page.goto(address)
+    await asyncio.sleep(WARM_UP_S)
+    if name == "demo":
+        await page.get_by_test_id("publish").click()
+        await page.get_by_test_id("way").first.wait_for()
+        await page.evaluate("scrollTo(0, 0)")
+    await page.mouse.move(0, 0)
+    await page.screenshot(path=FOLDER / f"{name}.png")
+
+
+async def main() -> None:
+    """Both pictures."""
+    FOLDER.mkdir(exist_ok=True)
+    with demo() as url:
+        async with browsing() as browser:
+            await take(url, browser)
+
+
+async def take(url: str, browser: Browser) -> None:
+    """Work for a while, and look at it."""
+    async with await connected(url) as client:
+        for queue, settings in QUEUES.items():
+            await client.create_queue(queue, partitions=8, **settings)
+        work = [
+            asyncio.create_task(publish(client)),
+            asyncio.create_task(consume(client, "orders", "billing", 0.01)),
+            asyncio.create_task(consume(client, "invoices", "mail", 0.01)),
+            asyncio.create_task(consume(client, "notifications", "push", 0.03)),
+        ]
+        await asyncio.gather(
+            picture(browser, f"{url}/demo", "demo"),
+            picture(browser, f"{url}/console", "console"),
+        )
+        for task in work:
+            task.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
