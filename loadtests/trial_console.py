@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from playwright.async_api import Browser, Page
+from playwright.async_api import Browser, Page, Request
 
 from loadtests.chromium import browsing, executable
 from loadtests.line import WARM_UP_S, Bench, Line, quiet
@@ -55,12 +55,12 @@ def _wrapper(path: Path, niceness: int) -> str:
 async def _turns(
     line: Line, page: Page, url: str, plan: Plan, what: str
 ) -> tuple[list[float], list[float], int]:
-    """(rates without the console, rates with it, requests that it made)."""
+    """(rates without the console, rates with it, calls of the API that it made)."""
     requests = 0
 
-    def count(_: object) -> None:
+    def count(request: Request) -> None:
         nonlocal requests
-        requests += 1
+        requests += "/v1/" in request.url
 
     page.on("request", count)
     without: list[float] = []
