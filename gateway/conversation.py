@@ -81,8 +81,7 @@ class Conversation:
         self.opened_unix_ms = int(time.time() * 1000)
         self._unanswered = 0
         """Publishes and confirmed acks whose answer the client still awaits."""
-        self._is_draining = False
-        self._is_closed = False
+        self._is_draining = self._is_closed = False
 
     def __repr__(self) -> str:
         return f"<Conversation {self.session_id} {self._session!r}>"
