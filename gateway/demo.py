@@ -286,7 +286,7 @@ async def _publish(client: tocsin.Client, board: Board, machine: Machine, run: s
 async def _work(url: str, config: Config, board: Board, name: str, run: str) -> None:
     """One worker: a client of its own, as it would be on a machine of its own."""
     async with (
-        tocsin.connect(url, token=config.token) as client,
+        tocsin.connect(url, token=config.token, name=name) as client,
         client.subscribe(QUEUE, group=GROUP) as messages,
     ):
         async for message in messages:

@@ -20,6 +20,18 @@ async def test_a_receipt_comes_when_the_message_is_stored(
     assert receipt.durability == tocsin.Durability("all", 1)
 
 
+async def test_a_client_says_what_it_is_called(broker: FakeBroker) -> None:
+    for name in ("worker-1", "w" * 128):
+        async with tocsin.connect(broker.url, name=name):
+            assert broker.received(frames.Hello)[-1].client == name
+
+
+@pytest.mark.parametrize("name", ["", "w" * 129])
+def test_a_name_has_up_to_128_characters(name: str) -> None:
+    with pytest.raises(ValueError, match=f"between 1 and 128 characters, not {len(name)}"):
+        tocsin.connect(name=name)
+
+
 async def test_publishes_of_one_turn_travel_in_one_frame(
     broker: FakeBroker, client: tocsin.Client
 ) -> None:

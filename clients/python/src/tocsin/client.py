@@ -21,7 +21,7 @@ from tocsin.publisher import Publisher
 from tocsin.publishing import Receipt
 from tocsin.reader import OnGap, Reader
 from tocsin.requesting import Token, checked_token, checked_url
-from tocsin.session import Session
+from tocsin.session import NAME, Session
 from tocsin.subscribing import Start
 from tocsin.subscription import Subscription
 from tocsin.upkeep import Upkeep
@@ -30,6 +30,7 @@ URL_DEFAULT: Final = "http://127.0.0.1:8080"
 PUBLISH_TIMEOUT_S: Final = 60.0
 CONNECT_TIMEOUT_S: Final = 10.0
 CREDIT: Final = 1000
+NAME_CHARS_MAX: Final = 128
 LINGER_S: Final = 30.0
 LINGER_S_MAX: Final = 300.0
 SAVE_EVERY: Final = 1000
@@ -40,6 +41,7 @@ def connect(
     url: str | None = None,
     *,
     token: Token = None,
+    name: str = NAME,
     producer: str | None = None,
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
     transport: Mode = "auto",
@@ -52,6 +54,7 @@ def connect(
         url: http or https; without it TOCSIN_URL, without that http://127.0.0.1:8080.
         token: a bearer token, or a function that returns a fresh one at each attempt to connect;
             without it TOCSIN_TOKEN, without that none is sent.
+        name: what the broker's lists of sessions and owners call this client.
         producer: the name under which messages are numbered; a random one by default. Only one
             client at a time may use a name.
         connect_timeout_s: for one attempt to connect, in seconds.
@@ -65,6 +68,7 @@ def connect(
     return Client(
         url or os.environ.get("TOCSIN_URL") or URL_DEFAULT,
         token=token if token is not None else os.environ.get("TOCSIN_TOKEN") or None,
+        name=name,
         producer=producer or secrets.token_hex(16),
         connect_timeout_s=connect_timeout_s,
         transport=transport,
@@ -78,13 +82,16 @@ class Client(Upkeep):
     error; a connection that is lost later is opened again until the client is closed."""
 
     def __init__(
-        self, url: str, *, token: Token, producer: str, connect_timeout_s: float,
+        self, url: str, *, token: Token, name: str, producer: str, connect_timeout_s: float,
         transport: Mode, linger_s: float, trace: Trace | None,
     ) -> None:  # fmt: skip
         if transport not in MODES:
             raise ValueError(f"transport is one of {', '.join(MODES)}, not {transport!r}")
         if not 0 <= linger_s <= LINGER_S_MAX:
             raise ValueError(f"linger_s is between 0 and {LINGER_S_MAX:g}, not {linger_s!r}")
+        if not 1 <= len(name) <= NAME_CHARS_MAX:
+            raise ValueError(f"name has between 1 and {NAME_CHARS_MAX} characters, not {len(name)}")
+        self.name = name
         self.url = checked_url(url)
         self.producer = producer
         self._token = checked_token(token)
@@ -102,6 +109,7 @@ class Client(Upkeep):
         session = Session(
             self.url,
             token=self._token,
+            name=self.name,
             producer=self.producer,
             connect_timeout_s=self._connect_timeout_s,
             rng=rng,

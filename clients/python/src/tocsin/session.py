@@ -67,17 +67,23 @@ class Subscriber(Part, Protocol):
         """The broker has ended the subscription."""
 
 
+NAME: Final = "tocsin-python"
+"""What a client is called that says nothing else."""
+
+
 class Session:
-    """`url`: http or https. `token`: a text, or what returns a fresh one at each attempt. `mode`:
-    the transport, or "auto". `linger_s`: for how long the broker is to keep what this client holds
-    while nothing connects them. `open_carrier`: instead of the usual transports."""
+    """`url`: http or https. `token`: a text, or what returns a fresh one at each attempt. `name`:
+    what the broker's lists call this client. `mode`: the transport, or "auto". `linger_s`: for how
+    long the broker is to keep what this client holds while nothing connects them. `open_carrier`:
+    instead of the usual transports."""
 
     def __init__(
         self, url: str, *, token: Token, producer: str, connect_timeout_s: float, rng: Random,
-        mode: Mode = "auto", linger_s: float = 0.0, trace: Trace | None = None,
+        name: str = NAME, mode: Mode = "auto", linger_s: float = 0.0, trace: Trace | None = None,
         open_carrier: OpenCarrier | None = None,
     ) -> None:  # fmt: skip
         self.url = url
+        self.name = name
         self.producer = producer
         self.welcome = wire.Welcome()
         self.failure: TocsinError | None = None
@@ -137,7 +143,7 @@ class Session:
     def hello(self) -> bytes:
         """As Host.hello: with the name of the session that is to go on."""
         hello = wire.Hello(
-            producer=self.producer, client="tocsin-python",
+            producer=self.producer, client=self.name,
             linger_s=self._linger_s or None, session=self.session_id or None,
         )  # fmt: skip
         return wire.encode(hello)

@@ -28,6 +28,7 @@ from tocsin.positions import PositionStore
 from tocsin.publishing import Receipt
 from tocsin.reader import OnGap
 from tocsin.requesting import Token
+from tocsin.session import NAME
 from tocsin.subscribing import Start
 from tocsin.wire import Position
 
@@ -36,6 +37,7 @@ def connect(
     url: str | None = None,
     *,
     token: Token = None,
+    name: str = NAME,
     producer: str | None = None,
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
     transport: Mode = "auto",
@@ -53,7 +55,7 @@ def connect(
     """
     return Client(
         tocsin.connect(
-            url, token=token, producer=producer, connect_timeout_s=connect_timeout_s,
+            url, token=token, name=name, producer=producer, connect_timeout_s=connect_timeout_s,
             transport=transport, linger_s=linger_s, trace=trace,
         )
     )  # fmt: skip
