@@ -201,6 +201,23 @@ def test_an_extended_lease_lasts_and_its_successor_expires_alone() -> None:
     assert held.next_deadline() is None
 
 
+def test_what_was_prolonged_holds_up_the_end_of_no_other_lease() -> None:
+    held = ledger(lease_s=30.0, auto_extend=True)
+    held.receive(push("a"), now=0.0)
+    held.receive(push("bc", offset=1, number=2), now=1.0)
+    first = held.next(now=1.0)
+    assert first is not None
+    held.extended(first, until=90.0)
+    assert held.next_deadline() == 15.0
+    held.expire(now=15.0)
+    frames = held.take(itertools.count(1), now=15.0)
+    asked = [frame.deliveries for frame in frames if isinstance(frame, wire.Extend) and frame.ref]
+    assert asked == [[[0, 1, 2, 1, 2]]]
+    assert held.next_deadline() == 29.0
+    assert held.next(now=29.0) is None, "nor is it looked for without end"
+    assert held.next_deadline() == 76.0
+
+
 def test_acking_twice_is_settling_once() -> None:
     held = ledger(credit=4)
     held.receive(push("a"), now=0.0)

@@ -2,7 +2,8 @@
  * When something of a held push is due: its lease to be prolonged, or over. Pure.
  *
  * Pushes come in the order of their deadlines, so those that are settled in time, nearly all, cost
- * a queue; only what is held for long is sorted.
+ * a queue; only what is held for long is sorted. An entry counts while its push is due when it
+ * says: one whose times have changed was put again.
  *
  * @module
  */
@@ -11,14 +12,14 @@
 
 /** The held pushes by what is due next. A push that is settled drops out by itself. */
 export class Deadlines {
-  /** @type {HeldPush[]} */
+  /** @type {Array<{due: number, held: HeldPush}>} in order */
   #fresh = [];
   /** @type {Array<{due: number, held: HeldPush}>} a heap */
   #others = [];
 
   /** A push with the latest deadline so far. */
   received(held) {
-    this.#fresh.push(held);
+    this.#fresh.push({ due: held.due, held });
   }
 
   /** A push whose times have changed. */
@@ -43,10 +44,10 @@ export class Deadlines {
   /** The pushes of which something is due; whoever is done with one puts it again. */
   take(now) {
     const due = [];
-    const fresh = this.#fresh;
-    while (fresh.length > 0 && (fresh[0].left === 0 || fresh[0].due <= now)) {
-      const held = fresh.shift();
-      if (held.left > 0) due.push(held);
+    for (let first = this.#oldest(); first !== undefined && first.due <= now; ) {
+      this.#fresh.shift();
+      due.push(first.held);
+      first = this.#oldest();
     }
     for (let first = this.#first(); first !== undefined && first.due <= now; ) {
       this.#pop();
@@ -58,17 +59,20 @@ export class Deadlines {
 
   /** When something will be due; Infinity: nothing is held. */
   next() {
-    const fresh = this.#fresh;
-    while (fresh.length > 0 && fresh[0].left === 0) fresh.shift();
-    return Math.min(fresh[0]?.due ?? Infinity, this.#first()?.due ?? Infinity);
+    return Math.min(this.#oldest()?.due ?? Infinity, this.#first()?.due ?? Infinity);
   }
 
-  /** The first of the heap that still counts: not settled, and not put again since. */
+  /** The first of the queue that still counts. */
+  #oldest() {
+    const fresh = this.#fresh;
+    while (fresh.length > 0 && !counts(fresh[0])) fresh.shift();
+    return fresh[0];
+  }
+
+  /** The first of the heap that still counts. */
   #first() {
     const heap = this.#others;
-    while (heap.length > 0 && !(heap[0].held.left > 0 && heap[0].due === heap[0].held.due)) {
-      this.#pop();
-    }
+    while (heap.length > 0 && !counts(heap[0])) this.#pop();
     return heap[0];
   }
 
@@ -87,4 +91,9 @@ export class Deadlines {
       at = least;
     }
   }
+}
+
+/** Whether its push is not settled, and was not put again since. */
+function counts({ due, held }) {
+  return held.left > 0 && due === held.due;
 }

@@ -196,6 +196,21 @@ test("time is asked for at half of a lease, and again where that failed", () => 
   assert.equal(held.nextDeadline(), 49_000 - 14_000);
 });
 
+test("what was prolonged holds up the end of no other lease", () => {
+  const held = ledger({ autoExtend: true });
+  const nextRef = counter();
+  held.receive(pushed(0, ["a"]), 0);
+  held.receive(pushed(1, ["b", "c"]), 1000);
+  held.extended(held.next(1000), 90_000);
+  assert.equal(held.nextDeadline(), 15_000);
+  held.expire(15_000);
+  const asked = held.take(nextRef, 15_000).filter((frame) => frame.ref !== undefined);
+  assert.deepEqual(asked.map((frame) => frame.deliveries), [[[0, 1, 2, 1, 2]]]);
+  assert.equal(held.nextDeadline(), 29_000);
+  assert.equal(held.next(29_000), null, "nor is it looked for without end");
+  assert.equal(held.nextDeadline(), 76_000);
+});
+
 test("credit is one more for each that was released, said by the quarter (R25)", () => {
   const held = ledger({ credit: 8 });
   const nextRef = counter();

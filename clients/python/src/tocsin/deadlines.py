@@ -1,7 +1,8 @@
 """When something of a held push is due: its lease to be prolonged, or over. Pure.
 
 Pushes come in the order of their deadlines, so those that are settled in time, nearly all, cost a
-deque; only what is held for long is sorted.
+deque; only what is held for long is sorted. An entry counts while its push is due when it says: one
+whose times have changed was put again.
 """
 
 import heapq
@@ -19,13 +20,13 @@ class Deadlines:
     """The held pushes by what is due next. A push that is settled drops out by itself."""
 
     def __init__(self) -> None:
-        self._fresh: deque[HeldPush] = deque()
+        self._fresh: deque[tuple[float, HeldPush]] = deque()  # in order
         self._others: list[tuple[float, int, HeldPush]] = []
         self._numbers = itertools.count()
 
     def received(self, held: HeldPush) -> None:
         """A push with the latest deadline so far."""
-        self._fresh.append(held)
+        self._fresh.append((held.due, held))
 
     def put(self, held: HeldPush) -> None:
         """A push whose times have changed."""
@@ -41,25 +42,25 @@ class Deadlines:
         """The pushes of which something is due; whoever is done with one puts it again."""
         fresh, others = self._fresh, self._others
         due: list[HeldPush] = []
-        while fresh and (not fresh[0].left or fresh[0].due <= now):
-            held = fresh.popleft()
-            if held.left:
+        while fresh and (not fresh[0][1].left or fresh[0][0] <= now):
+            when, held = fresh.popleft()
+            if held.left and when == held.due:  # else it was put again since
                 due.append(held)
         while others and (not others[0][2].left or others[0][0] <= now):
             when, _, held = heapq.heappop(others)
-            if held.left and when == held.due:  # else it was put again since
+            if held.left and when == held.due:
                 due.append(held)
         return due
 
     def next(self) -> float | None:
         """When something will be due; None: nothing is held."""
         fresh, others = self._fresh, self._others
-        while fresh and not fresh[0].left:
+        while fresh and not (fresh[0][1].left and fresh[0][0] == fresh[0][1].due):
             fresh.popleft()
         while others and not (others[0][2].left and others[0][0] == others[0][2].due):
             heapq.heappop(others)
         if fresh and others:
-            return min(fresh[0].due, others[0][0])
+            return min(fresh[0][0], others[0][0])
         if fresh:
-            return fresh[0].due
+            return fresh[0][0]
         return others[0][0] if others else None
