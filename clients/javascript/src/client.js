@@ -186,7 +186,8 @@ export class Client extends Calls {
   subscribe(queue, group, options = {}, handler = null) {
     if (typeof options === "function") return this.subscribe(queue, group, {}, options);
     const { concurrency = CONCURRENCY, start, autoExtend = true, ...others } = options;
-    const { credit = CREDIT_PER_HANDLER * atLeastOne("concurrency", concurrency) } = others;
+    const handlers = atLeastOne("concurrency", concurrency);
+    const { credit = CREDIT_PER_HANDLER * handlers } = others;
     const { credit: _, ...settings } = others;
     const place = this.#keeper?.consumer(queue, group) ?? null;
     const part = new Consumer(this.#session, this.#environment, {
@@ -203,7 +204,7 @@ export class Client extends Calls {
     }
     const isPlain = Object.keys(settings).length === 0;
     const prepare = isPlain ? null : () => this.putGroup(queue, group, { start, ...settings });
-    const subscription = new Subscription(part, checkedHandler(handler), concurrency);
+    const subscription = new Subscription(part, checkedHandler(handler), handlers);
     this.#add(part, prepare);
     return subscription;
   }

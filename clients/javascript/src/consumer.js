@@ -53,7 +53,14 @@ export class Consumer extends Joining {
     return message;
   }
 
-  /** The same, as soon as there is one; null: it is over. Several may wait at once. */
+  /** As `take`, for a caller that does not wait: the mark of what may kill goes first (R19). */
+  takeNow() {
+    const message = this.take();
+    if (message !== null && mayBeAKiller(message)) this.session.flush();
+    return message;
+  }
+
+  /** As `take`, as soon as there is one; null: it is over. Several may wait at once. */
   async next() {
     for (;;) {
       const message = this.take();
@@ -119,7 +126,7 @@ export class Consumer extends Joining {
       session.expect(ref, answered.resolve);
       session.request({
         type: "extend", subscription: this.number, deliveries, started: deliveries,
-        lease_s: leaseS, ref,
+        lease_s: leaseS ?? undefined, ref,
       });
       const answer = await answered.promise;
       if (answer === null) continue; // lost on the way: it is asked again
@@ -128,7 +135,7 @@ export class Consumer extends Joining {
         throw new StaleDelivery(`message ${message.id}: its lease was not prolonged`);
       }
       ledger.checkHeld(message, this.now);
-      const leaseMs = leaseS === undefined ? ledger.leaseMs : 1000 * leaseS;
+      const leaseMs = (leaseS ?? null) === null ? ledger.leaseMs : 1000 * leaseS;
       ledger.extended(message, now + usableMs(leaseMs));
       session.wakeAt(ledger.nextDeadline());
       return;

@@ -111,6 +111,8 @@ export class Dialer {
   #endedMeanwhile = null;
   #isClosed = false;
   #isSuspended = false;
+  /** How often the page was left: what was begun before is over. */
+  #departures = 0;
   #waiting;
   #returning;
   #goOn = null;
@@ -159,6 +161,7 @@ export class Dialer {
   /** The page is left, or frozen: end the carrier so that the broker keeps the session. */
   suspend() {
     this.#isSuspended = true;
+    this.#departures += 1;
     this.#waiting.cancel();
     this.#returning.cancel();
     this.#opening?.refuse(new CannotConnect("the page is left"));
@@ -193,7 +196,9 @@ export class Dialer {
 
   /** One attempt, and where a WebSocket failed, one by long poll. */
   async #attemptEach() {
-    const token = await freshToken(this.#settings.token);
+    const departures = this.#departures;
+    const token = await freshToken(this.#settings.token); // that may take its time
+    if (departures !== this.#departures) throw new CannotConnect("the page was left");
     const transport = this.#choice.next;
     try {
       await this.#attempt(transport, token);
@@ -279,7 +284,9 @@ export class Dialer {
     this.#returning.set(this.#choice.returnDelayMs(), async () => {
       if (this.carrier !== standing || this.#opening !== null) return;
       try {
-        await this.#attempt("websocket", await freshToken(this.#settings.token));
+        const token = await freshToken(this.#settings.token);
+        if (this.carrier !== standing || this.#opening !== null) return;
+        await this.#attempt("websocket", token);
       } catch (error) {
         if (!(error instanceof TocsinError)) report("an unexpected error", error);
         const isOver = this.#isClosed || this.#isSuspended || this.carrier !== standing;
@@ -326,13 +333,14 @@ export class Dialer {
 
   /** Until a session stands, or there will be none. */
   async #reconnect() {
+    const departures = this.#departures;
     for (let strangers = 0; ; ) {
       await this.#pause(this.#reconnecting.delayMs(this.#now));
       try {
         await this.#attemptEach();
         return;
       } catch (error) {
-        if (this.#isClosed || this.#isSuspended) return;
+        if (this.#isClosed || departures !== this.#departures) return;
         if (!(error instanceof TocsinError)) throw error;
         if (error instanceof NotABroker) strangers += 1;
         const isEnough = error instanceof NotABroker && strangers >= NOT_A_BROKER_MAX;

@@ -237,8 +237,8 @@ export function brokerError(code, detail = "", more = {}) {
 
 /** Any thrown value, in a few words for people. @param {unknown} error @returns {string} */
 export function wordsOf(error) {
-  if (error instanceof Error) return error.message || error.name;
   try {
+    if (error instanceof Error) return String(error.message || error.name);
     return String(error);
   } catch {
     return "an error that has no text";

@@ -8,13 +8,17 @@
  * @module
  */
 
+import { checkedPosition } from "./places.js";
 import { isObject } from "./wire.js";
 
 const VERSION = 1;
 const isWhole = Number.isSafeInteger;
+const isNumeric = (value) => typeof value === "number";
+const isCount = (value) => isWhole(value) && value >= 0;
 const isText = (value) => typeof value === "string";
-const areRows = (value) =>
-  Array.isArray(value) && value.every((row) => Array.isArray(row) && row.every(isWhole));
+const isRow = (row) =>
+  Array.isArray(row) && row.length >= 5 && row.length % 2 === 1 && row.every(isCount);
+const areRows = (value) => Array.isArray(value) && value.every(isRow);
 
 /** What is kept under one name, in the storage of this tab. */
 export class Keeper {
@@ -102,7 +106,9 @@ export class Keeper {
   takeBack() {
     const written = this.#written;
     this.#written = null;
-    return written !== null && this.#take() === written;
+    if (written === null || this.#look() !== written) return false;
+    this.#take();
+    return true;
   }
 
   #put(text) {
@@ -114,14 +120,22 @@ export class Keeper {
     }
   }
 
-  #take() {
+  #look() {
     try {
-      const text = this.#environment.storage.getItem(this.#key);
-      this.#environment.storage.removeItem(this.#key);
-      return text;
+      return this.#environment.storage.getItem(this.#key);
     } catch {
       return null;
     }
+  }
+
+  #take() {
+    const text = this.#look();
+    try {
+      this.#environment.storage.removeItem(this.#key);
+    } catch {
+      return null; // nor may anybody else have it: it would be used twice
+    }
+    return text;
   }
 }
 
@@ -143,16 +157,26 @@ function parsed(text) {
     return null;
   }
   if (!isObject(said) || said.version !== VERSION) return null;
+  const isNumber = (number) => isWhole(number) && number >= 1 && number <= said.numberMax;
   const isPlace = (place) =>
-    isObject(place) && isWhole(place.number) && isText(place.queue) && isText(place.group) &&
-    typeof place.leaseMs === "number" && isWhole(place.received) && areRows(place.acked);
+    isObject(place) && isNumber(place.number) && isText(place.queue) && isText(place.group) &&
+    isNumeric(place.leaseMs) && place.leaseMs > 0 && isCount(place.received) && areRows(place.acked);
   const isReader = (one) =>
-    isObject(one) && isText(one.queue) && isObject(one.position) &&
+    isObject(one) && isText(one.queue) && isPosition(one.position) &&
     (one.keys === null || (Array.isArray(one.keys) && one.keys.every(isText)));
   const isWhat =
-    isText(said.url) && isText(said.session) && isText(said.producer) && isWhole(said.numberMax) &&
-    isObject(said.sequences) && Object.values(said.sequences).every(isWhole) &&
+    isText(said.url) && isText(said.session) && isText(said.producer) && isCount(said.numberMax) &&
+    isObject(said.sequences) && Object.values(said.sequences).every(isCount) &&
     Array.isArray(said.consumers) && said.consumers.every(isPlace) &&
+    new Set(said.consumers.map((place) => place.number)).size === said.consumers.length &&
     Array.isArray(said.readers) && said.readers.every(isReader);
   return isWhat ? said : null;
+}
+
+function isPosition(position) {
+  try {
+    return isObject(position) && checkedPosition(position) !== null;
+  } catch {
+    return false;
+  }
 }

@@ -4,8 +4,13 @@
  * @module
  */
 
-import { StaleDelivery } from "./errors.js";
+import { InvalidRequest, StaleDelivery } from "./errors.js";
 import { fromBase64 } from "./outgoing.js";
+
+/** What the broker takes with a nack and an extend. */
+const DELAY_S_MAX = 86_400;
+const LEASE_S_MAX = 43_200;
+const REASON_CHARS_MAX = 1024;
 
 /** Where a delivery stands at this consumer; up to HANDED it is held. */
 export const State = Object.freeze({
@@ -209,9 +214,12 @@ export class Message extends Content {
    * key wait for it. `reason` goes with it if it is dead-lettered.
    *
    * @param {{delayS?: number, reason?: string}} [how]
-   * @returns {Promise<void>} rejects with StaleDelivery: it is no longer this consumer's
+   * @returns {Promise<void>} rejects with StaleDelivery: it is no longer this consumer's. With
+   *     InvalidRequest: the broker would take none of it, and nothing has happened.
    */
   nack({ delayS, reason } = {}) {
+    const wrong = wrongNack(delayS, reason);
+    if (wrong !== null) return Promise.reject(wrong);
     return quietly(this.held.settler.nack(this, delayS, reason));
   }
 
@@ -221,11 +229,31 @@ export class Message extends Content {
    *
    * @param {{leaseS?: number}} [how]
    * @returns {Promise<void>} rejects with StaleDelivery: it is no longer this consumer's, or its
-   *     lease may not be prolonged
+   *     lease may not be prolonged. With InvalidRequest: `leaseS` is no such time.
    */
   extend({ leaseS } = {}) {
+    if (!isAbsent(leaseS) && !(typeof leaseS === "number" && leaseS > 0 && leaseS <= LEASE_S_MAX)) {
+      const detail = `leaseS is a number of seconds above 0, up to ${LEASE_S_MAX}`;
+      return Promise.reject(new InvalidRequest("invalid_request", detail));
+    }
     return quietly(this.held.settler.extend(this, leaseS));
   }
+}
+
+const isAbsent = (value) => value === undefined || value === null;
+
+/** A frame that is wrong would take with it what travels in the same message. */
+function wrongNack(delayS, reason) {
+  const isDelay = typeof delayS === "number" && delayS >= 0 && delayS <= DELAY_S_MAX;
+  if (!isAbsent(delayS) && !isDelay) {
+    const detail = `delayS is a number of seconds from 0 to ${DELAY_S_MAX}`;
+    return new InvalidRequest("invalid_request", detail);
+  }
+  if (isAbsent(reason) || (typeof reason === "string" && reason.length <= REASON_CHARS_MAX)) {
+    return null;
+  }
+  const detail = `reason is a text of at most ${REASON_CHARS_MAX} characters`;
+  return new InvalidRequest("invalid_request", detail);
 }
 
 /** A promise whose failure is no accident where nobody waits for it: the message comes again. */

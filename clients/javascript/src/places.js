@@ -1,10 +1,12 @@
 /**
- * Delivery lists: places of messages as columns of integers. Pure.
+ * Places of messages: delivery lists, which are columns of integers, and positions. Pure.
  *
  *     [[partition, epoch, push, first, last, first, last, …], …]
  *
  * @module
  */
+
+import { isObject } from "./wire.js";
 
 /** Ranges named in one ack, nack or extend; the broker takes a few more. */
 export const RANGES_PER_FRAME_MAX = 1000;
@@ -97,4 +99,16 @@ function* pieces(column) {
   for (let at = 3; at < column.length; at += step) {
     yield [...column.slice(0, 3), ...column.slice(at, at + step)];
   }
+}
+
+/** A reader's position, as it was given out. Throws TypeError: it is none. */
+export function checkedPosition(position) {
+  const { queue_id, ring_epoch = 1, partitions } = position;
+  const isPlace = (place) =>
+    Array.isArray(place) && place.length === 2 && place.every(Number.isSafeInteger);
+  const arePlaces = isObject(partitions) && Object.values(partitions).every(isPlace);
+  if (typeof queue_id !== "string" || !Number.isSafeInteger(ring_epoch) || !arePlaces) {
+    throw new TypeError('a start is "earliest", "latest", a Date, or the position of a reader');
+  }
+  return { queue_id, ring_epoch, partitions };
 }

@@ -157,7 +157,10 @@ export class Publisher {
   /** What is unanswered was said under another name, which is no longer this client's. */
   forget() {
     const unknown = new OutcomeUnknown("unknown", "the page was left before the broker answered");
-    for (const lane of this.#lanes()) lane.fail(unknown);
+    for (const line of this.#lines.values()) {
+      line.lane.fail(unknown);
+      line.poke(); // what waited for room was never said
+    }
   }
 
   async #room(line, fill, deadline) {
@@ -201,7 +204,11 @@ export class Publisher {
   }
 
   #deadline(timeoutS) {
-    return timeoutS === null ? Infinity : this.#environment.now() + 1000 * timeoutS;
+    if (timeoutS === null) return Infinity;
+    if (typeof timeoutS === "number" && timeoutS >= 0) {
+      return this.#environment.now() + 1000 * timeoutS;
+    }
+    throw new TypeError("timeoutS is a number of seconds, or null: for ever");
   }
 
   #line(queue) {

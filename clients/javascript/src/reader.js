@@ -4,6 +4,7 @@
  * @module
  */
 
+import { Deferred } from "./environment.js";
 import { ClientClosed, TocsinError, wordsOf } from "./errors.js";
 import { report } from "./requesting.js";
 
@@ -14,7 +15,10 @@ import { report } from "./requesting.js";
 export class Reader {
   #part;
   #handler;
-  #last = null;
+  #loop;
+  /** What loops that were left had been handed out last. @type {object[]} */
+  #left = [];
+  #hasFailed = false;
 
   /**
    * @param {import("./readpart.js").ReadPart} part
@@ -24,6 +28,7 @@ export class Reader {
   constructor(part, handler, concurrency) {
     this.#part = part;
     this.#handler = handler;
+    this.#loop = new Loop(part, this.#left);
     if (handler !== null) this.#run(handler, concurrency);
   }
 
@@ -63,10 +68,7 @@ export class Reader {
 
   /** The next message, if one is here; null: not now. Throws a Gap as iterating does. */
   nextNowait() {
-    this.#done();
-    const message = this.#part.take();
-    this.#last = message;
-    return message;
+    return this.#loop.nextNowait();
   }
 
   /** As an async iterator. Rejects with a Gap (iterating again goes on behind it), or the end. */
@@ -74,50 +76,42 @@ export class Reader {
     if (this.#handler !== null) {
       throw new TypeError("its messages go to the handler that read was given");
     }
-    this.#done();
-    const message = await this.#part.next();
-    if (message !== null) {
-      this.#last = message;
-      return { value: message, done: false };
-    }
-    const { failure } = this.#part;
-    if (failure !== null && !(failure instanceof ClientClosed)) throw failure;
-    return { value: undefined, done: true };
+    return this.#loop.next();
   }
 
-  /** A loop was left. What was handed out last counts as done when somebody asks again. */
+  /** As an async iterator. What was handed out last is done when somebody asks again. */
   async return(value) {
-    return { value, done: true };
+    return this.#loop.return(value);
   }
 
+  /** A loop of its own: several may run at once. */
   [Symbol.asyncIterator]() {
-    return this;
-  }
-
-  #done() {
-    if (this.#last !== null) this.#part.ledger.finished(this.#last);
-    this.#last = null;
+    return this.#handler === null ? new Loop(this.#part, this.#left) : this;
   }
 
   /** Up to `concurrency` handlers at a time; those of a key one after another. */
   async #run(handler, concurrency) {
     const part = this.#part;
     const tails = new Map();
-    const running = new Set();
+    let running = 0;
+    let freed = new Deferred();
     try {
       for (;;) {
-        const message = await part.next();
+        const message = this.#hasFailed ? null : await part.next();
         if (message === null) return;
         const { key } = message;
         const before = key === null ? null : (tails.get(key) ?? null);
         const handling = this.#handle(handler, message, before).finally(() => {
-          running.delete(handling);
+          running -= 1;
+          freed.resolve();
           if (tails.get(key) === handling) tails.delete(key);
         });
         handling.catch(() => {}); // it has ended the reader
-        running.add(handling);
+        running += 1;
         if (key !== null) tails.set(key, handling);
-        if (running.size >= concurrency) await Promise.race(running);
+        if (running < concurrency) continue;
+        freed = new Deferred();
+        await freed.promise;
       }
     } catch (error) {
       report("the reader ends", error); // a gap that nobody is told of, or a callback that threw
@@ -139,6 +133,7 @@ export class Reader {
   }
 
   #fail(error) {
+    this.#hasFailed = true;
     const its = { code: "handler", cause: error };
     const failure = error instanceof TocsinError ? error : new TocsinError(wordsOf(error), its);
     const { session, number, failure: before } = this.#part;
@@ -147,6 +142,54 @@ export class Reader {
       session.request({ type: "unsubscribe", ref: session.nextRef(), subscription: number });
     }
     this.#part.leave(failure);
+  }
+}
+
+/** One loop over a reader: what it was handed out last is at work until it asks again. */
+class Loop {
+  #part;
+  #left;
+  #last = null;
+
+  constructor(part, left) {
+    this.#part = part;
+    this.#left = left;
+  }
+
+  nextNowait() {
+    this.#done();
+    this.#last = this.#part.take();
+    return this.#last;
+  }
+
+  async next() {
+    this.#done();
+    const message = await this.#part.next();
+    if (message !== null) {
+      if (this.#last !== null) this.#left.push(this.#last); // asked for twice at a time
+      this.#last = message;
+      return { value: message, done: false };
+    }
+    const { failure } = this.#part;
+    if (failure !== null && !(failure instanceof ClientClosed)) throw failure;
+    return { value: undefined, done: true };
+  }
+
+  /** It was left: what it was handed out last is done when somebody asks again. */
+  async return(value) {
+    if (this.#last !== null) this.#left.push(this.#last);
+    this.#last = null;
+    return { value, done: true };
+  }
+
+  [Symbol.asyncIterator]() {
+    return this;
+  }
+
+  #done() {
+    for (const message of this.#left.splice(0)) this.#part.ledger.finished(message);
+    if (this.#last !== null) this.#part.ledger.finished(this.#last);
+    this.#last = null;
   }
 }
 

@@ -8,6 +8,7 @@
 import { ClientClosed, Gap, TocsinError } from "./errors.js";
 import { Joining, startAt } from "./joining.js";
 import { Opening } from "./opening.js";
+import { checkedPosition } from "./places.js";
 import { ReadLedger } from "./reading.js";
 import { encode, isObject } from "./wire.js";
 
@@ -140,16 +141,4 @@ export class ReadPart extends Joining {
   collect() {
     return this.ledger.take().map(encode);
   }
-}
-
-/** A reader's position, as it was given out. Throws TypeError: it is none. */
-function checkedPosition(position) {
-  const { queue_id, ring_epoch = 1, partitions } = position;
-  const isPlace = (place) =>
-    Array.isArray(place) && place.length === 2 && place.every(Number.isSafeInteger);
-  const arePlaces = isObject(partitions) && Object.values(partitions).every(isPlace);
-  if (typeof queue_id !== "string" || !Number.isSafeInteger(ring_epoch) || !arePlaces) {
-    throw new TypeError('a start is "earliest", "latest", a Date, or the position of a reader');
-  }
-  return { queue_id, ring_epoch, partitions };
 }

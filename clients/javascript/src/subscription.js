@@ -59,7 +59,7 @@ export class Subscription {
 
   /** The next message whose key is free, if one is here; null: not now. */
   nextNowait() {
-    return this.#part.take();
+    return this.#part.takeNow();
   }
 
   /** As an async iterator. Rejects with why it is over, unless it was closed. */
@@ -122,6 +122,11 @@ async function settle(message, how) {
 }
 
 function reasonOf(error) {
-  const kind = error instanceof Error ? `${error.name}: ` : "";
+  let kind = "";
+  try {
+    if (error instanceof Error) kind = `${error.name}: `;
+  } catch {
+    // then what it says is enough
+  }
   return `${kind}${wordsOf(error)}`.toWellFormed().slice(0, REASON_CHARS_MAX);
 }
