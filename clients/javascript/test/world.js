@@ -24,6 +24,8 @@ export class World {
   now = 0;
   /** @type {Link | null} the connection that stands */
   link = null;
+  /** How many there were. */
+  links = 0;
   #timers = new Map();
 
   constructor(random) {
@@ -99,6 +101,7 @@ class Link extends EventTarget {
     this.world = world;
     world.cut();
     world.link = this;
+    world.links += 1;
     queueMicrotask(() => {
       if (this.readyState !== 0) return;
       this.readyState = 1;

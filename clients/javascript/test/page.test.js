@@ -1,0 +1,159 @@
+/** A page that is left and comes back, what it finds, and arguments that are none. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { connect } from "../src/index.js";
+import { chance, World } from "./world.js";
+
+const KEY = "tocsin.resume.page";
+const URL = "http://broker.test";
+
+/** What sessionStorage keeps. */
+function storage() {
+  const kept = new Map();
+  return {
+    kept,
+    isFull: false,
+    getItem: (key) => kept.get(key) ?? null,
+    setItem(key, text) {
+      if (this.isFull) throw new DOMException("full", "QuotaExceededError");
+      kept.set(key, text);
+    },
+    removeItem: (key) => kept.delete(key),
+  };
+}
+
+function tab(seed = 1) {
+  const world = new World(chance(seed));
+  const page = new EventTarget();
+  Object.assign(world.environment, { page, storage: storage() });
+  const tell = (type) => page.dispatchEvent(Object.assign(new Event(type), { persisted: true }));
+  return Object.assign(world, { storage: world.environment.storage, tell });
+}
+
+async function opened(world, options = {}) {
+  const { environment } = world;
+  const settings = { transport: "websocket", resume: "page", ...options, environment };
+  const connecting = connect(URL, settings);
+  await world.carry();
+  return connecting;
+}
+
+/** A snapshot that is good but for what is given. */
+function snapshot(changes = {}, place = {}) {
+  const consumer = {
+    number: 1, queue: "q", group: "g", leaseMs: 30_000, received: 0, acked: [], ...place,
+  };
+  return {
+    version: 1, url: URL, session: "s1", producer: "p", sequences: { q: 4 }, numberMax: 2,
+    consumers: [consumer], readers: [], ...changes,
+  };
+}
+
+const reader = (position) => ({ readers: [{ queue: "q", keys: null, position }] });
+const twice = snapshot().consumers[0];
+const DAMAGED = [
+  "{", "null", "[]", "7",
+  ...[
+    snapshot({ version: 2 }), snapshot({ url: "http://other.test" }), snapshot({ session: 5 }),
+    snapshot({ sequences: { q: -1 } }), snapshot({ numberMax: -3 }), snapshot({}, { number: 3 }),
+    snapshot({}, { number: 0 }), snapshot({}, { leaseMs: 0 }), snapshot({}, { leaseMs: "9" }),
+    snapshot({}, { received: -1 }), snapshot({}, { acked: [[1]] }),
+    snapshot({ consumers: [twice, twice] }), snapshot({ consumers: [null] }),
+    snapshot(reader({})), snapshot(reader({ queue_id: 5, partitions: {} })),
+    snapshot(reader({ queue_id: "q", partitions: { 0: [1] } })),
+  ].map((said) => JSON.stringify(said)),
+];
+
+test("a snapshot that is damaged, or of another version, is as none", async () => {
+  for (const text of [...DAMAGED, JSON.stringify(snapshot())]) {
+    const world = tab();
+    world.storage.kept.set(KEY, text);
+    const client = await opened(world);
+    assert.equal(client.producer === "p", !DAMAGED.includes(text), text);
+    client.read("q");
+    const messages = client.subscribe("q", "g");
+    await world.carry();
+    await messages.opened;
+    assert.equal(world.storage.kept.size, 0);
+  }
+});
+
+test("a page that may keep nothing begins anew, and works", async () => {
+  const world = tab();
+  world.storage.isFull = true;
+  const client = await opened(world);
+  world.tell("pagehide");
+  assert.ok(client.isConnected, "it is not given up");
+  world.tell("pageshow");
+  assert.ok(client.isConnected);
+});
+
+test("of two clients of one name the last one that wrote goes on, and the other anew", async () => {
+  const world = tab();
+  const first = await opened(world);
+  const producer = first.producer;
+  world.tell("pagehide");
+  world.storage.kept.set(KEY, "of the other client");
+  world.tell("pageshow");
+  assert.equal(world.storage.kept.get(KEY), "of the other client");
+  assert.notEqual(first.producer, producer);
+  await world.pass(1000);
+  await world.carry();
+  assert.ok(first.isConnected);
+});
+
+test("a token that comes late is of no attempt from before the page was left", async () => {
+  const world = tab();
+  const givers = [];
+  const asked = () => new Promise((resolve) => givers.push(resolve));
+  let isLate = false;
+  const client = await opened(world, { token: () => (isLate ? asked() : "token") });
+  isLate = true;
+  world.cut();
+  await world.pass(200);
+  assert.equal(givers.length, 1);
+  world.tell("pagehide");
+  world.tell("pageshow");
+  await world.pass(200);
+  assert.equal(givers.length, 2);
+  for (const give of givers) give("token");
+  await world.carry();
+  assert.ok(client.isConnected);
+  await world.pass(20_000);
+  await world.carry();
+  assert.equal(world.links, 2, "the first one, and one more");
+});
+
+test("delays, leases and timeouts that are none are refused, and nothing is said", async () => {
+  const world = tab();
+  const client = await opened(world);
+  const messages = client.subscribe("q", "g");
+  world.broker.publish("a");
+  await world.carry();
+  const message = messages.nextNowait();
+  const refused = { code: "invalid_request" };
+  for (const delayS of ["5", -1, NaN, Infinity, 86_401]) {
+    await assert.rejects(message.nack({ delayS }), refused);
+  }
+  for (const reason of [5, {}, "a".repeat(1025)]) {
+    await assert.rejects(message.nack({ reason }), refused);
+  }
+  for (const leaseS of ["5", 0, -1, NaN, 43_201]) {
+    await assert.rejects(message.extend({ leaseS }), refused);
+  }
+  for (const timeoutS of ["5", NaN, -1]) {
+    await assert.rejects(client.publish("q", 1, { timeoutS }), TypeError);
+    await assert.rejects(client.publishMany("q", [{ body: 1 }], { timeoutS }), TypeError);
+  }
+  assert.equal(client.unanswered, 0);
+  assert.ok(message.isHeld);
+  const extending = message.extend({ leaseS: 43_200 });
+  await world.carry();
+  await extending;
+  await message.nack({ delayS: 86_400, reason: "a".repeat(1024) });
+  for (const concurrency of [0, 1.5, "2"]) {
+    assert.throws(() => client.subscribe("q", "h", { concurrency, credit: 4 }), TypeError);
+  }
+});
