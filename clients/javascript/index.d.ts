@@ -271,16 +271,18 @@ export class Message extends Content {
    * Return it: it comes again after `delayS` seconds, or the queue's backoff; later messages of its
    * key wait for it. `reason` goes with it if it is dead-lettered.
    *
-   * @throws StaleDelivery
+   * @throws StaleDelivery. InvalidRequest, and nothing happens: `delayS` is above a day (86,400),
+   *     or `reason` has more than 1024 characters.
    */
-  nack(how?: { delayS?: number; reason?: string }): Promise<void>;
+  nack(how?: { delayS?: number | null; reason?: string | null }): Promise<void>;
   /**
    * Prolong the lease to `leaseS` seconds from now (the group's, if left out). Resolves when the
    * broker has agreed.
    *
-   * @throws StaleDelivery: it is no longer this consumer's, or may not be prolonged.
+   * @throws StaleDelivery: it is no longer this consumer's, or may not be prolonged. InvalidRequest:
+   *     `leaseS` is above twelve hours (43,200).
    */
-  extend(how?: { leaseS?: number }): Promise<void>;
+  extend(how?: { leaseS?: number | null }): Promise<void>;
 }
 
 /**
@@ -329,7 +331,8 @@ export class Reader implements AsyncIterableIterator<ReadMessage> {
   /** Rejects with a Gap; asked again it goes on behind that. */
   next(): Promise<IteratorResult<ReadMessage, undefined>>;
   return(value?: any): Promise<IteratorResult<ReadMessage, any>>;
-  [Symbol.asyncIterator](): this;
+  /** A loop of its own: several may run over a reader at once. */
+  [Symbol.asyncIterator](): AsyncIterableIterator<ReadMessage>;
   close(): Promise<void>;
   /** `close`, where the language has `await using`. */
   [Symbol.asyncDispose](): Promise<void>;

@@ -165,7 +165,8 @@ function parsed(text) {
     isObject(one) && isText(one.queue) && isPosition(one.position) &&
     (one.keys === null || (Array.isArray(one.keys) && one.keys.every(isText)));
   const isWhat =
-    isText(said.url) && isText(said.session) && isText(said.producer) && isCount(said.numberMax) &&
+    isText(said.url) && isText(said.session) && isText(said.producer) &&
+    isCount(said.numberMax) &&
     isObject(said.sequences) && Object.values(said.sequences).every(isCount) &&
     Array.isArray(said.consumers) && said.consumers.every(isPlace) &&
     new Set(said.consumers.map((place) => place.number)).size === said.consumers.length &&

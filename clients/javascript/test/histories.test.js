@@ -117,7 +117,7 @@ async function history(seed) {
   assert.equal(await messages.ended, null);
 }
 
-test("whatever is cut, revoked, late or returned, keys stay in order and nothing is lost", async (t) => {
+test("whatever is cut, late or returned, keys stay in order and nothing is lost", async (t) => {
   const lost = [];
   const note = (error) => lost.push(error);
   process.on("unhandledRejection", note);
