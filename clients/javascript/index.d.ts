@@ -279,8 +279,8 @@ export class Message extends Content {
    * Prolong the lease to `leaseS` seconds from now (the group's, if left out). Resolves when the
    * broker has agreed.
    *
-   * @throws StaleDelivery: it is no longer this consumer's, or may not be prolonged. InvalidRequest:
-   *     `leaseS` is above twelve hours (43,200).
+   * @throws StaleDelivery: it is no longer this consumer's, or may not be prolonged.
+   *     InvalidRequest: `leaseS` is above twelve hours (43,200).
    */
   extend(how?: { leaseS?: number | null }): Promise<void>;
 }

@@ -160,7 +160,8 @@ function parsed(text) {
   const isNumber = (number) => isWhole(number) && number >= 1 && number <= said.numberMax;
   const isPlace = (place) =>
     isObject(place) && isNumber(place.number) && isText(place.queue) && isText(place.group) &&
-    isNumeric(place.leaseMs) && place.leaseMs > 0 && isCount(place.received) && areRows(place.acked);
+    isNumeric(place.leaseMs) && place.leaseMs > 0 && isCount(place.received) &&
+    areRows(place.acked);
   const isReader = (one) =>
     isObject(one) && isText(one.queue) && isPosition(one.position) &&
     (one.keys === null || (Array.isArray(one.keys) && one.keys.every(isText)));

@@ -1,4 +1,4 @@
-/** Histories of chance: what handlers see is in order and complete, whatever happens around them. */
+/** Histories of chance: what handlers see is in order and complete, whatever happens. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
