@@ -3,6 +3,7 @@
 import asyncio
 from collections import defaultdict
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 import tocsin
@@ -89,6 +90,39 @@ async def test_a_nacked_message_comes_again_before_its_successor(
         await message.ack()
         assert (await anext(messages)).body == 1
     assert [nack.reason for nack in broker.received(frames.Nack)] == ["not yet"]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"delay_s": -0.1}, "between 0 and 86400 seconds, not -0.1"),
+        ({"delay_s": 86_400.1}, "not 86400.1"),
+        ({"delay_s": float("nan")}, "not nan"),
+        ({"reason": "x" * 1025}, "at most 1024 characters, not 1025"),
+        ({"lease_s": 0}, "above 0 and at most 43200 seconds, not 0"),
+        ({"lease_s": 43_200.1}, "not 43200.1"),
+    ],
+)
+async def test_a_delay_a_reason_or_a_lease_that_cannot_be_harms_nothing(
+    broker: FakeBroker, client: tocsin.Client, how: dict[str, Any], said: str
+) -> None:
+    await publish(client, "k")
+    async with client.subscribe("orders", "g") as messages:
+        message = await anext(messages)
+        call = message.extend if "lease_s" in how else message.nack
+        with pytest.raises(tocsin.InvalidRequest, match=said):
+            await call(**how)
+        await message.ack(confirm=True)
+    assert broker.groups["orders", "g"].settled
+
+
+async def test_the_longest_delay_and_reason_are_sent(
+    broker: FakeBroker, client: tocsin.Client
+) -> None:
+    await publish(client, "k", "l")
+    async with client.subscribe("orders", "g") as messages:
+        await (await anext(messages)).nack(delay_s=86_400, reason="x" * 1024)
+        await broker.until(lambda: bool(broker.received(frames.Nack)))
 
 
 async def test_what_was_revoked_cannot_be_acked_and_comes_again(

@@ -8,9 +8,12 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from tocsin import wire
-from tocsin.errors import UndecodableBody
+from tocsin.errors import InvalidRequest, UndecodableBody
 
 _DECODE: Final = msgspec.json.decode
+DELAY_S_MAX: Final = 86_400.0
+LEASE_S_MAX: Final = 43_200.0
+REASON_CHARS_MAX: Final = 1024
 _NO_HEADERS: Final[dict[str, str]] = {}
 
 
@@ -209,7 +212,15 @@ class Message(Content):
 
         Raises:
             StaleDelivery: it is no longer this consumer's.
+            InvalidRequest: no such delay, or a `reason` of more than 1,024 characters.
         """
+        # Here, because the broker would refuse all that travels with it.
+        if delay_s is not None and not 0 <= delay_s <= DELAY_S_MAX:
+            detail = f"delay_s is between 0 and {DELAY_S_MAX:g} seconds, not {delay_s!r}"
+            raise InvalidRequest("invalid_request", detail)
+        if reason is not None and len(reason) > REASON_CHARS_MAX:
+            detail = f"reason has at most {REASON_CHARS_MAX} characters, not {len(reason)}"
+            raise InvalidRequest("invalid_request", detail)
         self.held.settler.nack(self, delay_s, reason)
 
     async def extend(self, lease_s: float | None = None) -> None:
@@ -218,5 +229,9 @@ class Message(Content):
 
         Raises:
             StaleDelivery: it is no longer this consumer's, or its lease may not be prolonged.
+            InvalidRequest: `lease_s` is no such time.
         """
+        if lease_s is not None and not 0 < lease_s <= LEASE_S_MAX:
+            detail = f"lease_s is above 0 and at most {LEASE_S_MAX:g} seconds, not {lease_s!r}"
+            raise InvalidRequest("invalid_request", detail)
         await self.held.settler.extend(self, lease_s)
