@@ -1,5 +1,6 @@
 """What a key waits for, in a sentence for people."""
 
+import math
 import time
 
 from gateway.facts_values import HeadDescription, KeyWaits
@@ -32,8 +33,19 @@ def _times(count: int) -> str:
 
 
 def _in(unix_ms: int | None) -> str:
-    seconds = max(0.0, (unix_ms or 0) / 1000 - time.time())
-    return f"in {seconds:,.0f} s" if seconds >= 1 else "at once"
+    seconds = math.ceil((unix_ms or 0) / 1000 - time.time())
+    return f"in {duration(seconds)}" if seconds > 0 else "at once"
+
+
+def duration(seconds: int) -> str:
+    """As the console writes it: `41 s`, `3 min 20 s`, `2 h 5 min`, `3 days`."""
+    if seconds < 60:
+        return f"{seconds} s"
+    minutes, rest = divmod(seconds, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days"
 
 
 _NO_HEAD: dict[KeyWaits, str] = {
