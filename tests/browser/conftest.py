@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 import tocsin
 from playwright.async_api import Browser, Page
 
@@ -45,3 +46,19 @@ async def stream(server: Server) -> AsyncIterator[Stream]:
 async def proxy(server: Server) -> AsyncIterator[Proxy]:
     async with Proxy(server.port) as proxy:
         yield proxy
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def chrome() -> AsyncIterator[Browser]:
+    """One browser for the tests of a module, whose loop is the module's."""
+    async with browsing() as browser:
+        yield browser
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def broker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+    """One broker for the tests of a module."""
+    server = Server(tmp_path_factory.mktemp("broker") / "data", level="warning")
+    server.start()
+    yield server
+    server.kill()

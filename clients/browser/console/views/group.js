@@ -197,7 +197,7 @@ export class GroupView {
       textColumn("client", "Client", ({ consumer }) =>
         this.consumers.has(consumer) ? ownerName(this.consumers.get(consumer)) : consumer),
       timeColumn("given", "Given", (row) => row.given_unix_ms, now),
-      timeColumn("lease-until", "Lease ends", (row) => row.lease_until_unix_ms, now, until),
+      timeColumn("until", "Lease ends", (row) => row.lease_until_unix_ms, now, until),
       explainColumn(this.queue, this.name),
     ];
   }
