@@ -11,7 +11,7 @@ from typing import Any, Final
 import httpx2
 from playwright.async_api import Browser, Locator, Page, expect
 
-PATIENCE_MS: Final = 30_000
+PATIENCE_MS: Final = 8_000
 SHOTS: Final = Path(__file__).parent.parent.parent / "build" / "screenshots"
 Who = frozenset[tuple[str, str]]
 Hook = tuple[str, Who]
@@ -109,6 +109,13 @@ class Console:
             "matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light'"
         )
         await self.page.screenshot(path=SHOTS / f"console-{view}-{width}-{scheme}.png")
+
+    async def fits(self, what: str) -> None:
+        """Nothing stands out of the page at its sides."""
+        wide, inner = await self.page.evaluate(
+            "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+        )
+        assert wide <= inner, f"{what}: {wide} of {inner} px"
 
 
 @asynccontextmanager

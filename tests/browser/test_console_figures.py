@@ -1,4 +1,4 @@
-"""P-console: every figure of the console is the broker's: compared with what another client of the
+"""Every figure of the console is the broker's: compared with what another client of the
 broker is told, and with what these tests did themselves, in an empty broker and in two states of a
 busy one."""
 

@@ -70,10 +70,12 @@ function inside(message, part) {
   };
   const parts = [facts, about, shown];
   if (draw(false)) {
-    const all = button("Show all of it", `${part("whole").testid}`, () => {
+    const data = part("whole");
+    const shownWhole = () => {
       draw(true);
       all.remove();
-    });
+    };
+    const all = button("Show all of it", data.testid, shownWhole, { data });
     parts.push(all);
   }
   return make("div", { class: "message-inside" }, ...parts);
