@@ -11,7 +11,7 @@ from typing import Any, Final
 import httpx2
 from playwright.async_api import Browser, Locator, Page, expect
 
-PATIENCE_MS: Final = 8_000
+PATIENCE_MS: Final = 30_000
 SHOTS: Final = Path(__file__).parent.parent.parent / "build" / "screenshots"
 Who = frozenset[tuple[str, str]]
 Hook = tuple[str, Who]

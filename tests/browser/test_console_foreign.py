@@ -45,7 +45,7 @@ async def client(broker: Server) -> AsyncIterator[tocsin.Client]:
         async with client.subscribe(QUEUE, GROUP, auto_extend=False) as messages:
             for _ in TEXTS:
                 message = await asyncio.wait_for(anext(messages), 30)
-                await message.nack(reason=message.key[:200])
+                await message.nack(reason=str(message.key)[:200])
 
             async def parked() -> None:
                 assert (await client.group(QUEUE, GROUP))["keys_parked"] == len(TEXTS)
