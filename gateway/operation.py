@@ -165,6 +165,14 @@ def query_limit(request: Request, high: int, default: int) -> int:
     return query_number(request, "limit", low=1, high=high, default=default) or default
 
 
+def query_flag(request: Request, name: str) -> bool:
+    """`true` or `false`; left out: false. Raises Refused(invalid_request)."""
+    text = request.query_params.get(name, "false")
+    if text not in ("true", "false"):
+        raise Refused("invalid_request", f"{name} is true or false")
+    return text == "true"
+
+
 def limit_parameter(high: int) -> Parameter:
     """`limit`, as OpenAPI has it."""
     schema = {"type": "integer", "minimum": 1, "maximum": high}

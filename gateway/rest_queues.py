@@ -14,6 +14,7 @@ from gateway.operation import (
     find_queue,
     limit_parameter,
     principal,
+    query_flag,
     query_limit,
     queue_name,
     read_body,
@@ -24,10 +25,11 @@ from metadata.catalog import QueueSettings, check_name, parse_settings
 from push import limits
 from push.errors import Refused
 
+LEFT_OUT: Final = ("settings", "partitions")
+"""What a brief list leaves out: two thirds of it."""
 
-class QueueDescription(msgspec.Struct):
-    """A queue as `GET /v1/queues/{queue}` describes it; more fields may come."""
 
+class _Queue(msgspec.Struct, kw_only=True):
     name: str
     queue_id: str
     holder: str
@@ -35,8 +37,6 @@ class QueueDescription(msgspec.Struct):
     created_unix_ms: int
     paused: bool
     """Nothing is given out to its groups; see `POST /v1/queues/{queue}/pause`."""
-    settings: QueueSettings
-    partitions: list[QueuePartition]
     depth: int
     """Messages that are retained."""
     bytes: int
@@ -47,10 +47,26 @@ class QueueDescription(msgspec.Struct):
     """By name."""
 
 
+class QueueDescription(_Queue, kw_only=True):
+    """A queue as `GET /v1/queues/{queue}` describes it; more fields may come."""
+
+    settings: QueueSettings
+    partitions: list[QueuePartition]
+
+
+class ListedQueue(_Queue, kw_only=True):
+    """The same in the list of all queues, where `?brief=true` leaves out most of it."""
+
+    settings: QueueSettings | msgspec.UnsetType = msgspec.UNSET
+    """Left out: the list is brief."""
+    partitions: list[QueuePartition] | msgspec.UnsetType = msgspec.UNSET
+    """Left out: the list is brief."""
+
+
 class QueueList(msgspec.Struct):
     """A page of queues, by name."""
 
-    queues: list[QueueDescription]
+    queues: list[ListedQueue]
     next: str | None = None
     """There are more: ask again with `?after=<this>`."""
 
@@ -77,11 +93,13 @@ async def list_queues(broker: BrokerPort, request: Request) -> Response:
     if after:
         check_name(after, "after")
     who = principal(request)
+    left_out = LEFT_OUT if query_flag(request, "brief") else ()
     names = [queue.name for queue in broker.metadata.list_queues(who) if queue.name > after]
     described = []
     for name in names[:page]:
         try:
-            described.append(await broker.describe_queue(who, name))
+            queue = await broker.describe_queue(who, name)
+            described.append({name: queue[name] for name in queue if name not in left_out})
         except Refused as error:
             if error.code.name != "queue_not_found":  # deleted while we were describing
                 raise
@@ -99,6 +117,7 @@ OPERATIONS: Final = (
         query=(
             limit_parameter(limits.QUEUES_PER_PAGE_MAX),
             Parameter("after", "Only names behind this one.", {"type": "string"}),
+            Parameter("brief", "Without `settings` and `partitions`.", {"type": "boolean"}),
         ),
         errors=("invalid_request", "invalid_name"),
     ),

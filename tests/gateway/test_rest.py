@@ -116,6 +116,24 @@ async def test_queues_are_listed_by_name_and_in_pages(http: Http) -> None:
     assert [queue["name"] for queue in rest["queues"]] == ["c"]
 
 
+async def test_a_brief_list_has_all_but_settings_and_partitions(http: Http) -> None:
+    for name in ("a", "b"):
+        await http.put(f"/v1/queues/{name}")
+        await http.put(f"/v1/queues/{name}/groups/g")
+    whole = (await http.get("/v1/queues", params={"brief": "false"})).json()["queues"]
+    assert {"settings", "partitions"} <= set(whole[0])
+    answer = await http.get("/v1/queues", params={"brief": "true", "limit": 1})
+    assert answer.json()["next"] == "a"
+    (brief,) = answer.json()["queues"]
+    expected = {n: of for n, of in whole[0].items() if n not in ("settings", "partitions")}
+    assert brief == expected
+
+
+@pytest.mark.parametrize("brief", ["", "1", "True", "yes"])
+async def test_a_wrong_flag_is_refused(http: Http, brief: str) -> None:
+    check_problem(await http.get("/v1/queues", params={"brief": brief}), "invalid_request")
+
+
 @pytest.mark.parametrize("limit", ["0", "1001", "-1", "x", "1e3", "٣", "9" * 5000, ""])
 async def test_a_wrong_page_size_is_refused(http: Http, limit: str) -> None:
     check_problem(await http.get("/v1/queues", params={"limit": limit}), "invalid_request")

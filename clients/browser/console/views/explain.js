@@ -45,7 +45,8 @@ export class ExplainView {
   async load(signal) {
     const { api } = this.context;
     if (!this.isAsked) {
-      const answer = await api.get("/v1/queues", { query: { limit: NAMES_MAX }, signal });
+      const query = { limit: NAMES_MAX, brief: true };
+      const answer = await api.get("/v1/queues", { query, signal });
       return { names: rowsOf(answer, "queues").map((queue) => queue.name) };
     }
     const { queue, key, group } = this.query;

@@ -42,7 +42,8 @@ export class Overview {
     const queues = [];
     let after;
     do {
-      const page = await this.context.api.get("/v1/queues", { query: { after }, signal });
+      const query = { after, brief: true };
+      const page = await this.context.api.get("/v1/queues", { query, signal });
       queues.push(...rowsOf(page, "queues"));
       after = page.next;
     } while (after && queues.length < QUEUES_MAX);
