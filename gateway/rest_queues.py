@@ -26,7 +26,7 @@ from push import limits
 from push.errors import Refused
 
 LEFT_OUT: Final = ("settings", "partitions")
-"""What a brief list leaves out: two thirds of it."""
+"""What a brief list leaves out: more than half of it."""
 
 
 class _Queue(msgspec.Struct, kw_only=True):

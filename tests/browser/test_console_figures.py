@@ -3,6 +3,7 @@ broker is told, and with what these tests did themselves, in an empty broker and
 busy one."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from functools import partial
@@ -262,12 +263,19 @@ async def test_rates_are_the_differences_of_what_was_counted(
         await client.create_queue("moving", partitions=2, attempts_max=0)
         async with client.subscribe("moving", "movers", backoff_s=0.01) as messages:
             await view.open(address)
-            for number in range(60):
-                await client.publish("moving", number, key=str(number))
-                message = await asyncio.wait_for(anext(messages), 30)
-                await message.nack(delay_s=0)
-                await (await asyncio.wait_for(anext(messages), 30)).ack(confirm=True)
-            await eventually(lambda: _rates_are_right(view, ids, names), "the rates are right")
+            traffic = asyncio.create_task(_move(client, messages))
+            try:
+                await eventually(lambda: _rates_are_right(view, ids, names), "the rates are right")
+            finally:
+                traffic.cancel()
+
+
+async def _move(client: tocsin.Client, messages: tocsin.Subscription) -> None:
+    """Publish, return and settle, one after the other, for ever."""
+    for number in itertools.count():
+        await client.publish("moving", number, key=str(number))
+        await (await anext(messages)).nack(delay_s=0)
+        await (await anext(messages)).ack(confirm=True)
 
 
 async def _rates_are_right(view: Console, ids: tuple[str, ...], names: tuple[str, ...]) -> None:
@@ -283,10 +291,11 @@ async def _rates_are_right(view: Console, ids: tuple[str, ...], names: tuple[str
         mine = [hook for hook in mine if hook[1] <= MOVING]
         assert len(mine) == len(ids)
         for hook in mine:
-            assert float(shown[hook][1]) == pytest.approx(wanted, rel=0.05), (hook, name)
+            assert shown[hook][1], "there is no rate yet"
+            assert float(shown[hook][1]) == pytest.approx(wanted, rel=0.1), (hook, name)
         plot = f"{ids[0].split('-')[0]}-rates-plot-now"
         said = float(texts[plot, who(line=name)].replace(",", ""))
-        assert said == pytest.approx(wanted, rel=0.05, abs=0.1), plot
+        assert said == pytest.approx(wanted, rel=0.1, abs=0.1), plot
 
 
 def _counters(said: dict[str, Any]) -> dict[str, int]:
