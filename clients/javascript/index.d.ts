@@ -391,6 +391,12 @@ export class Client extends EventTarget {
   readonly isConnected: boolean;
   /** What carries the session right now; null: nothing does. */
   readonly transport: Transport | null;
+  /**
+   * While no session stands: when the next attempt to connect begins, in milliseconds of
+   * `performance.now()` (of `environment.now`, where that is given). null: a session stands, an
+   * attempt is under way, or the client is closed.
+   */
+  readonly retryAt: number | null;
   /** The broker's name for the session. */
   readonly sessionId: string;
   /** The name under which this client numbers its messages. */
@@ -408,6 +414,14 @@ export class Client extends EventTarget {
     listener: EventListenerOrEventListenerObject | null,
     options?: boolean | AddEventListenerOptions,
   ): void;
+
+  /**
+   * Something has changed, there may be a way now: the attempt to connect that is waited for begins
+   * at once, and over long poll a WebSocket is tried at once. Where nothing is waited for, the
+   * broker is asked for a sign of life if it has been silent. What comes of it, "connection" tells.
+   * The client does this by itself when the network is back or its page is looked at again.
+   */
+  hurry(): void;
 
   /**
    * Send what is queued and close. Publishes without an answer end with ClientClosed; what
@@ -496,8 +510,11 @@ export class Client extends EventTarget {
   purge(name: string, what: { group: string } | { all: true }): Promise<number>;
   /** Where a key of a queue goes, who has it, and what it waits for. */
   explain(queue: string, key: string): Promise<Answer>;
-  /** The sessions that stand at the broker. */
-  sessions(): Promise<Answer>;
+  /**
+   * The sessions that stand at the broker, by id: up to `limit` (100 without it), those behind the
+   * id `after`, which is the `next` of the answer before.
+   */
+  sessions(options?: { limit?: number; after?: string }): Promise<Answer>;
 
   /** Create a group, or change its settings (those left out are the queue's). */
   putGroup(

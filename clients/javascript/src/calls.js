@@ -123,9 +123,9 @@ export class Calls extends EventTarget {
     return objectOf(await this.request("GET", path + queryOf({ key })));
   }
 
-  /** The sessions that stand at the broker. */
-  async sessions() {
-    return objectOf(await this.request("GET", "/v1/sessions"));
+  /** The sessions that stand at the broker, by id: up to `limit`, those behind `after`. */
+  async sessions({ limit, after } = {}) {
+    return objectOf(await this.request("GET", `/v1/sessions${queryOf({ limit, after })}`));
   }
 
   // --- groups -----------------------------------------------------------------------------------

@@ -98,8 +98,8 @@ export class Client extends Calls {
     this.#listeners = [
       ["pagehide", (event) => this.#left(event)],
       ["pageshow", (event) => this.#back(event)],
-      ["online", () => this.#session.hurry()],
-      ["visibilitychange", () => this.#session.hurry()],
+      ["online", () => this.hurry()],
+      ["visibilitychange", () => this.hurry()],
     ];
   }
 
@@ -146,6 +146,16 @@ export class Client extends Calls {
   /** What carries the session right now; null: nothing does. */
   get transport() {
     return this.#session.transport;
+  }
+
+  /** When the next attempt to connect begins, by `performance.now()`; null: none is waited for. */
+  get retryAt() {
+    return this.#session.retryAt;
+  }
+
+  /** Do not wait: connect at once, or from long poll try a WebSocket at once. See `index.d.ts`. */
+  hurry() {
+    this.#session.hurry();
   }
 
   /** The broker's name for the session, as its logs have it. */

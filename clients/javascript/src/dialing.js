@@ -42,7 +42,12 @@ class Greeting {
     this.#hello = hello;
   }
 
-  onOpen() {
+  /**
+   * Where a long poll stands, it first comes to rest: a post that arrived behind this hello would
+   * be refused, and what it said be said again.
+   */
+  async onOpen() {
+    await this.#dialer.rest();
     this.#carrier.send([this.#hello]);
   }
 
@@ -101,6 +106,8 @@ function endOf(closeCode, reason) {
 export class Dialer {
   /** The carrier that stands, or null. */
   carrier = null;
+  /** When the next attempt begins, by the environment's clock; null: none is waited for. */
+  retryAt = null;
   #host;
   #url;
   #settings;
@@ -116,6 +123,7 @@ export class Dialer {
   #waiting;
   #returning;
   #goOn = null;
+  #return = null;
 
   /**
    * @param {Host & import("./websocket.js").Listener} host
@@ -148,8 +156,8 @@ export class Dialer {
   /** End the session in an orderly way. */
   async close() {
     this.#isClosed = true;
-    this.#waiting.cancel();
-    this.#returning.cancel();
+    this.#stopWaiting();
+    this.#stopReturning();
     this.#opening?.refuse(new CannotConnect("the client has been closed"));
     const { carrier } = this;
     if (carrier === null) return;
@@ -162,8 +170,8 @@ export class Dialer {
   suspend() {
     this.#isSuspended = true;
     this.#departures += 1;
-    this.#waiting.cancel();
-    this.#returning.cancel();
+    this.#stopWaiting();
+    this.#stopReturning();
     this.#opening?.refuse(new CannotConnect("the page is left"));
     const { carrier } = this;
     this.carrier = null;
@@ -178,9 +186,15 @@ export class Dialer {
     if (this.carrier === null) this.#lost(codes.ABNORMAL, "the page was left");
   }
 
-  /** There may be a way now: do not wait any longer. */
+  /** There may be a way now, or from long poll one back: do not wait any longer. */
   hurry() {
     this.#goOn?.();
+    this.#return?.();
+  }
+
+  /** What stands says nothing more until the attempt of now has ended. */
+  async rest() {
+    await this.carrier?.rest?.();
   }
 
   /** What a user reads when a carrier ended before its welcome. */
@@ -247,6 +261,7 @@ export class Dialer {
     } finally {
       timer.cancel();
       this.#opening = null;
+      this.carrier?.goOn?.();
       const ended = this.#endedMeanwhile;
       this.#endedMeanwhile = null;
       if (ended !== null) this.#lost(...ended);
@@ -276,12 +291,13 @@ export class Dialer {
     this.#host.takeIn(frames);
     const isPolled = carrier.transport === "long-poll" && this.carrier === carrier;
     if (isPolled && this.#choice.hasBoth && !this.#isClosed) this.#returnSoon(carrier);
-    else this.#returning.cancel();
+    else this.#stopReturning();
   }
 
   /** Back to a WebSocket as soon as one gets through. */
   #returnSoon(standing) {
-    this.#returning.set(this.#choice.returnDelayMs(), async () => {
+    this.#return = async () => {
+      this.#stopReturning();
       if (this.carrier !== standing || this.#opening !== null) return;
       try {
         const token = await freshToken(this.#settings.token);
@@ -292,7 +308,13 @@ export class Dialer {
         const isOver = this.#isClosed || this.#isSuspended || this.carrier !== standing;
         if (!isOver) this.#returnSoon(standing);
       }
-    });
+    };
+    this.#returning.set(this.#choice.returnDelayMs(), this.#return);
+  }
+
+  #stopReturning() {
+    this.#return = null;
+    this.#returning.cancel();
   }
 
   // --- what the session tells -------------------------------------------------------------------
@@ -320,7 +342,7 @@ export class Dialer {
 
   #lost(closeCode, reason) {
     if (this.#isClosed || this.#isSuspended) return;
-    this.#returning.cancel();
+    this.#stopReturning();
     if (!this.#reconnecting.mayReconnect(closeCode)) {
       this.#host.failed(endOf(closeCode, reason));
       return;
@@ -354,14 +376,20 @@ export class Dialer {
 
   /** Wait, until somebody is in a hurry. Closed or suspended meanwhile it never ends. */
   #pause(delayMs) {
+    this.retryAt = this.#now + delayMs;
     return new Promise((resolve) => {
       this.#goOn = () => {
-        this.#goOn = null;
-        this.#waiting.cancel();
+        this.#stopWaiting();
         resolve();
       };
       this.#waiting.set(delayMs, this.#goOn);
     });
+  }
+
+  #stopWaiting() {
+    this.#goOn = null;
+    this.retryAt = null;
+    this.#waiting.cancel();
   }
 
   #isWorthRepeating(error) {

@@ -31,6 +31,8 @@ export const PATIENCE_MS = 10_000;
 /** Before a request is repeated. */
 export const PAUSE_MS = 200;
 const CLOSE_TIMEOUT_MS = 2000;
+/** So long a WebSocket that would take over waits for a post that is under way. */
+const REST_MS = 1000;
 const SESSIONS = "/v1/sessions";
 const LAST_WORDS = new Set([1000, 1001]);
 
@@ -48,6 +50,10 @@ export class Polling {
   #said = [];
   #saidChars = 0;
   #something = new Deferred();
+  /** @type {Deferred<void> | null} posts wait for it */
+  #resting = null;
+  /** @type {Deferred<void> | null} a post is under way */
+  #posting = null;
   #path = "";
   #ending = null;
   #isOver = false;
@@ -107,6 +113,21 @@ export class Polling {
     }
   }
 
+  /**
+   * What is said waits until goOn: something else is about to take over. Resolves when what was
+   * under way has been answered.
+   */
+  async rest() {
+    this.#resting ??= new Deferred();
+    if (this.#posting !== null) await Promise.race([this.#posting.promise, this.#sleep(REST_MS)]);
+  }
+
+  /** Nothing has taken over. */
+  goOn() {
+    this.#resting?.resolve();
+    this.#resting = null;
+  }
+
   /** As Socket.closed. */
   get closed() {
     return this.#closed.promise;
@@ -161,10 +182,17 @@ export class Polling {
     this.#work(this.#pollAll(batch));
     for (let number = 0; !this.#isOver; ) {
       while (this.#said.length > 0) {
+        if (this.#resting !== null) {
+          await this.#resting.promise;
+          continue;
+        }
         const { message, count } = this.#nextMessage();
         number += 1;
+        this.#posting = new Deferred();
         this.#trace("sent", this.transport, message);
         await this.#repeat("POST", `${this.#path}?number=${number}`, message);
+        this.#posting.resolve();
+        this.#posting = null;
         for (const frame of this.#said.splice(0, count)) this.#saidChars -= frame.length;
         this.#drained();
       }

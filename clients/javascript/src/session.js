@@ -97,6 +97,11 @@ export class Session {
     return this.isOpen ? (this.#carrier?.transport ?? null) : null;
   }
 
+  /** When the next attempt to connect begins, by the environment's clock; null: none waits. */
+  get retryAt() {
+    return this.#dialer.retryAt;
+  }
+
   /** Go on with the session of an earlier life of this page, whose places may be claimed. */
   recall(sessionId, reserved) {
     this.sessionId = sessionId;

@@ -4,61 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { connect } from "../src/index.js";
-
-const WELCOME = JSON.stringify({ type: "welcome", session: "s", heartbeat_s: 20, linger_s: 30 });
-
-/** A broker that answers hello, and pings as long as it is not `silent`; timers are late. */
-function world(lateMs) {
-  const made = { now: 0, timers: new Map(), sockets: [], silent: false };
-  made.advance = async (untilMs) => {
-    for (;;) {
-      for (let turn = 0; turn < 50; turn += 1) await null;
-      const [id, timer] = [...made.timers].sort((one, other) => one[1].at - other[1].at)[0] ?? [];
-      if (id === undefined || timer.at > untilMs) break;
-      made.timers.delete(id);
-      made.now = Math.max(made.now, timer.at);
-      timer.callback();
-    }
-    made.now = untilMs;
-  };
-  class FakeSocket extends EventTarget {
-    readyState = 1;
-    bufferedAmount = 0;
-    said = [];
-    closed = null;
-
-    constructor() {
-      super();
-      made.sockets.push(this);
-      queueMicrotask(() => this.dispatchEvent(new Event("open")));
-    }
-
-    send(text) {
-      this.said.push(text);
-      const { type } = JSON.parse(text);
-      const answer = { hello: WELCOME, ping: '{"type":"pong"}' }[type];
-      if (made.silent || answer === undefined) return;
-      queueMicrotask(() => this.dispatchEvent(new MessageEvent("message", { data: answer })));
-    }
-
-    close(code) {
-      this.closed = code;
-    }
-  }
-  made.environment = {
-    WebSocket: FakeSocket,
-    fetch: async () => new Promise(() => {}),
-    setTimeout: (callback, delayMs) => {
-      const id = {};
-      made.timers.set(id, { at: made.now + delayMs + lateMs, callback });
-      return id;
-    },
-    clearTimeout: (id) => made.timers.delete(id),
-    now: () => made.now,
-    random: () => 0.5,
-  };
-  return made;
-}
+import { world } from "./broker.js";
 
 for (const lateMs of [0, 999, 60_000]) {
   test(`who answers is kept, and who does not is given up (timers ${lateMs} ms late)`, async () => {
