@@ -10,7 +10,7 @@ const TROUBLES = {
     what: "The broker does not answer.",
     remedy:
       "Look whether it still runs; make run starts it. What is on disk stays there. This page " +
-      "tries again every second, and goes on where it was.",
+      "tries again by itself, and goes on where it was.",
   },
   reconnecting: {
     what: "The connection is lost.",
@@ -98,8 +98,10 @@ export class Connection {
   }
 
   #text(state) {
-    const names = { ...NAMES, connecting: "Connecting", gone: "No broker" };
-    return names[state] ?? "Reconnecting";
+    const names = { ...NAMES, connecting: "Connecting" };
+    const retryAt = this.model.client?.retryAt ?? null;
+    const inS = retryAt === null ? 0 : Math.ceil((retryAt - performance.now()) / 1000);
+    return names[state] ?? (inS > 0 ? `Reconnecting in ${inS} s` : "Reconnecting");
   }
 
   #drawTrouble(state) {

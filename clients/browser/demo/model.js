@@ -215,8 +215,11 @@ export class Model {
 
   /** @param {boolean} isOn */
   setWebSocket(isOn) {
-    this.#note(isOn ? "WebSocket on: it is tried every ten seconds" : "WebSocket switched off");
+    this.#note(isOn ? "WebSocket switched on: it is tried at once" : "WebSocket switched off");
     this.webSocket.set(isOn);
+    if (isOn) {
+      this.hurry();
+    }
     this.changed(true);
   }
 
@@ -346,9 +349,12 @@ export class Model {
     }
   }
 
-  /** Something answers again: clients that wait for their next attempt make it now. */
+  /** There may be a way: clients that wait for their next attempt make it now. */
   hurry() {
-    window.dispatchEvent(new Event("online")); // as the browser itself says it; clients listen
+    this.client?.hurry();
+    for (const { client } of this.workers) {
+      client.hurry();
+    }
   }
 
   #connectionChanged({ transport, isConnected, reason }) {

@@ -2,28 +2,35 @@
 
 import { sessionOf } from "./owners.js";
 
-/** Asks only where somebody is not of this page; a broker that does not tell is asked once. */
+const SESSIONS_MAX = 1000;
+
+/** Asks where somebody has come who is not of this page, and once about each. */
 export class Names {
   constructor() {
-    this.isSilent = false;
+    /** @type {Map<string, string|undefined>} session → name; undefined: it is no worker of a tab */
+    this.known = new Map();
   }
 
   /**
    * @param {object} client
    * @param {string[]} members of the group
    * @param {Map<string, string>} here session → name, of this page
-   * @returns {Promise<Map<string, string>>} session → name, of others; never rejects
+   * @returns {Promise<Map<string, string|undefined>>} session → name, of others; never rejects
    */
   async ask(client, members, here) {
-    if (this.isSilent || members.every((member) => here.has(sessionOf(member)))) {
-      return new Map();
+    const others = new Set(members.map(sessionOf).filter((session) => !here.has(session)));
+    for (const session of [...this.known.keys()].filter((one) => !others.has(one))) {
+      this.known.delete(session);
     }
-    try {
-      return namesIn(await client.sessions());
-    } catch (error) {
-      this.isSilent = ["not_found", "method_not_allowed"].includes(error?.code);
-      return new Map();
+    if ([...others].some((session) => !this.known.has(session))) {
+      try {
+        const names = namesIn(await client.sessions({ limit: SESSIONS_MAX }));
+        others.forEach((session) => this.known.set(session, names.get(session)));
+      } catch {
+        // The next look asks again.
+      }
     }
+    return this.known;
   }
 }
 
