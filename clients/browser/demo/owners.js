@@ -43,7 +43,7 @@ export class Owners {
     const absent = new Set(sessionsOf(described?.absent));
     const members = new Set([...sessionsOf(described?.members), ...absent]);
     for (const row of rows) {
-      const session = sessionOf(row.owner);
+      const session = sessionOf(row.owner?.consumer);
       if (session) {
         members.add(session);
       }
@@ -63,11 +63,11 @@ export class Owners {
     this.partitions = Array.from({ length: partitionCount }, () => null);
     this.inFlight = 0;
     for (const row of rows) {
-      const owner = this.find(sessionOf(row.owner));
+      const owner = this.find(sessionOf(row.owner?.consumer));
       if (owner && row.partition < partitionCount) {
         this.partitions[row.partition] = owner;
         owner.partitions.push(row.partition);
-        owner.waiting += waitingIn(row);
+        owner.waiting += Number(row.lag) || 0;
       }
       this.inFlight += Number(row.in_flight) || 0;
     }
@@ -108,12 +108,6 @@ export class Owners {
     }
     return number;
   }
-}
-
-/** In flight, and not given out yet. */
-function waitingIn(row) {
-  const ahead = Number(row.certified) - Number(row.next_offset);
-  return (Number(row.in_flight) || 0) + Math.max(0, ahead || 0);
 }
 
 /** `s-5c1f.1`, a session's place in a group → `s-5c1f`. */

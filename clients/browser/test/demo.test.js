@@ -231,9 +231,9 @@ const described = {
   members: ["s-one.1", "s-two.1"],
   absent: ["s-two.1"],
   partitions: [
-    { partition: 0, owner: "s-one.1", in_flight: 2 },
-    { partition: 1, owner: "s-two.1", in_flight: 1 },
-    { partition: 2, owner: "", in_flight: 0 },
+    { partition: 0, owner: { consumer: "s-one.1" }, in_flight: 2, lag: 5 },
+    { partition: 1, owner: { consumer: "s-two.1" }, in_flight: 1 },
+    { partition: 2, owner: null, in_flight: 0 },
   ],
 };
 
@@ -253,6 +253,10 @@ test("who owns what, by letters that stay", () => {
     ["B", "A", "", ""],
   );
   assert.deepEqual([owners.lag, owners.inFlight, owners.keysParked], [7, 3, 1]);
+  assert.deepEqual(
+    owners.workers.map(({ waiting }) => waiting),
+    [0, 5],
+  );
   assert.equal(owners.of(null), null);
   assert.equal(owners.of(99), null);
 
