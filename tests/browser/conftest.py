@@ -1,5 +1,6 @@
 """A broker, a proxy before it, a queue, a page in Chromium, and somebody who publishes."""
 
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,9 +9,12 @@ import pytest_asyncio
 import tocsin
 from playwright.async_api import Browser, Page
 
+from gateway.demo import SETTINGS_OF_QUEUE
 from loadtests.chromium import browsing
 from loadtests.proxy import Proxy
 from loadtests.server import Server
+from tests.browser import demo_page
+from tests.browser.demo_page import Visit, visited
 from tests.browser.house import GROUP, QUEUE, Stream
 
 
@@ -48,17 +52,43 @@ async def proxy(server: Server) -> AsyncIterator[Proxy]:
         yield proxy
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def chrome() -> AsyncIterator[Browser]:
+# --- For the pages that the broker serves: one browser and one broker a module ----------------------
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def chromium() -> AsyncIterator[Browser]:
     """One browser for the tests of a module, whose loop is the module's."""
     async with browsing() as browser:
         yield browser
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def broker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
     """One broker for the tests of a module."""
     server = Server(tmp_path_factory.mktemp("broker") / "data", level="warning")
     server.start()
     yield server
     server.kill()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(broker: Server) -> AsyncIterator[tocsin.Client]:
+    async with tocsin.connect(broker.url) as client:
+        await client.create_queue(demo_page.QUEUE, **SETTINGS_OF_QUEUE)
+        yield client
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def host(client: tocsin.Client) -> demo_page.Host:
+    """Of a broker on which nobody has seen the page yet."""
+    with contextlib.suppress(tocsin.GroupNotFound):
+        await client.delete_group(demo_page.QUEUE, demo_page.GROUP)
+    return demo_page.Host(client)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def visit(chromium: Browser, broker: Server, host: demo_page.Host) -> AsyncIterator[Visit]:
+    """The page, with figures that move."""
+    async with host.running(), visited(chromium, f"{broker.url}/demo") as visit:
+        await visit.moves()
+        yield visit

@@ -48,26 +48,26 @@ async def ticket(url: str) -> str:
 
 
 async def test_a_ticket_lets_in_once_and_leaves_the_address(
-    chrome: Browser, locked: Server
+    chromium: Browser, locked: Server
 ) -> None:
     text = await ticket(locked.url)
-    async with console(chrome, locked.url) as view:
+    async with console(chromium, locked.url) as view:
         await view.page.goto(f"{locked.url}/console#ticket={text}")
         await expect(view.at("queue-name", queue="orders")).to_be_visible()
         assert text not in view.page.url
         assert "ticket" not in view.page.url
         await view.page.reload()
         await expect(view.at("queue-name", queue="orders")).to_be_visible()
-    async with console(chrome, locked.url) as view:
+    async with console(chromium, locked.url) as view:
         await view.page.goto(f"{locked.url}/console#ticket={text}")
         await expect(view.at("access-said")).to_contain_text("That ticket is used up")
         view.complaints.clear()  # Chromium notes each 401
 
 
 async def test_a_wrong_token_is_refused_and_the_right_one_leads_to_where_one_wanted(
-    chrome: Browser, locked: Server
+    chromium: Browser, locked: Server
 ) -> None:
-    async with console(chrome, locked.url) as view:
+    async with console(chromium, locked.url) as view:
         await view.page.goto(f"{locked.url}/console#/queues/orders")
         await expect(view.page.locator("#content")).to_be_hidden()
         for wrong in ("wrong", TOKEN + "x", "no header \N{SNOWMAN}"):
@@ -92,12 +92,12 @@ async def test_a_wrong_token_is_refused_and_the_right_one_leads_to_where_one_wan
 
 
 async def test_a_broker_that_is_killed_leaves_its_figures_and_comes_back(
-    chrome: Browser, tmp_path: Path
+    chromium: Browser, tmp_path: Path
 ) -> None:
     server = Server(tmp_path / "data", level="warning")
     server.start()
     try:
-        async with console(chrome, server.url) as view:
+        async with console(chromium, server.url) as view:
             async with tocsin.connect(server.url) as client:
                 await client.create_queue("orders", partitions=1)
                 await client.publish_many("orders", [{"body": n} for n in range(3)])
@@ -148,9 +148,9 @@ _HTML = "<html><script>window.ran = 1</script><h1>502 Bad Gateway</h1></html>"
 )
 @pytest.mark.usefixtures("client")
 async def test_what_is_no_answer_is_said_and_leaves_the_figures(
-    chrome: Browser, broker: Server, status: int, body: str, what: str
+    chromium: Browser, broker: Server, status: int, body: str, what: str
 ) -> None:
-    async with console(chrome, broker.url) as view:
+    async with console(chromium, broker.url) as view:
         await view.open("/queues")
         depth = view.at("queue-depth", queue="orders")
         await expect(depth).to_have_attribute("data-value", "3")
@@ -176,9 +176,9 @@ async def test_what_is_no_answer_is_said_and_leaves_the_figures(
 
 
 async def test_a_page_that_nobody_sees_asks_nothing(
-    chrome: Browser, broker: Server, client: tocsin.Client
+    chromium: Browser, broker: Server, client: tocsin.Client
 ) -> None:
-    async with console(chrome, broker.url) as view:
+    async with console(chromium, broker.url) as view:
         await view.page.clock.install()
         asked: list[str] = []
         view.page.on("request", lambda request: asked.append(request.url))

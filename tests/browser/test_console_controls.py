@@ -24,8 +24,8 @@ async def client(broker: Server) -> AsyncIterator[tocsin.Client]:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def view(chrome: Browser, broker: Server) -> AsyncIterator[Console]:
-    async with console(chrome, broker.url, viewport={"width": 1280, "height": 900}) as made:
+async def view(chromium: Browser, broker: Server) -> AsyncIterator[Console]:
+    async with console(chromium, broker.url, viewport={"width": 1280, "height": 900}) as made:
         yield made
 
 

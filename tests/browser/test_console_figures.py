@@ -39,11 +39,11 @@ async def busy(broker: Server) -> AsyncIterator[Busy]:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def views(chrome: Browser, broker: Server) -> AsyncIterator[list[Console]]:
+async def views(chromium: Browser, broker: Server) -> AsyncIterator[list[Console]]:
     """Several, so that one waits while another one works."""
     async with AsyncExitStack() as stack:
         size = {"width": 1280, "height": 900}
-        made = [console(chrome, broker.url, viewport=size) for _ in range(PAGES)]
+        made = [console(chromium, broker.url, viewport=size) for _ in range(PAGES)]
         yield [await stack.enter_async_context(one) for one in made]
 
 
@@ -252,12 +252,12 @@ def rate(samples: list[tuple[float, int]]) -> float:
     ],
 )
 async def test_rates_are_the_differences_of_what_was_counted(
-    chrome: Browser, broker: Server, address: str, ids: tuple[str, ...], names: tuple[str, ...]
+    chromium: Browser, broker: Server, address: str, ids: tuple[str, ...], names: tuple[str, ...]
 ) -> None:
     """While messages are published, given, settled and returned."""
     async with (
         tocsin.connect(broker.url) as client,
-        console(chrome, broker.url) as view,
+        console(chromium, broker.url) as view,
     ):
         await view.page.add_init_script(f"({_NOTED})()")
         await client.create_queue("moving", partitions=2, attempts_max=0)

@@ -68,9 +68,9 @@ def _addresses() -> list[str]:
 @pytest.mark.usefixtures("client")
 @pytest.mark.parametrize("width", [1280, 390])
 async def test_nothing_of_it_is_run_and_nothing_breaks_the_page(
-    chrome: Browser, broker: Server, width: int
+    chromium: Browser, broker: Server, width: int
 ) -> None:
-    async with console(chrome, broker.url, viewport={"width": width, "height": 800}) as view:
+    async with console(chromium, broker.url, viewport={"width": width, "height": 800}) as view:
         view.page.on("dialog", lambda dialog: view.complaints.append(dialog.message))
         for number, address in enumerate(_addresses()):
             await view.open(address)
@@ -85,9 +85,9 @@ async def test_nothing_of_it_is_run_and_nothing_breaks_the_page(
 
 
 async def test_bodies_keys_headers_and_reasons_are_what_they_were(
-    chrome: Browser, broker: Server, client: tocsin.Client
+    chromium: Browser, broker: Server, client: tocsin.Client
 ) -> None:
-    async with console(chrome, broker.url) as view:
+    async with console(chromium, broker.url) as view:
         await view.open(f"/queues/{QUEUE}/messages")
         found = view.page.locator('details[data-testid="message"]')
         await expect(found).to_have_count(len(TEXTS) + 2)

@@ -49,10 +49,10 @@ async def busy(broker: Server) -> AsyncIterator[Busy]:
 
 @pytest.mark.usefixtures("busy")
 @pytest.mark.parametrize("width", [1280, 390])
-async def test_every_view_is_fit_to_be_used(chrome: Browser, broker: Server, width: int) -> None:
+async def test_every_view_is_fit_to_be_used(chromium: Browser, broker: Server, width: int) -> None:
     async def in_scheme(scheme: str) -> None:
         size = {"width": width, "height": 900}
-        async with console(chrome, broker.url, viewport=size, color_scheme=scheme) as view:
+        async with console(chromium, broker.url, viewport=size, color_scheme=scheme) as view:
             await view.page.add_init_script(f"({_SHIFTS})()")
             for name, address in VIEWS.items():
                 await view.open(address)
@@ -75,9 +75,9 @@ async def _check(view: Console, name: str) -> None:
 @pytest.mark.usefixtures("busy")
 @pytest.mark.parametrize("width", [1280, 390])
 async def test_dialogs_and_errors_are_fit_to_be_used(
-    chrome: Browser, broker: Server, width: int
+    chromium: Browser, broker: Server, width: int
 ) -> None:
-    async with console(chrome, broker.url, viewport={"width": width, "height": 900}) as view:
+    async with console(chromium, broker.url, viewport={"width": width, "height": 900}) as view:
         await view.page.add_init_script(f"({_SHIFTS})()")
         await view.open("/queues/work")
         await view.at("queue-purge").click()

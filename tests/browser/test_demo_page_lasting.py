@@ -1,0 +1,167 @@
+"""The demo page goes on: without a WebSocket, over a reload, over a killed broker; by keyboard
+alone, and in the colours that were chosen. And `tocsin demo` itself."""
+
+import asyncio
+import os
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, expect
+
+from loadtests.server import Server, free_port
+from tests.browser.demo_page import GONE, KEYS, Host, Visit, has, in_order, until, visited
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+DONE = re.compile(r"\bdone\b")
+MOVE_WITHIN_MS = 5000
+_FOCUSED = """() => {
+  const { dataset, textContent, tagName } = document.activeElement;
+  return tagName === "BODY" ? null : (dataset.testid ?? textContent.trim());
+}"""
+ORDER = [
+    "Skip to the steps", "Tocsin", *(f"progress-{step}" for step in range(1, 8)), "console-link",
+    "theme", "publish-key", "publish-body", "publish", "worker-add", "second-tab", "pause",
+    *("nack", "park") * len(KEYS), "websocket", "console-link-end",
+]  # fmt: skip
+"""What Tab reaches, one after another, but for what only scrolls."""
+
+
+async def test_without_websockets_the_same_session_goes_on_by_long_poll_and_back(
+    visit: Visit, host: Host
+) -> None:
+    session = await visit.at("session").text_content()
+    await visit.at("websocket").uncheck()
+    await visit.is_carried_by("long-poll")
+    await expect(visit.at("transport")).to_have_text("Long-poll")
+    await visit.moves()
+    await expect(visit.at("session")).to_have_text(session or "")
+    await visit.at("websocket").check()
+    await visit.is_carried_by("websocket")
+    await visit.moves()
+    await expect(visit.at("session")).to_have_text(session or "")
+    await expect(visit.at("session-same")).to_have_text("the same since this page opened")
+    await expect(visit.at("step-7")).to_have_class(DONE)
+    await expect(visit.at("change").first).to_contain_text("WebSocket: connected")
+    await expect(visit.at("changes")).to_contain_text("Long-poll: connected")
+    await expect(visit.at("inversions")).to_have_text("0")
+    assert in_order(visit.acked, host.keys)
+    await visit.is_clean()
+
+
+async def test_a_chosen_theme_is_kept(visit: Visit) -> None:
+    root = visit.page.locator("html")
+    before = await root.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    await visit.at("theme").click()
+    await expect(root).to_have_attribute("data-theme", "dark")
+    await expect(visit.at("theme")).to_have_attribute("aria-pressed", "true")
+    assert (
+        await root.evaluate("getComputedStyle(document.documentElement).backgroundColor") != before
+    )
+    await visit.page.reload()
+    await expect(root).to_have_attribute("data-theme", "dark")
+    await visit.at("theme").click()
+    await expect(root).to_have_attribute("data-theme", "light")
+    await visit.is_clean()
+
+
+async def test_the_keyboard_alone_reaches_and_works_everything(visit: Visit) -> None:
+    keyboard = visit.page.keyboard
+    await visit.page.evaluate("document.body.focus()")
+    reached = []
+    while True:
+        await keyboard.press("Tab")
+        focused = await visit.page.evaluate(_FOCUSED)
+        if focused is None or len(reached) > 99:
+            break
+        reached.append(focused)
+    assert [one for one in reached if one in ORDER] == ORDER
+    for name, press, then in (
+        ("publish", "Enter", visit.at("way").first),
+        ("worker-add", "Space", visit.page.locator('[data-testid="worker"][data-letter="B"]')),
+        ("worker-remove", "Enter", visit.page.get_by_text("has left; its partitions")),
+        ("pause", "Space", visit.page.locator('[data-paused="true"]')),
+        ("pause", "Enter", visit.page.locator('[data-paused="false"]')),
+        ("nack", "Space", visit.page.locator('[data-testid="lane"][data-state="held"]')),
+        ("theme", "Space", visit.page.locator('[data-testid="theme"][aria-pressed="true"]')),
+        ("websocket", "Space", visit.page.locator('[data-state="long-poll"]')),
+        ("websocket", "Space", visit.page.locator('[data-state="websocket"]')),
+    ):
+        await visit.at(name).locator("visible=true").first.focus()
+        await keyboard.press(press)
+        await expect(then.first).to_be_visible()
+    await visit.is_clean()
+
+
+async def test_a_reload_goes_on_with_session_workers_and_steps(visit: Visit) -> None:
+    await visit.at("worker-add").click()
+    await visit.owns({"A": 4, "B": 4})
+    session = await visit.at("session").text_content()
+    await visit.page.reload()
+    await visit.owns({"A": 4, "B": 4})
+    await expect(visit.at("session")).to_have_text(session or "")
+    await expect(visit.at("worker").locator("visible=true")).to_have_count(2)
+    await expect(visit.at("step-4")).to_have_class(DONE)
+    await visit.moves()
+    await expect(visit.at("inversions")).to_have_text("0")
+    await visit.is_clean()
+
+
+async def test_a_killed_broker_is_told_of_and_come_back_to(
+    visit: Visit, broker: Server, host: Host
+) -> None:
+    session = await visit.at("session").text_content()
+    await asyncio.to_thread(broker.kill)
+    await visit.is_carried_by("gone")
+    await expect(visit.at("trouble")).to_contain_text("The broker does not answer")
+    await expect(visit.at("trouble")).to_contain_text("make run starts it")
+    await expect(visit.at("said")).to_contain_text("The broker does not answer")
+    await expect(visit.at("connection-text")).to_have_text(re.compile(r"Reconnecting in \d+ s"))
+    await visit.publish("later", "published while nobody answers")
+    await visit.at("trouble-again").click()
+    await expect(visit.at("trouble")).to_be_visible()
+    await asyncio.to_thread(broker.start)
+    await visit.is_carried_by("websocket")
+    await expect(visit.at("trouble")).to_be_hidden()
+    await visit.moves()
+    await expect(visit.at("session")).to_have_text(session or "")
+    await expect(visit.at("way").first).to_contain_text("published while nobody answers")
+    await expect(visit.at("publish-said")).to_contain_text("acknowledged after")
+    await expect(visit.at("inversions")).to_have_text("0")
+    began = dict(reversed(visit.acked))
+    wanted = {place for place in host.keys if place[1] >= began[place[0]]}
+    await until(lambda: has(wanted <= set(visit.acked)), "all of them are handled")
+    assert in_order(list(dict.fromkeys(visit.acked)), host.keys)  # acks may be said again
+    await visit.is_clean(expected=GONE)
+
+
+@asynccontextmanager
+async def demo(folder: Path) -> AsyncIterator[str]:
+    """`tocsin demo`, as `make run` starts it; the address that it prints."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "from gateway.demo import demo; demo(prog_name='tocsin demo')",
+        "--port", str(free_port()), "--data-dir", str(folder),
+        stdout=asyncio.subprocess.PIPE,
+        env={name: text for name, text in os.environ.items() if not name.startswith("TOCSIN_")},
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
+        yield re.findall(r"open (http://\S+) in a browser", line)[0]
+    finally:
+        process.terminate()
+        await process.communicate()
+
+
+async def test_figures_move_within_seconds_of_opening_the_demo_s_address(
+    chromium: Browser, tmp_path: Path
+) -> None:
+    async with demo(tmp_path / "data") as address, visited(chromium, address) as visit:
+        value = visit.at("figure").locator(".value")
+        before = await value.all_text_contents()
+        await expect(value).not_to_have_text(before or ["nothing yet"], timeout=MOVE_WITHIN_MS)
+        assert await visit.page.evaluate("performance.now()") < MOVE_WITHIN_MS
+        await visit.is_clean()
