@@ -107,15 +107,12 @@ export class Model {
   }
 
   async #makeQueue() {
-    try {
-      const queue = await this.client.queue(QUEUE);
-      this.partitionCount = queue.partitions?.length ?? this.partitionCount;
-    } catch (error) {
-      if (error?.code !== "queue_not_found") {
-        throw error;
-      }
-      await this.client.createQueue(QUEUE, QUEUE_SETTINGS);
-    }
+    // Asked for by its name, one that is not there would be an error in the browser's log.
+    const isThere = (await this.client.queues()).some(({ name }) => name === QUEUE);
+    const queue = isThere
+      ? await this.client.queue(QUEUE)
+      : await this.client.createQueue(QUEUE, QUEUE_SETTINGS);
+    this.partitionCount = queue.partitions?.length ?? this.partitionCount;
   }
 
   /** Where nobody is, what a visitor of before has left is not for this one: it starts now. */
