@@ -17,6 +17,13 @@ from tests.browser import demo_page
 from tests.browser.demo_page import Visit, visited
 from tests.browser.house import GROUP, QUEUE, Stream
 
+TOKEN = "the-token-of-these-tests"
+GUARDED = (
+    "-c",
+    f"import os; os.environ['TOCSIN_TOKEN'] = {TOKEN!r}; "
+    "from gateway.commands import serve; serve()",
+)
+
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Server]:
@@ -52,7 +59,7 @@ async def proxy(server: Server) -> AsyncIterator[Proxy]:
         yield proxy
 
 
-# --- For the pages that the broker serves: one browser and one broker a module ----------------------
+# --- For the pages that the broker serves: one browser and one broker a module --------------------
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -66,6 +73,15 @@ async def chromium() -> AsyncIterator[Browser]:
 async def broker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
     """One broker for the tests of a module."""
     server = Server(tmp_path_factory.mktemp("broker") / "data", level="warning")
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+    """A broker with a token."""
+    server = Server(tmp_path_factory.mktemp("guarded") / "data", level="warning", command=GUARDED)
     server.start()
     yield server
     server.kill()

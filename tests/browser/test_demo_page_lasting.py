@@ -71,7 +71,7 @@ async def test_a_chosen_theme_is_kept(visit: Visit) -> None:
 async def test_the_keyboard_alone_reaches_and_works_everything(visit: Visit) -> None:
     keyboard = visit.page.keyboard
     await visit.page.evaluate("document.body.focus()")
-    reached = []
+    reached: list[str] = []
     while True:
         await keyboard.press("Tab")
         focused = await visit.page.evaluate(_FOCUSED)
