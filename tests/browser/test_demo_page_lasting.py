@@ -43,6 +43,12 @@ async def test_without_websockets_the_same_session_goes_on_by_long_poll_and_back
     await visit.is_carried_by("websocket")
     await visit.moves()
     await expect(visit.at("session")).to_have_text(session or "")
+    async with host.running(0.005):  # so that something is under way at each change
+        for _ in range(3):
+            await visit.at("websocket").uncheck()
+            await visit.is_carried_by("long-poll")
+            await visit.at("websocket").check()
+            await visit.is_carried_by("websocket")
     await expect(visit.at("session-same")).to_have_text("the same since this page opened")
     await expect(visit.at("step-7")).to_have_class(DONE)
     await expect(visit.at("change").first).to_contain_text("WebSocket: connected")

@@ -80,3 +80,36 @@ test("over long poll, who is in a hurry tries a WebSocket at once", async () => 
   made.sockets[2].lose();
   await closing;
 });
+
+test("a WebSocket takes over from long poll behind the post that is under way", async () => {
+  const made = world();
+  Object.assign(made, { gone: true, pollable: true });
+  const { fetch } = made;
+  const posts = [];
+  made.fetch = (url, method, signal) => {
+    if (method !== "POST" || !url.includes("/frames")) return fetch(url, method, signal);
+    return new Promise((resolve) => {
+      posts.push(() => resolve(new Response("{}", { status: 202 })));
+    });
+  };
+  const client = await connect(URL, { environment: made.environment });
+  const publishing = client.publish("orders", 1).catch(() => {});
+  await made.advance(100);
+  assert.equal(posts.length, 1);
+  made.gone = false;
+  client.hurry();
+  await made.advance(200);
+  assert.deepEqual(made.sockets[1].said, [], "its hello waits");
+  const later = client.publish("orders", 2).catch(() => {});
+  await made.advance(300);
+  posts[0]();
+  for (let turn = 0; client.transport === "long-poll" && turn < 99; turn += 1) {
+    await new Promise(setImmediate); // a Response's text takes its own time
+    await made.advance(300);
+  }
+  assert.equal(client.transport, "websocket");
+  assert.equal(posts.length, 1, "nothing more went by long poll");
+  const closing = client.close();
+  made.sockets[1].lose();
+  await Promise.all([closing, publishing, later]);
+});
