@@ -52,20 +52,16 @@ def stage(row: Locator, name: str) -> Locator:
     return row.locator(f'[data-stage="{name}"]')
 
 
-@pytest.mark.parametrize(
-    ("body", "shown"), [("Good evening", "Good evening"), ('{"a": [1, 2]}', '{"a":[1,2]}')]
-)
-async def test_what_is_published_is_shown_on_its_way_in_milliseconds(
-    visit: Visit, body: str, shown: str
-) -> None:
-    await visit.at("publish-key").fill("greeting")
-    await visit.at("publish-body").fill(body)
-    await visit.at("publish").click()
-    row = visit.at("way").first
-    await expect(row).to_contain_text(shown)
-    await expect(row).to_contain_text("greeting")
-    for name in ("durable", "pushed", "acked"):
-        await expect(stage(row, name)).to_have_text(MS)
+async def test_what_is_published_is_shown_on_its_way_in_milliseconds(visit: Visit) -> None:
+    for body, shown in (("Good evening", "Good evening"), ('{"a": [1, 2]}', '{"a":[1,2]}')):
+        await visit.at("publish-key").fill("greeting")
+        await visit.at("publish-body").fill(body)
+        await visit.at("publish").click()
+        row = visit.at("way").first
+        await expect(row).to_contain_text(shown)
+        await expect(row).to_contain_text("greeting")
+        for name in ("durable", "pushed", "acked"):
+            await expect(stage(row, name)).to_have_text(MS)
     await expect(visit.at("publish-said")).to_contain_text("acknowledged after")
     await is_done(visit, 1)
     await visit.is_clean()

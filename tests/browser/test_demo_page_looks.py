@@ -14,6 +14,8 @@ from tests.browser.demo_page import Host, visited
 from tests.layout.tree import ROOT
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+SCHEMES: Final[tuple[Literal["light", "dark"], ...]] = ("light", "dark")
+PRESSED: Final = {"light": "false", "dark": "true"}
 SCREENSHOTS: Final = ROOT / "build/screenshots"
 
 
@@ -22,16 +24,15 @@ def screenshot(page: str, width: int, scheme: str) -> Path:
     return SCREENSHOTS / f"{page}-{width}-{scheme}.png"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 async def test_the_page_is_accessible_fits_and_does_not_jump(
-    chromium: Browser, broker: Server, host: Host, width: int, scheme: Literal["light", "dark"]
+    chromium: Browser, broker: Server, host: Host, width: int
 ) -> None:
     async with (
         host.running(),
         visited(
             chromium, f"{broker.url}/demo",
-            viewport={"width": width, "height": 800}, color_scheme=scheme,
+            viewport={"width": width, "height": 800}, color_scheme="light",
         ) as visit,
     ):  # fmt: skip
         await visit.moves()
@@ -44,13 +45,16 @@ async def test_the_page_is_accessible_fits_and_does_not_jump(
         for step in range(1, 8):  # as somebody who reads on
             await visit.at(f"step-{step}").scroll_into_view_if_needed()
             await expect(visit.at(f"step-{step}")).to_be_in_viewport()
-        results = await Axe().run(visit.page)
-        assert results.violations_count == 0, results.generate_report()
-        await visit.is_clean()
         await visit.page.evaluate("scrollTo(0, 0)")
-        path = screenshot("demo", width, scheme)
-        await visit.page.screenshot(path=path, full_page=True, animations="disabled")
-        assert path.stat().st_size > 0
+        for scheme in SCHEMES:
+            await visit.page.emulate_media(color_scheme=scheme)
+            await expect(visit.at("theme")).to_have_attribute("aria-pressed", PRESSED[scheme])
+            results = await Axe().run(visit.page)
+            assert results.violations_count == 0, results.generate_report()
+            path = screenshot("demo", width, scheme)
+            await visit.page.screenshot(path=path, full_page=True, animations="disabled")
+            assert path.stat().st_size > 0
+        await visit.is_clean()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
