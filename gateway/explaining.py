@@ -28,7 +28,7 @@ from gateway.slot import Slot
 from metadata.catalog import Group, Principal, Queue
 from metadata.client import Metadata
 from push import limits
-from push.explaining import InFlight, Waits, in_flight_of, waits_of
+from push.explaining import InFlight, Waits, in_flight_of, inherited_until, left_of, waits_of
 from push.ports import Cursor, GroupPartition, Partition, Storage
 from push.ranges import RangeSet
 from push.ring import Ring, key_hash
@@ -217,7 +217,7 @@ class Explaining:
             runtime = self._groups.runtimes.get(group.group_id)
             return [*blocked, owner_wanted(runtime, partition.number)]
         if slot.delivery.draining:
-            blocked.append("draining")
+            return [*blocked, "draining"]  # whatever room its owner has: the next one gives it
         room = without_room(slot)
         return blocked if room is None or room in blocked else [*blocked, room]
 
@@ -284,20 +284,30 @@ def _in_memory(slot: Slot, seen: Seen, found: Found, key: int) -> Standing:
     """As its owner here knows it, now."""
     delivery, now = slot.delivery, asyncio.get_running_loop().time()
     flying = in_flight_of(delivery, key)
-    waits = waits_of(delivery, key, now, seen.side_first)
+    wall_ms = int(time.time() * 1000)
+    waits = waits_of(delivery, key, now, wall_ms, seen.side_first)
     log = [offset for offset in found.offsets if not delivery.scan.has_passed(offset)]
-    standing = Standing("nothing", in_flight=len(flying), waiting=waits.messages + len(log))
+    left = left_of(delivery, key)
+    standing = Standing("nothing", in_flight=len(flying))
+    standing.waiting = waits.messages + len(left) + len(log)
     standing.is_exact = found.is_whole
     if flying and (waits.first is None or flying[0].offset < waits.first):
         standing.code, standing.flying = "in_flight", flying[0]
         standing.head = flying[0].offset
         standing.since_unix_ms = wall_unix_ms(flying[0].given_at)
         standing.until_unix_ms = wall_unix_ms(flying[0].until)
+    elif left and (waits.first is None or left[0] < waits.first) and waits.reason != "parked":
+        standing.head = left[0]
     elif waits.messages:
         _wait(standing, waits, seen, key)
+        if left and standing.head is not None:
+            standing.head = min(left[0], standing.head)
     elif log:
         standing.head = log[0]
         standing.before = len(range(delivery.frontier, log[0])) or None
+        until = inherited_until(delivery, log[0], now, wall_ms)
+        if until is not None:
+            standing.code, standing.until_unix_ms = "backoff", wall_unix_ms(until)
     if standing.head is not None:
         standing.attempts = delivery.waiting.attempts.get(standing.head, 0)
     return standing

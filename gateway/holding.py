@@ -205,7 +205,7 @@ def _owned_key(
 ) -> HeldKey | None:
     """None: nothing of it waits any more."""
     delivery, now = slot.delivery, asyncio.get_running_loop().time()
-    waits = waits_of(delivery, key, now, side_first)
+    waits = waits_of(delivery, key, now, int(time.time() * 1000), side_first)
     if not waits.messages and waits.reason != "parked":
         return None
     until = waits.until

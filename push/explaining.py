@@ -7,6 +7,8 @@ is said of it here is exact. What lies above is still in the log, and is found b
 from dataclasses import dataclass
 from typing import Literal
 
+from push import limits
+from push.backoff import clamp_due
 from push.delivery import Delivery
 from push.leases import Push
 from push.lines import Line
@@ -58,13 +60,33 @@ def in_flight_of(delivery: Delivery, key: int) -> list[InFlight]:
     )
 
 
+def left_of(delivery: Delivery, key: int) -> list[int]:
+    """Offsets of the key, ascending, that were in flight when their holder went: the next owner,
+    who is not there yet, gives them again."""
+    return sorted(offset for push in delivery.leases.left for offset in push.of_key(key, -1))
+
+
 def lease(delivery: Delivery, push: Push, offset: int) -> InFlight:
     """An open offset of a push."""
     attempt = delivery.waiting.attempts.get(offset, 0) + 1
     return InFlight(offset, push.number, attempt, push.given_at, push.until(offset))
 
 
-def waits_of(delivery: Delivery, key: int, now: float, side_first: int | None = None) -> Waits:
+def inherited_until(delivery: Delivery, offset: int, now: float, wall_unix_ms: int) -> float | None:
+    """When the backoff ends that an owner before has noted of an offset; None: it has, or there
+    is none. It begins to count here when there is somebody to give to, and is known before."""
+    waiting = delivery.waiting
+    until = waiting.not_before.get(offset, 0.0)
+    if not waiting.begun:
+        noted_unix_ms = waiting.due_unix_ms.get(offset, 0)
+        due_unix_ms = clamp_due(noted_unix_ms, wall_unix_ms, limits.DELAY_S_MAX)
+        until = now + (due_unix_ms - wall_unix_ms) / 1000
+    return until if until > now else None
+
+
+def waits_of(
+    delivery: Delivery, key: int, now: float, wall_unix_ms: int, side_first: int | None = None
+) -> Waits:
     """What waits in the line of this key. `side_first`: the first offset of its side line behind
     `loaded`, where the caller has read it."""
     waiting = delivery.waiting
@@ -76,7 +98,7 @@ def waits_of(delivery: Delivery, key: int, now: float, side_first: int | None = 
         first = side_first if first is None else min(first, side_first)
     elif line.aside and not line.waiting:
         first = None
-    reason, until = _reason(delivery, line, first, now)
+    reason, until = _reason(delivery, line, first, now, wall_unix_ms)
     return Waits(
         messages=waiting_in(line),
         first=first,
@@ -103,15 +125,16 @@ def _first_in_memory(delivery: Delivery, line: Line) -> int | None:
 
 
 def _reason(
-    delivery: Delivery, line: Line, first: int | None, now: float
+    delivery: Delivery, line: Line, first: int | None, now: float, wall_unix_ms: int
 ) -> tuple[KeyReason | None, float | None]:
-    waiting = delivery.waiting
     if line.parked:
         return ("parked" if line.decision is None else "commit"), None
     if line.dying:
         return "dead_letter", None
     if first is not None:
-        due = max(line.dues.get(first, 0.0), waiting.not_before.get(first, 0.0))
+        due = max(
+            line.dues.get(first, 0.0), inherited_until(delivery, first, now, wall_unix_ms) or 0.0
+        )
         if due > now:
             return "backoff", due
     if first is not None and line.leaving.get(first):

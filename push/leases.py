@@ -155,11 +155,13 @@ class Leases:
 
     __slots__ = (
         "_by_key", "_deadlines", "_finished", "_indexed", "_indexed_keys", "_looked_at",
-        "_of_lines", "number", "open_count", "pushes",
+        "_of_lines", "left", "number", "open_count", "pushes",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.pushes: dict[int, Push] = {}
+        self.left: list[Push] = []
+        """What was in flight when the holder went; for looking at, until the next owner begins."""
         self.number = 0
         """The number of the last push given; numbers start at 1 under every epoch (R16)."""
         self.open_count = 0
@@ -246,6 +248,7 @@ class Leases:
 
     def clear(self) -> None:
         """The holder is gone: nothing is in flight, and nothing that it says later counts."""
+        self.left += self.pushes.values()
         self.pushes.clear()
         self.open_count = 0
         self._deadlines.clear()

@@ -23,6 +23,9 @@ class Standings:
             for push in delivery.leases.pushes.values()
             for offset in offsets_of(push.open, push.first)
         }
+        self._left = {
+            offset for push in delivery.leases.left for offset in offsets_of(push.open, push.first)
+        }
 
     def of(self, offset: int, key_hash: int, stored: Standing) -> tuple[State, int]:
         """(state, counted attempts) of a message. `key_hash` 0: it has no key; `stored`: where it
@@ -44,4 +47,6 @@ class Standings:
             or self._waiting.pending.goes_aside(key, offset)
         ):
             return ("parked" if line.parked else "waiting"), attempts
+        if offset in self._left:
+            return "ready", attempts
         return "settled", 0  # and on its way to the storage

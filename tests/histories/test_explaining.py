@@ -11,6 +11,8 @@ import pytest
 
 from gateway import explaining
 from gateway.facts_values import Explained, KeyInGroup
+from gateway.looking import peek
+from gateway.upkeep_values import Look
 from metadata.catalog import ANYBODY, Queue
 from push import limits
 from push.errors import Refused
@@ -389,3 +391,49 @@ async def test_a_partition_whose_owner_changes_is_looked_at_again(house: House) 
     storage.read = joined  # type: ignore[method-assign]
     one = await alone(house, queue)
     assert (one.waits_for, one.is_exact) == ("in_flight", True)
+
+
+async def test_what_a_consumer_left_behind_still_waits(durable_house: House) -> None:
+    """P1: between its end and the next owner's beginning, which may take as long as a write."""
+    house = durable_house
+    queue = await house.queue()
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group, credit=2)
+    await house.publish(queue, numbered(3, "a"))
+    given = await session.take(2)
+    consumer.extend([], [[*given[0][0], given[0][0][3]]], None)  # begun: its attempt is written
+    consumer.leave()
+    one = await alone(house, queue)
+    assert one.head is not None
+    assert (one.waits_for, one.head.offset, one.head.attempts) == ("draining", 0, 1)
+    assert (counted(one), one.is_exact) == ((0, 3), True)
+    look = Look(limit=10)
+    peeked = (await peek(house.broker.storage, house.broker.groups, queue, look, group)).messages
+    assert [(shown.offset, shown.state) for shown in peeked] == [
+        (0, "ready"), (1, "ready"), (2, "ready"),
+    ]  # fmt: skip
+    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
+    rest = await alone(house, queue)
+    assert rest.head is not None
+    assert (rest.waits_for, rest.head.offset, counted(rest)) == ("no_consumer", 0, (0, 3))
+
+
+@pytest.mark.parametrize("credit", [0, 10])
+async def test_a_backoff_that_an_owner_before_noted_is_said(house: House, credit: int) -> None:
+    """R3: whether or not its next owner has come by it."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, numbered(2, "a"))
+    begun = time.time()
+    consumer.nack(delivery((await session.take(1))[0][0]), 1000, None)
+    consumer.leave()
+    _, consumer = await house.subscribe(queue, group, credit=credit)
+    await eventually(lambda: consumer.slots)
+    slot = next(iter(consumer.slots.values()))
+    await eventually(lambda: slot.delivery.frontier == (2 if credit else 0))
+    one = await alone(house, queue)
+    assert one.head is not None
+    assert (one.waits_for, one.head.offset, one.head.attempts) == ("backoff", 0, 1)
+    assert begun + 999 < (one.until_unix_ms or 0) / 1000 <= time.time() + 1000
+    assert one.also == ([] if credit else ["credit"])
