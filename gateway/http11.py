@@ -294,6 +294,7 @@ def raw_problem(error: TocsinError, *headers: str, status: int | None = None) ->
         f"content-type: {problems.MEDIA_TYPE}",
         f"content-length: {len(body)}",
         "connection: close",
+        *(f"{name.lower()}: {text}" for name, text in problems.SECURITY_HEADERS),
         *headers,
     ]
     return "\r\n".join([*lines, "", ""]).encode() + body

@@ -8,6 +8,7 @@ bug of Tocsin, logged with its traceback and answered `internal` without any of 
 import logging
 import math
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -20,6 +21,13 @@ from push.errors import CODES, Refused, TocsinError
 logger = logging.getLogger("tocsin.http")
 
 MEDIA_TYPE = "application/problem+json"
+SECURITY_HEADERS: Final = (
+    ("X-Content-Type-Options", "nosniff"),  # a message's body is never taken for a page
+    ("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cache-Control", "no-store"),  # answers hold messages
+)
+"""On every answer that has not set them itself."""
 _HTTP_CODES: Mapping[int, str] = {
     404: "not_found",
     405: "method_not_allowed",

@@ -34,7 +34,7 @@ from gateway.auth import Auth
 from gateway.longpoll import Polls
 from gateway.operation import RIGHT, Operation
 from gateway.ports import BrokerPort
-from gateway.problems import Problems
+from gateway.problems import SECURITY_HEADERS, Problems
 from metadata.catalog import check_name
 from push.errors import Refused
 
@@ -49,13 +49,6 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *rest_access.OPERATIONS,
     *rest_status.OPERATIONS,
 )
-SECURITY_HEADERS: Final = (
-    ("X-Content-Type-Options", "nosniff"),  # a message's body is never taken for a page
-    ("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'"),
-    ("Referrer-Policy", "no-referrer"),
-    ("Cache-Control", "no-store"),  # answers hold messages
-)
-"""On every answer that has not set them itself."""
 NAMED: Final = "/v1/queues/"
 """Below it, paths have names in them."""
 _ONCE: Final = frozenset({b"host", b"origin", b"authorization", b"cookie"})

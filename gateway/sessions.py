@@ -20,6 +20,7 @@ from gateway.facts_values import SessionDescription, SessionList
 from gateway.frames import Close
 from gateway.link import Outlet
 from metadata.catalog import Principal
+from push import limits
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{22}")
 
@@ -94,17 +95,23 @@ class Sessions:
         return session if session is not None and session.principal == principal else None
 
     def listed(self, principal: Principal, limit: int, after: str) -> SessionList:
-        """Up to `limit` of this principal's sessions whose id comes behind `after`, by id (P11)."""
+        """Up to `limit` of this principal's sessions whose id comes behind `after`, by id (P11).
+        Fewer, where they have many subscriptions: those of a page are shown in one go (P9)."""
         behind = [
             session_id
             for session_id, session in self._by_id.items()
             if session_id > after and session.principal == principal
         ]
-        first = nsmallest(limit, behind)
-        return SessionList(
-            sessions=[self._by_id[session_id].described() for session_id in first],
-            next=first[-1] if len(behind) > limit else None,
-        )
+        shown: list[SessionDescription] = []
+        room = limits.SUBSCRIPTIONS_PER_PAGE_MAX
+        for session_id in nsmallest(limit, behind):
+            described = self._by_id[session_id].described()
+            room -= len(described.subscriptions)
+            if shown and room < 0:
+                break
+            shown.append(described)
+        more = len(behind) > len(shown)
+        return SessionList(sessions=shown, next=shown[-1].session if more else None)
 
     def linger(self, session: Resumable, linger_s: float) -> "Lingering":
         """Its transport is gone: what stands in for one, for so many seconds."""

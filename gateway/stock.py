@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.slices import Slices
 from metadata.catalog import Group, Queue
 from push.ports import CursorState, Partition, PartitionState, Storage
 
@@ -120,8 +121,9 @@ class Stock:
             states = known.states
             found = QueueStock(states, known.described, dict(known.groups))
         places = [(state.partition, state.start) for state in states if state.messages]
-        ends = [("", len(places))]
+        ends, slices = [("", len(places))], Slices()
         for group in groups:
+            await slices.turn()
             cursors = await self._storage.cursors(queue.queue_id, group.group_id)
             stock = found.groups[group.group_id] = _group_stock(states, cursors)
             places += [(Partition(queue.queue_id, n), at) for n, at in stock.firsts.items()]

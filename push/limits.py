@@ -62,6 +62,8 @@ CLOSE_TIMEOUT_S: Final = 5.0
 SUBSCRIPTIONS_PER_SESSION_MAX: Final = 256
 SESSIONS_PER_PAGE_MAX: Final = 1000
 """Sessions described in one answer."""
+SUBSCRIPTIONS_PER_PAGE_MAX: Final = 2000
+"""Of them all, where they are several: some ten milliseconds, in which nobody else has a turn."""
 CREDIT_MAX: Final = 10_000
 """Messages that a subscription may be given before it grants more."""
 IN_FLIGHT_PER_SUBSCRIPTION_MAX: Final = 4 * CREDIT_MAX

@@ -12,6 +12,7 @@ from websockets.frames import Frame, Opcode
 from gateway.auth import Auth
 from gateway.conversation import Surroundings
 from gateway.http11 import Http11Protocol, raw_problem
+from gateway.problems import SECURITY_HEADERS
 from gateway.registry import Registry
 from push.errors import Refused
 from tests.gateway.echo_broker import EchoBroker
@@ -508,4 +509,6 @@ def test_a_raw_problem_is_a_whole_response() -> None:
     assert lines[0] == "HTTP/1.1 401 Unauthorized"
     assert f"content-length: {len(body)}" in lines
     assert "x-more: 1" in lines
+    for name, text in SECURITY_HEADERS:
+        assert f"{name.lower()}: {text}" in lines
     assert msgspec.json.decode(body)["code"] == "unauthorized"

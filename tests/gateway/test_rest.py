@@ -11,7 +11,8 @@ import pytest
 
 from gateway.auth import Auth
 from gateway.ports import BrokerPort
-from gateway.rest import OPERATIONS, SECURITY_HEADERS, Application
+from gateway.problems import SECURITY_HEADERS
+from gateway.rest import OPERATIONS, Application
 from metadata.catalog import ANYBODY
 from push import limits
 from push.errors import CODES

@@ -16,6 +16,7 @@ from gateway.longpoll import Polls
 from gateway.registry import Registry
 from gateway.rest import Application
 from metadata.catalog import Principal
+from push import limits
 from tests.gateway.conftest import BASE_URL
 from tests.gateway.test_longpoll import Client
 from tests.histories.house import House, Socket, eventually, message, numbered
@@ -177,6 +178,33 @@ async def test_sessions_are_listed_in_pages_and_only_ones_own(
     assert "next" not in (await http.get("/v1/sessions", params={"limit": "5"})).json()
     stranger = Principal("stranger", "default")
     assert registry.around.sessions.listed(stranger, 10, "").sessions == []
+
+
+async def test_a_page_of_sessions_with_many_subscriptions_is_shorter(
+    house: House,
+    registry: Registry,
+    http: httpx2.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """P9: on both sides of the bound; one session is shown whatever it has."""
+    await house.queue()
+    for number, subscriptions in ((1, 2), (2, 2), (3, 1), (4, 5), (5, 0)):
+        socket = Socket(house, registry.around, name(number))
+        socket.say(type="hello")
+        for one in range(1, subscriptions + 1):
+            socket.say(type="subscribe", ref=one, subscription=one, queue="orders", credit=1)
+            await socket.until_ref(one)
+    monkeypatch.setattr(limits, "SUBSCRIPTIONS_PER_PAGE_MAX", 4)
+    pages: list[list[str]] = []
+    after = ""
+    while True:
+        page = (await http.get("/v1/sessions", params={"after": after})).json()
+        pages.append([one["session"] for one in page["sessions"]])
+        after = page.get("next")
+        if after is None:
+            break
+        assert after == pages[-1][-1]
+    assert pages == [[name(1), name(2)], [name(3)], [name(4)], [name(5)]]
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=1001", "limit=x", "after=x", "after=%00"])

@@ -5,15 +5,20 @@ import asyncio
 import time
 from typing import Any
 
+import httpx2
 import msgspec
 import pytest
 
+from gateway import slices
+from gateway.auth import Auth
 from gateway.counting import Published
+from gateway.rest import Application
 from gateway.rest_groups import GroupDescription
 from gateway.rest_queues import QueueDescription
 from metadata.catalog import ANYBODY, Group, Queue
 from push import limits
 from push.errors import Refused, Unknown
+from tests.gateway.conftest import BASE_URL
 from tests.histories.house import House, delivery, eventually, message, numbered
 
 
@@ -225,3 +230,31 @@ async def test_a_look_that_something_overtakes_is_not_remembered(house: House) -
     go_on.set()
     assert (await looking)["depth"] == 1  # as it was when it was asked
     assert (await shown_queue(house))["depth"] == 2
+
+
+async def test_others_have_their_turn_while_queues_are_listed(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9: also where all is remembered, and nothing is waited for."""
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    for number in range(20):
+        await house.queue(f"q{number:02}")
+    transport = httpx2.ASGITransport(app=Application(house.broker, Auth(None)))
+    async with httpx2.AsyncClient(transport=transport, base_url=BASE_URL) as http:
+        await http.get("/v1/queues")
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        others = asyncio.create_task(count())
+        answer = (await http.get("/v1/queues")).json()
+        counted = turns
+        first = (await http.get("/v1/queues/q00")).json()
+        others.cancel()
+    assert [queue["name"] for queue in answer["queues"]] == [f"q{n:02}" for n in range(20)]
+    assert answer["queues"][0] == first
+    assert counted >= 15
