@@ -194,7 +194,8 @@ class Explaining:
         # Its owner has changed since, or its line was set aside.
         standing.is_torn = seen.slot is not slot or (standing.head is None and standing.waiting > 0)
         standing.is_exact = standing.is_exact and not standing.is_torn
-        blocked = self._blocked(queue, partition, seen.group, slot)
+        is_in_log = slot is not None and (standing.head or 0) >= slot.delivery.frontier
+        blocked = self._blocked(queue, partition, seen.group, slot, is_in_log=is_in_log)
         if standing.before:
             blocked.append("backlog")
         if standing.code == "in_flight":
@@ -209,15 +210,24 @@ class Explaining:
         return standing
 
     def _blocked(
-        self, queue: Queue, partition: Partition, group: Group, slot: Slot | None
+        self,
+        queue: Queue,
+        partition: Partition,
+        group: Group,
+        slot: Slot | None,
+        *,
+        is_in_log: bool,
     ) -> list[KeyWaits]:
-        """What holds up everything of the partition."""
+        """What holds up everything of the partition, or all of it that has yet to be given."""
         blocked: list[KeyWaits] = ["paused"] if queue.paused else []
         if slot is None:
             runtime = self._groups.runtimes.get(group.group_id)
             return [*blocked, owner_wanted(runtime, partition.number)]
         if slot.delivery.draining:
             return [*blocked, "draining"]  # whatever room its owner has: the next one gives it
+        if is_in_log and not slot.delivery.wants_log:  # a bound of what may wait is reached
+            full = len(slot.delivery.waiting.lines.by_key) >= limits.LINES_PER_PARTITION_MAX
+            blocked.append("gate" if full else "commit")
         room = without_room(slot)
         return blocked if room is None or room in blocked else [*blocked, room]
 

@@ -60,6 +60,7 @@ _WHY: dict[KeyWaits, str] = {
     "backoff": "it is tried again later.",
     "commit": "something of the key is being made durable first.",
     "behind": "what went out before it in its line is to be settled first.",
+    "gate": "as many keys of its partition wait as may; one of them has to go on first.",
     "draining": "its owner hands the partition over, and settles what it holds.",
     "paused": "the queue is paused; `tocsin queue resume` ends that.",
     "no_consumer": "the group has no consumer here.",

@@ -166,8 +166,9 @@ class SessionList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 # --- Keys ---------------------------------------------------------------------------------------
 
 KeyWaits = Literal[
-    "in_flight", "parked", "dead_letter", "backoff", "commit", "behind", "draining", "paused",
-    "no_consumer", "absent", "moving", "socket", "full", "credit", "backlog", "unknown", "nothing",
+    "in_flight", "parked", "dead_letter", "backoff", "commit", "behind", "gate", "draining",
+    "paused", "no_consumer", "absent", "moving", "socket", "full", "credit", "backlog", "unknown",
+    "nothing",
 ]  # fmt: skip
 """What a key waits for: see PROTOCOL.md."""
 

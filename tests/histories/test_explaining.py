@@ -437,3 +437,26 @@ async def test_a_backoff_that_an_owner_before_noted_is_said(house: House, credit
     assert (one.waits_for, one.head.offset, one.head.attempts) == ("backoff", 0, 1)
     assert begun + 999 < (one.until_unix_ms or 0) / 1000 <= time.time() + 1000
     assert one.also == ([] if credit else ["credit"])
+
+
+async def test_a_partition_with_as_many_keys_waiting_as_may_is_said(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9: on both sides of the bound. Nothing of the log goes out, whatever room there is."""
+    monkeypatch.setattr(limits, "LINES_PER_PARTITION_MAX", 2)
+    queue = await house.queue()
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message(0, "x"), message(1, "y")])
+    given = await session.take(2)
+    consumer.nack(delivery(given[0][0]), 1000, None)
+    await house.publish(queue, numbered(1, "a"))
+    await session.take(3)
+    consumer.nack(delivery(given[1][0]), 1000, None)
+    await house.publish(queue, numbered(1, "b"))
+    await eventually(lambda: next(iter(consumer.slots.values())).delivery.end == 4)
+    one = await alone(house, queue, "b")
+    assert one.head is not None
+    assert (one.waits_for, one.also, one.head.offset) == ("gate", [], 3)
+    held = await alone(house, queue, "x")
+    assert (held.waits_for, held.also) == ("backoff", [])
