@@ -8,6 +8,7 @@ come to rest, so does the reason that it gives.
 import asyncio
 import os
 import time
+from collections import Counter
 from random import Random
 from typing import Any
 
@@ -26,7 +27,6 @@ Where = tuple[int, int]
 KEYS = ["a", "b", "c", "d", "e"]
 ATTEMPTS_MAX = 2
 LONG_S = 3000.0
-OWNED = {"socket", "credit", "full"}
 
 
 class Model:
@@ -45,6 +45,8 @@ class Model:
         self.parked: dict[str, int] = {}
         """Key → its head when it was parked."""
         self.dying: set[Where] = set()
+        self.counted: Counter[str] = Counter()
+        """What this broker has done for it."""
         self.members: dict[str, Worker] = {}
         self.pulls = False
         """Whether somebody has pulled, and the pulls are a member."""
@@ -54,6 +56,7 @@ class Model:
         assert where[1] in self.left[key]
         assert key not in self.parked
         self.until.pop(where, None)
+        self.counted["given"] += 1
         self.open[where] = (consumer, epoch, push)
 
     def back(self, where: Where) -> None:
@@ -81,6 +84,7 @@ class Model:
     def nacked(self, where: Where, key: str, delay_s: float) -> None:
         """A counted attempt; what of its key is behind it has been revoked, or (pulls) is now."""
         self.back(where)
+        self.counted["nacked"] += 1
         for offset in self.left[key]:
             if offset > where[1]:
                 self.back((where[0], offset))
@@ -89,6 +93,7 @@ class Model:
         if self.failed[where] >= ATTEMPTS_MAX:
             if self.parks:
                 self.parked[key] = min(self.left[key])
+                self.counted["parked"] += 1
             else:
                 self.dying.add(where)
 
@@ -223,6 +228,7 @@ class History:
                 if act < 0.8:
                     done = worker.consumer.ack(deliveries, [], None)
                     assert done.settled == 1
+                    model.counted["settled"] += 1
                     model.settled(where, key)
                 else:
                     delay_s = self.random.choice([0.0, LONG_S])
@@ -257,6 +263,7 @@ class History:
             if act < 0.8:
                 done = await self.house.broker.pulls.ack(self.house.find(), group, [one.receipt])
                 assert done.settled == 1
+                model.counted["settled"] += 1
                 model.settled(where, key)
             else:
                 delay_s = self.random.choice([0.0, LONG_S])
@@ -309,7 +316,9 @@ class History:
         self.models[name].changes += 1
 
     async def restart(self) -> None:
-        if self.house.kind == "sqlite":
+        pulls = self.models["pulls"]
+        ends = any(where in pulls.failed for where in pulls.open)  # by its last attempt
+        if self.house.kind == "sqlite" and not ends:
             await self.at_rest()
             await self.house.restart()
             for model in self.models.values():
@@ -318,6 +327,7 @@ class History:
                 model.gone("pulls", counts=True)
                 model.members.clear()
                 model.pulls = False
+                model.counted.clear()
             self.pulled.clear()
 
     # --- What is said of it --------------------------------------------------------------------
@@ -396,14 +406,14 @@ class History:
             return {"backoff"}
         if paused:
             return {"paused"}
-        return self._without_room(model, one)
+        return self._without_room(model, one, number)
 
     def _others(self, model: Model, key: str, one: KeyInGroup, *, paused: bool) -> set[str]:
         if not model.left[key]:
             return set()
         return {"paused"} if paused else set()
 
-    def _without_room(self, model: Model, one: KeyInGroup) -> set[str]:
+    def _without_room(self, model: Model, one: KeyInGroup, number: int) -> set[str]:
         if one.owner is None:
             return {"draining", "moving"} if model.members or model.pulls else {"no_consumer"}
         if one.owner.transport == "pull":
@@ -415,7 +425,9 @@ class History:
             one.waits_for,
             *one.also,
         ):  # it holds what it was given, and takes no more
-            return {"draining"} if len(model.members) > 1 else set()
+            name = worker.session_id
+            holds = any(at == number and who == name for (at, _), (who, *_) in model.open.items())
+            return {"draining"} if holds else set()
         if not worker.is_writable:
             return {"socket"}
         return {"credit"} if worker.sent >= worker.granted else set()
@@ -429,6 +441,10 @@ class History:
             if asyncio.get_running_loop().time() > end:
                 raise AssertionError(wrong or "a dead letter never arrives")
             await asyncio.sleep(0.002)
+        for name, model in self.models.items():
+            told = self.house.broker.counting.of_group(self.groups[name].group_id)
+            for what in ("given", "settled", "nacked", "parked"):
+                assert told[what] == model.counted[what], (name, what, told, model.counted)
 
 
 class _End:
