@@ -353,11 +353,11 @@ class History:
     def _check_places(self, model: Model, one: KeyInGroup, key: str) -> None:
         """What holds at every moment."""
         number = self.places[key]
-        dying = [where for where in model.dying if self.keys[where] == key]
-        for _, offset in sorted(dying):  # found out about by looking: no frame tells
-            if one.head is None or one.head.offset > offset:
-                model.dying.discard((number, offset))
-                model.settled((number, offset), key)
+        dying = sorted(where for where in model.dying if self.keys[where] == key)
+        known = one.messages.in_flight + one.messages.waiting
+        for where in dying[: max(0, len(model.left[key]) - known)]:
+            model.dying.discard(where)  # no frame tells that they have arrived, in their order
+            model.settled(where, key)
         left = sorted(model.left[key])
         flying = [offset for offset in left if (number, offset) in model.open]
         told = f"{one.group} {key}: {one} but {left}, in flight {flying}"
