@@ -54,7 +54,7 @@ async def test_without_websockets_the_same_session_goes_on_by_long_poll_and_back
     await expect(visit.at("change").first).to_contain_text("WebSocket: connected")
     await expect(visit.at("changes")).to_contain_text("Long-poll: connected")
     await expect(visit.at("inversions")).to_have_text("0")
-    assert in_order(visit.acked, host.keys)
+    assert in_order(list(dict.fromkeys(visit.acked)), host.keys)  # acks may be said again
     await visit.is_clean()
 
 

@@ -150,7 +150,10 @@ class FakeBroker:
     def revoke(self) -> None:
         """Take back whatever was given."""
         for group in self.groups.values():
-            for (partition, offset), (consumer, push, _) in list(group.given.items()):
+            # The last one first: each goes to the front of what waits, and a key keeps its order.
+            for (partition, offset), (consumer, push, _) in sorted(
+                group.given.items(), reverse=True
+            ):
                 place = [[partition, 1, push, offset, offset]]
                 consumer.socket.send(frames.revoked(consumer.number, place, "drained"))
                 self.give_back(group, partition, offset)

@@ -250,6 +250,37 @@ async def test_a_handler_that_is_cancelled_leaves_nothing_behind(ledger: Ledger)
                 assert database is not None
 
 
+async def test_a_task_goes_on_to_its_next_message_when_it_was_cancelled_on_the_way_in(
+    ledger: Ledger,
+) -> None:
+    """As a worker of `run` does, whose message has been taken back."""
+    effects = ledger.open()
+    effects._lock.acquire()  # a transaction of somebody else
+    cancelled = asyncio.Event()
+
+    async def work() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            async with effects.once(message(0)):
+                raise AssertionError("it is not to get in")
+        except asyncio.CancelledError:
+            task.uncancel()
+            cancelled.set()
+        async with effects.once(message(1)) as database:
+            assert database is not None
+            database.execute("INSERT INTO happened VALUES (?, ?)", (message(1).log, 1))
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    assert effects._holder is task
+    task.cancel()
+    await cancelled.wait()
+    effects._lock.release()
+    await task
+    assert ledger.happened() == [1]
+
+
 async def test_run_with_once_applies_each_effect_once_though_leases_end(
     broker: FakeBroker, client: tocsin.Client, ledger: Ledger
 ) -> None:

@@ -125,7 +125,7 @@ class SdkReplay(Replay):
         options: dict[str, Any] = {
             "token": self._token if self._tokens else settings.get("token"),
             "producer": "producer-1", "linger_s": settings.get("linger_s", 30.0),
-            "connect_timeout_s": 10.0, "trace": None,
+            "name": "tocsin-python", "connect_timeout_s": 10.0, "trace": None,
         }  # fmt: skip
         self._session = Session(URL, mode=mode, rng=rng, open_carrier=self._open, **options)
         self._client = Client(URL, transport=mode, **options)

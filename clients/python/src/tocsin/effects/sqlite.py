@@ -164,6 +164,7 @@ class Once:
         try:
             connection = await asyncio.shield(entering)
         except asyncio.CancelledError:
+            store._holder = None  # the task may go on to its next message, and wait for its turn
             entering.add_done_callback(self._give_up)  # the thread cannot be stopped
             raise
         except BaseException:
@@ -191,6 +192,7 @@ class Once:
         ending = asyncio.get_running_loop().run_in_executor(
             self._store._thread, self._store._end, kind is not None
         )
+        self._store._holder = None  # as above, should this be cancelled
         ending.add_done_callback(self._ended)
         await asyncio.shield(ending)
 
