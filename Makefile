@@ -17,7 +17,7 @@ setup:  ## make .venv what the locks say; does nothing when it is
 
 test: setup  ## run the tests on two processes (ARGS="-k name" selects); pages: build/screenshots
 	@scripts/needs chromium
-	$(python) -m pytest -n 2 --dist worksteal $(ARGS)
+	$(python) -m pytest -n 3 --dist worksteal $(ARGS)
 
 check: lint types layers test  ## lint, types, layers, tests
 

@@ -24,6 +24,9 @@ FRAMES_RATIO_MAX: Final = 1.2
 QUEUE: Final = "machine"
 KEYS: Final = ("cpu0", "cpu1", "cpu2", "cpu3", "memory", "vda", "eth0", "load")
 _BATCH_S: Final = 0.05
+_SEEN_TIMEOUT_S: Final = 30.0
+_REDRAWN_S: Final = 2.0
+"""What is not on the screen is drawn once a second."""
 _COLLECTIONS: Final = 3
 """One does not find everything: finalizers and detached nodes need another."""
 _FRAMES: Final = """() => {
@@ -114,9 +117,8 @@ async def page(plan: Plan, progress: Progress, chromium_arguments: Sequence[str]
         await view.goto(f"{server.url}/demo")
         await view.locator("[data-testid=connection][data-state=websocket]").wait_for()
         # A few messages first, so that what idles is the whole page.
-        await _publish(client, plan.rate, 2.0)
-        await asyncio.sleep(1.0)
-        before = await _received(view)
+        before = await _publish(client, plan.rate, 2.0)
+        await _received(view, before)
         heap = _Heap(await view.context.new_cdp_session(view))
         idle_frames, idle_ms = await _frames(view, plan.idle_s)
         progress(f"page: idle, {idle_frames} frames, p95 {idle_ms:.1f} ms")
@@ -127,8 +129,8 @@ async def page(plan: Plan, progress: Progress, chromium_arguments: Sequence[str]
         await asyncio.sleep(max(0.0, plan.seconds - plan.first_s - plan.frames_s))
         load_frames, load_ms = await _frames(view, plan.frames_s)
         published = await publishing
-        await asyncio.sleep(1.0)
-        last, seen = await heap.used_bytes(), await _received(view) - before
+        seen = await _received(view, before + published) - before
+        last = await heap.used_bytes()
     finding.figures = {
         "published": published,
         "seen_by_page": seen,
@@ -152,7 +154,18 @@ async def page(plan: Plan, progress: Progress, chromium_arguments: Sequence[str]
     return finding
 
 
-async def _received(view: Page) -> int:
-    """How many messages the page says that it has seen."""
+async def _received(view: Page, wanted: int) -> int:
+    """How many messages the page says that it has handled, as soon as these are `wanted`, and what
+    it says two seconds later; what it says in the end, where they never are."""
+    deadline = time.monotonic() + _SEEN_TIMEOUT_S
+    while True:
+        if await _handled(view) >= wanted or time.monotonic() > deadline:
+            break
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(_REDRAWN_S)
+    return await _handled(view)
+
+
+async def _handled(view: Page) -> int:
     text = await view.get_by_test_id("handled").inner_text()
     return int("".join(character for character in text if character.isdigit()) or 0)

@@ -94,7 +94,8 @@ async def picture(browser: Browser, address: str, name: str) -> None:
     await asyncio.sleep(WARM_UP_S)
     if name == "demo":
         await page.get_by_test_id("publish").click()
-        await page.get_by_test_id("way").first.wait_for()
+        acked = page.get_by_test_id("way").first.locator("[data-stage=acked]", has_text="ms")
+        await acked.wait_for()
         await page.evaluate("scrollTo(0, 0)")
     await page.mouse.move(0, 0)
     await page.screenshot(path=FOLDER / f"{name}.png")
