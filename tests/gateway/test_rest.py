@@ -395,7 +395,7 @@ async def test_a_binary_body_comes_as_base64_with_its_content_type(http: Http) -
 async def test_a_null_body_is_a_body(http: Http) -> None:
     await make_queue(http)
     await publish(http, {"body": None})
-    (message,) = await pull(http)
+    (message,) = await pull(http, wait_s=5)
     assert message["body"] is None
 
 

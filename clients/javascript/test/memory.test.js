@@ -7,10 +7,10 @@ import { runInNewContext } from "node:vm";
 
 import { connect } from "../src/index.js";
 
-const MESSAGES = Number(process.env.TOCSIN_MESSAGES ?? 100_000);
+const MESSAGES = Number(process.env.TOCSIN_MESSAGES ?? 40_000);
 const PER_PUSH = 100;
 /** Less than the smallest object for each message, more than what comes and goes by itself. */
-const GROWTH_BYTES_MAX = 8_000_000;
+const GROWTH_BYTES_MAX = 4_000_000;
 
 setFlagsFromString("--expose-gc");
 const collect = runInNewContext("gc");
