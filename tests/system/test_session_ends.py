@@ -30,12 +30,34 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 async def filled(http: httpx2.AsyncClient, name: str, *, partitions: int = 8, **more: Any) -> None:
     """A queue of COUNT messages of 100 keys, numbered, and a group that starts before them."""
+    await empty(http, name, partitions=partitions, **more)
+    await fill(http, name)
+
+
+async def empty(http: httpx2.AsyncClient, name: str, *, partitions: int = 8, **more: Any) -> None:
+    """A queue, and a group."""
+    await http.put(f"/v1/queues/{name}", json={"partitions": partitions, **more})
+    await http.put(f"/v1/queues/{name}/groups/g", json={})
+
+
+async def fill(http: httpx2.AsyncClient, name: str) -> None:
+    """COUNT messages of 100 keys, numbered."""
     path = f"/v1/queues/{name}"
-    await http.put(path, json={"partitions": partitions, **more})
-    await http.put(f"{path}/groups/g", json={})
     messages = [{"key": f"k{n % 100}", "body": n} for n in range(COUNT)]
     answer = (await http.post(f"{path}/messages", json={"messages": messages})).json()
     assert all("offset" in result for result in answer["results"])
+
+
+async def shared(http: httpx2.AsyncClient, name: str, consumers: int) -> None:
+    """Until so many consumers of the group own its partitions. Whoever is alone is given
+    everything, and what it holds does not move."""
+    async with asyncio.timeout(30):
+        while True:
+            places = (await http.get(f"/v1/queues/{name}/groups/g")).json()["partitions"]
+            owners = [place["owner"]["consumer"] for place in places if place["owner"]]
+            if len(owners) == len(places) and len(set(owners)) == consumers:
+                return
+            await asyncio.sleep(0.01)
 
 
 async def join(talk: Talk, queue: str, credit: int = 10_000) -> None:
@@ -175,25 +197,33 @@ class Witness:
         self.confirmed: list[int] = []
         self.code = 0
         self.busy = asyncio.Event()
-        """It has been given a few hundred messages."""
+        """It has been given a few hundred messages, or has failed."""
         self.drain: Frame = {}
+
+
+async def taken(talk: Talk, witness: Witness, held: list[Frame]) -> None:
+    """Everything that comes before the broker goes down."""
+    while not witness.drain:
+        frame = await talk.get("push", "drain")
+        if frame["type"] == "drain":
+            witness.drain = frame
+            return
+        held.append(frame)
+        witness.given += bodies([frame])
+        if len(witness.given) > 300:
+            witness.busy.set()
 
 
 async def drained(server: Server, witness: Witness, *, settles: bool) -> None:
     """Consume until the broker goes down; `settles`: confirm what is held when `drain` comes."""
+    held: list[Frame] = []
     async with silent(server) as talk:
         await talk.tell(type="hello")
         await join(talk, "orders")
-        held: list[Frame] = []
-        while not witness.drain:
-            frame = await talk.get("push", "drain")
-            if frame["type"] == "drain":
-                witness.drain = frame
-                break
-            held.append(frame)
-            witness.given += bodies([frame])
-            if len(witness.given) > 300:
-                witness.busy.set()
+        try:
+            await taken(talk, witness, held)
+        finally:
+            witness.busy.set()
         if settles and held:
             for ref, push in enumerate(held, 10):
                 await talk.tell(type="ack", ref=ref, subscription=1, deliveries=deliveries([push]))
@@ -212,7 +242,7 @@ async def test_a_stop_is_clean(tmp_path: Path) -> None:
     settled or comes again, and nothing that was confirmed does."""
     with running(tmp_path, "--drain-s", "3") as server:
         async with http_to(server) as http:
-            await filled(http, "orders")
+            await empty(http, "orders")
             await http.put("/v1/queues/empty", json={"partitions": 1})
             good, bad = Witness(), Witness()
             tasks = [
@@ -222,8 +252,13 @@ async def test_a_stop_is_clean(tmp_path: Path) -> None:
             waiting = asyncio.ensure_future(
                 http.post("/v1/queues/empty/groups/g/pull", json={"wait_s": 25})
             )
+            await shared(http, "orders", 2)
             stored: list[int] = []
-            going = asyncio.ensure_future(produce_until_closed(server, stored))
+            under_way = asyncio.Event()
+            going = asyncio.ensure_future(produce_until_closed(server, stored, under_way))
+            async with asyncio.timeout(30):
+                await under_way.wait()
+            await fill(http, "orders")
             await asyncio.gather(good.busy.wait(), bad.busy.wait())
             began = time.monotonic()
             stopping = asyncio.ensure_future(asyncio.to_thread(server.stop))
@@ -248,7 +283,7 @@ async def test_a_stop_is_clean(tmp_path: Path) -> None:
             assert set(again) - expected <= {max(stored) + 1}  # sent, and cut off unanswered
 
 
-async def produce_until_closed(server: Server, stored: list[int]) -> None:
+async def produce_until_closed(server: Server, stored: list[int], under_way: asyncio.Event) -> None:
     """Publish one after the other; what was acknowledged is in `stored`."""
     async with silent(server) as talk:
         await talk.tell(type="hello", producer="p")
@@ -265,6 +300,7 @@ async def produce_until_closed(server: Server, stored: list[int]) -> None:
                     break
                 assert frame["type"] == "ok", frame
                 stored.append(number)
+                under_way.set()
                 number += 1
         code, said = await talk.ended()
         assert code == 4000
