@@ -1,7 +1,7 @@
 """The pages: a demo and a console for the browser, and the modules that they load. Files alone.
 
     /                          -> /demo
-    /demo, /console            clients/browser/demo.html, console.html
+    /demo, /console            clients/browser/demo.html, console.html; with a slash -> without
     /assets/browser/<path>     clients/browser/<path>
     /assets/tocsin/<path>      clients/javascript/src/<path>: the client that the pages use
 
@@ -189,16 +189,17 @@ def pages(site: Site) -> Pages:
         await site.refresh()
         return _answer(request, site.find(request.scope["path"].removeprefix("/assets/")))
 
-    async def root(request: Request) -> Response:
-        return RedirectResponse("/demo", 307)
+    async def lead(request: Request) -> Response:
+        return RedirectResponse(request.scope["path"].rstrip("/") or "/demo", 307)
 
     return Pages(
         routes=[
-            Route("/", root),
+            Route("/", lead),
             *(Route(path, page) for path in PAGES),
+            *(Route(f"{path}/", lead) for path in PAGES),
             *(Route(f"/assets/{name}/{{path:path}}", asset) for name in FOLDERS),
         ],
-        public=("/", *PAGES, "/assets/"),
+        public=("/", *PAGES, *(f"{path}/" for path in PAGES), "/assets/"),
     )
 
 

@@ -19,7 +19,7 @@ from gateway.operation import (
 )
 from gateway.ports import BrokerPort
 from gateway.upkeep_values import HeldPlace, Place
-from metadata.catalog import check_name
+from metadata.catalog import Group, Queue, check_name
 from push import limits
 from push.errors import Refused
 
@@ -43,22 +43,24 @@ async def explain_key(broker: BrokerPort, request: Request) -> Response:
 
 async def list_held(broker: BrokerPort, request: Request) -> Response:
     """Keys of which messages wait that were come across, and why, by partition and hash."""
-    name, after = group_name(request), request.query_params.get("after")
-    limit = query_limit(request, limits.KEYS_PER_LOOK_MAX, LISTED_DEFAULT)
+    after = request.query_params.get("after")
     place = HeldPlace.parse(after) if after is not None else None
-    queue = find_queue(broker, request)
-    group = broker.metadata.find_group(principal(request), queue, name)
-    return reply(await broker.holding.held(queue, group, limit, place))
+    return reply(await broker.holding.held(*_asked(broker, request), place))
 
 
 async def list_leases(broker: BrokerPort, request: Request) -> Response:
     """What is in flight here, by partition and offset."""
-    name, after = group_name(request), request.query_params.get("after")
-    limit = query_limit(request, limits.KEYS_PER_LOOK_MAX, LISTED_DEFAULT)
+    after = request.query_params.get("after")
     place = Place.parse(after) if after is not None else None
+    return reply(await broker.holding.leases(*_asked(broker, request), place))
+
+
+def _asked(broker: BrokerPort, request: Request) -> tuple[Queue, Group, int]:
+    """The group that a request names, and how many it wants to see."""
+    name = group_name(request)
+    limit = query_limit(request, limits.KEYS_PER_LOOK_MAX, LISTED_DEFAULT)
     queue = find_queue(broker, request)
-    group = broker.metadata.find_group(principal(request), queue, name)
-    return reply(await broker.holding.leases(queue, group, limit, place))
+    return queue, broker.metadata.find_group(principal(request), queue, name), limit
 
 
 _QUEUE: Final = "/v1/queues/{queue}"

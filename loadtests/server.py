@@ -11,7 +11,7 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 READY_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 60.0
@@ -134,6 +134,18 @@ class Server:
         """Start it and wait until it is ready."""
         self.spawn()
         self.wait_ready()
+
+    def __enter__(self) -> Self:
+        """As `start`; it is killed at the end of the block."""
+        try:
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     def running(self) -> bool:
         """Whether the process is there."""

@@ -5,9 +5,6 @@ A demo of its own runs for a minute, with queues beside it that look like somebo
 
 import asyncio
 import contextlib
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +14,11 @@ import tocsin
 from playwright.async_api import Browser
 
 from loadtests.chromium import browsing
-from loadtests.server import free_port
+from loadtests.server import Server
 
 ROOT: Final = Path(__file__).parent.parent
 FOLDER: Final = ROOT / "clients" / "browser" / "screenshots"
+DEMO: Final = ("-c", "from gateway.demo import demo; demo()")
 WIDTH: Final = 1280
 HEIGHTS: Final = {"demo": 1560, "console": 700}
 WARM_UP_S: Final = 62.0
@@ -35,32 +33,13 @@ QUEUES: Final[dict[str, dict[str, Any]]] = {
 @contextlib.contextmanager
 def demo() -> Iterator[str]:
     """The address of a running demo."""
-    port = free_port()
     with tempfile.TemporaryDirectory(prefix="tocsin-screenshots-") as folder:
-        process = subprocess.Popen(
-            [sys.executable, "-c", "from gateway.demo import demo; demo()",
-             "--port", str(port), "--data-dir", folder],
-            cwd=ROOT, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+        server = Server(Path(folder, "data"), command=DEMO)
         try:
-            yield f"http://127.0.0.1:{port}"
+            server.start()
+            yield server.url
         finally:
-            process.send_signal(signal.SIGINT)
-            process.wait()
-
-
-async def connected(url: str) -> tocsin.Client:
-    """A client to be entered, as soon as the broker is there."""
-    async with asyncio.timeout(60):
-        while True:
-            client = tocsin.connect(url)
-            try:
-                await client.__aenter__()
-            except tocsin.CannotConnect:
-                await asyncio.sleep(0.1)
-            else:
-                await client.close()
-                return tocsin.connect(url)
+            server.stop()
 
 
 async def publish(client: tocsin.Client) -> None:
@@ -111,7 +90,7 @@ async def main() -> None:
 
 async def take(url: str, browser: Browser) -> None:
     """Work for a while, and look at it."""
-    async with await connected(url) as client:
+    async with tocsin.connect(url) as client:
         for queue, settings in QUEUES.items():
             await client.create_queue(queue, partitions=8, **settings)
         work = [

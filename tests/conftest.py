@@ -1,7 +1,33 @@
-"""What every test needs."""
+"""What every test needs, and the broker process that many have."""
 
 import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loadtests.server import Server
 
 # pytest-asyncio asks for the current event loop before it sets its own. Asked for the first time,
 # asyncio makes one that nobody closes, and whichever test runs when it is collected would fail.
 asyncio.set_event_loop(None)
+
+LONG = ("system", "browser", "javascript", "loadtests", "push", "histories", "contract", "clients")
+"""Folders with tests that last, the longest first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What lasts begins first, so that no process is left with it when the others have done."""
+
+    def rank(item: pytest.Item) -> int:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        return LONG.index(folder) if folder in LONG else len(LONG)
+
+    items.sort(key=rank)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """A broker process of the test's own, which may be killed and started again."""
+    with Server(tmp_path / "data", level="warning") as server:
+        yield server

@@ -61,10 +61,10 @@ def _version(path: str) -> int | None:
 
 
 def run_node(
-    *args: str | Path, cwd: Path | None = None, timeout_s: float = 120
+    *args: str | Path, cwd: Path | None = None, timeout_s: float = 120, **environ: str
 ) -> "subprocess.CompletedProcess[str]":
-    """Run Node with these arguments. How it ends is the caller's to judge."""
+    """Run Node with these arguments and variables. How it ends is the caller's to judge."""
     return subprocess.run(
-        [node(), *map(str, args)],
-        cwd=cwd, capture_output=True, text=True, timeout=timeout_s, check=False,
+        [node(), *map(str, args)], cwd=cwd, env={**os.environ, **environ},
+        capture_output=True, text=True, timeout=timeout_s, check=False,
     )  # fmt: skip

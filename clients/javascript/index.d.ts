@@ -508,13 +508,13 @@ export class Client extends EventTarget {
    * good. Resolves with how many messages that were.
    */
   purge(name: string, what: { group: string } | { all: true }): Promise<number>;
-  /** Where a key of a queue goes, who has it, and what it waits for. */
-  explain(queue: string, key: string): Promise<Answer>;
   /**
-   * The sessions that stand at the broker, by id: up to `limit` (100 without it), those behind the
-   * id `after`, which is the `next` of the answer before.
+   * Where a key of a queue goes, and in `groups` (all, or the one named) who has it, and what it
+   * waits for: a stable code, `waits_for`, and a sentence, `text`.
    */
-  sessions(options?: { limit?: number; after?: string }): Promise<Answer>;
+  explain(queue: string, key: string, options?: { group?: string }): Promise<Answer>;
+  /** The sessions that stand at the broker, by id: all, or up to `limit`. */
+  sessions(options?: { limit?: number }): Promise<Answer[]>;
 
   /** Create a group, or change its settings (those left out are the queue's). */
   putGroup(
@@ -527,6 +527,10 @@ export class Client extends EventTarget {
   deleteGroup(queue: string, group: string): Promise<void>;
   /** Send it to its start, its end, a time, or an offset, the same in each partition. */
   seekGroup(queue: string, group: string, to: Start | number): Promise<Answer>;
+  /** Keys of a group of which messages wait, each with its `reason`: all, or up to `limit`. */
+  heldKeys(queue: string, group: string, options?: { limit?: number }): Promise<Answer[]>;
+  /** What is in flight of a group, by partition and offset: all, or up to `limit`. */
+  leases(queue: string, group: string, options?: { limit?: number }): Promise<Answer[]>;
   /** Keys that wait for an operator: `keys`, up to `limit` (100), and `keys_parked`. */
   parked(queue: string, group: string, options?: { limit?: number }): Promise<Answer>;
   /** Retry, skip or release a parked key, by its text or its hash, or all of them; durable. */

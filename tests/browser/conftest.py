@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -23,14 +22,6 @@ GUARDED = (
     f"import os; os.environ['TOCSIN_TOKEN'] = {TOKEN!r}; "
     "from gateway.commands import serve; serve()",
 )
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Server]:
-    server = Server(tmp_path / "data", level="warning")
-    server.start()
-    yield server
-    server.kill()
 
 
 @pytest.fixture
@@ -72,19 +63,16 @@ async def chromium() -> AsyncIterator[Browser]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def broker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
     """One broker for the tests of a module."""
-    server = Server(tmp_path_factory.mktemp("broker") / "data", level="warning")
-    server.start()
-    yield server
-    server.kill()
+    with Server(tmp_path_factory.mktemp("broker") / "data", level="warning") as server:
+        yield server
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
     """A broker with a token."""
-    server = Server(tmp_path_factory.mktemp("guarded") / "data", level="warning", command=GUARDED)
-    server.start()
-    yield server
-    server.kill()
+    data_dir = tmp_path_factory.mktemp("guarded") / "data"
+    with Server(data_dir, level="warning", command=GUARDED) as server:
+        yield server
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -185,21 +185,3 @@ def in_order(places: list[tuple[int, int]], keys: dict[tuple[int, int], str]) ->
         if place in keys:
             offsets[keys[place]].append(place[1])
     return all(given == sorted(set(given)) for given in offsets.values())
-
-
-async def until(look: Any, what: str) -> Any:
-    """Ask the broker again and again, until what it says is something; that. Fails after a
-    minute."""
-    try:
-        async with asyncio.timeout(60):
-            while True:
-                if said := await look():
-                    return said
-                await asyncio.sleep(0.05)
-    except TimeoutError:
-        raise AssertionError(f"not within a minute: {what}") from None
-
-
-async def has(is_so: bool) -> bool:
-    """For `until`: what is known here already."""
-    return is_so

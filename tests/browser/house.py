@@ -7,7 +7,7 @@ import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import tocsin
 from playwright.async_api import Page
@@ -16,6 +16,7 @@ QUEUE: Final = "watched"
 GROUP: Final = "page"
 KEYS: Final = tuple(f"user-{number}" for number in range(12))
 PATIENCE_S: Final = 60.0
+Seen = TypeVar("Seen")
 SPEED: Final = 10
 """The client's clock and timers in these pages go so many times as fast as ours, so that silence
 is noticed and WebSockets are tried again in seconds."""
@@ -89,13 +90,21 @@ async def open_client(page: Page, *, resume: str | None = None) -> str:
     return transport
 
 
-async def until(look: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Look again and again. Fails after PATIENCE_S."""
-    async with _patience(what):
-        while True:
-            if await look():
-                return
-            await asyncio.sleep(0.02)
+async def until(look: Callable[[], Awaitable[Seen]], what: str) -> Seen:
+    """Look again and again, until what is seen is something; that. Fails after PATIENCE_S."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                if seen := await look():
+                    return seen
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"not within {PATIENCE_S:.0f} s: {what}") from None
+
+
+async def has(is_so: bool) -> bool:
+    """For `until`: what is known here already."""
+    return is_so
 
 
 async def until_carried_by(page: Evaluates, transport: str | None) -> None:
@@ -109,15 +118,6 @@ async def until_carried_by(page: Evaluates, transport: str | None) -> None:
     except AssertionError as error:
         error.add_note(f"it was carried by {await page.evaluate('transports')}")
         raise
-
-
-@contextlib.asynccontextmanager
-async def _patience(what: str) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            yield
-    except TimeoutError:
-        raise AssertionError(f"not within {PATIENCE_S:.0f} s: {what}") from None
 
 
 @dataclass
@@ -159,10 +159,7 @@ class Stream:
         """Until so many more are published."""
         wanted = len(self.places) + count
 
-        async def look() -> bool:
-            return len(self.places) >= wanted
-
-        await until(look, f"{count} more are published")
+        await until(lambda: has(len(self.places) >= wanted), f"{count} more are published")
 
     async def goes_on(self, page: Evaluates, count: int = 40) -> None:
         """Until the page has consumed and read so many more."""

@@ -2,7 +2,6 @@
 answers for it."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx2
 import pytest
@@ -11,26 +10,18 @@ import tocsin
 from playwright.async_api import Browser, Route, expect
 
 from loadtests.server import Server
+from tests.browser.conftest import TOKEN
 from tests.browser.console_house import Console, console
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-TOKEN = "a token of thirty-two letters ok".replace(" ", "-")
-_SERVE = (
-    f"import os; os.environ['TOCSIN_TOKEN'] = {TOKEN!r}; "
-    "from gateway.commands import serve; serve()"
-)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def locked(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+async def locked(guarded: Server) -> Server:
     """A broker that wants a token, with a queue."""
-    folder: Path = tmp_path_factory.mktemp("locked")
-    server = Server(folder / "data", command=("-c", _SERVE), level="warning")
-    server.start()
-    async with tocsin.connect(server.url, token=TOKEN) as client:
+    async with tocsin.connect(guarded.url, token=TOKEN) as client:
         await client.create_queue("orders", partitions=1)
-    yield server
-    server.kill()
+    return guarded
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -92,39 +83,34 @@ async def test_a_wrong_token_is_refused_and_the_right_one_leads_to_where_one_wan
 
 
 async def test_a_broker_that_is_killed_leaves_its_figures_and_comes_back(
-    chromium: Browser, tmp_path: Path
+    chromium: Browser, server: Server
 ) -> None:
-    server = Server(tmp_path / "data", level="warning")
-    server.start()
-    try:
-        async with console(chromium, server.url) as view:
-            async with tocsin.connect(server.url) as client:
-                await client.create_queue("orders", partitions=1)
-                await client.publish_many("orders", [{"body": n} for n in range(3)])
-            await view.open("/queues/orders")
-            depth = view.at("queue-depth")
-            await expect(depth).to_have_attribute("data-value", "3")
-            server.kill()
-            await expect(view.at("link-state")).to_have_text("old figures")
-            await expect(view.at("error-what")).to_have_text("The broker cannot be reached.")
-            await expect(view.at("error-advice")).to_contain_text("See whether it runs")
-            await expect(view.at("error-age")).to_contain_text("The figures are those of")
-            await expect(view.page.locator("#main")).to_have_class("is-old")
-            await expect(depth).to_have_attribute("data-value", "3")
-            await expect(view.at("broker-state")).to_have_text("broker: not answering")
-            await view.shoot("broker-gone")
-            server.start()
-            await view.at("retry-now").click()
-            await view.answered()
-            await expect(view.at("error")).to_be_hidden()
-            await expect(view.page.locator("#main")).not_to_have_class("is-old")
-            await expect(depth).to_have_attribute("data-value", "3")
-            async with tocsin.connect(server.url) as client:
-                await client.publish("orders", "one more")
-            await expect(depth).to_have_attribute("data-value", "4")
-            view.complaints.clear()  # Chromium notes each request that failed
-    finally:
+    async with console(chromium, server.url) as view:
+        async with tocsin.connect(server.url) as client:
+            await client.create_queue("orders", partitions=1)
+            await client.publish_many("orders", [{"body": n} for n in range(3)])
+        await view.open("/queues/orders")
+        depth = view.at("queue-depth")
+        await expect(depth).to_have_attribute("data-value", "3")
         server.kill()
+        await expect(view.at("link-state")).to_have_text("old figures")
+        await expect(view.at("error-what")).to_have_text("The broker cannot be reached.")
+        await expect(view.at("error-advice")).to_contain_text("See whether it runs")
+        await expect(view.at("error-age")).to_contain_text("The figures are those of")
+        await expect(view.page.locator("#main")).to_have_class("is-old")
+        await expect(depth).to_have_attribute("data-value", "3")
+        await expect(view.at("broker-state")).to_have_text("broker: not answering")
+        await view.shoot("broker-gone")
+        server.start()
+        await view.at("retry-now").click()
+        await view.answered()
+        await expect(view.at("error")).to_be_hidden()
+        await expect(view.page.locator("#main")).not_to_have_class("is-old")
+        await expect(depth).to_have_attribute("data-value", "3")
+        async with tocsin.connect(server.url) as client:
+            await client.publish("orders", "one more")
+        await expect(depth).to_have_attribute("data-value", "4")
+        view.complaints.clear()  # Chromium notes each request that failed
 
 
 _HTML = "<html><script>window.ran = 1</script><h1>502 Bad Gateway</h1></html>"

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import pytest
 import pytest_asyncio
 import tocsin
-from axe_playwright_python.async_playwright import Axe  # type: ignore[import-untyped]
+from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, expect
 
 from loadtests.server import Server

@@ -14,11 +14,10 @@ from tests.browser.demo_page import (
     QUEUE,
     Host,
     Visit,
-    has,
     in_order,
-    until,
     visited,
 )
+from tests.browser.house import has, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 DONE = re.compile(r"\bdone\b")

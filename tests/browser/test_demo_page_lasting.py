@@ -13,7 +13,8 @@ import pytest
 from playwright.async_api import Browser, expect
 
 from loadtests.server import Server, free_port
-from tests.browser.demo_page import GONE, KEYS, Host, Visit, has, in_order, until, visited
+from tests.browser.demo_page import GONE, KEYS, Host, Visit, in_order, visited
+from tests.browser.house import has, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 DONE = re.compile(r"\bdone\b")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 import pytest
-from axe_playwright_python.async_playwright import Axe  # type: ignore[import-untyped]
+from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, expect
 
 from loadtests.server import Server

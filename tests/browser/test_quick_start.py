@@ -1,11 +1,8 @@
 """The web page of the README, as it stands there: only what its two addresses lead to is another
 broker and another web server."""
 
-import asyncio
 import http.server
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -17,28 +14,20 @@ import tocsin
 from playwright.async_api import expect
 
 from loadtests.chromium import browsing
-from loadtests.server import free_port
-from tests.layout.tree import ROOT, text
+from loadtests.server import SERVE, Server
+from tests.layout.tree import text
 
 README: Final = text(Path("README.md"))
-BROKER: Final = "http://127.0.0.1:8080"
 WEB: Final = "http://127.0.0.1:3000"
 LINES_MAX: Final = 10
 PAGE: Final = "".join(re.findall(r"^```html\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[str]:
+def server(tmp_path: Path) -> Iterator[Server]:
     """A broker that lets the pages of the README's web server in."""
-    port = str(free_port())
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from gateway.commands import serve; serve()",
-         "--port", port, "--data-dir", str(tmp_path / "data"), "--origins", WEB],
-        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    yield port
-    process.kill()
-    process.wait()
+    with Server(tmp_path / "data", command=(*SERVE, "--origins", WEB)) as server:
+        yield server
 
 
 class _Quiet(http.server.SimpleHTTPRequestHandler):
@@ -65,10 +54,10 @@ def test_the_page_is_short() -> None:
     assert 5 < len(PAGE.splitlines()) <= LINES_MAX
 
 
-async def test_the_page_of_the_readme_shows_orders(broker: str, web: str) -> None:
-    elsewhere = f"MAP 127.0.0.1:8080 127.0.0.1:{broker}, MAP 127.0.0.1:3000 127.0.0.1:{web}"
+async def test_the_page_of_the_readme_shows_orders(server: Server, web: str) -> None:
+    elsewhere = f"MAP 127.0.0.1:8080 127.0.0.1:{server.port}, MAP 127.0.0.1:3000 127.0.0.1:{web}"
     async with (
-        await connected(f"http://127.0.0.1:{broker}") as client,
+        tocsin.connect(server.url) as client,
         browsing([f"--host-resolver-rules={elsewhere}"]) as browser,
     ):
         await client.create_queue("orders", retention_s=86_400)
@@ -80,17 +69,3 @@ async def test_the_page_of_the_readme_shows_orders(broker: str, web: str) -> Non
         await client.publish("orders", {"total": 13}, key="user-8")
         await client.publish("orders", {"total": 14}, key="user-7")
         await expect(lines).to_have_text(["an order of 12", "an order of 14"], timeout=30_000)
-
-
-async def connected(url: str) -> tocsin.Client:
-    """A client of the broker, which is starting."""
-    async with asyncio.timeout(60):
-        while True:
-            client = tocsin.connect(url)
-            try:
-                await client.__aenter__()
-            except tocsin.CannotConnect:
-                await asyncio.sleep(0.05)
-            else:
-                await client.close()
-                return tocsin.connect(url)

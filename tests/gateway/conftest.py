@@ -15,10 +15,9 @@ from gateway.broker import Broker
 from gateway.config import Config
 from gateway.ports import BrokerPort
 from gateway.rest import Application
+from tests.gateway.asgi import client_of
 from tests.gateway.plain_broker import PlainBroker
 from tests.histories.house import House
-
-BASE_URL = "http://127.0.0.1:8080"
 
 
 def never(reason: str) -> None:
@@ -47,8 +46,7 @@ async def application(broker: BrokerPort) -> Application:
 @pytest.fixture
 async def http(application: Application) -> AsyncIterator[httpx2.AsyncClient]:
     """A client that speaks to the application without a socket."""
-    transport = httpx2.ASGITransport(app=application)
-    async with httpx2.AsyncClient(transport=transport, base_url=BASE_URL) as client:
+    async with client_of(application) as client:
         yield client
 
 

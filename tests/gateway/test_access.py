@@ -21,7 +21,7 @@ from gateway.session import Session, Timing
 from metadata.catalog import ANYBODY
 from push import limits
 from push.errors import Refused
-from tests.gateway.conftest import BASE_URL
+from tests.gateway.asgi import client_of
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.plain_broker import PlainBroker
 from tests.gateway.test_rest import check_problem
@@ -313,11 +313,6 @@ async def http(application: Application) -> AsyncIterator[Http]:
     """A browser: it keeps cookies, and says where its requests come from."""
     async with client_of(application, origin=OURS) as client:
         yield client
-
-
-def client_of(application: Application, **headers: str) -> Http:
-    transport = httpx2.ASGITransport(app=application)
-    return Http(transport=transport, base_url=BASE_URL, headers=headers)
 
 
 async def ticket_of(application: Application) -> str:

@@ -7,11 +7,8 @@ import httpx2
 import msgspec
 import pytest
 
-from gateway.auth import Auth
 from gateway.facts_values import Explained, HeldKeys, LeaseList
-from gateway.rest import Application
 from push import limits
-from tests.gateway.conftest import BASE_URL
 from tests.histories.house import House, Session, delivery, message
 
 QUEUE = "/v1/queues/orders"
@@ -31,10 +28,8 @@ async def session(house: House) -> Session:
 
 @pytest.fixture
 async def http(house: House) -> AsyncIterator[httpx2.AsyncClient]:
-    """Speaks to the house without a socket."""
-    transport = httpx2.ASGITransport(app=Application(house.broker, Auth(None)))
-    async with httpx2.AsyncClient(transport=transport, base_url=BASE_URL) as client:
-        yield client
+    async with house.http() as http:
+        yield http
 
 
 async def told(http: httpx2.AsyncClient, path: str, kind: Any, **query: str) -> Any:

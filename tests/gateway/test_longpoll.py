@@ -17,7 +17,7 @@ from gateway.rest import Application
 from gateway.session import Timing
 from metadata.catalog import ANYBODY, Principal
 from push import limits
-from tests.gateway.conftest import BASE_URL
+from tests.gateway.asgi import client_of
 from tests.histories.house import House, eventually, message, numbered
 
 Batch = dict[str, Any]
@@ -73,9 +73,7 @@ def polls(registry: Registry) -> Polls:
 
 @pytest.fixture
 async def http(house: House, registry: Registry, polls: Polls) -> AsyncIterator[httpx2.AsyncClient]:
-    application = Application(house.broker, Auth(None), polls)
-    transport = httpx2.ASGITransport(app=application)
-    async with httpx2.AsyncClient(transport=transport, base_url=BASE_URL) as client:
+    async with client_of(Application(house.broker, Auth(None), polls)) as client:
         yield client
     registry.deadlines.close()
 

@@ -15,6 +15,7 @@ from gateway.rest import OPERATIONS, Application
 from metadata.catalog import GroupSettings, QueueSettings
 from push.errors import CODES
 from push.message import Message
+from tests.gateway.asgi import client_of
 
 HTTP_METHODS = {"get", "put", "post", "delete"}
 
@@ -140,9 +141,8 @@ async def test_answers_have_the_fields_the_schemas_require(
     """What is described is what comes: each answer has every required property, and what is
     described as closed has no other one."""
     schemas = spec["components"]["schemas"]
-    transport = httpx2.ASGITransport(app=Application(broker, Auth(None)))
     queue, group = "/v1/queues/q", "/v1/queues/q/groups/g"
-    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
+    async with client_of(Application(broker, Auth(None))) as http:
         receipts = {"receipts": ["x"]}
         calls: list[tuple[str, str, object, str]] = [
             ("PUT", queue, {"partitions": 1}, "QueueDescription"),

@@ -16,7 +16,8 @@ from gateway.ports import WholeBroker
 from gateway.rest import Application
 from gateway.server import OnFatal, Server
 from push import limits
-from tests.gateway.conftest import BASE_URL, never
+from tests.gateway.asgi import client_of
+from tests.gateway.conftest import never
 from tests.gateway.plain_broker import PlainBroker
 from tests.gateway.test_rest import check_problem
 
@@ -67,7 +68,7 @@ def clock() -> Clock:
 @pytest.fixture
 async def http(checkout: Path, clock: Clock) -> AsyncIterator[Http]:
     """A client of a broker with a token, which it does not present."""
-    async with client_of(Site(checkout, now=clock)) as client:
+    async with visitor(Site(checkout, now=clock)) as client:
         yield client
 
 
@@ -107,12 +108,12 @@ def opened(checkout: Path) -> Site:
     return site
 
 
-def client_of(site: Site, token: str | None = "s3cret") -> Http:
+def visitor(site: Site, token: str | None = "s3cret") -> Http:
     served = pages(site)
     application = Application(
         PlainBroker(), Auth(token), routes=served.routes, public=served.public
     )
-    return Http(transport=httpx2.ASGITransport(app=application), base_url=BASE_URL)
+    return client_of(application)
 
 
 @pytest.mark.parametrize(
@@ -145,10 +146,15 @@ async def test_pages_and_their_modules_are_served_to_anybody(
     assert response.headers["cross-origin-resource-policy"] == "same-origin"
 
 
-async def test_the_root_leads_to_the_demo(http: Http) -> None:
-    response = await http.get("/", headers={"host": "evil.example"})
+@pytest.mark.parametrize(
+    ("path", "page"), [("/", "/demo"), ("/demo/", "/demo"), ("/console/", "/console")]
+)
+async def test_a_slash_leads_to_its_page_also_without_the_token(
+    http: Http, path: str, page: str
+) -> None:
+    response = await http.get(path, headers={"host": "evil.example"})
     assert response.status_code == 307
-    assert response.headers["location"] == "/demo"  # no word of the Host header
+    assert response.headers["location"] == page  # no word of the Host header
 
 
 async def test_a_page_runs_and_loads_nothing_but_ours(http: Http) -> None:
@@ -202,7 +208,7 @@ async def test_many_who_ask_at_once_cost_one_look(
         real(site)
 
     monkeypatch.setattr(Site, "_look", counted)
-    async with client_of(Site(checkout, now=clock)) as http:
+    async with visitor(Site(checkout, now=clock)) as http:
         await http.get("/demo")
         clock.now += 5
         answers = await asyncio.gather(*(http.get("/demo") for _ in range(50)))
@@ -297,7 +303,7 @@ async def test_links_lead_nowhere(checkout: Path, clock: Clock) -> None:
     (browser / "dir").symlink_to(checkout / "clients/python")
     (browser / "loop").symlink_to(browser)
     os.mkfifo(browser / "pipe.js")  # to open it would be to wait for ever
-    async with client_of(Site(checkout, now=clock)) as http:
+    async with visitor(Site(checkout, now=clock)) as http:
         for name in ("out.js", "dir/secret.js", "loop/demo.html", "pipe.js"):
             check_problem(await http.get(f"/assets/browser/{name}"), "not_found")
         assert (await http.get("/demo")).status_code == 200
@@ -308,7 +314,7 @@ async def test_files_are_bounded(checkout: Path, caplog: pytest.LogCaptureFixtur
     browser = checkout / "clients/browser"
     (browser / "most.js").write_bytes(b"x" * limits.PAGE_FILE_BYTES_MAX)
     (browser / "more.js").write_bytes(b"x" * (limits.PAGE_FILE_BYTES_MAX + 1))
-    async with client_of(Site(checkout)) as http:
+    async with visitor(Site(checkout)) as http:
         assert len((await http.get("/assets/browser/most.js")).content) == (
             limits.PAGE_FILE_BYTES_MAX
         )
@@ -337,7 +343,7 @@ async def test_missing_folders_are_told_with_what_to_do(
     checkout: Path, gone: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.rmtree(checkout / gone)
-    async with client_of(opened(checkout), None) as http:
+    async with visitor(opened(checkout), None) as http:
         wanted = "/demo" if gone == FOLDERS["browser"] else "/assets/tocsin/index.js"
         document = check_problem(await http.get(wanted), "not_found")
         assert str(gone) in document["detail"]

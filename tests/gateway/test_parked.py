@@ -11,11 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.admin import AdminSocket
-from gateway.auth import Auth
 from gateway.commands import admin as admin_command
-from gateway.rest import Application
 from push import limits
-from tests.gateway.conftest import BASE_URL
 from tests.histories.house import House, Session, delivery, message
 
 PATH = "/v1/queues/orders/groups/billing/parked"
@@ -38,10 +35,8 @@ async def session(house: House) -> Session:
 
 @pytest.fixture
 async def http(house: House) -> AsyncIterator[httpx2.AsyncClient]:
-    """Speaks to the house without a socket."""
-    transport = httpx2.ASGITransport(app=Application(house.broker, Auth(None)))
-    async with httpx2.AsyncClient(transport=transport, base_url=BASE_URL) as client:
-        yield client
+    async with house.http() as http:
+        yield http
 
 
 @pytest.fixture

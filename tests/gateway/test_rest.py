@@ -16,7 +16,7 @@ from gateway.rest import OPERATIONS, Application
 from metadata.catalog import ANYBODY
 from push import limits
 from push.errors import CODES
-from tests.gateway.conftest import BASE_URL
+from tests.gateway.asgi import client_of
 
 Http = httpx2.AsyncClient
 QUEUE = "/v1/queues/orders"
@@ -642,11 +642,6 @@ async def guarded(broker: BrokerPort) -> Application:
     """An application with a token and an allowed page."""
     origins = ("https://app.example",)
     return Application(broker, Auth("a-secret-token", origins), origins=origins)
-
-
-def client_of(application: Application, **headers: str) -> Http:
-    transport = httpx2.ASGITransport(app=application)
-    return Http(transport=transport, base_url=BASE_URL, headers=headers)
 
 
 async def test_every_operation_but_the_probes_wants_the_token(guarded: Application) -> None:

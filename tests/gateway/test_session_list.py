@@ -17,7 +17,7 @@ from gateway.registry import Registry
 from gateway.rest import Application
 from metadata.catalog import Principal
 from push import limits
-from tests.gateway.conftest import BASE_URL
+from tests.gateway.asgi import client_of
 from tests.gateway.test_longpoll import Client
 from tests.histories.house import House, Socket, eventually, message, numbered
 
@@ -35,10 +35,13 @@ def registry(house: House) -> Registry:
 
 
 @pytest.fixture
-async def http(house: House, registry: Registry) -> AsyncIterator[httpx2.AsyncClient]:
-    application = Application(house.broker, Auth(None), Polls(registry))
-    transport = httpx2.ASGITransport(app=application)
-    async with httpx2.AsyncClient(transport=transport, base_url=BASE_URL) as client:
+def polls(registry: Registry) -> Polls:
+    return Polls(registry)
+
+
+@pytest.fixture
+async def http(house: House, registry: Registry, polls: Polls) -> AsyncIterator[httpx2.AsyncClient]:
+    async with client_of(Application(house.broker, Auth(None), polls)) as client:
         yield client
     registry.deadlines.close()
 
@@ -119,7 +122,7 @@ async def test_a_session_without_a_transport_is_shown_as_waited_for(
 
 
 async def test_what_a_long_poll_has_not_taken_is_unsent(
-    house: House, http: httpx2.AsyncClient
+    house: House, http: httpx2.AsyncClient, polls: Polls
 ) -> None:
     queue = await house.queue()
     client = Client(http)
@@ -134,17 +137,12 @@ async def test_what_a_long_poll_has_not_taken_is_unsent(
         "long-poll", "page", 0,
     )  # fmt: skip
     await house.publish(queue, numbered(3))
-    await eventually(lambda: next(iter(http_polls(http))).unsent_bytes > 0)
+    await eventually(lambda: next(iter(polls._by_id.values())).unsent_bytes > 0)
     (waiting,) = await listed(http)
     batch = (await client.poll(5)).json()
     frames = msgspec.json.encode(batch["frames"])
     assert waiting["unsent_bytes"] == len(frames) - 1 - len(batch["frames"])  # [ , ]
     assert waiting["heard_unix_ms"] >= before["heard_unix_ms"]
-
-
-def http_polls(http: httpx2.AsyncClient) -> Any:
-    """The long polls behind a client."""
-    return http._transport.app.polls._by_id.values()  # type: ignore[attr-defined]
 
 
 async def test_when_a_session_was_heard_of_last_moves_with_what_it_says(

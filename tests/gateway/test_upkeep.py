@@ -6,13 +6,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from gateway.auth import Auth
-from gateway.rest import Application
 from gateway.upkeep_values import Place
 from metadata.catalog import Queue
 from push import limits
 from push.errors import Refused
-from tests.gateway.conftest import BASE_URL
 from tests.histories.house import House, delivery, eventually, message
 
 PATH = "/v1/queues/orders"
@@ -29,10 +26,8 @@ async def queue(house: House) -> Queue:
 
 @pytest.fixture
 async def http(house: House) -> AsyncIterator[httpx2.AsyncClient]:
-    """Speaks to the house without a socket."""
-    transport = httpx2.ASGITransport(app=Application(house.broker, Auth(None)))
-    async with httpx2.AsyncClient(transport=transport, base_url=BASE_URL) as client:
-        yield client
+    async with house.http() as http:
+        yield http
 
 
 async def die(house: House, queue: Queue, count: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import msgspec
 
 from gateway import frames
@@ -19,6 +20,7 @@ from gateway.facts_values import Transport
 from gateway.frames import Close
 from gateway.link import StartFrom
 from gateway.queue_readers import Reader
+from gateway.rest import Application
 from gateway.routing import Answer
 from loadtests import wire
 from metadata.catalog import ANYBODY, Group, GroupSettings, Queue, QueueSettings
@@ -28,6 +30,7 @@ from push.message import Message
 from push.ports import Storage
 from storage.memory import MemoryStorage
 from storage.sqlite import SqliteStorage
+from tests.gateway.asgi import client_of
 
 Frame = dict[str, Any]
 Place = tuple[int, int, int, int]
@@ -149,6 +152,10 @@ class House:
         assert self.kind == "sqlite", "memory does not outlive its broker"
         await self.stop()
         await self.open()
+
+    def http(self) -> httpx2.AsyncClient:
+        """Its HTTP interface, without a socket; to be entered."""
+        return client_of(Application(self.broker, Auth(None)))
 
     async def queue(self, name: str = "orders", **settings: Any) -> Queue:
         """A queue, of one partition unless told otherwise."""

@@ -9,8 +9,6 @@ import httpx2
 import msgspec
 import pytest
 
-from gateway.auth import Auth
-from gateway.rest import Application
 from metadata.catalog import ANYBODY
 from push import limits
 from tests.histories.house import House, Socket, eventually
@@ -32,10 +30,8 @@ async def making(house: House) -> House:
 
 @pytest.fixture
 async def http(making: House) -> AsyncIterator[httpx2.AsyncClient]:
-    """Its HTTP interface."""
-    transport = httpx2.ASGITransport(app=Application(making.broker, Auth(None)))
-    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080") as client:
-        yield client
+    async with making.http() as http:
+        yield http
 
 
 def queues(house: House) -> list[str]:

@@ -5,20 +5,16 @@ import asyncio
 import time
 from typing import Any
 
-import httpx2
 import msgspec
 import pytest
 
 from gateway import slices
-from gateway.auth import Auth
 from gateway.counting import Published
-from gateway.rest import Application
 from gateway.rest_groups import GroupDescription
 from gateway.rest_queues import QueueDescription
 from metadata.catalog import ANYBODY, Group, Queue
 from push import limits
 from push.errors import Refused, Unknown
-from tests.gateway.conftest import BASE_URL
 from tests.histories.house import House, delivery, eventually, message, numbered
 
 
@@ -239,8 +235,7 @@ async def test_others_have_their_turn_while_queues_are_listed(
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
     for number in range(20):
         await house.queue(f"q{number:02}")
-    transport = httpx2.ASGITransport(app=Application(house.broker, Auth(None)))
-    async with httpx2.AsyncClient(transport=transport, base_url=BASE_URL) as http:
+    async with house.http() as http:
         await http.get("/v1/queues")
         turns = 0
 

@@ -4,8 +4,6 @@ missing, handled twice or out of order, by a consumer and by a reader."""
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -34,14 +32,6 @@ SCRIPT: Final = """async (transport) => {
   });
   await Promise.all([messages.opened, reader.opened]);
 }"""
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Server]:
-    server = Server(tmp_path / "data", level="warning")
-    server.start()
-    yield server
-    server.kill()
 
 
 async def publish(client: tocsin.Client, enough: asyncio.Event) -> None:

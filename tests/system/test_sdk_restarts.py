@@ -3,8 +3,7 @@ once, and what was handled meanwhile is settled under the new broker (R22)."""
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import tocsin
@@ -14,14 +13,6 @@ from loadtests.server import Server
 Runs = Counter[int]
 COUNT, CREDIT, PARTITIONS = 60, 20, 8
 """More than both consumers hold: some are given only by the second broker."""
-
-
-@pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Server]:
-    server = Server(tmp_path / "data", level="warning")
-    server.start()
-    yield server
-    server.kill()
 
 
 async def balanced(client: tocsin.Client) -> None:

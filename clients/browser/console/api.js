@@ -4,6 +4,8 @@
  * ends in a parsed answer or in an ApiError that says what to do.
  */
 
+import { titled } from "../shared/format.js";
+
 export const TIMEOUT_MS = 10_000;
 const ANSWER_SHOWN_MAX = 200;
 const CLOCK_SURE_MS = 2000;
@@ -240,6 +242,6 @@ function unreachable() {
 
 /** @param {string} text */
 function sentence(text) {
-  const began = text.charAt(0).toUpperCase() + text.slice(1);
+  const began = titled(text);
   return /[.!?…]$/.test(began) ? began : `${began}.`;
 }

@@ -1,7 +1,9 @@
 // @ts-check
 /** Figures with their names: tiles at the top of a view, and lists of facts. */
 
-import { make, setData } from "./elements.js";
+import { titled } from "../shared/format.js";
+import { make, setData, setFigure } from "./elements.js";
+import { rate } from "./format.js";
 
 /**
  * @typedef {{
@@ -42,4 +44,20 @@ export class Figures {
       figure.draw(this.parts[index], of);
     });
   }
+}
+
+/**
+ * One for each of these counters: how fast it grows.
+ *
+ * @param {{rate: (name: string) => number | null}} history
+ * @param {string[]} names
+ * @returns {Figure[]}
+ */
+export function ratesOf(history, names) {
+  return names.map((name) => ({
+    id: `${name}-rate`,
+    label: titled(name),
+    unit: "/s",
+    draw: (element) => setFigure(element, history.rate(name), rate),
+  }));
 }

@@ -4,7 +4,7 @@
  */
 
 import { connect } from "/assets/tocsin/index.js";
-import { formatBody, formatCount, utf8Bytes } from "../shared/format.js";
+import { formatBody, formatCount, titled, utf8Bytes } from "../shared/format.js";
 import { readFigure } from "./figures.js";
 import { Lanes } from "./lanes.js";
 import { ClockOffset, Latencies } from "./latency.js";
@@ -356,7 +356,7 @@ export class Model {
 
   #connectionChanged({ transport, isConnected, reason }) {
     const name = { websocket: "WebSocket", "long-poll": "Long-poll" }[transport];
-    const lost = reason ? reason[0].toUpperCase() + reason.slice(1) : "The connection was lost";
+    const lost = reason ? titled(reason) : "The connection was lost";
     this.#note(isConnected && name ? `${name}: connected` : lost);
     this.changed(true);
   }

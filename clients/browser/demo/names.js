@@ -36,11 +36,11 @@ export class Names {
 
 /**
  * `tab-k3a/worker-1`, as the pages call their clients → `worker 1 of tab k3a`.
- * @param {any} answer to GET /v1/sessions
+ * @param {any[]} sessions as GET /v1/sessions lists them
  */
-export function namesIn(answer) {
+export function namesIn(sessions) {
   const names = new Map();
-  for (const row of Array.isArray(answer?.sessions) ? answer.sessions : []) {
+  for (const row of sessions) {
     const found = /^(tab-[a-z0-9]{3})\/(worker-\d+)$/.exec(row?.client);
     if (found) {
       names.set(row.session, `${found[2]} of ${found[1]}`.replaceAll("-", " "));

@@ -2,7 +2,7 @@
 
 import { byId, foreign, make, resolveColor, setAttribute, setText } from "../shared/dom.js";
 import { explainLine } from "../shared/errors.js";
-import { formatKey } from "../shared/format.js";
+import { formatKey, titled } from "../shared/format.js";
 import { standing } from "./lanes.js";
 import { drawLane } from "./lines.js";
 import { ATTEMPTS_MAX } from "./model.js";
@@ -80,7 +80,7 @@ export class Refusing {
   }
 
   #button(row, name, onClick) {
-    const text = name[0].toUpperCase() + name.slice(1);
+    const text = titled(name);
     const button = make("button", { class: "button small", type: "button", text });
     button.dataset.testid = name;
     button.addEventListener("click", onClick);

@@ -3,7 +3,7 @@
  * as anything but text.
  */
 
-import { visibleText } from "./format.js";
+import { titled, visibleText } from "./format.js";
 
 const DETAIL_LENGTH_MAX = 300;
 
@@ -77,6 +77,6 @@ function isUnreachable(error, code) {
 /** With a capital letter and a full stop, as text that is fit for a line. */
 function sentence(detail) {
   const text = visibleText(String(detail).trim(), DETAIL_LENGTH_MAX) || "Something went wrong.";
-  const begun = text[0].toUpperCase() + text.slice(1);
+  const begun = titled(text);
   return /[.!?\u2026)]$/.test(begun) ? begun : `${begun}.`;
 }

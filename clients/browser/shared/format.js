@@ -24,6 +24,11 @@ export function plural(count, one, many = `${one}s`) {
   return `${formatCount(count)} ${count === 1 ? one : many}`;
 }
 
+/** With a capital letter. @param {string} text */
+export function titled(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
 /**
  * A duration in milliseconds, with its unit: `0.4 ms`, `12 ms`, `1.8 s`, `2 min 5 s`.
  * @param {number|null|undefined} ms

@@ -91,13 +91,7 @@ export class Calls extends EventTarget {
 
   /** The descriptions of all queues, by name. */
   async queues() {
-    const found = [];
-    for (let after; ; ) {
-      const page = objectOf(await this.request("GET", `/v1/queues${queryOf({ after })}`));
-      found.push(...listOf(page.queues));
-      if (!page.next) return found;
-      after = page.next;
-    }
+    return this.#list("/v1/queues", "queues");
   }
 
   /** Let nothing of the queue be given out to groups, durably, until it is resumed. */
@@ -117,15 +111,18 @@ export class Calls extends EventTarget {
     return objectOf(await this.request("POST", path, { group, all }, settings)).messages;
   }
 
-  /** Where a key of a queue goes, who has it, and what it waits for. */
-  async explain(queue, key) {
+  /** Where a key of a queue goes, and in each group who has it, and what it waits for. */
+  async explain(queue, key, { group } = {}) {
     const path = `${pathTo("queues", queue)}/explain`;
-    return objectOf(await this.request("GET", path + queryOf({ key })));
+    const told = objectOf(await this.request("GET", path + queryOf({ key, group })));
+    const { next, ...all } = told;
+    const more = next ? await this.#list(path, "groups", { query: { key, group }, next }) : [];
+    return { ...all, groups: [...listOf(told.groups), ...more] };
   }
 
-  /** The sessions that stand at the broker, by id: up to `limit`, those behind `after`. */
-  async sessions({ limit, after } = {}) {
-    return objectOf(await this.request("GET", `/v1/sessions${queryOf({ limit, after })}`));
+  /** The sessions that stand at the broker, by id, up to `limit`. */
+  async sessions({ limit } = {}) {
+    return this.#list("/v1/sessions", "sessions", { limit });
   }
 
   // --- groups -----------------------------------------------------------------------------------
@@ -153,6 +150,16 @@ export class Calls extends EventTarget {
     return objectOf(await this.request("POST", path, { to: place }));
   }
 
+  /** Keys of a group of which messages wait, each with its `reason`, up to `limit`. */
+  async heldKeys(queue, group, { limit } = {}) {
+    return this.#list(`${pathTo("queues", queue, "groups", group)}/held`, "keys", { limit });
+  }
+
+  /** What is in flight of a group, by partition and offset, up to `limit`. */
+  async leases(queue, group, { limit } = {}) {
+    return this.#list(`${pathTo("queues", queue, "groups", group)}/leases`, "leases", { limit });
+  }
+
   /** Keys of a group that wait for an operator. */
   async parked(queue, group, { limit = 100 } = {}) {
     const path = `${pathTo("queues", queue, "groups", group)}/parked`;
@@ -170,33 +177,16 @@ export class Calls extends EventTarget {
 
   /** Messages as they stand in a queue, by partition and offset, taken from nobody. */
   async peek(queue, { group, partition, offset, key, limit = 10 } = {}) {
-    const path = `${pathTo("queues", queue)}/messages`;
-    const wanted = { group, partition, offset, key };
-    const found = [];
-    for (let after; found.length < limit; ) {
-      const count = Math.min(limit - found.length, PER_CALL_MAX);
-      const query = queryOf({ ...wanted, limit: count, after });
-      const answer = objectOf(await this.request("GET", path + query));
-      found.push(...listOf(answer.messages).map((said) => new PeekedMessage(said)));
-      if (!answer.next) break;
-      after = answer.next;
-    }
-    return found;
+    const query = { group, partition, offset, key };
+    const said = await this.#list(`${pathTo("queues", queue)}/messages`, "messages", { query, limit });
+    return said.map((message) => new PeekedMessage(message));
   }
 
   /** The dead letters of a queue that have not gone back, oldest first, up to `limit`. */
   async deadLetters(queue, { key, reason, limit = 100 } = {}) {
     const path = `${pathTo("queues", queue)}/dead-letters`;
-    const found = [];
-    for (let after; found.length < limit; ) {
-      const count = Math.min(limit - found.length, PER_CALL_MAX);
-      const query = queryOf({ key, reason, limit: count, after });
-      const answer = objectOf(await this.request("GET", path + query));
-      found.push(...listOf(answer.messages).map((said) => new DeadLetter(said)));
-      if (!answer.next) break;
-      after = answer.next;
-    }
-    return found;
+    const said = await this.#list(path, "messages", { query: { key, reason }, limit });
+    return said.map((message) => new DeadLetter(message));
   }
 
   /** Send dead letters back, in the order of their keys; returns how many went. */
@@ -237,6 +227,21 @@ export class Calls extends EventTarget {
   /** Prolong the leases of pulled messages to `leaseS` seconds from now, or the group's. */
   async extendReceipts(queue, group, receipts, { leaseS } = {}) {
     return this.#settle(queue, group, "extend", { receipts, lease_s: leaseS });
+  }
+
+  /** What is listed under `name` by `path`, page by page, up to `limit`. */
+  async #list(path, name, { query = {}, limit = Infinity, next } = {}) {
+    const found = [];
+    for (let after = next; found.length < limit; ) {
+      // explain has pages of its own size, and takes no limit
+      const count = Number.isFinite(limit) ? Math.min(limit - found.length, PER_CALL_MAX) : null;
+      const asked = queryOf({ ...query, limit: count, after });
+      const page = objectOf(await this.request("GET", path + asked));
+      for (const one of listOf(page[name])) found.push(one);
+      if (!page.next) break;
+      after = page.next;
+    }
+    return found;
   }
 
   async #settle(queue, group, verb, body) {

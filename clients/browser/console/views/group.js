@@ -4,7 +4,7 @@
 import { formatCount, NOTHING } from "../../shared/format.js";
 import { rowsOf } from "../api.js";
 import { badge, make, setBadge, setFigure, setText, setTime, timeElement } from "../elements.js";
-import { Figures } from "../figures.js";
+import { Figures, ratesOf } from "../figures.js";
 import { rate, until } from "../format.js";
 import { Plot } from "../plot.js";
 import { formatRoute } from "../route.js";
@@ -119,12 +119,6 @@ export class GroupView {
       const draw = (/** @type {any} */ e, /** @type {any} */ g) => setFigure(e, of(g), formatCount);
       return { id, label, draw };
     }
-    const rates = RATES.map((name) => ({
-      id: `${name}-rate`,
-      label: name[0].toUpperCase() + name.slice(1),
-      unit: "/s",
-      draw: (/** @type {any} */ e) => setFigure(e, this.history.rate(name), rate),
-    }));
     return [
       counted("lag", "Lag", (g) => g.lag),
       {
@@ -137,7 +131,7 @@ export class GroupView {
       counted("in-flight", "In flight", (g) => g.in_flight),
       counted("aside", "Held aside", (g) => g.aside),
       counted("parked", "Parked keys", (g) => g.keys_parked),
-      ...rates,
+      ...ratesOf(this.history, RATES),
       counted("redelivered", "Redelivered, total", (g) => g.counters?.redelivered),
       counted("dead-lettered", "Dead-lettered, total", (g) => g.counters?.dead_lettered),
     ];

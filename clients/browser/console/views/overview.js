@@ -1,7 +1,7 @@
 // @ts-check
 /** All queues: how much stands in each, how fast it moves, what is wrong. */
 
-import { formatBytes, formatCount } from "../../shared/format.js";
+import { formatBytes, formatCount, titled } from "../../shared/format.js";
 import { rowsOf } from "../api.js";
 import { badge, make, setBadge, setFigure } from "../elements.js";
 import { Figures } from "../figures.js";
@@ -100,10 +100,6 @@ export class Overview {
   }
 }
 
-/** @param {string} word */
-function titled(word) {
-  return word[0].toUpperCase() + word.slice(1);
-}
 
 /** @param {any} row */
 function textOf({ queue }) {

@@ -1,7 +1,7 @@
 // @ts-check
 /** The parked keys of a group: what waits, and what becomes of it. */
 
-import { formatCount, plural } from "../../shared/format.js";
+import { formatCount, plural, titled } from "../../shared/format.js";
 import { rowsOf } from "../api.js";
 import { askAndDo, tell } from "../dialog.js";
 import { button, make, setFigure, setShown, setText } from "../elements.js";
@@ -167,12 +167,12 @@ export class ParkedView {
     };
     this.#did(await askAndDo({
       id: `${verb}-all`,
-      title: `${verb[0].toUpperCase()}${verb.slice(1)} all parked keys of this group?`,
+      title: `${titled(verb)} all parked keys of this group?`,
       about: this.name,
       lines: [lines[verb]],
       isDangerous: verb === "skip",
       typed: verb === "skip" ? this.name : undefined,
-      confirm: `${verb[0].toUpperCase()}${verb.slice(1)} all`,
+      confirm: `${titled(verb)} all`,
       run: (say, isStopped) => this.#inSteps(verb, say, isStopped),
     }));
   }

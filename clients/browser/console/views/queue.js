@@ -7,7 +7,7 @@ import { askAndDo } from "../dialog.js";
 import {
   badge, button, make, setBadge, setFigure, setShown, setText, setTime, timeElement,
 } from "../elements.js";
-import { Figures } from "../figures.js";
+import { Figures, ratesOf } from "../figures.js";
 import { rate } from "../format.js";
 import { LINES_MAX, Plot } from "../plot.js";
 import { formatRoute } from "../route.js";
@@ -113,16 +113,10 @@ export class QueueView {
 
   #figures() {
     const now = () => this.context.now();
-    const rates = RATES.map((name) => ({
-      id: `${name}-rate`,
-      label: name[0].toUpperCase() + name.slice(1),
-      unit: "/s",
-      draw: (/** @type {any} */ e) => setFigure(e, this.history.rate(name), rate),
-    }));
     return [
       { id: "depth", label: "Depth", draw: (e, q) => setFigure(e, q.depth, formatCount) },
       { id: "bytes", label: "Retained", draw: (e, q) => setFigure(e, q.bytes, formatBytes) },
-      ...rates,
+      ...ratesOf(this.history, RATES),
       {
         id: "oldest",
         label: "Oldest message",

@@ -1,0 +1,163 @@
+/** Every call over HTTP, against the broker at TOCSIN_URL: tests/javascript/test_calls.py runs it. */
+
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+
+import { connect, GroupNotFound, InvalidRequest, QueueNotFound } from "../../src/index.js";
+
+const PARTITIONS = 2;
+let client;
+let count = 0;
+
+before(async () => {
+  client = await connect(process.env.TOCSIN_URL, { name: "a program" });
+});
+after(() => client.close());
+
+/** A queue of its own with a group that has settled nothing yet. */
+async function queueOf(keys, settings = {}) {
+  count += 1;
+  const name = `q${count}`;
+  await client.createQueue(name, { partitions: PARTITIONS, backoffS: 0, ...settings });
+  await client.putGroup(name, "g", { start: "earliest" });
+  for (const [number, key] of keys.entries()) {
+    await client.publish(name, number, { key, id: `${name}-${number}` });
+  }
+  return name;
+}
+
+async function pulled(queue, messagesMax = 10) {
+  return client.pull(queue, "g", { messagesMax, waitS: 10 });
+}
+
+function bodies(messages) {
+  return messages.map(({ body }) => body);
+}
+
+test("queues are made, described, listed, paused and resumed", async () => {
+  const name = await queueOf([null, null], { retentionS: 600 });
+  assert.equal((await client.queue(name)).depth, 2);
+  assert.equal((await client.queue(name)).settings.retention_s, 600);
+  assert.ok((await client.queues()).some((queue) => queue.name === name));
+  assert.equal((await client.pauseQueue(name)).paused, true);
+  assert.deepEqual(await client.pull(name, "g"), []);
+  assert.equal((await client.resumeQueue(name)).paused, false);
+  assert.equal((await pulled(name)).length, 2);
+  await assert.rejects(client.queue("nowhere"), QueueNotFound);
+});
+
+test("what is pulled is acked, returned and prolonged by its receipt", async () => {
+  const queue = await queueOf(["a", "b", "c"]);
+  const given = await pulled(queue);
+  const [one, two, three] = given.map(({ receipt }) => receipt);
+  assert.deepEqual(bodies(given).sort(), [0, 1, 2]);
+  assert.deepEqual(given.map(({ attempt }) => attempt), [1, 1, 1]);
+  assert.ok(given.every(({ leaseUntilUnixMs }) => leaseUntilUnixMs > Date.now()));
+  const nothing = { stale: [], invalid: [] };
+  assert.deepEqual(await client.ackReceipts(queue, "g", [one]), { settled: 1, ...nothing });
+  const back = await client.nackReceipts(queue, "g", [two], { delayS: 0 });
+  assert.deepEqual(back, { settled: 1, ...nothing });
+  const longer = await client.extendReceipts(queue, "g", [three], { leaseS: 90 });
+  assert.deepEqual(longer, { settled: 1, ...nothing });
+  await assert.rejects(client.ackReceipts(queue, "g", ["what"]), InvalidRequest);
+  const [again] = await pulled(queue);
+  assert.deepEqual([again.body, again.attempt], [given[1].body, 2]);
+  assert.deepEqual((await client.ackReceipts(queue, "g", [two])).stale, [two]);
+  const mixed = await client.ackReceipts(queue, "g", [again.receipt, "what"]);
+  assert.deepEqual(mixed, { settled: 1, stale: [], invalid: ["what"] });
+});
+
+test("a key is explained, and what waits and what is in flight is listed", async () => {
+  const queue = await queueOf(["user-7", "user-7", "user-8"]);
+  const given = await pulled(queue);
+  assert.equal(given.length, 3);
+  const leases = await client.leases(queue, "g");
+  assert.deepEqual(leases.map(({ key }) => key).sort(), ["user-7", "user-7", "user-8"]);
+  assert.equal((await client.leases(queue, "g", { limit: 2 })).length, 2);
+  const first = given.find(({ key }) => key === "user-7");
+  await client.nackReceipts(queue, "g", [first.receipt], { delayS: 60 });
+  const [held] = await client.heldKeys(queue, "g");
+  assert.deepEqual([held.key, held.reason], ["user-7", "backoff"]);
+  await client.putGroup(queue, "other");
+  const all = await client.explain(queue, "user-7");
+  assert.deepEqual(all.groups.map(({ group }) => group), ["g", "other"]);
+  const { groups } = await client.explain(queue, "user-7", { group: "g" });
+  assert.deepEqual(groups.map(({ waits_for: why }) => why), ["backoff"]);
+  await assert.rejects(client.explain(queue, "k", { group: "nobody" }), GroupNotFound);
+});
+
+test("the explanation of many groups is put together from its pages", async () => {
+  const queue = await queueOf(["k"]);
+  const names = Array.from({ length: 120 }, (_, number) => `g${100 + number}`);
+  for (const name of names) await client.putGroup(queue, name);
+  const { groups } = await client.explain(queue, "k");
+  assert.deepEqual(groups.map(({ group }) => group), ["g", ...names]);
+});
+
+test("sessions are listed by the names of their clients", async () => {
+  const names = (await client.sessions()).map((session) => session.client);
+  assert.deepEqual(names, ["a program"]);
+  const other = await connect(process.env.TOCSIN_URL, { name: "another" });
+  assert.equal((await client.sessions()).length, 2);
+  assert.equal((await client.sessions({ limit: 1 })).length, 1);
+  await other.close();
+});
+
+test("messages are looked at where they stand", async () => {
+  const queue = await queueOf(["a", "b", "a"]);
+  const found = await client.peek(queue, { group: "g" });
+  assert.deepEqual(bodies(found).sort(), [0, 1, 2]);
+  assert.ok(found.every(({ state, attempts }) => state === "ready" && attempts === 0));
+  assert.equal((await client.peek(queue, { limit: 2 })).length, 2);
+  assert.deepEqual(bodies(await client.peek(queue, { key: "a" })), [0, 2]);
+  await assert.rejects(client.peek(queue, { partition: -1 }), InvalidRequest);
+});
+
+test("dead letters are listed and go back", async () => {
+  const queue = await queueOf(["k", "l"], { attemptsMax: 1 });
+  const given = await pulled(queue);
+  const receipts = given.map(({ receipt }) => receipt);
+  await client.nackReceipts(queue, "g", receipts);
+  let letters = [];
+  while (letters.length < 2) letters = await client.deadLetters(queue);
+  assert.deepEqual(bodies(letters).sort(), [0, 1]);
+  assert.ok(letters.every(({ reason, attempts }) => reason === "exhausted" && attempts === 1));
+  assert.deepEqual(bodies(await client.deadLetters(queue, { key: "l" })), [1]);
+  assert.deepEqual(await client.deadLetters(queue, { reason: "expired" }), []);
+  assert.equal(await client.redrive(queue, { key: "l" }), 1);
+  assert.equal(await client.redrive(queue), 1);
+  assert.deepEqual(bodies(await pulled(queue)).length, 2);
+});
+
+test("a parked key is retried, skipped and released", async () => {
+  const settings = { attemptsMax: 1, onExhausted: "park" };
+  for (const [decision, next] of [["retry", 0], ["release", 0], ["skip", 1]]) {
+    const queue = await queueOf(["k", "k"], settings);
+    const [first] = await pulled(queue);
+    await client.nackReceipts(queue, "g", [first.receipt]);
+    let parked = { keys: [] };
+    while (parked.keys.length === 0) parked = await client.parked(queue, "g");
+    assert.deepEqual([parked.keys[0].key, parked.keys_parked], ["k", 1]);
+    await client.decide(queue, "g", decision, { key: "k" });
+    assert.equal((await pulled(queue))[0].body, next, decision);
+  }
+});
+
+test("a group is sent elsewhere, and deleted", async () => {
+  const queue = await queueOf(["k", "k"]);
+  assert.equal((await client.group(queue, "g")).lag, 2);
+  await client.seekGroup(queue, "g", "latest");
+  assert.equal((await client.group(queue, "g")).lag, 0);
+  await client.seekGroup(queue, "g", 0);
+  assert.equal((await client.group(queue, "g")).lag, 2);
+  await client.deleteGroup(queue, "g");
+  await assert.rejects(client.group(queue, "g"), GroupNotFound);
+});
+
+test("a queue is purged, for a group and for all", async () => {
+  const queue = await queueOf(["k", "k"]);
+  assert.equal(await client.purge(queue, { group: "g" }), 2);
+  assert.equal((await client.queue(queue)).depth, 2);
+  assert.equal(await client.purge(queue, { all: true }), 2);
+  assert.equal((await client.queue(queue)).depth, 0);
+});
