@@ -15,9 +15,9 @@ run:  ## set up, then start the broker with the live demo (Ctrl-C ends it)
 setup:  ## make .venv what the locks say; does nothing when it is
 	@scripts/setup dev
 
-test: setup  ## run the tests in two processes (ARGS="-k name" selects); pages: build/screenshots
+test: setup  ## run the tests in three processes (ARGS="-k name" selects); pages: build/screenshots
 	@scripts/needs chromium
-	$(python) -m pytest -n 2 --dist worksteal $(ARGS)
+	$(python) -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: lint types layers test  ## lint, types, layers, tests
 
@@ -25,8 +25,8 @@ lint: setup  ## format and lint
 	$(python) -m ruff format --check .
 	$(python) -m ruff check .
 
-types: setup  ## mypy --strict over code and tests
-	$(python) -m mypy --strict $(code) clients/python/examples scripts tests
+types: setup  ## mypy --strict over code, tests and load tests
+	$(python) -m mypy --strict $(code) clients/python/examples loadtests scripts tests
 
 layers: setup  ## who may import whom, and the shape of the code
 	PYTHONPATH=clients/python/src .venv/bin/lint-imports --no-cache

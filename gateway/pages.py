@@ -199,7 +199,7 @@ def pages(site: Site) -> Pages:
             *(Route(f"{path}/", lead) for path in PAGES),
             *(Route(f"/assets/{name}/{{path:path}}", asset) for name in FOLDERS),
         ],
-        public=("/", *PAGES, *(f"{path}/" for path in PAGES), "/assets/"),
+        public=("/", *PAGES, *(f"{path}/" for path in PAGES), "/assets/*"),
     )
 
 

@@ -69,7 +69,7 @@ class Access:
         self._auth = auth
         self._wall = wall
         self._public = public
-        self._below = tuple(path for path in public if path.endswith("/") and path != "/")
+        self._below = tuple(path.removesuffix("*") for path in public if path.endswith("/*"))
         self._leaving = leaving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -144,7 +144,7 @@ class Application:
     ) -> None:
         """`polls`: the sessions by long poll; None: there are none. `routes` are further ones
         that OpenAPI does not describe (pages), `public` the paths among them that need no
-        credentials, where `/…/` stands for everything below it. `wall`: unix seconds."""
+        credentials, where `/…/*` stands for everything below it. `wall`: unix seconds."""
         self.polls = polls
         self.auth = auth
         self.tickets = Tickets()

@@ -63,7 +63,7 @@ Build = Callable[[Config, OnFatal], Awaitable[WholeBroker]]
 @dataclass(frozen=True, slots=True)
 class Pages:
     """Routes beside the API (a demo page, a console); `public` names the paths among them that
-    need no credentials, where `/…/` stands for everything below it."""
+    need no credentials, where `/…/*` stands for everything below it."""
 
     routes: Sequence[BaseRoute] = ()
     public: Sequence[str] = ()

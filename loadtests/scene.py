@@ -16,7 +16,7 @@ from loadtests.judge import Judge
 from loadtests.load import LoadFailed
 from loadtests.rest import Rest
 from loadtests.sessions import Sessions
-from loadtests.traced import Clients, quiet_sdk
+from loadtests.traced import Clients
 from loadtests.trial import Finding, Progress
 from loadtests.verdict import Verdict
 
@@ -53,7 +53,6 @@ class Scene:
 
     def __post_init__(self) -> None:
         self.clients = Clients(Recorder(self.log), lambda: self.start)
-        quiet_sdk()
 
     def add(self, actor: ActorT) -> ActorT:
         """Let it take part."""

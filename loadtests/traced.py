@@ -5,7 +5,6 @@ another session goes on as another stream.
 """
 
 import itertools
-import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, Literal
@@ -104,8 +103,3 @@ class Clients:
         """Of these alone."""
         found = (tracer.counts for tracer in self.tracers if tracer.who == who)
         return sum(found, Counter())
-
-
-def quiet_sdk() -> None:
-    """What it says of lost connections and failed handlers is meant to be: it is counted."""
-    logging.getLogger("tocsin").setLevel(logging.CRITICAL)

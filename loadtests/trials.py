@@ -6,6 +6,7 @@ conditions, and ends with 1 when the promise is broken.
 
 import asyncio
 import json
+import logging
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
@@ -14,6 +15,7 @@ import click
 import uvloop
 
 from loadtests import (
+    stuck_keys,
     trial_churn,
     trial_console,
     trial_kills,
@@ -73,7 +75,7 @@ def churn(seconds: float, rate: int, as_json: bool) -> None:
     help="How many wait.",
 )  # fmt: skip
 @click.option(
-    "--keys", type=click.Choice(["10000", "30000"]), default=str(trial_stuck.KEYS),
+    "--keys", type=click.Choice(["10000", "30000"]), default=str(stuck_keys.KEYS),
     show_default=True, help="Of them 300 are stuck: 3 % or 1 %.",
 )  # fmt: skip
 @_seconds(trial_stuck.TURN_S, "How long each turn of a group is.")
@@ -206,4 +208,6 @@ def _try(trial: Coroutine[Any, Any, Finding], as_json: bool) -> None:
 
 
 if __name__ == "__main__":
+    # What the SDK says of lost connections and failed handlers is meant to be: it is counted.
+    logging.getLogger("tocsin").setLevel(logging.CRITICAL)
     trials()

@@ -261,7 +261,7 @@ async def test_other_methods_are_refused_and_head_has_no_body(http: Http, path: 
         "/assets/python/secret.js",
         "/assets/browser/" + "a/" * 3000 + "x.js",
         "/assets/browser/" + "a" * 5000 + ".js",
-        "/demo/",
+        "/demo/x",
         "/demo.html",
         "//demo",
     ],
@@ -287,6 +287,8 @@ async def test_nothing_but_these_files_is_served(port: int, path: str) -> None:
         ("/openapi.json", 401),
         ("/demo/../v1/queues", 401),
         ("/assets", 401),
+        ("/assets/*", 404),
+        ("/demo//", 401),
         ("//assets/browser/demo.html", 401),
     ],
 )

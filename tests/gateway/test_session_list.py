@@ -142,7 +142,7 @@ async def test_what_a_long_poll_has_not_taken_is_unsent(
     batch = (await client.poll(5)).json()
     frames = msgspec.json.encode(batch["frames"])
     assert waiting["unsent_bytes"] == len(frames) - 1 - len(batch["frames"])  # [ , ]
-    assert waiting["heard_unix_ms"] >= before["heard_unix_ms"]
+    assert waiting["heard_unix_ms"] >= before["heard_unix_ms"] - 2  # of two clocks
 
 
 async def test_when_a_session_was_heard_of_last_moves_with_what_it_says(
@@ -156,7 +156,7 @@ async def test_when_a_session_was_heard_of_last_moves_with_what_it_says(
     (silent,) = await listed(http)
     assert 6_900 <= first["heard_unix_ms"] - silent["heard_unix_ms"] <= 7_100
     socket.say(type="ping", ref=1)
-    assert (await listed(http))[0]["heard_unix_ms"] >= first["heard_unix_ms"]
+    assert (await listed(http))[0]["heard_unix_ms"] >= first["heard_unix_ms"] - 2
 
 
 async def test_sessions_are_listed_in_pages_and_only_ones_own(

@@ -186,21 +186,23 @@ async def test_what_is_on_its_way_to_the_dead_letters_is_said(
     assert (await alone(house, queue)).waits_for == "in_flight"
 
 
-async def test_what_is_being_made_durable_is_said(house: House) -> None:
+async def test_what_is_being_made_durable_is_said(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """R16: the second attempt waits until the storage has noted the first one."""
     queue = await house.queue()
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
     await house.publish(queue, numbered(1, "a"))
     place = (await session.take(1))[0][0]
-    storage, go_on = house.broker.flusher._storage, asyncio.Event()
+    storage, go_on = house.broker.storage, asyncio.Event()
     original = storage.write_cursors
 
     async def later(writes: Any) -> Any:
         await go_on.wait()
         return await original(writes)
 
-    storage.write_cursors = later  # type: ignore[method-assign]
+    monkeypatch.setattr(storage, "write_cursors", later)
     consumer.nack(delivery(place), 0, None)
     consumer.pump()
     lines = next(iter(consumer.slots.values())).delivery.waiting.lines.by_key
@@ -373,12 +375,14 @@ async def test_what_one_look_does_not_reach_is_not_known(
     assert (here.waits_for, here.head.offset, here.is_exact) == ("credit", 40, True)
 
 
-async def test_a_partition_whose_owner_changes_is_looked_at_again(house: House) -> None:
+async def test_a_partition_whose_owner_changes_is_looked_at_again(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of before and after nothing is mixed."""
     queue = await house.queue()
     group = await house.group(queue)
     await house.publish(queue, numbered(1, "a"))
-    storage = house.broker.explaining._storage
+    storage = house.broker.storage
     original, session = storage.read, None
 
     async def joined(*arguments: Any, **options: Any) -> Any:
@@ -388,7 +392,7 @@ async def test_a_partition_whose_owner_changes_is_looked_at_again(house: House) 
             await session.take(1)
         return await original(*arguments, **options)
 
-    storage.read = joined  # type: ignore[method-assign]
+    monkeypatch.setattr(storage, "read", joined)
     one = await alone(house, queue)
     assert (one.waits_for, one.is_exact) == ("in_flight", True)
 

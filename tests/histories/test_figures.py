@@ -162,7 +162,9 @@ async def test_every_partition_is_shown_with_its_owner_or_without(house: House) 
     assert owned["in_flight"] == 6
 
 
-async def test_the_stock_is_looked_at_anew_when_it_has_changed_and_only_then(house: House) -> None:
+async def test_the_stock_is_looked_at_anew_when_it_has_changed_and_only_then(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Polling a thousand quiet queues costs no look into the storage."""
     queue = await house.queue()
     group = await house.group(queue)
@@ -177,7 +179,7 @@ async def test_the_stock_is_looked_at_anew_when_it_has_changed_and_only_then(hou
         looks += 1
         return await original(queue_id)
 
-    house.broker.stock._storage.partitions = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(storage, "partitions", counted)
     for _ in range(5):
         assert (await shown_queue(house))["depth"] == 3
         assert (await shown_group(house, queue, group))["lag"] == 3
@@ -206,11 +208,12 @@ async def test_the_stock_is_looked_at_anew_when_it_has_changed_and_only_then(hou
     assert looks == 0
 
 
-async def test_a_look_that_something_overtakes_is_not_remembered(house: House) -> None:
+async def test_a_look_that_something_overtakes_is_not_remembered(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = await house.queue()
     await house.publish(queue, numbered(1))
-    stock = house.broker.stock
-    storage, begun, go_on = stock._storage, asyncio.Event(), asyncio.Event()
+    storage, begun, go_on = house.broker.storage, asyncio.Event(), asyncio.Event()
     original = storage.partitions
 
     async def late(queue_id: str) -> Any:
@@ -219,7 +222,7 @@ async def test_a_look_that_something_overtakes_is_not_remembered(house: House) -
         await go_on.wait()
         return found
 
-    storage.partitions = late  # type: ignore[method-assign]
+    monkeypatch.setattr(storage, "partitions", late)
     looking = asyncio.ensure_future(shown_queue(house))
     await begun.wait()
     await house.publish(queue, numbered(1))

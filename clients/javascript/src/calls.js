@@ -178,7 +178,8 @@ export class Calls extends EventTarget {
   /** Messages as they stand in a queue, by partition and offset, taken from nobody. */
   async peek(queue, { group, partition, offset, key, limit = 10 } = {}) {
     const query = { group, partition, offset, key };
-    const said = await this.#list(`${pathTo("queues", queue)}/messages`, "messages", { query, limit });
+    const path = `${pathTo("queues", queue)}/messages`;
+    const said = await this.#list(path, "messages", { query, limit });
     return said.map((message) => new PeekedMessage(message));
   }
 

@@ -1,4 +1,4 @@
-/** Every call over HTTP, against the broker at TOCSIN_URL: tests/javascript/test_calls.py runs it. */
+/** Every call over HTTP, against the broker at TOCSIN_URL (tests/javascript/test_calls.py). */
 
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
