@@ -95,7 +95,7 @@ class Upkeep:
         self, principal: Principal, queue: Queue, look: Look
     ) -> FoundDeadLetters:
         """See Upkeeping."""
-        dead = self._dead_letter_queue(principal, queue)
+        dead = await self._dead_letter_queue(principal, queue)
         group = None
         if dead is not None:
             groups = self._metadata.list_groups(principal, dead)
@@ -104,7 +104,7 @@ class Upkeep:
 
     async def redrive(self, principal: Principal, queue: Queue, look: Look) -> Redriven:
         """See Upkeeping. The group that carries the position is made by the first one."""
-        dead = self._dead_letter_queue(principal, queue)
+        dead = await self._dead_letter_queue(principal, queue)
         if dead is None:
             return Redriven(messages=0)
         settings = GroupSettings()
@@ -114,9 +114,11 @@ class Upkeep:
         finally:
             self._touched(dead)
 
-    def _dead_letter_queue(self, principal: Principal, queue: Queue) -> Queue | None:
-        """None: nothing was ever dead-lettered, or it was deleted."""
+    async def _dead_letter_queue(self, principal: Principal, queue: Queue) -> Queue | None:
+        """None: nothing was ever dead-lettered, it is being made for the first letter, or it was
+        deleted."""
         try:
-            return self._metadata.find_queue(principal, dead_letter_name(queue))
+            dead = self._metadata.find_queue(principal, dead_letter_name(queue))
         except Refused:
             return None
+        return dead if await self._storage.partitions(dead.queue_id) else None

@@ -60,6 +60,28 @@ async def mortal(house: House, **settings: Any) -> Queue:
     return await house.queue(attempts_max=1, retention_s=3600, **settings)
 
 
+async def test_while_the_first_letter_s_queue_is_being_made_there_are_none(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await mortal(house)
+    storage, begun, go_on = house.broker.storage, asyncio.Event(), asyncio.Event()
+    original = storage.create_queue
+
+    async def late(queue_id: str, partitions: int) -> None:
+        begun.set()
+        await go_on.wait()
+        await original(queue_id, partitions)
+
+    monkeypatch.setattr(storage, "create_queue", late)
+    burying = asyncio.create_task(bury(house, queue, [message(1, "k")]))
+    await begun.wait()
+    assert await dead(house, queue) == []
+    assert await redrive(house, queue) == 0
+    go_on.set()
+    await burying
+    assert [letter.key for letter in await dead(house, queue)] == ["k"]
+
+
 async def test_dead_letters_say_where_they_come_from_and_why(house: House) -> None:
     queue = await mortal(house)
     assert await dead(house, queue) == []

@@ -6,13 +6,15 @@
 
 import { Deferred } from "./environment.js";
 import { ClientClosed, TocsinError, wordsOf } from "./errors.js";
+import { Opened } from "./opened.js";
 import { report } from "./requesting.js";
 
 /**
  * Made by `Client.read`. Without a handler it is an async iterable; a message counts as done when
- * the next one is asked for. With one, a message is done when its handler has ended.
+ * the next one is asked for. With one, a message is done when its handler has ended; a handler that
+ * fails ends its reader, before the message counts.
  */
-export class Reader {
+export class Reader extends Opened {
   #part;
   #handler;
   #loop;
@@ -26,14 +28,11 @@ export class Reader {
    * @param {number} concurrency
    */
   constructor(part, handler, concurrency) {
+    super(part);
     this.#part = part;
     this.#handler = handler;
     this.#loop = new Loop(part, this.#left);
     if (handler !== null) this.#run(handler, concurrency);
-  }
-
-  get queue() {
-    return this.#part.queue;
   }
 
   /**
@@ -47,23 +46,6 @@ export class Reader {
   /** Per partition, what was said of the position when the reader was opened, or opened again. */
   get verdicts() {
     return this.#part.verdicts;
-  }
-
-  /** As Subscription.opened. */
-  get opened() {
-    const opened = this.#part.joined.promise.then(() => this);
-    opened.catch(() => {}); // who does not ask learns it from the iteration, or from `ended`
-    return opened;
-  }
-
-  /** As Subscription.ended. A handler that fails ends its reader, before the message counts. */
-  get ended() {
-    return this.#part.over.promise;
-  }
-
-  /** Leave. */
-  async close() {
-    await this.#part.close();
   }
 
   /** The next message, if one is here; null: not now. Throws a Gap as iterating does. */
@@ -191,10 +173,4 @@ class Loop {
     if (this.#last !== null) this.#part.ledger.finished(this.#last);
     this.#last = null;
   }
-}
-
-if (Symbol.asyncDispose) {
-  Reader.prototype[Symbol.asyncDispose] = function dispose() {
-    return this.close();
-  };
 }

@@ -6,6 +6,7 @@
 
 import { ClientClosed, StaleDelivery, wordsOf } from "./errors.js";
 import { State } from "./message.js";
+import { Opened } from "./opened.js";
 import { report } from "./requesting.js";
 
 const REASON_CHARS_MAX = 500;
@@ -15,7 +16,7 @@ const REASON_CHARS_MAX = 500;
  * its key is free, and several loops may run over it at once. Leaving a loop does not leave the
  * group: `close` does, and returns what is not settled.
  */
-export class Subscription {
+export class Subscription extends Opened {
   #part;
   #handler;
 
@@ -25,6 +26,7 @@ export class Subscription {
    * @param {number} concurrency
    */
   constructor(part, handler, concurrency) {
+    super(part);
     this.#part = part;
     this.#handler = handler;
     if (handler !== null) {
@@ -32,29 +34,8 @@ export class Subscription {
     }
   }
 
-  get queue() {
-    return this.#part.queue;
-  }
-
   get group() {
     return this.#part.group;
-  }
-
-  /** Resolves with this when the broker has let it in; rejects with what the broker says. */
-  get opened() {
-    const opened = this.#part.joined.promise.then(() => this);
-    opened.catch(() => {}); // who does not ask learns it from the iteration, or from `ended`
-    return opened;
-  }
-
-  /** Resolves when it is over: with null when it was closed, else with the error. */
-  get ended() {
-    return this.#part.over.promise;
-  }
-
-  /** Leave the group: send the acks that are queued, and return what is not settled. */
-  async close() {
-    await this.#part.close();
   }
 
   /** The next message whose key is free, if one is here; null: not now. */
@@ -103,12 +84,6 @@ export class Subscription {
       }
     }
   }
-}
-
-if (Symbol.asyncDispose) {
-  Subscription.prototype[Symbol.asyncDispose] = function dispose() {
-    return this.close();
-  };
 }
 
 /** Settle it, unless the handler has, or it is gone. */
