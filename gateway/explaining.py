@@ -7,7 +7,6 @@ not reach is said not to be known. Nothing is taken from anybody, and nothing is
 
 import asyncio
 import time
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +23,7 @@ from gateway.facts_values import (
 )
 from gateway.groups import Groups
 from gateway.heads import Budget, Heads
+from gateway.in_log import Found, count_at_rest, count_owned, find
 from gateway.slot import Slot
 from metadata.catalog import Group, Principal, Queue
 from metadata.client import Metadata
@@ -35,19 +35,6 @@ from push.ring import Ring, key_hash
 
 ROUNDS_MAX = 3
 """A partition whose owner changes while it is looked at is looked at again, so often."""
-
-
-@dataclass(slots=True)
-class Found:
-    """The messages of a key in a stretch of the log."""
-
-    offsets: list[int] = field(default_factory=list)
-    is_whole: bool = True
-    """Whether the stretch reached the end."""
-
-    def behind(self, first: int) -> list[int]:
-        """Those from `first` on."""
-        return self.offsets[bisect_left(self.offsets, first) :]
 
 
 @dataclass(slots=True)
@@ -129,7 +116,8 @@ class Explaining:
         for _ in range(ROUNDS_MAX):
             seen = [await self._see(partition, group, key) for group in groups]
             start = min((one.start for one in seen), default=0)
-            found = await self._read(partition, start, key) if seen else Found()
+            look = Budget(limits.LOOK_BYTES_MAX)
+            found = (await find(self._storage, partition, start, {key}, look))[key]
             # From here on nothing is awaited: it is one moment.
             standings = [(x, self._judge(queue, partition, x, found, key)) for x in seen]
             if not any(standing.is_torn for _, standing in standings):
@@ -158,27 +146,6 @@ class Explaining:
         if line is not None and line.parked:
             cursor = await self._storage.cursor(place)
         return Seen(group, slot, cursor, first, slot.delivery.frontier)
-
-    async def _read(self, partition: Partition, start: int, key: int) -> Found:
-        """The key's messages from `start` on, as far as a look reaches."""
-        found, at, left = Found(), start, limits.LOOK_BYTES_MAX
-        while True:
-            read = await self._storage.read(partition, at, min(left, limits.READ_BYTES_MAX))
-            for record in read.records:
-                left -= record.memory_bytes
-                hashes = record.header.key_hashes
-                place = max(at - record.first, 0)
-                for _ in range(hashes[place:].count(key)):
-                    place = hashes.index(key, place)
-                    found.offsets.append(record.first + place)
-                    place += 1
-                at = record.last + 1
-            if not read.records or at >= read.certified:
-                found.is_whole = bool(read.records) or not read.damage
-                return found
-            if left <= 0:
-                found.is_whole = False
-                return found
 
     # --- Judging -------------------------------------------------------------------------------
 
@@ -299,7 +266,7 @@ def _in_memory(slot: Slot, seen: Seen, found: Found, key: int) -> Standing:
     log = [offset for offset in found.offsets if not delivery.scan.has_passed(offset)]
     left = left_of(delivery, key)
     standing = Standing("nothing", in_flight=len(flying))
-    standing.waiting = waits.messages + len(left) + len(log)
+    standing.waiting = count_owned(slot, key, found).messages
     standing.is_exact = found.is_whole
     if flying and (waits.first is None or flying[0].offset < waits.first):
         standing.code, standing.flying = "in_flight", flying[0]
@@ -343,7 +310,7 @@ def _at_rest(seen: Seen, found: Found, key: int) -> Standing:
     passed = RangeSet(cursor.passed)
     log = [offset for offset in found.behind(cursor.floor) if offset not in passed]
     heads = [*log[:1], *([seen.side_first] if seen.side_first is not None else [])]
-    standing.waiting = len(log) + dict(cursor.lines).get(key, 0)
+    standing.waiting = count_at_rest(cursor, key, found).messages
     standing.head = min(heads, default=None)
     marks = {mark.key_hash: mark for mark in cursor.parked}
     if key in marks:

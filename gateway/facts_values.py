@@ -254,7 +254,7 @@ class HeldKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: Literal["parked", "dead_letter", "backoff", "commit", "behind", "ready"]
     """`ready`: nothing of its own holds it up."""
     messages: int
-    """How many wait: not in flight, and come across by now."""
+    """How many wait: not in flight."""
     attempts: int
     """Failed attempts of the first one that waits."""
     in_flight: int
@@ -267,6 +267,8 @@ class HeldKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     since_unix_ms: int | None = None
     """When it was parked."""
     behind_offset: int | None = None
+    is_exact: bool = True
+    """False: not all of the log was looked at, at least so many wait."""
 
 
 class HeldKeys(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -7,6 +7,7 @@ page ends where it is full, or where telling the keys' texts would read too much
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from heapq import nsmallest
 
 import msgspec
@@ -15,6 +16,7 @@ from gateway.explaining import wall_unix_ms
 from gateway.facts_values import HeldKey, HeldKeys, Lease, LeaseList
 from gateway.groups import Groups
 from gateway.heads import Budget, Heads
+from gateway.in_log import Count, count_at_rest, count_owned, find
 from gateway.slot import Slot
 from gateway.upkeep_values import HeldPlace, Place
 from metadata.catalog import Group, Queue
@@ -25,6 +27,14 @@ from push.lines import loose
 from push.ports import GroupPartition, Parked, Partition, Retry, Storage
 from push.ranges import RangeSet
 from push.ring import key_hash
+
+
+@dataclass(slots=True)
+class _Looks:
+    """What one answer may still read."""
+
+    heads: Budget = field(default_factory=lambda: Budget(limits.LOOK_BYTES_MAX))
+    log: Budget = field(default_factory=lambda: Budget(limits.LOOK_BYTES_MAX))
 
 
 class Holding:
@@ -48,7 +58,7 @@ class Holding:
         """Up to `limit` keys of which messages wait, by partition and hash."""
         begin = after or HeldPlace(-1, -1)
         shown: list[HeldKey] = []
-        left_out, budget = 0, Budget(limits.LOOK_BYTES_MAX)
+        left_out, looks = 0, _Looks()
         for number in sorted(queue.members):
             if number < begin.partition:
                 continue
@@ -56,11 +66,11 @@ class Holding:
             place = GroupPartition(group.group_id, Partition(queue.queue_id, number))
             slot, room = self._slot(group, number), limit - len(shown) + 1
             if slot is not None:
-                keys = await self._owned(slot, place, low, room)
+                keys = await self._owned(slot, place, low, room, looks)
             else:
-                keys, unknown = await self._at_rest(queue, place, low, room, budget)
+                keys, unknown = await self._at_rest(queue, place, low, room, looks)
                 left_out += unknown
-            heads = await self._heads.read(place.partition, _offsets(keys), budget)
+            heads = await self._heads.read(place.partition, _offsets(keys), looks.heads)
             for key in keys:
                 if len(shown) == limit or (shown and key.offset not in (None, *heads)):
                     last = HeldPlace(shown[-1].partition, int(shown[-1].key_hash, 16))
@@ -73,7 +83,7 @@ class Holding:
         return HeldKeys(keys=shown, left_out=left_out)
 
     async def _owned(
-        self, slot: Slot, place: GroupPartition, low: int, count: int
+        self, slot: Slot, place: GroupPartition, low: int, count: int, looks: _Looks
     ) -> list[HeldKey]:
         """As its owner here knows them, behind `low`."""
         lines = slot.delivery.waiting.lines.by_key
@@ -91,16 +101,20 @@ class Holding:
         if any(line.parked for key in keys if (line := lines.get(key)) is not None):
             cursor = await self._storage.cursor(place)
             marks = {mark.key_hash: mark for mark in cursor.parked} if cursor is not None else {}
+        in_log = await find(
+            self._storage, place.partition, slot.delivery.frontier, {*keys}, looks.log
+        )
         # From here on nothing is awaited: it is one moment.
         flights = _in_flight(slot, set(keys))
-        found = [
-            _owned_key(slot, key, sides.get(key), marks.get(key), flights.get(key, []))
-            for key in keys
-        ]
-        return [one for one in found if one is not None]
+        shown: list[HeldKey] = []
+        for key in keys:
+            one = _owned_key(slot, key, sides.get(key), marks.get(key), flights.get(key, []))
+            if one is not None:
+                shown.append(_counted(one, count_owned(slot, key, in_log[key])))
+        return shown
 
     async def _at_rest(
-        self, queue: Queue, place: GroupPartition, low: int, count: int, budget: Budget
+        self, queue: Queue, place: GroupPartition, low: int, count: int, looks: _Looks
     ) -> tuple[list[HeldKey], int]:
         """As the storage knows them, behind `low`; and how many tried messages are left out,
         because finding their keys would read too much."""
@@ -111,7 +125,7 @@ class Holding:
         tried = [r for r in cursor.retries if r.attempts]
         in_log = [r for r in tried if r.offset >= cursor.floor and r.offset not in passed]
         looked = in_log[: limits.KEYS_PER_LOOK_MAX]
-        facts = await self._heads.read(place.partition, [r.offset for r in looked], budget)
+        facts = await self._heads.read(place.partition, [r.offset for r in looked], looks.heads)
         by_key: dict[int, list[Retry]] = {}
         for retry in looked:
             fact = facts.get(retry.offset)
@@ -121,13 +135,17 @@ class Holding:
         lines, marks = dict(cursor.lines), {mark.key_hash: mark for mark in cursor.parked}
         retries, number = {r.offset: r for r in tried}, place.partition.number
         found: list[HeldKey] = []
-        for key in nsmallest(count, (key for key in {*by_key, *lines, *marks} if key > low)):
+        keys = nsmallest(count, (key for key in {*by_key, *lines, *marks} if key > low))
+        logged = await find(self._storage, place.partition, cursor.floor, {*keys}, looks.log)
+        for key in keys:
             aside, own = lines.get(key, 0), by_key.get(key, [])
             side = await self._storage.read_side(place, key, -1, 1) if aside else ()
             first = min([*side, *(retry.offset for retry in own)], default=None)
             head = retries.get(first) if first is not None else None
             shown = _stored_key(number, key, head, marks.get(key))
-            found.append(msgspec.structs.replace(shown, messages=aside + len(own), offset=first))
+            counted = count_at_rest(cursor, key, logged[key])
+            counted = Count(max(counted.messages, aside + len(own)), counted.is_exact)
+            found.append(_counted(msgspec.structs.replace(shown, offset=first), counted))
         return found, len(in_log) - len(facts)
 
     # --- Leases --------------------------------------------------------------------------------
@@ -155,6 +173,10 @@ class Holding:
                 text = facts.key if facts is not None else None
                 shown.append(msgspec.structs.replace(one, key=text))
         return LeaseList(leases=shown)
+
+
+def _counted(key: HeldKey, count: Count) -> HeldKey:
+    return msgspec.structs.replace(key, messages=count.messages, is_exact=count.is_exact)
 
 
 def _offsets(keys: Sequence[HeldKey]) -> list[int]:

@@ -5,12 +5,15 @@ to one that the caretaker owns for a moment. It is answered when it is durable.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from gateway.caretaker import Caretaker
 from gateway.groups import Groups
+from gateway.heads import Budget
+from gateway.in_log import Count, count_waiting
 from gateway.ports import Decided, ParkedKey, ParkedKeys, WhichKey
 from gateway.slot import Slot
 from metadata.catalog import Group, Queue
@@ -40,7 +43,7 @@ class Parking:
     async def parked(self, queue: Queue, group: Group, keys_max: int) -> ParkedKeys:
         """Up to `keys_max` parked keys of a group, and how many there are."""
         found = await self._find(queue, group)
-        keys = [await self._describe(place, line) for place, line in found[:keys_max]]
+        keys = await self._describe(group, found[:keys_max])
         return ParkedKeys(keys=keys, keys_parked=len(found))
 
     async def _find(self, queue: Queue, group: Group) -> list[_Found]:
@@ -51,24 +54,48 @@ class Parking:
             found += [(partition, line) for line in lines]
         return found
 
-    async def _describe(self, partition: Partition, line: ParkedLine) -> ParkedKey:
+    async def _describe(self, group: Group, found: Sequence[_Found]) -> list[ParkedKey]:
+        """As many wait as its owner knows of, or as the storage does where there is none; and the
+        log has what nobody came across yet."""
+        by_partition: dict[Partition, list[ParkedLine]] = {}
+        for partition, line in found:
+            by_partition.setdefault(partition, []).append(line)
+        shown: list[ParkedKey] = []
+        look = Budget(limits.LOOK_BYTES_MAX)
+        for partition, lines in by_partition.items():
+            place = GroupPartition(group.group_id, partition)
+            slot = self._slot(group, partition)
+            hashes = {line.key_hash for line in lines}
+            counts = await count_waiting(self._storage, place, slot, hashes, look)
+            shown += [await self._shown(partition, x, counts[x.key_hash]) for x in lines]
+        return shown
+
+    async def _shown(self, partition: Partition, line: ParkedLine, count: Count) -> ParkedKey:
         """The storage knows keys by their hash: the head's record has the key itself."""
-        key = None
+        key, expires_unix_ms = None, 0
         if line.head is not None:
             read = await self._storage.read(partition, line.head, 1, until=line.head)
             record = read.records[0] if read.records else None
             if record is not None and record.first <= line.head <= record.last:
                 key = _MESSAGE.decode(record.slice(line.head, line.head)).key
+                expires_unix_ms = record.expires_unix_ms(line.head)
         return ParkedKey(
             partition=partition.number,
             key=key,
             key_hash=_name(line.key_hash),
             reason=line.reason,
             since_unix_ms=line.since_unix_ms,
-            messages=line.messages,
+            messages=count.messages,
             offset=line.head,
             attempts=line.attempts,
+            expires_unix_ms=expires_unix_ms or None,
+            is_exact=count.is_exact,
         )
+
+    def _slot(self, group: Group, partition: Partition) -> Slot | None:
+        runtime = self._groups.runtimes.get(group.group_id)
+        slot = runtime.slots.get(partition.number) if runtime is not None else None
+        return slot if slot is not None and not slot.ended else None
 
     async def decide(self, queue: Queue, group: Group, verb: Verb, which: WhichKey) -> Decided:
         """Retry, skip or release one parked key, or as many as one call may; see push.unparking.
@@ -86,7 +113,7 @@ class Parking:
             if not found:
                 raise Refused("not_parked", f"{which} is not parked in the group {group.name}")
         now, later = found[: limits.PARKED_PER_CALL_MAX], found[limits.PARKED_PER_CALL_MAX :]
-        keys = [await self._describe(place, line) for place, line in now]
+        keys = await self._describe(group, now)
         by_partition: dict[Partition, list[ParkedLine]] = {}
         for partition, line in now:
             by_partition.setdefault(partition, []).append(line)

@@ -65,13 +65,17 @@ class ParkedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: str
     since_unix_ms: int
     messages: int
-    """How many wait: the head and all behind it that were come across since."""
+    """How many wait: the head and all behind it."""
     attempts: int
     """Those of the head."""
     offset: int | None = None
     """Of the head; left out: nothing waits there."""
     key: str | None = None
     """Its text; left out: the head has no key, or is no longer retained."""
+    expires_unix_ms: int | None = None
+    """When the time to live of the head is over; left out: it has none, or is not known."""
+    is_exact: bool = True
+    """False: not all of the log was looked at, at least so many wait."""
 
 
 class ParkedKeys(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ Everything below an owner's frontier that is not settled is in flight or in the 
 is said of it here is exact. What lies above is still in the log, and is found by reading it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -114,6 +115,14 @@ def waiting_in(line: Line) -> int:
     """How many messages wait in a line, not in flight."""
     held = len(line.waiting) + len(line.leaving) + len(line.dying)
     return held + line.aside + line.aside_unwritten
+
+
+def waiting_of(delivery: Delivery, key: int, in_log: Sequence[int]) -> int:
+    """How many messages of a key wait in all: in its line, left behind by who had them in flight,
+    and, of these offsets of it in the log, those not come across yet."""
+    line = delivery.waiting.lines.by_key.get(key)
+    log = sum(not delivery.scan.has_passed(offset) for offset in in_log)
+    return (waiting_in(line) if line is not None else 0) + len(left_of(delivery, key)) + log
 
 
 def _first_in_memory(delivery: Delivery, line: Line) -> int | None:
