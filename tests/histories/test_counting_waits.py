@@ -17,7 +17,8 @@ async def told(house: House, queue: Queue, group: Group) -> list[tuple[int, bool
     held = (await house.broker.holding.held(queue, group, 10, None)).keys
     explained = await house.broker.explaining.explain(ANYBODY, queue, "stuck", group.name, "")
     (one,) = explained.groups
-    found = [(key.messages, key.is_exact) for key in (*park, *held) if key.key == "stuck"]
+    found = [(key.messages, key.is_exact) for key in park if key.key == "stuck"]
+    found += [(key.messages, key.is_exact) for key in held if key.key == "stuck"]
     return [*found, (one.messages.waiting, one.is_exact)]
 
 
