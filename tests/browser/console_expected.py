@@ -17,7 +17,8 @@ RATES_OF_GROUP: Final = ("given", "settled", "nacked")
 WAITS: Final = {
     "": "nothing waits", "nothing": "nothing waits", "ready": "ready", "paused": "paused",
     "draining": "draining", "no_consumer": "no consumer", "absent": "consumer away",
-    "moving": "moving", "credit": "credit", "socket": "socket", "full": "too much in flight",
+    "moving": "moving", "credit": "credit", "socket": "slow connection",
+    "full": "too much in flight",
     "backoff": "retry later", "parked": "parked", "gate": "key held", "behind": "behind another",
     "in_flight": "in flight", "commit": "commit", "dead_letter": "dying", "dying": "dying",
     "waiting": "waiting", "read": "being read", "backlog": "backlog", "unknown": "unknown",
@@ -134,7 +135,7 @@ def state_of_group(group: Json) -> str:
     if group["keys_parked"]:
         return f"{group['keys_parked']} parked"
     if group["consumers"] or group["in_flight"]:
-        return "consumed"
+        return "has consumers"
     return "no consumer" if group["lag"] else "idle"
 
 
@@ -186,8 +187,8 @@ def _group_counts(group: Json, named: Who) -> Expected:
 # --- A group ----------------------------------------------------------------------------------
 
 
-def group(of: Json, held: Sequence[Json], leases: Sequence[Json]) -> Expected:
-    """One group, its owners, keys and leases."""
+def group(of: Json, held: Sequence[Json], leases: Sequence[Json], queue_: Json) -> Expected:
+    """One group, its owners, keys, leases and settings: where it has none, the queue's."""
     data = {"queue": of["queue"], "group": of["name"]}
     mine = who(**data)
     expected: Expected = {
@@ -199,6 +200,9 @@ def group(of: Json, held: Sequence[Json], leases: Sequence[Json]) -> Expected:
         **_at_rest("group-rates-plot-now", RATES_OF_GROUP),
         ("group-lag-plot-now", who(line="lag")): text(f"{of['lag']:,}"),
     }
+    for name, value in of["settings"].items():
+        holds = queue_["settings"].get(name) if value is None else value
+        expected["group-" + name, mine] = number(holds)
     clients: dict[str, str] = {}
     for one in of["partitions"]:
         owner, named = one["owner"], who(**data, partition=one["partition"])
@@ -272,6 +276,7 @@ def parked(answer: Json, queue_name: str, group_name: str) -> Expected:
         expected |= {
             ("parked-key", place): text(key_shown(one)),
             ("parked-since", place): time(one["since_unix_ms"]),
+            ("parked-expires", place): time(one.get("expires_unix_ms")),
             ("parked-reason", place): text(str(one.get("reason") or "")),
             **{(f"parked-{name}", place): number(one[name]) for name in names},
         }

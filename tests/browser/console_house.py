@@ -23,6 +23,18 @@ LOOK: Final = """() => [...document.querySelectorAll("#main [data-testid]")].map
   const { testid, value, unixMs, ...data } = element.dataset;
   return { testid, value, unixMs, data, text: element.textContent };
 })"""
+_OUTSIDE: Final = """() => {
+  const badges = [...document.querySelectorAll(".table td > .badge")];
+  const before = badges.map((badge) => badge.textContent);
+  for (const badge of badges) badge.textContent = "lingering, ends in 4 min 59 s, draining";
+  const outside = [...document.querySelectorAll(".table td > *")].filter((element) => {
+    const [inner, cell] = [element, element.parentElement].map((e) => e.getBoundingClientRect());
+    return inner.left < cell.left - 1 || inner.right > cell.right + 1;
+  });
+  badges.forEach((badge, index) => { badge.textContent = before[index]; });
+  return outside.map((element) => element.dataset.testid ?? element.textContent);
+}"""
+"""What stands out of its cell, also when every state is as long as one may be."""
 _WHOSE: Final = (
     "queue", "group", "partition", "offset", "session", "subscription", "keyHash", "line",
 )  # fmt: skip
@@ -116,6 +128,7 @@ class Console:
             "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
         )
         assert wide <= inner, f"{what}: {wide} of {inner} px"
+        assert await self.page.evaluate(_OUTSIDE) == [], f"{what}: out of their cells"
 
 
 @asynccontextmanager

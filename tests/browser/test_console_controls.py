@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
@@ -54,6 +55,7 @@ async def test_one_gets_everywhere_and_back(view: Console, client: tocsin.Client
     await view.at("queue-name", queue="orders").click()
     await expect(heading).to_have_text("Queue orders")
     await expect(heading).to_be_focused()
+    assert await outline(view) == "none", "one did not choose the heading"
     await view.at("tab-messages").click()
     await expect(heading).to_have_text("Messages")
     await view.at("tab-dead-letters").click()
@@ -81,6 +83,19 @@ async def test_one_gets_everywhere_and_back(view: Console, client: tocsin.Client
     await view.at("nav-queues").click()
     await expect(view.at("queue-name", queue="orders")).to_be_visible()
     await expect(view.at("broker-state")).to_have_text("broker: ready")
+    await view.page.keyboard.press("Tab")
+    await view.page.evaluate("location.hash = '#/sessions'")
+    await expect(heading).to_have_text("Sessions")
+    await expect(heading).to_be_focused()
+    assert await outline(view) == "none", "nor with the keyboard"
+    await view.page.keyboard.press("Tab")
+    assert await outline(view) == "solid"
+    await expect(view.at("nav-demo")).to_have_attribute("href", "/demo")
+
+
+async def outline(view: Console) -> Any:
+    """Around what has the focus."""
+    return await view.page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
 
 
 @pytest.mark.parametrize(
@@ -115,6 +130,44 @@ async def test_an_address_of_nothing_says_so_and_leads_back(view: Console) -> No
     await expect(view.page.locator("h1")).to_have_text("Queues")
 
 
+async def test_what_is_not_there_shows_nothing_but_that_and_leads_back(
+    view: Console, client: tocsin.Client
+) -> None:
+    await client.create_queue("orders", partitions=2)
+    for address in ("/queues/never-was", "/queues/orders/groups/never-was/parked"):
+        await view.page.goto(f"{view.url}/console#{address}")
+        await expect(view.at("error-home")).to_be_visible()
+        for testid in ("explain-link", "tab-queue", "tab-parked", "queue-purge", "words"):
+            assert await view.page.locator(f'[data-testid="{testid}"]:visible').count() == 0
+        await view.at("error-home").click()
+        await expect(view.page.locator("h1")).to_have_text("Queues")
+        await expect(view.at("error")).to_be_hidden()
+    view.complaints.clear()
+
+
+async def test_a_group_shows_what_holds_for_it_and_what_is_not_the_queues(
+    view: Console, client: tocsin.Client
+) -> None:
+    await client.create_queue("ruled", partitions=1, attempts_max=5, lease_s=20)
+    await client.put_group("ruled", "own", attempts_max=3, on_exhausted="park")
+    await view.open("/queues/ruled/groups/own")
+    await expect(view.at("group-attempts_max")).to_have_text("3")
+    await expect(view.at("group-own", setting="attempts_max")).to_have_text("not the queue's 5")
+    await expect(view.at("group-on_exhausted")).to_have_text("park")
+    await expect(view.at("group-own")).to_have_count(2)
+    await expect(view.at("group-lease_s")).to_have_text("20 s")
+    await view.open("/queues/ruled")
+    await expect(view.page.locator("#main")).to_contain_text("Groups may have settings of their")
+    letters = view.at("queue-dead_letter_queue")
+    await expect(letters).to_contain_text("none yet: ruled.dead-letters")
+    await client.create_queue("ruled.dead-letters", partitions=1)
+    await client.publish("ruled.dead-letters", 1)
+    await view.open("/queues/ruled")
+    await expect(letters).to_have_text("ruled.dead-letters (1 message)")
+    await view.at("dead-letters-link").click()
+    await expect(view.page.locator("h1")).to_have_text("Queue ruled.dead-letters")
+
+
 async def test_queues_are_filtered_sorted_and_paged(view: Console, client: tocsin.Client) -> None:
     for number in range(60):
         await client.create_queue(f"many-{number:02}", partitions=1)
@@ -144,6 +197,7 @@ async def test_queues_are_filtered_sorted_and_paged(view: Console, client: tocsi
 async def test_a_queue_is_paused_and_goes_on(view: Console, client: tocsin.Client) -> None:
     await client.create_queue("brakes", partitions=1)
     await view.open("/queues/brakes")
+    await expect(view.at("queue-pause")).to_have_text("Pause …")
     await view.at("queue-pause").click()
     await view.at("pause-cancel").click()
     await expect(view.at("pause-dialog")).to_have_count(0)
@@ -203,6 +257,7 @@ async def test_messages_are_found_and_more_of_them_shown(
     found = view.page.locator('details[data-testid="message"]')
     await expect(found).to_have_count(50)
     await expect(view.at("message-count")).to_contain_text("50 messages so far")
+    await expect(view.at("message-since")).to_contain_text(re.compile(r"As of \d\d:\d\d:\d\d:"))
     await view.at("message-more").click()
     await expect(found).to_have_count(60)
     await expect(view.at("message-more")).to_be_hidden()
@@ -223,11 +278,18 @@ async def test_messages_are_found_and_more_of_them_shown(
 
 
 async def test_parked_keys_are_decided_about(view: Console, client: tocsin.Client) -> None:
-    await fail(client, "stuck", 6, on_exhausted="park")
+    await fail(client, "stuck", 6, on_exhausted="park", message_ttl_s=3600)
     await view.open("/queues/stuck/groups/workers/parked")
     rows = view.page.locator('[data-testid="parked-row"]')
     await expect(rows).to_have_count(6)
     hashes = await rows.evaluate_all("rows => rows.map((row) => row.dataset.keyHash)")
+    await expect(view.at("parked-expires", key_hash=hashes[0])).to_contain_text("in 59 min")
+    await view.at("parked-release-all").click()
+    await expect(view.at("release-all-dialog")).to_contain_text("they go to the dead letters")
+    await view.at("release-all-cancel").click()
+    await client.publish("stuck", "more", key="key-0")
+    waiting = view.page.locator('[data-testid="parked-row"]', has_text="key-0")
+    await expect(waiting.get_by_test_id("parked-messages")).to_have_text("3")
     await view.at("parked-retry", key_hash=hashes[0]).click()
     await expect(view.at("notice")).to_have_text("One key is tried once more.")
     await expect(rows).to_have_count(5)
@@ -354,6 +416,9 @@ async def test_a_key_is_explained_as_the_command_line_explains_it(
         await client.pause_queue("puzzle")
         await client.publish("puzzle", "late", key="e")
         await explain(view, broker.url, "e", "us", "paused")
+        await explain(view, broker.url, "d", "alone", "nothing waits")
+        for figure in ("offset", "published", "expires", "tries", "before", "also", "until"):
+            await expect(view.at(f"explain-{figure}")).to_be_hidden()
     await backlog(view)
 
 
@@ -396,6 +461,7 @@ async def backlog(view: Console) -> None:
 
     await view.page.route("**/explain?*", changed)
     await view.open("/explain?queue=puzzle&key=c&group=alone")
+    await expect(view.page.locator('#queue-names [value="puzzle"]')).to_have_count(1)
     named = {"queue": "puzzle", "group": "alone"}
     await expect(view.at("explain-waits", **named)).to_have_text("backlog")
     await expect(view.at("explain-before", **named)).to_have_text("1,234")
@@ -428,6 +494,9 @@ async def test_light_and_dark_are_chosen_and_kept(view: Console) -> None:
     await view.at("theme").click()
     after = await view.page.evaluate(color)
     assert before != after
+    await expect(view.at("theme")).to_have_text("Light")
     await view.page.reload()
     await view.answered()
     assert await view.page.evaluate(color) == after
+    await view.at("theme").click()
+    await expect(view.at("theme")).to_have_text("Dark")

@@ -131,7 +131,8 @@ async def _group(view: Console, name: str) -> Expected:
     path = f"/v1/queues/work/groups/{name}"
     held = await view.get(f"{path}/held", limit=200)
     leases = await view.get(f"{path}/leases", limit=200)
-    return expected.group(await view.get(path), held["keys"], leases["leases"])
+    queue = await view.get("/v1/queues/work")
+    return expected.group(await view.get(path), held["keys"], leases["leases"], queue)
 
 
 async def _parked(view: Console) -> Expected:

@@ -75,6 +75,9 @@ async def _check(view: Console, name: str) -> None:
         assert found.violations_count == 0, f"{name}, {scheme}: {found.generate_report()}"
         await view.fits(f"{name}, {scheme}")
         await view.shoot(name)
+    if name == "sessions":
+        lingering = view.page.get_by_test_id("session-transport").filter(has_text="lingering")
+        await expect(lingering).to_have_count(1)
     assert await view.page.evaluate("shifted") < SHIFT_MAX, name
 
 

@@ -2,6 +2,7 @@
 /** What became of a key, in sentences. Pure. */
 
 import { formatCount, plural } from "../shared/format.js";
+import { until } from "./format.js";
 import { transportOf, waitsFor } from "./words.js";
 
 /**
@@ -55,4 +56,20 @@ export function triesOf(head) {
   if (!head) return "";
   const failed = head.attempts ? `failed ${plural(head.attempts, "time")}` : "never failed";
   return head.in_flight ? `${failed}, attempt ${head.in_flight.attempt} is running` : failed;
+}
+
+/**
+ * When the first message expires, or what becomes of it because it has.
+ * @param {any} group @param {number} nowMs the broker's clock
+ */
+export function expiryOf(group, nowMs) {
+  const at = group.head?.expires_unix_ms;
+  if (!at || at > nowMs) return until(at, nowMs);
+  if (group.head.in_flight) {
+    return "expired: it counts if it is acked; returned, it goes to the dead letters";
+  }
+  if (group.waits_for === "parked") {
+    return "expired: it goes to the dead letters when its key is retried, released or skipped";
+  }
+  return "expired: it goes to the dead letters when its turn comes, and is not handled";
 }

@@ -2,17 +2,19 @@
 /** Figures with their names: tiles at the top of a view, and lists of facts. */
 
 import { titled } from "../shared/format.js";
-import { make, setData, setFigure } from "./elements.js";
+import { make, setAttribute, setData, setFigure, setShown, setText } from "./elements.js";
 import { rate } from "./format.js";
+import { meaningOf } from "./terms.js";
 
 /**
  * @typedef {{
  *   id: string,
- *   label: string,
+ *   label: string | ((of: any) => string),
  *   unit?: string,
  *   make?: () => HTMLElement,
  *   draw: (element: any, of: any) => void,
- * }} Figure `draw` puts into the element what `of` has
+ *   isThere?: (of: any) => boolean,
+ * }} Figure `draw` puts into the element what `of` has; where that is not there, none is shown
  */
 
 /** A list of figures, each a term and its value, which draws itself anew. */
@@ -26,14 +28,16 @@ export class Figures {
     this.figures = figures;
     this.dataOf = dataOf;
     this.parts = figures.map((figure) => figure.make?.() ?? make("span"));
-    const items = figures.map((figure, index) => {
+    this.names = figures.map(() => make("dt"));
+    this.items = figures.map((figure, index) => {
       this.parts[index].dataset.testid = `${id}-${figure.id}`;
       const unit = figure.unit ? make("small", { text: ` ${figure.unit}` }) : null;
       const value = make("dd", {}, this.parts[index], unit);
       const shaped = { class: shape === "tiles" ? "figure" : "fact" };
-      return make("div", shaped, make("dt", { text: figure.label }), value);
+      if (typeof figure.label === "string") this.#name(index, figure.label);
+      return make("div", shaped, this.names[index], value);
     });
-    this.element = make("dl", { class: shape === "tiles" ? "figures" : "facts" }, ...items);
+    this.element = make("dl", { class: shape === "tiles" ? "figures" : "facts" }, ...this.items);
   }
 
   /** @param {any} of what the figures are of */
@@ -42,7 +46,15 @@ export class Figures {
     this.figures.forEach((figure, index) => {
       setData(this.parts[index], data);
       figure.draw(this.parts[index], of);
+      if (typeof figure.label !== "string") this.#name(index, figure.label(of));
+      if (figure.isThere) setShown(this.items[index], figure.isThere(of));
     });
+  }
+
+  /** @param {number} index @param {string} label */
+  #name(index, label) {
+    setText(this.names[index], label);
+    setAttribute(this.names[index], "title", meaningOf(label) || null);
   }
 }
 

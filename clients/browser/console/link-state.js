@@ -3,6 +3,7 @@
 
 import { formatClock, formatSeconds } from "../shared/format.js";
 import { tell } from "./dialog.js";
+import { formatRoute } from "./route.js";
 import { button, make, setBadge, setShown, setText } from "./elements.js";
 
 export class LinkState {
@@ -18,7 +19,10 @@ export class LinkState {
     this.advice = make("p", { data: { testid: "error-advice" } });
     this.age = make("p", { class: "small", data: { testid: "error-age" } });
     const again = button("Try now", "retry-now", retry);
-    const said = make("div", {}, this.what, this.advice, this.age);
+    const data = { testid: "error-home" };
+    const home = make("a", { href: formatRoute("overview"), text: "All queues", data });
+    this.home = make("p", { hidden: true }, home);
+    const said = make("div", {}, this.what, this.advice, this.age, this.home);
     const attributes = { class: "note bad banner", role: "alert", data: { testid: "error" } };
     this.banner = make("div", { ...attributes, hidden: true }, said, again);
   }
@@ -50,6 +54,7 @@ export class LinkState {
     setBadge(this.badge, isOld ? "old figures" : "no answer", "bad");
     setText(/** @type {Element} */ (this.what.firstElementChild), what);
     setText(this.advice, remedy);
+    setShown(this.home, retryInMs === null); // it will not come right by itself
     const from = isOld ? `The figures are those of ${formatClock(this.answeredMs ?? 0)}. ` : "";
     const again = retryInMs === null ? "" : `Next try in ${formatSeconds(retryInMs / 1000)}.`;
     setText(this.age, `${from}${again}`);

@@ -34,8 +34,9 @@ const VIEWS = {
   explain: ExplainView,
 };
 const SECTIONS = { sessions: "sessions", explain: "explain" };
-const FINAL = ["unauthorized", "forbidden", "origin_refused", "invalid_request", "invalid_name",
-  "queue_not_found", "group_not_found", "not_found"];
+const GONE = ["queue_not_found", "group_not_found", "invalid_name"];
+const FINAL = ["unauthorized", "forbidden", "origin_refused", "invalid_request", "not_found",
+  ...GONE];
 
 class Console {
   constructor() {
@@ -105,14 +106,17 @@ class Console {
       load: (signal) => view.load(signal),
       isFinal: (error) => error instanceof ApiError && FINAL.includes(error.code),
       show: (answer) => {
-        view.element.classList.remove("is-new"); // all of it at once: nothing moves afterwards
+        // All of it at once: nothing moves afterwards.
+        view.element.classList.remove("is-new", "is-gone");
         show(view, answer);
         this.link.answered(view.periodMs !== null);
         this.#settle(false);
       },
       fail: (error, retryInMs) => {
         // Without figures there is nothing to show but what is the matter.
-        view.element.classList.toggle("is-new", this.link.answeredMs === null);
+        const isEmpty = this.link.answeredMs === null;
+        view.element.classList.toggle("is-new", isEmpty);
+        view.element.classList.toggle("is-gone", isEmpty && GONE.includes(error?.code));
         this.link.failed(error, retryInMs);
         this.#settle(true);
         if (error?.code === "unauthorized") void this.#signInAgain();

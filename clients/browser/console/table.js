@@ -9,6 +9,7 @@ import { filterRows, pageOf, sortRows } from "./listing.js";
 import {
   button, field, make, setAttribute, setChildren, setData, setShown, setText,
 } from "./elements.js";
+import { meaningOf } from "./terms.js";
 
 export const ROWS_PER_PAGE = 50;
 
@@ -128,7 +129,8 @@ export class Table {
   /** @param {Column} column */
   #head(column) {
     const shape = column.isNumeric ? "number" : null;
-    const props = { role: "columnheader", scope: "col", class: shape };
+    const title = meaningOf(column.title) || null;
+    const props = { role: "columnheader", scope: "col", class: shape, title };
     if (!column.value) return make("th", { ...props, text: column.title });
     const testid = `${this.settings.id}-sort`;
     const pressed = () => this.#sortBy(column);

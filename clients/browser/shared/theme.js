@@ -23,7 +23,12 @@
 
   function tell() {
     for (const button of document.querySelectorAll("[data-theme-toggle]")) {
-      button.setAttribute("aria-pressed", String(isDark()));
+      if (button.dataset.themeToggle === "words") {
+        button.textContent = isDark() ? "Light" : "Dark"; // what pressing it gives
+        button.setAttribute("aria-label", `${button.textContent} colours`);
+      } else {
+        button.setAttribute("aria-pressed", String(isDark()));
+      }
     }
     root.dispatchEvent(new Event("themechange"));
   }

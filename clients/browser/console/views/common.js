@@ -5,6 +5,7 @@ import { visibleText } from "../../shared/format.js";
 import { shorten } from "../bodies.js";
 import { foreign, make, setAttribute, setData, setText } from "../elements.js";
 import { formatRoute } from "../route.js";
+import { wordsOf } from "../terms.js";
 
 /**
  * @typedef {{
@@ -103,6 +104,15 @@ export function tabsOfGroup(queue, group, here) {
 /** @param {string} title @param {...(Node | null)} content */
 export function section(title, ...content) {
   return make("section", { class: "part" }, make("h2", { text: title }), ...content);
+}
+
+/** What the words of a view mean, folded, at its end. @param {string[]} labels */
+export function glossary(labels) {
+  const items = wordsOf(labels).map(([word, means]) =>
+    make("div", { class: "fact" }, make("dt", { text: word }), make("dd", { text: means })));
+  const summary = make("summary", { text: "What the words mean", data: { testid: "words" } });
+  const list = make("dl", { class: "facts words" }, ...items);
+  return make("details", { class: "part" }, summary, list);
 }
 
 /**

@@ -7,12 +7,14 @@ import { shorten } from "../bodies.js";
 import {
   badge, field, foreign, make, setBadge, setFigure, setShown, setText, setTime, timeElement,
 } from "../elements.js";
-import { alsoOf, ownerOf, sentenceOf, triesOf, unsettledOf, whereItGoes } from "../explaining.js";
+import {
+  alsoOf, expiryOf, ownerOf, sentenceOf, triesOf, unsettledOf, whereItGoes,
+} from "../explaining.js";
 import { Figures } from "../figures.js";
 import { until } from "../format.js";
 import { formatRoute } from "../route.js";
 import { waitsFor } from "../words.js";
-import { headOf, link, queuePath } from "./common.js";
+import { glossary, headOf, link, queuePath } from "./common.js";
 
 const NAMES_MAX = 1000;
 
@@ -25,6 +27,7 @@ export class ExplainView {
     const isAsked = Boolean(this.query.queue && this.query.key);
     this.periodMs = isAsked ? 1000 : null;
     this.isAsked = isAsked;
+    this.isNamed = false;
     /** @type {Map<string, {element: HTMLElement, draw: (group: any) => void}>} */
     this.groups = new Map();
     this.names = make("datalist", { id: "queue-names" });
@@ -34,32 +37,38 @@ export class ExplainView {
     setText(this.nothing, "This queue has no group: nobody waits for this key but readers.");
     this.nothing.hidden = true;
     this.more = make("p", { class: "small soft" });
-    const parts = [this.sentence, this.answers, this.nothing, this.more];
-    this.result = make("section", { "aria-label": "Answer" }, ...parts);
+    const said = [this.sentence, this.answers, this.nothing, this.more];
+    this.result = make("section", { "aria-label": "Answer" }, ...said);
     this.result.hidden = true;
     const head = headOf({ name: "Explain a key" });
-    this.element = make("div", { class: "view" }, head, this.#form(), this.names, this.result);
+    const words = glossary([...FACTS.map(({ label }) => String(label)), "Waits for", "Lingering"]);
+    const parts = [head, this.#form(), this.names, this.result, words];
+    this.element = make("div", { class: "view" }, ...parts);
   }
 
   /** @param {AbortSignal} signal */
   async load(signal) {
     const { api } = this.context;
-    if (!this.isAsked) {
-      const query = { limit: NAMES_MAX, brief: true };
-      const answer = await api.get("/v1/queues", { query, signal });
-      return { names: rowsOf(answer, "queues").map((queue) => queue.name) };
-    }
     const { queue, key, group } = this.query;
-    const query = { key, group };
-    return { answer: await api.get(`${queuePath(queue)}/explain`, { query, signal }) };
+    const path = `${queuePath(queue ?? "")}/explain`;
+    const answer = this.isAsked ? await api.get(path, { query: { key, group }, signal }) : null;
+    return { answer, names: this.isNamed ? null : await this.#loadNames(signal) };
   }
 
-  /** @param {{names?: string[], answer?: any}} loaded */
+  /** Of the queues, once. @param {AbortSignal} signal @returns {Promise<string[]>} */
+  async #loadNames(signal) {
+    const query = { limit: NAMES_MAX, brief: true };
+    const answer = await this.context.api.get("/v1/queues", { query, signal });
+    return rowsOf(answer, "queues").map((queue) => queue.name);
+  }
+
+  /** @param {{names: string[] | null, answer: any}} loaded */
   show({ names, answer }) {
     if (names) {
+      this.isNamed = true;
       this.names.replaceChildren(...names.map((value) => make("option", { value })));
-      return;
     }
+    if (!answer) return;
     this.#drawSentence(answer);
     const groups = rowsOf(answer, "groups");
     const now = answer.now_unix_ms ?? this.context.now();
@@ -142,28 +151,47 @@ export class ExplainView {
   }
 }
 
-/** @type {import("../figures.js").Figure[]} */
+/** A time of the answer, where there is one. @param {string} id @param {string} label
+ * @param {(group: any) => any} of
+ * @param {(unixMs: unknown, nowMs: number) => string} [form]
+ * @returns {import("../figures.js").Figure} */
+function timeFact(id, label, of, form) {
+  return {
+    id,
+    label,
+    make: () => timeElement({ tabindex: "0" }),
+    draw: (e, g) => setTime(e, of(g), g.now, form),
+    isThere: (g) => Boolean(of(g)),
+  };
+}
+
+/** @param {string} id @param {string} label @param {(group: any) => any} of
+ * @returns {import("../figures.js").Figure} */
+function countFact(id, label, of) {
+  const draw = (/** @type {any} */ e, /** @type {any} */ g) => setFigure(e, of(g), formatCount);
+  return { id, label, draw, isThere: (g) => Number.isFinite(of(g)) };
+}
+
+/** What is not there is not shown. @type {import("../figures.js").Figure[]} */
 const FACTS = [
   { id: "owner", label: "Who may have it", make: () => foreign(""),
     draw: (e, g) => setText(e, ownerOf(g.owner)) },
   { id: "consumer", label: "Consumer", make: () => make("code", { class: "id" }),
-    draw: (e, g) => setText(e, g.owner?.consumer ?? "–") },
-  { id: "epoch", label: "Epoch", draw: (e, g) => setFigure(e, g.epoch, formatCount) },
+    draw: (e, g) => setText(e, g.owner?.consumer ?? "–"), isThere: (g) => Boolean(g.owner) },
+  countFact("epoch", "Epoch", (g) => g.epoch),
   { id: "unsettled", label: "Unsettled", draw: (e, g) => setText(e, unsettledOf(g)) },
-  { id: "until", label: "Until", make: () => timeElement({ tabindex: "0" }),
-    draw: (e, g) => setTime(e, g.until_unix_ms, g.now, until) },
-  { id: "since", label: "Since", make: () => timeElement({ tabindex: "0" }),
-    draw: (e, g) => setTime(e, g.since_unix_ms, g.now) },
-  { id: "offset", label: "First message's offset",
-    draw: (e, g) => setFigure(e, g.head?.offset, formatCount) },
+  timeFact("until", "Until", (g) => g.until_unix_ms, until),
+  timeFact("since", "Since", (g) => g.since_unix_ms),
+  countFact("offset", "First message's offset", (g) => g.head?.offset),
   { id: "id", label: "First message's id", make: () => foreign("", { class: "id" }),
-    draw: (e, g) => setText(e, g.head?.id ? visibleText(shorten(g.head.id, 60)) : "–") },
-  { id: "published", label: "Published", make: () => timeElement({ tabindex: "0" }),
-    draw: (e, g) => setTime(e, g.head?.published_unix_ms, g.now) },
-  { id: "expires", label: "Expires", make: () => timeElement({ tabindex: "0" }),
-    draw: (e, g) => setTime(e, g.head?.expires_unix_ms, g.now, until) },
-  { id: "tries", label: "Tries", draw: (e, g) => setText(e, triesOf(g.head) || "–") },
-  { id: "before", label: "Messages before it",
-    draw: (e, g) => setFigure(e, g.before, formatCount) },
-  { id: "also", label: "Also held up by", draw: (e, g) => setText(e, alsoOf(g) || "nothing else") },
+    draw: (e, g) => setText(e, g.head?.id ? visibleText(shorten(g.head.id, 60)) : "–"),
+    isThere: (g) => Boolean(g.head?.id) },
+  timeFact("published", "Published", (g) => g.head?.published_unix_ms),
+  { ...timeFact("expires", "Expires", (g) => g.head?.expires_unix_ms),
+    draw: (e, g) => setTime(e, g.head?.expires_unix_ms, g.now, () => expiryOf(g, g.now)) },
+  { id: "tries", label: "Tries", draw: (e, g) => setText(e, triesOf(g.head) || "–"),
+    isThere: (g) => Boolean(g.head) },
+  countFact("before", "Messages before it", (g) => g.before),
+  { id: "also", label: "Also held up by", draw: (e, g) => setText(e, alsoOf(g) || "nothing else"),
+    isThere: (g) => Boolean(g.head || alsoOf(g)) },
 ];

@@ -13,12 +13,18 @@ import { transportOf } from "../words.js";
 import {
   countColumn, explainColumn, idColumn, keyColumn, textColumn, timeColumn, waitsColumn,
 } from "./columns.js";
-import { groupPath, headOf, linkButton, section, tabsOfGroup } from "./common.js";
+import {
+  glossary, groupPath, headOf, linkButton, queuePath, section, tabsOfGroup,
+} from "./common.js";
 import { stateOfGroup } from "./queue-tables.js";
+import { GroupSettings, sinceOf } from "./settings.js";
 
 const HELD_SHOWN_MAX = 200;
 const LEASES_SHOWN_MAX = 200;
 const RATES = ["given", "settled", "nacked"];
+const QUEUE_PERIOD_MS = 10_000;
+/** How often the queue's settings are asked for. */
+const WORDS = ["Lag", "Given", "Settled", "Nacked", "Redelivered", "Dead-lettered"];
 
 export class GroupView {
   /** @param {import("./common.js").Context} context */
@@ -51,6 +57,8 @@ export class GroupView {
       dataOf: (row) => ({ partition: row.partition, offset: row.offset }),
       empty: "Nothing is in flight.",
     });
+    this.settings = new GroupSettings(this.queue, this.name);
+    this.queueMs = -Infinity;
     this.element = this.#build();
   }
 
@@ -62,15 +70,19 @@ export class GroupView {
     const held = await api.get(`${path}/held`, { query: { limit: HELD_SHOWN_MAX }, signal });
     const query = { limit: LEASES_SHOWN_MAX };
     const leases = await api.get(`${path}/leases`, { query, signal });
-    return { group, held, leases };
+    const isDue = this.context.elapsed() - this.queueMs >= QUEUE_PERIOD_MS;
+    const queue = isDue ? await api.get(queuePath(this.queue), { signal }) : null;
+    if (isDue) this.queueMs = this.context.elapsed();
+    return { group, held, leases, queue };
   }
 
-  /** @param {{group: any, held: any, leases: any}} answer */
-  show({ group, held, leases }) {
+  /** @param {{group: any, held: any, leases: any, queue: any}} answer */
+  show({ group, held, leases, queue }) {
     const counters = group.counters ?? {};
     const values = { ...counters, lag: group.lag };
     this.history.add(this.context.elapsed(), `${group.group_id} ${counters.since_unix_ms}`, values);
     this.figures.update(group);
+    this.settings.update(group, queue);
     setBadge(this.state, ...stateOfGroup(group));
     this.rates.update(RATES, this.history.columns(RATES, RATES));
     this.lag.update(["lag"], this.history.columns(["lag"]));
@@ -109,7 +121,15 @@ export class GroupView {
     return make("div", { class: "view" }, ...parts,
       section("Held keys", this.held.element, this.heldMore),
       section("Owners", this.owners.element),
-      section("In flight", this.leases.element, this.leasesMore));
+      section("In flight", this.leases.element, this.leasesMore),
+      section("Settings", ...this.settings.elements),
+      glossary([...WORDS, ...this.#labels()]));
+  }
+
+  #labels() {
+    const tables = [this.#heldColumns(), this.#ownerColumns(), this.#leaseColumns()];
+    const titles = tables.flat().map(({ title }) => title);
+    return [...this.#figures().map(({ label }) => String(label)), ...titles, "Lingering"];
   }
 
   /** @returns {import("../figures.js").Figure[]} */
@@ -118,6 +138,15 @@ export class GroupView {
     function counted(id, label, of) {
       const draw = (/** @type {any} */ e, /** @type {any} */ g) => setFigure(e, of(g), formatCount);
       return { id, label, draw };
+    }
+    /** @param {string} id @param {string} label @param {(group: any) => any} of */
+    function total(id, label, of) {
+      const figure = counted(id, label, of);
+      const draw = (/** @type {any} */ e, /** @type {any} */ g) => {
+        figure.draw(e, g);
+        sinceOf(e, g.counters);
+      };
+      return { ...figure, draw };
     }
     return [
       counted("lag", "Lag", (g) => g.lag),
@@ -132,8 +161,8 @@ export class GroupView {
       counted("aside", "Held aside", (g) => g.aside),
       counted("parked", "Parked keys", (g) => g.keys_parked),
       ...ratesOf(this.history, RATES),
-      counted("redelivered", "Redelivered, total", (g) => g.counters?.redelivered),
-      counted("dead-lettered", "Dead-lettered, total", (g) => g.counters?.dead_lettered),
+      total("redelivered", "Redelivered since start", (g) => g.counters?.redelivered),
+      total("dead-lettered", "Dead-lettered since start", (g) => g.counters?.dead_lettered),
     ];
   }
 

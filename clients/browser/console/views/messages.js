@@ -1,7 +1,7 @@
 // @ts-check
 /** Looking at a queue's messages, and at its dead letters, without taking them. */
 
-import { formatCount, plural } from "../../shared/format.js";
+import { formatClock, formatCount, plural } from "../../shared/format.js";
 import { rowsOf } from "../api.js";
 import { askAndDo } from "../dialog.js";
 import { button, field, make, setChildren, setShown, setText } from "../elements.js";
@@ -31,6 +31,8 @@ class Looking {
     this.list = make("div", { class: "messages", data: { testid: `${of.id}-list` } });
     const counted = { testid: `${of.id}-count` };
     this.count = make("p", { class: "small soft", role: "status", data: counted });
+    this.since = make("p", { class: "small soft", data: { testid: `${of.id}-since` } });
+    this.loadedMs = 0;
     this.more = button("Show more", `${of.id}-more`, () => this.#showMore());
     this.again = button("Look again", `${of.id}-refresh`, () => context.refresh());
     this.more.hidden = true;
@@ -57,6 +59,9 @@ class Looking {
     this.next = answer.next;
     setShown(this.more, Boolean(answer.next));
     setText(this.count, this.countText(this.list.children.length, answer));
+    if (!isMore) this.loadedMs = Date.now();
+    const since = formatClock(this.loadedMs);
+    setText(this.since, `As of ${since}: it stays as it is until you look again.`);
   }
 
   /** @param {number} shown @param {any} answer */
@@ -95,7 +100,8 @@ class Looking {
     });
     const tabs = tabsOfQueue(queue, of.word);
     const under = make("div", { class: "buttons" }, this.more);
-    const parts = [head, tabs, ...this.notes(), this.#form(), this.count, this.list, under];
+    const said = make("div", {}, this.count, this.since);
+    const parts = [head, tabs, ...this.notes(), this.#form(), said, this.list, under];
     return make("div", { class: "view" }, ...parts);
   }
 

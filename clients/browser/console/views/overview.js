@@ -13,10 +13,11 @@ import { Table } from "../table.js";
 import { countersOf } from "../totals.js";
 import { stateOfQueue } from "../words.js";
 import { countColumn, timeColumn } from "./columns.js";
-import { headOf, link } from "./common.js";
+import { glossary, headOf, link } from "./common.js";
 
 const QUEUES_MAX = 100_000;
 const RATES = ["published", "given", "settled"];
+const WORDS = ["Depth", "Retained", "Lag", "Published", "Given", "Settled", "Parked keys"];
 const ALL = "\u0000all queues";
 
 export class Overview {
@@ -33,7 +34,8 @@ export class Overview {
     this.table = this.#table();
     const plots = make("div", { class: "plots" }, this.rates.element, this.depth.element);
     const head = headOf({ name: "Queues" });
-    const parts = [head, this.figures.element, plots, this.table.element];
+    const words = glossary(WORDS);
+    const parts = [head, this.figures.element, plots, this.table.element, words];
     this.element = make("div", { class: "view" }, ...parts);
   }
 
@@ -127,7 +129,7 @@ const TOTALS = [
   ["queues", "queues", "Queues", formatCount],
   ["depth", "depth", "Depth", formatCount],
   ["lag", "lag", "Lag, all groups", formatCount],
-  ["bytes", "bytes", "Retained", formatBytes],
+  ["bytes", "bytes", "Size", formatBytes],
   ["published-rate", "published", "Published", rate, "/s"],
   ["given-rate", "given", "Given", rate, "/s"],
   ["settled-rate", "settled", "Settled", rate, "/s"],

@@ -3,15 +3,16 @@
 
 import { formatCount, plural, titled } from "../../shared/format.js";
 import { rowsOf } from "../api.js";
+import { linesOfAll, saidOfMany, saidOfOne } from "../deciding.js";
 import { askAndDo, tell } from "../dialog.js";
 import { button, make, setFigure, setShown, setText } from "../elements.js";
+import { until } from "../format.js";
 import { formatRoute } from "../route.js";
 import { Table } from "../table.js";
 import { countColumn, keyColumn, textColumn, timeColumn } from "./columns.js";
-import { groupPath, headOf, link, listOf, tabsOfGroup } from "./common.js";
+import { glossary, groupPath, headOf, link, listOf, tabsOfGroup } from "./common.js";
 
 const SHOWN_MAX = 1000;
-const DONE = { retry: "tried once more", skip: "skipped", release: "released" };
 
 export class ParkedView {
   /** @param {import("./common.js").Context} context */
@@ -20,9 +21,11 @@ export class ParkedView {
     this.queue = /** @type {string} */ (context.route.queue);
     this.name = /** @type {string} */ (context.route.group);
     this.title = `Parked keys of ${this.name}`;
-    this.periodMs = 2000;
+    this.periodMs = 1000;
     this.data = { queue: this.queue, group: this.name };
     this.keysParked = 0;
+    /** @type {any[]} */
+    this.keys = [];
     this.table = new Table({
       id: "parked",
       caption: `Parked keys of ${this.name}`,
@@ -45,6 +48,7 @@ export class ParkedView {
   show(answer) {
     this.keysParked = answer.keys_parked;
     const keys = rowsOf(answer, "keys");
+    this.keys = keys;
     this.table.update(keys);
     setFigure(this.count, answer.keys_parked, formatCount);
     setText(this.more, answer.keys_parked > keys.length ? `These are the first ${SHOWN_MAX}.` : "");
@@ -81,16 +85,20 @@ export class ParkedView {
         + "with the rest; release begins anew with all attempts.",
     });
     const tabs = tabsOfGroup(queue, group, "parked");
-    return make("div", { class: "view" }, head, tabs, about, this.table.element, this.more);
+    const words = glossary(this.#columns().map(({ title }) => title));
+    const parts = [head, tabs, about, this.table.element, this.more, words];
+    return make("div", { class: "view" }, ...parts);
   }
 
   /** @returns {import("../table.js").Column[]} */
   #columns() {
+    const now = () => this.context.now();
     return [
       keyColumn(),
       countColumn("messages", "Waiting", "messages"),
       countColumn("attempts", "Failed", "attempts"),
-      timeColumn("since", "Parked", (row) => row.since_unix_ms, () => this.context.now()),
+      timeColumn("since", "Parked for", (row) => row.since_unix_ms, now),
+      timeColumn("expires", "Expires", (row) => row.expires_unix_ms, now, expiry),
       textColumn("reason", "Reason", (row) => String(row.reason ?? "")),
       countColumn("partition", "Partition", "partition"),
       countColumn("offset", "First offset", "offset"),
@@ -128,7 +136,7 @@ export class ParkedView {
   async #decide(verb, row) {
     try {
       await this.#post(verb, { key_hash: row.key_hash });
-      this.context.notify(`One key is ${DONE[verb]}.`, "good");
+      this.context.notify(saidOfOne(verb, row, this.context.now()), "good");
     } catch (error) {
       const { what, remedy } = tell(error);
       this.context.notify(`${what} ${remedy}`, "bad");
@@ -157,19 +165,13 @@ export class ParkedView {
     }));
   }
 
-  /** @param {"retry" | "release" | "skip"} verb */
+  /** @param {import("../deciding.js").Verb} verb */
   async #decideAll(verb) {
-    const keys = plural(this.keysParked, "key");
-    const lines = {
-      retry: `The first message of each of ${keys} is tried once more.`,
-      release: `${keys} go on, with all attempts anew.`,
-      skip: `The first message of each of ${keys} goes to the dead letters, unhandled.`,
-    };
     this.#did(await askAndDo({
       id: `${verb}-all`,
       title: `${titled(verb)} all parked keys of this group?`,
       about: this.name,
-      lines: [lines[verb]],
+      lines: linesOfAll(verb, this.keysParked, this.keys, this.context.now()),
       isDangerous: verb === "skip",
       typed: verb === "skip" ? this.name : undefined,
       confirm: `${titled(verb)} all`,
@@ -193,7 +195,7 @@ export class ParkedView {
       say(`${formatCount(decided)} of ${plural(wanted, "key")} …`);
       if (!count || !answer.keys_parked) break;
     }
-    return `${plural(decided, "key")} ${decided === 1 ? "is" : "are"} ${DONE[verb]}.`;
+    return saidOfMany(verb, decided);
   }
 
   /** @param {string | null} done */
@@ -201,4 +203,9 @@ export class ParkedView {
     if (done) this.context.notify(done, "good");
     this.context.refresh();
   }
+}
+
+/** @param {unknown} unixMs @param {number} nowMs */
+function expiry(unixMs, nowMs) {
+  return typeof unixMs === "number" && unixMs <= nowMs ? "expired" : until(unixMs, nowMs);
 }

@@ -45,7 +45,7 @@ export function stateOfGroup(group) {
   if (group.keys_parked) return [`${formatCount(group.keys_parked)} parked`, "bad"];
   if (group.lag > 0 && !group.consumers && !group.in_flight) return ["no consumer", "bad"];
   if (!group.consumers && !group.in_flight) return ["idle", ""];
-  return ["consumed", "good"];
+  return ["has consumers", "good"];
 }
 
 export const PARTITIONS = [

@@ -1,7 +1,7 @@
 // @ts-check
 /** One queue: what stands in it, who consumes it, its settings; pause, resume and purge. */
 
-import { formatBytes, formatCount, formatMs, formatSeconds, plural } from "../../shared/format.js";
+import { formatBytes, formatCount, plural } from "../../shared/format.js";
 import { rowsOf } from "../api.js";
 import { askAndDo } from "../dialog.js";
 import {
@@ -14,10 +14,17 @@ import { formatRoute } from "../route.js";
 import { Table } from "../table.js";
 import { countersOf } from "../totals.js";
 import { stateOfQueue } from "../words.js";
-import { headOf, linkButton, listOf, queuePath, section, tabsOfQueue } from "./common.js";
+import { deadLettersOf, isRetaining, placeOf } from "../settings.js";
+import {
+  glossary, headOf, linkButton, listOf, queuePath, section, tabsOfQueue,
+} from "./common.js";
 import { groupColumns, PARTITIONS } from "./queue-tables.js";
+import { QueueSettings, sinceOf } from "./settings.js";
 
 const RATES = ["published", "given", "settled"];
+const LETTERS_PERIOD_MS = 10_000;
+/** How often it is asked whether there is a dead-letter queue by now. */
+const WORDS = ["Depth", "Retained", "Lag", "Published", "Given", "Settled"];
 
 export class QueueView {
   /** @param {import("./common.js").Context} context */
@@ -33,18 +40,26 @@ export class QueueView {
     this.depths = new Plot("queue-depths", "Depth and lag", formatCount);
     this.groups = this.#groupsTable();
     this.partitions = this.#partitionsTable();
-    this.created = timeElement({ tabindex: "0" });
-    this.settings = make("dl", { class: "facts", data: { testid: "queue-settings" } });
+    this.settings = new QueueSettings(this.name, () => this.context.now());
+    this.lettersMs = -Infinity;
     this.element = this.#build();
   }
 
   /** @param {AbortSignal} signal */
-  load(signal) {
-    return this.context.api.get(queuePath(this.name), { signal });
+  async load(signal) {
+    const { api, elapsed } = this.context;
+    const queue = await api.get(queuePath(this.name), { signal });
+    if (elapsed() - this.lettersMs < LETTERS_PERIOD_MS) return { queue };
+    const letters = deadLettersOf(queue);
+    const query = { ...placeOf(letters), brief: true };
+    const listed = rowsOf(await api.get("/v1/queues", { query, signal }), "queues");
+    this.lettersMs = elapsed();
+    return { queue, letters: listed.find(({ name }) => name === letters) ?? null };
   }
 
-  /** @param {any} queue */
-  show(queue) {
+  /** @param {{queue: any, letters?: any}} answer `letters`: its dead-letter queue; null: it is not
+   * there; undefined: as before */
+  show({ queue, letters }) {
     this.queue = queue;
     const counted = countersOf(queue);
     const groups = rowsOf(queue, "groups");
@@ -62,7 +77,7 @@ export class QueueView {
     const partitions = rowsOf(queue, "partitions");
     this.partitions.update(partitions);
     setText(this.partitionsTitle, plural(partitions.length, "partition"));
-    this.#drawSettings(queue);
+    this.settings.update(queue, letters);
   }
 
   close() {
@@ -73,8 +88,8 @@ export class QueueView {
   #build() {
     const data = { queue: this.name };
     this.state = badge({ data: { testid: "queue-state", ...data } });
-    this.pause = button("Pause", "queue-pause", () => this.#pause(true), { data });
-    this.resume = button("Resume", "queue-resume", () => this.#pause(false), { data });
+    this.pause = button("Pause …", "queue-pause", () => this.#pause(true), { data });
+    this.resume = button("Resume …", "queue-resume", () => this.#pause(false), { data });
     this.purge = button("Purge …", "queue-purge", () => this.#purge(), { data });
     for (const one of [this.pause, this.resume, this.purge]) one.disabled = true;
     this.resume.hidden = true;
@@ -100,7 +115,9 @@ export class QueueView {
     const plots = make("div", { class: "plots" }, this.rates.element, this.depths.element);
     const parts = [head, tabsOfQueue(this.name, "queue"), this.paused, this.figures.element, plots];
     const more = [section("Groups", this.groups.element), partitions];
-    return make("div", { class: "view" }, ...parts, ...more, section("Settings", this.settings));
+    const columns = [...groupColumns("", () => 0), ...PARTITIONS].map(({ title }) => title);
+    const last = [section("Settings", ...this.settings.elements), glossary([...WORDS, ...columns])];
+    return make("div", { class: "view" }, ...parts, ...more, ...last);
   }
 
   /** @param {any} queue */
@@ -114,8 +131,12 @@ export class QueueView {
   #figures() {
     const now = () => this.context.now();
     return [
-      { id: "depth", label: "Depth", draw: (e, q) => setFigure(e, q.depth, formatCount) },
-      { id: "bytes", label: "Retained", draw: (e, q) => setFigure(e, q.bytes, formatBytes) },
+      {
+        id: "depth",
+        label: (q) => (isRetaining(q) ? "Retained messages" : "Depth"),
+        draw: (e, q) => setFigure(e, q.depth, formatCount),
+      },
+      { id: "bytes", label: "Size", draw: (e, q) => setFigure(e, q.bytes, formatBytes) },
       ...ratesOf(this.history, RATES),
       {
         id: "oldest",
@@ -125,8 +146,11 @@ export class QueueView {
       },
       {
         id: "published",
-        label: "Published, total",
-        draw: (e, q) => setFigure(e, q.counters?.published, formatCount),
+        label: "Published since start",
+        draw: (e, q) => {
+          setFigure(e, q.counters?.published, formatCount);
+          sinceOf(e, q.counters);
+        },
       },
     ];
   }
@@ -151,29 +175,6 @@ export class QueueView {
       dataOf: (partition) => ({ queue: this.name, partition: partition.partition }),
       columns: PARTITIONS,
     });
-  }
-
-  /** @param {any} queue */
-  #drawSettings(queue) {
-    const facts = { holder: queue.holder, created: queue.created_unix_ms, ...queue.settings };
-    const text = JSON.stringify(facts);
-    if (text === this.settingsText) {
-      setTime(this.created, queue.created_unix_ms, this.context.now());
-      return;
-    }
-    this.settingsText = text;
-    const items = Object.entries(facts).map(([name, value]) => {
-      const isTime = name === "created";
-      const part = isTime ? this.created : make("bdi", { dir: "auto" });
-      if (isTime) setTime(part, value, this.context.now());
-      else setFigure(part, value, (of) => settingText(name, of));
-      part.dataset.testid = `queue-${name}`;
-      part.dataset.queue = this.name;
-      const label = name.replace(/_s$/, "").replaceAll("_", " ");
-      const value_ = make("dd", {}, part);
-      return make("div", { class: "fact" }, make("dt", { text: label }), value_);
-    });
-    this.settings.replaceChildren(...items);
   }
 
   /** @param {boolean} isPausing */
@@ -233,17 +234,4 @@ export class QueueView {
     if (done) this.context.notify(done, "good");
     this.context.refresh();
   }
-}
-
-/** A setting with its unit. @param {string} name @param {unknown} value */
-function settingText(name, value) {
-  if (value === null || value === undefined) return "none";
-  if (typeof value !== "number") return String(value);
-  if (name.endsWith("_s")) return value % 1 ? formatMs(value * 1000) : formatSeconds(value);
-  if (name === "messages_max" || name === "bytes_max") {
-    if (!value) return "no bound";
-  }
-  if (name.includes("bytes")) return formatBytes(value);
-  if (name === "attempts_max" && !value) return "without end";
-  return formatCount(value);
 }

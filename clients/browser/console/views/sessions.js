@@ -10,7 +10,7 @@ import { Figures } from "../figures.js";
 import { formatRoute } from "../route.js";
 import { transportOf } from "../words.js";
 import { countColumn, idColumn, textColumn, timeColumn } from "./columns.js";
-import { headOf, link, listOf } from "./common.js";
+import { glossary, headOf, link, listOf } from "./common.js";
 
 const PER_CALL = 1000;
 const SESSIONS_MAX = 20_000;
@@ -41,7 +41,9 @@ export class SessionsView {
     const text = context.route.query.filter ?? "";
     if (text) this.table.search(text);
     const head = headOf({ name: "Sessions" });
-    this.element = make("div", { class: "view" }, head, this.figures.element, this.table.element);
+    const words = glossary(["Lingering", ...this.#columns().map(({ title }) => title)]);
+    const parts = [head, this.figures.element, this.table.element, words];
+    this.element = make("div", { class: "view" }, ...parts);
   }
 
   /** @param {AbortSignal} signal */

@@ -1,0 +1,74 @@
+// @ts-check
+/** Settings of queues and groups as words; which of them a group has of its own. Pure. */
+
+import { formatBytes, formatCount, formatMs, formatSeconds } from "../shared/format.js";
+
+const LIST_MAX = 1000;
+const NAME_MAX = 128;
+const DEAD_LETTERS = ".dead-letters";
+const OF_GROUP_ALONE = ["start", "semantics", "expires_s"];
+
+/** A setting with its unit. @param {string} name @param {unknown} value */
+export function settingText(name, value) {
+  if (value === null || value === undefined) return "none";
+  if (typeof value !== "number") return String(value);
+  if (name.endsWith("_s")) return value % 1 ? formatMs(value * 1000) : formatSeconds(value);
+  if (name === "messages_max" || name === "bytes_max") {
+    if (!value) return "no bound";
+  }
+  if (name.includes("bytes")) return formatBytes(value);
+  if (name === "attempts_max" && !value) return "without end";
+  return formatCount(value);
+}
+
+/** The name of a setting, as it is read. @param {string} name */
+export function settingLabel(name) {
+  return name.replace(/_s$/, "").replaceAll("_", " ");
+}
+
+/**
+ * @typedef {{name: string, value: unknown, isOwn: boolean, ofQueue: unknown}} Effective
+ * `isOwn`: the group has another value than the queue, which has `ofQueue`
+ */
+
+/**
+ * What holds for a group: its own settings, and the queue's where it has none.
+ * @param {Record<string, unknown>} own of the group; null: as the queue
+ * @param {Record<string, unknown> | null} ofQueue null: not known yet
+ * @returns {Effective[]}
+ */
+export function effectiveOf(own, ofQueue) {
+  return Object.entries(own).map(([name, value]) => {
+    if (OF_GROUP_ALONE.includes(name)) return { name, value, isOwn: false, ofQueue: undefined };
+    const inherited = ofQueue?.[name];
+    const isOwn = value !== null && ofQueue !== null && value !== inherited;
+    return { name, value: value ?? inherited ?? null, isOwn, ofQueue: inherited };
+  });
+}
+
+/**
+ * The name of the queue that takes a queue's dead letters, made for the first of them.
+ * @param {any} queue as the broker describes it
+ */
+export function deadLettersOf(queue) {
+  const named = queue.settings?.dead_letter_queue;
+  if (typeof named === "string") return named;
+  const name = `${queue.name}${DEAD_LETTERS}`;
+  return name.length <= NAME_MAX ? name : `${queue.queue_id}${DEAD_LETTERS}`;
+}
+
+/**
+ * Where in the list of all queues, by name, a queue stands: what to ask for, so that it is in the
+ * answer if it is there. Few names can lie between.
+ * @param {string} name
+ */
+export function placeOf(name) {
+  const before = name.slice(0, -1) + String.fromCharCode(name.charCodeAt(name.length - 1) - 1);
+  if (/^[A-Za-z0-9][A-Za-z0-9._-]*$/.test(before)) return { after: before, limit: 5 };
+  return { after: name.slice(0, -1), limit: LIST_MAX };
+}
+
+/** Whether what has been settled stays there. @param {any} queue */
+export function isRetaining(queue) {
+  return queue.settings?.retention_s > 0;
+}
