@@ -128,7 +128,8 @@ class Console:
             "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
         )
         assert wide <= inner, f"{what}: {wide} of {inner} px"
-        assert await self.page.evaluate(_OUTSIDE) == [], f"{what}: out of their cells"
+        outside = await self.page.evaluate(_OUTSIDE)
+        assert not outside, f"{what}: {outside} stand out of their cells"
 
 
 @asynccontextmanager
