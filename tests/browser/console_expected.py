@@ -17,7 +17,7 @@ RATES_OF_GROUP: Final = ("given", "settled", "nacked")
 WAITS: Final = {
     "": "nothing waits", "nothing": "nothing waits", "ready": "ready", "paused": "paused",
     "draining": "draining", "no_consumer": "no consumer", "absent": "consumer away",
-    "moving": "moving", "credit": "credit", "socket": "slow connection",
+    "moving": "moving", "credit": "credit", "socket": "connection slow or gone",
     "full": "too much in flight",
     "backoff": "retry later", "parked": "parked", "gate": "key held", "behind": "behind another",
     "in_flight": "in flight", "commit": "commit", "dead_letter": "dying", "dying": "dying",

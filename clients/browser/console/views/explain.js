@@ -186,7 +186,7 @@ const FACTS = [
   { id: "id", label: "First message's id", make: () => foreign("", { class: "id" }),
     draw: (e, g) => setText(e, g.head?.id ? visibleText(shorten(g.head.id, 60)) : "–"),
     isThere: (g) => Boolean(g.head?.id) },
-  timeFact("published", "Published", (g) => g.head?.published_unix_ms),
+  timeFact("published", "Age", (g) => g.head?.published_unix_ms),
   { ...timeFact("expires", "Expires", (g) => g.head?.expires_unix_ms),
     draw: (e, g) => setTime(e, g.head?.expires_unix_ms, g.now, () => expiryOf(g, g.now)) },
   { id: "tries", label: "Tries", draw: (e, g) => setText(e, triesOf(g.head) || "–"),
