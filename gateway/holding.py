@@ -34,7 +34,7 @@ class _Looks:
     """What one answer may still read."""
 
     heads: Budget = field(default_factory=lambda: Budget(limits.LOOK_BYTES_MAX))
-    log: Budget = field(default_factory=lambda: Budget(limits.LOOK_BYTES_MAX))
+    log: Budget = field(default_factory=lambda: Budget(limits.COUNT_BYTES_MAX))
 
 
 class Holding:

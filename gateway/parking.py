@@ -61,7 +61,7 @@ class Parking:
         for partition, line in found:
             by_partition.setdefault(partition, []).append(line)
         shown: list[ParkedKey] = []
-        look = Budget(limits.LOOK_BYTES_MAX)
+        look = Budget(limits.COUNT_BYTES_MAX)
         for partition, lines in by_partition.items():
             place = GroupPartition(group.group_id, partition)
             slot = self._slot(group, partition)

@@ -130,6 +130,9 @@ LOOK_ANSWER_BYTES_MAX: Final = 1_048_576
 LOOK_BYTES_MAX: Final = 16 * 1_048_576
 """Read for one look that goes by key or reason; then it says where to go on. [A peek for a key
 that is not there reads a hundred GB, and everybody else waits for the disk.]"""
+COUNT_BYTES_MAX: Final = 4 * 1_048_576
+"""Read for the counts of one list of keys that wait; then they are lower bounds. [A console asks
+once a second, and each answer reads the whole backlog.]"""
 GROUPS_EXPLAINED_MAX: Final = 100
 """Groups for which one call explains a key; the log is read once for all of them."""
 KEYS_PER_LOOK_MAX: Final = 1000

@@ -55,6 +55,7 @@ async def test_a_count_that_a_look_cannot_finish_is_said_to_be_none(
     for number in range(4):
         await house.publish(queue, [message(number, "stuck")])
     monkeypatch.setattr(limits, "LOOK_BYTES_MAX", 1)
+    monkeypatch.setattr(limits, "COUNT_BYTES_MAX", 1)
     assert {is_exact for _, is_exact in await told(house, queue, group)} == {False}
     assert all(3 < count < 7 for count, _ in await told(house, queue, group))
     monkeypatch.undo()

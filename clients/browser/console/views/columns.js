@@ -26,6 +26,16 @@ export function countColumn(id, title, of, form = formatCount) {
   return { id, title, isNumeric: true, value, draw };
 }
 
+/** How many messages of a key wait, or at least do. @returns {Column} */
+export function waitingColumn() {
+  /** @param {any} element @param {any} row */
+  function draw(element, row) {
+    const least = row.is_exact === false ? "\u2265 " : "";
+    setFigure(element, row.messages, (count) => `${least}${formatCount(count)}`);
+  }
+  return { id: "messages", title: "Waiting", isNumeric: true, value: (row) => row.messages, draw };
+}
+
 /**
  * A column of times, sorted by age.
  * @param {string} id @param {string} title

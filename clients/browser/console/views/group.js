@@ -11,7 +11,8 @@ import { formatRoute } from "../route.js";
 import { Table } from "../table.js";
 import { transportOf } from "../words.js";
 import {
-  countColumn, explainColumn, idColumn, keyColumn, textColumn, timeColumn, waitsColumn,
+  countColumn, explainColumn, idColumn, keyColumn, textColumn, timeColumn, waitingColumn,
+  waitsColumn,
 } from "./columns.js";
 import {
   glossary, groupPath, headOf, linkButton, queuePath, section, tabsOfGroup,
@@ -202,7 +203,7 @@ export class GroupView {
       timeColumn("until", "Until", (row) => row.until_unix_ms, now, until),
       timeColumn("since", "Since", (row) => row.since_unix_ms, now),
       countColumn("attempts", "Failed", "attempts"),
-      countColumn("messages", "Waiting", "messages"),
+      waitingColumn(),
       countColumn("in-flight", "In flight", "in_flight"),
       countColumn("offset", "First offset", "offset"),
       explainColumn(queue, group),

@@ -9,7 +9,7 @@ import { button, make, setFigure, setShown, setText } from "../elements.js";
 import { until } from "../format.js";
 import { formatRoute } from "../route.js";
 import { Table } from "../table.js";
-import { countColumn, keyColumn, textColumn, timeColumn } from "./columns.js";
+import { countColumn, keyColumn, textColumn, timeColumn, waitingColumn } from "./columns.js";
 import { glossary, groupPath, headOf, link, listOf, tabsOfGroup } from "./common.js";
 
 const SHOWN_MAX = 1000;
@@ -95,7 +95,7 @@ export class ParkedView {
     const now = () => this.context.now();
     return [
       keyColumn(),
-      countColumn("messages", "Waiting", "messages"),
+      waitingColumn(),
       countColumn("attempts", "Failed", "attempts"),
       timeColumn("since", "Parked for", (row) => row.since_unix_ms, now),
       timeColumn("expires", "Expires", (row) => row.expires_unix_ms, now, expiry),
