@@ -15,7 +15,7 @@ key names the device, the body is its figures since the look before, and `sent_u
 Every body has `run` besides (text: which run of the demo this is) and `at_ns` (that process's
 monotonic clock, for its own latencies). Others may publish to the queue, whatever they like.
 
-The page at /demo is one more client. Its group there, `page`, it makes itself.
+The page at /demo is one more client, whose group is `page`: it is given each message, too.
 """
 
 import asyncio
@@ -45,12 +45,13 @@ from gateway.demo_figures import Machine, read_proc
 from gateway.listening import StartError, bind
 
 QUEUE: Final = "machine"
-GROUP: Final = "workers"
-WORKERS: Final = ("worker-1", "worker-2")
+GROUP: Final = "terminal"
+WORKERS: Final = ("terminal-1", "terminal-2")
 SETTINGS_OF_QUEUE: Final = {
-    "partitions": 8, "retention_s": 60.0, "messages_max": 100_000, "message_ttl_s": 60.0,
+    "partitions": 8, "retention_s": 60.0, "messages_max": 100_000, "message_ttl_s": 600.0,
 }  # fmt: skip
-"""Small and bounded, so that a demo that is left running fills no disk."""
+"""Small and bounded, so that a demo that is left running fills no disk. What waits has ten
+minutes, so that a visitor can think about a parked key."""
 LOOK_PERIOD_S: Final = 0.15
 DRAW_PERIOD_S: Final = 0.25
 LINE_PERIOD_S: Final = 2.0
@@ -89,7 +90,7 @@ def demo(seconds: float | None, **flags: Any) -> None:
 
     It publishes this machine's own figures (each CPU, memory, disks, networks, load) to the queue
     `machine` about seven times a second, keyed by device. Two workers share them in the group
-    `workers`: all figures of a device go to one of them, in order. A reader watches one device.
+    `terminal`: all figures of a device go to one of them, in order. A reader watches one device.
     Shown here are rates, latencies and who is given what: as a table on a terminal, else as lines.
     On a broker with a token the address on a terminal has a ticket, which is good once.
 

@@ -67,13 +67,15 @@ def test_meter_forgets_what_is_older_than_its_window() -> None:
 
 
 def board() -> Board:
-    made = Board("http://127.0.0.1:8081", 0.0, "cpu0", {"worker-1": Meter(), "worker-2": Meter()})
-    made.workers["worker-1"].count(9.0, 0.002)
+    made = Board(
+        "http://127.0.0.1:8081", 0.0, "cpu0", {"terminal-1": Meter(), "terminal-2": Meter()}
+    )
+    made.workers["terminal-1"].count(9.0, 0.002)
     made.receipts.count(9.0, 0.001)
-    made.owners[3] = ("worker-1", 9.0)
+    made.owners[3] = ("terminal-1", 9.0)
     for number in (10, 2, 0):
-        made.devices[f"cpu{number}"] = Device({"busy_percent": 12.5}, 3, "worker-1", 9.0)
-    made.devices["net-lo"] = Device({"sent_bytes_per_s": 2048.0}, 3, "worker-1", 9.0)
+        made.devices[f"cpu{number}"] = Device({"busy_percent": 12.5}, 3, "terminal-1", 9.0)
+    made.devices["net-lo"] = Device({"sent_bytes_per_s": 2048.0}, 3, "terminal-1", 9.0)
     return made
 
 
@@ -110,8 +112,8 @@ def test_line_says_what_flows_and_who_owns_what() -> None:
     line = plain_line(board(), 10.0)
     assert "delivered 1" in line
     assert "p50 2.0 ms" in line
-    assert "worker-1 owns 3" in line
-    assert "worker-2 owns none yet" in line
+    assert "terminal-1 owns 3" in line
+    assert "terminal-2 owns none yet" in line
     assert "cpu0 12.5 % busy" in line
 
 

@@ -67,7 +67,10 @@ def test_demo_flows_and_a_signal_ends_it_and_its_broker(demo: Demo, number: int)
     assert "published" in line
     assert "end to end p50" in line
     with urllib.request.urlopen(f"{demo.url}/v1/queues/machine", timeout=10) as answer:
-        assert json.load(answer)["settings"]["messages_max"] > 0
+        queue = json.load(answer)
+    assert queue["settings"]["messages_max"] > 0
+    assert queue["settings"]["message_ttl_s"] == 600
+    assert [group["name"] for group in queue["groups"]] == ["terminal"]
     code, rest = demo.end(number)
     assert code == 0
     assert "Traceback" not in rest
