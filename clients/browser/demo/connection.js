@@ -9,8 +9,7 @@ const TROUBLES = {
   gone: {
     what: "The broker does not answer.",
     remedy:
-      "Look whether it still runs; make run starts it. What is on disk stays there. This page " +
-      "tries again by itself, and goes on where it was.",
+      "Look whether it still runs; make run starts it. This page goes on by itself, where it was.",
   },
   reconnecting: {
     what: "The connection is lost.",
@@ -35,6 +34,7 @@ export class Connection {
     this.sinceMs = 0;
     this.first = null;
     this.hasPolled = false;
+    this.wasPaused = false;
     this.isReachable = true;
     this.rows = [];
     byId("websocket").addEventListener("change", (event) => {
@@ -116,6 +116,19 @@ export class Connection {
       setText(byId("trouble-again"), ended ? "Reload the page" : "Try again now");
       place.classList.toggle("bad", ended !== null || state === "gone");
     }
+    this.#drawPaused(Boolean(trouble));
+  }
+
+  /** The queue's pause is told where nothing worse is. */
+  #drawPaused(hasTrouble) {
+    const { isQueuePaused } = this.model;
+    const place = byId("paused");
+    if (isQueuePaused !== this.wasPaused) {
+      this.wasPaused = isQueuePaused;
+      this.say(isQueuePaused ? byId("paused-what").textContent : "The queue goes on.");
+    }
+    place.hidden = hasTrouble || !isQueuePaused;
+    place.closest(".bar").classList.toggle("told", hasTrouble || isQueuePaused);
   }
 
   #drawSession(state) {

@@ -3,7 +3,7 @@
  * Whatever else comes is shown as text. Pure.
  */
 
-import { formatBody, formatBytes, formatFigure } from "../shared/format.js";
+import { formatBody, formatBytes, formatFigure, plural } from "../shared/format.js";
 
 /** Field → how its value reads. The first field that a body has is the one that is drawn. */
 const KNOWN = [
@@ -48,6 +48,30 @@ export function readFigure(message, lengthMax = 80) {
   }
   const other = known.other && isNumber(body[known.other]) ? body[known.other] : 0;
   return { isKnown: true, text: known.reads(body), value: body[known.field] + other };
+}
+
+/** So long nothing may come before the page says so. */
+const SILENCE_MS = 5000;
+
+/**
+ * What is said above the rows.
+ * @param {{shown: number, live: number, more: number, silentMs: number}} counts rows; those of
+ *   which something came just now; keys without a row; how long nothing came of any, since the
+ *   page opened
+ */
+export function sayFigures({ shown, live, more, silentMs }) {
+  const others = more > 0 ? ` Not shown: ${plural(more, "more key")}.` : "";
+  if (live > 0) {
+    const isAll = live === shown;
+    const keys = isAll ? plural(live, "key") : `${live} of ${shown} keys; the others are quiet`;
+    return `Live: ${keys}.${others}`;
+  }
+  if (shown === 0) {
+    return "Waiting for the first figures. They come where the broker was started with make run.";
+  }
+  return silentMs < SILENCE_MS
+    ? "Waiting for new figures."
+    : "No new figures. Is the demo running? Start it with make run; or publish messages above.";
 }
 
 function bodyOf(message) {

@@ -3,11 +3,14 @@
  * not go on. Pure; bounded: the `keysMax` keys that were heard of last.
  */
 
+import { plural } from "../shared/format.js";
 import { Ring } from "./ring.js";
 
 const HANDLED_MAX = 256;
 const VALUES_MAX = 60;
 const RATE_WINDOW_MS = 5000;
+/** A wish that found no message for so long is forgotten. */
+const WISH_MS = 30_000;
 const ONE_DIGIT = new Intl.NumberFormat("en", {
   maximumFractionDigits: 1,
   minimumFractionDigits: 1,
@@ -27,6 +30,7 @@ const ONE_DIGIT = new Intl.NumberFormat("en", {
  * @property {number} lastOffset the highest that was handled
  * @property {Held|null} held why it does not go on
  * @property {"nack"|"park"|null} wish what becomes of its next message
+ * @property {number} wishedMs when that was wished
  */
 
 /**
@@ -98,6 +102,7 @@ export class Lanes {
   nacked(message, nowMs, delayMs) {
     const lane = this.#lane(message.key, nowMs);
     const isLast = message.attempt >= this.attemptsMax;
+    lane.wishedMs = nowMs;
     lane.held = {
       offset: message.offset,
       attempt: message.attempt,
@@ -105,6 +110,26 @@ export class Lanes {
       againMs: isLast ? Infinity : nowMs + delayMs,
     };
     return !isLast;
+  }
+
+  /** What is to become of the key's next message; null: nothing but an ack. */
+  wish(key, wish, nowMs) {
+    Object.assign(this.#lane(key, this.find(key)?.heardMs ?? nowMs), { wish, wishedMs: nowMs });
+  }
+
+  /** The wish that its next message is to meet, if any. */
+  wishFor(key, nowMs) {
+    this.lapse(nowMs);
+    return this.find(key)?.wish ?? null;
+  }
+
+  /** Forgets wishes that found no message in time. */
+  lapse(nowMs) {
+    for (const lane of this.lanes.values()) {
+      if (lane.wish && !lane.held && nowMs - lane.wishedMs >= WISH_MS) {
+        lane.wish = null;
+      }
+    }
   }
 
   /** Its key goes on: decided, or settled somewhere else. */
@@ -133,6 +158,7 @@ export class Lanes {
         lastOffset: -1,
         held: null,
         wish: null,
+        wishedMs: 0,
       };
       this.lanes.set(name, lane);
       this.#forget();
@@ -161,40 +187,65 @@ export class Lanes {
 /**
  * What a lane is doing, for people.
  * @param {Lane} lane
- * @param {{nowMs: number, attemptsMax: number, parked: {messages: number, attempts: number}|null,
- *   isPaused: boolean}} now `parked`: what the broker says of this key; `isPaused`: its worker is
+ * @param {object} now
+ * @param {number} now.nowMs
+ * @param {number} now.attemptsMax
+ * @param {{messages: number, attempts: number}|null} now.parked what the broker says of this key
+ * @param {number} now.waiting messages of it that wait, where it is held
+ * @param {boolean} now.isPaused its worker is
+ * @param {boolean} now.isQueuePaused
+ * @param {{name: string, isHere: boolean}|null} now.owner whose it is
  * @returns {{state: "flowing"|"wished"|"held"|"parked"|"paused"|"quiet", text: string}}
  */
-export function standing(lane, { nowMs, attemptsMax, parked, isPaused }) {
+export function standing(lane, now) {
+  const { nowMs, parked, isPaused, isQueuePaused } = now;
   if (parked) {
-    const waits = parked.messages === 1 ? "1 message waits" : `${parked.messages} messages wait`;
-    const tries = parked.attempts === 1 ? "1 attempt" : `${parked.attempts} attempts`;
-    return { state: "parked", text: `parked after ${tries}: ${waits}` };
+    const after = plural(parked.attempts, "attempt");
+    return { state: "parked", text: `parked after ${after}: ${waits(parked.messages)}` };
   }
   if (lane.held) {
-    const { attempt, againMs } = lane.held;
-    if (againMs === Infinity) {
-      return { state: "held", text: `attempt ${attempt} of ${attemptsMax} failed: being parked` };
-    }
-    const inS = Math.max(0, Math.ceil((againMs - nowMs) / 1000));
-    const when = inS ? `comes again in ${inS} s` : "comes again now";
-    return { state: "held", text: `held: ${when}, attempt ${attempt + 1} of ${attemptsMax}` };
+    return { state: "held", text: heldText(lane.held, now) };
+  }
+  if (isQueuePaused) {
+    return { state: "paused", text: "the queue is paused" };
   }
   if (isPaused) {
     return { state: "paused", text: "its worker is paused" };
   }
   if (lane.wish) {
-    return { state: "wished", text: "its next message will be nacked" };
+    const what = lane.wish === "park" ? "parked" : "nacked";
+    return { state: "wished", text: `its next message will be ${what}; press again to cancel` };
   }
   const count = recent(lane.handledMs, nowMs - RATE_WINDOW_MS);
   if (count) {
     const perSecond = (count * 1000) / RATE_WINDOW_MS;
     return { state: "flowing", text: `flowing, ${ONE_DIGIT.format(perSecond)} a second` };
   }
-  return {
-    state: "quiet",
-    text: nowMs - lane.heardMs > RATE_WINDOW_MS ? "quiet" : "handled elsewhere",
-  };
+  return { state: "quiet", text: quietText(lane, now) };
+}
+
+function heldText({ attempt, againMs }, { nowMs, attemptsMax, waiting }) {
+  if (againMs === Infinity) {
+    return `attempt ${attempt} of ${attemptsMax} failed: being parked`;
+  }
+  const inS = Math.max(0, Math.ceil((againMs - nowMs) / 1000));
+  const when = inS ? `comes again in ${inS} s` : "comes again now";
+  const behind = waiting ? `; ${waits(waiting)}` : "";
+  return `held: ${when}, attempt ${attempt + 1} of ${attemptsMax}${behind}`;
+}
+
+function quietText(lane, { nowMs, owner }) {
+  if (owner && !owner.isHere) {
+    return `handled by ${owner.name}`;
+  }
+  if (nowMs - lane.heardMs > RATE_WINDOW_MS) {
+    return "quiet";
+  }
+  return owner ? "waits for its worker" : "no worker yet";
+}
+
+function waits(count) {
+  return `${plural(count, "message")} ${count === 1 ? "waits" : "wait"}`;
 }
 
 /** How many of these times are not before. */

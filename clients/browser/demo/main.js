@@ -4,6 +4,7 @@ import { getIn, whoAmI } from "../shared/access.js";
 import { announce, byId, drawing, make, setText } from "../shared/dom.js";
 import { explain } from "../shared/errors.js";
 import { formatCount } from "../shared/format.js";
+import { skippedSentence } from "./beginning.js";
 import { Connection } from "./connection.js";
 import { Memory } from "./memory.js";
 import { Model } from "./model.js";
@@ -94,6 +95,8 @@ async function keepLooking({ model, views }) {
       if (!document.hidden) {
         await model.look();
         views.pausing.looked();
+        views.sharing.looked();
+        await views.refusing.looked();
       }
     } catch {
       // No answer: the connection says so, and the next look comes.
@@ -138,6 +141,7 @@ async function main() {
     await getIn({ place: byId("gate"), content: byId("content") });
     const page = begin();
     await page.model.start();
+    setText(byId("skipped"), skippedSentence(page.model.skipped));
     keepLooking(page);
   } catch (error) {
     showFailure(error);

@@ -11,10 +11,13 @@ export class Memory {
   constructor(storage) {
     this.storage = storage;
     this.kept = { tab: `tab-${randomName()}`, workers: 1, done: [] };
+    /** Whether this tab has no past here. */
+    this.isNew = true;
     try {
       const stored = JSON.parse(storage?.getItem(STORED) ?? "null");
       if (/^tab-[a-z0-9]{3}$/.test(stored?.tab)) {
         this.kept.tab = stored.tab;
+        this.isNew = false;
       }
       if (Number.isInteger(stored?.workers)) {
         this.kept.workers = Math.min(Math.max(stored.workers, 1), 4);

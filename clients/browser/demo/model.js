@@ -5,40 +5,26 @@
 
 import { connect } from "/assets/tocsin/index.js";
 import { formatBody, formatCount, titled, utf8Bytes } from "../shared/format.js";
+import { skipsBacklog } from "./beginning.js";
 import { readFigure } from "./figures.js";
 import { Lanes } from "./lanes.js";
 import { ClockOffset, Latencies } from "./latency.js";
 import { Names } from "./names.js";
 import { Owners } from "./owners.js";
+import { Releases } from "./releasing.js";
 import { Ring } from "./ring.js";
+import { ATTEMPTS_MAX, GROUP, GROUP_SETTINGS, LINGER_S, QUEUE } from "./settings.js";
+import { KEY_BYTES_MAX, QUEUE_SETTINGS } from "./settings.js";
 import { makeSwitch } from "./switch.js";
+import { parseBody } from "./typed.js";
 import { Ways } from "./ways.js";
 import { Worker } from "./worker.js";
 
-export const QUEUE = "machine";
-export const GROUP = "page";
-export const ATTEMPTS_MAX = 3;
-export const KEY_BYTES_MAX = 1024;
-export const WORKERS_MAX = 4;
-/** As `tocsin demo` has them, so that it does not matter who comes first. */
-const QUEUE_SETTINGS = {
-  partitions: 8,
-  retentionS: 60,
-  messagesMax: 100_000,
-  messageTtlS: 60,
-};
-const GROUP_SETTINGS = {
-  start: "latest",
-  attemptsMax: ATTEMPTS_MAX,
-  onExhausted: "park",
-  expiresS: 60,
-  leaseS: 30,
-};
-const LINGER_S = 30;
 const CHANGES_MAX = 6;
 const LOOKS_MAX = 64;
 const TEXT_LENGTH_MAX = 120;
 const WATCH_EVERY_MS = 100;
+const HELD_SHOWN_MAX = 200;
 const LOCAL_HOSTS = new Set(["localhost", "127.0.0.1", "[::1]"]);
 
 /** The page's side of the story. */
@@ -64,6 +50,12 @@ export class Model {
     this.partitionCount = QUEUE_SETTINGS.partitions;
     /** @type {Map<string, {messages: number, attempts: number}>} key → what the broker says */
     this.parked = new Map();
+    /** @type {Map<string, number>} key → how many messages wait of those that were nacked */
+    this.waiting = new Map();
+    this.releases = new Releases();
+    this.isQueuePaused = false;
+    /** How many messages of before this visit were skipped at its beginning. */
+    this.skipped = 0;
     this.readTimes = new Ring(2048);
     this.lags = new Ring(LOOKS_MAX);
     this.lagTimes = new Ring(LOOKS_MAX);
@@ -115,11 +107,12 @@ export class Model {
     this.partitionCount = queue.partitions?.length ?? this.partitionCount;
   }
 
-  /** Where nobody is, what a visitor of before has left is not for this one: it starts now. */
+  /** What a visitor of before has left is not for a new one, unless somebody is to decide of it. */
   async #makeGroup() {
-    const { consumers } = await this.client.putGroup(QUEUE, GROUP, GROUP_SETTINGS);
-    if (consumers === 0) {
+    const group = await this.client.putGroup(QUEUE, GROUP, GROUP_SETTINGS);
+    if (skipsBacklog(group, this.memory.isNew)) {
       await this.client.seekGroup(QUEUE, GROUP, "latest");
+      this.skipped = group.lag;
     }
   }
 
@@ -197,17 +190,26 @@ export class Model {
 
   /** What is to become of the next message of this key: `nack`, `park`, or nothing (null). */
   wish(lane, wish) {
-    lane.wish = wish;
+    this.lanes.wish(lane.key, wish, performance.now());
     this.changed(true);
   }
 
   /** An operator's decision about a parked key: `retry`, `skip` or `release`. */
   async decide(lane, decision) {
     const which = lane.key === null ? { all: true } : { key: lane.key };
+    const name = lane.key ?? "";
+    if (decision === "release") {
+      this.releases.begin(lane, this.parked.get(name), performance.now());
+    }
     await this.client.decide(QUEUE, GROUP, decision, which);
-    this.parked.delete(lane.key ?? "");
+    this.parked.delete(name);
     this.lanes.freed(lane.key);
     this.changed(true);
+  }
+
+  /** What became of what was released, where that is over. Rejects when nobody answers. */
+  released() {
+    return this.releases.over(this.client, performance.now());
   }
 
   /** @param {boolean} isOn */
@@ -226,7 +228,11 @@ export class Model {
     const nowMs = performance.now();
     this.readTimes.push(nowMs);
     this.lanes.read(message, nowMs);
-    const way = this.#see(message, nowMs, "");
+    const way = this.#see(message, nowMs);
+    if (way) {
+      this.ways.read(message.id, nowMs, message);
+      this.#elsewhere(way);
+    }
     if (way?.isOwn) {
       way.takenUnixMs = message.publishedUnixMs;
       this.#learnClock(way);
@@ -234,22 +240,30 @@ export class Model {
     this.changed();
   }
 
+  /** What a worker of another tab is given counts as pushed when it is read here. */
+  #elsewhere(way) {
+    const owner = this.owners.of(way.partition);
+    if (owner && !owner.isHere && !this.isQueuePaused) {
+      this.ways.elsewhere(way.id, owner.name);
+    }
+  }
+
   /** A worker's handler has begun. */
   arrived(message, worker) {
     const nowMs = performance.now();
     this.latencies.add(nowMs, this.clock.sinceMs(Date.now(), message.publishedUnixMs));
     this.lanes.started(message, worker.name, nowMs);
-    const way = this.#see(message, nowMs, worker.name);
+    const way = this.#see(message, nowMs);
     if (way) {
-      way.attempt = message.attempt;
+      this.ways.pushed(message.id, nowMs, { ...placeOf(message), handler: worker.name });
       this.ways.trouble(message.id, worker.isPaused ? "waits: its worker is paused" : "");
     }
     this.changed();
   }
 
   /** The way of a message that has come; the host's figures have none. */
-  #see(message, nowMs, handler) {
-    const { id, key, partition, offset } = message;
+  #see(message, nowMs) {
+    const { id, key } = message;
     let way = this.ways.find(id);
     if (!way) {
       if (readFigure(message).isKnown) {
@@ -259,12 +273,11 @@ export class Model {
       const publishedMs = nowMs - this.clock.sinceMs(Date.now(), message.publishedUnixMs);
       way = this.ways.begin({ id, key: key ?? null, text, nowMs: publishedMs, isOwn: false });
     }
-    this.ways.pushed(id, nowMs, { partition, offset, handler, attempt: way.attempt });
     return way;
   }
 
   wishFor(message) {
-    return this.lanes.find(message.key)?.wish ?? null;
+    return this.lanes.wishFor(message.key, performance.now());
   }
 
   /** Whether its ack is to be confirmed: those of this page, and of others a few a second. */
@@ -299,6 +312,7 @@ export class Model {
   handled(message, worker) {
     const hue = this.owners.find(worker.session)?.hue;
     this.lanes.handled(message, performance.now(), hue);
+    this.releases.handled(message, performance.now());
     this.onHandled?.(message, worker);
     this.changed();
   }
@@ -311,26 +325,33 @@ export class Model {
 
   // --- Looking at the group, once a second ------------------------------------------------------
 
-  /** Asks the broker who owns what, and what is parked. Rejects when it does not answer. */
+  /** Asks the broker who owns what, and what is held. Rejects when it does not answer. */
   async look() {
-    const described = await this.client.group(QUEUE, GROUP);
+    const [described, { paused }] = await Promise.all([
+      this.client.group(QUEUE, GROUP),
+      this.client.queue(QUEUE),
+    ]);
     const here = new Map(this.workers.map((worker) => [worker.session, worker.name]));
     const elsewhere = await this.names.ask(this.client, described.members ?? [], here);
     this.owners.look(described, { here, elsewhere }, this.partitionCount);
+    this.isQueuePaused = paused === true;
+    this.ways.list.forEach((way) => this.#elsewhere(way));
     this.lags.push(this.owners.lag);
     this.lagTimes.push(performance.now());
-    await this.#lookAtParked();
+    await this.#lookAtHeld();
     this.hasLook = true;
     this.changed();
   }
 
-  async #lookAtParked() {
+  /** Asked for only while something is held. */
+  async #lookAtHeld() {
     const before = this.parked;
     this.parked = new Map();
-    if (this.owners.keysParked) {
-      const { keys } = await this.client.parked(QUEUE, GROUP);
-      for (const row of keys) {
-        this.parked.set(row.key ?? "", row);
+    this.waiting = new Map();
+    if (this.owners.keysParked || this.lanes.list().some(({ held }) => held)) {
+      for (const row of await this.client.heldKeys(QUEUE, GROUP, { limit: HELD_SHOWN_MAX })) {
+        const place = row.reason === "parked" ? this.parked : this.waiting;
+        place.set(row.key ?? "", place === this.parked ? row : row.messages);
       }
     }
     for (const key of before.keys()) {
@@ -338,6 +359,12 @@ export class Model {
         this.lanes.freed(key === "" ? null : key);
       }
     }
+  }
+
+  /** Whether all keys that are read here are handled in other tabs. */
+  ownsNoKey() {
+    const read = this.lanes.list().filter(({ message }) => message);
+    return this.owners.areElsewhere(read.map(({ partition }) => partition));
   }
 
   #learnClock(way) {
@@ -367,11 +394,6 @@ export class Model {
   }
 }
 
-/** JSON where it is JSON, else the text itself. */
-export function parseBody(text) {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return text;
-  }
+function placeOf({ partition, offset, attempt }) {
+  return { partition, offset, attempt };
 }

@@ -4,6 +4,9 @@
  */
 
 const HUES = 6;
+/** A tab that came late may have been left nothing to do. */
+export const NO_KEY_HERE =
+  "No key of the figures is with this tab's workers: add a worker, or close one elsewhere.";
 
 /**
  * @typedef {object} Worker
@@ -83,6 +86,15 @@ export class Owners {
   /** Who owns the partition; null: nobody that is known. @param {number|null} partition */
   of(partition) {
     return partition === null ? null : (this.partitions[partition] ?? null);
+  }
+
+  /**
+   * Whether all of these are known to be with workers of other tabs; not where there are none.
+   * @param {(number|null)[]} partitions of keys
+   */
+  areElsewhere(partitions) {
+    const owners = partitions.map((partition) => this.of(partition));
+    return owners.length > 0 && owners.every((owner) => owner !== null && !owner.isHere);
   }
 
   /** Those of this page come first, so that the first one here is A. */

@@ -3,7 +3,8 @@
 import { byId, foreign, make, setAttribute, setText } from "../shared/dom.js";
 import { explainLine } from "../shared/errors.js";
 import { formatKey, formatMs } from "../shared/format.js";
-import { segments, STAGES } from "./ways.js";
+import { remarkOn } from "./typed.js";
+import { segments, STAGES, waitsFor } from "./ways.js";
 
 /** The form and the list under it; rows are made once and used again. */
 export class Publishing {
@@ -11,8 +12,9 @@ export class Publishing {
     this.model = model;
     this.steps = steps;
     this.rows = [];
-    this.version = -1;
+    this.drawn = "";
     this.latest = null;
+    this.isSending = false;
     this.key = byId("publish-key");
     this.body = byId("publish-body");
     this.said = byId("publish-said");
@@ -25,10 +27,16 @@ export class Publishing {
         this.publish();
       }
     });
+    const remark = () => setText(byId("publish-remark"), remarkOn(this.body.value));
+    this.body.addEventListener("input", remark);
+    remark();
   }
 
   async publish() {
     this.key.removeAttribute("aria-invalid");
+    this.latest = null;
+    this.isSending = true;
+    this.#saySending();
     try {
       this.latest = await this.model.publish(this.key.value, this.body.value);
     } catch (error) {
@@ -38,19 +46,30 @@ export class Publishing {
       }
       setText(this.said, explainLine(error));
     }
+    this.isSending = false;
+  }
+
+  #saySending() {
+    const isConnected = this.model.client?.isConnected;
+    setText(this.said, isConnected ? "On its way to the disk." : "It waits for the broker.");
   }
 
   draw() {
-    const { ways } = this.model;
-    if (this.version === ways.version) {
+    const { ways, client, isQueuePaused } = this.model;
+    const now = { isConnected: client?.isConnected ?? false, isQueuePaused };
+    const drawn = [ways.version, now.isConnected, isQueuePaused].join();
+    if (this.drawn === drawn) {
       return;
     }
-    this.version = ways.version;
+    this.drawn = drawn;
+    if (this.isSending) {
+      this.#saySending();
+    }
     byId("ways-empty").hidden = ways.list.length > 0;
     while (this.rows.length < ways.list.length) {
       this.#addRow();
     }
-    ways.list.forEach((way, i) => this.#drawRow(this.rows[i], way));
+    ways.list.forEach((way, i) => this.#drawRow(this.rows[i], way, waitsFor(way, now)));
     this.#sayLatest();
   }
 
@@ -64,44 +83,58 @@ export class Publishing {
     const owner = this.model.owners.of(way.partition);
     if (acked !== null) {
       this.#finish(`${soFar}, acknowledged after ${formatMs(acked)}.`);
+      this.steps.done(1);
     } else if (durable !== null && pushed !== null && owner && !owner.isHere) {
-      this.#finish(`${soFar}; its key is ${owner.name}'s, who acknowledges it.`);
-    } else if (way.trouble) {
-      setText(this.said, `Durable after ${formatMs(durable)}; ${way.trouble}.`);
+      this.#finish(`${soFar}; its key is ${owner.name}'s, who acknowledges it. ${this.#advise()}`);
+    } else if (durable !== null && (way.trouble || this.model.isQueuePaused)) {
+      const why = way.trouble || "the queue is paused";
+      setText(this.said, `Durable after ${formatMs(durable)}; ${why}.`);
     }
+  }
+
+  /** How to see an acknowledgement here. */
+  #advise() {
+    const { lanes, owners } = this.model;
+    const mine = lanes.list().find(({ key, partition }) => key && owners.of(partition)?.isHere);
+    return mine ? `Of this tab is ${formatKey(mine.key, 24)}: try that key.` : "";
   }
 
   #finish(sentence) {
     setText(this.said, sentence);
     this.latest = null;
-    this.steps.done(1);
   }
 
   #addRow() {
     const key = foreign("", { class: "way-key" });
     const text = foreign("", { class: "way-text" });
     const note = make("span", { class: "way-note" });
-    const bars = STAGES.map((stage) => make("i", { class: `way-${stage}` })).reverse();
+    const bars = STAGES.map((stage) => make("i", { class: `way-${stage}` }));
     const times = STAGES.map((stage) => make("span", { class: "way-ms", data: { stage } }));
+    const wait = make("span", { class: "way-wait", data: { testid: "way-wait" } });
     const row = make(
       "li",
       { class: "way", data: { testid: "way" } },
       make("div", { class: "way-what" }, key, text, note),
       make("div", { class: "way-bar", "aria-hidden": "true" }, ...bars),
       ...times,
+      wait,
     );
     byId("ways").append(row);
-    this.rows.push({ row, key, text, note, bars: bars.reverse(), times });
+    this.rows.push({ row, key, text, note, bars, times, wait });
   }
 
-  #drawRow({ row, key, text, note, bars, times }, way) {
+  #drawRow({ row, key, text, note, bars, times, wait }, way, waits) {
+    const isUnsent = waits !== "" && way.atMs.durable === null && way.isOwn;
     setText(key, formatKey(way.key, 80));
     setText(text, way.text);
-    setText(note, noteOn(way));
+    setText(note, noteOn(way, isUnsent ? "" : waits));
+    setText(wait, isUnsent ? waits : "");
+    wait.hidden = !isUnsent;
     note.classList.toggle("bad", way.trouble !== "");
     setAttribute(row, "data-id", way.id);
-    segments(way).forEach(({ stage, ms, to }, i) => {
-      bars[i].style.transform = `scaleX(${to ?? 0})`;
+    segments(way).forEach(({ stage, ms, from, to }, i) => {
+      bars[i].style.transform = `translateX(${(from ?? 0) * 100}%) scaleX(${to - from})`;
+      times[i].hidden = isUnsent;
       const shown = formatMs(ms);
       setText(times[i], shown);
       setAttribute(times[i], "aria-label", `${stage} after ${shown}`);
@@ -110,9 +143,9 @@ export class Publishing {
   }
 }
 
-function noteOn(way) {
+function noteOn(way, waits) {
   const parts = [
-    way.trouble,
+    way.trouble || waits,
     way.isOwn ? "" : "published elsewhere",
     way.attempt > 1 ? `attempt ${way.attempt}` : "",
     way.partition === null ? "" : `partition ${way.partition}, offset ${way.offset}`,

@@ -5,10 +5,13 @@ import { explainLine } from "../shared/errors.js";
 import { formatKey, titled } from "../shared/format.js";
 import { standing } from "./lanes.js";
 import { drawLane } from "./lines.js";
-import { ATTEMPTS_MAX } from "./model.js";
+import { NO_KEY_HERE } from "./owners.js";
+import { ATTEMPTS_MAX } from "./settings.js";
 import { drawChip } from "./watching.js";
 
 const LANES_SHOWN_MAX = 24;
+/** In these states of a lane, what was decided of it before is over. */
+const NEWS = new Set(["parked", "held", "wished"]);
 const DECISIONS = [
   ["retry", "Retry"],
   ["skip", "Skip"],
@@ -22,6 +25,8 @@ export class Refusing {
     this.steps = steps;
     this.rows = [];
     this.wasHeld = new Set();
+    /** @type {{key: string|null, hasGone: boolean}|null} whose decision is told; null: none */
+    this.told = null;
     this.recolor = () => {
       const place = byId("lanes");
       this.ticks = [0, 1, 2, 3, 4, 5].map((hue) => resolveColor(place, `--hue-${hue}`));
@@ -34,7 +39,40 @@ export class Refusing {
     document.documentElement.addEventListener("themechange", this.recolor);
   }
 
+  /** After each look at the group. Rejects when nobody answers. */
+  async looked() {
+    for (const { key, text } of await this.model.released()) {
+      this.#tell(key || null, text);
+    }
+    const said = byId("lanes-said");
+    if (this.model.ownsNoKey()) {
+      setText(said, said.textContent || NO_KEY_HERE);
+    } else if (said.textContent === NO_KEY_HERE) {
+      setText(said, "");
+    }
+  }
+
+  /** Says what became of a key, until that is over. */
+  #tell(key, text) {
+    this.told = { key, hasGone: false };
+    setText(byId("lanes-said"), `${formatKey(key, 40)}: ${text}`);
+  }
+
+  /** A note is over when its key is refused anew. */
+  #forget(lane, state) {
+    if (this.told?.key !== lane.key) {
+      return;
+    }
+    if (!NEWS.has(state)) {
+      this.told.hasGone = true;
+    } else if (this.told.hasGone) {
+      this.told = null;
+      setText(byId("lanes-said"), "");
+    }
+  }
+
   draw(nowMs) {
+    this.model.lanes.lapse(nowMs);
     const all = this.model.lanes.list();
     const shown = [
       ...all.filter((lane) => this.#isStuck(lane)),
@@ -92,14 +130,15 @@ export class Refusing {
       return;
     }
     this.model.wish(row.lane, row.lane.wish === wish ? null : wish);
-    row.lane.wished = wish;
+    this.told = null;
+    setText(byId("lanes-said"), "");
   }
 
   async #decide(row, decision) {
     const { lane } = row;
     try {
       await this.model.decide(lane, decision);
-      setText(byId("lanes-said"), `${formatKey(lane.key, 40)}: ${SAID[decision]}`);
+      this.#tell(lane.key, SAID[decision]);
       this.steps.done(6);
     } catch (error) {
       setText(byId("lanes-said"), explainLine(error));
@@ -116,16 +155,20 @@ export class Refusing {
       nowMs,
       attemptsMax: ATTEMPTS_MAX,
       parked: waits,
+      waiting: this.model.waiting.get(lane.key ?? "") ?? 0,
       isPaused: worker?.isPaused ?? false,
+      isQueuePaused: this.model.isQueuePaused,
+      owner,
     });
     const name = formatKey(lane.key, 40);
     setText(row.key, name);
     drawChip(row.chip, owner);
-    setText(row.state, state === "quiet" && owner && !worker ? `handled by ${owner.name}` : text);
+    setText(row.state, text);
     setAttribute(row.item, "data-state", state);
     setAttribute(row.item, "data-key", lane.key ?? "");
     this.#drawButtons(row, { lane, worker, isParked: waits !== null, name });
     this.#tick(lane, state, nowMs);
+    this.#forget(lane, state);
     const heldSinceMs =
       lane.held?.sinceMs ?? (waits ? nowMs - (Date.now() - waits.since_unix_ms) : null);
     drawLane(

@@ -4,7 +4,8 @@ import { byId, foreign, make, setAttribute, setText } from "../shared/dom.js";
 import { explainLine } from "../shared/errors.js";
 import { formatCount, formatKey, formatMs, plural } from "../shared/format.js";
 import { LivePlot } from "../shared/plots.js";
-import { WORKERS_MAX } from "./model.js";
+import { Division } from "./division.js";
+import { WORKERS_MAX } from "./settings.js";
 import { drawChip } from "./watching.js";
 
 const KEYS_SHOWN_MAX = 12;
@@ -18,6 +19,7 @@ export class Sharing {
     this.cells = [];
     this.rows = [];
     this.isAdding = false;
+    this.division = new Division();
     this.add = byId("worker-add");
     this.add.addEventListener("click", () => this.#add());
   }
@@ -30,6 +32,7 @@ export class Sharing {
     this.model.changed(true);
     try {
       const worker = await this.model.addWorker();
+      this.division.acted();
       setText(byId("workers-said"), `${worker.name} has joined; partitions move to it.`);
     } catch (error) {
       setText(byId("workers-said"), explainLine(error));
@@ -41,6 +44,7 @@ export class Sharing {
   async #remove(worker) {
     try {
       await this.model.removeWorker(worker);
+      this.division.acted();
       setText(byId("workers-said"), `${worker.name} has left; its partitions go to the others.`);
     } catch (error) {
       setText(byId("workers-said"), explainLine(error));
@@ -67,7 +71,11 @@ export class Sharing {
         this.#drawRow(row, owners.workers[i]);
       }
     });
-    if (owners.workers.filter((worker) => worker.partitions.length > 0).length > 1) {
+  }
+
+  /** After each look at the group. */
+  looked() {
+    if (this.division.look(this.model.owners.partitions)) {
       this.steps.done(4);
     }
   }
@@ -223,7 +231,7 @@ export class Pausing {
       button.hidden = !worker;
       if (worker) {
         const letter = owners.find(worker.session)?.letter ?? worker.name;
-        setText(button, worker.isPaused ? `Let ${letter} go on` : `Pause ${letter}`);
+        setText(button, worker.isPaused ? `Resume ${letter}` : `Pause ${letter}`);
         button.classList.toggle("primary", worker.isPaused);
         setAttribute(button, "data-paused", String(worker.isPaused));
       }

@@ -1,10 +1,11 @@
 /** Steps 2 and 3: the figures of each key, and how long messages take. */
 
 import { byId, foreign, make, resolveColor, setAttribute, setText } from "../shared/dom.js";
-import { formatCount, formatFigure, formatKey, formatMs, plural } from "../shared/format.js";
+import { formatCount, formatFigure, formatKey, formatMs } from "../shared/format.js";
 import { LivePlot } from "../shared/plots.js";
-import { readFigure } from "./figures.js";
+import { readFigure, sayFigures } from "./figures.js";
 import { drawLine } from "./lines.js";
+import { NO_KEY_HERE } from "./owners.js";
 
 const SAMPLE_EVERY_MS = 250;
 const SEEN_ENOUGH = 20;
@@ -19,6 +20,7 @@ export class Figures {
     this.steps = steps;
     this.rows = [];
     this.sampledMs = 0;
+    this.openedMs = performance.now();
     this.recolor = () => {
       this.color = resolveColor(byId("figures"), "--accent");
     };
@@ -62,18 +64,14 @@ export class Figures {
     if (isMoving && this.steps.isSeen(2)) {
       this.steps.done(2);
     }
-    setText(byId("figures-said"), this.#sentence(shown, live, isMoving));
-  }
-
-  #sentence(shown, live, isMoving) {
-    if (isMoving) {
-      const more = this.model.lanes.list().length - shown.length;
-      const others = more > 0 ? ` Not shown: ${plural(more, "more key")}.` : "";
-      return `Live: ${plural(live.length, "key")}.${others}`;
-    }
-    return shown.length
-      ? "No new figures. Is the demo running? Start it with make run; or publish messages above."
-      : "Waiting for the first figures. They come where the broker was started with make run.";
+    const heardMs = Math.max(this.openedMs, ...shown.map((lane) => lane.heardMs));
+    const said = sayFigures({
+      shown: shown.length,
+      live: live.length,
+      more: lanes.list().length - shown.length,
+      silentMs: nowMs - heardMs,
+    });
+    setText(byId("figures-said"), said);
   }
 
   #addRow() {
@@ -153,9 +151,8 @@ export class Latency {
     const caution = clock.isKnown
       ? ""
       : " By two clocks: publish a message, and they are compared.";
-    const said = count
-      ? `${formatCount(count)} messages in the last 60 seconds.`
-      : "No message yet.";
+    const none = this.model.ownsNoKey() ? NO_KEY_HERE : "No message yet.";
+    const said = count ? `${formatCount(count)} messages in the last 60 seconds.` : none;
     setText(byId("latency-said"), said + caution);
     if (count && this.steps.isSeen(3)) {
       this.steps.done(3);

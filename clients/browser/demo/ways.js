@@ -5,6 +5,7 @@
 
 /** The stages after the call, in the order of the story. */
 export const STAGES = ["durable", "pushed", "acked"];
+const PART_MIN = 0.08;
 
 /**
  * @typedef {object} Way
@@ -18,6 +19,7 @@ export const STAGES = ["durable", "pushed", "acked"];
  * @property {number|null} partition
  * @property {number|null} offset
  * @property {number} attempt the newest one
+ * @property {number|null} readMs when this page's reader got it, milliseconds after the call
  * @property {string} trouble what is wrong with it, as a sentence; empty: nothing
  */
 
@@ -46,6 +48,7 @@ export class Ways {
       partition: null,
       offset: null,
       attempt: 1,
+      readMs: null,
       trouble: "",
     };
     this.list.unshift(way);
@@ -71,12 +74,32 @@ export class Ways {
     }
   }
 
-  /** It has arrived here, perhaps again. */
+  /** This page's reader has got it: readers are of no group, and no pause is theirs. */
+  read(id, nowMs, { partition, offset }) {
+    const way = this.find(id);
+    if (way) {
+      Object.assign(way, { partition, offset });
+      way.readMs ??= Math.max(0, nowMs - way.calledMs);
+      this.version += 1;
+    }
+  }
+
+  /** A worker of another tab is given it: that it was read here is all that is seen of it. */
+  elsewhere(id, handler) {
+    const way = this.find(id);
+    if (way && way.readMs !== null && way.atMs.pushed === null) {
+      way.atMs.pushed = way.readMs;
+      way.handler = handler;
+      this.version += 1;
+    }
+  }
+
+  /** A worker of this page has been given it, perhaps again. */
   pushed(id, nowMs, { partition, offset, handler, attempt }) {
     const way = this.#mark(id, "pushed", nowMs);
     if (way) {
       Object.assign(way, { partition, offset, attempt });
-      way.handler = handler || way.handler;
+      way.handler = handler;
     }
   }
 
@@ -106,22 +129,37 @@ export class Ways {
 }
 
 /**
- * How a way is drawn: for each stage when it was reached, where the bar of it begins and ends as
- * fractions of the whole, or null as long as it was not. A push may overtake the receipt: stages
- * are in the order of the story, times as they were measured.
+ * What a message waits for that is not its own fault; empty: nothing.
+ * @param {Way} way
+ * @param {{isConnected: boolean, isQueuePaused: boolean}} now
+ */
+export function waitsFor(way, { isConnected, isQueuePaused }) {
+  if (way.isOwn && way.atMs.durable === null && way.trouble === "" && !isConnected) {
+    return "waits for the broker";
+  }
+  const isGiven = way.atMs.pushed !== null || way.atMs.acked !== null;
+  return isQueuePaused && !isGiven ? "waits: the queue is paused" : "";
+}
+
+/**
+ * How a way is drawn: for each stage when it was reached, and which part of the bar is its own, as
+ * fractions of the whole, or null as long as it was not. The parts follow each other as measured:
+ * a push may overtake the receipt. Each is long enough to be seen.
  * @param {Way} way
  */
 export function segments(way) {
-  const reached = STAGES.map((stage) => way.atMs[stage]);
-  const whole = Math.max(...reached.map((ms) => ms ?? 0));
+  const drawn = STAGES.map((stage) => ({ stage, ms: way.atMs[stage], from: null, to: null }));
+  const reached = drawn.filter(({ ms }) => ms !== null).sort((one, other) => one.ms - other.ms);
+  const whole = reached.at(-1)?.ms || 1;
+  const lengths = reached.map(({ ms }, i) =>
+    Math.max((ms - (reached[i - 1]?.ms ?? 0)) / whole, PART_MIN),
+  );
+  const sum = lengths.reduce((total, length) => total + length, 0);
   let begun = 0;
-  return STAGES.map((stage, i) => {
-    const ms = reached[i];
-    if (ms === null) {
-      return { stage, ms, from: null, to: null };
-    }
-    const from = whole ? Math.min(begun, ms) / whole : 0;
-    begun = Math.max(begun, ms);
-    return { stage, ms, from, to: whole ? ms / whole : 0 };
+  reached.forEach((part, i) => {
+    part.from = begun;
+    begun += lengths[i] / sum;
+    part.to = begun;
   });
+  return drawn;
 }

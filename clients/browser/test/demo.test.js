@@ -1,16 +1,18 @@
-/** What is pure of the demo: measures, ways, lanes, owners, names, memory. */
+/** What is pure of the demo: measures, ways, owners, names, memory, beginning. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { readFigure } from "../demo/figures.js";
-import { Lanes, standing } from "../demo/lanes.js";
+import { skippedSentence, skipsBacklog } from "../demo/beginning.js";
+import { Division } from "../demo/division.js";
+import { readFigure, sayFigures } from "../demo/figures.js";
 import { ClockOffset, Latencies, percentile } from "../demo/latency.js";
 import { Memory } from "../demo/memory.js";
 import { Names, namesIn } from "../demo/names.js";
 import { Owners, sessionOf } from "../demo/owners.js";
 import { Ring } from "../demo/ring.js";
-import { segments, Ways } from "../demo/ways.js";
+import { parseBody, remarkOn } from "../demo/typed.js";
+import { segments, waitsFor, Ways } from "../demo/ways.js";
 
 test("a ring keeps the newest", () => {
   const ring = new Ring(3);
@@ -100,24 +102,64 @@ test("two clocks are compared by what is published", () => {
 test("a message's way, the push before the receipt", () => {
   const ways = new Ways(2);
   const way = ways.begin({ id: "a", key: "k", text: "t", nowMs: 100, isOwn: true });
-  ways.pushed("a", 104, { partition: 1, offset: 7, handler: "", attempt: 1 });
+  ways.read("a", 103, { partition: 1, offset: 7 });
+  assert.equal(way.atMs.pushed, null, "a reader is of no group");
+  ways.pushed("a", 104, { partition: 1, offset: 7, handler: "worker 1", attempt: 1 });
   ways.durable("a", 105, { partition: 1, offset: 7 });
   ways.pushed("a", 109, { partition: 1, offset: 7, handler: "worker 1", attempt: 1 });
   assert.deepEqual(way.atMs, { durable: 5, pushed: 4, acked: null });
   assert.equal(way.handler, "worker 1");
   assert.deepEqual(
-    segments(way).map(({ to }) => to),
-    [1, 0.8, null],
+    segments(way).map(({ from, to }) => [from, to]),
+    [
+      [0.8, 1],
+      [0, 0.8],
+      [null, null],
+    ],
   );
   ways.acked("a", 110);
   assert.deepEqual(
     segments(way).map(({ from, to }) => [from, to]),
     [
-      [0, 0.5],
-      [0.4, 0.4],
+      [0.4, 0.5],
+      [0, 0.4],
       [0.5, 1],
     ],
   );
+});
+
+test("each part of a way can be seen, and they fill the bar", () => {
+  for (const atMs of [
+    { durable: 4, pushed: 4, acked: 900 },
+    { durable: 0, pushed: 0, acked: 0 },
+  ]) {
+    const parts = segments({ atMs });
+    assert.deepEqual([parts[0].from, Math.round(parts[2].to * 1e9)], [0, 1e9]);
+    parts.forEach(({ from, to }) => assert.ok(to - from > 0.05));
+  }
+});
+
+test("what another tab's worker is given was pushed when it was read here", () => {
+  const ways = new Ways();
+  const way = ways.begin({ id: "a", key: "k", text: "t", nowMs: 100, isOwn: true });
+  ways.elsewhere("a", "worker 1 of tab k3a");
+  assert.equal(way.atMs.pushed, null, "not before it was read");
+  ways.read("a", 107, { partition: 1, offset: 7 });
+  ways.elsewhere("a", "worker 1 of tab k3a");
+  assert.deepEqual([way.atMs.pushed, way.handler], [7, "worker 1 of tab k3a"]);
+});
+
+test("a message says what it waits for: the broker, or the queue's pause", () => {
+  const ways = new Ways();
+  const way = ways.begin({ id: "a", key: "k", text: "t", nowMs: 100, isOwn: true });
+  const now = (isConnected, isQueuePaused) => waitsFor(way, { isConnected, isQueuePaused });
+  assert.equal(now(true, false), "");
+  assert.equal(now(false, false), "waits for the broker");
+  ways.durable("a", 105, { partition: 1, offset: 7 });
+  assert.equal(now(false, false), "");
+  assert.equal(now(true, true), "waits: the queue is paused");
+  ways.pushed("a", 109, { partition: 1, offset: 7, handler: "worker 1", attempt: 1 });
+  assert.equal(now(true, true), "", "it was given before");
 });
 
 test("ways are bounded, and what is forgotten does no harm", () => {
@@ -167,62 +209,6 @@ test("bodies that are no figures are text", () => {
     bytes: new Uint8Array([255]),
   };
   assert.equal(readFigure(broken).text, "binary, 1 byte: ff");
-});
-
-const message = (over) => ({ key: "cpu0", partition: 3, offset: 1, attempt: 1, ...over });
-
-test("a nacked key is held until its message comes again", () => {
-  const lanes = new Lanes({ attemptsMax: 3 });
-  lanes.started(message(), "worker 1", 0);
-  assert.equal(lanes.nacked(message(), 0, 4000), true);
-  const lane = lanes.find("cpu0");
-  const at = (nowMs) => standing(lane, { nowMs, attemptsMax: 3, parked: null, isPaused: false });
-  assert.deepEqual(at(0), { state: "held", text: "held: comes again in 4 s, attempt 2 of 3" });
-  assert.match(at(3001).text, /in 1 s/);
-  assert.match(at(4000).text, /comes again now/);
-  lanes.started(message({ attempt: 2 }), "worker 1", 4001);
-  assert.deepEqual(at(4001), { state: "quiet", text: "handled elsewhere" });
-  lanes.handled(message({ attempt: 2 }), 4002);
-  assert.deepEqual(at(4003), { state: "flowing", text: "flowing, 0.2 a second" });
-  assert.deepEqual(at(9003), { state: "quiet", text: "quiet" });
-});
-
-test("the last attempt parks", () => {
-  const lanes = new Lanes({ attemptsMax: 3 });
-  assert.equal(lanes.nacked(message({ attempt: 3 }), 0, 1000), false);
-  const lane = lanes.find("cpu0");
-  const now = { nowMs: 1, attemptsMax: 3, parked: null, isPaused: true };
-  assert.equal(standing(lane, now).text, "attempt 3 of 3 failed: being parked");
-  const parked = { messages: 12, attempts: 3 };
-  assert.equal(
-    standing(lane, { ...now, parked }).text,
-    "parked after 3 attempts: 12 messages wait",
-  );
-  lanes.freed("cpu0");
-  assert.equal(standing(lane, now).state, "paused");
-});
-
-test("an inversion is seen, a redelivery is none", () => {
-  const lanes = new Lanes();
-  lanes.handled(message({ offset: 5 }), 1);
-  lanes.handled(message({ offset: 6 }), 2);
-  lanes.handled(message({ offset: 4, attempt: 2 }), 3);
-  assert.equal(lanes.inversions, 0);
-  lanes.handled(message({ offset: 6 }), 4);
-  assert.equal(lanes.inversions, 1);
-});
-
-test("lanes are bounded; a key that is held is not forgotten", () => {
-  const lanes = new Lanes({ keysMax: 2 });
-  lanes.nacked(message({ key: "held" }), 0, 1000);
-  lanes.read(message({ key: "b" }), 1);
-  lanes.read(message({ key: "c" }), 2);
-  lanes.read(message({ key: null }), 3);
-  assert.deepEqual(
-    lanes.list().map(({ key }) => key),
-    ["held", null],
-  );
-  assert.equal(lanes.forgotten, 2);
 });
 
 const described = {
@@ -305,6 +291,66 @@ test("workers of other tabs have names where the broker tells", async () => {
   assert.equal((await names.ask(client(null), ["s3.1"], here)).size, 0);
 });
 
+test("a tab without a past skips what waits, unless somebody is there or a key is parked", () => {
+  const nobody = { consumers: 0, keys_parked: 0 };
+  assert.equal(skipsBacklog(nobody, true), true);
+  assert.equal(skipsBacklog(nobody, false), false);
+  assert.equal(skipsBacklog({ ...nobody, consumers: 1 }, true), false);
+  assert.equal(skipsBacklog({ ...nobody, keys_parked: 1 }, true), false);
+  assert.equal(skippedSentence(0), "");
+  assert.equal(
+    skippedSentence(2128),
+    "2,128 messages from before this visit were skipped.",
+  );
+  assert.equal(skippedSentence(1), "1 message from before this visit was skipped.");
+});
+
+test("work is seen shared when it moves after the page was ready, or by what is done here", () => {
+  const [one, two] = [{ session: "one" }, { session: "two" }];
+  const late = new Division(); // a second tab: it comes, partitions move to it, that is all
+  assert.equal(late.look([one, null]), false);
+  for (const owners of [[one, one], [one, two], [one, two], [one, two], [one, two]]) {
+    assert.equal(late.look(owners), false);
+  }
+  assert.equal(late.look([one, null]), false, "under way");
+  assert.equal(late.look([one, one]), true, "the other has gone");
+  const early = new Division();
+  early.acted();
+  assert.equal(early.look([one, one]), false);
+  assert.equal(early.look([one, two]), true);
+  assert.equal(new Division().look([]), false);
+});
+
+test("a page whose keys are all elsewhere knows it", () => {
+  const owners = new Owners();
+  const names = { here: new Map([["s-one", "worker 1"]]), elsewhere: new Map() };
+  owners.look(described, names, 4);
+  assert.equal(owners.areElsewhere([0, 1]), false);
+  assert.equal(owners.areElsewhere([1]), true);
+  assert.equal(owners.areElsewhere([1, 2]), false, "nobody's yet");
+  assert.equal(owners.areElsewhere([]), false);
+});
+
+test("silence is told only after it has lasted", () => {
+  const figures = { shown: 11, live: 0, more: 0, silentMs: 0 };
+  assert.equal(sayFigures({ ...figures, silentMs: 4999 }), "Waiting for new figures.");
+  assert.match(sayFigures({ ...figures, silentMs: 5000 }), /^No new figures/);
+  assert.match(sayFigures({ ...figures, shown: 0, silentMs: 9999 }), /first figures/);
+  assert.equal(sayFigures({ ...figures, live: 7 }), "Live: 7 of 11 keys; the others are quiet.");
+  assert.equal(
+    sayFigures({ ...figures, live: 11, more: 2 }),
+    "Live: 11 keys. Not shown: 2 more keys.",
+  );
+});
+
+test("what looks like JSON and is none is remarked on, and sent as text", () => {
+  assert.equal(remarkOn('{"broken":'), "Sent as text: it is no JSON.");
+  assert.equal(parseBody('{"broken":'), '{"broken":');
+  for (const text of ['{"a": 1}', "Good morning", "", "12", ' ["x"]', '"text"', "<b>"]) {
+    assert.equal(remarkOn(text), "");
+  }
+});
+
 class Store {
   constructor(item = null) {
     this.item = item;
@@ -325,12 +371,14 @@ test("a tab remembers its steps and workers, and nothing that is not its own", (
   assert.equal(memory.setDone(3), false);
   memory.workers = 2;
   const again = new Memory(store);
+  assert.deepEqual([memory.isNew, again.isNew], [true, false]);
   assert.deepEqual([again.tab, again.workers, again.isDone(3)], [memory.tab, 2, true]);
   for (const item of ["{", "null", '{"tab":"<b>","workers":99,"done":["x"]}', "[]"]) {
     const fresh = new Memory(new Store(item));
     assert.match(fresh.tab, /^tab-[a-z0-9]{3}$/);
     assert.ok(fresh.workers <= 4);
     assert.equal(fresh.doneCount, 0);
+    assert.equal(fresh.isNew, true);
   }
   assert.equal(new Memory(null).workers, 1);
 });
