@@ -63,6 +63,34 @@ async def test_what_is_published_is_shown_on_its_way_in_milliseconds(visit: Visi
             await expect(stage(row, name)).to_have_text(MS)
     await expect(visit.at("publish-said")).to_contain_text("acknowledged after")
     await is_done(visit, 1)
+    await visit.at("publish-body").fill('{"broken":')
+    await expect(visit.at("publish-remark")).to_have_text("Sent as text: it is no JSON.")
+    await visit.at("publish-body").fill("a text")
+    await expect(visit.at("publish-remark")).to_have_text("")
+    await visit.is_clean()
+
+
+async def test_a_paused_queue_is_told_and_nothing_of_it_is_said_to_be_pushed(
+    visit: Visit, client: tocsin.Client
+) -> None:
+    await client.pause_queue(QUEUE)
+    await expect(visit.at("paused")).to_contain_text("The queue machine is paused.")
+    for key in KEYS:
+        state = visit.lane(key).get_by_test_id("lane-state")
+        await expect(state).to_have_text("the queue is paused")
+    await visit.publish("hello", "kept")
+    row = visit.at("way").first
+    await expect(stage(row, "durable")).to_have_text(MS)
+    await expect(row).to_contain_text("waits: the queue is paused")
+    await expect(stage(row, "pushed")).to_have_text("\u2013")
+    await visit.moves()  # it is read all the same
+    await expect(stage(row, "pushed")).to_have_text("\u2013")
+    async with visit.page.context.expect_page() as opened:
+        await visit.at("paused-link").click()
+    assert (await opened.value).url.endswith("/console#/queues/machine")
+    await client.resume_queue(QUEUE)
+    await expect(visit.at("paused")).to_be_hidden()
+    await expect(visit.at("publish-said")).to_contain_text("acknowledged after")
     await visit.is_clean()
 
 
@@ -121,6 +149,9 @@ async def test_two_tabs_share_the_messages_each_of_which_one_handles(
                 await tab.owns({"A": OWNED // 2, "B": OWNED // 2})
                 other = re.compile(r"worker 1 of tab [a-z0-9]{3}")
                 await expect(tab.at("workers")).to_contain_text(other)
+            await expect(tabs[1].at("figures-said")).to_have_text("Live: 8 keys.")
+            assert not DONE.search(await tabs[1].at("step-4").get_attribute("class") or "")
+            await is_done(one, 4)  # it saw them move
         await until(lambda: is_idle(client), "all of before is handled")
         before = set(host.keys)
         async with host.running():
@@ -199,12 +230,21 @@ async def test_parked_keys_wait_for_a_decision(visit: Visit, client: tocsin.Clie
     left = set(chosen)
     for key, decision in chosen.items():
         lane = visit.lane(key)
-        await expect(lane.get_by_test_id("lane-state")).to_contain_text("parked after 3 attempts")
+        state = lane.get_by_test_id("lane-state")
+        waits = re.compile(r"parked after 3 attempts: \d+ messages wait")
+        await expect(state).to_have_text(waits)
+        await expect(state).not_to_have_text(await state.text_content() or "")  # more arrive
+        await expect(state).to_have_text(waits)
         await lane.get_by_test_id(decision).click()
         await expect(lane).to_have_attribute("data-state", "flowing")
         left.remove(key)
         assert (await parked(client)).keys() == left
         await expect(visit.at("lanes-said")).to_contain_text(f"{key}: ")
+    await expect(visit.at("lanes-said")).to_have_text(
+        re.compile(r"^memory: \d+ messages handled in .*, in order\.$")
+    )
+    await visit.lane("cpu0").get_by_test_id("nack").click()
+    await expect(visit.at("lanes-said")).to_have_text("")  # that was before
     letters = [letter async for letter in client.dead_letters(QUEUE)]
     assert [letter.key for letter in letters] == ["cpu1"]
     await expect(visit.at("inversions")).to_have_text("0")

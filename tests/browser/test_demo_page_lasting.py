@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx2
 import pytest
+import tocsin
 from playwright.async_api import Browser, expect
 
 from loadtests.server import Server, free_port
-from tests.browser.demo_page import GONE, KEYS, Host, Visit, in_order, visited
+from tests.browser.demo_page import GONE, GROUP, KEYS, QUEUE, Host, Visit, in_order, visited
 from tests.browser.house import has, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -107,14 +109,64 @@ async def test_a_reload_goes_on_with_session_workers_and_steps(visit: Visit) -> 
     await visit.at("worker-add").click()
     await visit.owns({"A": 4, "B": 4})
     session = await visit.at("session").text_content()
+    await visit.at("progress-7").click()
     await visit.page.reload()
     await visit.owns({"A": 4, "B": 4})
+    below_the_bar = """() => document.querySelector("#step-7-title").getBoundingClientRect().top
+      >= document.querySelector(".bar").getBoundingClientRect().bottom"""
+    await visit.page.wait_for_function(below_the_bar)
     await expect(visit.at("session")).to_have_text(session or "")
+    await expect(visit.at("skipped")).to_have_text("")
     await expect(visit.at("worker").locator("visible=true")).to_have_count(2)
     await expect(visit.at("step-4")).to_have_class(DONE)
     await visit.moves()
     await expect(visit.at("inversions")).to_have_text("0")
     await visit.is_clean()
+
+
+async def test_a_tab_that_comes_back_takes_what_waits_and_a_new_one_only_what_is_parked(
+    visit: Visit, chromium: Browser, broker: Server, client: tocsin.Client
+) -> None:
+    await visit.lane("memory").get_by_test_id("park").click()
+    await expect(visit.lane("memory")).to_have_attribute("data-state", "parked")
+    await gone(visit, broker, client)
+    lag = await until(lambda: lag_above(client, 80), "messages wait")
+    await visit.page.goto(f"{broker.url}/demo")
+    await expect(visit.lane("memory")).to_have_attribute("data-state", "parked")
+    await expect(visit.at("skipped")).to_have_text("")
+    handled = "Number(document.querySelector('#handled').textContent.replace(',', '')) > "
+    await visit.page.wait_for_function(f"() => {handled} {lag // 2}")
+    await gone(visit, broker, client)
+    async with visited(chromium, f"{broker.url}/demo") as new:
+        await expect(new.lane("memory")).to_have_attribute("data-state", "parked")
+        await expect(new.at("skipped")).to_have_text("")
+        await new.lane("memory").get_by_test_id("release").click()
+        said = re.compile(r"^memory: [\d,]+ messages handled in .*, in order\.$")
+        await expect(new.at("lanes-said")).to_have_text(said)
+        await gone(new, broker, client)
+    await until(lambda: lag_above(client, 80), "messages wait")
+    async with visited(chromium, f"{broker.url}/demo") as new:
+        skipped = re.compile(r"^[\d,]+ messages from before this visit were skipped\.$")
+        await expect(new.at("skipped")).to_have_text(skipped)
+        await new.is_clean()
+
+
+async def gone(visit: Visit, broker: Server, client: tocsin.Client) -> None:
+    """The tab leads elsewhere, and its session is not kept any longer."""
+    session = await visit.at("session").text_content()
+    await visit.page.goto("about:blank")
+    async with httpx2.AsyncClient(base_url=broker.url) as http:
+        assert (await http.delete(f"/v1/sessions/{session}")).status_code == 204
+    await until(lambda: has_no_consumer(client), "nobody consumes")
+
+
+async def has_no_consumer(client: tocsin.Client) -> bool:
+    return bool((await client.group(QUEUE, GROUP))["consumers"] == 0)
+
+
+async def lag_above(client: tocsin.Client, least: int) -> int:
+    said = int((await client.group(QUEUE, GROUP))["lag"])
+    return said if said > least else 0
 
 
 async def test_a_killed_broker_is_told_of_and_come_back_to(
@@ -128,6 +180,11 @@ async def test_a_killed_broker_is_told_of_and_come_back_to(
     await expect(visit.at("said")).to_contain_text("The broker does not answer")
     await expect(visit.at("connection-text")).to_have_text(re.compile(r"Reconnecting in \d+ s"))
     await visit.publish("later", "published while nobody answers")
+    await expect(visit.at("publish-said")).to_have_text("It waits for the broker.")
+    await expect(visit.at("way-wait").first).to_have_text("waits for the broker")
+    await expect(visit.at("way").first.locator('[data-stage="durable"]')).to_be_hidden()
+    await visit.page.evaluate("scrollTo({top: 0, behavior: 'instant'})")
+    assert await overlap(visit, "trouble", "content") == 0  # it covers nothing
     await visit.at("trouble-again").click()
     await expect(visit.at("trouble")).to_be_visible()
     await asyncio.to_thread(broker.start)
@@ -143,6 +200,15 @@ async def test_a_killed_broker_is_told_of_and_come_back_to(
     await until(lambda: has(wanted <= set(visit.acked)), "all of them are handled")
     assert in_order(list(dict.fromkeys(visit.acked)), host.keys)  # acks may be said again
     await visit.is_clean(expected=GONE)
+
+
+async def overlap(visit: Visit, one: str, other: str) -> float:
+    """How many pixels of one stand over the other, from above."""
+    first, second = visit.at(one), visit.page.locator(f"#{other}")
+    boxes = [await place.bounding_box() for place in (first, second)]
+    assert boxes[0] is not None
+    assert boxes[1] is not None
+    return max(0.0, boxes[0]["y"] + boxes[0]["height"] - boxes[1]["y"])
 
 
 @asynccontextmanager

@@ -8,8 +8,7 @@ const NAMES = { websocket: "WebSocket", "long-poll": "Long-poll" };
 const TROUBLES = {
   gone: {
     what: "The broker does not answer.",
-    remedy:
-      "Look whether it still runs; make run starts it. This page goes on by itself, where it was.",
+    remedy: "Look whether it runs; make run starts it.",
   },
   reconnecting: {
     what: "The connection is lost.",

@@ -3,7 +3,7 @@
  * not go on. Pure; bounded: the `keysMax` keys that were heard of last.
  */
 
-import { plural } from "../shared/format.js";
+import { formatCount, plural } from "../shared/format.js";
 import { Ring } from "./ring.js";
 
 const HANDLED_MAX = 256;
@@ -213,8 +213,7 @@ export function standing(lane, now) {
     return { state: "paused", text: "its worker is paused" };
   }
   if (lane.wish) {
-    const what = lane.wish === "park" ? "parked" : "nacked";
-    return { state: "wished", text: `its next message will be ${what}; press again to cancel` };
+    return { state: "wished", text: `${lane.wish}s its next message; press again to cancel` };
   }
   const count = recent(lane.handledMs, nowMs - RATE_WINDOW_MS);
   if (count) {
@@ -229,8 +228,8 @@ function heldText({ attempt, againMs }, { nowMs, attemptsMax, waiting }) {
     return `attempt ${attempt} of ${attemptsMax} failed: being parked`;
   }
   const inS = Math.max(0, Math.ceil((againMs - nowMs) / 1000));
-  const when = inS ? `comes again in ${inS} s` : "comes again now";
-  const behind = waiting ? `; ${waits(waiting)}` : "";
+  const when = inS ? `again in ${inS} s` : "again now";
+  const behind = waiting ? `; ${formatCount(waiting)} wait` : "";
   return `held: ${when}, attempt ${attempt + 1} of ${attemptsMax}${behind}`;
 }
 

@@ -11,7 +11,7 @@ import { Model } from "./model.js";
 import { Publishing } from "./publishing.js";
 import { Refusing } from "./refusing.js";
 import { Pausing, Sharing } from "./sharing.js";
-import { Steps } from "./steps.js";
+import { keepPlace, Steps } from "./steps.js";
 import { Figures, Latency } from "./watching.js";
 
 const DRAW_EVERY_MS = 100;
@@ -61,6 +61,7 @@ function begin() {
     }
   }, TICK_EVERY_MS);
   now();
+  keepPlace();
   return { model, views, say };
 }
 

@@ -3,6 +3,10 @@
 import { setAttribute } from "../shared/dom.js";
 
 const STEPS = 7;
+const FILLING_MS = 4000;
+const KEEP_EVERY_MS = 200;
+/** A reload that has put the visitor further from the step than this was not for the step. */
+const NEAR_PX = 400;
 
 /** Ticks steps off. */
 export class Steps {
@@ -59,5 +63,20 @@ export class Steps {
       const name = link.getAttribute("aria-label").replace(/, done$/, "");
       setAttribute(link, "aria-label", isDone ? `${name}, done` : name);
     }
+  }
+}
+
+/** Keeps the step of the address in its place while the page above it fills in. */
+export function keepPlace() {
+  const step = /^#step-[1-7]$/.test(location.hash) && document.querySelector(location.hash);
+  const [{ type: how } = {}] = performance.getEntriesByType("navigation");
+  if (!step || (how !== "navigate" && Math.abs(step.getBoundingClientRect().top) > NEAR_PX)) {
+    return;
+  }
+  const keeping = setInterval(() => step.scrollIntoView({ behavior: "instant" }), KEEP_EVERY_MS);
+  const stop = () => clearInterval(keeping);
+  setTimeout(stop, FILLING_MS);
+  for (const type of ["wheel", "touchstart", "pointerdown", "keydown"]) {
+    addEventListener(type, stop, { once: true, passive: true });
   }
 }

@@ -20,10 +20,10 @@ test("a nacked key is held until its message comes again", () => {
   assert.equal(lanes.nacked(message(), 0, 4000), true);
   const lane = lanes.find("cpu0");
   const at = (nowMs, more) => standing(lane, { ...STANDING, nowMs, ...more });
-  assert.deepEqual(at(0), { state: "held", text: "held: comes again in 4 s, attempt 2 of 3" });
-  assert.match(at(0, { waiting: 7 }).text, /attempt 2 of 3; 7 messages wait$/);
+  assert.deepEqual(at(0), { state: "held", text: "held: again in 4 s, attempt 2 of 3" });
+  assert.match(at(0, { waiting: 7 }).text, /attempt 2 of 3; 7 wait$/);
   assert.match(at(3001).text, /in 1 s/);
-  assert.match(at(4000).text, /comes again now/);
+  assert.match(at(4000).text, /again now/);
   lanes.started(message({ attempt: 2 }), "worker 1", 4001);
   assert.deepEqual(at(4001), { state: "quiet", text: "waits for its worker" });
   lanes.handled(message({ attempt: 2 }), 4002);
@@ -62,11 +62,11 @@ test("a wish can be taken back, and lapses when no message meets it in 30 s", ()
   const lanes = new Lanes();
   const lane = lanes.read(message(), 0);
   lanes.wish("cpu0", "nack", 1000);
-  assert.match(standing(lane, STANDING).text, /will be nacked; press again to cancel/);
+  assert.match(standing(lane, STANDING).text, /^nacks its next message; press again to cancel$/);
   assert.equal(lanes.wishFor("cpu0", 30_999), "nack");
   assert.equal(lanes.wishFor("cpu0", 31_000), null);
   lanes.wish("cpu0", "park", 40_000);
-  assert.match(standing(lane, STANDING).text, /will be parked/);
+  assert.match(standing(lane, STANDING).text, /^parks its next/);
   lanes.nacked(message(), 69_000, 1000);
   lanes.started(message({ attempt: 2 }), "worker 1", 70_000);
   assert.equal(lanes.wishFor("cpu0", 70_000), "park", "its attempts go on");
