@@ -201,7 +201,8 @@ export function standing(lane, now) {
   const { nowMs, parked, isPaused, isQueuePaused } = now;
   if (parked) {
     const after = plural(parked.attempts, "attempt");
-    return { state: "parked", text: `parked after ${after}: ${waits(parked.messages)}` };
+    const least = parked.is_exact === false ? "at least " : "";
+    return { state: "parked", text: `parked after ${after}: ${least}${waits(parked.messages)}` };
   }
   if (lane.held) {
     return { state: "held", text: heldText(lane.held, now) };
