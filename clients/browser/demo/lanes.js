@@ -27,6 +27,7 @@ const ONE_DIGIT = new Intl.NumberFormat("en", {
  * @property {Ring} values for its line
  * @property {Ring} handledMs when its messages were handled
  * @property {Ring} handledHues and in whose colour: the hue of the worker, -1 where it has none
+ * @property {Ring} handledOffsets and which they were
  * @property {number} lastOffset the highest that was handled
  * @property {Held|null} held why it does not go on
  * @property {"nack"|"park"|null} wish what becomes of its next message
@@ -49,7 +50,10 @@ export class Lanes {
     this.attemptsMax = attemptsMax;
     /** @type {Map<string, Lane>} */
     this.lanes = new Map();
-    /** Messages handled in another order than that of their key. */
+    /**
+     * Messages handled in another order than that of their key. One that comes again is none: an
+     * ack that nobody confirmed may be lost with the broker.
+     */
     this.inversions = 0;
     this.forgotten = 0;
   }
@@ -87,10 +91,12 @@ export class Lanes {
   /** It was handled: acked. `hue`: of the worker. */
   handled(message, nowMs, hue = -1) {
     const lane = this.#lane(message.key, nowMs);
-    if (message.offset <= lane.lastOffset && message.attempt === 1) {
+    const { offset, attempt } = message;
+    if (attempt === 1 && offset <= lane.lastOffset && !lane.handledOffsets.has(offset)) {
       this.inversions += 1;
     }
-    lane.lastOffset = Math.max(lane.lastOffset, message.offset);
+    lane.handledOffsets.push(offset);
+    lane.lastOffset = Math.max(lane.lastOffset, offset);
     lane.handledMs.push(nowMs);
     lane.handledHues.push(hue);
   }
@@ -155,6 +161,7 @@ export class Lanes {
         values: new Ring(VALUES_MAX),
         handledMs: new Ring(HANDLED_MAX),
         handledHues: new Ring(HANDLED_MAX),
+        handledOffsets: new Ring(HANDLED_MAX),
         lastOffset: -1,
         held: null,
         wish: null,

@@ -30,6 +30,14 @@ export class Ring {
     return this.at(this.length - 1);
   }
 
+  /** Whether one of them is this. @param {number} value */
+  has(value) {
+    for (let index = 0; index < this.length; index += 1) {
+      if (this.at(index) === value) return true;
+    }
+    return false;
+  }
+
   clear() {
     this.length = 0;
     this.next = 0;

@@ -83,7 +83,9 @@ test("an inversion is seen, a redelivery is none", () => {
   lanes.handled(message({ offset: 6 }), 2);
   lanes.handled(message({ offset: 4, attempt: 2 }), 3);
   assert.equal(lanes.inversions, 0);
-  lanes.handled(message({ offset: 6 }), 4);
+  lanes.handled(message({ offset: 6 }), 4); // its ack was lost
+  assert.equal(lanes.inversions, 0);
+  lanes.handled(message({ offset: 3 }), 5);
   assert.equal(lanes.inversions, 1);
 });
 
