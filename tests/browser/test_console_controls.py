@@ -88,6 +88,7 @@ async def test_one_gets_everywhere_and_back(view: Console, client: tocsin.Client
     await expect(heading).to_have_text("Sessions")
     await expect(heading).to_be_focused()
     assert await outline(view) == "none", "nor with the keyboard"
+    await view.answered()
     await view.page.keyboard.press("Tab")
     assert await outline(view) == "solid"
     await expect(view.at("nav-demo")).to_have_attribute("href", "/demo")
