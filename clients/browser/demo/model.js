@@ -13,8 +13,9 @@ import { Names } from "./names.js";
 import { Owners } from "./owners.js";
 import { Releases } from "./releasing.js";
 import { Ring } from "./ring.js";
-import { ATTEMPTS_MAX, GROUP, GROUP_SETTINGS, LINGER_S, QUEUE } from "./settings.js";
-import { KEY_BYTES_MAX, QUEUE_SETTINGS } from "./settings.js";
+import {
+  ATTEMPTS_MAX, GROUP, GROUP_SETTINGS, KEY_BYTES_MAX, LINGER_S, QUEUE, QUEUE_SETTINGS,
+} from "./settings.js";
 import { makeSwitch } from "./switch.js";
 import { parseBody } from "./typed.js";
 import { Ways } from "./ways.js";
