@@ -11,6 +11,7 @@ from tocsin.message import Message
 
 from loadtests.proxy import Proxy
 from loadtests.server import Server
+from tests.browser.house import until
 
 KEYS: Final = tuple(f"k{number}" for number in range(10))
 TRIED_LATER_S: Final = 3600.0
@@ -108,9 +109,15 @@ class Busy:
             for _ in range(3):
                 message = await asyncio.wait_for(anext(messages), 30)
                 await message.nack(reason="no such account")
+            # Who leaves sooner leaves them to the next owner of the partition.
+            await until(self._are_buried, "they are among the dead letters")
         self.truth["dying", ""] = {"depth": 3, "published": 3}
         self.truth["dying", "mourners"] = {"lag": 0, "dead_lettered": 3, "nacked": 3, "given": 3}
         self.truth["dying.dead-letters", ""] = {"depth": 3, "published": 3}
+
+    async def _are_buried(self) -> bool:
+        counters = (await self.client.group("dying", "mourners"))["counters"]
+        return bool(counters["dead_lettered"] == 3)
 
     async def second(self) -> None:
         """Some of it is settled, a parked key skipped, a pause ended, a dead letter sent back."""
