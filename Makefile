@@ -15,9 +15,9 @@ run:  ## set up, then start the broker with the live demo (Ctrl-C ends it)
 setup:  ## make .venv what the locks say; does nothing when it is
 	@scripts/setup dev
 
-test: setup  ## run the tests in three processes (ARGS="-k name" selects); pages: build/screenshots
+test: setup  ## run the tests in four processes (ARGS="-k name" selects); pages: build/screenshots
 	@scripts/needs chromium
-	$(python) -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(python) -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: lint types layers test  ## lint, types, layers, tests
 
