@@ -103,6 +103,10 @@ class Console:
         """Until what is on screen has been answered."""
         await expect(self.at("link-state")).to_have_text(re.compile("^(live|loaded)$"))
 
+    async def asks_again(self) -> None:
+        """Press "Try now", which is gone where the page has tried by itself a moment ago."""
+        await self.at("retry-now").dispatch_event("click")
+
     async def seen(self) -> Seen:
         """What it shows at this moment."""
         return Seen(await self.page.evaluate(LOOK))
