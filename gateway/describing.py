@@ -16,8 +16,9 @@ from gateway.group import GroupRuntime
 from gateway.groups import Groups
 from gateway.slot import Slot
 from gateway.stock import GroupStock, Stock
-from metadata.catalog import Group, Principal, Queue
+from metadata.catalog import Group, Principal, Queue, dead_letter_name
 from metadata.client import Metadata
+from push.errors import Refused
 from push.ports import CursorState, PartitionState
 from push.reasons import holds_up, is_open
 
@@ -55,11 +56,21 @@ class Describing:
             "bytes": sum(state.bytes for state in stock.states),
             "oldest_unix_ms": stock.oldest_unix_ms,
             "counters": self._counting.of_queue(queue.queue_id),
+            "dead_letters": await self._dead_letters(principal, queue),
             "groups": [
                 {"name": group.name, **self._figures(group, stock.groups[group.group_id])}
                 for group in groups
             ],
         }
+
+    async def _dead_letters(self, principal: Principal, queue: Queue) -> dict[str, object]:
+        name = dead_letter_name(queue)
+        try:
+            dead = self._metadata.find_queue(principal, name)
+        except Refused:
+            return {"queue": name, "messages": None}
+        stock = await self._stock.of(dead, [])
+        return {"queue": name, "messages": sum(state.messages for state in stock.states)}
 
     # --- Groups --------------------------------------------------------------------------------
 

@@ -95,6 +95,14 @@ class QueueGroup(msgspec.Struct, frozen=True, kw_only=True):
     counters: GroupCounters
 
 
+class DeadLetterQueue(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a queue's dead letters go."""
+
+    queue: str
+    messages: int | None
+    """That are retained there; null: it is made for the first dead letter."""
+
+
 class QueuePartition(msgspec.Struct, frozen=True, kw_only=True):
     """A partition: `start` <= offsets < `end` may be retained."""
 

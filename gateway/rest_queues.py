@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.facts_values import QueueCounters, QueueGroup, QueuePartition
+from gateway.facts_values import DeadLetterQueue, QueueCounters, QueueGroup, QueuePartition
 from gateway.operation import (
     Answer,
     Operation,
@@ -26,7 +26,7 @@ from metadata.catalog import QueueSettings, check_name, parse_settings
 from push import limits
 from push.errors import Refused
 
-LEFT_OUT: Final = ("settings", "partitions")
+LEFT_OUT: Final = ("settings", "partitions", "dead_letters")
 """What a brief list leaves out: more than half of it."""
 
 
@@ -53,6 +53,7 @@ class QueueDescription(_Queue, kw_only=True):
 
     settings: QueueSettings
     partitions: list[QueuePartition]
+    dead_letters: DeadLetterQueue
 
 
 class ListedQueue(_Queue, kw_only=True):
@@ -61,6 +62,8 @@ class ListedQueue(_Queue, kw_only=True):
     settings: QueueSettings | msgspec.UnsetType = msgspec.UNSET
     """Left out: the list is brief."""
     partitions: list[QueuePartition] | msgspec.UnsetType = msgspec.UNSET
+    """Left out: the list is brief."""
+    dead_letters: DeadLetterQueue | msgspec.UnsetType = msgspec.UNSET
     """Left out: the list is brief."""
 
 
@@ -120,7 +123,7 @@ OPERATIONS: Final = (
         query=(
             limit_parameter(limits.QUEUES_PER_PAGE_MAX),
             Parameter("after", "Only names behind this one.", {"type": "string"}),
-            Parameter("brief", "Without `settings` and `partitions`.", {"type": "boolean"}),
+            Parameter("brief", f"Without: {', '.join(LEFT_OUT)}.", {"type": "boolean"}),
         ),
         errors=("invalid_request", "invalid_name"),
     ),

@@ -410,6 +410,7 @@ class PlainBroker:
             "bytes": 0,
             "oldest_unix_ms": None,
             "counters": {},
+            "dead_letters": {"queue": f"{queue.name}.dead-letters", "messages": None},
             "groups": [await self.describe_group(principal, queue, g.name) for g in groups],
         }
 

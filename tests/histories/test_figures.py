@@ -256,3 +256,19 @@ async def test_others_have_their_turn_while_queues_are_listed(
     assert [queue["name"] for queue in answer["queues"]] == [f"q{n:02}" for n in range(20)]
     assert answer["queues"][0] == first
     assert counted >= 15
+
+
+async def test_a_queue_says_where_its_dead_letters_go_and_how_many_are_there(house: House) -> None:
+    long = await house.queue("o" * 120)
+    named = await house.queue("other", dead_letter_queue="dead")
+    names = [("orders", None), ("o" * 120, None), ("other", None)]
+    await house.queue()
+    told = [(await shown_queue(house, name))["dead_letters"] for name, _ in names]
+    assert [one["queue"] for one in told] == [
+        "orders.dead-letters", f"{long.queue_id}.dead-letters", named.settings.dead_letter_queue,
+    ]  # fmt: skip
+    assert [one["messages"] for one in told] == [None] * 3
+    dead = await house.queue("orders.dead-letters")
+    assert (await shown_queue(house))["dead_letters"]["messages"] == 0
+    await house.publish(dead, numbered(2))
+    assert (await shown_queue(house))["dead_letters"]["messages"] == 2

@@ -3,9 +3,6 @@
 
 import { formatBytes, formatCount, formatMs, formatSeconds } from "../shared/format.js";
 
-const LIST_MAX = 1000;
-const NAME_MAX = 128;
-const DEAD_LETTERS = ".dead-letters";
 const OF_GROUP_ALONE = ["start", "semantics", "expires_s"];
 
 /** A setting with its unit. @param {string} name @param {unknown} value */
@@ -44,28 +41,6 @@ export function effectiveOf(own, ofQueue) {
     const isOwn = value !== null && ofQueue !== null && value !== inherited;
     return { name, value: value ?? inherited ?? null, isOwn, ofQueue: inherited };
   });
-}
-
-/**
- * The name of the queue that takes a queue's dead letters, made for the first of them.
- * @param {any} queue as the broker describes it
- */
-export function deadLettersOf(queue) {
-  const named = queue.settings?.dead_letter_queue;
-  if (typeof named === "string") return named;
-  const name = `${queue.name}${DEAD_LETTERS}`;
-  return name.length <= NAME_MAX ? name : `${queue.queue_id}${DEAD_LETTERS}`;
-}
-
-/**
- * Where in the list of all queues, by name, a queue stands: what to ask for, so that it is in the
- * answer if it is there. Few names can lie between.
- * @param {string} name
- */
-export function placeOf(name) {
-  const before = name.slice(0, -1) + String.fromCharCode(name.charCodeAt(name.length - 1) - 1);
-  if (/^[A-Za-z0-9][A-Za-z0-9._-]*$/.test(before)) return { after: before, limit: 5 };
-  return { after: name.slice(0, -1), limit: LIST_MAX };
 }
 
 /** Whether what has been settled stays there. @param {any} queue */

@@ -4,9 +4,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { hasExpired, linesOfAll, saidOfMany, saidOfOne } from "../console/deciding.js";
 import { expiryOf } from "../console/explaining.js";
-import {
-  deadLettersOf, effectiveOf, isRetaining, placeOf, settingLabel, settingText,
-} from "../console/settings.js";
+import { effectiveOf, isRetaining, settingLabel, settingText } from "../console/settings.js";
 import { meaningOf, wordsOf } from "../console/terms.js";
 
 const NOW = 1_000_000;
@@ -69,16 +67,7 @@ test("settings with their units", () => {
   assert.equal(settingLabel("lease_total_s"), "lease total");
 });
 
-test("the dead-letter queue of a queue, and where it stands in the list", () => {
-  const queue = { name: "orders", queue_id: "q1", settings: {} };
-  assert.equal(deadLettersOf(queue), "orders.dead-letters");
-  assert.equal(deadLettersOf({ ...queue, settings: { dead_letter_queue: "dead" } }), "dead");
-  assert.equal(deadLettersOf({ ...queue, name: "o".repeat(120) }), "q1.dead-letters");
-  for (const name of ["orders.dead-letters", "dead", "a", "x0", "b-"]) {
-    const { after } = placeOf(name);
-    assert.ok(after < name, `${after} ${name}`);
-    assert.match(after, /^([A-Za-z0-9][A-Za-z0-9._-]*)?$/);
-  }
+test("a queue with a retention keeps what is settled", () => {
   assert.equal(isRetaining({ settings: { retention_s: 60 } }), true);
   assert.equal(isRetaining({ settings: { retention_s: 0 } }), false);
 });

@@ -14,7 +14,7 @@ import { formatRoute } from "../route.js";
 import { Table } from "../table.js";
 import { countersOf } from "../totals.js";
 import { stateOfQueue } from "../words.js";
-import { deadLettersOf, isRetaining, placeOf } from "../settings.js";
+import { isRetaining } from "../settings.js";
 import {
   glossary, headOf, linkButton, listOf, queuePath, section, tabsOfQueue,
 } from "./common.js";
@@ -22,8 +22,6 @@ import { groupColumns, PARTITIONS } from "./queue-tables.js";
 import { QueueSettings, sinceOf } from "./settings.js";
 
 const RATES = ["published", "given", "settled"];
-const LETTERS_PERIOD_MS = 10_000;
-/** How often it is asked whether there is a dead-letter queue by now. */
 const WORDS = ["Depth", "Retained", "Lag", "Published", "Given", "Settled"];
 
 export class QueueView {
@@ -41,25 +39,16 @@ export class QueueView {
     this.groups = this.#groupsTable();
     this.partitions = this.#partitionsTable();
     this.settings = new QueueSettings(this.name, () => this.context.now());
-    this.lettersMs = -Infinity;
     this.element = this.#build();
   }
 
   /** @param {AbortSignal} signal */
-  async load(signal) {
-    const { api, elapsed } = this.context;
-    const queue = await api.get(queuePath(this.name), { signal });
-    if (elapsed() - this.lettersMs < LETTERS_PERIOD_MS) return { queue };
-    const letters = deadLettersOf(queue);
-    const query = { ...placeOf(letters), brief: true };
-    const listed = rowsOf(await api.get("/v1/queues", { query, signal }), "queues");
-    this.lettersMs = elapsed();
-    return { queue, letters: listed.find(({ name }) => name === letters) ?? null };
+  load(signal) {
+    return this.context.api.get(queuePath(this.name), { signal });
   }
 
-  /** @param {{queue: any, letters?: any}} answer `letters`: its dead-letter queue; null: it is not
-   * there; undefined: as before */
-  show({ queue, letters }) {
+  /** @param {any} queue */
+  show(queue) {
     this.queue = queue;
     const counted = countersOf(queue);
     const groups = rowsOf(queue, "groups");
@@ -77,7 +66,7 @@ export class QueueView {
     const partitions = rowsOf(queue, "partitions");
     this.partitions.update(partitions);
     setText(this.partitionsTitle, plural(partitions.length, "partition"));
-    this.settings.update(queue, letters);
+    this.settings.update(queue);
   }
 
   close() {

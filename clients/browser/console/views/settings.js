@@ -5,7 +5,7 @@ import { plural } from "../../shared/format.js";
 import { make, setAttribute, setFigure, setText, setTime, timeElement } from "../elements.js";
 import { exactTime } from "../format.js";
 import { formatRoute } from "../route.js";
-import { deadLettersOf, effectiveOf, settingLabel, settingText } from "../settings.js";
+import { effectiveOf, settingLabel, settingText } from "../settings.js";
 import { link } from "./common.js";
 
 /** Says of a total since when it counts. @param {HTMLElement} element @param {any} counters */
@@ -32,39 +32,34 @@ export class QueueSettings {
       + "shows what holds for it.";
     this.elements = [make("p", { class: "soft small", text }), this.list];
     this.drawn = "";
-    /** @type {any} */
-    this.letters = null;
   }
 
-  /** @param {any} queue @param {any} letters its dead-letter queue; null: it is not there;
-   * undefined: as before */
-  update(queue, letters) {
-    if (letters !== undefined) this.letters = letters;
+  /** @param {any} queue */
+  update(queue) {
     setTime(this.created, queue.created_unix_ms, this.now());
     const facts = { holder: queue.holder, ...queue.settings };
-    const text = JSON.stringify([facts, this.letters?.name, this.letters?.depth]);
+    const text = JSON.stringify([facts, queue.dead_letters]);
     if (text === this.drawn) return;
     this.drawn = text;
     const items = Object.entries(facts).map(([name, value]) => {
       const data = { testid: `queue-${name}`, queue: this.queue };
       const part = make("bdi", { dir: "auto", data });
       setFigure(part, value, (of) => settingText(name, of));
-      if (name === "dead_letter_queue") this.#drawLetters(part, queue);
+      if (name === "dead_letter_queue") drawLetters(part, queue.dead_letters);
       return fact(name, part);
     });
     this.list.replaceChildren(fact("created", this.created), ...items);
   }
+}
 
-  /** @param {HTMLElement} part @param {any} queue */
-  #drawLetters(part, queue) {
-    const name = deadLettersOf(queue);
-    if (!this.letters) {
-      setText(part, `none yet: ${name} is made for the first dead letter`);
-      return;
-    }
-    const way = link(name, formatRoute("queue", { queue: name }), "dead-letters-link");
-    part.replaceChildren(way, ` (${plural(this.letters.depth, "message")})`);
+/** @param {HTMLElement} part @param {{queue: string, messages: number | null}} letters */
+function drawLetters(part, { queue, messages }) {
+  if (messages === null) {
+    setText(part, `none yet: ${queue} is made for the first dead letter`);
+    return;
   }
+  const way = link(queue, formatRoute("queue", { queue }), "dead-letters-link");
+  part.replaceChildren(way, ` (${plural(messages, "message")})`);
 }
 
 /** Those that hold for a group. */
