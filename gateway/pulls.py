@@ -2,7 +2,7 @@
 
 On this gateway the pulls of a group form one virtual consumer. It takes part in the assignment
 from the first pull on, serves waiting pulls in their order, and leaves in an orderly way when no
-pull has come for a while.
+pull has come for a while, unless it holds messages that nobody else in the group could be given.
 """
 
 import asyncio
@@ -71,6 +71,13 @@ class PullConsumer:
     def busy(self) -> bool:
         """Whether pulls wait."""
         return bool(self._waiting)
+
+    def is_idle(self, now: float) -> bool:
+        """Whether it is to leave. Who has pulled and works for long keeps its leases where there
+        is nobody else: leaving would cut them off and help nobody."""
+        if self.busy or now - self.last_pull <= limits.PULL_IDLE_S:
+            return False
+        return not self._in_flight or len(self.runtime.members) > 1
 
     def available(self) -> int:
         """What the pull that is being served still takes, within what all of them may hold."""
@@ -269,7 +276,7 @@ class Pulls:
         self._sweeper = None
         loop = asyncio.get_running_loop()
         for group_id, consumer in list(self._consumers.items()):
-            if not consumer.busy and loop.time() - consumer.last_pull > limits.PULL_IDLE_S:
+            if consumer.is_idle(loop.time()):
                 del self._consumers[group_id]
                 self._joining.pop(group_id, None)
                 task = loop.create_task(consumer.runtime.retire(consumer))

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from gateway.ports import PulledMessage
+from gateway.pulls import PullConsumer
 from metadata.catalog import ANYBODY, Group, Queue
 from push.errors import Refused
 from tests.histories.house import House, eventually, message, numbered
@@ -190,12 +191,35 @@ async def test_a_pull_comes_back_while_the_pulls_are_leaving(
     await house.publish(queue, numbered(2))
     (held,) = await pull(house, queue, group, 1)
     runtime = house.broker.groups.runtimes[group.group_id]
+    _, other = await house.subscribe(queue, group)
+    await eventually(lambda: "pulls" not in runtime.members)
+    other.leave()
     await eventually(lambda: not runtime.members)
     waiting = asyncio.ensure_future(pull(house, queue, group))
     await eventually(lambda: runtime.members)
     assert (await house.broker.pulls.ack(queue, group, [held.receipt])).settled == 1
     (one,) = await waiting
     assert bodies([one]) == [1]
+
+
+async def test_who_pulled_and_works_for_long_keeps_its_lease_where_nobody_else_is(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R24: the pulls leave when what they hold is settled, not before."""
+    monkeypatch.setattr("push.limits.PULL_IDLE_S", 0.1)
+    monkeypatch.setattr("push.limits.DRAIN_S", 0.1)
+    queue = await house.queue()
+    group = await house.group(queue)
+    await house.publish(queue, numbered(1))
+    (held,) = await pull(house, queue, group, 1)
+    runtime = house.broker.groups.runtimes[group.group_id]
+    virtual = runtime.members["pulls"]
+    assert isinstance(virtual, PullConsumer)
+    now = asyncio.get_running_loop().time()
+    assert not virtual.is_idle(now + 3600)
+    assert (await house.broker.pulls.ack(queue, group, [held.receipt])).settled == 1
+    assert virtual.is_idle(now + 3600)
+    await eventually(lambda: not runtime.members)
 
 
 async def test_a_nacked_pull_comes_again_after_its_delay(house: House) -> None:
