@@ -12,11 +12,12 @@ from gateway import logs, server
 from gateway.admin_options import data_dir_of, data_dir_option, json_option, to_json
 from gateway.backup_commands import backup, restore, verify
 from gateway.broker import Broker
-from gateway.config import SETTINGS, Config, ConfigError, Setting, load
+from gateway.config import Config, ConfigError, load
 from gateway.listening import StartError
 from gateway.pages import Site, pages
 from gateway.park_commands import park
 from gateway.ports import WholeBroker
+from gateway.settings_table import SETTINGS, Setting
 
 SERVE_EXAMPLES = """
 \b

@@ -39,10 +39,11 @@ import tocsin
 from tocsin.http import Http
 
 from gateway.commands import load_config, serve, setting_options
-from gateway.config import SETTINGS, Config
+from gateway.config import Config
 from gateway.demo_board import Board, Device, Meter, first_line, plain_line, table
 from gateway.demo_figures import Machine, read_proc
 from gateway.listening import StartError, bind
+from gateway.settings_table import SETTINGS
 
 QUEUE: Final = "machine"
 GROUP: Final = "terminal"

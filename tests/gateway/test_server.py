@@ -22,11 +22,12 @@ from websockets.typing import Subprotocol
 from gateway import frames, logs
 from gateway.broker import Broker
 from gateway.commands import serve, start_line
-from gateway.config import SETTINGS, Config
+from gateway.config import Config
 from gateway.listening import StartError, bind
 from gateway.ports import WholeBroker
 from gateway.server import EXIT_FATAL, OnFatal, Server, raise_files_limit
 from gateway.session import Ping, Session
+from gateway.settings_table import SETTINGS
 from push.errors import Refused
 from tests.gateway.conftest import never
 from tests.gateway.plain_broker import PlainBroker
@@ -269,6 +270,7 @@ import asyncio, os, sys, threading
 from pathlib import Path
 from gateway import logs, server
 from gateway.config import Config
+from gateway.settings_table import SETTINGS
 from tests.gateway.plain_broker import PlainBroker
 
 class Held(PlainBroker):

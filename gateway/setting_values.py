@@ -1,0 +1,100 @@
+"""What the text of a setting may be: parsers, each raising ValueError (or KeyError, OverflowError)
+for what it is not."""
+
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+SQLITE: Final = "sqlite:"
+IN_PROCESS: Final = "in-process"
+LOG_LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+def host(text: str) -> str:
+    """A host name or an address, without brackets."""
+    bare = text.strip("[]")
+    if not re.fullmatch(r"[A-Za-z0-9._:%-]{1,255}", bare):
+        raise ValueError
+    return bare
+
+
+def port(text: str) -> int:
+    """A TCP port."""
+    return whole(text, 0, 65_535)
+
+
+def whole(text: str, least: int, most: int) -> int:
+    """A whole number from `least` to `most`."""
+    if not re.fullmatch(r"[0-9]{1,18}", text) or not least <= int(text) <= most:
+        raise ValueError
+    return int(text)
+
+
+def path(text: str) -> Path:
+    """A path, made absolute."""
+    if not text or "\0" in text:
+        raise ValueError
+    return Path(text).expanduser().absolute()
+
+
+def storage(text: str) -> str:
+    """Which store."""
+    if text != SQLITE:
+        raise ValueError
+    return text
+
+
+def metadata(text: str) -> str:
+    """Which metadata service."""
+    if text != IN_PROCESS:
+        raise ValueError
+    return text
+
+
+def token(text: str) -> str:
+    """What can stand in a header behind "Bearer " and is one word."""
+    if not re.fullmatch(r"[!-~]{1,4096}", text):
+        raise ValueError
+    return text
+
+
+def switch(text: str) -> bool:
+    """On or off."""
+    return {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}[
+        text.lower()
+    ]
+
+
+def origins(text: str) -> tuple[str, ...]:
+    """Web origins separated by commas."""
+    origins = tuple(part.strip().lower() for part in text.split(","))
+    for origin in origins:
+        if not re.fullmatch(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?", origin):
+            raise ValueError
+    return origins
+
+
+def byte_count(text: str) -> int:
+    """So many bytes."""
+    return whole(text, 0, 1 << 50)
+
+
+def seconds(least: float, most: float) -> Callable[[str], float]:
+    """A parser of seconds from `least` to `most`."""
+
+    def parse(text: str) -> float:
+        number = float(text)
+        if not math.isfinite(number) or not least <= number <= most:
+            raise ValueError
+        return number
+
+    return parse
+
+
+def log_level(text: str) -> str:
+    """One of LOG_LEVELS."""
+    if text.lower() not in LOG_LEVELS:
+        raise ValueError
+    return text.lower()

@@ -1,0 +1,110 @@
+"""The table of settings: of each its name, what it may be and what it is for. The environment, the
+flags and the help are read from it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from gateway import setting_values as values
+
+PREFIX: Final = "TOCSIN_"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One line of the table. `parse` raises ValueError for what is not `allowed`."""
+
+    field: str
+    parse: Callable[[str], object]
+    allowed: str
+    help: str
+    is_flag: bool = False
+    """A switch: `--name` and `--no-name`."""
+    is_secret: bool = False
+    """Its value is never shown."""
+
+    @property
+    def variable(self) -> str:
+        """Its name in the environment."""
+        return PREFIX + self.field.upper()
+
+    @property
+    def flag(self) -> str:
+        """Its name on the command line."""
+        return "--" + self.field.replace("_", "-")
+
+
+SETTINGS: Final = (
+    Setting(
+        "host",
+        values.host,
+        "a host name or an IP address",
+        "Where to listen. Anything but loopback needs a token. [127.0.0.1]",
+    ),
+    Setting(
+        "port", values.port, "a whole number from 0 (any free one) to 65535", "The TCP port. [8080]"
+    ),
+    Setting(
+        "data_dir",
+        values.path,
+        "a path",
+        "Where messages are kept. [$XDG_DATA_HOME/tocsin, else ~/.local/share/tocsin]",
+    ),
+    Setting(
+        "storage",
+        values.storage,
+        "'sqlite:', which keeps messages in the data folder; this build stores in SQLite only",
+        "The store. [sqlite:]",
+    ),
+    Setting(
+        "metadata",
+        values.metadata,
+        "'in-process', which keeps the catalog in the data folder; this build knows no other",
+        "The metadata service. [in-process]",
+    ),
+    Setting(
+        "token",
+        values.token,
+        "1 to 4096 visible ASCII characters without spaces",
+        "The bearer token clients present; it has all rights. Better in the environment: "
+        "other users of this machine see flags.",
+        is_secret=True,
+    ),
+    Setting(
+        "auto_create",
+        values.switch,
+        "one of 1, true, yes, 0, false, no",
+        "Create a queue when something is published to it. [no]",
+        is_flag=True,
+    ),
+    Setting(
+        "origins",
+        values.origins,
+        "web origins separated by commas, each like https://app.example or http://localhost:3000",
+        "Origins of web pages that may talk to the broker, separated by commas. [none]",
+    ),
+    Setting(
+        "free_bytes_reserve",
+        values.byte_count,
+        "a whole number of bytes, at least 0",
+        "Publishing stops while the disk has less free bytes; acks go on. [268435456]",
+    ),
+    Setting(
+        "drain_s",
+        values.seconds(1, 3600),
+        "seconds from 1 to 3600",
+        "How long a stop by SIGTERM may take. [30]",
+    ),
+    Setting(
+        "log_level",
+        values.log_level,
+        "one of " + ", ".join(values.LOG_LEVELS),
+        "What is logged. [info]",
+    ),
+    Setting(
+        "heartbeat_s",
+        values.seconds(1, 300),
+        "seconds from 1 to 300",
+        "A WebSocket that was quiet for so long is asked for a sign of life. [20]",
+    ),
+)
