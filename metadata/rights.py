@@ -1,0 +1,216 @@
+"""What somebody may do: rights on patterns of queues and, to publish and to read, of keys. Pure.
+
+A right is written `verbs:queues` or `verbs:queues:keys`, as in
+
+    publish:orders              publish to the queue `orders`
+    consume,read:orders.*       take from groups of, and read, every queue whose name begins so
+    read:feed:user-7            read `feed`, its key `user-7` alone
+
+In a pattern `*` stands for any run of characters, also none; `\\*` and `\\\\` stand for themselves.
+`consume` and `manage` are rights on whole queues: they take no keys.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Final, Literal
+
+import msgspec
+
+from push.errors import Refused
+
+Verb = Literal["publish", "consume", "read", "manage"]
+VERBS: Final[tuple[Verb, ...]] = ("publish", "consume", "read", "manage")
+KEYED: Final = frozenset({"publish", "read"})
+"""The verbs whose right may be on some keys only."""
+GRANTS_MAX: Final = 100
+PATTERN_CHARS_MAX: Final = 1024
+_MEMO_MAX: Final = 10_000
+_PLACEHOLDER: Final = re.compile(r"\{([A-Za-z0-9_.-]{1,64})\}")
+
+
+class RightsError(ValueError):
+    """A right is not written as it must be. The text is a sentence that names it."""
+
+
+class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Some verbs on the queues of a pattern, and, where `keys` is not None, on those keys only."""
+
+    verbs: tuple[Verb, ...]
+    queues: str
+    keys: str | None = None
+
+    def __str__(self) -> str:
+        """As it is written."""
+        text = f"{','.join(self.verbs)}:{self.queues}"
+        return text if self.keys is None else f"{text}:{self.keys}"
+
+
+class Keys:
+    """The keys that a right is on. `patterns` None: all of them, and messages without a key."""
+
+    __slots__ = ("_expression", "patterns")
+
+    def __init__(self, patterns: tuple[str, ...] | None) -> None:
+        self.patterns = patterns
+        self._expression = (
+            None if patterns is None else re.compile("|".join(map(_regex, patterns)), re.DOTALL)
+        )
+
+    @property
+    def is_all(self) -> bool:
+        """Whether there is no key that it is not on."""
+        return self._expression is None
+
+    def allow(self, key: str | None) -> bool:
+        """Whether it is on this key; None: a message without one, which a right on some keys never
+        covers."""
+        if self._expression is None:
+            return True
+        return key is not None and self._expression.fullmatch(key) is not None
+
+
+ALL_KEYS: Final = Keys(None)
+
+
+class Rights:
+    """Everything that one credential gives. Immutable but for its memory of answers."""
+
+    __slots__ = ("_memo", "grants")
+
+    def __init__(self, grants: Iterable[Grant]) -> None:
+        self.grants = tuple(grants)
+        self._memo: dict[tuple[Verb, str], Keys | None] = {}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rights) and other.grants == self.grants
+
+    def __hash__(self) -> int:
+        return hash(self.grants)
+
+    def __repr__(self) -> str:
+        return f"Rights({', '.join(map(str, self.grants))})"
+
+    def keys(self, verb: Verb, queue: str) -> Keys | None:
+        """The keys of the queue on which the verb is allowed; None: on none."""
+        try:
+            return self._memo[verb, queue]
+        except KeyError:
+            pass
+        found = [g for g in self.grants if verb in g.verbs and _matches(g.queues, queue)]
+        keys: Keys | None = None
+        if any(grant.keys is None for grant in found):
+            keys = ALL_KEYS
+        elif found:
+            keys = Keys(tuple(grant.keys for grant in found if grant.keys is not None))
+        if len(self._memo) >= _MEMO_MAX:  # names are the client's: they must not pile up (P9)
+            self._memo.clear()
+        self._memo[verb, queue] = keys
+        return keys
+
+    def check(self, verb: Verb, queue: str) -> Keys:
+        """The keys on which the verb is allowed there.
+
+        Raises:
+            Refused: forbidden: on none. It says nothing about whether there is such a queue.
+        """
+        keys = self.keys(verb, queue)
+        if keys is None:
+            raise Refused("forbidden", f"this needs the right to {verb}, on the queue {queue!r}")
+        return keys
+
+    def check_whole(self, verb: Verb, queue: str) -> None:
+        """As `check`, for what is about every key. Raises Refused(forbidden)."""
+        if not self.check(verb, queue).is_all:
+            raise Refused(
+                "forbidden", f"the right to {verb} on the queue {queue!r} is one on some keys only"
+            )
+
+    def sees(self, queue: str) -> bool:
+        """Whether there is any right on the queue, so that its existence is no secret."""
+        return any(self.keys(verb, queue) is not None for verb in VERBS)
+
+
+ALL_RIGHTS: Final = Rights([Grant(VERBS, "*")])
+NO_RIGHTS: Final = Rights([])
+
+
+def parse_right(text: str) -> Grant:
+    """A right as it is written. Raises RightsError."""
+    parts = text.split(":", 2)
+    verbs = tuple(part.strip() for part in parts[0].split(","))
+    if len(parts) < 2 or not set(verbs) <= set(VERBS):
+        raise RightsError(
+            f"{text!r} is no right: it is verbs:queues or verbs:queues:keys, with verbs of "
+            f"{', '.join(VERBS)}, as in publish,read:orders.*"
+        )
+    queues, keys = parts[1].strip(), parts[2] if len(parts) == 3 else None
+    for pattern in (queues, keys):
+        if pattern is not None and not 1 <= len(pattern) <= PATTERN_CHARS_MAX:
+            raise RightsError(f"{text!r}: a pattern has 1 to {PATTERN_CHARS_MAX} characters")
+    whole = set(verbs) - KEYED
+    if keys is not None and whole:
+        raise RightsError(f"{text!r}: {', '.join(sorted(whole))} is a right on whole queues")
+    ordered = tuple(verb for verb in VERBS if verb in verbs)
+    return Grant(ordered, queues, keys)
+
+
+def parse_rights(texts: Iterable[str]) -> Rights:
+    """Several. Raises RightsError: one is wrong, or there are more than GRANTS_MAX."""
+    grants = tuple(map(parse_right, texts))
+    if len(grants) > GRANTS_MAX:
+        raise RightsError(f"at most {GRANTS_MAX} rights, not {len(grants)}")
+    return Rights(grants)
+
+
+def fill_in(template: str, claims: Mapping[str, object]) -> str:
+    """The right of a template: `{name}` becomes that claim, literally: whatever stands in it is no
+    pattern, so that nobody who is called `*` reads everything.
+
+    Raises:
+        RightsError: a claim is missing, or is no text or number.
+    """
+
+    def claim(match: "re.Match[str]") -> str:
+        value = claims.get(match[1])
+        if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+            raise RightsError(f"the right {template!r} needs the claim {match[1]!r}")
+        # A colon in a queue's pattern would begin the keys; in the keys it is one more character.
+        if ":" in str(value) and template[: match.start()].count(":") < 2:
+            raise RightsError(f"the claim {match[1]!r} cannot stand for a queue")
+        return literal(str(value))
+
+    return _PLACEHOLDER.sub(claim, template)
+
+
+def literal(text: str) -> str:
+    """The pattern that only this text fits."""
+    return text.replace("\\", "\\\\").replace("*", "\\*")
+
+
+def _regex(pattern: str) -> str:
+    """Linear, however many `*`: what stands between two of them is looked for once, from the left,
+    in an atomic group."""
+    runs: list[str] = [""]
+    for part in _PART.findall(pattern):
+        if part.startswith("*"):
+            runs.append("")
+        else:
+            runs[-1] += re.escape(part[1:] if part in _ESCAPED else part)
+    first, *rest = runs
+    if not rest:
+        return first
+    return first + "".join(f"(?>.*?{run})" for run in rest[:-1] if run) + ".*" + rest[-1]
+
+
+_PART: Final = re.compile(r"\\[*\\]|\*+|[^*\\]+|\\")
+_ESCAPED: Final = ("\\*", "\\\\")
+
+
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> "re.Pattern[str]":
+    return re.compile(_regex(pattern), re.DOTALL)
+
+
+def _matches(pattern: str, text: str) -> bool:
+    return _compiled(pattern).fullmatch(text) is not None
