@@ -15,10 +15,8 @@ import re
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from hashlib import sha256
-from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
-from metadata.catalog import Principal
 from push import limits
 from push.errors import Refused
 
@@ -28,14 +26,6 @@ ACCESS_S: Final = 12 * 3600.0
 """A working day: no cookie is older."""
 _VALUE: Final = re.compile(r"1\.([0-9]{1,12})\.[A-Za-z0-9_-]{43}")
 _HOW: Final = "`tocsin ticket` prints a new address; the token does it, too"
-
-
-class Right(NamedTuple):
-    """Who may be here, and for how long."""
-
-    principal: Principal
-    lasts_s: float = inf
-    """So many seconds more; infinity: as long as the broker's token."""
 
 
 class Tickets:

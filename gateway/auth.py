@@ -24,12 +24,15 @@ from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
 from typing import Final
 
-from gateway.access import Cookies, Right
+from gateway.access import Cookies
+from gateway.admission import Admission
 from metadata.catalog import ANYBODY, Principal
 from push.errors import Refused
 
 OPERATOR: Final = Principal("operator")
 """Whoever holds the broker's one token: all rights."""
+LET_IN: Final = Admission(ANYBODY, credential="anybody")
+"""Where nobody needs a token."""
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?", re.IGNORECASE)
 _ORIGIN: Final = re.compile(r"(https?)://(\S+)", re.IGNORECASE)
 _PORTS: Final = {"http": 80, "https": 443}
@@ -51,7 +54,7 @@ class Auth:
         self.cookies = Cookies(self._token) if self._token is not None else None
         """None: nobody needs one."""
 
-    def admit(self, headers: Mapping[str, str]) -> Principal | None:
+    def admit(self, headers: Mapping[str, str]) -> Admission | None:
         """Judge a request by its headers: who it is, or None where a token is still owed (a
         WebSocket then owes it in its `hello`; anything else is to be refused).
 
@@ -61,21 +64,23 @@ class Auth:
         presented = bearer_token(headers)
         if self._token is None:
             self.check_origin(headers, has_token=False)
-            return ANYBODY
-        principal = None if presented is None else self.check_token(presented)
-        self.check_origin(headers, has_token=principal is not None)
-        return principal
+            return LET_IN
+        admission = None if presented is None else self.check_token(presented)
+        self.check_origin(headers, has_token=admission is not None)
+        return admission
 
-    def right_of(self, headers: Mapping[str, str], *, is_read: bool, wall: float) -> Right | None:
+    def admission_of(
+        self, headers: Mapping[str, str], *, is_read: bool, wall: float
+    ) -> Admission | None:
         """As `admit`, and where no token is presented by the cookie. `is_read`: the request is a
         GET or HEAD, which changes nothing; a WebSocket's handshake is none. `wall`: unix seconds.
 
         Raises:
             Refused: unauthorized or origin_refused.
         """
-        principal = self.admit(headers)
-        if principal is not None:
-            return Right(principal)
+        admission = self.admit(headers)
+        if admission is not None:
+            return admission
         if self.cookies is None:
             return None
         lasts_s = self.cookies.lasts_s(_one(headers, "cookie"), wall=wall)
@@ -90,22 +95,22 @@ class Auth:
                 "with a cookie, a request says by its Origin header which page it comes from; "
                 "programs present the token: Authorization: Bearer <token>",
             )
-        return Right(OPERATOR, lasts_s)
+        return Admission(OPERATOR, lasts_s)
 
-    def check_token(self, presented: str | None) -> Principal:
-        """Who holds this token. Without a configured token, whatever is presented is anybody's.
+    def check_token(self, presented: str | None) -> Admission:
+        """What this token gives. Without a configured token, whatever is presented is anybody's.
 
         Raises:
             Refused: unauthorized.
         """
         if self._token is None:
-            return ANYBODY
+            return LET_IN
         if presented is None:
             raise Refused("unauthorized", "this broker wants a token (TOCSIN_TOKEN)")
         # In constant time: how far a guess is right must not be measurable.
         if not hmac.compare_digest(presented.encode("utf-8", "surrogatepass"), self._token):
             raise Refused("unauthorized", "this token is not valid here")
-        return OPERATOR
+        return Admission(OPERATOR)
 
     def check_origin(self, headers: Mapping[str, str], has_token: bool) -> None:
         """Judge where a request comes from. `has_token`: it carries a valid Authorization header,

@@ -10,22 +10,22 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
-from functools import partial
 from math import inf
 from typing import Any, Final
 
 from gateway import frames
-from gateway.auth import Auth
+from gateway.admission import Admission
 from gateway.facts_values import SessionDescription, Transport
 from gateway.frames import Close
-from gateway.link import Broker, Outlet, Settled
+from gateway.link import Broker, Outlet
 from gateway.publishing import Publishing, producer_id
 from gateway.returning import Returning
-from gateway.session import Effect, Ping, Reply, Session, State, Timing
+from gateway.session import Effect, Ping, Reply, Session, State
 from gateway.session_facts import describe
-from gateway.sessions import Sessions, is_session_id
-from gateway.subscriptions import Settling, Subscriptions, settling_answer
+from gateway.sessions import is_session_id
+from gateway.settling import SettlingFrames
+from gateway.subscriptions import Subscriptions
+from gateway.surroundings import Surroundings
 from gateway.tasks import Tasks
 from metadata.catalog import Principal, check_name
 from push.errors import Refused, TocsinError
@@ -33,27 +33,13 @@ from push.errors import Refused, TocsinError
 logger = logging.getLogger("tocsin.session")
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What all conversations of a gateway share."""
-
-    broker: Broker
-    auth: Auth
-    broker_name: str = "tocsin"
-    timing: Timing = field(default_factory=Timing)
-    wall: Callable[[], float] = time.time
-    """Unix seconds."""
-    sessions: Sessions = field(default_factory=Sessions)
-
-
 class Conversation:
-    """A session's shell. `principal`: None where a token is still owed in `hello`; `right_ends`:
-    when it may be here no longer (loop time)."""
+    """A session's shell. `admission`: None where a credential is still owed in `hello`."""
 
     __slots__ = (
-        "_around", "_is_closed", "_is_draining", "_outlet", "_principal", "_publishing",
-        "_returning", "_session", "_subscriptions", "_tasks", "_unanswered", "client", "linger_s",
-        "opened_unix_ms", "session_id",
+        "_admission", "_around", "_is_closed", "_is_draining", "_outlet", "_publishing",
+        "_returning", "_session", "_settling", "_subscriptions", "_tasks", "_unanswered",
+        "client", "linger_s", "opened_unix_ms", "session_id",
     )  # fmt: skip
 
     def __init__(
@@ -61,19 +47,20 @@ class Conversation:
         around: Surroundings,
         outlet: Outlet,
         session_id: str,
-        principal: Principal | None,
+        admission: Admission | None,
         *,
         now: float,
-        right_ends: float = inf,
     ) -> None:
         self.session_id = session_id
         self._around = around
         self._outlet = outlet
-        self._principal = principal
+        self._admission = admission
         self._publishing = Publishing(self)
+        right_ends = now + admission.lasts_s if admission is not None else inf
         self._session = Session(around.timing, now=now, right_ends=right_ends)
         self._subscriptions = Subscriptions(around.broker, self)
         self._returning: Returning = Returning(self, self._subscriptions)
+        self._settling: SettlingFrames = SettlingFrames(self, self._subscriptions)
         self._tasks: Tasks | None = None
         self.linger_s = 0.0
         """As Link.linger_s."""
@@ -89,10 +76,15 @@ class Conversation:
     # --- Link: what consumers and readers use ---------------------------------------------------
 
     @property
+    def admission(self) -> Admission:
+        """What it may. Nobody asks before `hello` has been accepted (P11)."""
+        assert self._admission is not None
+        return self._admission
+
+    @property
     def principal(self) -> Principal:
-        """Who it is. Nobody asks before `hello` has been accepted (P11)."""
-        assert self._principal is not None
-        return self._principal
+        """Who it is; as `admission`."""
+        return self.admission.principal
 
     @property
     def transport(self) -> Transport | None:
@@ -121,7 +113,7 @@ class Conversation:
         """As Link.emptied. Who drains may close (P14), in the next turn of the loop: in this one
         the ack that did it is yet to be answered."""
         if self._is_draining:
-            asyncio.get_running_loop().call_soon(self._close_when_settled)
+            asyncio.get_running_loop().call_soon(self.settled)
 
     # --- What the transport calls ---------------------------------------------------------------
 
@@ -160,7 +152,7 @@ class Conversation:
         self._is_draining = True
         self._session.drain()
         self.send(frames.drain(reconnect_after_s, "the gateway is going down"))
-        self._close_when_settled()
+        self.settled()
 
     def closed(self) -> None:
         """The session is over: leave everything. Calling it again does nothing."""
@@ -193,7 +185,7 @@ class Conversation:
             self._session.dropped(number)
 
     def come_back(
-        self, outlet: Outlet, linger_s: float, producer: bytes | None, right_ends: float
+        self, outlet: Outlet, linger_s: float, producer: bytes | None, admission: Admission
     ) -> None:
         """The client is here again, over this transport; where the other one stands still, it is
         the one that nobody listens to any more."""
@@ -201,8 +193,9 @@ class Conversation:
         self._suspend()
         self._outlet, self.linger_s = outlet, linger_s
         self._publishing.producer = producer or self._publishing.producer
-        now = asyncio.get_running_loop().time()
-        self._session.came_back(now=now, right_ends=right_ends)
+        self._admission = admission
+        now = self._now()
+        self._session.came_back(now=now, right_ends=now + admission.lasts_s)
         outlet.adopt(self)
         if self._publishing.is_waiting:
             outlet.pause_reading()
@@ -239,10 +232,10 @@ class Conversation:
         self._outlet.close(close)
 
     def _greet(self, hello: frames.Hello) -> None:
-        if self._principal is None or hello.token is not None:
+        if self._admission is None or hello.token is not None:
             try:
-                self._principal = self._around.auth.check_token(hello.token)
-                self._session.right_ends = inf
+                self._admission = self._around.auth.check_token(hello.token)
+                self._session.right_ends = self._now() + self._admission.lasts_s
             except Refused:
                 self._close(frames.UNAUTHORIZED)
                 return
@@ -253,13 +246,14 @@ class Conversation:
                 self.send(frames.error(error))
                 self._close(frames.PROTOCOL)
                 return
-            self._publishing.producer = producer_id(self._principal, hello.producer)
+            self._publishing.producer = producer_id(self.principal, hello.producer)
         if hello.session is not None:
-            session = self._around.sessions.find(hello.session, self._principal)
+            session = self._around.sessions.find(hello.session, self.principal)
             if session is not None:
                 self._is_closed = True  # an empty shell: its transport is the session's now
-                producer, right_ends = self._publishing.producer, self._session.right_ends
-                session.come_back(self._outlet, hello.linger_s, producer, right_ends)
+                producer, left_s = self._publishing.producer, self._session.right_ends - self._now()
+                admission = self.admission._replace(lasts_s=left_s)
+                session.come_back(self._outlet, hello.linger_s, producer, admission)
                 return
             is_free = not self._around.sessions.is_known(hello.session)
             if hello.linger_s and is_session_id(hello.session) and is_free:
@@ -269,6 +263,10 @@ class Conversation:
             self._close(frames.OVERLOADED)
             return
         self._welcome(None)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
 
     def _welcome(self, resumed: list[int] | None) -> None:
         self.send(
@@ -297,7 +295,7 @@ class Conversation:
         self._unanswered -= 1
         if not self._is_closed:
             self.send(frame)
-            self._close_when_settled()
+            self.settled()
 
     def hold_reading(self, hold: bool) -> None:
         """As Host.hold_reading."""
@@ -334,49 +332,22 @@ class Conversation:
         self._subscriptions.leave(frame.subscription)
         self._returning.left(frame.subscription)
         self.send(frames.ok(frame.ref))
-        self._close_when_settled()
+        self.settled()
 
     def _grant(self, frame: frames.Credit) -> None:
         self._subscriptions.grant(frame.subscription, frame.granted)
         self._session.granted(frame.subscription, frame.granted)
-
-    def _ack(self, frame: frames.Ack) -> None:
-        if frame.ref is None:
-            self._settled(frame, self._subscriptions.ack(frame, None))
-            return
-        self._unanswered += 1
-        try:
-            self._subscriptions.ack(frame, partial(self._confirmed, frame))
-        except BaseException:
-            self._unanswered -= 1
-            raise
-
-    def _confirmed(self, frame: frames.Ack, settled: Settled) -> None:
-        answer = settling_answer(frame, settled)
-        assert answer is not None  # it has a ref
-        self.answered(answer)
-
-    def _nack(self, frame: frames.Nack) -> None:
-        self._settled(frame, self._subscriptions.nack(frame))
-
-    def _extend(self, frame: frames.Extend) -> None:
-        self._settled(frame, self._subscriptions.extend(frame))
-
-    def _settled(self, frame: Settling, settled: Settled) -> None:
-        answer = settling_answer(frame, settled)
-        if answer is not None:
-            self.send(answer)
-        self._close_when_settled()
 
     # --- Ends -----------------------------------------------------------------------------------
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """As Host.start."""
         if self._tasks is None:
-            self._tasks = Tasks(self.session_id, self._close_when_settled)
+            self._tasks = Tasks(self.session_id, self.settled)
         self._tasks.start(work)
 
-    def _close_when_settled(self) -> None:
+    def settled(self) -> None:
+        """As Host.settled."""
         if not self._is_draining or self._is_closed:
             return
         if not (self._unanswered or self._tasks or self._subscriptions.unsettled()):
@@ -392,9 +363,9 @@ _HANDLERS: Final[dict[type, Callable[[Conversation, Any], None]]] = {
     frames.Subscribe: lambda conversation, frame: conversation.start(conversation._open(frame)),
     frames.Unsubscribe: Conversation._unsubscribe,
     frames.Credit: Conversation._grant,
-    frames.Ack: Conversation._ack,
-    frames.Nack: Conversation._nack,
-    frames.Extend: Conversation._extend,
+    frames.Ack: lambda conversation, frame: conversation._settling.ack(frame),
+    frames.Nack: lambda conversation, frame: conversation._settling.nack(frame),
+    frames.Extend: lambda conversation, frame: conversation._settling.extend(frame),
     frames.Held: lambda conversation, frame: conversation._returning.hold(frame),
     frames.Ping: lambda conversation, ping: conversation.send(frames.pong(ping.ref)),
 }

@@ -7,7 +7,7 @@ from websockets.http11 import Request
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from gateway.access import Right
+from gateway.admission import Admission
 from gateway.auth import Auth
 from gateway.http11 import raw_problem
 from push.errors import Refused
@@ -26,7 +26,7 @@ class Handshake(NamedTuple):
 
     is_accepted: bool
     response: bytes
-    right: Right | None
+    admission: Admission | None
     """None: a token is owed in `hello`."""
 
 
@@ -39,7 +39,7 @@ def shake_hands(data: bytes, auth: Auth, *, wall: float) -> Handshake:
     try:
         if not isinstance(request, Request):
             raise Refused("invalid_request", "not a WebSocket handshake")
-        right = _admit(request, auth, wall)
+        admission = _admit(request, auth, wall)
     except Refused as error:
         return _refuse(error, error.code.http_status)
     response = protocol.accept(request)
@@ -47,14 +47,14 @@ def shake_hands(data: bytes, auth: Auth, *, wall: float) -> Handshake:
         reason = bytes(response.body).decode().strip()
         return _refuse(Refused("invalid_request", reason), response.status_code)
     protocol.send_response(response)
-    return Handshake(True, b"".join(protocol.data_to_send()), right)
+    return Handshake(True, b"".join(protocol.data_to_send()), admission)
 
 
-def _admit(request: Request, auth: Auth, wall: float) -> Right | None:
+def _admit(request: Request, auth: Auth, wall: float) -> Admission | None:
     """Raises Refused: not_found, origin_refused, unauthorized, invalid_request."""
     if request.path.partition("?")[0] != PATH:
         raise Refused("not_found", f"WebSockets are at {PATH}")
-    right = auth.right_of(request.headers, is_read=False, wall=wall)
+    admission = auth.admission_of(request.headers, is_read=False, wall=wall)
     offered = ",".join(request.headers.get_all("Sec-WebSocket-Protocol")).split(",")
     if SUBPROTOCOL not in (one.strip() for one in offered):
         raise Refused(
@@ -62,7 +62,7 @@ def _admit(request: Request, auth: Auth, wall: float) -> Right | None:
             f"offer the subprotocol {SUBPROTOCOL}: Sec-WebSocket-Protocol: {SUBPROTOCOL}, in a "
             f'browser new WebSocket(url, "{SUBPROTOCOL}")',
         )
-    return right
+    return admission
 
 
 def _refuse(error: Refused, status: int) -> Handshake:

@@ -10,7 +10,7 @@ import secrets
 from typing import Final
 
 from gateway import frames
-from gateway.access import Right
+from gateway.admission import Admission
 from gateway.conversation import Conversation
 from gateway.facts_values import Transport
 from gateway.frames import Close
@@ -62,15 +62,14 @@ class Poll:
 
     # --- What requests do -----------------------------------------------------------------------
 
-    def open(self, right: Right, hello: bytes) -> None:
+    def open(self, admission: Admission, hello: bytes) -> None:
         """Begin with the client's first message; it is over when the right is."""
         now = asyncio.get_running_loop().time()
         registry = self._registry
         self.conversation = Conversation(
-            registry.around, self, fresh_session_id(), right.principal, now=now,
-            right_ends=now + right.lasts_s,
+            registry.around, self, fresh_session_id(), admission, now=now,
         )  # fmt: skip
-        self.principal = right.principal
+        self.principal = admission.principal
         refusal = registry.refusal()
         registry.add(self)
         if refusal is not None:
@@ -310,14 +309,14 @@ class Polls:
         """Those of the gateway, over whatever transport."""
         return self._registry.around.sessions
 
-    def open(self, right: Right, hello: bytes) -> Poll:
+    def open(self, admission: Admission, hello: bytes) -> Poll:
         """A new session, or one that goes on here.
 
         Raises:
             Refused: unauthorized, draining, overloaded, invalid_request: there is none.
         """
         poll = Poll(self, self._registry)
-        poll.open(right, hello)
+        poll.open(admission, hello)
         if poll.end is not None and poll.conversation is None:
             raise _refusal(poll.end)
         self._by_id[poll.poll_id] = poll

@@ -13,7 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.access import Right
+from gateway.admission import Admission
 from gateway.ports import BrokerPort
 from gateway.whole_numbers import whole_number
 from metadata.catalog import Principal, Queue, check_name
@@ -22,8 +22,8 @@ from push.errors import Refused
 
 Handler = Callable[[BrokerPort, Request], Awaitable[Response]]
 JSON: Final = "application/json"
-RIGHT: Final = "tocsin.right"
-"""Where the access layer leaves the Right in the ASGI scope."""
+ADMISSION: Final = "tocsin.admission"
+"""Where the access layer leaves the Admission in the ASGI scope."""
 T = TypeVar("T")
 
 
@@ -68,16 +68,16 @@ class Operation:
         return self.handler.__name__
 
 
-def right(request: Request) -> Right:
+def admission(request: Request) -> Admission:
     """Who asks, and for how long; set by the access layer before the handler of an operation that
     is not public runs."""
-    found: Right = request.scope[RIGHT]
+    found: Admission = request.scope[ADMISSION]
     return found
 
 
 def principal(request: Request) -> Principal:
     """Who asks."""
-    return right(request).principal
+    return admission(request).principal
 
 
 def queue_name(request: Request) -> str:

@@ -9,10 +9,10 @@ from random import Random
 from typing import Final, Protocol
 
 from gateway import frames
-from gateway.conversation import Surroundings
 from gateway.deadlines import Deadlines, Timed
 from gateway.frames import Close
 from gateway.rfc6455 import text_frame
+from gateway.surroundings import Surroundings
 from push import limits
 
 DRAINED_PER_S_MAX: Final = 200

@@ -29,10 +29,11 @@ from gateway import (
     rest_status,
     rest_upkeep,
 )
-from gateway.access import Right, Tickets
+from gateway.access import Tickets
+from gateway.admission import Admission
 from gateway.auth import Auth
 from gateway.longpoll import Polls
-from gateway.operation import RIGHT, Operation
+from gateway.operation import ADMISSION, Operation
 from gateway.ports import BrokerPort
 from gateway.problems import SECURITY_HEADERS, Problems
 from metadata.catalog import check_name
@@ -77,7 +78,7 @@ class Access:
         # By scope["path"], which the router goes by too; a URL made with the Host header is the
         # client's word.
         if not self._is_public(scope["path"]):
-            scope[RIGHT] = self.judge(scope)
+            scope[ADMISSION] = self.judge(scope)
             _check_slashes(scope)
         await self._app(scope, receive, send)
 
@@ -91,14 +92,16 @@ class Access:
                     raise Refused("invalid_request", f"several {name.decode()} headers")
                 seen.add(name)
 
-    def judge(self, scope: Scope) -> Right:
+    def judge(self, scope: Scope) -> Admission:
         """Who asks. Raises Refused: unauthorized, origin_refused, invalid_request."""
         self.check_once(scope)
         is_read = scope["method"] in {"GET", "HEAD"}
-        right = self._auth.right_of(Headers(scope=scope), is_read=is_read, wall=self._wall())
-        if right is None:
+        admission = self._auth.admission_of(
+            Headers(scope=scope), is_read=is_read, wall=self._wall()
+        )
+        if admission is None:
             raise Refused("unauthorized", "this broker wants a token (TOCSIN_TOKEN)")
-        return right
+        return admission
 
     def _is_public(self, path: str) -> bool:
         return path in self._public or path.startswith(self._below)

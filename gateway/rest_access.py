@@ -10,8 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.access import ACCESS_S, TICKET_BYTES, TICKET_S, set_cookie
+from gateway.admission import Admission
 from gateway.auth import OPERATOR
-from gateway.operation import Answer, Operation, decode, read_body, reply, right
+from gateway.operation import Answer, Operation, admission, decode, read_body, reply
 from gateway.ports import BrokerPort
 from push import limits
 from push.errors import Refused
@@ -45,7 +46,7 @@ async def create_ticket(broker: BrokerPort, request: Request) -> Response:
     app = request.app
     if app.auth.cookies is None:
         return reply(Ticket(None, None))
-    if right(request).lasts_s <= ACCESS_S:
+    if admission(request).lasts_s <= ACCESS_S:
         raise Refused("forbidden", "a ticket is for who presents the token, not the cookie")
     ticket = secrets.token_urlsafe(TICKET_BYTES)
     app.tickets.add(ticket, now=asyncio.get_running_loop().time())
@@ -57,18 +58,18 @@ async def enter(broker: BrokerPort, request: Request) -> Response:
     admits this browser to everything for twelve hours. A broker without a token sets none."""
     app = request.app
     app.access.check_once(request.scope)
-    principal = app.auth.admit(request.headers)
+    admitted = app.auth.admit(request.headers)
     if app.auth.cookies is None:
-        return reply(Admitted(principal.name, None))
-    if principal is None:
+        return reply(Admitted(admitted.principal.name, None))
+    if admitted is None:
         body = await read_body(request, limits.ACCESS_REQUEST_BYTES_MAX)
         ticket = decode(body, _ENTRY).ticket
         if ticket is None:
             raise Refused("unauthorized", "a ticket is wanted: `tocsin ticket` prints an address")
         app.tickets.use(ticket, now=asyncio.get_running_loop().time())
-        principal = OPERATOR
+        admitted = Admission(OPERATOR)
     wall = app.wall()
-    answer = reply(Admitted(principal.name, int(wall + ACCESS_S) * 1000))
+    answer = reply(Admitted(admitted.principal.name, int(wall + ACCESS_S) * 1000))
     value = app.auth.cookies.make(wall=wall)
     answer.headers["Set-Cookie"] = _cookie(request, value)
     return answer

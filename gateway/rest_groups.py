@@ -13,13 +13,13 @@ from gateway.frames import Number, StartAt
 from gateway.operation import (
     Answer,
     Operation,
+    admission,
     decode,
     find_queue,
     group_name,
     principal,
     read_body,
     reply,
-    right,
 )
 from gateway.ports import BrokerPort, GroupStart, PulledMessage, PullSettled, SeekTo
 from metadata.catalog import Group, GroupSettings, Queue
@@ -214,7 +214,7 @@ async def _pull_while_there(
 ) -> list[PulledMessage]:
     """Wait for messages only while the client does. What was given to a client that has gone
     returns to the group at once, not when its lease ends."""
-    wait_s = 0 if broker.draining else min(wanted.wait_s, right(request).lasts_s)
+    wait_s = 0 if broker.draining else min(wanted.wait_s, admission(request).lasts_s)
     pulling = asyncio.ensure_future(broker.pulls.pull(queue, group, wanted.messages_max, wait_s))
     leaving = asyncio.ensure_future(_left(request))
     kept = False

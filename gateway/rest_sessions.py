@@ -13,13 +13,13 @@ from gateway.operation import (
     Answer,
     Operation,
     Parameter,
+    admission,
     limit_parameter,
     principal,
     query_limit,
     query_number,
     read_body,
     reply,
-    right,
 )
 from gateway.ports import BrokerPort
 from gateway.session import REF_MAX
@@ -65,7 +65,7 @@ async def list_sessions(broker: BrokerPort, request: Request) -> Response:
 
 async def open_session(broker: BrokerPort, request: Request) -> Response:
     """The body is the client's first message: a `hello`, in an array with what may follow it."""
-    poll = _polls(request).open(right(request), await read_body(request))
+    poll = _polls(request).open(admission(request), await read_body(request))
     return _batch(poll, *await poll.poll(0, 0.0), status=201)
 
 

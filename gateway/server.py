@@ -26,7 +26,6 @@ from starlette.routing import BaseRoute
 from gateway.admin import AdminSocket
 from gateway.auth import Auth
 from gateway.config import Config, describe
-from gateway.conversation import Surroundings
 from gateway.http11 import Http11Protocol
 from gateway.listening import Listener, StartError, bind
 from gateway.longpoll import Polls
@@ -34,6 +33,7 @@ from gateway.ports import WholeBroker
 from gateway.registry import Registry, drain_sessions
 from gateway.rest import Application
 from gateway.session import Timing
+from gateway.surroundings import Surroundings
 from gateway.websocket import websocket_class
 from push import limits
 from push.errors import TocsinError

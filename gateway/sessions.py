@@ -16,6 +16,7 @@ from collections.abc import Callable
 from heapq import nsmallest
 from typing import Final, Protocol
 
+from gateway.admission import Admission
 from gateway.facts_values import SessionDescription, SessionList
 from gateway.frames import Close
 from gateway.link import Outlet
@@ -54,9 +55,9 @@ class Resumable(Protocol):
         """Its transport is gone, and nobody said that this is the end."""
 
     def come_back(
-        self, outlet: Outlet, linger_s: float, producer: bytes | None, right_ends: float
+        self, outlet: Outlet, linger_s: float, producer: bytes | None, admission: Admission
     ) -> None:
-        """Go on over this transport, until `right_ends` (loop time) at the latest."""
+        """Go on over this transport, with the rights that its client has shown now."""
 
 
 class Sessions:

@@ -9,14 +9,13 @@ its conversation, and the socket.
 """
 
 import asyncio
-from math import inf
 from typing import Any, ClassVar, Final, cast
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from gateway import frames
-from gateway.access import Right
+from gateway.admission import Admission
 from gateway.conversation import Conversation
 from gateway.facts_values import Transport
 from gateway.frames import Close
@@ -139,20 +138,19 @@ class WebSocketConnection(asyncio.Protocol):
         handshake = shake_hands(data, around.auth, wall=around.wall())
         self._transport.write(handshake.response)
         if handshake.is_accepted:
-            self._open(handshake.right)
+            self._open(handshake.admission)
         else:
             self._transport.close()
 
-    def _open(self, right: Right | None) -> None:
+    def _open(self, admission: Admission | None) -> None:
         registry, now = self.registry, asyncio.get_running_loop().time()
         refusal = registry.refusal()
         self._conversation = Conversation(
             registry.around,
             self,
             fresh_session_id(),
-            right.principal if right is not None else None,
+            admission,
             now=now,
-            right_ends=now + right.lasts_s if right is not None else inf,
         )
         registry.add(self)
         if refusal is not None:

@@ -11,10 +11,10 @@ import msgspec
 
 from gateway import frames
 from gateway.auth import Auth
-from gateway.conversation import Surroundings
 from gateway.longpoll import Polls
 from gateway.registry import Registry
 from gateway.session import Timing
+from gateway.surroundings import Surroundings
 from metadata.catalog import ANYBODY
 from push.message import Message
 from storage.memory import MemoryStorage

@@ -7,11 +7,12 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from gateway import frames
-from gateway.access import Right
-from gateway.conversation import Conversation, Surroundings
+from gateway.admission import Admission
+from gateway.conversation import Conversation
 from gateway.facts_values import Transport
 from gateway.frames import Close
 from gateway.longpoll import Poll, Polls
+from gateway.surroundings import Surroundings
 from metadata.catalog import Principal
 from tests.conformance.replay import Kind
 
@@ -57,7 +58,11 @@ class WebSocketWire:
         self._timer: asyncio.TimerHandle | None = None
         self.is_deaf = False
         self.conversation: Conversation | None = Conversation(
-            around, self, name, principal, now=self._loop.time()
+            around,
+            self,
+            name,
+            None if principal is None else Admission(principal),
+            now=self._loop.time(),
         )
         self._schedule()
 
@@ -162,7 +167,7 @@ class LongPollWire:
     async def say(self, data: bytes) -> None:
         """As Wire.say."""
         if self._poll is None:
-            self._poll = self._polls.open(Right(self._principal), data)
+            self._poll = self._polls.open(Admission(self._principal), data)
             self._task = asyncio.get_running_loop().create_task(self._run(self._poll))
             return
         self._posted += 1

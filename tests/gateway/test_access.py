@@ -10,15 +10,15 @@ import httpx2
 import pytest
 
 from gateway import frames
-from gateway.access import ACCESS_S, TICKET_S, Cookies, Right, Tickets, set_cookie
-from gateway.auth import OPERATOR, Auth
-from gateway.conversation import Surroundings
+from gateway.access import ACCESS_S, TICKET_S, Cookies, Tickets, set_cookie
+from gateway.admission import Admission
+from gateway.auth import LET_IN, OPERATOR, Auth
 from gateway.handshake import shake_hands
 from gateway.longpoll import Polls
 from gateway.registry import Registry
 from gateway.rest import Application
 from gateway.session import Session, Timing
-from metadata.catalog import ANYBODY
+from gateway.surroundings import Surroundings
 from push import limits
 from push.errors import Refused
 from tests.gateway.asgi import client_of
@@ -190,8 +190,8 @@ def test_no_script_and_no_other_site_has_the_cookie() -> None:
 @pytest.mark.parametrize("origin", [OURS, "https://app.example"])
 def test_a_cookie_is_the_operator_from_our_pages(is_read: bool, origin: str) -> None:
     headers = {"host": HOST, "origin": origin, "cookie": cookie()}
-    right = LOCKED.right_of(headers, is_read=is_read, wall=WALL + 100)
-    assert right == Right(OPERATOR, ACCESS_S - 100)
+    admission = LOCKED.admission_of(headers, is_read=is_read, wall=WALL + 100)
+    assert admission == Admission(OPERATOR, ACCESS_S - 100)
 
 
 @pytest.mark.parametrize("is_read", [True, False])
@@ -202,7 +202,7 @@ def test_a_cookie_is_the_operator_from_our_pages(is_read: bool, origin: str) -> 
 def test_a_cookie_is_nothing_to_a_page_of_another_origin(is_read: bool, origin: str) -> None:
     """Another port of this host is the same site to the browser, so the cookie comes along."""
     with pytest.raises(Refused) as refused:
-        LOCKED.right_of(
+        LOCKED.admission_of(
             {"host": HOST, "origin": origin, "cookie": cookie()}, is_read=is_read, wall=WALL
         )
     assert refused.value.code.name == "origin_refused"
@@ -221,27 +221,29 @@ def test_without_an_origin_a_cookie_reads_for_our_pages_alone(
     if site is not None:
         headers["sec-fetch-site"] = site
     if admits:
-        assert LOCKED.right_of(headers, is_read=True, wall=WALL) == Right(OPERATOR, ACCESS_S)
+        assert LOCKED.admission_of(headers, is_read=True, wall=WALL) == Admission(
+            OPERATOR, ACCESS_S
+        )
     else:
         with pytest.raises(Refused) as refused:
-            LOCKED.right_of(headers, is_read=True, wall=WALL)
+            LOCKED.admission_of(headers, is_read=True, wall=WALL)
         assert refused.value.code.name == "origin_refused"
     with pytest.raises(Refused) as refused:  # and changes nothing whatever it says
-        LOCKED.right_of(headers, is_read=False, wall=WALL)
+        LOCKED.admission_of(headers, is_read=False, wall=WALL)
     assert refused.value.code.name == "origin_refused"
 
 
 def test_a_cookie_that_is_over_is_no_credential() -> None:
     headers = {"host": HOST, "origin": OURS, "cookie": cookie()}
-    assert LOCKED.right_of(headers, is_read=True, wall=WALL + ACCESS_S) is None
-    assert LOCKED.right_of({"host": HOST}, is_read=True, wall=WALL) is None
+    assert LOCKED.admission_of(headers, is_read=True, wall=WALL + ACCESS_S) is None
+    assert LOCKED.admission_of({"host": HOST}, is_read=True, wall=WALL) is None
 
 
 def test_a_token_needs_no_cookie_and_lasts() -> None:
     headers = {"host": HOST, "authorization": f"Bearer {TOKEN}", "cookie": "nonsense"}
-    assert LOCKED.right_of(headers, is_read=False, wall=WALL) == Right(OPERATOR)
+    assert LOCKED.admission_of(headers, is_read=False, wall=WALL) == Admission(OPERATOR)
     with pytest.raises(Refused):  # a wrong token is not made up for by a cookie
-        LOCKED.right_of(
+        LOCKED.admission_of(
             {**headers, "authorization": "Bearer wrong", "cookie": cookie(), "origin": OURS},
             is_read=True, wall=WALL,
         )  # fmt: skip
@@ -249,9 +251,9 @@ def test_a_token_needs_no_cookie_and_lasts() -> None:
 
 def test_an_open_broker_looks_at_no_cookie() -> None:
     headers = {"host": HOST, "cookie": cookie()}
-    assert OPEN.right_of(headers, is_read=False, wall=WALL) == Right(ANYBODY)
+    assert OPEN.admission_of(headers, is_read=False, wall=WALL) == LET_IN
     with pytest.raises(Refused):
-        OPEN.right_of({"host": "evil.example"}, is_read=True, wall=WALL)
+        OPEN.admission_of({"host": "evil.example"}, is_read=True, wall=WALL)
 
 
 # --- The right of a session ends ----------------------------------------------------------------
@@ -359,8 +361,8 @@ async def test_the_token_lets_a_browser_in_and_a_wrong_one_does_not(
 ) -> None:
     wrong = await http.post("/v1/access", headers={"authorization": "Bearer wrong"})
     check_problem(wrong, "unauthorized")
-    right = await http.post("/v1/access", headers={"authorization": f"Bearer {TOKEN}"})
-    assert right.json()["principal"] == "operator"
+    admission = await http.post("/v1/access", headers={"authorization": f"Bearer {TOKEN}"})
+    assert admission.json()["principal"] == "operator"
     assert (await http.get("/v1/queues")).status_code == 200
 
 
@@ -546,9 +548,9 @@ def test_a_handshake_says_for_how_long() -> None:
     lines = {"Host": HOST, **HANDSHAKE, "Origin": OURS, "Cookie": cookie()}
     text = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     data = f"GET /v1/ws HTTP/1.1\r\n{text}\r\n".encode()
-    assert shake_hands(data, LOCKED, wall=WALL + 60).right == Right(OPERATOR, ACCESS_S - 60)
-    assert shake_hands(data, LOCKED, wall=WALL + ACCESS_S).right is None
-    assert shake_hands(data, OPEN, wall=WALL).right == Right(ANYBODY)
+    assert shake_hands(data, LOCKED, wall=WALL + 60).admission == Admission(OPERATOR, ACCESS_S - 60)
+    assert shake_hands(data, LOCKED, wall=WALL + ACCESS_S).admission is None
+    assert shake_hands(data, OPEN, wall=WALL).admission == LET_IN
 
 
 async def test_a_long_poll_that_waits_ends_with_its_cookie(house: House, wall: Wall) -> None:

@@ -3,8 +3,8 @@
 import pytest
 from websockets.datastructures import Headers
 
-from gateway.auth import OPERATOR, Auth, bearer_token
-from metadata.catalog import ANYBODY
+from gateway.admission import Admission
+from gateway.auth import LET_IN, OPERATOR, Auth, bearer_token
 from push.errors import Refused
 
 OPEN = Auth(None, ["https://app.example/"])
@@ -24,7 +24,7 @@ LOCKED = Auth("s3cret", ["https://app.example"])
     ],
 )
 def test_without_a_token_loopback_hosts_are_anybody(host: str) -> None:
-    assert OPEN.admit({"host": host}) == ANYBODY
+    assert OPEN.admit({"host": host}) == LET_IN
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_page_is_served_to_itself_and_to_whom_is_listed(
 ) -> None:
     headers = {"host": host, "origin": origin}
     if allowed:
-        assert OPEN.admit(headers) == ANYBODY
+        assert OPEN.admit(headers) == LET_IN
         assert LOCKED.admit(headers) is None
     else:
         for auth in (OPEN, LOCKED):
@@ -100,8 +100,8 @@ def test_the_right_token_is_the_operator_from_anywhere() -> None:
         "origin": "https://elsewhere.example",
         "authorization": "Bearer s3cret",
     }
-    assert LOCKED.admit(headers) == OPERATOR
-    assert LOCKED.admit({**headers, "authorization": "bearer  s3cret "}) == OPERATOR
+    assert LOCKED.admit(headers) == Admission(OPERATOR)
+    assert LOCKED.admit({**headers, "authorization": "bearer  s3cret "}) == Admission(OPERATOR)
 
 
 @pytest.mark.parametrize(
@@ -128,18 +128,18 @@ def test_a_token_that_is_still_owed_is_asked_for() -> None:
     with pytest.raises(Refused) as refused:
         LOCKED.check_token(None)
     assert refused.value.code.name == "unauthorized"
-    assert LOCKED.check_token("s3cret") == OPERATOR
+    assert LOCKED.check_token("s3cret") == Admission(OPERATOR)
 
 
 def test_an_open_broker_takes_whatever_token_a_client_is_configured_with() -> None:
-    assert OPEN.check_token("anything") == ANYBODY
-    assert OPEN.admit({"host": "localhost", "authorization": "Bearer anything"}) == ANYBODY
+    assert OPEN.check_token("anything") == LET_IN
+    assert OPEN.admit({"host": "localhost", "authorization": "Bearer anything"}) == LET_IN
     with pytest.raises(Refused):  # it proves nothing, so the origin still counts
         OPEN.admit({"host": "evil.example", "authorization": "Bearer anything"})
 
 
 def test_an_empty_token_setting_is_no_token() -> None:
-    assert Auth("").admit({"host": "localhost"}) == ANYBODY
+    assert Auth("").admit({"host": "localhost"}) == LET_IN
 
 
 @pytest.mark.parametrize("name", ["Host", "Origin", "Authorization"])

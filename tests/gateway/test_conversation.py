@@ -9,11 +9,12 @@ import msgspec
 import pytest
 
 from gateway import frames
-from gateway.auth import Auth
-from gateway.conversation import Conversation, Surroundings
+from gateway.auth import LET_IN, Auth
+from gateway.conversation import Conversation
 from gateway.facts_values import Transport
 from gateway.frames import Close
 from gateway.publishing import producer_id
+from gateway.surroundings import Surroundings
 from metadata.catalog import ANYBODY, GroupSettings, Principal, QueueSettings
 from push.errors import Refused
 from push.limits import FRAME_BYTES_MAX
@@ -33,8 +34,8 @@ class Socket:
         self.holds = 0
         self.close_code: Close | None = None
         around = Surroundings(broker, auth or Auth(None))
-        principal = ANYBODY if auth is None else None
-        self.conversation = Conversation(around, self, "s-1", principal, now=0)
+        admission = LET_IN if auth is None else None
+        self.conversation = Conversation(around, self, "s-1", admission, now=0)
 
     def send(self, frame: bytes) -> None:
         if self.close_code is None:
@@ -131,7 +132,7 @@ def test_welcome_names_session_and_bounds(broker: EchoBroker) -> None:
     assert welcome["frame_bytes_max"] == FRAME_BYTES_MAX
 
 
-def test_a_token_in_hello_says_who_it_is(broker: EchoBroker) -> None:
+async def test_a_token_in_hello_says_who_it_is(broker: EchoBroker) -> None:
     socket = Socket(broker, Auth("right"))
     socket.say({"type": "hello", "token": "right"})
     assert socket.answer()["type"] == "welcome"

@@ -5,11 +5,11 @@ import json
 import tocsin
 
 from gateway.auth import Auth
-from gateway.conversation import Surroundings
 from gateway.listening import Listener, bind
 from gateway.longpoll import Polls
 from gateway.registry import Registry
 from gateway.rest import Application
+from gateway.surroundings import Surroundings
 from metadata.catalog import Queue
 from tests.gateway.test_upkeep_command import Run, http, queue, run, url
 from tests.histories.house import House, Socket, delivery, eventually

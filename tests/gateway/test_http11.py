@@ -10,10 +10,10 @@ import pytest
 from websockets.frames import Frame, Opcode
 
 from gateway.auth import Auth
-from gateway.conversation import Surroundings
 from gateway.http11 import Http11Protocol, raw_problem
 from gateway.problems import SECURITY_HEADERS
 from gateway.registry import Registry
+from gateway.surroundings import Surroundings
 from push.errors import Refused
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.wire import HANDSHAKE, Gateway, Wire, no_application, response, serve, session

@@ -9,12 +9,13 @@ import httpx2
 import pytest
 
 from gateway import longpoll
+from gateway.admission import Admission
 from gateway.auth import Auth
-from gateway.conversation import Surroundings
 from gateway.longpoll import Polls
 from gateway.registry import Registry, drain_sessions
 from gateway.rest import Application
 from gateway.session import Timing
+from gateway.surroundings import Surroundings
 from metadata.catalog import ANYBODY, Principal
 from push import limits
 from tests.gateway.asgi import client_of
@@ -252,7 +253,8 @@ async def test_somebody_else_s_poll_and_session_are_nobody_s(client: Client, pol
     """P11: also for who knows the names."""
     (poll,) = polls._by_id.values()
     assert poll.conversation is not None
-    poll.principal = poll.conversation._principal = Principal("somebody")
+    poll.principal = Principal("somebody")
+    poll.conversation._admission = Admission(poll.principal)
     for method, path in (
         ("GET", client.path), ("POST", client.path),
         ("DELETE", client.path.removesuffix("/frames")),

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from gateway.auth import Auth
-from gateway.conversation import Surroundings
 from gateway.facts_values import SessionList
 from gateway.longpoll import Polls
 from gateway.registry import Registry
 from gateway.rest import Application
+from gateway.surroundings import Surroundings
 from metadata.catalog import Principal
 from push import limits
 from tests.gateway.asgi import client_of

@@ -21,12 +21,12 @@ from websockets.frames import Opcode
 
 from gateway import frames
 from gateway.auth import Auth
-from gateway.conversation import Surroundings
 from gateway.frames import Close
 from gateway.handshake import shake_hands
 from gateway.http11 import Http11Protocol
 from gateway.registry import Registry, drain_sessions
 from gateway.session import Timing
+from gateway.surroundings import Surroundings
 from gateway.websocket import WebSocketConnection, websocket_class
 from metadata.catalog import ANYBODY
 from push import limits

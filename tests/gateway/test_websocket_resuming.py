@@ -7,8 +7,8 @@ import pytest
 from websockets.frames import Frame, Opcode
 
 from gateway.auth import Auth
-from gateway.conversation import Surroundings
 from gateway.registry import Registry
+from gateway.surroundings import Surroundings
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.wire import Gateway, Wire, connect, serve
 from tests.histories.house import eventually

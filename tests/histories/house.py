@@ -11,17 +11,18 @@ import httpx2
 import msgspec
 
 from gateway import frames
-from gateway.auth import Auth
+from gateway.auth import LET_IN, Auth
 from gateway.broker import Broker
 from gateway.config import Config
 from gateway.consumer import Consumer
-from gateway.conversation import Conversation, Surroundings
+from gateway.conversation import Conversation
 from gateway.facts_values import Transport
 from gateway.frames import Close
 from gateway.link import StartFrom
 from gateway.queue_readers import Reader
 from gateway.rest import Application
 from gateway.routing import Answer
+from gateway.surroundings import Surroundings
 from loadtests import wire
 from metadata.catalog import ANYBODY, Group, GroupSettings, Queue, QueueSettings
 from metadata.inprocess import InProcessMetadata
@@ -239,7 +240,7 @@ class Socket:
         self._news = asyncio.Event()
         self.around = around or Surroundings(house.broker, Auth(None))
         now = asyncio.get_running_loop().time()
-        self.conversation = Conversation(self.around, self, name, ANYBODY, now=now)
+        self.conversation = Conversation(self.around, self, name, LET_IN, now=now)
 
     def send(self, frame: bytes) -> None:
         """As Outlet.send."""

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from gateway import frames
+from gateway.admission import Admission
 from gateway.auth import Auth
-from gateway.conversation import Surroundings
 from gateway.group import GroupRuntime
 from gateway.sessions import fresh_session_id, is_session_id
+from gateway.surroundings import Surroundings
 from metadata.catalog import Group, Principal, Queue
 from push import limits
 from tests.histories.house import House, Session, delivery, eventually, message, numbered
@@ -523,7 +524,7 @@ async def test_who_does_not_linger_has_a_fresh_name(house: House) -> None:
 async def test_a_name_that_somebody_else_has_here_is_not_given(house: House) -> None:
     """P11."""
     client = Mover(house)
-    client.conversation._principal = Principal("mallory", "default")
+    client.conversation._admission = Admission(Principal("mallory", "default"))
     client.say(type="hello", linger_s=30)
     back = Mover(house, client.around, fresh_session_id())
     back.say(type="hello", session=NAME, linger_s=30)
@@ -538,7 +539,7 @@ async def test_somebody_else_who_knows_the_name_adopts_nothing(durable_house: Ho
     (place,) = places(client)
     await house.restart()
     thief = client.moved()
-    thief.conversation._principal = Principal("mallory", Session.principal.tenant)
+    thief.conversation._admission = Admission(Principal("mallory", Session.principal.tenant))
     await thief.rejoin()
     assert await thief.held(*delivery(place)) == delivery(place)
 

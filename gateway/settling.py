@@ -1,0 +1,64 @@
+"""A session's acks, nacks and extends: carried out by its consumers, answered."""
+
+from functools import partial
+from typing import Protocol
+
+from gateway import frames
+from gateway.link import Settled
+from gateway.subscriptions import Settling, Subscriptions, settling_answer
+
+
+class Host(Protocol):
+    """The conversation that settles."""
+
+    def send(self, frame: bytes) -> None: ...
+
+    def asked(self, count: int) -> None:
+        """So many more answers (or, negative, fewer) are owed to the client."""
+
+    def answered(self, frame: bytes) -> None:
+        """One that is owed."""
+
+    def settled(self) -> None:
+        """Something was settled or returned: who drains may be done."""
+
+
+class SettlingFrames:
+    """See the module. Each raises TocsinError: nothing was settled."""
+
+    __slots__ = ("_host", "_subscriptions")
+
+    def __init__(self, host: Host, subscriptions: Subscriptions) -> None:
+        self._host = host
+        self._subscriptions = subscriptions
+
+    def ack(self, frame: frames.Ack) -> None:
+        """With a `ref` it is answered when it is durable."""
+        if frame.ref is None:
+            self._answer(frame, self._subscriptions.ack(frame, None))
+            return
+        self._host.asked(1)
+        try:
+            self._subscriptions.ack(frame, partial(self._confirmed, frame))
+        except BaseException:
+            self._host.asked(-1)
+            raise
+
+    def _confirmed(self, frame: frames.Ack, settled: Settled) -> None:
+        answer = settling_answer(frame, settled)
+        assert answer is not None  # it has a ref
+        self._host.answered(answer)
+
+    def nack(self, frame: frames.Nack) -> None:
+        """Return to the group."""
+        self._answer(frame, self._subscriptions.nack(frame))
+
+    def extend(self, frame: frames.Extend) -> None:
+        """Prolong leases, mark what has started."""
+        self._answer(frame, self._subscriptions.extend(frame))
+
+    def _answer(self, frame: Settling, settled: Settled) -> None:
+        answer = settling_answer(frame, settled)
+        if answer is not None:
+            self._host.send(answer)
+        self._host.settled()
