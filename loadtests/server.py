@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
 READY_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 60.0
+_NOTHING: Final[Mapping[str, str]] = {}
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 SERVE: Final = ("-c", "from gateway.commands import serve; serve()")
 """How our interpreter starts the shipped `tocsin serve`, whatever is on the PATH."""
@@ -72,11 +73,18 @@ class Server:
     """One `tocsin serve` on `data_dir`. Its log is `<data_dir>.log`, over all starts.
 
     `command` is what the interpreter runs in place of the shipped server (negative controls), and
-    `port` 0 picks a free one and keeps it over restarts.
+    `port` 0 picks a free one and keeps it over restarts. `settings` are further variables of its
+    environment (`TOCSIN_…`).
     """
 
     def __init__(
-        self, data_dir: Path, *, port: int = 0, command: Sequence[str] = SERVE, level: str = ""
+        self,
+        data_dir: Path,
+        *,
+        port: int = 0,
+        command: Sequence[str] = SERVE,
+        level: str = "",
+        settings: Mapping[str, str] = _NOTHING,
     ) -> None:
         self.data_dir = data_dir
         self.port = port or free_port()
@@ -84,6 +92,7 @@ class Server:
         self.log_path = data_dir.with_name(data_dir.name + ".log")
         self._command = [sys.executable, *command]
         self._level = level
+        self._settings = dict(settings)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -104,6 +113,7 @@ class Server:
         }
         if self._level:
             settings["TOCSIN_LOG_LEVEL"] = self._level
+        settings |= self._settings
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,

@@ -10,7 +10,7 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -97,11 +97,13 @@ def machine() -> dict[str, object]:
 
 
 @contextlib.asynccontextmanager
-async def broker(trial: str, *, command: Sequence[str] = SERVE) -> AsyncIterator[Server]:
-    """A `tocsin serve` on an empty folder, both gone in the end; `command` as in Server. Raises
-    ServerFailed, also when it ended by itself meanwhile."""
+async def broker(
+    trial: str, *, command: Sequence[str] = SERVE, settings: Mapping[str, str] | None = None
+) -> AsyncIterator[Server]:
+    """A `tocsin serve` on an empty folder, both gone in the end; `command` and `settings` as in
+    Server. Raises ServerFailed, also when it ended by itself meanwhile."""
     folder = Path(tempfile.mkdtemp(prefix=f"tocsin-{trial}-"))
-    server = Server(folder / "data", command=command, level="warning")
+    server = Server(folder / "data", command=command, level="warning", settings=settings or {})
     try:
         server.spawn()
         await asyncio.to_thread(server.wait_ready)
