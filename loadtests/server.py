@@ -21,6 +21,11 @@ SERVE: Final = ("-c", "from gateway.commands import serve; serve()")
 """How our interpreter starts the shipped `tocsin serve`, whatever is on the PATH."""
 
 
+def tocsin(*arguments: str) -> list[str]:
+    """How our interpreter runs the shipped `tocsin` command, whatever is on the PATH."""
+    return [sys.executable, "-c", "from tocsin.cli.main import main; main()", *arguments]
+
+
 class ServerFailed(RuntimeError):
     """The broker did not start, or ended by itself; the text holds the end of its log."""
 

@@ -18,6 +18,7 @@ from loadtests import (
     stuck_keys,
     trial_churn,
     trial_console,
+    trial_guard,
     trial_kills,
     trial_page,
     trial_proxy,
@@ -189,6 +190,19 @@ def page(seconds: float, rate: int, as_json: bool) -> None:
 def console(pairs: int, seconds: float, as_json: bool) -> None:
     """What an open console costs batch100, in turns with and without it. Needs Chromium."""
     _try(trial_console.console(trial_console.Plan(pairs, seconds), _progress), as_json)
+
+
+@trials.command()
+@click.option(
+    "--pairs", type=click.IntRange(1, 1000), default=trial_guard.PAIRS, show_default=True,
+    help="Turns with the guard on, and as many without, of each load.",
+)  # fmt: skip
+@_seconds(trial_guard.TURN_S, "How long each turn is.")
+@_json
+def guard(pairs: int, seconds: float, as_json: bool) -> None:
+    """What credentials, rights, encryption, limits and usage lines cost, in turns with and
+    without."""
+    _try(trial_guard.guard(trial_guard.Plan(pairs, seconds), _progress), as_json)
 
 
 def _progress(text: str) -> None:
