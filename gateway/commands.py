@@ -24,7 +24,7 @@ SERVE_EXAMPLES = """
 Examples:
   tocsin serve                                  on this machine only, without a token
   tocsin serve --port 0 --data-dir /tmp/try     a free port, a folder of its own
-  TOCSIN_TOKEN=$(openssl rand -hex 32) tocsin serve --host 0.0.0.0
+  TOCSIN_TOKEN=$(openssl rand -hex 32) tocsin serve --host 0.0.0.0 --tls-cert c.pem --tls-key k.pem
                                                 for other machines, who present the token
 
 Stop it with Ctrl-C or SIGTERM: it sends its clients elsewhere, writes what is left and ends with

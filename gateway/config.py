@@ -17,7 +17,9 @@ from gateway.setting_values import IN_PROCESS, SQLITE
 from gateway.settings_table import PREFIX, SETTINGS, Setting
 from push import limits
 
-ELSEWHERE: Final = frozenset({"TOCSIN_URL", "TOCSIN_SOAK"})
+ELSEWHERE: Final = frozenset(
+    {"TOCSIN_URL", "TOCSIN_CA_FILE", "TOCSIN_CERT_FILE", "TOCSIN_KEY_FILE", "TOCSIN_SOAK"}
+)
 """Variables that the client commands and the tests of this project read, and `serve` does not."""
 TOKEN_CHARS_ADVISED: Final = 16
 
@@ -36,6 +38,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     storage: str = SQLITE
     metadata: str = IN_PROCESS
     token: str | None = None
+    tls_cert: Path | None = None
+    """With `tls_key`: everybody comes over TLS."""
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    plain: bool = False
+    """Other machines may come without TLS."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks."""
+    client_certificate_header: str | None = None
     auto_create: bool = False
     """Publishing to an unknown queue creates it."""
     origins: tuple[str, ...] = ()
@@ -88,6 +99,7 @@ def load(
     values.setdefault("data_dir", default_data_dir(environ))
     config = msgspec.convert(values, Config, strict=True)
     _check_reach(config)
+    _check_tls(config)
     return config, [*_unknown(environ), *_doubts(config)]
 
 
@@ -118,6 +130,33 @@ def _check_reach(config: Config) -> None:
             "token: set TOCSIN_TOKEN to a long random text that clients present, or listen on "
             "127.0.0.1."
         )
+    if not (config.is_loopback or config.tls_cert or config.plain or config.trusted_proxies):
+        raise ConfigError(
+            f"TOCSIN_HOST is {config.host!r}, which other machines may reach, and nothing would "
+            "encrypt what they say: set TOCSIN_TLS_CERT and TOCSIN_TLS_KEY, or name the proxy with "
+            "TLS that they come through in TOCSIN_TRUSTED_PROXIES, or accept that tokens and "
+            "messages can be read on the way with TOCSIN_PLAIN=yes."
+        )
+
+
+def _check_tls(config: Config) -> None:
+    if (config.tls_cert is None) != (config.tls_key is None):
+        here, missing = ("TOCSIN_TLS_CERT", "TOCSIN_TLS_KEY")
+        if config.tls_cert is None:
+            here, missing = missing, here
+        raise ConfigError(
+            f"{here} is set and {missing} is not; TLS needs both, the certificate and its key."
+        )
+    if config.tls_client_ca is not None and config.tls_cert is None:
+        raise ConfigError(
+            "TOCSIN_TLS_CLIENT_CA is set and TOCSIN_TLS_CERT is not; only a broker with TLS of its "
+            "own is shown client certificates."
+        )
+    if config.client_certificate_header is not None and not config.trusted_proxies:
+        raise ConfigError(
+            "TOCSIN_CLIENT_CERTIFICATE_HEADER is set and TOCSIN_TRUSTED_PROXIES is not; the header "
+            "is believed of trusted proxies only."
+        )
 
 
 def _unknown(environ: Mapping[str, str]) -> list[str]:
@@ -137,9 +176,12 @@ def _doubts(config: Config) -> list[str]:
         warnings.append(
             f"TOCSIN_TOKEN has less than {TOKEN_CHARS_ADVISED} characters: it can be guessed"
         )
-    if config.token is not None and not config.is_loopback:
+    if config.plain and config.tls_cert is not None:
+        warnings.append("TOCSIN_PLAIN changes nothing where TOCSIN_TLS_CERT is set: all is TLS")
+    elif config.plain and not config.is_loopback:
         warnings.append(
-            f"clients reach {config.host} without encryption: put a proxy with TLS in front"
+            f"clients reach {config.host} without encryption: tokens and messages can be read on "
+            "the way"
         )
     return warnings
 
@@ -152,7 +194,9 @@ def describe(config: Config) -> dict[str, object]:
         for setting in SETTINGS
         if not setting.is_secret
     }
-    shown["data_dir"] = os.fspath(config.data_dir)
+    for name, value in shown.items():
+        if isinstance(value, Path):
+            shown[name] = os.fspath(value)
     return {
         **shown,
         "token": "set" if config.token is not None else "none",

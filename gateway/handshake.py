@@ -1,12 +1,14 @@
 """The WebSocket handshake: who may open one, and what to say to who may not."""
 
 import logging
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
+from gateway.addresses import NO_PROXIES, UNKNOWN, Addresses, ClientAddress
 from gateway.admission import Admission
 from gateway.auth import Auth
 from gateway.http11 import raw_problem
@@ -28,17 +30,26 @@ class Handshake(NamedTuple):
     response: bytes
     admission: Admission | None
     """None: a token is owed in `hello`."""
+    address: ClientAddress = UNKNOWN
 
 
-def shake_hands(data: bytes, auth: Auth, *, wall: float) -> Handshake:
-    """Judge a whole handshake request, at `wall` (unix seconds). A refusal is an HTTP response with
-    a problem document."""
+def shake_hands(
+    data: bytes,
+    auth: Auth,
+    *,
+    wall: float,
+    peer: ClientAddress = UNKNOWN,
+    addresses: Addresses = NO_PROXIES,
+) -> Handshake:
+    """Judge a whole handshake request that `peer` has sent, at `wall` (unix seconds). A refusal is
+    an HTTP response with a problem document."""
     protocol = ServerProtocol(subprotocols=[SUBPROTOCOL], logger=quiet_logger)
     protocol.receive_data(data)
     request = next(iter(protocol.events_received()), None)
     try:
         if not isinstance(request, Request):
             raise Refused("invalid_request", "not a WebSocket handshake")
+        address = addresses.behind(peer, _headers(request)) if addresses.trusts(peer) else peer
         admission = _admit(request, auth, wall)
     except Refused as error:
         return _refuse(error, error.code.http_status)
@@ -47,7 +58,12 @@ def shake_hands(data: bytes, auth: Auth, *, wall: float) -> Handshake:
         reason = bytes(response.body).decode().strip()
         return _refuse(Refused("invalid_request", reason), response.status_code)
     protocol.send_response(response)
-    return Handshake(True, b"".join(protocol.data_to_send()), admission)
+    return Handshake(True, b"".join(protocol.data_to_send()), admission, address)
+
+
+def _headers(request: Request) -> Iterator[tuple[bytes, bytes]]:
+    for name, value in request.headers.raw_items():
+        yield name.lower().encode(), value.encode("utf-8", "surrogateescape")
 
 
 def _admit(request: Request, auth: Auth, wall: float) -> Admission | None:

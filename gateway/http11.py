@@ -22,10 +22,14 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway import problems
+from gateway.addresses import CLIENT, NO_PROXIES, UNKNOWN, Addresses, peer_of
 from push import limits
 from push.errors import Refused, TocsinError
 
 logger = logging.getLogger("tocsin.http")
+
+
+_PLAIN = "other machines talk to this broker over TLS, or through its proxy: https:// and wss://"
 
 
 class _Phase(enum.Enum):
@@ -49,6 +53,7 @@ class Http11Protocol(HttpToolsProtocol):
     pipelined_max = 64
     """Requests waiting behind one that is being answered: each is an object many times its size on
     the wire, and one read holds thousands."""
+    addresses = NO_PROXIES
     linger_s = limits.CLOSE_TIMEOUT_S
     """From our last words to the end of the socket, whatever the client does."""
 
@@ -68,12 +73,17 @@ class Http11Protocol(HttpToolsProtocol):
         """The request that is being answered; `cycle` is the one that was parsed last."""
         self._last_words = b""
         """While refused: what is owed behind the answers to the requests before."""
+        self._peer = UNKNOWN
+        self._is_proxied = False
+        """The other end is a proxy that says who is behind it, request by request."""
 
     # --- The transport --------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """As asyncio.Protocol."""
         super().connection_made(transport)
+        self._peer = peer_of(transport.get_extra_info)
+        self._is_proxied = self.addresses.trusts(self._peer)
         self._enter(_Phase.HEADER, self.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -87,6 +97,9 @@ class Http11Protocol(HttpToolsProtocol):
         """As asyncio.Protocol."""
         if self._is_over():
             return  # refused already; what still arrives is not parsed
+        if not self.addresses.may_enter(self._peer):
+            self._refuse(Refused("forbidden", _PLAIN))
+            return
         scope, had_begun = self.scope, self._has_begun
         self._parse(data)
         if self.parser is None or self._is_over():
@@ -183,6 +196,10 @@ class Http11Protocol(HttpToolsProtocol):
         self._has_begun = False
         self._enter(_Phase.BODY, self.body_timeout_s)
         parsed_before = self.cycle
+        here = self._peer
+        if self._is_proxied:
+            here = self.addresses.behind(here, self.headers)
+        self.scope[CLIENT] = here  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
         if self.cycle is not parsed_before:  # a WebSocket's handshake gets none
             self._incoming = self.cycle
@@ -282,6 +299,16 @@ class Http11Protocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self.transport.write_eof()
         self._timer = self.loop.call_later(self.linger_s, self.transport.abort)
+
+
+def http_class(addresses: Addresses) -> type[Http11Protocol]:
+    """The class for `uvicorn.Config(http=…)` that goes by these addresses."""
+
+    class BoundHttp11Protocol(Http11Protocol):
+        pass
+
+    BoundHttp11Protocol.addresses = addresses
+    return BoundHttp11Protocol
 
 
 def raw_problem(error: TocsinError, *headers: str, status: int | None = None) -> bytes:

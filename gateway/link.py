@@ -8,6 +8,7 @@ Broker …       the inside as the conversation sees it; `gateway.broker` fits b
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+from gateway.addresses import ClientAddress
 from gateway.facts_values import SubscriptionDescription, Transport
 from gateway.frames import Close, Position
 from metadata.catalog import Group, GroupSettings, Principal, Queue
@@ -58,6 +59,10 @@ class Link(Protocol):
 
 class Outlet(Protocol):
     """A transport, as the conversation sees it."""
+
+    @property
+    def address(self) -> ClientAddress:
+        """Where the client is that it was opened by; UNKNOWN: it only stands in for one."""
 
     @property
     def transport(self) -> Transport | None:

@@ -10,6 +10,7 @@ import secrets
 from typing import Final
 
 from gateway import frames
+from gateway.addresses import UNKNOWN, ClientAddress
 from gateway.admission import Admission
 from gateway.conversation import Conversation
 from gateway.facts_values import Transport
@@ -35,7 +36,8 @@ class Poll:
 
     transport: Final[Transport] = "long-poll"
 
-    def __init__(self, polls: "Polls", registry: Registry) -> None:
+    def __init__(self, polls: "Polls", registry: Registry, address: ClientAddress) -> None:
+        self.address = address
         self._polls = polls
         self._registry = registry
         self.conversation: Conversation | None = None
@@ -309,13 +311,13 @@ class Polls:
         """Those of the gateway, over whatever transport."""
         return self._registry.around.sessions
 
-    def open(self, admission: Admission, hello: bytes) -> Poll:
-        """A new session, or one that goes on here.
+    def open(self, admission: Admission, hello: bytes, address: ClientAddress = UNKNOWN) -> Poll:
+        """A new session, or one that goes on here, for a client at this address.
 
         Raises:
             Refused: unauthorized, draining, overloaded, invalid_request: there is none.
         """
-        poll = Poll(self, self._registry)
+        poll = Poll(self, self._registry, address)
         poll.open(admission, hello)
         if poll.end is not None and poll.conversation is None:
             raise _refusal(poll.end)

@@ -9,6 +9,7 @@ from random import Random
 from typing import Final, Protocol
 
 from gateway import frames
+from gateway.addresses import NO_PROXIES, Addresses
 from gateway.deadlines import Deadlines, Timed
 from gateway.frames import Close
 from gateway.rfc6455 import text_frame
@@ -44,8 +45,15 @@ class Connection(Timed, Protocol):
 class Registry:
     """The sessions of one gateway."""
 
-    def __init__(self, around: Surroundings, *, sessions_max: int = limits.SESSIONS_MAX) -> None:
+    def __init__(
+        self,
+        around: Surroundings,
+        *,
+        sessions_max: int = limits.SESSIONS_MAX,
+        addresses: Addresses = NO_PROXIES,
+    ) -> None:
         self.around = around
+        self.addresses = addresses
         around.sessions.has_room = self._has_room
         self.deadlines = Deadlines()
         self.is_draining = False

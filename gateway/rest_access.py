@@ -5,11 +5,11 @@ import secrets
 from typing import Final
 
 import msgspec
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.access import ACCESS_S, TICKET_BYTES, TICKET_S, set_cookie
+from gateway.addresses import client_address
 from gateway.admission import Admission
 from gateway.auth import OPERATOR
 from gateway.operation import Answer, Operation, admission, decode, read_body, reply
@@ -98,14 +98,15 @@ async def leave(broker: BrokerPort, request: Request) -> Response:
 
 def _cookie(request: Request, value: str) -> str:
     name = request.app.auth.cookies.name
-    return set_cookie(name, value, is_secure=_is_secure(request.headers))
+    return set_cookie(name, value, is_secure=_is_secure(request))
 
 
-def _is_secure(headers: Headers) -> bool:
-    """Whether the browser has come over TLS, which a proxy has taken off. Who lies here has a
-    cookie that its own browser does not send."""
-    proxy = headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower()
-    return proxy == "https" or headers.get("origin", "").lower().startswith("https://")
+def _is_secure(request: Request) -> bool:
+    """Whether the browser has come over TLS: as the connection tells, or its trusted proxy, or the
+    page's origin, which a browser does not invent. Who lies there has a cookie that its own
+    browser does not send."""
+    origin = request.headers.get("origin", "").lower()
+    return client_address(request.scope).is_tls or origin.startswith("https://")
 
 
 _ENTRY: Final = msgspec.json.Decoder(Entry)

@@ -6,6 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.addresses import client_address
 from gateway.facts_values import SessionList
 from gateway.longpoll import Poll, Polls
 from gateway.operation import (
@@ -65,7 +66,8 @@ async def list_sessions(broker: BrokerPort, request: Request) -> Response:
 
 async def open_session(broker: BrokerPort, request: Request) -> Response:
     """The body is the client's first message: a `hello`, in an array with what may follow it."""
-    poll = _polls(request).open(admission(request), await read_body(request))
+    body = await read_body(request)
+    poll = _polls(request).open(admission(request), body, client_address(request.scope))
     return _batch(poll, *await poll.poll(0, 0.0), status=201)
 
 

@@ -23,10 +23,11 @@ from typing import Final
 import uvloop
 from starlette.routing import BaseRoute
 
+from gateway.addresses import Addresses, parse_networks
 from gateway.admin import AdminSocket
 from gateway.auth import Auth
 from gateway.config import Config, describe
-from gateway.http11 import Http11Protocol
+from gateway.http11 import http_class
 from gateway.listening import Listener, StartError, bind
 from gateway.longpoll import Polls
 from gateway.ports import WholeBroker
@@ -79,7 +80,12 @@ class Server:
         # What PROTOCOL.md says: a ping after `heartbeat_s`, and the end after as long again.
         timing = Timing(heartbeat_s=config.heartbeat_s, heartbeat_timeout_s=config.heartbeat_s)
         around = Surroundings(broker, auth, timing=timing)
-        self.registry = Registry(around, sessions_max=_sessions_max())
+        addresses = Addresses(
+            parse_networks(",".join(config.trusted_proxies)) if config.trusted_proxies else (),
+            certificate_header=config.client_certificate_header,
+            is_plain_allowed=config.plain or config.is_loopback,
+        )
+        self.registry = Registry(around, sessions_max=_sessions_max(), addresses=addresses)
         application = Application(
             broker,
             auth,
@@ -91,7 +97,7 @@ class Server:
         self._port: int = bound.getsockname()[1]
         self._admin = AdminSocket(config.data_dir, broker)
         self._listener = Listener(
-            application, bound, http=Http11Protocol, ws=websocket_class(self.registry)
+            application, bound, http=http_class(addresses), ws=websocket_class(self.registry)
         )
 
     @classmethod

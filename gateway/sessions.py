@@ -16,6 +16,7 @@ from collections.abc import Callable
 from heapq import nsmallest
 from typing import Final, Protocol
 
+from gateway.addresses import UNKNOWN
 from gateway.admission import Admission
 from gateway.facts_values import SessionDescription, SessionList
 from gateway.frames import Close
@@ -135,6 +136,7 @@ class Lingering:
     """The Outlet of a session that has no transport."""
 
     transport: Final = None
+    address: Final = UNKNOWN
     unsent_bytes: Final = 0
 
     def __init__(self, sessions: Sessions, session: Resumable, linger_s: float) -> None:

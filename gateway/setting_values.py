@@ -7,8 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from gateway.addresses import parse_networks
+
 SQLITE: Final = "sqlite:"
 IN_PROCESS: Final = "in-process"
+_OTHER_HEADERS: Final = re.compile(
+    "authorization|connection|content-.*|cookie|forwarded|host|origin|sec-.*|upgrade|user-agent|"
+    "x-forwarded-.*"
+)
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -74,6 +80,22 @@ def origins(text: str) -> tuple[str, ...]:
         if not re.fullmatch(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?", origin):
             raise ValueError
     return origins
+
+
+def networks(text: str) -> tuple[str, ...]:
+    """IP addresses and networks separated by commas, but not all the world."""
+    found = parse_networks(text)
+    if any(network.prefixlen == 0 for network in found):
+        raise ValueError
+    return tuple(map(str, found))
+
+
+def header(text: str) -> str:
+    """The name of a header that a proxy adds, in lower case. Not one that means something else."""
+    name = text.lower()
+    if not re.fullmatch(r"[a-z0-9-]{1,64}", name) or _OTHER_HEADERS.fullmatch(name):
+        raise ValueError
+    return name
 
 
 def byte_count(text: str) -> int:

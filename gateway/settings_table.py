@@ -39,7 +39,7 @@ SETTINGS: Final = (
         "host",
         values.host,
         "a host name or an IP address",
-        "Where to listen. Anything but loopback needs a token. [127.0.0.1]",
+        "Where to listen. Anything but loopback needs a token, and TLS or a proxy. [127.0.0.1]",
     ),
     Setting(
         "port", values.port, "a whole number from 0 (any free one) to 65535", "The TCP port. [8080]"
@@ -69,6 +69,48 @@ SETTINGS: Final = (
         "The bearer token clients present; it has all rights. Better in the environment: "
         "other users of this machine see flags.",
         is_secret=True,
+    ),
+    Setting(
+        "tls_cert",
+        values.path,
+        "a path",
+        "A PEM file with the certificate and those between it and its authority. With --tls-key "
+        "the broker serves https and wss only; new files are found by themselves. [none]",
+    ),
+    Setting(
+        "tls_key",
+        values.path,
+        "a path",
+        "A PEM file with the certificate's private key, without a passphrase. [none]",
+    ),
+    Setting(
+        "tls_client_ca",
+        values.path,
+        "a path",
+        "A PEM file with the authorities whose client certificates count; needs TLS 1.3. A client "
+        "may still come without one. [none]",
+    ),
+    Setting(
+        "plain",
+        values.switch,
+        "one of 1, true, yes, 0, false, no",
+        "Let other machines talk to the broker without encryption, tokens and all. [no]",
+        is_flag=True,
+    ),
+    Setting(
+        "trusted_proxies",
+        values.networks,
+        "addresses or networks separated by commas, each like 10.1.2.3, 10.1.0.0/16 or fd00::/8, "
+        "and none that is everybody",
+        "Proxies whose X-Forwarded-For and X-Forwarded-Proto are believed, separated by commas; "
+        "they may come without TLS. [none]",
+    ),
+    Setting(
+        "client_certificate_header",
+        values.header,
+        "a header's name of its own, like X-Client-Name",
+        "The header in which trusted proxies, which must remove what clients put there, tell the "
+        "name of a client certificate that they have verified. [none]",
     ),
     Setting(
         "auto_create",

@@ -15,6 +15,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from gateway import frames
+from gateway.addresses import UNKNOWN, ClientAddress, peer_of
 from gateway.admission import Admission
 from gateway.conversation import Conversation
 from gateway.facts_values import Transport
@@ -61,6 +62,7 @@ class WebSocketConnection(asyncio.Protocol):
         "_server_state",
         "_transport",
         "_write_is_paused",
+        "address",
         "scheduled",
     )
     registry: ClassVar[Registry]
@@ -84,6 +86,7 @@ class WebSocketConnection(asyncio.Protocol):
         """Somebody asked whether it is writable, and it was not."""
         self._read_holds = 0
         self._cut_off_at = 0.0
+        self.address: ClientAddress = UNKNOWN
         self.scheduled = float("inf")
 
     def __repr__(self) -> str:
@@ -135,7 +138,14 @@ class WebSocketConnection(asyncio.Protocol):
 
     def _shake_hands(self, data: bytes) -> None:
         around = self.registry.around
-        handshake = shake_hands(data, around.auth, wall=around.wall())
+        handshake = shake_hands(
+            data,
+            around.auth,
+            wall=around.wall(),
+            peer=peer_of(self._transport.get_extra_info),
+            addresses=self.registry.addresses,
+        )
+        self.address = handshake.address
         self._transport.write(handshake.response)
         if handshake.is_accepted:
             self._open(handshake.admission)

@@ -7,6 +7,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from gateway import frames
+from gateway.addresses import UNKNOWN
 from gateway.admission import Admission
 from gateway.conversation import Conversation
 from gateway.facts_values import Transport
@@ -48,6 +49,7 @@ class WebSocketWire:
     """A WebSocket without the socket: the Outlet of a conversation. Whoever pings is answered."""
 
     transport: Transport | None = "websocket"
+    address = UNKNOWN
     unsent_bytes = 0
 
     def __init__(

@@ -28,6 +28,12 @@ def test_every_setting_is_read_from_the_environment() -> None:
         "TOCSIN_STORAGE": "sqlite:",
         "TOCSIN_METADATA": "in-process",
         "TOCSIN_TOKEN": "0123456789abcdef",
+        "TOCSIN_TLS_CERT": "/tmp/c.pem",
+        "TOCSIN_TLS_KEY": "/tmp/k.pem",
+        "TOCSIN_TLS_CLIENT_CA": "/tmp/ca.pem",
+        "TOCSIN_PLAIN": "no",
+        "TOCSIN_TRUSTED_PROXIES": "10.1.2.3, FD00::/8",
+        "TOCSIN_CLIENT_CERTIFICATE_HEADER": "X-Client-Name",
         "TOCSIN_AUTO_CREATE": "Yes",
         "TOCSIN_ORIGINS": "https://App.example, http://localhost:3000",
         "TOCSIN_FREE_BYTES_RESERVE": "0",
@@ -42,6 +48,11 @@ def test_every_setting_is_read_from_the_environment() -> None:
         port=0,
         data_dir=Path("/tmp/t"),
         token="0123456789abcdef",
+        tls_cert=Path("/tmp/c.pem"),
+        tls_key=Path("/tmp/k.pem"),
+        tls_client_ca=Path("/tmp/ca.pem"),
+        trusted_proxies=("10.1.2.3/32", "fd00::/8"),
+        client_certificate_header="x-client-name",
         auto_create=True,
         origins=("https://app.example", "http://localhost:3000"),
         free_bytes_reserve=0,
@@ -76,6 +87,17 @@ def test_a_flag_goes_before_the_environment() -> None:
         ("TOCSIN_STORAGE", "postgres://x"),
         ("TOCSIN_STORAGE", "sqlite:/elsewhere"),
         ("TOCSIN_METADATA", "http://127.0.0.1:9"),
+        ("TOCSIN_TLS_CERT", ""),
+        ("TOCSIN_TLS_KEY", "a\0b"),
+        ("TOCSIN_PLAIN", "perhaps"),
+        ("TOCSIN_TRUSTED_PROXIES", ""),
+        ("TOCSIN_TRUSTED_PROXIES", "proxy.example"),
+        ("TOCSIN_TRUSTED_PROXIES", "10.1.2.3/8"),
+        ("TOCSIN_TRUSTED_PROXIES", "10.1.2.3, 0.0.0.0/0"),
+        ("TOCSIN_TRUSTED_PROXIES", "::/0"),
+        ("TOCSIN_CLIENT_CERTIFICATE_HEADER", "X Client"),
+        ("TOCSIN_CLIENT_CERTIFICATE_HEADER", "X-Forwarded-For"),
+        ("TOCSIN_CLIENT_CERTIFICATE_HEADER", "Sec-WebSocket-Protocol"),
         ("TOCSIN_AUTO_CREATE", "maybe"),
         ("TOCSIN_AUTO_CREATE", ""),
         ("TOCSIN_ORIGINS", "*"),
@@ -121,9 +143,49 @@ def test_redis_is_refused_with_what_this_build_has_and_without_its_password() ->
 def test_other_machines_are_let_in_only_with_a_token(host: str) -> None:
     with pytest.raises(ConfigError, match="set TOCSIN_TOKEN"):
         load({**HOME, "TOCSIN_HOST": host})
-    config, warnings = load({**HOME, "TOCSIN_HOST": host, "TOCSIN_TOKEN": "0123456789abcdef"})
-    assert config.host == host
-    assert any("TLS" in warning for warning in warnings)
+    with pytest.raises(ConfigError, match="set TOCSIN_TOKEN"):
+        load({**HOME, "TOCSIN_HOST": host, "TOCSIN_PLAIN": "yes"})
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "broker.example"])
+def test_what_other_machines_say_is_encrypted_or_that_is_said(host: str) -> None:
+    reached = {**HOME, "TOCSIN_HOST": host, "TOCSIN_TOKEN": "0123456789abcdef"}
+    with pytest.raises(ConfigError) as caught:
+        load(reached)
+    for way in ("TOCSIN_TLS_CERT and TOCSIN_TLS_KEY", "TOCSIN_TRUSTED_PROXIES", "TOCSIN_PLAIN=yes"):
+        assert way in str(caught.value)
+    for out in (
+        {"TOCSIN_TLS_CERT": "/c.pem", "TOCSIN_TLS_KEY": "/k.pem"},
+        {"TOCSIN_TRUSTED_PROXIES": "10.1.2.3"},
+    ):
+        config, warnings = load({**reached, **out})
+        assert config.host == host
+        assert warnings == []
+    _, (warning,) = load({**reached, "TOCSIN_PLAIN": "yes"})
+    assert "without encryption" in warning
+
+
+@pytest.mark.parametrize(
+    ("environ", "sentence"),
+    [
+        ({"TOCSIN_TLS_CERT": "/c"}, "TOCSIN_TLS_CERT is set and TOCSIN_TLS_KEY is not"),
+        ({"TOCSIN_TLS_KEY": "/k"}, "TOCSIN_TLS_KEY is set and TOCSIN_TLS_CERT is not"),
+        ({"TOCSIN_TLS_CLIENT_CA": "/a"}, "TOCSIN_TLS_CLIENT_CA is set and TOCSIN_TLS_CERT is not"),
+        (
+            {"TOCSIN_CLIENT_CERTIFICATE_HEADER": "X-Client"},
+            "TOCSIN_CLIENT_CERTIFICATE_HEADER is set and TOCSIN_TRUSTED_PROXIES is not",
+        ),
+    ],
+)
+def test_half_a_setting_is_none(environ: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        load({**HOME, **environ})
+
+
+def test_a_switch_that_changes_nothing_is_told() -> None:
+    environ = {"TOCSIN_TLS_CERT": "/c", "TOCSIN_TLS_KEY": "/k", "TOCSIN_PLAIN": "yes"}
+    _, (warning,) = load({**HOME, **environ})
+    assert "TOCSIN_PLAIN changes nothing" in warning
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "[::1]", "localhost"])

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from gateway import frames
+from gateway.addresses import UNKNOWN
 from gateway.auth import LET_IN, Auth
 from gateway.conversation import Conversation
 from gateway.facts_values import Transport
@@ -30,6 +31,7 @@ class Socket:
     def __init__(self, broker: EchoBroker, auth: Auth | None = None) -> None:
         self.sent: list[dict[str, Any]] = []
         self.is_writable = True
+        self.address = UNKNOWN
         self.pings = 0
         self.holds = 0
         self.close_code: Close | None = None

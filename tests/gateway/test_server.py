@@ -364,6 +364,7 @@ async def test_what_cannot_start_says_why_in_a_sentence(spawn: Any, tmp_path: Pa
             ({"TOCSIN_PORT": str(taken.getsockname()[1])}, "is taken by another process"),
             ({"TOCSIN_PORT": "http"}, "TOCSIN_PORT is 'http'; it must be a whole number"),
             ({"TOCSIN_HOST": "0.0.0.0"}, "set TOCSIN_TOKEN"),
+            ({"TOCSIN_HOST": "0.0.0.0", "TOCSIN_TOKEN": "t" * 20}, "or accept that tokens"),
             ({"TOCSIN_DATA_DIR": str(tmp_path / "file" / "x")}, "Not a directory"),
         ):
             broker = await spawn(SERVE, **environ)

@@ -11,6 +11,7 @@ import httpx2
 import msgspec
 
 from gateway import frames
+from gateway.addresses import UNKNOWN
 from gateway.auth import LET_IN, Auth
 from gateway.broker import Broker
 from gateway.config import Config
@@ -231,6 +232,7 @@ class Socket:
     """A client and its conversation, with an outlet that keeps what it is given."""
 
     transport: Transport | None = "websocket"
+    address = UNKNOWN
     unsent_bytes = 0
 
     def __init__(self, house: House, around: Surroundings | None = None, name: str = "s-1") -> None:

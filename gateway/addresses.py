@@ -1,0 +1,179 @@
+"""Where a client comes from: its address, whether its bytes were encrypted, its certificate. Pure.
+
+A connection tells its other end. If that is a proxy whose address is configured as trusted, the
+headers it adds tell who is behind it; from anybody else they are words, and are not read.
+
+    X-Forwarded-For     each proxy appends whom it was called by. From the right, the first address
+                        that is no trusted proxy is the client: what stands left of it is what that
+                        client says of itself. (RFC 7239, section 8.1, has the reasons.)
+    X-Forwarded-Proto   https only if every value says so: one plain hop is enough to be read
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Any, Final, NamedTuple
+
+Network = IPv4Network | IPv6Network
+Headers = Iterable[tuple[bytes, bytes]]
+"""Lower-case names and values, as ASGI has them."""
+CLIENT: Final = "tocsin.client"
+"""Where the ClientAddress of a request stands in the ASGI scope."""
+PROXIES_MAX: Final = 32
+"""Through so many proxies a client is followed: the header may be long, and looking costs."""
+CERTIFICATE_NAME_CHARS_MAX: Final = 255
+_FORWARDED_FOR: Final = b"x-forwarded-for"
+_FORWARDED_PROTO: Final = b"x-forwarded-proto"
+_WITH_PORT: Final = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::[0-9]{1,5})?|([0-9.]+):[0-9]{1,5}")
+
+
+class ClientAddress(NamedTuple):
+    """Who is at the other end, as far as the network tells."""
+
+    text: str
+    """An IP address in its canonical form, without a port; empty: not known."""
+    is_tls: bool
+    """Nobody between the client and us, or our trusted proxy, could read along."""
+    certificate_name: str | None = None
+    """Of the client certificate that was verified; None: there was none."""
+
+
+UNKNOWN: Final = ClientAddress("", False)
+
+
+class Addresses:
+    """Decides whom to believe. `trusted`: the proxies. `certificate_header`: in which of their
+    headers the name of a verified client certificate stands; None: in none. `is_plain_allowed`:
+    whoever reaches us may do so without TLS; else only trusted proxies and this machine may."""
+
+    __slots__ = ("_certificate_header", "_is_plain_allowed", "_trusted")
+
+    def __init__(
+        self,
+        trusted: Sequence[Network] = (),
+        *,
+        certificate_header: str | None = None,
+        is_plain_allowed: bool = True,
+    ) -> None:
+        self._trusted = tuple(trusted)
+        self._certificate_header = certificate_header and certificate_header.lower().encode()
+        self._is_plain_allowed = is_plain_allowed
+
+    def trusts(self, peer: ClientAddress) -> bool:
+        """Whether its headers are to be believed."""
+        address = parse_address(peer.text)
+        return address is not None and self._is_trusted(address)
+
+    def may_enter(self, peer: ClientAddress) -> bool:
+        """Whether it may talk to us the way it does."""
+        if peer.is_tls or self._is_plain_allowed or not peer.text:
+            return True
+        address = parse_address(peer.text)
+        return address is not None and (address.is_loopback or self._is_trusted(address))
+
+    def behind(self, peer: ClientAddress, headers: Headers) -> ClientAddress:
+        """Who talks through a peer that is trusted; the peer itself where its headers say nothing
+        or nonsense."""
+        hops: list[str] = []
+        schemes: list[str] = []
+        names: list[str] = []
+        for name, value in headers:
+            if name == _FORWARDED_FOR:
+                hops.extend(value.decode("latin-1").split(","))
+            elif name == _FORWARDED_PROTO:
+                schemes.extend(value.decode("latin-1").split(","))
+            elif name == self._certificate_header:
+                names.append(value.decode("latin-1").strip())
+        is_tls = peer.is_tls
+        if schemes:
+            is_tls = all(scheme.strip().lower() == "https" for scheme in schemes)
+        return ClientAddress(self._client(peer.text, hops), is_tls, _one_name(names))
+
+    def _client(self, nearest: str, hops: list[str]) -> str:
+        """The last address from the right that somebody trusted vouches for."""
+        for text in reversed(hops[-PROXIES_MAX:]):
+            address = parse_address(text)
+            if address is None:
+                break
+            nearest = str(address)
+            if not self._is_trusted(address):
+                break
+        return nearest
+
+    def _is_trusted(self, address: IPv4Address | IPv6Address) -> bool:
+        return any(address in network for network in self._trusted)
+
+
+NO_PROXIES: Final = Addresses()
+"""Everybody comes straight, and may."""
+
+
+def _one_name(names: list[str]) -> str | None:
+    """Several are a proxy that passes on what a client has put there: none is believed."""
+    if len(names) != 1 or not 0 < len(names[0]) <= CERTIFICATE_NAME_CHARS_MAX:
+        return None
+    return names[0]
+
+
+def parse_address(text: str) -> IPv4Address | IPv6Address | None:
+    """An IP address, also with brackets, a port or a zone, which are dropped; None: it is none.
+    An IPv4 address in IPv6's clothes (`::ffff:192.0.2.1`) is the IPv4 address."""
+    text = text.strip().strip('"')
+    match = _WITH_PORT.fullmatch(text)
+    if match is not None:
+        text = match[1] or match[2]
+    try:
+        address = ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address
+
+
+def parse_networks(text: str) -> tuple[Network, ...]:
+    """Addresses and networks (`10.0.0.0/8`) separated by commas.
+
+    Raises:
+        ValueError: one is neither, or has bits behind its mask.
+    """
+    return tuple(ip_network(part.strip()) for part in text.split(","))
+
+
+def peer_of(extra_info: Callable[[str], Any]) -> ClientAddress:
+    """The other end of a connection. `extra_info`: its transport's `get_extra_info`."""
+    peername = extra_info("peername")
+    address = parse_address(str(peername[0])) if isinstance(peername, tuple) and peername else None
+    text = "" if address is None else str(address)
+    tls = extra_info("ssl_object")
+    if tls is None:
+        return ClientAddress(text, False)
+    return ClientAddress(text, True, certificate_name(tls.getpeercert()))
+
+
+def certificate_name(certificate: Mapping[str, Any] | None) -> str | None:
+    """Whom a verified certificate is for, as `SSLObject.getpeercert` tells it: the first URI of
+    its subject alternative names, else the first DNS name, else the first e-mail address, else the
+    last common name of its subject. None: it has none of them, or the first is too long."""
+    if not certificate:
+        return None
+    alternatives: Sequence[tuple[str, Any]] = certificate.get("subjectAltName", ())
+    names = [
+        text
+        for wanted in ("URI", "DNS", "email")
+        for kind, text in alternatives
+        if kind == wanted and isinstance(text, str)
+    ]
+    if not names:
+        subject: Sequence[Sequence[tuple[str, str]]] = certificate.get("subject", ())
+        names = [text for part in subject for name, text in part if name == "commonName"][-1:]
+    return _one_name(names[:1])
+
+
+def client_address(scope: Mapping[str, Any]) -> ClientAddress:
+    """Who sends a request, by its ASGI scope. Where no socket of ours brought it, as in tests, it
+    is whom the scope names."""
+    found: ClientAddress | None = scope.get(CLIENT)
+    if found is not None:
+        return found
+    host, _ = scope.get("client") or ("", 0)
+    return ClientAddress(host, scope.get("scheme") == "https")
