@@ -8,11 +8,14 @@ import asyncio
 import contextlib
 import errno
 import socket
+import ssl
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 from starlette.types import ASGIApp
+
+from push import limits
 
 BACKLOG: Final = 2048
 KEEP_ALIVE_S: Final = 75
@@ -60,7 +63,7 @@ def _refusal(host: str, port: int, error: OSError) -> str:
 
 
 class Listener(uvicorn.Server):
-    """One uvicorn server on a socket that is bound already."""
+    """One uvicorn server on a socket that is bound already; `tls`: it speaks TLS only."""
 
     def __init__(
         self,
@@ -69,6 +72,7 @@ class Listener(uvicorn.Server):
         *,
         http: type[asyncio.Protocol] | None = None,
         ws: type[asyncio.Protocol] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         super().__init__(
             uvicorn.Config(
@@ -79,12 +83,13 @@ class Listener(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                proxy_headers=False,  # nothing here goes by the client's address
+                proxy_headers=False,  # gateway.addresses knows whom to believe
                 backlog=BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE_S,
             )
         )
         self._bound = bound
+        self._tls = tls
         self._accepting = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
 
@@ -94,9 +99,27 @@ class Listener(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn's hook."""
-        await super().startup(sockets)
+        """uvicorn's hook, which would give a TLS handshake a minute."""
+        await self.lifespan.startup()
+        tls: dict[str, Any] = {}
+        if self._tls is not None:
+            tls = {
+                "ssl": self._tls,
+                "ssl_handshake_timeout": limits.TLS_HANDSHAKE_TIMEOUT_S,
+                "ssl_shutdown_timeout": limits.CLOSE_TIMEOUT_S,
+            }
+        server = await asyncio.get_running_loop().create_server(
+            self._protocol, sock=self._bound, backlog=BACKLOG, **tls
+        )
+        self.servers = [server]
+        self.started = True
         self._accepting.set()
+
+    def _protocol(self) -> asyncio.Protocol:
+        protocol: asyncio.Protocol = self.config.http_protocol_class(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )  # type: ignore[call-arg]
+        return protocol
 
     async def start(self) -> None:
         """Accept connections. Raises what uvicorn raises when it cannot."""

@@ -35,6 +35,7 @@ from gateway.registry import Registry, drain_sessions
 from gateway.rest import Application
 from gateway.session import Timing
 from gateway.surroundings import Surroundings
+from gateway.tls import Tls
 from gateway.websocket import websocket_class
 from push import limits
 from push.errors import TocsinError
@@ -73,8 +74,17 @@ class Pages:
 class Server:
     """A broker with its port and its admin socket, inside a running event loop. Made by `open`."""
 
-    def __init__(self, config: Config, broker: WholeBroker, bound: socket, pages: Pages) -> None:
+    def __init__(
+        self,
+        config: Config,
+        broker: WholeBroker,
+        bound: socket,
+        pages: Pages,
+        tls: Tls | None = None,
+    ) -> None:
         self.config = config
+        self.tls = tls
+        self._watching: asyncio.Task[None] | None = None
         self.broker = broker
         auth = Auth(config.token, config.origins)
         # What PROTOCOL.md says: a ping after `heartbeat_s`, and the end after as long again.
@@ -97,7 +107,11 @@ class Server:
         self._port: int = bound.getsockname()[1]
         self._admin = AdminSocket(config.data_dir, broker)
         self._listener = Listener(
-            application, bound, http=http_class(addresses), ws=websocket_class(self.registry)
+            application,
+            bound,
+            http=http_class(addresses),
+            ws=websocket_class(self.registry),
+            tls=tls.context if tls is not None else None,
         )
 
     @classmethod
@@ -114,7 +128,8 @@ class Server:
         Raises:
             StartError: with a sentence that says what to do.
         """
-        bound = bind(config.host, config.port)  # first: a taken port is known at once
+        tls = Tls.of(config)  # first: what is wrong with files and ports is known at once
+        bound = bind(config.host, config.port)
         try:
             broker = await build(config, on_fatal)
         except TocsinError as error:
@@ -126,11 +141,13 @@ class Server:
         except BaseException:
             bound.close()
             raise
-        server = cls(config, broker, bound, pages)
+        server = cls(config, broker, bound, pages, tls)
         try:
             # The broker holds the data folder: an admin socket that is there is a dead one's.
             await server._admin.start()
             await server._listener.start()
+            if tls is not None:
+                server._watching = asyncio.create_task(tls.watch())
         except BaseException as error:
             await server.stop()
             if isinstance(error, OSError):
@@ -142,7 +159,8 @@ class Server:
     def url(self) -> str:
         """Where it listens, with the port it got where the setting was 0."""
         host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
-        return f"http://{host}:{self._port}"
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://{host}:{self._port}"
 
     async def drain(self) -> None:
         """Take no more connections, send sessions elsewhere, answer waiting pulls (P14). Returns
@@ -159,6 +177,8 @@ class Server:
     async def stop(self) -> None:
         """Answer what is under way, then write and close everything. Without `drain` before it
         nothing is lost either, but clients are cut off."""
+        if self._watching is not None:
+            self._watching.cancel()
         ends = await asyncio.gather(
             self._admin.stop(), self._listener.finish(FINISH_S / 2), return_exceptions=True
         )
@@ -204,6 +224,8 @@ async def _serve(
             return
     server = opening.result()
     try:
+        if server.tls is not None:
+            _reload_on_hangup(server.tls)
         _settle_heap()
         effective = describe(config).items()
         logger.info("in effect: %s", ", ".join(f"{name}={value}" for name, value in effective))
@@ -227,6 +249,18 @@ def _listen_to_signals(stopping: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, caught, number)
+
+
+def _reload_on_hangup(tls: Tls) -> None:
+    """SIGHUP: take the certificate's files now. Without TLS it ends the process, as ever."""
+    loading: set[asyncio.Task[None]] = set()  # or nobody would hold them
+
+    def caught() -> None:
+        task = asyncio.create_task(tls.reload())
+        loading.add(task)
+        task.add_done_callback(loading.discard)
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, caught)
 
 
 def end_at_once(reason: str) -> None:

@@ -41,6 +41,9 @@ REQUEST_HEADER_BYTES_MAX: Final = 16 * 1024
 REQUEST_HEADER_TIMEOUT_S: Final = 10.0
 """From the first byte awaited to the end of the request's header. [Slowloris.]"""
 REQUEST_BODY_TIMEOUT_S: Final = 30.0
+TLS_HANDSHAKE_TIMEOUT_S: Final = 10.0
+"""From the accepted socket to the end of the TLS handshake. [Slowloris, before the first byte of
+a request.]"""
 HELLO_TIMEOUT_S: Final = 10.0
 """From the opened socket to the `hello` frame."""
 HELLO_BYTES_MAX: Final = 16 * 1024
