@@ -5,6 +5,7 @@ import os
 import random
 import secrets
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from ssl import SSLContext
 from types import TracebackType
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from tocsin.requesting import Token, checked_token, checked_url
 from tocsin.session import NAME, Session
 from tocsin.subscribing import Start
 from tocsin.subscription import Subscription
+from tocsin.trusting import trust
 from tocsin.upkeep import Upkeep
 
 URL_DEFAULT: Final = "http://127.0.0.1:8080"
@@ -47,6 +49,7 @@ def connect(
     transport: Mode = "auto",
     linger_s: float = LINGER_S,
     trace: Trace | None = None,
+    ssl: SSLContext | None = None,
 ) -> "Client":
     """A client, to be used as `async with tocsin.connect() as client:`.
 
@@ -64,6 +67,8 @@ def connect(
             0 to 300. After it, or when the client is closed, it goes to the group's others.
         trace: called as `trace("sent" or "received", transport, data)` with each message of
             frames as it goes over the wire, to see what happens.
+        ssl: for https, whom to trust and what certificate to show; without it what TOCSIN_CA_FILE,
+            TOCSIN_CERT_FILE and TOCSIN_KEY_FILE name, without that the system's authorities.
     """
     return Client(
         url or os.environ.get("TOCSIN_URL") or URL_DEFAULT,
@@ -74,6 +79,7 @@ def connect(
         transport=transport,
         linger_s=linger_s,
         trace=trace,
+        ssl=ssl,
     )
 
 
@@ -83,7 +89,7 @@ class Client(Upkeep):
 
     def __init__(
         self, url: str, *, token: Token, name: str, producer: str, connect_timeout_s: float,
-        transport: Mode, linger_s: float, trace: Trace | None,
+        transport: Mode, linger_s: float, trace: Trace | None, ssl: SSLContext | None = None,
     ) -> None:  # fmt: skip
         if transport not in MODES:
             raise ValueError(f"transport is one of {', '.join(MODES)}, not {transport!r}")
@@ -94,6 +100,7 @@ class Client(Upkeep):
         self.name = name
         self.url = checked_url(url)
         self.producer = producer
+        self._ssl = trust(self.url, ssl)
         self._token = checked_token(token)
         self._connect_timeout_s = connect_timeout_s
         self._mode: Mode = transport
@@ -107,16 +114,10 @@ class Client(Upkeep):
     async def __aenter__(self) -> "Client":
         rng = random.Random()  # jitter wants no secrecy
         session = Session(
-            self.url,
-            token=self._token,
-            name=self.name,
-            producer=self.producer,
-            connect_timeout_s=self._connect_timeout_s,
-            rng=rng,
-            mode=self._mode,
-            linger_s=self._linger_s,
-            trace=self._trace,
-        )
+            self.url, token=self._token, name=self.name, producer=self.producer, rng=rng,
+            connect_timeout_s=self._connect_timeout_s, mode=self._mode, linger_s=self._linger_s,
+            trace=self._trace, tls=self._ssl,
+        )  # fmt: skip
         publisher = Publisher(session, rng=rng)
         try:
             await session.open()
@@ -124,7 +125,7 @@ class Client(Upkeep):
             await session.close()
             raise
         self._session, self._publisher = session, publisher
-        self._http = Http(self.url, token=self._token)
+        self._http = Http(self.url, token=self._token, ssl=self._ssl)
         return self
 
     async def __aexit__(

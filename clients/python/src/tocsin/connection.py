@@ -4,8 +4,8 @@ No task, no queue and no future per message: whole messages go to a callback fro
 """
 
 import asyncio
-import ssl
 from collections.abc import Sequence
+from ssl import SSLContext
 from typing import Final, cast
 from urllib.parse import urlsplit
 
@@ -194,8 +194,10 @@ def _refusal(error: Exception) -> Exception:
     return error
 
 
-async def open_connection(url: str, token: str | None, trace: Trace | None = None) -> Connection:
-    """A WebSocket to the broker at this http or https URL.
+async def open_connection(
+    url: str, token: str | None, trace: Trace | None = None, tls: SSLContext | None = None
+) -> Connection:
+    """A WebSocket to the broker at this http or https URL, made with what `trust` has found.
 
     Raises:
         OSError: no connection; perhaps later.
@@ -213,7 +215,7 @@ async def open_connection(url: str, token: str | None, trace: Trace | None = Non
         lambda: Connection(uri, token, trace),
         host,
         port,
-        ssl=ssl.create_default_context() if secure else None,
+        ssl=tls,
     )
     try:
         await connection.opened

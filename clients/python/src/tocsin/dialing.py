@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from random import Random
+from ssl import SSLContext
 from typing import Final, Protocol
 
 import msgspec
@@ -30,6 +31,7 @@ from tocsin.errors import (
 from tocsin.polling import Polling
 from tocsin.reconnecting import Reconnecting
 from tocsin.requesting import Token, fresh_token
+from tocsin.trusting import why_not_trusted
 
 logger = logging.getLogger("tocsin")
 
@@ -109,12 +111,14 @@ class Dialer:
     def __init__(
         self, host: Host, url: str, *, token: Token, mode: Mode, connect_timeout_s: float,
         rng: Random, trace: Trace | None = None, open_carrier: OpenCarrier | None = None,
+        tls: SSLContext | None = None,
     ) -> None:  # fmt: skip
         self.carrier: Carrier | None = None
         self._host = host
         self._url = url
         self._token = token
         self._trace = trace
+        self._tls = tls
         self._open_carrier = open_carrier or self._open_default
         self._connect_timeout_s = connect_timeout_s
         self._choice = Choice(mode, rng=rng)
@@ -262,8 +266,8 @@ class Dialer:
 
     async def _open_default(self, transport: Transport, token: str | None) -> Carrier:
         if transport == "websocket":
-            return await open_connection(self._url, token, self._trace)
-        return Polling(self._url, token, self._trace)
+            return await open_connection(self._url, token, self._trace, self._tls)
+        return Polling(self._url, token, self._trace, self._tls)
 
     def on_welcome(self, carrier: Carrier, welcome: wire.Welcome, data: bytes) -> None:
         """A session stands on this carrier. What is in the message behind the welcome follows."""
@@ -334,6 +338,8 @@ def why(error: Exception) -> str:
     """An error, for people."""
     if isinstance(error, TimeoutError):
         return "it does not answer"
+    if (distrust := why_not_trusted(error)) is not None:
+        return distrust
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno).lower()
     return str(error) or type(error).__name__

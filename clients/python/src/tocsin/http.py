@@ -1,6 +1,7 @@
 """The calls that go over HTTP: queues, groups, pull."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from ssl import SSLContext
 from types import TracebackType
 from typing import Any, Final
 from urllib.parse import quote
@@ -14,6 +15,7 @@ from tocsin.errors import CannotConnect
 from tocsin.message import Content
 from tocsin.requesting import Token, bearer, checked_token, open_http, refusal
 from tocsin.subscribing import Start, start_at
+from tocsin.trusting import trust, why_not_trusted
 from tocsin.upkeep import Upkeep
 
 
@@ -61,10 +63,11 @@ class PulledMessage(Content):
 
 class Http(Upkeep):
     """The broker's HTTP interface. An async context manager; or `close` it. Raises ValueError: the
-    token is none."""
+    token is none, or there is something wrong with `ssl` (as in `connect`)."""
 
-    def __init__(self, url: str, *, token: Token = None) -> None:
+    def __init__(self, url: str, *, token: Token = None, ssl: SSLContext | None = None) -> None:
         self.url = url
+        self._tls = trust(url, ssl)
         self._token = checked_token(token)
         self._client: httpx2.AsyncClient | None = None
 
@@ -86,7 +89,7 @@ class Http(Upkeep):
 
     def _connections(self) -> httpx2.AsyncClient:
         if self._client is None:
-            self._client = open_http(self.url, timeout_s=TIMEOUT_S)
+            self._client = open_http(self.url, self._tls, timeout_s=TIMEOUT_S)
         return self._client
 
     async def request(
@@ -113,7 +116,8 @@ class Http(Upkeep):
                 f"the broker at {self.url} did not answer within {timeout_s:g} s"
             ) from error
         except httpx2.TransportError as error:
-            raise CannotConnect(f"cannot reach a Tocsin broker at {self.url}: {error}") from error
+            why = why_not_trusted(error) or str(error)
+            raise CannotConnect(f"cannot reach a Tocsin broker at {self.url}: {why}") from error
         if answer.is_success:
             return answer.content
         raise refusal(answer.status_code, answer.content)

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Coroutine, Sequence
+from ssl import SSLContext
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
@@ -61,12 +62,14 @@ class Polling:
 
     transport: Transport = "long-poll"
 
-    def __init__(self, url: str, token: str | None, trace: Trace | None = None) -> None:
+    def __init__(
+        self, url: str, token: str | None, trace: Trace | None = None, tls: SSLContext | None = None
+    ) -> None:
         self.writable = True
         self.refusal: Exception | None = None
         self._loop = asyncio.get_running_loop()
         self.heard_at = self._loop.time()
-        self._http = open_http(url, timeout_s=REQUEST_TIMEOUT_S)
+        self._http = open_http(url, tls, timeout_s=REQUEST_TIMEOUT_S)
         self._headers = {**bearer(token), "Content-Type": "application/json"}
         self._trace = trace
         self._listener: Listener | None = None

@@ -1,8 +1,8 @@
 """Requests over HTTP, and what their refusals mean."""
 
 import re
-import ssl
 from collections.abc import Callable
+from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -46,11 +46,9 @@ def checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def open_http(url: str, *, timeout_s: float) -> httpx2.AsyncClient:
-    """Connections to this broker. Reading the system's certificates takes 100 ms: where the URL is
-    http none are looked at."""
-    secure = url.startswith("https:")
-    context = ssl.create_default_context() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+def open_http(url: str, tls: SSLContext | None, *, timeout_s: float) -> httpx2.AsyncClient:
+    """Connections to this broker, made with what `trust` has found."""
+    context = tls or SSLContext(PROTOCOL_TLS_CLIENT)  # or it would read the system's authorities
     return httpx2.AsyncClient(base_url=url, verify=context, timeout=timeout_s, trust_env=False)
 
 

@@ -9,6 +9,7 @@ import itertools
 import logging
 from collections.abc import Callable
 from random import Random
+from ssl import SSLContext
 from typing import Final, Protocol
 
 import msgspec
@@ -75,12 +76,12 @@ class Session:
     """`url`: http or https. `token`: a text, or what returns a fresh one at each attempt. `name`:
     what the broker's lists call this client. `mode`: the transport, or "auto". `linger_s`: for how
     long the broker is to keep what this client holds while nothing connects them. `open_carrier`:
-    instead of the usual transports."""
+    instead of the usual transports. `tls`: as `trust` found it; None: the URL is http."""
 
     def __init__(
         self, url: str, *, token: Token, producer: str, connect_timeout_s: float, rng: Random,
         name: str = NAME, mode: Mode = "auto", linger_s: float = 0.0, trace: Trace | None = None,
-        open_carrier: OpenCarrier | None = None,
+        open_carrier: OpenCarrier | None = None, tls: SSLContext | None = None,
     ) -> None:  # fmt: skip
         self.url = url
         self.name = name
@@ -97,7 +98,7 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._dialer = Dialer(
             self, url, token=token, mode=mode, connect_timeout_s=connect_timeout_s, rng=rng,
-            trace=trace, open_carrier=open_carrier,
+            trace=trace, open_carrier=open_carrier, tls=tls,
         )  # fmt: skip
         self._carrier: Carrier | None = None
         self._parts: dict[Part, None] = {}

@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from ssl import SSLContext
 from types import TracebackType
 from typing import Any
 
@@ -43,6 +44,7 @@ def connect(
     transport: Mode = "auto",
     linger_s: float = LINGER_S,
     trace: Trace | None = None,
+    ssl: SSLContext | None = None,
 ) -> "Client":
     """A connected client; close it, or use it as `with tocsin.blocking.connect() as client:`.
 
@@ -56,7 +58,7 @@ def connect(
     return Client(
         tocsin.connect(
             url, token=token, name=name, producer=producer, connect_timeout_s=connect_timeout_s,
-            transport=transport, linger_s=linger_s, trace=trace,
+            transport=transport, linger_s=linger_s, trace=trace, ssl=ssl,
         )
     )  # fmt: skip
 

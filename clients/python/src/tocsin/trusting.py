@@ -1,0 +1,68 @@
+"""Whom a client trusts over https, and what it shows of itself.
+
+Without an `ssl.SSLContext` of the program's own: the authorities of this system, or those in the
+file TOCSIN_CA_FILE; and where TOCSIN_CERT_FILE (with TOCSIN_KEY_FILE, unless the key is in it as
+well) is set, that client certificate. PEM files, read once.
+"""
+
+import os
+import ssl
+from functools import cache
+from ssl import SSLContext
+from typing import Final
+
+_HINTS: Final = {
+    "CERTIFICATE_VERIFY_FAILED": "; where its authority is a private one, name the authority's "
+    "file in TOCSIN_CA_FILE",
+    "WRONG_VERSION_NUMBER": "; perhaps it speaks http:// there, not https://",
+}
+
+
+def trust(url: str, given: SSLContext | None) -> SSLContext | None:
+    """What a connection to this URL is made with; None: it is http. `given` goes before the
+    environment. Reading the system's authorities takes 100 ms, once.
+
+    Raises:
+        ValueError: `given` for an http URL; a file of the environment is not what it should be.
+    """
+    if not url.startswith("https:"):
+        if given is not None:
+            raise ValueError(f"ssl is for https://, and the URL is {url!r}")
+        return None
+    if given is not None:
+        return given
+    return _by_files(*(os.environ.get(f"TOCSIN_{name}_FILE") for name in ("CA", "CERT", "KEY")))
+
+
+@cache
+def _by_files(ca: str | None, cert: str | None, key: str | None) -> SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=ca or None)
+    except OSError as error:
+        raise ValueError(f"TOCSIN_CA_FILE is {ca!r}: {_why(error, 'no certificate')}") from None
+    if key and not cert:
+        raise ValueError("TOCSIN_KEY_FILE is set and TOCSIN_CERT_FILE is not")
+    if cert:
+        try:
+            context.load_cert_chain(cert, key or None)
+        except OSError as error:
+            names = f"TOCSIN_CERT_FILE is {cert!r} and TOCSIN_KEY_FILE is {key!r}"
+            raise ValueError(f"{names}: {_why(error, 'no pair')}") from None
+    return context
+
+
+def _why(error: OSError, what: str) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"{what} in PEM form ({error.reason or error})"
+    return error.strerror or str(error)
+
+
+def why_not_trusted(error: BaseException | None) -> str | None:
+    """What TLS complains of, for people, where an error or a cause of it does; else None."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    if error is None:
+        return None
+    reason = error.reason or "TLS failed"
+    what = getattr(error, "verify_message", "") or reason.replace("_", " ").lower()
+    return f"{what}{_HINTS.get(reason, '')}"
