@@ -10,6 +10,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 DAY = timedelta(days=1)
+_MAY_SIGN = x509.KeyUsage(
+    digital_signature=True, content_commitment=False, key_encipherment=False,
+    data_encipherment=False, key_agreement=False, key_cert_sign=True, crl_sign=True,
+    encipher_only=False, decipher_only=False,
+)  # fmt: skip
 
 
 class Pair(NamedTuple):
@@ -35,6 +40,8 @@ class Authority:
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         builder = _builder(self._name, self._name, self._key, -DAY, 30 * DAY)
         builder = builder.add_extension(x509.BasicConstraints(True, None), critical=True)
+        builder = builder.add_extension(_MAY_SIGN, critical=True)  # Python 3.13 insists on it
+        builder = builder.add_extension(self._key_id(), critical=False)
         certificate = builder.sign(self._key, hashes.SHA256())
         self.ca = folder / f"{name}.pem"
         self.ca.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
@@ -52,11 +59,16 @@ class Authority:
         builder = _builder(subject, self._name, key, begins, ends).add_extension(
             x509.SubjectAlternativeName(alternatives or [x509.DNSName("localhost")]), critical=False
         )
+        authority = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(self._key_id())
+        builder = builder.add_extension(authority, critical=False)
         certificate = builder.sign(self._key, hashes.SHA256())
         pair = Pair(self._folder / f"{name}.crt", self._folder / f"{name}.key")
         pair.cert.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         write_key(pair.key, key, serialization.NoEncryption())
         return pair
+
+    def _key_id(self) -> x509.SubjectKeyIdentifier:
+        return x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
 
 
 def write_key(
