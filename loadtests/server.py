@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -79,7 +80,7 @@ class Server:
 
     `command` is what the interpreter runs in place of the shipped server (negative controls), and
     `port` 0 picks a free one and keeps it over restarts. `settings` are further variables of its
-    environment (`TOCSIN_…`).
+    environment (`TOCSIN_…`); where they make it speak TLS, `ca` is its authority's file.
     """
 
     def __init__(
@@ -90,10 +91,15 @@ class Server:
         command: Sequence[str] = SERVE,
         level: str = "",
         settings: Mapping[str, str] = _NOTHING,
+        ca: Path | None = None,
     ) -> None:
         self.data_dir = data_dir
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
+        self._tls: ssl.SSLContext | None = None
+        if ca is not None:
+            self.url = f"https://localhost:{self.port}"
+            self._tls = ssl.create_default_context(cafile=ca)
         self.log_path = data_dir.with_name(data_dir.name + ".log")
         self._command = [sys.executable, *command]
         self._level = level
@@ -138,7 +144,9 @@ class Server:
                 raise ServerFailed(f"the broker ended with {self._code()}:\n{self.log_tail()}")
             with (
                 contextlib.suppress(OSError),  # not listening yet, or not ready: 503
-                urllib.request.urlopen(f"{self.url}/readyz", timeout=5) as answer,
+                urllib.request.urlopen(
+                    f"{self.url}/readyz", timeout=5, context=self._tls
+                ) as answer,
             ):
                 if answer.status == 200:
                     return time.monotonic() - began
