@@ -32,6 +32,7 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from ssl import SSLContext
 from typing import IO, Any, Final
 
 import click
@@ -44,6 +45,7 @@ from gateway.demo_board import Board, Device, Meter, first_line, plain_line, tab
 from gateway.demo_figures import Machine, read_proc
 from gateway.listening import StartError, bind
 from gateway.settings_table import SETTINGS
+from gateway.tls import pinning
 
 QUEUE: Final = "machine"
 GROUP: Final = "terminal"
@@ -100,7 +102,8 @@ def demo(seconds: float | None, **flags: Any) -> None:
     config = load_config(flags)
     environ = _environment(config, flags)
     try:
-        url = f"http://{_reachable(config)}:{environ['TOCSIN_PORT']}"
+        scheme = "http" if config.tls_cert is None else "https"
+        url = f"{scheme}://{_reachable(config)}:{environ['TOCSIN_PORT']}"
         with _broker(environ) as broker:
             asyncio.run(_demo(url, config, broker, seconds))
     except (StartError, tocsin.TocsinError) as error:
@@ -138,6 +141,12 @@ def _reachable(config: Config) -> str:
     return f"[{config.host}]" if ":" in config.host else config.host
 
 
+def _trust(config: Config) -> SSLContext | None:
+    """The broker's own certificate is shown by the broker that we have started, whatever the name
+    by which we reach it."""
+    return None if config.tls_cert is None else pinning(config.tls_cert)
+
+
 @contextmanager
 def _broker(environ: dict[str, str]) -> Iterator["_Broker"]:
     with tempfile.TemporaryFile() as log:
@@ -167,10 +176,10 @@ class _Broker:
             words = self._log.read()[-4000:].decode(errors="replace").strip()
             raise StartError(f"The broker ended with exit code {code}:\n{words}")
 
-    async def wait_ready(self, url: str) -> None:
+    async def wait_ready(self, url: str, tls: SSLContext | None) -> None:
         """Until it is ready. Raises StartError."""
         deadline = time.monotonic() + READY_TIMEOUT_S
-        while not await asyncio.to_thread(_is_ready, url):
+        while not await asyncio.to_thread(_is_ready, url, tls):
             self.check()
             if time.monotonic() > deadline:
                 raise StartError(f"The broker was not ready within {READY_TIMEOUT_S:.0f} s.")
@@ -199,9 +208,9 @@ def serve_while_wanted() -> None:
     serve()
 
 
-def _is_ready(url: str) -> bool:
+def _is_ready(url: str, tls: SSLContext | None) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=5, context=tls) as answer:
             return bool(answer.status == 200)
     except OSError:
         return False
@@ -215,7 +224,7 @@ async def _demo(url: str, config: Config, broker: _Broker, seconds: float | None
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    await broker.wait_ready(url)
+    await broker.wait_ready(url, _trust(config))
     if seconds is not None:
         loop.call_later(seconds, stopping.set)
     machine = Machine()
@@ -223,7 +232,7 @@ async def _demo(url: str, config: Config, broker: _Broker, seconds: float | None
     watched = "cpu0" if read_proc("stat") else "load"
     run = secrets.token_hex(4)  # the times of another run, even a machine's, mean nothing here
     board = Board(url, time.monotonic(), watched, {name: Meter() for name in WORKERS})
-    async with tocsin.connect(url, token=config.token) as client:
+    async with tocsin.connect(url, token=config.token, ssl=_trust(config)) as client:
         await _make_queue(client)
         async with _running(
             _publish(client, board, machine, run),
@@ -288,7 +297,7 @@ async def _publish(client: tocsin.Client, board: Board, machine: Machine, run: s
 async def _work(url: str, config: Config, board: Board, name: str, run: str) -> None:
     """One worker: a client of its own, as it would be on a machine of its own."""
     async with (
-        tocsin.connect(url, token=config.token, name=name) as client,
+        tocsin.connect(url, token=config.token, name=name, ssl=_trust(config)) as client,
         client.subscribe(QUEUE, group=GROUP) as messages,
     ):
         async for message in messages:
@@ -337,7 +346,7 @@ def _is_screen() -> bool:
 async def _keep_address(url: str, config: Config, board: Board) -> None:
     """The address on the screen lets a browser in at any moment. (Lines have no ticket: they are
     kept, and it is soon over.)"""
-    async with Http(url, token=config.token) as http:
+    async with Http(url, token=config.token, ssl=_trust(config)) as http:
         while True:
             try:
                 ticket = await http.ticket()

@@ -138,6 +138,16 @@ def _read(path: Path, setting: str) -> bytes:
         raise StartError(f"{setting} is {path}, which cannot be read: {error.strerror}.") from None
 
 
+def pinning(cert: Path) -> ssl.SSLContext:
+    """For a client that takes this certificate, or one below it, under any name, and no other.
+    Raises OSError: it cannot be read."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(cert)
+    return context
+
+
 class Tls:
     """The context of a listener, which follows its files while `watch` runs.
 

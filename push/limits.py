@@ -57,7 +57,8 @@ HEARTBEAT_TIMEOUT_S: Final = 20.0
 SESSION_LINGER_S_MAX: Final = 300.0
 """So long at most a session whose transport was lost waits for its client to come back."""
 SESSIONS_MAX: Final = 50_000
-"""WebSockets on one gateway; at 17 KiB each, 830 MiB. One more is told to come back later."""
+"""WebSockets on one gateway; at 17 KiB each, 830 MiB, and twice that over TLS of our own. One more
+is told to come back later."""
 BAD_MESSAGES_PER_SESSION_MAX: Final = 16
 """WebSocket messages that nobody can decode; each is answered, one more ends the session."""
 CLOSE_TIMEOUT_S: Final = 5.0

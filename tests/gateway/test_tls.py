@@ -352,6 +352,18 @@ async def test_a_new_authority_of_clients_counts_from_now_on(
         assert (await gateway.ask(trusting(authority, shown))).certificate_name == "localhost"
 
 
+@on_uvloop
+async def test_the_demo_takes_the_certificate_it_started_with_and_no_other(
+    authority: Authority, pair: Pair
+) -> None:
+    """By any name: nobody issues certificates for 127.0.0.1."""
+    pinned = tls_module.pinning(authority.issue("demo", x509.DNSName("public.example")).cert)
+    async with serving(authority.issue("demo2", x509.DNSName("public.example"))) as gateway:
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await gateway.dial(pinned)
+        assert (await gateway.ask(tls_module.pinning(gateway.tls._files.cert))).is_tls
+
+
 # --- What is spoken -------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import { connect } from "../src/index.js";
 import { encodeMessage, fromBase64, toBase64 } from "../src/outgoing.js";
 import { checkedUrl } from "../src/requesting.js";
 import { decode, encode, joinFrames, MESSAGE_CHARS_AIM, NotTheProtocol } from "../src/wire.js";
+import { Socket } from "../src/websocket.js";
 
 const URL = "http://broker.test";
 
@@ -80,6 +81,22 @@ test("a URL is one of a broker", () => {
   assert.equal(checkedUrl("https://a.test/tocsin//"), "https://a.test/tocsin");
   for (const wrong of ["ftp://a", "a.test", "http://", "http://a/?token=b", "http://u:p@a"]) {
     assert.throws(() => checkedUrl(wrong), TypeError);
+  }
+});
+
+test("an https URL is reached over wss, an http URL over ws", () => {
+  for (const [url, reached] of [
+    ["https://a.test/tocsin", "wss://a.test/tocsin/v1/ws"], ["http://a.test:81", "ws://a.test:81/v1/ws"],
+  ]) {
+    const opened = [];
+    const WebSocket = class extends EventTarget {
+      constructor(...arguments_) {
+        super();
+        opened.push(arguments_);
+      }
+    };
+    new Socket(url, { environment: { WebSocket, now: () => 0 }, trace: () => {} }).start();
+    assert.deepEqual(opened, [[reached, ["tocsin.v1"]]]);
   }
 });
 

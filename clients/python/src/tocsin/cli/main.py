@@ -31,6 +31,9 @@ Examples:
   tocsin consume orders --read --keys user-7 --start earliest
   tocsin ticket                                 opens the console in a browser
 
+Over https, TOCSIN_CA_FILE names an authority of your own, TOCSIN_CERT_FILE and TOCSIN_KEY_FILE a
+client certificate: PEM files.
+
 The exit code is 0 when all went well, 1 when it did not, 2 when the command was not understood.
 """
 
