@@ -29,6 +29,7 @@ from push.ports import (
     Written,
 )
 from push.record import Header, Record
+from push.sealing import PLAIN, Sealer
 from storage.appending import (
     Effect,
     PartitionLog,
@@ -45,8 +46,9 @@ from storage.memory_partition import MemoryPartition, StoredRecord
 class MemoryStorage:
     """`push.ports.Storage` without a disk. `wall` is the unix clock, in seconds."""
 
-    def __init__(self, *, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, *, wall: Callable[[], float] = time.time, sealer: Sealer = PLAIN) -> None:
         self._wall = wall
+        self._sealer = sealer
         self._queues: dict[str, list[MemoryPartition]] = {}
         self._incarnation = uuid.uuid4().hex
         self._wake_up: WakeUp | None = None
@@ -85,7 +87,7 @@ class MemoryStorage:
         total = queue[0].log.total if queue else QueueTotal()
         for number in range(len(queue), partitions):
             log = PartitionLog(Partition(queue_id, number), row_id=0, total=total)
-            queue.append(MemoryPartition(log))
+            queue.append(MemoryPartition(log, sealer=self._sealer))
 
     async def drop_queue(self, queue_id: str) -> None:
         self._check_open()
@@ -139,17 +141,21 @@ class MemoryStorage:
     async def append(self, appends: Sequence[Append]) -> list[Appended]:
         self._check_open()
         headers = [open_header(append) for append in appends]
+        sealed = [
+            self._sealer.seal(append.partition, append.header, append.payload, header.count)
+            for append, header in zip(appends, headers, strict=True)
+        ]
         applied = self._lost_answers.pop(0) if self._lost_answers else None
         if applied is False:
             raise Unknown("the answer of the storage was lost")
         answers: list[Appended] = []
         certified: dict[Partition, int] = {}
-        for append, header in zip(appends, headers, strict=True):
+        for append, header, blob in zip(appends, headers, sealed, strict=True):
             at = self._find(append.partition)
             if at is None:
                 answers.append(nowhere(header.count))
                 continue
-            effect = self._append(at, append, header)
+            effect = self._append(at, append, header, blob)
             answers.append(effect.appended)
             if effect.appended.count:
                 certified[append.partition] = at.log.next_offset
@@ -161,7 +167,9 @@ class MemoryStorage:
             raise Unknown("the answer of the storage was lost")
         return answers
 
-    def _append(self, at: MemoryPartition, append: Append, header: Header) -> Effect:
+    def _append(
+        self, at: MemoryPartition, append: Append, header: Header, sealed: bytes
+    ) -> Effect:
         wall = self._wall_unix_ms()
 
         def line_of(producer: bytes) -> ProducerLine:
@@ -190,9 +198,10 @@ class MemoryStorage:
             del at.ids[until]
         appended = effect.appended
         if appended.count:
-            record = Record.load(appended.first, append.header, append.payload, appended.skips)
+            raw, skips = append.header, appended.skips
+            record = Record.load(appended.first, raw, append.payload, skips)
             published = min(header.published_unix_ms, wall)
-            at.records.append(StoredRecord(record, published, effect.size))
+            at.append(StoredRecord(record, published, effect.size, raw, sealed, skips))
         return effect
 
     async def read(
@@ -202,20 +211,9 @@ class MemoryStorage:
         at = self._find(partition)
         if at is None:
             return Read((), 0, 0)
-        records: list[Record] = []
-        size = 0
-        for stored in at.records:
-            record = stored.record
-            if record.last < offset:
-                continue
-            if until is not None and record.first > until:
-                break
-            if records and size + record.memory_bytes > bytes_max:
-                break
-            records.append(record)
-            size += record.memory_bytes
+        answer = at.read(offset, bytes_max, until)
         await asyncio.sleep(0)
-        return Read(tuple(records), at.log.start, at.log.next_offset)
+        return answer
 
     async def read_each(
         self, partition: Partition, offsets: Sequence[int], bytes_max: int

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from push.ports import ParkedLine, Standing
-from push.record import Record
+from push.ports import Damage, ParkedLine, Read, Standing
+from push.record import Record, RecordDamaged
+from push.sealing import PLAIN, Sealer
 from storage.appending import IdBuckets, PartitionLog
 from storage.cursor import GroupCursor
 from storage.dedup import ProducerLine
@@ -14,8 +15,17 @@ class StoredRecord:
     """A record with what trimming asks of it."""
 
     record: Record
+    """Without its payload where that is sealed."""
     published_unix_ms: int
     size: int
+    header: bytes
+    sealed: bytes
+    skips: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """How many offsets it has."""
+        return self.record.last - self.record.first + 1
 
 
 @dataclass(slots=True)
@@ -31,6 +41,52 @@ class MemoryPartition:
     cursors: dict[str, GroupCursor] = field(default_factory=dict)
     aside: dict[str, dict[int, int]] = field(default_factory=dict)
     """Group -> offset -> key hash: the side lines."""
+    damage: list[Damage] = field(default_factory=list)
+    """What could not be opened, and was put aside (R30)."""
+    sealer: Sealer = PLAIN
+
+    def append(self, stored: StoredRecord) -> None:
+        """Keep it; where payloads are sealed, the sealed one alone."""
+        if self.sealer is not PLAIN:
+            stored.record.payload = b""
+        self.records.append(stored)
+
+    def read(self, offset: int, bytes_max: int, until: int | None) -> Read:
+        """What `Storage.read` answers."""
+        records: list[Record] = []
+        size, end = 0, self.log.next_offset if until is None else until + 1
+        for stored in list(self.records):
+            if stored.record.last < offset:
+                continue
+            if stored.record.first >= end:
+                break
+            record = self._open(stored)
+            if record is None:
+                continue
+            if records and size + record.memory_bytes > bytes_max:
+                end = record.first
+                break
+            records.append(record)
+            size += record.memory_bytes
+        damage = sorted(
+            (one for one in self.damage if one.first < end and one.first + one.count > offset),
+            key=lambda one: one.first,
+        )
+        return Read(tuple(records), self.log.start, self.log.next_offset, tuple(damage))
+
+    def _open(self, stored: StoredRecord) -> Record | None:
+        """The record with its payload; None: it is damaged, and put aside."""
+        if self.sealer is PLAIN:
+            return stored.record
+        partition, first = self.log.partition, stored.record.first
+        try:
+            payload = self.sealer.unseal(partition, stored.header, stored.sealed)
+            return Record.load(first, stored.header, payload, stored.skips)
+        except RecordDamaged as damage:
+            self.damage.append(Damage(partition, first, stored.count, str(damage)))
+            self.records.remove(stored)
+            self.log.remove(stored.count, stored.size)
+            return None
 
     def replace(self, group_id: str, floor: int) -> None:
         """A fresh cursor at `floor`, under a raised epoch."""
@@ -40,6 +96,7 @@ class MemoryPartition:
     def drop_all(self) -> None:
         """Nothing below the end is retained any more."""
         self.records = []
+        self.damage = []
         self.log.drop_all()
 
     def trim(self, due_unix_ms: int) -> int:
@@ -58,7 +115,7 @@ class MemoryPartition:
         log = self.log
         log.start = self.records[0].record.first if self.records else log.next_offset
         size = sum(stored.size for stored in gone)
-        log.remove(sum(stored.record.last - stored.record.first + 1 for stored in gone), size)
+        log.remove(sum(stored.count for stored in gone), size)
         return size
 
     def published(self, offset: int) -> int | None:

@@ -42,6 +42,7 @@ from push.ports import (
     Written,
 )
 from push.record import Record
+from push.sealing import PLAIN, Sealer
 from storage import sqlite_looking as looking
 from storage import sqlite_reader as reading
 from storage.sqlite_books import Books
@@ -92,6 +93,7 @@ class SqliteStorage:
         free_bytes_reserve: int,
         on_fatal: Callable[[str], None] | None,
         wall: Callable[[], float],
+        sealer: Sealer,
     ) -> None:
         """Use `open`: this takes over what it has opened."""
         loop = asyncio.get_running_loop()
@@ -101,9 +103,11 @@ class SqliteStorage:
         self._reports: deque[str] = deque(maxlen=_REPORTS_MAX)
         self._report_lock = threading.Lock()
         self._reported = 0
+        self._sealer = sealer
         self._books = Books(
-            opened.writer, wall=wall, publishable=self._space.enough, report=self._report
-        )
+            opened.writer, wall=wall, publishable=self._space.enough, report=self._report,
+            sealer=sealer,
+        )  # fmt: skip
         self._trimmer = Trimmer(self._books)
         readers = threading.Lock()
         self._writer = Writer(
@@ -124,6 +128,7 @@ class SqliteStorage:
         on_fatal: Callable[[str], None] | None = None,
         wall: Callable[[], float] = time.time,
         steps: Sequence[str] = STEPS,
+        sealer: Sealer = PLAIN,
     ) -> "SqliteStorage":
         """Open the store in this file, or make it.
 
@@ -131,7 +136,8 @@ class SqliteStorage:
         but FULL or EXTRA loses acknowledged messages when the power goes. `on_fatal`: called once
         on the event loop, with a sentence, when a commit failed or the file turned out to be
         broken: nothing is accepted any more, and the process should stop (R31). `wall`: unix
-        clock in seconds. `steps`: the schema and its migrations.
+        clock in seconds. `steps`: the schema and its migrations. `sealer`: called by the writer
+        and the reader, in their threads.
 
         Raises:
             Refused: storage_unavailable, with a sentence: in use, damaged, of a newer version.
@@ -140,7 +146,10 @@ class SqliteStorage:
             open_store, Path(path), synchronous=synchronous, steps=steps
         )
         try:
-            return cls(opened, free_bytes_reserve=free_bytes_reserve, on_fatal=on_fatal, wall=wall)
+            return cls(
+                opened, free_bytes_reserve=free_bytes_reserve, on_fatal=on_fatal, wall=wall,
+                sealer=sealer,
+            )  # fmt: skip
         except sqlite3.Error as error:
             opened.close()
             raise Refused("storage_unavailable", f"{path} cannot be read: {error}") from error
@@ -222,9 +231,11 @@ class SqliteStorage:
     async def read(
         self, partition: Partition, offset: int, bytes_max: int, *, until: int | None = None
     ) -> Read:
-        """Certified records. What fails its checksum is reported and put aside (R30)."""
+        """Certified records. What is damaged is reported and put aside (R30)."""
         result, bad = await self._read(
-            lambda connection: reading.read_records(connection, partition, offset, bytes_max, until)
+            lambda connection: reading.read_records(
+                connection, partition, offset, bytes_max, until, self._sealer
+            )
         )
         if bad and not self._writer.failure:
             await self._act(lambda: quarantine(self._books, partition, bad))
@@ -235,7 +246,9 @@ class SqliteStorage:
     ) -> tuple[Record | None, ...]:
         """Certified records, one per offset."""
         found, bad = await self._read(
-            lambda connection: reading.read_each(connection, partition, offsets, bytes_max)
+            lambda connection: reading.read_each(
+                connection, partition, offsets, bytes_max, self._sealer
+            )
         )
         if bad and not self._writer.failure:
             await self._act(lambda: quarantine(self._books, partition, bad))

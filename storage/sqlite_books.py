@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 from push.errors import Refused
 from push.ports import Append, Appended, GroupPartition, Partition, Start
 from push.record import Header
+from push.sealing import Sealer
 from storage import sqlite_codec as codec
 from storage.appending import (
     Effect,
@@ -67,9 +68,11 @@ class Books:
         wall: Callable[[], float],
         publishable: Callable[[], bool],
         report: Callable[[str], None],
+        sealer: Sealer,
     ) -> None:
         self.connection = connection
         self.report = report
+        self.sealer = sealer
         self.certified: dict[Partition, int] = {}
         """Partitions that grew in this batch, with their certified ends: the wake-ups."""
         self._wall = wall
@@ -223,19 +226,30 @@ class Books:
     def append(self, appends: Sequence[Append]) -> list[Appended]:
         """Append records (R5-R9); nothing is changed when it raises."""
         headers = [open_header(append) for append in appends]
+        # Sealing may be refused, so it comes before anything is changed.
+        sealed = [
+            self.sealer.seal(append.partition, append.header, append.payload, header.count)
+            for append, header in zip(appends, headers, strict=True)
+        ]
         logs = [self.find(append.partition) for append in appends]
         refuse = None if self._publishable() else "storage_full"
         wall = self.wall_unix_ms()
         answers: list[Appended] = []
-        for append, header, log in zip(appends, headers, logs, strict=True):
+        for append, header, blob, log in zip(appends, headers, sealed, logs, strict=True):
             if log is None:
                 answers.append(nowhere(header.count))
             else:
-                answers.append(self._append(log, append, header, refuse, wall))
+                answers.append(self._append(log, append, header, blob, refuse, wall))
         return answers
 
     def _append(
-        self, log: PartitionLog, append: Append, header: Header, refuse: str | None, wall: int
+        self,
+        log: PartitionLog,
+        append: Append,
+        header: Header,
+        sealed: bytes,
+        refuse: str | None,
+        wall: int,
     ) -> Appended:
         row_id, bucket = log.row_id, line_bucket(wall)
 
@@ -254,7 +268,7 @@ class Books:
         if effect.ids:
             self.ids.remember(row_id, effect.ids, id_bucket(wall, append.dedup_window_s))
         if effect.appended.count:
-            self._records.append(_record_row(row_id, append, header, effect, wall))
+            self._records.append(_record_row(row_id, append.header, sealed, header, effect, wall))
             self.certified[log.partition] = log.next_offset
         return effect.appended
 
@@ -356,12 +370,12 @@ class Books:
 
 
 def _record_row(
-    partition_row: int, append: Append, header: Header, effect: Effect, wall: int
+    partition_row: int, raw: bytes, sealed: bytes, header: Header, effect: Effect, wall: int
 ) -> codec.Row:
     appended = effect.appended
     row_id = codec.record_row_id(partition_row, appended.first)
     # A gateway whose clock runs ahead must not keep its records for ever.
     fields = (appended.count, min(header.published_unix_ms, wall), effect.size)
     skips = codec.pack_skips(appended.skips)
-    checksum = codec.record_checksum(row_id, fields, skips or b"", append.header, append.payload)
-    return (row_id, *fields, checksum, skips, append.header, append.payload)
+    checksum = codec.record_checksum(row_id, fields, skips or b"", raw, sealed)
+    return (row_id, *fields, checksum, skips, raw, sealed)

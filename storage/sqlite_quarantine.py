@@ -3,9 +3,10 @@
 from typing import Final
 
 from push.ports import Partition
+from push.record import RecordDamaged
 from storage import sqlite_codec as codec
 from storage.sqlite_books import Books
-from storage.sqlite_reader import CHECKSUM_REASON, record_is_sound, span
+from storage.sqlite_reader import load_record, span
 
 _COLUMNS: Final = "id, count, published_unix_ms, bytes, checksum, skips, header, payload"
 
@@ -21,20 +22,26 @@ def quarantine(books: Books, partition: Partition, row_ids: list[int]) -> None:
         row = books.connection.execute(
             f"SELECT {_COLUMNS} FROM record WHERE id = ?", (row_id,)
         ).fetchone()
-        if row is None or codec.offset_of(row_id) < log.start or record_is_sound(row):
+        if row is None or codec.offset_of(row_id) < log.start:
+            continue
+        try:
+            load_record(row, partition, books.sealer)
+        except RecordDamaged as damage:
+            reason = str(damage)
+        else:
             continue
         count = span(books.connection, log, row_id)
         _, _, _, size, checksum, skips, header, payload = row
         connection = books.begin()
         connection.execute(
             "INSERT OR REPLACE INTO quarantine VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (row_id, count, books.wall_unix_ms(), CHECKSUM_REASON, size, checksum, skips, header,
-             payload),
+            (row_id, count, books.wall_unix_ms(), reason, size, checksum, skips, header, payload),
         )  # fmt: skip
         connection.execute("DELETE FROM record WHERE id = ?", (row_id,))
         log.remove(count, max(size, 0))
         books.changed(log)
         books.report(
             f"damaged: a record of {count} messages from offset {codec.offset_of(row_id)} on in "
-            f"partition {partition.number} of {partition.queue_id}; it is in the quarantine"
+            f"partition {partition.number} of {partition.queue_id}: {reason}; it is in the "
+            "quarantine"
         )

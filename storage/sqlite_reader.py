@@ -15,6 +15,7 @@ from push import limits
 from push.errors import Refused
 from push.ports import Damage, GroupPartition, Partition, Read
 from push.record import Record, RecordDamaged
+from push.sealing import Sealer
 from storage import sqlite_codec as codec
 from storage.appending import PartitionLog
 
@@ -119,8 +120,9 @@ def read_records(
     offset: int,
     bytes_max: int,
     until: int | None,
+    sealer: Sealer,
 ) -> tuple[Read, list[int]]:
-    """What `Storage.read` answers, and the rows that failed their checksum."""
+    """What `Storage.read` answers, and the rows that are damaged."""
     log = log_of(connection, partition)
     if log is None:
         return Read((), 0, 0), []
@@ -138,16 +140,18 @@ def read_records(
         ),
     )
     records: list[Record] = []
-    bad: list[int] = []
+    bad: dict[int, str] = {}
     size, read_until = 0, end
     for row in rows:
-        record = _load(row)
-        if record is None:
-            bad.append(row[0])
+        try:
+            record = load_record(row, partition, sealer)
+        except RecordDamaged as error:
+            bad[row[0]] = str(error)
             if len(bad) == _BAD_MAX:
                 read_until = codec.offset_of(row[0]) + 1
                 break
-        elif record.last >= offset:
+            continue
+        if record.last >= offset:
             if records and size + record.memory_bytes > bytes_max:
                 read_until = record.first
                 break
@@ -155,20 +159,24 @@ def read_records(
             size += record.memory_bytes
     rows.close()
     damage = _damage(connection, log, bad, offset, read_until)
-    return Read(tuple(records), log.start, log.next_offset, damage), bad
+    return Read(tuple(records), log.start, log.next_offset, damage), list(bad)
 
 
 def read_each(
-    connection: sqlite3.Connection, partition: Partition, offsets: Sequence[int], bytes_max: int
+    connection: sqlite3.Connection,
+    partition: Partition,
+    offsets: Sequence[int],
+    bytes_max: int,
+    sealer: Sealer,
 ) -> tuple[tuple[Record | None, ...], list[int]]:
-    """What `Storage.read_each` answers, and the rows that failed their checksum."""
+    """What `Storage.read_each` answers, and the rows that are damaged."""
     found: list[Record | None] = []
     bad: list[int] = []
     record: Record | None = None
     size = 0
     for offset in offsets:
         if record is None or not record.first <= offset <= record.last:
-            read, damaged = read_records(connection, partition, offset, 1, offset)
+            read, damaged = read_records(connection, partition, offset, 1, offset, sealer)
             bad += damaged
             record = read.records[0] if read.records else None
             size += record.memory_bytes if record is not None else 0
@@ -179,14 +187,21 @@ def read_each(
     return tuple(found), bad
 
 
-def _load(row: codec.Found) -> Record | None:
-    """The record of a row; None: damaged (R30)."""
+def load_record(row: codec.Found, partition: Partition, sealer: Sealer) -> Record:
+    """The record of a row, opened.
+
+    Raises:
+        RecordDamaged: with the reason (R30).
+        Refused: storage_unavailable: its key cannot be had at the moment.
+    """
     if not record_is_sound(row):
-        return None
+        raise RecordDamaged(CHECKSUM_REASON)
+    row_id, header, sealed = row[0], row[6], row[7]
+    payload = sealer.unseal(partition, header, sealed)
     try:
-        return Record.load(codec.offset_of(row[0]), row[6], row[7], codec.unpack_skips(row[5]))
-    except (RecordDamaged, ValueError):
-        return None
+        return Record.load(codec.offset_of(row_id), header, payload, codec.unpack_skips(row[5]))
+    except ValueError as error:
+        raise RecordDamaged(str(error)) from None
 
 
 def record_is_sound(row: codec.Found) -> bool:
@@ -198,7 +213,7 @@ def record_is_sound(row: codec.Found) -> bool:
 
 
 def _damage(
-    connection: sqlite3.Connection, log: PartitionLog, bad: list[int], offset: int, end: int
+    connection: sqlite3.Connection, log: PartitionLog, bad: dict[int, str], offset: int, end: int
 ) -> tuple[Damage, ...]:
     """Damaged records of offset..end, those found now and those quarantined before: each group
     and each reader has to be told."""
@@ -209,7 +224,7 @@ def _damage(
         "WHERE id BETWEEN ?1 AND ?2 ORDER BY id DESC LIMIT 1), ?2) AND id < ?3",
         (low, codec.record_row_id(log.row_id, offset), high),
     ).fetchall()
-    found = [(row_id, span(connection, log, row_id), CHECKSUM_REASON) for row_id in bad]
+    found = [(row_id, span(connection, log, row_id), reason) for row_id, reason in bad.items()]
     return tuple(
         Damage(log.partition, codec.offset_of(row_id), count, reason)
         for row_id, count, reason in sorted(known + found)
