@@ -7,6 +7,7 @@ refuses and returns only what is durable.
 from typing import Final, Protocol
 
 from metadata.catalog import Group, GroupSettings, Membership, Principal, Queue, QueueSettings
+from metadata.data_keys import DataKeys
 
 STORAGE_INCARNATION: Final = "storage incarnation"
 """The mark of the storage that belongs to a catalog."""
@@ -18,6 +19,10 @@ class Metadata(Protocol):
     Looking up by name is answered from memory (`find_queue`, `find_group`): it is on the path of
     every publish. Everything else may wait for a disk or a network.
     """
+
+    @property
+    def data_keys(self) -> DataKeys:
+        """What payloads are sealed under, wrapped."""
 
     def find_queue(self, principal: Principal, name: str) -> Queue:
         """Raises Refused(queue_not_found)."""

@@ -30,6 +30,7 @@ from metadata.catalog import (
     check_settings,
 )
 from metadata.client import QueueListener
+from metadata.data_keys import DataKeys
 from metadata.index import CatalogIndex
 from metadata.store import CatalogStore, Contents
 from push.errors import Refused, Unknown
@@ -62,6 +63,9 @@ class InProcessMetadata:
         self._before = {row.group_id: row for row in contents.memberships}
         """What the process before this one has left, and what is kept for the next one."""
         self._unwritten: dict[str, Membership] = {}
+        self.data_keys = DataKeys(
+            contents.data_keys, lambda rows: self._alone(self._write, store.put_data_keys, rows)
+        )
         self._listeners: list[QueueListener] = []
         self._one_at_a_time = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()

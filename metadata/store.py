@@ -10,7 +10,7 @@ import secrets
 import sqlite3
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeGuard, TypeVar
@@ -18,10 +18,11 @@ from typing import Final, TypeGuard, TypeVar
 import msgspec
 
 from metadata.catalog import Group, Membership, Queue
+from metadata.data_keys import DataKey, mend_rows, put_rows, read_rows
 from push.errors import Refused, Unknown
 
 APPLICATION_ID: Final = 0x54435331
-MIGRATIONS: Final = ("catalog.sql", "memberships.sql")
+MIGRATIONS: Final = ("catalog.sql", "memberships.sql", "data_keys.sql")
 """File i takes the schema from version i to i + 1; never changed once released."""
 ID_ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz234567"
 ID_LETTERS: Final = 10
@@ -48,6 +49,7 @@ class Contents:
     marks: dict[str, str]
     memberships: list[Membership]
     """As they were when the process before this one ended, where somebody lingers."""
+    data_keys: list[DataKey]
 
 
 class CatalogStore:
@@ -108,6 +110,7 @@ class CatalogStore:
         run("PRAGMA foreign_keys=ON")
         run("PRAGMA trusted_schema=OFF")
         run("PRAGMA synchronous=FULL")
+        run("PRAGMA secure_delete=ON")  # what an old master key opens does not stay behind
         wanted = {"journal_mode=WAL": "wal", "synchronous": 2, "foreign_keys": 1}
         for pragma, value in wanted.items():
             got = run(f"PRAGMA {pragma}").fetchone()[0]
@@ -159,7 +162,28 @@ class CatalogStore:
             {name.removeprefix(_MARK): value.decode() for name, value in values.items()},
             # A damaged one is left out: nobody is waited for, and nothing is lost.
             [row for row in map(read_membership, rows) if row is not None],
+            self._load_data_keys(),
         )
+
+    def _load_data_keys(self) -> list[DataKey]:
+        """All of them, whole: of a damaged one the other copy is taken."""
+        try:
+            rows, damaged, lost = read_rows(self._connection.execute)
+        except sqlite3.Error as error:
+            raise _unusable(self.path, str(error)) from None
+        if lost:
+            raise _unusable(self.path, f"its rows of {lost} data keys are damaged, restore a copy")
+        if damaged:
+            with self._transaction() as run:
+                mend_rows(run, rows)
+        return rows
+
+    def put_data_keys(self, rows: Sequence[DataKey]) -> None:
+        """Add these data keys, each in place of the one of its id; all or none."""
+        with self._transaction() as run:
+            put_rows(run, rows)
+        with suppress(sqlite3.OperationalError):  # it is durable; the WAL goes another time
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _checked(self, kind: type[RowT], columns: tuple[str, str, str, object, object]) -> RowT:
         any_id, scope, name, value, checksum = columns

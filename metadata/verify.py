@@ -13,6 +13,7 @@ import msgspec
 
 from metadata.catalog import Group, Queue
 from metadata.client import STORAGE_INCARNATION
+from metadata.data_keys import DataKey, read_rows
 from metadata.store import APPLICATION_ID, MIGRATIONS, columns_of, is_intact, read_membership
 
 FINDINGS_MAX: Final = 20
@@ -32,6 +33,7 @@ class CatalogReport:
     """Of the store that belongs to it."""
     ids: set[str] = field(default_factory=set)
     """Of every queue and group that is or was."""
+    data_keys: list[DataKey] = field(default_factory=list)
 
 
 def verify_catalog(path: Path) -> CatalogReport:
@@ -82,6 +84,10 @@ def _look_at_rows(connection: sqlite3.Connection, report: CatalogReport) -> None
     if report.schema_version > 1:
         rows = select("SELECT group_id, value, checksum FROM memberships").fetchall()
         _count(report, "memberships", [read_membership(row) is not None for row in rows])
+    if select("SELECT 1 FROM sqlite_master WHERE name = 'data_keys'").fetchone():
+        report.data_keys, damaged, _ = read_rows(select)
+        (copies,) = select("SELECT count(*) FROM data_keys").fetchone()
+        _count(report, "data_keys", [False] * damaged + [True] * max(0, copies - damaged))
     report.ids = {any_id for (any_id,) in select("SELECT id FROM ids").fetchall()}
 
 

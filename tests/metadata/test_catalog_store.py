@@ -140,14 +140,14 @@ def test_a_newer_schema_is_refused_with_a_sentence_and_left_alone(path: Path) ->
     with closing(CatalogStore(path)) as store:
         boot = store.boot
     with raw(path) as connection:
-        connection.execute("PRAGMA user_version=3")
+        connection.execute("PRAGMA user_version=4")
     with pytest.raises(
-        Refused, match=r"its schema is version 3, of a newer Tocsin; this one knows 2"
+        Refused, match=r"its schema is version 4, of a newer Tocsin; this one knows 3"
     ):
         CatalogStore(path)
     with raw(path) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (3,)
-        connection.execute("PRAGMA user_version=2")
+        assert connection.execute("PRAGMA user_version").fetchone() == (4,)
+        connection.execute("PRAGMA user_version=3")
     with closing(CatalogStore(path)) as store:
         assert store.boot == boot + 1
 

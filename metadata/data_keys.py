@@ -1,0 +1,109 @@
+"""Data keys: what payloads are sealed under, wrapped by the master key. Here they are only kept;
+nobody in the metadata can open one."""
+
+import logging
+import zlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Protocol, TypeGuard
+
+import msgspec
+
+COPIES: Final = (0, 1)
+_LOG: Final = logging.getLogger(__name__)
+_ENCODE: Final = msgspec.json.Encoder().encode
+
+
+class DataKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A data key as it is kept."""
+
+    key_id: bytes
+    """8 random bytes; stands in front of everything that was sealed under it."""
+    master_key_id: str
+    """Of the master key that it is wrapped under."""
+    created_unix_ms: int
+    wrapped: bytes
+
+
+class DataKeys:
+    """The keys of a catalog: read from memory, durable before they are in it."""
+
+    def __init__(
+        self, rows: Sequence[DataKey], write: Callable[[list[DataKey]], Awaitable[None]]
+    ) -> None:
+        self._rows = {row.key_id: row for row in rows}
+        self._write = write
+
+    def all(self) -> list[DataKey]:
+        """The oldest first."""
+        return sorted(self._rows.values(), key=lambda row: (row.created_unix_ms, row.key_id))
+
+    def find(self, key_id: bytes) -> DataKey | None:
+        """From any thread. None: the catalog does not have it."""
+        return self._rows.get(key_id)
+
+    async def put(self, rows: Sequence[DataKey]) -> None:
+        """Add these, each in place of the one of its id: all of them or none, durable when this
+        returns.
+
+        Raises:
+            Refused: storage_unavailable: nothing was changed.
+            Unknown: the commit's outcome is not known.
+        """
+        await self._write(list(rows))
+        self._rows |= {row.key_id: row for row in rows}
+
+
+class _Run(Protocol):
+    """`execute` of a connection."""
+
+    def __call__(self, statement: str, values: Sequence[object] = (), /) -> Any: ...
+
+
+def put_rows(run: _Run, rows: Sequence[DataKey]) -> None:
+    """Write both copies of each row."""
+    for row in rows:
+        value = _ENCODE(row)
+        for copy in COPIES:
+            run(
+                "INSERT OR REPLACE INTO data_keys VALUES (?, ?, ?, ?)",
+                (copy, row.key_id, value, zlib.crc32(value)),
+            )
+
+
+def mend_rows(run: _Run, rows: Sequence[DataKey]) -> None:
+    """Write all of them anew, in place of everything that is there."""
+    run("DELETE FROM data_keys")
+    put_rows(run, rows)
+    _LOG.warning("the catalog had damaged copies of data keys; from the others they are whole again")
+
+
+def read_rows(run: _Run) -> tuple[list[DataKey], int, int]:
+    """(all keys, how many copies are damaged or missing, how many keys have no copy that could be
+    read)."""
+    found: dict[bytes, list[DataKey]] = {}
+    seen: set[bytes] = set()
+    damaged = 0
+    for any_id, value, checksum in run("SELECT key_id, value, checksum FROM data_keys").fetchall():
+        row = _read(value, checksum)
+        if row is None or row.key_id != any_id:
+            damaged += 1
+        if row is not None:
+            found.setdefault(row.key_id, []).append(row)
+        elif isinstance(any_id, bytes):
+            seen.add(any_id)
+    missing = sum(max(0, len(COPIES) - len(copies)) for copies in found.values())
+    rows = [copies[0] for copies in found.values()]
+    return rows, max(damaged, missing), len(seen - found.keys())
+
+
+def _read(value: object, checksum: object) -> DataKey | None:
+    if not _is_intact(value, checksum):
+        return None
+    try:
+        return msgspec.json.decode(value, type=DataKey)
+    except msgspec.DecodeError:
+        return None
+
+
+def _is_intact(value: object, checksum: object) -> TypeGuard[bytes]:
+    return isinstance(value, bytes) and zlib.crc32(value) == checksum
