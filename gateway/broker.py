@@ -20,6 +20,7 @@ from gateway.flusher import Flusher
 from gateway.groups import Groups
 from gateway.holding import Holding
 from gateway.janitor import Janitor
+from gateway.keyring import Keyring
 from gateway.overflow import Overflow
 from gateway.parking import Parking
 from gateway.ports import BackupProgress, GroupStart, SeekTo
@@ -49,6 +50,7 @@ from push import limits
 from push.errors import Refused, TocsinError
 from push.message import Message
 from push.ports import Partition, Storage
+from push.sealing import PLAIN
 from storage.sqlite import SqliteStorage
 from storage.sqlite_open import FILE as STORE_FILE
 
@@ -100,6 +102,8 @@ class Broker:
         self.flusher.on_written = self.janitor.touched
         self.backups: Backups | None = None
         """None: what it keeps is not in files of this machine."""
+        self.keyring: Keyring | None = None
+        """None: nothing here is sealed."""
         self.drain_sessions: Callable[[], Awaitable[None]] | None = None
         """Sends the sessions elsewhere; set by whoever has sessions."""
 
@@ -126,16 +130,22 @@ class Broker:
                 "the store away to begin anew",
             )
         metadata = await InProcessMetadata.open(data_dir, on_fatal=on_fatal)
+        keyring = None
         try:
+            keyring = await Keyring.open(config, metadata.data_keys)
             storage = await SqliteStorage.open(
                 store,
                 free_bytes_reserve=config.free_bytes_reserve,
                 on_fatal=on_fatal,
+                sealer=keyring.sealer if keyring is not None else PLAIN,
             )
         except BaseException:
+            if keyring is not None:
+                await keyring.close()
             await metadata.close()
             raise
         broker = cls(config, metadata, storage)
+        broker.keyring = keyring
         broker.backups = Backups(metadata, storage)
         await broker.start()
         return broker
@@ -229,6 +239,8 @@ class Broker:
         await self.changes.finish()
         self.deadlines.close()
         await self.storage.close()
+        if self.keyring is not None:
+            await self.keyring.close()
         await self.metadata.close()
 
     async def ready(self) -> list[str]:

@@ -35,7 +35,8 @@ exit code 0. A second signal ends it at once; nothing that was acknowledged is l
 def setting_options(command: Any) -> Any:
     """The settings' table as options."""
     for setting in reversed(SETTINGS):
-        command = _option(setting)(command)
+        if setting.has_flag:
+            command = _option(setting)(command)
     return command
 
 

@@ -22,6 +22,7 @@ ELSEWHERE: Final = frozenset(
 )
 """Variables that the client commands and the tests of this project read, and `serve` does not."""
 TOKEN_CHARS_ADVISED: Final = 16
+_MASTER_KEYS: Final = ("master_key", "master_key_file", "master_key_provider")
 
 
 class ConfigError(Exception):
@@ -56,6 +57,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """From SIGTERM to the exit, at the latest."""
     log_level: str = "info"
     heartbeat_s: float = limits.HEARTBEAT_S
+    encryption: bool = True
+    """Payloads are sealed where they are stored."""
+    master_key: tuple[bytes, ...] = ()
+    """The first is in use, the others are former ones."""
+    master_key_file: Path | None = None
+    """None, and neither of the others: `default_master_key_file`."""
+    master_key_provider: str | None = None
 
     @property
     def is_loopback(self) -> bool:
@@ -81,6 +89,14 @@ def default_data_dir(environ: Mapping[str, str]) -> Path:
     return root / "tocsin"
 
 
+def default_master_key_file(environ: Mapping[str, str]) -> Path:
+    """`$XDG_CONFIG_HOME/tocsin/master.key`, else `~/.config/tocsin/master.key`: not where the data
+    is, so that who gets hold of a disk or a backup of the data has not got the key."""
+    base = environ.get("XDG_CONFIG_HOME", "")
+    root = Path(base) if base.startswith("/") else Path.home() / ".config"
+    return root / "tocsin" / "master.key"
+
+
 def load(
     environ: Mapping[str, str], flags: Mapping[str, str | None] | None = None
 ) -> tuple[Config, list[str]]:
@@ -100,6 +116,7 @@ def load(
     config = msgspec.convert(values, Config, strict=True)
     _check_reach(config)
     _check_tls(config)
+    _check_master_key(config)
     return config, [*_unknown(environ), *_doubts(config)]
 
 
@@ -159,6 +176,13 @@ def _check_tls(config: Config) -> None:
         )
 
 
+def _check_master_key(config: Config) -> None:
+    given = [name for name in _MASTER_KEYS if getattr(config, name)]
+    if len(given) > 1:
+        names = " and ".join(PREFIX + name.upper() for name in given)
+        raise ConfigError(f"{names} are both given: the master key is in one place, name that one.")
+
+
 def _unknown(environ: Mapping[str, str]) -> list[str]:
     known = [setting.variable for setting in SETTINGS]
     warnings = []
@@ -200,6 +224,7 @@ def describe(config: Config) -> dict[str, object]:
     return {
         **shown,
         "token": "set" if config.token is not None else "none",
+        "master_key": "set" if config.master_key else "none",
         "files_max": files if files != resource.RLIM_INFINITY else "unlimited",
         "frame_bytes_max": limits.FRAME_BYTES_MAX,
         "messages_per_publish_max": limits.MESSAGES_PER_PUBLISH_MAX,

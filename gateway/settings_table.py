@@ -22,6 +22,8 @@ class Setting:
     """A switch: `--name` and `--no-name`."""
     is_secret: bool = False
     """Its value is never shown."""
+    has_flag: bool = True
+    """False: it stands in the environment only, where other users of the machine do not see it."""
 
     @property
     def variable(self) -> str:
@@ -115,7 +117,7 @@ SETTINGS: Final = (
     Setting(
         "auto_create",
         values.switch,
-        "one of 1, true, yes, 0, false, no",
+        "one of 1, true, yes, on, 0, false, no, off",
         "Create a queue when something is published to it. [no]",
         is_flag=True,
     ),
@@ -136,6 +138,35 @@ SETTINGS: Final = (
         values.seconds(1, 3600),
         "seconds from 1 to 3600",
         "How long a stop by SIGTERM may take. [30]",
+    ),
+    Setting(
+        "encryption",
+        values.switch,
+        "one of 1, true, yes, on, 0, false, no, off",
+        "Seal messages where they are stored. What is sealed is read either way. [yes]",
+        is_flag=True,
+    ),
+    Setting(
+        "master_key",
+        values.master_key,
+        "32 bytes as 64 hexadecimal digits or as base64; behind it, separated by commas, former "
+        "ones",
+        "The key that wraps the keys messages are sealed under.",
+        is_secret=True,
+        has_flag=False,
+    ),
+    Setting(
+        "master_key_file",
+        values.path,
+        "the path of a file with the key in it",
+        "A file with the master key. [$XDG_CONFIG_HOME/tocsin/master.key, else "
+        "~/.config/tocsin/master.key: made at the first start]",
+    ),
+    Setting(
+        "master_key_provider",
+        values.provider,
+        "package.module:factory, which answers an object with key_id, wrap and unwrap",
+        "A key management service instead of a key.",
     ),
     Setting(
         "log_level",

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import secrets
 import signal
 import socket
 import ssl
@@ -13,6 +14,9 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
+
+from gateway.key_file import replace_keys
+from gateway.setting_values import MASTER_KEY_BYTES
 
 READY_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 60.0
@@ -76,7 +80,8 @@ class Process:
 
 
 class Server:
-    """One `tocsin serve` on `data_dir`. Its log is `<data_dir>.log`, over all starts.
+    """One `tocsin serve` on `data_dir`. Its log is `<data_dir>.log`, over all starts, its
+    master key `<data_dir>.key`.
 
     `command` is what the interpreter runs in place of the shipped server (negative controls), and
     `port` 0 picks a free one and keeps it over restarts. `settings` are further variables of its
@@ -101,6 +106,7 @@ class Server:
             self.url = f"https://localhost:{self.port}"
             self._tls = ssl.create_default_context(cafile=ca)
         self.log_path = data_dir.with_name(data_dir.name + ".log")
+        self.key_path = data_dir.with_name(data_dir.name + ".key")
         self._command = [sys.executable, *command]
         self._level = level
         self._settings = dict(settings)
@@ -122,6 +128,10 @@ class Server:
             "TOCSIN_PORT": str(self.port),
             "TOCSIN_DATA_DIR": str(self.data_dir),
         }
+        # Not the key of who runs this, and not made anew with each data folder's broker.
+        if not self.key_path.exists():
+            replace_keys(self.key_path, [secrets.token_bytes(MASTER_KEY_BYTES)])
+        settings["TOCSIN_MASTER_KEY_FILE"] = str(self.key_path)
         if self._level:
             settings["TOCSIN_LOG_LEVEL"] = self._level
         settings |= self._settings

@@ -74,7 +74,9 @@ def mend_rows(run: _Run, rows: Sequence[DataKey]) -> None:
     """Write all of them anew, in place of everything that is there."""
     run("DELETE FROM data_keys")
     put_rows(run, rows)
-    _LOG.warning("the catalog had damaged copies of data keys; from the others they are whole again")
+    _LOG.warning(
+        "the catalog had damaged copies of data keys; from the others they are whole again"
+    )
 
 
 def read_rows(run: _Run) -> tuple[list[DataKey], int, int]:

@@ -179,6 +179,13 @@ ACCESS_REQUEST_BYTES_MAX: Final = 1024
 FREE_BYTES_RESERVE: Final = 256 * 1_048_576
 """Below so much free space publishes are refused while acks and deletes go on (R31)."""
 TRIM_BYTES_PER_COMMIT_MAX: Final = 4 * 1_048_576
+DATA_KEY_MESSAGES_MAX: Final = 1 << 28
+"""Sealed under one data key, which then gets a successor; each record takes one random nonce. NIST
+SP 800-38D, 8.3: at most 2^32 of them under a key, which keeps a collision below 2^-32."""
+DATA_KEY_BYTES_MAX: Final = 64 * 1024 * 1_048_576
+"""2^32 blocks of AES under one key: far below where GCM's bounds are felt."""
+DATA_KEY_S_MAX: Final = 86_400.0
+"""So long at most one data key seals: what its loss would cost is a day."""
 OFFSET_MAX: Final = (1 << 40) - 1
 """Offsets of a partition; a record's row id is partition << 40 | offset. 348 years at 100/s."""
 

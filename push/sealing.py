@@ -5,10 +5,18 @@ from typing import Final, Protocol
 
 from push.ports import Partition
 
+SEALED: Final = 1
+"""The first byte of a sealed payload. A plain one is JSON and begins with "{"."""
+
+
+def is_sealed(payload: bytes) -> bool:
+    """Whether what is stored is sealed, or plain."""
+    return payload[:1] == b"\x01"
+
 
 class Sealer(Protocol):
-    """Seals and opens payloads. Called from any thread, by several at once; never waits for the
-    event loop."""
+    """Seals and opens payloads, in the storage's threads: it never waits for the event loop. One
+    thread at a time seals; several open."""
 
     def seal(self, partition: Partition, header: bytes, payload: bytes, count: int) -> bytes:
         """The payload of a record of `count` messages, as it is stored. It is only opened again

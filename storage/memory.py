@@ -167,9 +167,7 @@ class MemoryStorage:
             raise Unknown("the answer of the storage was lost")
         return answers
 
-    def _append(
-        self, at: MemoryPartition, append: Append, header: Header, sealed: bytes
-    ) -> Effect:
+    def _append(self, at: MemoryPartition, append: Append, header: Header, sealed: bytes) -> Effect:
         wall = self._wall_unix_ms()
 
         def line_of(producer: bytes) -> ProducerLine:

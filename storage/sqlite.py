@@ -234,7 +234,7 @@ class SqliteStorage:
         """Certified records. What is damaged is reported and put aside (R30)."""
         result, bad = await self._read(
             lambda connection: reading.read_records(
-                connection, partition, offset, bytes_max, until, self._sealer
+                connection, partition, offset, bytes_max, until=until, sealer=self._sealer
             )
         )
         if bad and not self._writer.failure:

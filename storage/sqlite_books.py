@@ -239,7 +239,7 @@ class Books:
             if log is None:
                 answers.append(nowhere(header.count))
             else:
-                answers.append(self._append(log, append, header, blob, refuse, wall))
+                answers.append(self._append(log, append, header, blob, refuse=refuse, wall=wall))
         return answers
 
     def _append(
@@ -248,6 +248,7 @@ class Books:
         append: Append,
         header: Header,
         sealed: bytes,
+        *,
         refuse: str | None,
         wall: int,
     ) -> Appended:
@@ -268,7 +269,10 @@ class Books:
         if effect.ids:
             self.ids.remember(row_id, effect.ids, id_bucket(wall, append.dedup_window_s))
         if effect.appended.count:
-            self._records.append(_record_row(row_id, append.header, sealed, header, effect, wall))
+            # A gateway whose clock runs ahead must not keep its records for ever.
+            published_unix_ms = min(header.published_unix_ms, wall)
+            row = _record_row(row_id, append.header, sealed, effect, published_unix_ms)
+            self._records.append(row)
             self.certified[log.partition] = log.next_offset
         return effect.appended
 
@@ -370,12 +374,11 @@ class Books:
 
 
 def _record_row(
-    partition_row: int, raw: bytes, sealed: bytes, header: Header, effect: Effect, wall: int
+    partition_row: int, header: bytes, sealed: bytes, effect: Effect, published_unix_ms: int
 ) -> codec.Row:
     appended = effect.appended
     row_id = codec.record_row_id(partition_row, appended.first)
-    # A gateway whose clock runs ahead must not keep its records for ever.
-    fields = (appended.count, min(header.published_unix_ms, wall), effect.size)
+    fields = (appended.count, published_unix_ms, effect.size)
     skips = codec.pack_skips(appended.skips)
-    checksum = codec.record_checksum(row_id, fields, skips or b"", raw, sealed)
-    return (row_id, *fields, checksum, skips, raw, sealed)
+    checksum = codec.record_checksum(row_id, fields, skips or b"", header, sealed)
+    return (row_id, *fields, checksum, skips, header, sealed)

@@ -119,6 +119,7 @@ def read_records(
     partition: Partition,
     offset: int,
     bytes_max: int,
+    *,
     until: int | None,
     sealer: Sealer,
 ) -> tuple[Read, list[int]]:
@@ -176,7 +177,9 @@ def read_each(
     size = 0
     for offset in offsets:
         if record is None or not record.first <= offset <= record.last:
-            read, damaged = read_records(connection, partition, offset, 1, offset, sealer)
+            read, damaged = read_records(
+                connection, partition, offset, 1, until=offset, sealer=sealer
+            )
             bad += damaged
             record = read.records[0] if read.records else None
             size += record.memory_bytes if record is not None else 0

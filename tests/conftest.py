@@ -1,6 +1,10 @@
 """What every test needs, and the broker process that many have."""
 
 import asyncio
+import atexit
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +15,10 @@ from loadtests.server import Server
 # pytest-asyncio asks for the current event loop before it sets its own. Asked for the first time,
 # asyncio makes one that nobody closes, and whichever test runs when it is collected would fail.
 asyncio.set_event_loop(None)
+
+# Brokers of tests make their master keys here and not in the home of who runs the tests.
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="tocsin-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 
 LONG = ("system", "browser", "javascript", "loadtests", "push", "histories", "contract", "clients")
 """Folders with tests that last, the longest first."""
