@@ -1,5 +1,6 @@
 """Settings: what is wrong stops the start with a sentence that helps."""
 
+import base64
 from pathlib import Path
 
 import pytest
@@ -40,8 +41,11 @@ def test_every_setting_is_read_from_the_environment() -> None:
         "TOCSIN_DRAIN_S": "2.5",
         "TOCSIN_LOG_LEVEL": "DEBUG",
         "TOCSIN_HEARTBEAT_S": "5",
+        "TOCSIN_ENCRYPTION": "off",
+        "TOCSIN_MASTER_KEY_FILE": "/etc/tocsin.key",
     }
-    assert set(texts) == {setting.variable for setting in SETTINGS}
+    others = {"TOCSIN_MASTER_KEY", "TOCSIN_MASTER_KEY_PROVIDER"}
+    assert set(texts) | others == {setting.variable for setting in SETTINGS}
     config, warnings = load(texts)
     assert config == Config(
         host="::1",
@@ -59,8 +63,36 @@ def test_every_setting_is_read_from_the_environment() -> None:
         drain_s=2.5,
         log_level="debug",
         heartbeat_s=5,
+        encryption=False,
+        master_key_file=Path("/etc/tocsin.key"),
     )
     assert warnings == []
+
+
+def test_the_master_key_is_in_one_place() -> None:
+    one, two = bytes(range(32)), bytes(32)
+    key = f"{one.hex()},{base64.b64encode(two).decode()}"
+    config, _ = load({**HOME, "TOCSIN_MASTER_KEY": key})
+    assert config.master_key == (one, two)
+    assert (describe(config)["master_key"], key[:8] in str(describe(config))) == ("set", False)
+    config, _ = load({**HOME, "TOCSIN_MASTER_KEY_PROVIDER": "our.kms:key"})
+    assert config.master_key_provider == "our.kms:key"
+    with pytest.raises(ConfigError, match=r"_KEY and TOCSIN_MASTER_KEY_FILE are both given"):
+        load({**HOME, "TOCSIN_MASTER_KEY": key, "TOCSIN_MASTER_KEY_FILE": "k"})
+
+
+@pytest.mark.parametrize(
+    "text", ["", "k", "00" * 31, "00" * 33, "A" * 42, f"{'00' * 32},", "ä" * 43]
+)
+def test_a_master_key_that_is_none_is_not_shown(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^TOCSIN_MASTER_KEY is (empty|a text of)"):
+        load({**HOME, "TOCSIN_MASTER_KEY": text})
+
+
+@pytest.mark.parametrize("text", ["kms", "our.kms:", ":key", "our kms:key", "../kms:key"])
+def test_a_provider_is_a_module_and_a_factory(text: str) -> None:
+    with pytest.raises(ConfigError, match="TOCSIN_MASTER_KEY_PROVIDER"):
+        load({**HOME, "TOCSIN_MASTER_KEY_PROVIDER": text})
 
 
 def test_a_flag_goes_before_the_environment() -> None:
