@@ -22,9 +22,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.key_file import parse_new_key
 from gateway.listening import Listener
 from gateway.operation import decode, read_body, reply
-from gateway.ports import BrokerPort
+from gateway.ports import BrokerPort, Keys
 from gateway.problems import Problems, document
 from gateway.rest_parked import KEYS_DEFAULT, DecisionRequest
 from metadata.catalog import Principal
@@ -65,6 +66,13 @@ class BackupTo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     folder: str
 
 
+class RotateMasterKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The key to come; None: the broker makes one."""
+
+    new_key: str | None = None
+
+
+_ROTATE: Final = msgspec.json.Decoder(RotateMasterKey)
 _PARK: Final = msgspec.json.Decoder(Park)
 _BACKUP_TO: Final = msgspec.json.Decoder(BackupTo)
 _DELETE_QUEUE: Final = msgspec.json.Decoder(DeleteQueue)
@@ -129,8 +137,18 @@ class AdminSocket:
             self._backups.add(under_way)
             return await under_way.response()
 
+        async def master_key(request: Request) -> Response:
+            return reply(_keys(broker).describe())
+
+        async def rotate(request: Request) -> Response:
+            wanted = decode(await read_body(request), _ROTATE)
+            new = parse_new_key(wanted.new_key) if wanted.new_key is not None else None
+            return reply(await _keys(broker).rotate(new))
+
         router = Router(
             [
+                Route("/master-key", master_key, methods=["GET"]),
+                Route("/master-key", rotate, methods=["POST"]),
                 Route("/delete-queue", delete_queue, methods=["POST"]),
                 Route("/park", park, methods=["POST"]),
                 Route("/backup", backup, methods=["POST"]),
@@ -144,6 +162,12 @@ class AdminSocket:
             await router(scope, receive, send)
 
         return Problems(application)
+
+
+def _keys(broker: BrokerPort) -> Keys:
+    if broker.keyring is None:
+        raise Refused("invalid_request", "this broker seals nothing: its encryption is off")
+    return broker.keyring
 
 
 def _bind(data_dir: Path) -> socket.socket:
@@ -251,6 +275,16 @@ def unpark(data_dir: Path, queue: str, group: str, decision: dict[str, object]) 
 def status(data_dir: Path) -> dict[str, Any]:
     """What the broker on this data folder says of itself. Raises AdminError."""
     return _ask(data_dir, "GET", "/status", None)
+
+
+def master_key(data_dir: Path) -> dict[str, Any]:
+    """The keys of the broker on this data folder, without a key. Raises AdminError."""
+    return _ask(data_dir, "GET", "/master-key", None)
+
+
+def rotate_master_key(data_dir: Path, new_key: str | None) -> dict[str, Any]:
+    """Let the broker on this data folder use another master key. Raises AdminError."""
+    return _ask(data_dir, "POST", "/master-key", {"new_key": new_key})
 
 
 def backup(

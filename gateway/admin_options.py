@@ -7,7 +7,7 @@ from typing import Final
 import click
 import msgspec
 
-from gateway.config import ConfigError, load
+from gateway.config import Config, ConfigError, load
 
 
 def data_dir_of(text: str | None) -> Path:
@@ -20,6 +20,24 @@ def data_dir_of(text: str | None) -> Path:
         raise click.ClickException(str(error)) from None
 
 
+def key_settings_of(master_key_file: str | None) -> Config:
+    """Where the master key is, by the flag, else by the environment."""
+    names = {f"TOCSIN_MASTER_KEY{rest}" for rest in ("", "_FILE", "_PROVIDER")}
+    flags = {"master_key_file": master_key_file}
+    if master_key_file is not None:  # the flag goes before all of them
+        names = set()
+    try:
+        return load({n: v for n, v in os.environ.items() if n in names}, flags)[0]
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+
+
+master_key_file_option: Final = click.option(
+    "--master-key-file",
+    default=None,
+    metavar="TEXT",
+    help="A file with the master key. (env TOCSIN_MASTER_KEY_FILE)",
+)
 data_dir_option: Final = click.option(
     "--data-dir",
     default=None,

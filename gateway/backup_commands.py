@@ -10,8 +10,17 @@ import msgspec
 
 from gateway import admin as admin_socket
 from gateway import restoring
-from gateway.admin_options import data_dir_of, data_dir_option, json_option, to_json
+from gateway.admin_options import (
+    data_dir_of,
+    data_dir_option,
+    json_option,
+    key_settings_of,
+    master_key_file_option,
+    to_json,
+)
 from gateway.backup_folder import BackupError
+from gateway.keyring import opener
+from push.errors import Refused
 
 LIVE_EVERY_S: Final = 0.2
 PLAIN_EVERY_S: Final = 5.0
@@ -78,12 +87,14 @@ def backup(folder: Path, data_dir: str | None, as_json: bool) -> None:
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@master_key_file_option
 @json_option
-def verify(folder: Path, as_json: bool) -> None:
+def verify(folder: Path, master_key_file: str | None, as_json: bool) -> None:
     """Check the backup, or the data folder of a broker that does not run, in FOLDER.
 
     Checks the manifest's checksums, the structure of both files, the checksum of every row, and
-    that the two files belong together. Changes nothing. Exit code 1: something is damaged.
+    that the two files belong together. With the master key, each message is opened as well; it is
+    looked for where `tocsin serve` does. Changes nothing. Exit code 1: something is damaged.
 
     \b
     Examples:
@@ -92,8 +103,8 @@ def verify(folder: Path, as_json: bool) -> None:
     """
     progress = _Progress()
     try:
-        verified = restoring.verify(folder, progress)
-    except BackupError as error:
+        verified = restoring.verify(folder, progress, opener(key_settings_of(master_key_file)))
+    except (BackupError, Refused) as error:
         raise click.ClickException(str(error)) from None
     finally:
         progress.close()
@@ -105,6 +116,10 @@ def verify(folder: Path, as_json: bool) -> None:
         counts = ", ".join(f"{count:,} {table}" for table, count in verified.rows.items() if count)
         if verified.quarantined:
             counts += f"; {verified.quarantined:,} records in quarantine, known to the broker"
+        if verified.sealed:
+            how = "opened" if verified.opened else "not opened: without the master key"
+            counts += f"; payloads of {verified.sealed:,} records sealed, {how}"
+            counts += "" if verified.opened else f" {verified.master_key_id}"
         result = f"{len(verified.findings)} findings" if verified.findings else "sound"
         click.echo(f"{folder}: {result}. Rows: {counts or 'none'}.")
     if verified.findings:
@@ -143,6 +158,8 @@ def restore(folder: Path, data_dir: str | None, as_json: bool) -> None:
         f"Restored {restored.queues} queues to {restored.data_dir}, incarnation "
         f"{restored.incarnation}.{damaged} Start it: tocsin serve --data-dir {restored.data_dir}"
     )
+    if restored.master_key_id:
+        click.echo(f"Its messages need the master key {restored.master_key_id}.")
 
 
 def _fields(value: msgspec.Struct) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from gateway.backup_commands import backup, restore, verify
 from gateway.broker import Broker
 from gateway.config import Config, ConfigError, load
 from gateway.listening import StartError
+from gateway.master_key_commands import master_key
 from gateway.pages import Site, pages
 from gateway.park_commands import park
 from gateway.ports import WholeBroker
@@ -162,5 +163,5 @@ def status(data_dir: str | None, as_json: bool) -> None:
         click.echo(f"{name:<{width}}  {shown}")
 
 
-for _command in (park, backup, restore, verify):
+for _command in (park, backup, restore, verify, master_key):
     admin.add_command(_command)

@@ -20,6 +20,7 @@ from push import limits
 ELSEWHERE: Final = frozenset(
     {"TOCSIN_URL", "TOCSIN_CA_FILE", "TOCSIN_CERT_FILE", "TOCSIN_KEY_FILE", "TOCSIN_SOAK"}
 )
+ELSEWHERE: Final = frozenset({"TOCSIN_URL", "TOCSIN_SOAK", "TOCSIN_NEW_MASTER_KEY"})
 """Variables that the client commands and the tests of this project read, and `serve` does not."""
 TOKEN_CHARS_ADVISED: Final = 16
 _MASTER_KEYS: Final = ("master_key", "master_key_file", "master_key_provider")
@@ -221,6 +222,8 @@ def describe(config: Config) -> dict[str, object]:
     for name, value in shown.items():
         if isinstance(value, Path):
             shown[name] = os.fspath(value)
+    shown["data_dir"] = os.fspath(config.data_dir)
+    shown["master_key_file"] = str(config.master_key_file or "none")
     return {
         **shown,
         "token": "set" if config.token is not None else "none",

@@ -53,6 +53,17 @@ def read_keys(path: Path) -> list[bytes]:
     return keys
 
 
+def parse_new_key(text: str) -> bytes:
+    """The one key of a text. Raises Refused(invalid_request); no key is in its text."""
+    try:
+        (key,) = master_key(text.strip())
+    except ValueError:
+        raise Refused(
+            "invalid_request", "the new master key is not 32 bytes as hex or base64"
+        ) from None
+    return key
+
+
 def is_open_to_others(path: Path) -> bool:
     """Whether others than its owner may read it."""
     return bool(path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))

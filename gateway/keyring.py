@@ -20,7 +20,7 @@ import msgspec
 from gateway.config import Config, default_master_key_file
 from gateway.encryption import AHEAD, DATA_KEY_BYTES, KEY_ID_BYTES, RecordSealer
 from gateway.key_file import is_open_to_others, read_keys, replace_keys
-from gateway.master_key import LocalMasterKey, MasterKey, Source, find_source, load_provider
+from gateway.master_key import LocalMasterKey, MasterKey, Source, Wanted, find_source, load_provider
 from gateway.setting_values import MASTER_KEY_BYTES
 from metadata.data_keys import DataKey, DataKeys
 from push import limits
@@ -102,7 +102,7 @@ class Keyring:
 
     def _open_key(self, key_id: bytes) -> bytes:
         """A data key, for the sealer. In any thread."""
-        return open_key(self._data_keys, self._source, key_id)
+        return open_key(self._data_keys.find(key_id), key_id, self._source)
 
     async def _add_key(self) -> tuple[bytes, bytes]:
         """Make a data key, durable when this returns: (id, key)."""
@@ -295,9 +295,9 @@ def _rewrapped(rows: Sequence[DataKey], source: Source, key: MasterKey) -> list[
     return fresh
 
 
-def open_key(data_keys: DataKeys, source: Source, key_id: bytes) -> bytes:
-    """The data key of this id. Raises as `push.sealing.Sealer.unseal` does."""
-    row = data_keys.find(key_id)
+def open_key(row: DataKey | None, key_id: bytes, source: Source) -> bytes:
+    """The data key of this id, of which the catalog has this row. Raises as
+    `push.sealing.Sealer.unseal` does."""
     if row is None:
         raise RecordDamaged(f"its data key {key_id.hex()} is not known")
     master = source.find(row.master_key_id)
@@ -317,7 +317,7 @@ def check_master_key(rows: Sequence[DataKey], source: Source) -> None:
     Raises:
         Refused: storage_unavailable: it is another one, or cannot be asked.
     """
-    newest = rows[-1]
+    newest = max(rows, key=lambda row: row.created_unix_ms)
     master = source.find(newest.master_key_id)
     try:
         if master is not None and len(_unwrap(newest, master)) == DATA_KEY_BYTES:
@@ -330,6 +330,29 @@ def check_master_key(rows: Sequence[DataKey], source: Source) -> None:
         "one: give the right one with TOCSIN_MASTER_KEY_FILE or TOCSIN_MASTER_KEY; nothing was "
         "changed",
     )
+
+
+def opener(wanted: Wanted) -> Callable[[Sequence[DataKey]], RecordSealer | None]:
+    """For files at rest: what opens payloads under the data keys of a catalog. None: no master key
+    was named, and the one where it is looked for unless told otherwise is not there or another.
+
+    It raises Refused(storage_unavailable): the master key that was named is not the right one.
+    """
+    default = default_master_key_file(os.environ)
+    is_named = wanted.master_key or wanted.master_key_file or wanted.master_key_provider
+
+    def opened(rows: Sequence[DataKey]) -> RecordSealer | None:
+        kept = {row.key_id: row for row in rows}
+        try:
+            source = find_source(wanted, default, may_generate=False)
+            check_master_key(rows, source)
+        except Refused:
+            if is_named:
+                raise
+            return None
+        return RecordSealer(lambda key_id: open_key(kept.get(key_id), key_id, source))
+
+    return opened
 
 
 def _put_first(path: Path, raw: bytes, current_id: str) -> None:

@@ -203,6 +203,16 @@ class Pulling(Protocol):
         """Prolong their leases to `lease_s` seconds from now, or the group's lease."""
 
 
+class Keys(Protocol):
+    """What an operator asks of the keys that messages are sealed under."""
+
+    async def rotate(self, new: bytes | None) -> object:
+        """Wrap the data keys under another master key; what was done."""
+
+    def describe(self) -> dict[str, object]:
+        """Which keys there are, without a key."""
+
+
 class BrokerPort(Protocol):
     """The broker as REST, the server and the admin socket see it."""
 
@@ -226,6 +236,10 @@ class BrokerPort(Protocol):
 
     @property
     def holding(self) -> Holds: ...
+
+    @property
+    def keyring(self) -> Keys | None:
+        """None: nothing here is sealed."""
 
     @property
     def draining(self) -> bool:

@@ -7,7 +7,7 @@ broker refuses it, because it has a store without a catalog.
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -25,10 +25,12 @@ from gateway.backup_folder import (
 )
 from gateway.ports import BackupProgress
 from metadata.client import STORAGE_INCARNATION
+from metadata.data_keys import DataKey
 from metadata.inprocess import FILE as CATALOG_FILE
 from metadata.store import CatalogStore
 from metadata.verify import CatalogReport, verify_catalog
 from push.errors import Refused
+from push.sealing import Sealer
 from storage.sqlite_open import FILE as STORE_FILE
 from storage.sqlite_open import lock_store, sync_folder
 from storage.sqlite_restore import Renewed, renew_store
@@ -58,11 +60,21 @@ class Verified(msgspec.Struct, kw_only=True):
     """Rows by table; tables without damage are left out."""
     quarantined: int
     """Records that the broker itself found damaged and put aside: known, and no finding."""
+    sealed: int
+    """Records whose payloads are sealed."""
+    opened: bool
+    """Whether these were opened, too, and not only their checksums looked at."""
+    master_key_id: str
+    """Of the master key that opens them; empty: none does, nothing is sealed."""
     began_unix_ms: int | None = None
     """Of a backup."""
 
 
-def verify(folder: Path, progress: BackupProgress) -> Verified:
+Opener = Callable[[Sequence[DataKey]], Sealer | None]
+"""What opens payloads under these data keys; None: their master key is not there."""
+
+
+def verify(folder: Path, progress: BackupProgress, opener: Opener = lambda _: None) -> Verified:
     """Look through a backup or the data folder of a broker that does not run; changes nothing.
 
     Raises:
@@ -81,10 +93,11 @@ def verify(folder: Path, progress: BackupProgress) -> Verified:
                 findings.append(str(error))
         if manifest is not None:
             findings += _compare(folder, manifest, progress)
-        store = verify_store(
-            folder / STORE_FILE, lambda done, total: progress("rows checked", done, total)
-        )
         catalog = verify_catalog(folder / CATALOG_FILE)
+        sealer = opener(catalog.data_keys) if catalog.data_keys else None
+        store = verify_store(
+            folder / STORE_FILE, lambda done, total: progress("rows checked", done, total), sealer
+        )
     findings += store.findings + catalog.findings + _cross_check(store, catalog, manifest)
     return Verified(
         folder=str(folder),
@@ -94,8 +107,15 @@ def verify(folder: Path, progress: BackupProgress) -> Verified:
         rows=store.rows | catalog.rows,
         damaged=store.damaged | catalog.damaged,
         quarantined=store.quarantined,
+        sealed=store.sealed,
+        opened=sealer is not None,
+        master_key_id=_master_key_id(catalog.data_keys),
         began_unix_ms=manifest.began_unix_ms if manifest is not None else None,
     )
+
+
+def _master_key_id(rows: Sequence[DataKey]) -> str:
+    return max(rows, key=lambda row: row.created_unix_ms).master_key_id if rows else ""
 
 
 def _compare(folder: Path, manifest: Manifest, progress: BackupProgress) -> Iterator[str]:
@@ -163,6 +183,8 @@ class Restored(msgspec.Struct, kw_only=True):
     queues: int
     damaged: int
     """Rows of partitions and cursors that were damaged in the backup already."""
+    master_key_id: str
+    """Of the master key that its messages need; empty: none is sealed."""
 
 
 def restore(backup: Path, data_dir: Path, progress: BackupProgress) -> Restored:
@@ -272,6 +294,7 @@ def _renew(backup: Path, data_dir: Path, manifest: Manifest) -> Restored:
         began_unix_ms=manifest.began_unix_ms,
         queues=len(partitions),
         damaged=renewed.damaged,
+        master_key_id=_master_key_id(contents.data_keys),
     )
 
 

@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from push.ports import Partition
+from push.record import RecordDamaged
+from push.sealing import Sealer, is_sealed
 from storage import sqlite_codec as codec
 from storage.sqlite_open import APPLICATION_ID, STEPS
-from storage.sqlite_reader import record_is_sound
+from storage.sqlite_reader import load_record, record_is_sound
 
 FINDINGS_MAX: Final = 20
 """Sentences about the structure; a badly torn file has thousands."""
@@ -79,19 +82,28 @@ class StoreReport:
     """Rows that are not as they were written, by table; those without any are left out."""
     quarantined: int = 0
     """Records that were found damaged while the broker worked, and put aside: no news."""
+    sealed: int = 0
+    """Records whose payloads are sealed."""
+    unopened: int = 0
+    """Of those that were tried, sound ones that do not open."""
     schema_version: int = 0
     incarnation: str = ""
     queue_ids: set[str] = field(default_factory=set)
 
 
-def verify_store(path: Path, progress: RowProgress) -> StoreReport:
-    """Look through the store in this file, which no process has open. Blocks, for long."""
+def verify_store(path: Path, progress: RowProgress, sealer: Sealer | None = None) -> StoreReport:
+    """Look through the store in this file, which no process has open. Blocks, for long. With a
+    `sealer` every payload is opened, too.
+
+    Raises:
+        Refused: storage_unavailable: the sealer cannot have its keys at the moment.
+    """
     report = StoreReport()
     try:
         with closing(open_at_rest(path)) as connection:
             if _look_at_kind(connection, report):
                 _look_at_structure(connection, report)
-                _look_at_rows(connection, report, progress)
+                _look_at_rows(connection, report, progress, _Payloads(connection, report, sealer))
     except sqlite3.Error as error:
         report.findings.append(f"the store cannot be read: {error}")
     return report
@@ -138,8 +150,48 @@ def _look_at_structure(connection: sqlite3.Connection, report: StoreReport) -> N
     report.findings += [f"the store's structure: {text}" for (text,) in found if text != "ok"]
 
 
+class _Payloads:
+    """Counts what of the records is sealed, and what of that does not open."""
+
+    def __init__(
+        self, connection: sqlite3.Connection, report: StoreReport, sealer: Sealer | None
+    ) -> None:
+        self._connection = connection
+        self._report = report
+        self._sealer = sealer
+        self._places: dict[int, Partition] = {}
+
+    def look(self, rows: list[codec.Found]) -> None:
+        """Records, as they were found sound or not."""
+        for row in rows:
+            if not (isinstance(row[-1], bytes) and is_sealed(row[-1])):
+                continue
+            self._report.sealed += 1
+            place = self._place(row[0] >> codec.OFFSET_BITS)
+            if self._sealer is None or place is None or not _is_sound(record_is_sound, row):
+                continue
+            try:
+                load_record(row, place, self._sealer)
+            except RecordDamaged:
+                self._report.unopened += 1
+
+    def _place(self, row_id: int) -> Partition | None:
+        """None: what it belongs to is damaged, or on its way out."""
+        if row_id not in self._places:
+            row = self._connection.execute(
+                "SELECT queue_id, number FROM partition WHERE id = ?", (row_id,)
+            ).fetchone()
+            if row is None:
+                return None
+            self._places[row_id] = Partition(*row)
+        return self._places[row_id]
+
+
 def _look_at_rows(
-    connection: sqlite3.Connection, report: StoreReport, progress: RowProgress
+    connection: sqlite3.Connection,
+    report: StoreReport,
+    progress: RowProgress,
+    payloads: _Payloads,
 ) -> None:
     counts = {table: _count(connection, table) for table in (*_TABLES, "quarantine")}
     report.quarantined = counts.pop("quarantine")
@@ -153,6 +205,8 @@ def _look_at_rows(
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
                 report.rows[table] += len(rows)
                 damaged += sum(not _is_sound(is_sound, row) for row in rows)
+                if table == "record":
+                    payloads.look(rows)
                 seen += len(rows)
                 progress(seen, max(seen, total))
         except sqlite3.DatabaseError as error:
@@ -162,6 +216,8 @@ def _look_at_rows(
         if damaged:
             report.damaged[table] = damaged
             report.findings.append(f"table {table}: {damaged} rows do not match their checksum")
+    if report.unopened:
+        report.findings.append(f"table record: {report.unopened} payloads do not open")
     try:
         ids = connection.execute("SELECT DISTINCT queue_id FROM partition").fetchall()
     except sqlite3.DatabaseError:

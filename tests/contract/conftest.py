@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from push.ports import Storage
-from tests.contract.stores import Clock, memory_store, sqlite_store
+from push.sealing import PLAIN
+from tests.contract.stores import Clock, memory_store, sealing, sqlite_store
 
 
 @pytest.fixture
@@ -15,11 +16,12 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "sealed memory", "sealed sqlite"])
 async def store(
     request: pytest.FixtureRequest, tmp_path: Path, clock: Clock
 ) -> AsyncIterator[Storage]:
     """An empty storage."""
-    opening = memory_store if request.param == "memory" else sqlite_store
-    async with opening(tmp_path, clock) as opened:
+    opening = memory_store if request.param.endswith("memory") else sqlite_store
+    sealer = sealing() if request.param.startswith("sealed") else PLAIN
+    async with opening(tmp_path, clock, sealer=sealer) as opened:
         yield opened

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.encryption import RecordSealer
 from push.ports import (
     Append,
     Appended,
@@ -18,7 +19,8 @@ from push.ports import (
     Stored,
 )
 from push.ranges import Range
-from push.record import NO_DIGEST, Header
+from push.record import NO_DIGEST, Header, RecordDamaged
+from push.sealing import PLAIN, Sealer
 from storage.memory import MemoryStorage
 from storage.sqlite import SqliteStorage
 
@@ -42,25 +44,46 @@ class Clock:
 
 
 @asynccontextmanager
-async def memory_store(_folder: Path, clock: Clock) -> AsyncIterator[Storage]:
+async def memory_store(
+    _folder: Path, clock: Clock, *, sealer: Sealer = PLAIN
+) -> AsyncIterator[Storage]:
     """The verified fake."""
-    store = MemoryStorage(wall=clock)
+    store = MemoryStorage(wall=clock, sealer=sealer)
     yield store
     await store.close()
 
 
 @asynccontextmanager
 async def sqlite_store(
-    folder: Path, clock: Clock, *, on_fatal: Callable[[str], None] | None = None
+    folder: Path,
+    clock: Clock,
+    *,
+    on_fatal: Callable[[str], None] | None = None,
+    sealer: Sealer = PLAIN,
 ) -> AsyncIterator[Storage]:
     """The embedded storage in this folder."""
     store = await SqliteStorage.open(
-        folder / "store.sqlite", free_bytes_reserve=0, wall=clock, on_fatal=on_fatal
+        folder / "store.sqlite",
+        free_bytes_reserve=0,
+        wall=clock,
+        on_fatal=on_fatal,
+        sealer=sealer,
     )
     try:
         yield store
     finally:
         await store.close()
+
+
+def sealing(key: bytes = b"k" * 32) -> RecordSealer:
+    """A sealer as the broker has it, which knows one data key."""
+
+    def unknown(key_id: bytes) -> bytes:
+        raise RecordDamaged(f"its data key {key_id.hex()} is not known")
+
+    sealer = RecordSealer(unknown)
+    sealer.begin(key[:8], key)
+    return sealer
 
 
 def digest(name: str) -> bytes:

@@ -47,6 +47,7 @@ from metadata.catalog import (
     check_name,
 )
 from metadata.client import Metadata, QueueListener
+from metadata.data_keys import DataKey, DataKeys
 from push.errors import Refused, TocsinError
 from push.message import Message, check_message
 from push.unparking import Verb
@@ -61,6 +62,14 @@ class PlainMetadata:
         self.queues: dict[str, Queue] = {}
         self.groups: dict[tuple[str, str], Group] = {}
         self.numbers = itertools.count(1)
+
+    @property
+    def data_keys(self) -> DataKeys:
+        """As Metadata.data_keys: nothing is sealed here."""
+
+        async def write(_rows: list[DataKey]) -> None: ...
+
+        return DataKeys([], write)
 
     def find_queue(self, principal: Principal, name: str) -> Queue:
         if name not in self.queues:
@@ -310,6 +319,11 @@ class PlainBroker:
     @property
     def pulls(self) -> "PlainBroker":
         return self
+
+    @property
+    def keyring(self) -> None:
+        """As BrokerPort.keyring."""
+        return None
 
     @property
     def parking(self) -> "NothingParked":
