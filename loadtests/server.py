@@ -15,9 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
-from gateway.key_file import replace_keys
-from gateway.setting_values import MASTER_KEY_BYTES
-
 READY_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 60.0
 _NOTHING: Final[Mapping[str, str]] = {}
@@ -130,7 +127,8 @@ class Server:
         }
         # Not the key of who runs this, and not made anew with each data folder's broker.
         if not self.key_path.exists():
-            replace_keys(self.key_path, [secrets.token_bytes(MASTER_KEY_BYTES)])
+            self.key_path.touch(mode=0o600)
+            self.key_path.write_text(secrets.token_hex(32))
         settings["TOCSIN_MASTER_KEY_FILE"] = str(self.key_path)
         if self._level:
             settings["TOCSIN_LOG_LEVEL"] = self._level

@@ -34,9 +34,9 @@ def open_key(key_id: bytes) -> bytes:
     return KEYS[key_id]
 
 
-def sealer(now: Callable[[], float] = Now(), **named: Callable[[], None]) -> RecordSealer:
+def sealer(now: Callable[[], float] | None = None, **named: Callable[[], None]) -> RecordSealer:
     """One that seals under key one."""
-    made = RecordSealer(open_key, now=now, **named)
+    made = RecordSealer(open_key, now=now or Now(), **named)
     made.begin(b"key-one-", KEYS[b"key-one-"])
     return made
 
