@@ -49,7 +49,7 @@ chaos: setup  ## the short runs of kill -9, power loss, bad networks and slow ha
 	$(python) -m pytest tests/system -k "kill or power or sdk_trials" $(ARGS)
 
 trials: setup  ## the whole runs of every bad day: --help lists them (50 minutes, 10 GB)
-	@failed=0; for trial in churn stuck "stuck --keys 30000" stalled switch proxy kills slow page console; do \
+	@failed=0; for trial in churn stuck "stuck --keys 30000" stalled switch proxy kills slow seal page console; do \
 	  $(python) -m loadtests.trials $$trial $(ARGS) || failed=1; done; exit $$failed
 
 mutants: setup  ## plant each listed bug in a copy; a test must fail for every one

@@ -359,4 +359,5 @@ class Broker:
             "pulls_waiting": self.pulls.waiting,
             "groups_running": len(self.groups.runtimes),
             "dead_letters_moved": self.dead_letters.moved_total,
+            "damage_reports": int((await self.storage.state()).detail.get("damage_reports", "0")),
         }

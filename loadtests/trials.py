@@ -22,6 +22,7 @@ from loadtests import (
     trial_kills,
     trial_page,
     trial_proxy,
+    trial_seal,
     trial_slow,
     trial_stalled,
     trial_stuck,
@@ -203,6 +204,23 @@ def guard(pairs: int, seconds: float, as_json: bool) -> None:
     """What credentials, rights, encryption, limits and usage lines cost, in turns with and
     without."""
     _try(trial_guard.guard(trial_guard.Plan(pairs, seconds), _progress), as_json)
+    "--rotations", type=click.IntRange(1, 1000), default=trial_seal.ROTATIONS, show_default=True,
+    help="Of the master key, under load.",
+)  # fmt: skip
+@click.option(
+    "--flips", type=click.IntRange(1, 1_000_000), default=trial_seal.FLIPS, show_default=True,
+    help="Bits that are flipped in copies of the store.",
+)  # fmt: skip
+@_seed
+@_json
+def seal(rotations: int, flips: int, seed: int, as_json: bool) -> None:
+    """Master keys are rotated under load and kills, bits flipped, a canary looked for.
+
+    Everything decrypts, no nonce comes twice, a bit costs its record and is reported, and what
+    messages hold is in no file, log or error. About three minutes.
+    """
+    plan = trial_seal.Plan(rotations=rotations, flips=flips, seed=seed)
+    _try(trial_seal.seal(plan, _progress), as_json)
 
 
 def _progress(text: str) -> None:

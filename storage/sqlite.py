@@ -12,6 +12,7 @@ sqlite_open       pragmas, lock, schema;  sqlite_statement, sqlite_codec  rows
 """
 
 import asyncio
+import logging
 import os
 import sqlite3
 import threading
@@ -54,6 +55,7 @@ from storage.sqlite_trim import Trimmer
 from storage.sqlite_writer import Writer
 
 T = TypeVar("T")
+_LOG: Final = logging.getLogger("tocsin.storage")
 _FREE_CHECK_S: Final = 0.5
 """Between two looks at the free space: at 500 MB/s a disk loses less than the reserve."""
 _REPORTS_MAX: Final = 20
@@ -155,6 +157,7 @@ class SqliteStorage:
             raise Refused("storage_unavailable", f"{path} cannot be read: {error}") from error
 
     def _report(self, sentence: str) -> None:
+        _LOG.warning("%s", sentence)
         with self._report_lock:
             self._reports.append(sentence)
             self._reported += 1

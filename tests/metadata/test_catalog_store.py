@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from metadata.catalog import Group, GroupSettings, Membership, Queue, QueueSettings
+from metadata.data_keys import DataKey
 from metadata.store import APPLICATION_ID, CatalogStore, random_id
 from metadata.verify import verify_catalog
 from push.errors import Refused, Unknown
@@ -169,6 +170,63 @@ def test_a_catalog_of_the_first_schema_is_migrated(
         store.put_memberships([membership("bbbbbbbbbb", {"s.1": 30.0})])
     report = verify_catalog(path)
     assert (report.findings, report.rows["memberships"]) == ([], 1)
+
+
+# --- Data keys -----------------------------------------------------------------------------------
+
+
+def data_key(number: int, master: str = "m") -> DataKey:
+    key_id = bytes([number]) * 8
+    return DataKey(key_id=key_id, master_key_id=master, created_unix_ms=number, wrapped=b"w" * 60)
+
+
+def test_data_keys_are_kept_and_wrapped_anew_all_at_once(path: Path) -> None:
+    keys = [data_key(number) for number in (1, 2, 3)]
+    with closing(CatalogStore(path)) as store:
+        store.put_data_keys(keys[:1])
+        store.put_data_keys(keys[1:])
+        assert store.load().data_keys == keys
+        store.put_data_keys([data_key(number, "n") for number in (1, 2, 3)])
+        assert b'"m"' not in path.with_name(path.name + "-wal").read_bytes()
+    with closing(CatalogStore(path)) as store:
+        assert {key.master_key_id for key in store.load().data_keys} == {"n"}
+    assert b'"m"' not in path.read_bytes()  # what an old master key opens is not left behind
+
+
+@pytest.mark.parametrize("column", ["value", "checksum", "key_id"])
+@pytest.mark.parametrize("copy", [0, 1])
+def test_one_flipped_bit_of_a_data_key_costs_nothing(path: Path, column: str, copy: int) -> None:
+    """P13: else it would cost all that was sealed under the key. It is counted, and mended."""
+    keys = [data_key(number) for number in (1, 2)]
+    with closing(CatalogStore(path)) as store:
+        store.put_data_keys(keys)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        (value,) = connection.execute(
+            f"SELECT {column} FROM data_keys WHERE copy = ? ORDER BY key_id LIMIT 1", (copy,)
+        ).fetchone()
+        flipped = value ^ 4 if isinstance(value, int) else bytes([value[0] ^ 4]) + value[1:]
+        connection.execute(
+            f"UPDATE data_keys SET {column} = ? WHERE copy = ? AND {column} = ?",
+            (flipped, copy, value),
+        )
+    assert verify_catalog(path).damaged == {"data_keys": 1}
+    with closing(CatalogStore(path)) as store:
+        assert sorted(store.load().data_keys, key=lambda key: key.created_unix_ms) == keys
+    report = verify_catalog(path)
+    assert (report.findings, report.rows["data_keys"], len(report.data_keys)) == ([], 4, 2)
+
+
+def test_a_data_key_that_is_damaged_twice_stops_the_start(path: Path) -> None:
+    """A catalog without it would take all that was sealed under it for damaged."""
+    with closing(CatalogStore(path)) as store:
+        store.put_data_keys([data_key(1), data_key(2)])
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE data_keys SET checksum = 1 WHERE key_id = ?", (b"\1" * 8,))
+    with (
+        closing(CatalogStore(path)) as store,
+        pytest.raises(Refused, match="1 data keys are damaged, restore a copy"),
+    ):
+        store.load()
 
 
 # --- Who is waited for ---------------------------------------------------------------------------

@@ -6,6 +6,8 @@ busy machine, too: what was delivered, in which order, how often, and what memor
 
 from loadtests.trial import Finding
 from loadtests.trial_churn import churn
+from loadtests.trial_seal import Plan as SealPlan
+from loadtests.trial_seal import seal
 from loadtests.trial_stalled import stalled
 from loadtests.trial_stuck import stuck
 
@@ -29,3 +31,8 @@ async def test_stuck_keys_hold_up_nobody_else_and_lose_nothing() -> None:
 async def test_sockets_that_stop_reading_cost_bounded_memory_and_nobody_a_message() -> None:
     """P9, P10: they are not cut off, and who reads on is told what it missed."""
     hold(await stalled(1.0, 300, print, settle_s=0, window=1000))
+
+
+async def test_what_is_at_rest_is_sealed_whatever_happens_to_its_keys_and_bits() -> None:
+    """P2, P13, R9, R30: rotations under load and a kill, flipped bits, and a canary in no file."""
+    hold(await seal(SealPlan(rotations=2, flips=150), print))
