@@ -101,8 +101,8 @@ async def seal(plan: Plan, progress: Progress) -> Finding:
     server = Server(folder / "data", command=plan.command, level="debug")
     try:
         await _start(server)
-        rest = Rest(server.url)
-        await rest.call("PUT", _QUEUE, {"partitions": 4, "retention_s": 86_400})
+        with contextlib.closing(Rest(server.url)) as rest:
+            await rest.call("PUT", _QUEUE, {"partitions": 4, "retention_s": 86_400})
         load = _Load(server.url)
         async with _producing(load):
             await _rotate(plan, server, load, random, progress)
