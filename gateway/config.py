@@ -18,9 +18,11 @@ from gateway.settings_table import PREFIX, SETTINGS, Setting
 from push import limits
 
 ELSEWHERE: Final = frozenset(
-    {"TOCSIN_URL", "TOCSIN_CA_FILE", "TOCSIN_CERT_FILE", "TOCSIN_KEY_FILE", "TOCSIN_SOAK"}
-)
-ELSEWHERE: Final = frozenset({"TOCSIN_URL", "TOCSIN_SOAK", "TOCSIN_NEW_MASTER_KEY"})
+    {
+        "TOCSIN_URL", "TOCSIN_CA_FILE", "TOCSIN_CERT_FILE", "TOCSIN_KEY_FILE", "TOCSIN_SOAK",
+        "TOCSIN_NEW_MASTER_KEY",
+    }
+)  # fmt: skip
 """Variables that the client commands and the tests of this project read, and `serve` does not."""
 TOKEN_CHARS_ADVISED: Final = 16
 _MASTER_KEYS: Final = ("master_key", "master_key_file", "master_key_provider")

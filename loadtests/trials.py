@@ -204,6 +204,10 @@ def guard(pairs: int, seconds: float, as_json: bool) -> None:
     """What credentials, rights, encryption, limits and usage lines cost, in turns with and
     without."""
     _try(trial_guard.guard(trial_guard.Plan(pairs, seconds), _progress), as_json)
+
+
+@trials.command()
+@click.option(
     "--rotations", type=click.IntRange(1, 1000), default=trial_seal.ROTATIONS, show_default=True,
     help="Of the master key, under load.",
 )  # fmt: skip

@@ -86,7 +86,8 @@ test("a URL is one of a broker", () => {
 
 test("an https URL is reached over wss, an http URL over ws", () => {
   for (const [url, reached] of [
-    ["https://a.test/tocsin", "wss://a.test/tocsin/v1/ws"], ["http://a.test:81", "ws://a.test:81/v1/ws"],
+    ["https://a.test/tocsin", "wss://a.test/tocsin/v1/ws"],
+    ["http://a.test:81", "ws://a.test:81/v1/ws"],
   ]) {
     const opened = [];
     const WebSocket = class extends EventTarget {
