@@ -74,6 +74,7 @@ class Http11Protocol(HttpToolsProtocol):
         self._last_words = b""
         """While refused: what is owed behind the answers to the requests before."""
         self._peer = UNKNOWN
+        self._may_enter = True
         self._is_proxied = False
         """The other end is a proxy that says who is behind it, request by request."""
 
@@ -84,6 +85,7 @@ class Http11Protocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._peer = peer_of(transport.get_extra_info)
         self._is_proxied = self.addresses.trusts(self._peer)
+        self._may_enter = self.addresses.may_enter(self._peer)
         self._enter(_Phase.HEADER, self.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -97,7 +99,7 @@ class Http11Protocol(HttpToolsProtocol):
         """As asyncio.Protocol."""
         if self._is_over():
             return  # refused already; what still arrives is not parsed
-        if not self.addresses.may_enter(self._peer):
+        if not self._may_enter:
             self._refuse(Refused("forbidden", _PLAIN))
             return
         scope, had_begun = self.scope, self._has_begun

@@ -106,6 +106,13 @@ class Gateway(NamedTuple):
         wire.writer.write(b"".join(data))
         return wire
 
+    async def dial_plainly(self, *data: bytes) -> Wire:
+        """A connection that says this, and no TLS."""
+        wire = Wire(*await asyncio.open_connection("127.0.0.1", self.port))
+        self.wires.append(wire)
+        wire.writer.write(b"".join(data))
+        return wire
+
     async def ask(self, context: ssl.SSLContext, *headers: str) -> ClientAddress:
         """Where a request comes from."""
         wire = await self.dial(context, request_of("/", *headers))
@@ -150,6 +157,8 @@ async def serving(
     finally:
         for wire in gateway.wires:
             wire.writer.transport.abort()
+        for _ in range(10):  # uvloop does not close while a socket has an end to be told
+            await asyncio.sleep(0)
         await end(listener)
         registry.deadlines.close()
 
@@ -249,7 +258,7 @@ async def test_wrong_files_stop_the_start_with_a_sentence(
         tls_cert=files.cert, tls_key=files.key, tls_client_ca=files.client_ca,
     )  # fmt: skip
     with pytest.raises(StartError) as caught:
-        await Server.open(config, plain, on_fatal=never)
+        await (await Server.open(config, plain, on_fatal=never)).stop()
     assert re.match(sentence, str(caught.value)), caught.value
     assert str(caught.value)[-1] in ".?"
     assert "\n" not in str(caught.value)
@@ -419,8 +428,7 @@ async def test_plain_words_on_the_port_of_tls_end_at_once_and_quietly(
     authority: Authority, pair: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serving(pair) as gateway:
-        wire = Wire(*await asyncio.open_connection("127.0.0.1", gateway.port))
-        wire.writer.write(request_of("/"))
+        wire = await gateway.dial_plainly(request_of("/"))
         async with asyncio.timeout(WAIT_S):
             assert await wire.ended() == b""
         await wire.close()
@@ -437,8 +445,7 @@ async def test_a_handshake_that_takes_its_time_is_ended(
     async with serving(pair) as gateway:
         patient = await gateway.open_socket(trusting(authority))
         for words in (b"", b"\x16\x03\x01\x02\x00\x01\x00"):
-            wire = Wire(*await asyncio.open_connection("127.0.0.1", gateway.port))
-            wire.writer.write(words)
+            wire = await gateway.dial_plainly(words)
             async with asyncio.timeout(WAIT_S):
                 assert await wire.ended() == b""
             await wire.close()
@@ -597,14 +604,17 @@ async def test_without_tls_other_machines_are_told_to_use_it(
     port = bound.getsockname()[1]
     listener = Listener(where, bound, http=http_class(addresses), ws=websocket_class(registry))
     await listener.start()
-    wire = Wire(*await asyncio.open_connection("127.0.0.1", port))
-    lines = [f"{name}: {text}" for name, text in HANDSHAKE.items()]
-    wire.writer.write(request_of(target, *lines))
-    status, _, body = await response(wire)
-    assert (status, msgspec.json.decode(body)["code"]) == (403, "forbidden")
-    assert "https:// and wss://" in msgspec.json.decode(body)["detail"]
-    assert await wire.ended() == b""
-    await wire.close()
-    await end(listener)
+    try:
+        async with asyncio.timeout(WAIT_S):
+            wire = Wire(*await asyncio.open_connection("127.0.0.1", port))
+            lines = [f"{name}: {text}" for name, text in HANDSHAKE.items()]
+            wire.writer.write(request_of(target, *lines))
+            status, _, body = await response(wire)
+            assert (status, msgspec.json.decode(body)["code"]) == (403, "forbidden")
+            assert "https:// and wss://" in msgspec.json.decode(body)["detail"]
+            assert await wire.ended() == b""
+            await wire.close()
+    finally:
+        await end(listener)
     async with serving(pair, addresses=addresses) as gateway:
         assert (await gateway.ask(trusting(authority))).is_tls
