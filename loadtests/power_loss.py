@@ -123,6 +123,7 @@ async def power_losses(
             with _mounted(image, folder / f"life{life}") as place:
                 server = Server(place / "data", command=command, level="warning")
                 server.log_path = image.with_suffix(".log")
+                server.key_path = image.with_suffix(".key")  # not on the disk that it opens
                 await _life(server, image, wanted, chance, report, synced=life % 2 == 1)
             image.unlink()
             progress(
@@ -190,6 +191,7 @@ async def _judge_copy(copy: Path, log: Path, seen: int, missing: set[int]) -> Ve
     with _mounted(copy, copy.with_suffix(copy.suffix + ".mnt")) as place:
         server = Server(place / "data", level="warning")
         server.log_path = copy.with_suffix(copy.suffix + ".log")
+        server.key_path = copy.with_suffix(".key")  # that of the image
         shared = Field(server.url, after, Random(1))
         shared.server = 2
         shared.sockets = itertools.count(1_000_000)

@@ -251,6 +251,7 @@ async def spawn(tmp_path: Path) -> AsyncIterator[Any]:
                 "PYTHONPATH": os.pathsep.join(("", *filter(None, sys.path))),
                 "TOCSIN_DATA_DIR": str(tmp_path / "data"),
                 "TOCSIN_PORT": "0",
+                "XDG_CONFIG_HOME": str(tmp_path / "config"),
                 **environ,
             },
         )

@@ -3,6 +3,7 @@ nothing of the lost history counts (P1, P10, R2, R30)."""
 
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -131,6 +132,7 @@ async def test_a_backup_under_load_is_restored_elsewhere(tmp_path: Path) -> None
         lost = dict(load.acknowledged)
     code, output = await run("restore", backup, "--data-dir", elsewhere / "data", "--json")
     assert code == 0, output
+    shutil.copyfile(server.key_path, elsewhere / "data.key")  # it is in no backup
     with running(elsewhere) as server:
         async with http_to(server) as http:
             assert await verdicts(server, position) == ["unknown"] * 4
