@@ -1,9 +1,11 @@
 """How a browser gets in without a token in a URL or in a script: tickets and cookies. Pure.
 
-    ticket   a secret for one use within TICKET_S, for the fragment of an address: who holds the
-             token asks for it, the page exchanges it for a cookie
-    cookie   admits one browser for ACCESS_S: an expiry signed under a key that is derived from the
-             token. Nobody keeps it, so it outlives a restart, and a new token ends it
+    ticket   a secret for one use within TICKET_S, for the fragment of an address or a WebSocket:
+             who presents a token asks for it, the page exchanges it for a cookie, or says it in
+             `Sec-WebSocket-Protocol` or `hello`. It gives what that token gives
+    cookie   admits one browser for ACCESS_S: an expiry and a Pass, signed under a key that is made
+             of the catalog's secret and the broker's token. Nobody keeps it, so it outlives a
+             restart; another token ends it, and so does the end of what it was made for
 
 A ticket has TICKET_BYTES of randomness and is looked up by its digest: how long that takes tells
 nothing about it, and no number of guesses in TICKET_S comes near one. So wrong tickets are not
@@ -12,11 +14,14 @@ counted: a bound on them would lock everybody out when somebody guesses.
 
 import hmac
 import re
-from base64 import urlsafe_b64encode
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterator
 from hashlib import sha256
 from typing import Final
 
+import msgspec
+
+from gateway.admission import Admission
 from push import limits
 from push.errors import Refused
 
@@ -24,86 +29,112 @@ TICKET_S: Final = 30.0
 TICKET_BYTES: Final = 24
 ACCESS_S: Final = 12 * 3600.0
 """A working day: no cookie is older."""
-_VALUE: Final = re.compile(r"1\.([0-9]{1,12})\.[A-Za-z0-9_-]{43}")
-_HOW: Final = "`tocsin ticket` prints a new address; the token does it, too"
+TICKET_MARK: Final = "tct_"
+_VALUE: Final = re.compile(r"2\.([0-9]{1,12})\.([A-Za-z0-9_-]{1,8192})\.[A-Za-z0-9_-]{43}")
+
+
+class Pass(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What a cookie says: the credential that it was made for, and what that gave where nothing
+    here remembers it."""
+
+    credential: str
+    name: str = ""
+    tenant: str = ""
+    rights: list[str] = []
+
+
+def write_ticket(secret: str) -> str:
+    """The whole ticket."""
+    return TICKET_MARK + secret
+
+
+def is_ticket(text: str) -> bool:
+    """Whether it says of itself that it is a ticket."""
+    return text.startswith(TICKET_MARK)
 
 
 class Tickets:
     """Those that wait to be used. `now`: monotonic seconds."""
 
     def __init__(self) -> None:
-        self._ends: dict[bytes, float] = {}
-        """Digest → when it is over, in this order."""
+        self._waiting: dict[bytes, tuple[float, float, Admission]] = {}
+        """Digest → when it is over, when its right is, what it gives; in this order."""
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._waiting)
 
-    def add(self, ticket: str, *, now: float) -> None:
-        """Whoever brings it within TICKET_S gets in, once.
+    def add(self, ticket: str, admission: Admission, *, now: float) -> None:
+        """Whoever brings it within TICKET_S gets in, once, and stays as long as who made it.
 
         Raises:
             Refused: too_many wait already.
         """
         self._expire(now)
-        if len(self._ends) >= limits.TICKETS_MAX:
-            first = next(iter(self._ends.values()))
+        if len(self._waiting) >= limits.TICKETS_MAX:
+            first, _, _ = next(iter(self._waiting.values()))
             raise Refused(
                 "too_many",
                 f"{limits.TICKETS_MAX} tickets wait to be used: each is over after {TICKET_S:g} s",
                 retry_after_s=first - now,
             )
-        self._ends[_digest(ticket)] = now + TICKET_S
+        self._waiting[_digest(ticket)] = (now + TICKET_S, now + admission.lasts_s, admission)
 
-    def use(self, ticket: str, *, now: float) -> None:
-        """It is used up.
-
-        Raises:
-            Refused: unauthorized: it is wrong, used or over, with what to do.
-        """
+    def use(self, ticket: str, *, now: float) -> Admission | None:
+        """What it gives; it is used up. None: it is wrong, used or over."""
         self._expire(now)
-        if self._ends.pop(_digest(ticket), None) is None:
-            raise Refused(
-                "unauthorized",
-                f"this ticket is wrong, used, or older than {TICKET_S:g} s: {_HOW}",
-            )
+        found = self._waiting.pop(_digest(ticket), None)
+        if found is None or found[1] <= now:
+            return None
+        return found[2]._replace(lasts_s=found[1] - now)
 
     def _expire(self, now: float) -> None:
-        for digest, end in list(self._ends.items()):
+        for digest, (end, _, _) in list(self._waiting.items()):
             if end > now:
                 break
-            del self._ends[digest]
+            del self._waiting[digest]
 
     def check(self) -> None:
         """Assert what always holds (P9)."""
-        assert len(self._ends) <= limits.TICKETS_MAX, "P9"
+        assert len(self._waiting) <= limits.TICKETS_MAX, "P9"
 
 
 class Cookies:
-    """The cookies that stand for a token. `wall`: unix seconds."""
+    """The cookies that stand for other credentials. `wall`: unix seconds."""
 
     __slots__ = ("_key", "name")
 
-    def __init__(self, token: bytes) -> None:
-        self._key = hmac.digest(token, b"tocsin access cookie 1", "sha256")
-        # A browser has one set of cookies for all ports of a host: brokers with different tokens
+    def __init__(self, secret: bytes) -> None:
+        self._key = hmac.digest(secret, b"tocsin access cookie 2", "sha256")
+        # A browser has one set of cookies for all ports of a host: brokers with different secrets
         # do not take each other's place.
         self.name = f"tocsin-access-{hmac.digest(self._key, b'name', 'sha256')[:4].hex()}"
 
-    def make(self, *, wall: float) -> str:
-        """A cookie's value, good for ACCESS_S."""
-        return self._sign(f"1.{int(wall + ACCESS_S)}")
+    def make(self, said: Pass, lasts_s: float = ACCESS_S, *, wall: float) -> str:
+        """A cookie's value, good for `lasts_s`, and no longer than ACCESS_S.
 
-    def lasts_s(self, header: str | None, *, wall: float) -> float | None:
-        """For how long the `Cookie` header still admits; None: it does not. Of several cookies of
-        the name, which another port of the host may have set, one that is valid is enough."""
-        best = 0.0
+        Raises:
+            Refused: forbidden: no browser would keep so much (RFC 6265, 6.1).
+        """
+        payload = _to_text(msgspec.json.encode(said))
+        value = self._sign(f"2.{int(wall + min(lasts_s, ACCESS_S))}.{payload}")
+        if len(value) > limits.COOKIE_BYTES_MAX:
+            raise Refused(
+                "forbidden", "the rights of this token do not fit into a cookie: present the token"
+            )
+        return value
+
+    def passes(self, header: str | None, *, wall: float) -> Iterator[tuple[float, Pass]]:
+        """(seconds, what it says) of each cookie of the `Cookie` header that is ours and not over.
+        Of several of the name, which another port of the host may have set, any may be it."""
         for value in self._values(header or ""):
             match = _VALUE.fullmatch(value)
-            if match is not None and hmac.compare_digest(
-                self._sign(f"1.{match[1]}").encode(), value.encode()
+            if match is None or not hmac.compare_digest(
+                self._sign(f"2.{match[1]}.{match[2]}").encode(), value.encode()
             ):
-                best = max(best, min(int(match[1]) - wall, ACCESS_S))
-        return best or None
+                continue
+            left_s = min(int(match[1]) - wall, ACCESS_S)
+            if left_s > 0:
+                yield left_s, msgspec.json.decode(_from_text(match[2]), type=Pass)
 
     def _values(self, header: str) -> Iterator[str]:
         for one in header.split(";"):
@@ -113,7 +144,7 @@ class Cookies:
 
     def _sign(self, text: str) -> str:
         digest = hmac.digest(self._key, text.encode(), "sha256")
-        return f"{text}.{urlsafe_b64encode(digest).decode().rstrip('=')}"
+        return f"{text}.{_to_text(digest)}"
 
 
 def set_cookie(name: str, value: str, *, is_secure: bool) -> str:
@@ -126,3 +157,11 @@ def set_cookie(name: str, value: str, *, is_secure: bool) -> str:
 
 def _digest(ticket: str) -> bytes:
     return sha256(ticket.encode("utf-8", "surrogatepass")).digest()
+
+
+def _to_text(data: bytes) -> str:
+    return urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def _from_text(text: str) -> bytes:
+    return urlsafe_b64decode(text + "=" * (-len(text) % 4))

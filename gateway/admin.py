@@ -12,14 +12,14 @@ import http.client
 import os
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route, Router
+from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.key_file import parse_new_key
@@ -88,8 +88,12 @@ class AdminError(Exception):
 class AdminSocket:
     """The socket of a running broker."""
 
-    def __init__(self, data_dir: Path, broker: BrokerPort) -> None:
+    def __init__(
+        self, data_dir: Path, broker: BrokerPort, routes: Sequence[BaseRoute] = ()
+    ) -> None:
+        """`routes`: further ones."""
         self._data_dir = data_dir
+        self._routes = tuple(routes)
         self._broker = broker
         self._listener: Listener | None = None
         self._backups: set[_Backup] = set()
@@ -153,6 +157,7 @@ class AdminSocket:
                 Route("/park", park, methods=["POST"]),
                 Route("/backup", backup, methods=["POST"]),
                 Route("/status", status, methods=["GET"]),
+                *self._routes,
             ],
             redirect_slashes=False,
         )
@@ -285,6 +290,21 @@ def master_key(data_dir: Path) -> dict[str, Any]:
 def rotate_master_key(data_dir: Path, new_key: str | None) -> dict[str, Any]:
     """Let the broker on this data folder use another master key. Raises AdminError."""
     return _ask(data_dir, "POST", "/master-key", {"new_key": new_key})
+
+
+def create_token(data_dir: Path, wanted: dict[str, object]) -> dict[str, Any]:
+    """Make an API token (gateway.admin_tokens.NewToken). Raises AdminError."""
+    return _ask(data_dir, "POST", "/tokens/create", wanted)
+
+
+def tokens(data_dir: Path) -> dict[str, Any]:
+    """The API tokens, without what admits anybody. Raises AdminError."""
+    return _ask(data_dir, "GET", "/tokens", None)
+
+
+def revoke_token(data_dir: Path, token_id: str) -> dict[str, Any]:
+    """Revoke an API token; what it was. Raises AdminError."""
+    return _ask(data_dir, "POST", "/tokens/revoke", {"token_id": token_id})
 
 
 def backup(

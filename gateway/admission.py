@@ -16,3 +16,5 @@ class Admission(NamedTuple):
     rights: Rights = ALL_RIGHTS
     credential: str = "operator"
     """What admits it, without any secret: whatever ends this ends all that it has admitted."""
+    is_cookie: bool = False
+    """By way of a cookie, which makes neither tickets nor cookies: access would never end."""

@@ -1,16 +1,26 @@
 """Who is there, and may a request from this page be served at all. Pure.
 
-With a token (`TOCSIN_TOKEN`) every client presents it: in the `Authorization: Bearer` header, or,
-from a browser's WebSocket, which cannot set headers, in its `hello`. Without a token everybody on
-this machine is let in, and only from this machine: a web page that the user merely visits must
-not talk to the broker behind the user's back.
+Credentials are wanted as soon as the broker has a token of its own (`TOCSIN_TOKEN`), trusts
+somebody's JWTs, or is told to want them (`TOCSIN_AUTH=required`). They are
+
+    the broker's token   all rights; its holder is the operator
+    an API token         `tcs_…`, what its record says (metadata.tokens)
+    a JWT                what its issuer says, under a key that is configured (gateway.jwts)
+    a certificate        its verified name, as a record says
+    a ticket, a cookie   for browsers: what the one of the above gave that they were made for
+
+in the `Authorization: Bearer` header, or, from a browser's WebSocket, which cannot set headers, in
+its `hello`. Whatever is wrong with one gets the same answer (DETAIL), after about the same time.
+
+Where none are wanted everybody on this machine is let in, and only from this machine: a web page
+that the user merely visits must not talk to the broker behind the user's back.
 
     DNS rebinding            evil.example resolves to 127.0.0.1: its Host header gives it away
     cross-site WebSocket     a page of evil.example opens ws://127.0.0.1: its Origin gives it away
 
-A browser may have a cookie instead (gateway.access). It sends that by itself, so a cookie counts
-only where the browser also says whose page asks, and it is one of ours. What another port of this
-host serves is the same site to the browser, and another origin.
+A browser sends its cookie (gateway.access) and its certificate by itself, so they count only where
+the browser also says whose page asks, and it is one of ours. What another port of this host
+serves is the same site to the browser, and another origin.
 
     cross-site request       a page of localhost:3000 posts to us, cookie and all: its Origin
     cross-site look          it loads <img src="http://localhost:8080/v1/…">: its Sec-Fetch-Site
@@ -22,69 +32,110 @@ import hmac
 import re
 from collections.abc import Iterable, Mapping
 from ipaddress import ip_address
-from typing import Final
+from typing import Final, Protocol
 
-from gateway.access import Cookies
+from gateway.access import Cookies, Pass, Tickets, is_ticket
 from gateway.admission import Admission
+from gateway.admitted import Admitted
 from metadata.catalog import ANYBODY, Principal
+from metadata.client import Tokens
+from metadata.rights import parse_rights
+from metadata.tokens import TokenRecord, credential_of, is_ours, judge, judge_certificate, rights_of
 from push.errors import Refused
 
 OPERATOR: Final = Principal("operator")
 """Whoever holds the broker's one token: all rights."""
+OPERATORS: Final = Admission(OPERATOR)
 LET_IN: Final = Admission(ANYBODY, credential="anybody")
-"""Where nobody needs a token."""
+"""Where nobody needs credentials."""
+DETAIL: Final = (
+    "no valid credentials: this broker wants a token that it knows, in the header "
+    "Authorization: Bearer <token> or in a WebSocket's hello; `tocsin ticket` lets a browser in"
+)
+"""All that anybody learns who has none or wrong ones."""
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?", re.IGNORECASE)
 _ORIGIN: Final = re.compile(r"(https?)://(\S+)", re.IGNORECASE)
 _PORTS: Final = {"http": 80, "https": 443}
 _OWN_SITES: Final = (None, "same-origin", "none")
 """Values of Sec-Fetch-Site: an older browser, our page, an address that the user typed in."""
+_TOKEN: Final = credential_of("")
+
+
+class Judge(Protocol):
+    """Judges JWTs (gateway.jwts)."""
+
+    def judge(self, text: str, *, wall: float) -> Admission | None:
+        """What it gives at `wall`; None: nothing."""
+
+    def trusts(self, credential: str) -> bool:
+        """Whether the key behind this credential is still one that is trusted."""
 
 
 class Auth:
-    """Decides about requests. `origins` are further pages (`https://app.example`) to be served.
+    """Decides about requests. `origins` are further pages (`https://app.example`) to be served;
+    `is_required`: credentials are wanted also without a `token` or `jwts`; `tokens` has the API
+    tokens; `secret` signs cookies, together with `token`. `wall` is unix seconds, `now` monotonic.
 
     Header mappings are looked up by lower-case name: those of Starlette and websockets both fit.
     """
 
-    __slots__ = ("_origins", "_token", "cookies")
-
-    def __init__(self, token: str | None, origins: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        token: str | None,
+        origins: Iterable[str] = (),
+        *,
+        is_required: bool = False,
+        tokens: Tokens | None = None,
+        jwts: Judge | None = None,
+        secret: bytes = b"",
+    ) -> None:
         self._token = token.encode() if token else None
         self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
-        self.cookies = Cookies(self._token) if self._token is not None else None
-        """None: nobody needs one."""
+        self._tokens = tokens
+        self._jwts = jwts
+        self.is_open = self._token is None and jwts is None and not is_required
+        """Nobody needs credentials; those of who has some are not looked at."""
+        self.cookies = Cookies(secret + b"\0" + (self._token or b""))
+        self.tickets = Tickets()
+        self.admitted = Admitted()
 
-    def admit(self, headers: Mapping[str, str]) -> Admission | None:
-        """Judge a request by its headers: who it is, or None where a token is still owed (a
-        WebSocket then owes it in its `hello`; anything else is to be refused).
+    def admit(
+        self, headers: Mapping[str, str], *, wall: float, certificate: str | None = None
+    ) -> Admission | None:
+        """Judge a request by its headers, and the name of the client certificate that TLS has
+        verified: who it is, or None where a token is still owed (a WebSocket then owes it in its
+        `hello`; anything else is to be refused).
 
         Raises:
             Refused: unauthorized or origin_refused.
         """
         presented = bearer_token(headers)
-        if self._token is None:
-            self.check_origin(headers, has_token=False)
+        if presented is not None and not self.is_open:
+            return self.check_token(presented, wall=wall)  # which no page makes a browser send
+        self.check_origin(headers)
+        if self.is_open:
             return LET_IN
-        admission = None if presented is None else self.check_token(presented)
-        self.check_origin(headers, has_token=admission is not None)
-        return admission
+        return self._by_certificate(headers, certificate, wall)
 
     def admission_of(
-        self, headers: Mapping[str, str], *, is_read: bool, wall: float
+        self,
+        headers: Mapping[str, str],
+        *,
+        is_read: bool,
+        wall: float,
+        certificate: str | None = None,
     ) -> Admission | None:
-        """As `admit`, and where no token is presented by the cookie. `is_read`: the request is a
-        GET or HEAD, which changes nothing; a WebSocket's handshake is none. `wall`: unix seconds.
+        """As `admit`, and where nothing is presented by the cookie. `is_read`: the request is a
+        GET or HEAD, which changes nothing; a WebSocket's handshake is none.
 
         Raises:
             Refused: unauthorized or origin_refused.
         """
-        admission = self.admit(headers)
+        admission = self.admit(headers, wall=wall, certificate=certificate)
         if admission is not None:
             return admission
-        if self.cookies is None:
-            return None
-        lasts_s = self.cookies.lasts_s(_one(headers, "cookie"), wall=wall)
-        if lasts_s is None:
+        admission = self._by_cookie(headers, wall)
+        if admission is None:
             return None
         # An Origin that is there has been judged by `admit`.
         if _one(headers, "origin") is None and not (
@@ -95,34 +146,113 @@ class Auth:
                 "with a cookie, a request says by its Origin header which page it comes from; "
                 "programs present the token: Authorization: Bearer <token>",
             )
-        return Admission(OPERATOR, lasts_s)
+        return admission
 
-    def check_token(self, presented: str | None) -> Admission:
-        """What this token gives. Without a configured token, whatever is presented is anybody's.
+    def check_token(self, presented: str | None, *, wall: float) -> Admission:
+        """What this token gives. Where none are wanted, whatever is presented is anybody's.
 
         Raises:
             Refused: unauthorized.
         """
-        if self._token is None:
+        if self.is_open:
             return LET_IN
-        if presented is None:
-            raise Refused("unauthorized", "this broker wants a token (TOCSIN_TOKEN)")
-        # In constant time: how far a guess is right must not be measurable.
-        if not hmac.compare_digest(presented.encode("utf-8", "surrogatepass"), self._token):
-            raise Refused("unauthorized", "this token is not valid here")
-        return Admission(OPERATOR)
+        admission = None if presented is None else self._by_token(presented, wall)
+        if admission is None:
+            raise Refused("unauthorized", DETAIL)
+        return admission
 
-    def check_origin(self, headers: Mapping[str, str], has_token: bool) -> None:
-        """Judge where a request comes from. `has_token`: it carries a valid Authorization header,
-        which no foreign page can make a browser send.
+    def check_ticket(self, ticket: str, *, now: float, wall: float) -> Admission:
+        """What a ticket gives, once. Raises Refused(unauthorized)."""
+        admission = self.tickets.use(ticket, now=now)
+        if admission is None or not self.is_live(admission.credential):
+            raise Refused("unauthorized", DETAIL)
+        return admission
+
+    def check_spoken(self, presented: str | None, *, now: float, wall: float) -> Admission:
+        """What a client says inside a session: a token, or a ticket. Raises as check_token."""
+        if presented is not None and is_ticket(presented) and not self.is_open:
+            return self.check_ticket(presented, now=now, wall=wall)
+        return self.check_token(presented, wall=wall)
+
+    def is_live(self, credential: str) -> bool:
+        """Whether what this credential has admitted may go on: it has not been revoked. That its
+        time is over, the admission says."""
+        if credential.startswith(_TOKEN):
+            tokens = self._tokens
+            return tokens is not None and tokens.find(credential.removeprefix(_TOKEN)) is not None
+        if credential == OPERATORS.credential:
+            return self._token is not None
+        if credential == LET_IN.credential:
+            return self.is_open
+        return self._jwts is not None and self._jwts.trusts(credential)
+
+    def pass_of(self, admission: Admission) -> Pass:
+        """What a cookie says of an admission. Of an API token only which one: what it gives, its
+        record says each time."""
+        if admission.credential == OPERATORS.credential or admission.credential.startswith(_TOKEN):
+            return Pass(admission.credential)
+        name, tenant = admission.principal.name, admission.principal.tenant
+        return Pass(admission.credential, name, tenant, [str(g) for g in admission.rights.grants])
+
+    def _by_token(self, presented: str, wall: float) -> Admission | None:
+        # In constant time: how far a guess is right must not be measurable.
+        if self._token is not None and hmac.compare_digest(
+            presented.encode("utf-8", "surrogatepass"), self._token
+        ):
+            return OPERATORS
+        if self._tokens is not None and is_ours(presented):
+            return self._of_record(judge(presented, self._tokens.find, wall=wall), wall)
+        return self._jwts.judge(presented, wall=wall) if self._jwts is not None else None
+
+    def _of_record(self, record: TokenRecord | None, wall: float) -> Admission | None:
+        lasts_s = record.lasts_s(wall=wall) if record is not None else None
+        if record is None or lasts_s is None or self._tokens is None:
+            return None
+        self._tokens.note_used(record.token_id, unix_ms=int(wall * 1000))
+        rights = rights_of(record.rights)
+        return Admission(record.principal, lasts_s, rights, record.credential)
+
+    def _by_certificate(
+        self, headers: Mapping[str, str], certificate: str | None, wall: float
+    ) -> Admission | None:
+        """A browser may present one for any page: an Origin has been judged, and where there is
+        none, who loads from another site gives that away."""
+        if certificate is None or self._tokens is None:
+            return None
+        if _one(headers, "origin") is None and _one(headers, "sec-fetch-site") not in _OWN_SITES:
+            return None
+        found = judge_certificate(self._tokens.of_certificate(certificate), wall=wall)
+        return self._of_record(found, wall)
+
+    def _by_cookie(self, headers: Mapping[str, str], wall: float) -> Admission | None:
+        best: Admission | None = None
+        for left_s, said in self.cookies.passes(_one(headers, "cookie"), wall=wall):
+            found = self._of_pass(said, wall)
+            if found is not None:
+                found = found._replace(lasts_s=min(found.lasts_s, left_s), is_cookie=True)
+                best = found if best is None or found.lasts_s > best.lasts_s else best
+        return best
+
+    def _of_pass(self, said: Pass, wall: float) -> Admission | None:
+        if not self.is_live(said.credential):
+            return None
+        if said.credential == OPERATORS.credential:
+            return OPERATORS
+        if said.credential.startswith(_TOKEN) and self._tokens is not None:
+            record = self._tokens.find(said.credential.removeprefix(_TOKEN))
+            return self._of_record(record, wall)
+        rights = parse_rights(said.rights)
+        principal = Principal(said.name, said.tenant)
+        return Admission(principal, rights=rights, credential=said.credential)
+
+    def check_origin(self, headers: Mapping[str, str]) -> None:
+        """Judge where a request comes from that has no valid Authorization header.
 
         Raises:
             Refused: origin_refused, with what to do about it.
         """
-        if has_token:
-            return
         host = _one(headers, "host")
-        if self._token is None and not _is_loopback(host):
+        if self.is_open and not _is_loopback(host):
             raise Refused(
                 "origin_refused",
                 "without TOCSIN_TOKEN this broker answers to localhost, 127.0.0.1 and [::1] only",
@@ -140,15 +270,15 @@ def bearer_token(headers: Mapping[str, str]) -> str | None:
     """The token of the Authorization header; None: there is no such header.
 
     Raises:
-        Refused: unauthorized: the header is there and is not `Bearer <token>`.
+        Refused: unauthorized: the header is there and is not `Bearer <token>`, or there are two.
     """
     header = _one(headers, "authorization")
     if header is None:
         return None
     scheme, _, token = header.partition(" ")
-    token = token.strip()
+    token = token.strip(" ")
     if scheme.lower() != "bearer" or not token:
-        raise Refused("unauthorized", "Authorization is to be: Bearer <token>")
+        raise Refused("unauthorized", DETAIL)
     return token
 
 
@@ -157,7 +287,14 @@ def _one(headers: Mapping[str, str], name: str) -> str | None:
     try:
         return headers.get(name)
     except LookupError:  # websockets' MultipleValuesError
-        raise Refused("origin_refused", f"several {name} headers") from None
+        raise several(name) from None
+
+
+def several(name: str) -> Refused:
+    """The answer to two headers of this name (lower case)."""
+    if name in ("authorization", "cookie"):
+        return Refused("unauthorized", DETAIL)
+    return Refused("invalid_request", f"several {name} headers")
 
 
 def _split(host: str | None) -> tuple[str, int | None] | None:

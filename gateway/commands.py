@@ -19,6 +19,7 @@ from gateway.pages import Site, pages
 from gateway.park_commands import park
 from gateway.ports import WholeBroker
 from gateway.settings_table import SETTINGS, Setting
+from gateway.token_commands import token
 
 SERVE_EXAMPLES = """
 \b
@@ -100,11 +101,11 @@ def start_line(url: str, config: Config, *, as_json: bool) -> str:
             "url": url,
             "data_dir": str(config.data_dir),
             "durability": "fsync",
-            "token": config.token is not None,
+            "token": config.needs_credentials,
             "pid": os.getpid(),
         }
         return msgspec.json.encode(fields).decode()
-    who = "clients with the token" if config.token is not None else "this machine only"
+    who = "clients with a token" if config.needs_credentials else "this machine only"
     return (
         f"Tocsin listens on {url} for {who}, keeps its data in {config.data_dir} and acknowledges "
         "after fsync. Stop it with Ctrl-C."
@@ -163,5 +164,5 @@ def status(data_dir: str | None, as_json: bool) -> None:
         click.echo(f"{name:<{width}}  {shown}")
 
 
-for _command in (park, backup, restore, verify, master_key):
+for _command in (token, park, backup, restore, verify, master_key):
     admin.add_command(_command)

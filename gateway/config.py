@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.setting_values import IN_PROCESS, SQLITE
+from gateway.setting_values import AUTO, IN_PROCESS, REQUIRED, SQLITE
 from gateway.settings_table import PREFIX, SETTINGS, Setting
 from push import limits
 
@@ -51,6 +51,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     trusted_proxies: tuple[str, ...] = ()
     """Addresses and networks."""
     client_certificate_header: str | None = None
+    auth: str = AUTO
+    """REQUIRED: credentials are wanted also without a token."""
     auto_create: bool = False
     """Publishing to an unknown queue creates it."""
     origins: tuple[str, ...] = ()
@@ -67,6 +69,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     master_key_file: Path | None = None
     """None, and neither of the others: `default_master_key_file`."""
     master_key_provider: str | None = None
+
+    @property
+    def needs_credentials(self) -> bool:
+        """Whether nobody is let in without."""
+        return self.token is not None or self.auth == REQUIRED
 
     @property
     def is_loopback(self) -> bool:
@@ -144,10 +151,11 @@ def _shown(setting: Setting, text: str) -> str:
 
 
 def _check_reach(config: Config) -> None:
-    if not config.is_loopback and config.token is None:
+    if not config.is_loopback and not config.needs_credentials:
         raise ConfigError(
             f"TOCSIN_HOST is {config.host!r}, which other machines may reach, and there is no "
-            "token: set TOCSIN_TOKEN to a long random text that clients present, or listen on "
+            "token: set TOCSIN_TOKEN to a long random text that clients present, or "
+            "TOCSIN_AUTH=required and make tokens by `tocsin admin token create`, or listen on "
             "127.0.0.1."
         )
     if not (config.is_loopback or config.tls_cert or config.plain or config.trusted_proxies):

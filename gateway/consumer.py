@@ -9,6 +9,7 @@ import msgspec
 
 from gateway import frames
 from gateway.adopting import Said, adopt_in, named, offsets_in, sort
+from gateway.delivery_lists import check_deliveries
 from gateway.facts_values import (
     CreditDescription,
     OwnerDescription,
@@ -204,8 +205,8 @@ class Consumer:
         confirmed: Callable[[Settled], None] | None,
     ) -> Settled:
         """Settle (R21); `confirmed` is called with the answer once it is durable."""
-        frames.check_deliveries(deliveries)
-        frames.check_deliveries(started)
+        check_deliveries(deliveries)
+        check_deliveries(started)
         settled = Settled()
         touched: dict[int, Slot] = {}
         now = asyncio.get_running_loop().time()
@@ -227,7 +228,7 @@ class Consumer:
 
     def nack(self, deliveries: DeliveryList, delay_s: float | None, reason: str | None) -> Settled:
         """Return; each is a counted attempt. `reason` is kept for the dead letters."""
-        frames.check_deliveries(deliveries)
+        check_deliveries(deliveries)
         settled = Settled()
         touched: dict[int, Slot] = {}
         now = asyncio.get_running_loop().time()
@@ -247,8 +248,8 @@ class Consumer:
         self, deliveries: DeliveryList, started: DeliveryList, lease_s: float | None
     ) -> Settled:
         """Prolong leases to `lease_s` from now (None: the group's)."""
-        frames.check_deliveries(deliveries)
-        frames.check_deliveries(started)
+        check_deliveries(deliveries)
+        check_deliveries(started)
         settled = Settled()
         touched: dict[int, Slot] = {}
         now = asyncio.get_running_loop().time()

@@ -24,6 +24,7 @@ from gateway.session import Effect, Ping, Reply, Session, State
 from gateway.session_facts import describe
 from gateway.sessions import is_session_id
 from gateway.settling import SettlingFrames
+from gateway.standing import Standing
 from gateway.subscriptions import Subscriptions
 from gateway.surroundings import Surroundings
 from gateway.tasks import Tasks
@@ -37,9 +38,9 @@ class Conversation:
     """A session's shell. `admission`: None where a credential is still owed in `hello`."""
 
     __slots__ = (
-        "_admission", "_around", "_is_closed", "_is_draining", "_outlet", "_publishing",
-        "_returning", "_session", "_settling", "_subscriptions", "_tasks", "_unanswered",
-        "client", "linger_s", "opened_unix_ms", "session_id",
+        "_around", "_is_closed", "_is_draining", "_outlet", "_publishing", "_returning",
+        "_session", "_settling", "_standing", "_subscriptions", "_tasks", "_unanswered", "client",
+        "linger_s", "opened_unix_ms", "session_id",
     )  # fmt: skip
 
     def __init__(
@@ -54,7 +55,7 @@ class Conversation:
         self.session_id = session_id
         self._around = around
         self._outlet = outlet
-        self._admission = admission
+        self._standing = Standing(around.auth, around.wall, self, admission)
         self._publishing = Publishing(self)
         right_ends = now + admission.lasts_s if admission is not None else inf
         self._session = Session(around.timing, now=now, right_ends=right_ends)
@@ -78,8 +79,9 @@ class Conversation:
     @property
     def admission(self) -> Admission:
         """What it may. Nobody asks before `hello` has been accepted (P11)."""
-        assert self._admission is not None
-        return self._admission
+        admission = self._standing.admission
+        assert admission is not None
+        return admission
 
     @property
     def principal(self) -> Principal:
@@ -163,10 +165,29 @@ class Conversation:
             return
         self._is_closed = True
         self._session.closed()
+        self._standing.leave()
         self._publishing.closed()
         self._returning.forget()
         self._around.sessions.discard(self)
         self._subscriptions.leave_all(moves=moves)
+
+    # --- Its right to be here -------------------------------------------------------------------
+
+    def revoked(self) -> None:
+        """As Endable.revoked."""
+        if not self._is_closed:
+            self._outlet.close(frames.REVOKED)
+
+    def _admit(self, admission: Admission, now: float) -> None:
+        self._standing.take(admission)
+        self._session.right_ends = now + admission.lasts_s
+
+    def _renew(self, frame: frames.Auth) -> None:
+        """Another token of the same principal, before the end of the one before (P11)."""
+        now = self._session.heard_at  # when the frame came
+        admission = self._standing.judge_next(frame.token, now=now)
+        self._admit(admission, now)
+        self.send(frames.ok(frame.ref, right_lasts_s=frames.lasting(admission.lasts_s)))
 
     # --- Between two transports -----------------------------------------------------------------
 
@@ -177,7 +198,8 @@ class Conversation:
         if not keeps or self._is_draining or self._around.sessions.going_down:
             self._end(moves=keeps)
             return
-        self._outlet = self._around.sessions.linger(self, self.linger_s)
+        right_lasts_s = max(0.0, self._session.right_ends - self._now())
+        self._outlet = self._around.sessions.linger(self, min(self.linger_s, right_lasts_s))
         self._suspend()
 
     def _suspend(self) -> None:
@@ -193,8 +215,8 @@ class Conversation:
         self._suspend()
         self._outlet, self.linger_s = outlet, linger_s
         self._publishing.producer = producer or self._publishing.producer
-        self._admission = admission
         now = self._now()
+        self._admit(admission, now)
         self._session.came_back(now=now, right_ends=now + admission.lasts_s)
         outlet.adopt(self)
         if self._publishing.is_waiting:
@@ -232,10 +254,10 @@ class Conversation:
         self._outlet.close(close)
 
     def _greet(self, hello: frames.Hello) -> None:
-        if self._admission is None or hello.token is not None:
+        now = self._session.heard_at
+        if self._standing.admission is None or hello.token is not None:
             try:
-                self._admission = self._around.auth.check_token(hello.token)
-                self._session.right_ends = self._now() + self._admission.lasts_s
+                self._admit(self._standing.judge(hello.token, now=now), now)
             except Refused:
                 self._close(frames.UNAUTHORIZED)
                 return
@@ -251,7 +273,8 @@ class Conversation:
             session = self._around.sessions.find(hello.session, self.principal)
             if session is not None:
                 self._is_closed = True  # an empty shell: its transport is the session's now
-                producer, left_s = self._publishing.producer, self._session.right_ends - self._now()
+                self._standing.leave()
+                producer, left_s = self._publishing.producer, self._session.right_ends - now
                 admission = self.admission._replace(lasts_s=left_s)
                 session.come_back(self._outlet, hello.linger_s, producer, admission)
                 return
@@ -276,6 +299,7 @@ class Conversation:
                 heartbeat_s=self._around.timing.heartbeat_s,
                 linger_s=self.linger_s,
                 resumed=resumed,
+                right_lasts_s=self._session.right_ends - self._session.heard_at,
             )
         )
 
@@ -366,6 +390,7 @@ _HANDLERS: Final[dict[type, Callable[[Conversation, Any], None]]] = {
     frames.Ack: lambda conversation, frame: conversation._settling.ack(frame),
     frames.Nack: lambda conversation, frame: conversation._settling.nack(frame),
     frames.Extend: lambda conversation, frame: conversation._settling.extend(frame),
+    frames.Auth: Conversation._renew,
     frames.Held: lambda conversation, frame: conversation._returning.hold(frame),
     frames.Ping: lambda conversation, ping: conversation.send(frames.pong(ping.ref)),
 }

@@ -9,6 +9,7 @@ which names offsets `first..last` of push number `push`, given under `epoch` in 
 """
 
 from collections.abc import Sequence
+from math import inf
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -54,7 +55,7 @@ class StartAt(msgspec.Struct, forbid_unknown_fields=True):
 class Hello(_ClientFrame, tag="hello"):
     """The first frame. `token` where no Authorization header could be sent (a browser)."""
 
-    token: Annotated[str, msgspec.Meta(max_length=8192)] | None = None
+    token: str | None = None
     producer: Name | None = None
     """The name under which this client numbers its messages, the same after a reconnect."""
     client: Annotated[str, msgspec.Meta(max_length=limits.NAME_BYTES_MAX)] | None = None
@@ -165,7 +166,16 @@ class Ping(_ClientFrame, tag="ping"):
     ref: Ref | None = None
 
 
-ClientFrame = Hello | Publish | Subscribe | Unsubscribe | Credit | Ack | Nack | Extend | Held | Ping
+class Auth(_ClientFrame, tag="auth"):
+    """A fresh token, or a ticket, of the same principal: the session goes on with what it gives."""
+
+    ref: Ref
+    token: str
+
+
+ClientFrame = (
+    Hello | Auth | Publish | Subscribe | Unsubscribe | Credit | Ack | Nack | Extend | Held | Ping
+)
 ONE: Final[msgspec.json.Decoder[ClientFrame]] = msgspec.json.Decoder(ClientFrame)
 MANY: Final[msgspec.json.Decoder[list[ClientFrame]]] = msgspec.json.Decoder(
     Annotated[list[ClientFrame], msgspec.Meta(max_length=limits.FRAMES_PER_MESSAGE_MAX)]
@@ -198,38 +208,18 @@ def is_array(data: bytes) -> bool:
     return data.lstrip(b" \t\n\r")[:1] == b"["  # strips nothing, copies nothing
 
 
-def check_deliveries(deliveries: list[list[int]]) -> None:
-    """What the types of a delivery list do not say.
-
-    Raises:
-        Refused: invalid_request: a range without an end, one that ends before it begins, or more
-            ranges than one frame may name.
-    """
-    ranges = 0
-    for delivery in deliveries:
-        if len(delivery) % 2 == 0:
-            raise Refused(
-                "invalid_request",
-                "a delivery is [partition, epoch, push, first, last, …]: the last range has no end",
-            )
-        for index in range(3, len(delivery), 2):
-            if delivery[index] > delivery[index + 1]:
-                raise Refused(
-                    "invalid_request",
-                    f"a range ends before it begins: {delivery[index]}..{delivery[index + 1]}",
-                )
-        ranges += (len(delivery) - 3) // 2
-    if ranges > limits.RANGES_PER_FRAME_MAX:
-        raise Refused(
-            "invalid_request", f"at most {limits.RANGES_PER_FRAME_MAX} ranges in one frame"
-        )
-
-
 def welcome(
-    *, session: str, broker: str, heartbeat_s: float, linger_s: float, resumed: list[int] | None
+    *,
+    session: str,
+    broker: str,
+    heartbeat_s: float,
+    linger_s: float,
+    resumed: list[int] | None,
+    right_lasts_s: float,
 ) -> bytes:
     """The answer to `hello`, with the bounds that a client must keep. `resumed`: the subscriptions
-    that stand, of a session that goes on here; None: nothing stands."""
+    that stand, of a session that goes on here; None: nothing stands. `right_lasts_s`: after so
+    long its credentials are over, infinity: when they are revoked."""
     return _ENCODE(
         {
             "type": "welcome",
@@ -238,12 +228,18 @@ def welcome(
             "heartbeat_s": heartbeat_s,
             "linger_s": linger_s,
             "resumed": resumed,
+            "right_lasts_s": lasting(right_lasts_s),
             "frame_bytes_max": limits.FRAME_BYTES_MAX,
             "messages_per_publish_max": limits.MESSAGES_PER_PUBLISH_MAX,
             "in_flight_max": limits.IN_FLIGHT_PER_PRODUCER_MAX,
             "credit_max": limits.CREDIT_MAX,
         }
     )
+
+
+def lasting(seconds: float) -> float | None:
+    """As JSON has it: null is without end."""
+    return None if seconds == inf else round(max(0.0, seconds), 3)
 
 
 def ok(ref: int, **fields: object) -> bytes:

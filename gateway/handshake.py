@@ -10,12 +10,15 @@ from websockets.typing import Subprotocol
 
 from gateway.addresses import NO_PROXIES, UNKNOWN, Addresses, ClientAddress
 from gateway.admission import Admission
-from gateway.auth import Auth
+from gateway.auth import DETAIL, Auth
 from gateway.http11 import raw_problem
 from push.errors import Refused
 
 PATH: Final = "/v1/ws"
 SUBPROTOCOL: Final = Subprotocol("tocsin.v1")
+TICKET: Final = "tocsin.ticket."
+"""Before a ticket, offered as a further subprotocol: all that a browser lets a page say in a
+handshake. It is never the one that is chosen, so no answer repeats it."""
 logger = logging.getLogger("tocsin.websocket")
 quiet_logger = logging.getLogger("tocsin.websocket.protocol")
 """For websockets' protocol objects, whose line per opened connection says nothing."""
@@ -37,12 +40,13 @@ def shake_hands(
     data: bytes,
     auth: Auth,
     *,
+    now: float,
     wall: float,
     peer: ClientAddress = UNKNOWN,
     addresses: Addresses = NO_PROXIES,
 ) -> Handshake:
-    """Judge a whole handshake request that `peer` has sent, at `wall` (unix seconds). A refusal is
-    an HTTP response with a problem document."""
+    """Judge a whole handshake request that `peer` has sent, at `now` (monotonic seconds) and `wall`
+    (unix seconds). A refusal is an HTTP response with a problem document."""
     protocol = ServerProtocol(subprotocols=[SUBPROTOCOL], logger=quiet_logger)
     protocol.receive_data(data)
     request = next(iter(protocol.events_received()), None)
@@ -50,7 +54,7 @@ def shake_hands(
         if not isinstance(request, Request):
             raise Refused("invalid_request", "not a WebSocket handshake")
         address = addresses.behind(peer, _headers(request)) if addresses.trusts(peer) else peer
-        admission = _admit(request, auth, wall)
+        admission = _admit(request, auth, now, wall, address.certificate_name)
     except Refused as error:
         return _refuse(error, error.code.http_status)
     response = protocol.accept(request)
@@ -66,13 +70,25 @@ def _headers(request: Request) -> Iterator[tuple[bytes, bytes]]:
         yield name.lower().encode(), value.encode("utf-8", "surrogateescape")
 
 
-def _admit(request: Request, auth: Auth, wall: float) -> Admission | None:
+def _admit(
+    request: Request, auth: Auth, now: float, wall: float, certificate: str | None
+) -> Admission | None:
     """Raises Refused: not_found, origin_refused, unauthorized, invalid_request."""
     if request.path.partition("?")[0] != PATH:
         raise Refused("not_found", f"WebSockets are at {PATH}")
-    admission = auth.admission_of(request.headers, is_read=False, wall=wall)
-    offered = ",".join(request.headers.get_all("Sec-WebSocket-Protocol")).split(",")
-    if SUBPROTOCOL not in (one.strip() for one in offered):
+    text = ",".join(request.headers.get_all("Sec-WebSocket-Protocol"))
+    offered = [one.strip() for one in text.split(",")]
+    tickets = [one.removeprefix(TICKET) for one in offered if one.startswith(TICKET)]
+    if tickets and not auth.is_open and "authorization" not in request.headers:
+        auth.check_origin(request.headers)
+        if len(tickets) > 1:
+            raise Refused("unauthorized", DETAIL)
+        admission: Admission | None = auth.check_ticket(tickets[0], now=now, wall=wall)
+    else:
+        admission = auth.admission_of(
+            request.headers, is_read=False, wall=wall, certificate=certificate
+        )
+    if SUBPROTOCOL not in offered:
         raise Refused(
             "invalid_request",
             f"offer the subprotocol {SUBPROTOCOL}: Sec-WebSocket-Protocol: {SUBPROTOCOL}, in a "

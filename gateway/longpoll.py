@@ -224,7 +224,9 @@ class Poll:
 
     def close(self, close: Close) -> None:
         """As Outlet.close: the next poll hears of it behind what waits."""
-        conversation = self._leave(close, is_mute=close is frames.HEARTBEAT)
+        # Who has no right any more is given nothing more, also not what waits already (P11).
+        is_mute = close in (frames.HEARTBEAT, frames.REVOKED)
+        conversation = self._leave(close, is_mute=is_mute)
         if conversation is None:
             return
         if close in (frames.HEARTBEAT, frames.DRAINING):
@@ -351,6 +353,7 @@ class Polls:
 def _refusal(close: Close) -> Refused:
     codes = {
         frames.UNAUTHORIZED: "unauthorized",
+        frames.REVOKED: "unauthorized",
         frames.DRAINING: "draining",
         frames.OVERLOADED: "overloaded",
     }

@@ -29,9 +29,9 @@ from gateway import (
     rest_status,
     rest_upkeep,
 )
-from gateway.access import Tickets
+from gateway.addresses import client_address
 from gateway.admission import Admission
-from gateway.auth import Auth
+from gateway.auth import DETAIL, Auth, several
 from gateway.longpoll import Polls
 from gateway.operation import ADMISSION, Operation
 from gateway.ports import BrokerPort
@@ -84,12 +84,13 @@ class Access:
 
     @staticmethod
     def check_once(scope: Scope) -> None:
-        """A proxy and we might each believe another one of two. Raises Refused(invalid_request)."""
+        """A proxy and we might each believe another one of two. Raises Refused: unauthorized,
+        invalid_request."""
         seen: set[bytes] = set()
         for name, _ in scope["headers"]:
             if name in _ONCE:
                 if name in seen:
-                    raise Refused("invalid_request", f"several {name.decode()} headers")
+                    raise several(name.decode())
                 seen.add(name)
 
     def judge(self, scope: Scope) -> Admission:
@@ -97,10 +98,13 @@ class Access:
         self.check_once(scope)
         is_read = scope["method"] in {"GET", "HEAD"}
         admission = self._auth.admission_of(
-            Headers(scope=scope), is_read=is_read, wall=self._wall()
+            Headers(scope=scope),
+            is_read=is_read,
+            wall=self._wall(),
+            certificate=client_address(scope).certificate_name,
         )
         if admission is None:
-            raise Refused("unauthorized", "this broker wants a token (TOCSIN_TOKEN)")
+            raise Refused("unauthorized", DETAIL)
         return admission
 
     def _is_public(self, path: str) -> bool:
@@ -150,7 +154,6 @@ class Application:
         credentials, where `/…/*` stands for everything below it. `wall`: unix seconds."""
         self.polls = polls
         self.auth = auth
-        self.tickets = Tickets()
         self.wall = wall
         self.openapi = openapi.encode(operations)
         self._router = Router(

@@ -2,16 +2,16 @@
 
 import asyncio
 import secrets
+from math import inf
 from typing import Final
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.access import ACCESS_S, TICKET_BYTES, TICKET_S, set_cookie
+from gateway.access import ACCESS_S, TICKET_BYTES, TICKET_S, set_cookie, write_ticket
 from gateway.addresses import client_address
-from gateway.admission import Admission
-from gateway.auth import OPERATOR
+from gateway.auth import DETAIL
 from gateway.operation import Answer, Operation, admission, decode, read_body, reply
 from gateway.ports import BrokerPort
 from push import limits
@@ -19,8 +19,7 @@ from push.errors import Refused
 
 
 class Ticket(msgspec.Struct):
-    """For one use, until `expires_unix_ms`. Null both: this broker has no token, and wants
-    none."""
+    """For one use, until `expires_unix_ms`. Null both: this broker wants no credentials."""
 
     ticket: str | None
     expires_unix_ms: int | None
@@ -33,44 +32,46 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Admitted(msgspec.Struct):
-    """Who is here. `expires_unix_ms`: when the cookie ends; null: there is none, or it is not what
-    the request is admitted by."""
+    """Who is here. `expires_unix_ms`: when that ends; null: when it is revoked."""
 
     principal: str
     expires_unix_ms: int | None
 
 
 async def create_ticket(broker: BrokerPort, request: Request) -> Response:
-    """A ticket for a browser, to be put into the fragment of a page's address. Only for who
-    presents the token: with the cookie, access would never end."""
+    """A ticket for a browser, to be put into the fragment of a page's address, or into a
+    WebSocket's handshake. It gives what the request's own token gives. Only for who presents that:
+    with the cookie, access would never end."""
     app = request.app
-    if app.auth.cookies is None:
+    if app.auth.is_open:
         return reply(Ticket(None, None))
-    if admission(request).lasts_s <= ACCESS_S:
+    if admission(request).is_cookie:
         raise Refused("forbidden", "a ticket is for who presents the token, not the cookie")
-    ticket = secrets.token_urlsafe(TICKET_BYTES)
-    app.tickets.add(ticket, now=asyncio.get_running_loop().time())
+    ticket = write_ticket(secrets.token_urlsafe(TICKET_BYTES))
+    app.auth.tickets.add(ticket, admission(request), now=asyncio.get_running_loop().time())
     return reply(Ticket(ticket, int((app.wall() + TICKET_S) * 1000)))
 
 
 async def enter(broker: BrokerPort, request: Request) -> Response:
     """Exchange a ticket, or the token of the Authorization header, for an HttpOnly cookie that
-    admits this browser to everything for twelve hours. A broker without a token sets none."""
+    admits this browser to what they admit to, for twelve hours at most. A broker that wants no
+    credentials sets none."""
     app = request.app
     app.access.check_once(request.scope)
-    admitted = app.auth.admit(request.headers)
-    if app.auth.cookies is None:
+    wall = app.wall()
+    admitted = app.auth.admit(request.headers, wall=wall)
+    if app.auth.is_open:
         return reply(Admitted(admitted.principal.name, None))
     if admitted is None:
         body = await read_body(request, limits.ACCESS_REQUEST_BYTES_MAX)
         ticket = decode(body, _ENTRY).ticket
         if ticket is None:
-            raise Refused("unauthorized", "a ticket is wanted: `tocsin ticket` prints an address")
-        app.tickets.use(ticket, now=asyncio.get_running_loop().time())
-        admitted = Admission(OPERATOR)
-    wall = app.wall()
-    answer = reply(Admitted(admitted.principal.name, int(wall + ACCESS_S) * 1000))
-    value = app.auth.cookies.make(wall=wall)
+            raise Refused("unauthorized", DETAIL)
+        now = asyncio.get_running_loop().time()
+        admitted = app.auth.check_ticket(ticket, now=now, wall=wall)
+    lasts_s = min(admitted.lasts_s, ACCESS_S)
+    value = app.auth.cookies.make(app.auth.pass_of(admitted), lasts_s, wall=wall)
+    answer = reply(Admitted(admitted.principal.name, int(wall + lasts_s) * 1000))
     answer.headers["Set-Cookie"] = _cookie(request, value)
     return answer
 
@@ -79,7 +80,7 @@ async def look_at_access(broker: BrokerPort, request: Request) -> Response:
     """Who I am here, or 401: then a ticket or the token is wanted."""
     found = request.app.access.judge(request.scope)
     ends = None
-    if found.lasts_s <= ACCESS_S:
+    if found.lasts_s < inf:
         ends = round((request.app.wall() + found.lasts_s) * 1000)
     return reply(Admitted(found.principal.name, ends))
 
@@ -89,9 +90,9 @@ async def leave(broker: BrokerPort, request: Request) -> Response:
     closed."""
     app = request.app
     app.access.check_once(request.scope)
-    app.auth.check_origin(request.headers, has_token=False)
+    app.auth.check_origin(request.headers)
     answer = Response(status_code=204)
-    if app.auth.cookies is not None:
+    if not app.auth.is_open:
         answer.headers["Set-Cookie"] = _cookie(request, "")
     return answer
 

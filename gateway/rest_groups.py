@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.auth import DETAIL
 from gateway.facts_values import GroupCounters, GroupPartition
 from gateway.frames import Number, StartAt
 from gateway.operation import (
@@ -214,21 +215,39 @@ async def _pull_while_there(
 ) -> list[PulledMessage]:
     """Wait for messages only while the client does. What was given to a client that has gone
     returns to the group at once, not when its lease ends."""
-    wait_s = 0 if broker.draining else min(wanted.wait_s, admission(request).lasts_s)
+    admitted = admission(request)
+    wait_s = 0 if broker.draining else min(wanted.wait_s, admitted.lasts_s)
     pulling = asyncio.ensure_future(broker.pulls.pull(queue, group, wanted.messages_max, wait_s))
     leaving = asyncio.ensure_future(_left(request))
+    waiting = _Waiting()
+    request.app.auth.admitted.add(admitted.credential, waiting)
     kept = False
     try:
-        await asyncio.wait((pulling, leaving), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((pulling, leaving, waiting.end), return_when=asyncio.FIRST_COMPLETED)
+        if waiting.end.done():
+            raise Refused("unauthorized", DETAIL)
         kept = not leaving.done()
         return pulling.result() if kept else []
     finally:  # also when the server, stopping at once, cancels this request
+        request.app.auth.admitted.discard(admitted.credential, waiting)
         leaving.cancel()
         if not kept:
             pulling.cancel()
             await asyncio.wait((pulling,))
             if not pulling.cancelled() and pulling.exception() is None:
                 broker.pulls.release(queue, group, pulling.result())
+
+
+class _Waiting:
+    """A pull that waits ends with the credential that it came with (P11)."""
+
+    def __init__(self) -> None:
+        self.end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def revoked(self) -> None:
+        """As Endable.revoked."""
+        if not self.end.done():
+            self.end.set_result(None)
 
 
 async def _left(request: Request) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any, Protocol
 
 from gateway import frames
+from gateway.delivery_lists import check_deliveries
 from gateway.link import DeliveryList
 from gateway.session import Effect
 from gateway.subscriptions import Subscriptions
@@ -85,7 +86,7 @@ class Returning:
     def hold(self, frame: frames.Held) -> None:
         """What the client holds of a subscription; then that goes on. Raises Refused; nothing has
         changed then. All lists that are not complete yet share one bound (P9)."""
-        frames.check_deliveries(frame.deliveries)
+        check_deliveries(frame.deliveries)
         number = frame.subscription
         more = sum((len(one) - 3) // 2 for one in frame.deliveries)
         if sum(self._named.values()) + more > limits.NAMED_AS_HELD_MAX:

@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -25,6 +26,7 @@ from starlette.routing import BaseRoute
 
 from gateway.addresses import Addresses, parse_networks
 from gateway.admin import AdminSocket
+from gateway.admin_tokens import token_routes
 from gateway.auth import Auth
 from gateway.config import Config, describe
 from gateway.http11 import http_class
@@ -86,7 +88,15 @@ class Server:
         self.tls = tls
         self._watching: asyncio.Task[None] | None = None
         self.broker = broker
-        auth = Auth(config.token, config.origins)
+        tokens = broker.metadata.tokens
+        auth = Auth(
+            config.token,
+            config.origins,
+            is_required=config.needs_credentials,
+            tokens=tokens,
+            secret=broker.metadata.secret("access"),
+        )
+        tokens.on_revoked(lambda record: auth.admitted.revoke(record.credential))
         # What PROTOCOL.md says: a ping after `heartbeat_s`, and the end after as long again.
         timing = Timing(heartbeat_s=config.heartbeat_s, heartbeat_timeout_s=config.heartbeat_s)
         around = Surroundings(broker, auth, timing=timing)
@@ -105,7 +115,8 @@ class Server:
             public=pages.public,
         )
         self._port: int = bound.getsockname()[1]
-        self._admin = AdminSocket(config.data_dir, broker)
+        routes = token_routes(tokens, auth, time.time)
+        self._admin = AdminSocket(config.data_dir, broker, routes)
         self._listener = Listener(
             application,
             bound,

@@ -128,7 +128,7 @@ class Session:
             case frames.Publish():
                 refusal = _check_publish(frame)
                 return frame if refusal is None else Reply(frames.error(refusal, frame.ref))
-            case frames.Ping():
+            case frames.Ping() | frames.Auth():
                 return frame
             case frames.Ack() | frames.Nack() | frames.Extend() | frames.Held():
                 if self._subscriptions.get(frame.subscription) is None:

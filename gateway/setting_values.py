@@ -17,6 +17,8 @@ _OTHER_HEADERS: Final = re.compile(
     "x-forwarded-.*"
 )
 MASTER_KEY_BYTES: Final = 32
+AUTO: Final = "auto"
+REQUIRED: Final = "required"
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 
@@ -64,6 +66,13 @@ def metadata(text: str) -> str:
 def token(text: str) -> str:
     """What can stand in a header behind "Bearer " and is one word."""
     if not re.fullmatch(r"[!-~]{1,4096}", text):
+        raise ValueError
+    return text
+
+
+def auth(text: str) -> str:
+    """Who needs credentials."""
+    if text not in (AUTO, REQUIRED):
         raise ValueError
     return text
 

@@ -115,6 +115,13 @@ SETTINGS: Final = (
         "name of a client certificate that they have verified. [none]",
     ),
     Setting(
+        "auth",
+        values.auth,
+        "'auto', where credentials are wanted as soon as a token or JWT keys are set, or "
+        "'required', where they always are: tokens are made by tocsin admin token create",
+        "Who needs credentials. [auto]",
+    ),
+    Setting(
         "auto_create",
         values.switch,
         "one of 1, true, yes, on, 0, false, no, off",

@@ -141,6 +141,7 @@ class WebSocketConnection(asyncio.Protocol):
         handshake = shake_hands(
             data,
             around.auth,
+            now=asyncio.get_running_loop().time(),
             wall=around.wall(),
             peer=peer_of(self._transport.get_extra_info),
             addresses=self.registry.addresses,

@@ -4,10 +4,12 @@ Principal and tenant are on every call. Every method raises `push.errors.Refused
 refuses and returns only what is durable.
 """
 
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from metadata.catalog import Group, GroupSettings, Membership, Principal, Queue, QueueSettings
 from metadata.data_keys import DataKeys
+from metadata.tokens import TokenRecord
 
 STORAGE_INCARNATION: Final = "storage incarnation"
 """The mark of the storage that belongs to a catalog."""
@@ -84,6 +86,10 @@ class Metadata(Protocol):
         Raises Refused: group_not_found; invalid_request: `new.generation` is not above
         `expected_generation`."""
 
+    @property
+    def tokens(self) -> "Tokens":
+        """The API tokens."""
+
     def secret(self, name: str) -> bytes:
         """32 random bytes of this name, made once and kept with the catalog (receipts)."""
 
@@ -103,6 +109,33 @@ class Metadata(Protocol):
 
     async def close(self) -> None:
         """Finish and close."""
+
+
+class Tokens(Protocol):
+    """API tokens, and certificates that stand for one. What looks up answers from memory: it is on
+    the path of every request."""
+
+    def find(self, token_id: str) -> TokenRecord | None:
+        """None: revoked, or never there."""
+
+    def of_certificate(self, certificate: str) -> list[TokenRecord]:
+        """Those that a client certificate of this name stands for."""
+
+    def listed(self) -> list[TokenRecord]:
+        """Every tenant's, by tenant and name: for the operator, never for a client."""
+
+    async def create(self, record: TokenRecord) -> None:
+        """It admits from now on, durably. Raises Refused: invalid_name, invalid_request; too_many,
+        also when its id is taken: draw another one."""
+
+    async def revoke(self, token_id: str) -> TokenRecord:
+        """It admits nobody from now on, durably; what it was. Raises Refused(not_found)."""
+
+    def note_used(self, token_id: str, *, unix_ms: int) -> None:
+        """It has admitted somebody. Kept to the hour, some time later; never waits or fails."""
+
+    def on_revoked(self, listener: Callable[[TokenRecord], None]) -> None:
+        """Register for revoked ones; called on the event loop after the change is durable."""
 
 
 class QueueListener(Protocol):

@@ -33,6 +33,7 @@ from metadata.client import QueueListener
 from metadata.data_keys import DataKeys
 from metadata.index import CatalogIndex
 from metadata.store import CatalogStore, Contents
+from metadata.token_book import TokenBook
 from push.errors import Refused, Unknown
 from push.limits import GROUPS_PER_QUEUE_MAX, QUEUES_MAX
 from push.ring import HASH_KEY_BYTES
@@ -70,6 +71,7 @@ class InProcessMetadata:
         self._one_at_a_time = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
         self._closed = False
+        self.tokens = TokenBook(store, contents.tokens, alone=self._alone, write=self._write)
 
     @classmethod
     async def open(

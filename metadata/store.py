@@ -19,10 +19,12 @@ import msgspec
 
 from metadata.catalog import Group, Membership, Queue
 from metadata.data_keys import DataKey, mend_rows, put_rows, read_rows
+from metadata.token_rows import drop_token, put_token, sound_tokens
+from metadata.tokens import TokenRecord
 from push.errors import Refused, Unknown
 
 APPLICATION_ID: Final = 0x54435331
-MIGRATIONS: Final = ("catalog.sql", "memberships.sql", "data_keys.sql")
+MIGRATIONS: Final = ("catalog.sql", "memberships.sql", "data_keys.sql", "tokens.sql")
 """File i takes the schema from version i to i + 1; never changed once released."""
 ID_ALPHABET: Final = "abcdefghijklmnopqrstuvwxyz234567"
 ID_LETTERS: Final = 10
@@ -50,6 +52,7 @@ class Contents:
     memberships: list[Membership]
     """As they were when the process before this one ended, where somebody lingers."""
     data_keys: list[DataKey]
+    tokens: list[TokenRecord]
 
 
 class CatalogStore:
@@ -153,6 +156,7 @@ class CatalogStore:
             marks = run("SELECT name FROM facts WHERE name GLOB 'mark:*'").fetchall()
             values = {name: self._fact(name) or b"" for (name,) in marks}
             rows = run("SELECT group_id, value, checksum FROM memberships").fetchall()
+            tokens = run("SELECT token_id, value, checksum FROM tokens").fetchall()
         except sqlite3.Error as error:
             raise _unusable(self.path, str(error)) from None
         return Contents(
@@ -163,6 +167,7 @@ class CatalogStore:
             # A damaged one is left out: nobody is waited for, and nothing is lost.
             [row for row in map(read_membership, rows) if row is not None],
             self._load_data_keys(),
+            sound_tokens(self.path, tokens),
         )
 
     def _load_data_keys(self) -> list[DataKey]:
@@ -267,6 +272,16 @@ class CatalogStore:
         """Nobody is waited for."""
         with self._transaction() as run:
             run("DELETE FROM memberships")
+
+    def put_token(self, record: TokenRecord) -> None:
+        """Keep it, in place of the one of its id."""
+        with self._transaction() as run:
+            put_token(run, record)
+
+    def drop_token(self, token_id: str) -> None:
+        """Take it out."""
+        with self._transaction() as run:
+            drop_token(run, token_id)
 
     def set_mark(self, name: str, value: str) -> None:
         """Remember a mark, in place of the last one of this name."""

@@ -15,6 +15,7 @@ from metadata.catalog import Group, Queue
 from metadata.client import STORAGE_INCARNATION
 from metadata.data_keys import DataKey, read_rows
 from metadata.store import APPLICATION_ID, MIGRATIONS, columns_of, is_intact, read_membership
+from metadata.token_rows import read_token
 
 FINDINGS_MAX: Final = 20
 
@@ -88,6 +89,9 @@ def _look_at_rows(connection: sqlite3.Connection, report: CatalogReport) -> None
         report.data_keys, damaged, _ = read_rows(select)
         (copies,) = select("SELECT count(*) FROM data_keys").fetchone()
         _count(report, "data_keys", [False] * damaged + [True] * max(0, copies - damaged))
+    if report.schema_version > 3:
+        tokens = select("SELECT token_id, value, checksum FROM tokens").fetchall()
+        _count(report, "tokens", [read_token(row) is not None for row in tokens])
     report.ids = {any_id for (any_id,) in select("SELECT id FROM ids").fetchall()}
 
 

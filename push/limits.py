@@ -170,8 +170,12 @@ PAGE_FILE_BYTES_MAX: Final = 1_048_576
 PAGE_FILES_MAX: Final = 512
 PAGES_BYTES_MAX: Final = 8 * 1_048_576
 """The files of the demo and the console, in memory: twenty times what they are."""
+TOKENS_MAX: Final = 10_000
+"""API tokens and certificates of a broker; each is some 500 bytes in memory."""
 TICKETS_MAX: Final = 1000
 """Waiting to be used, each for 30 s: 300 bytes each. Only who has the token makes some."""
+COOKIE_BYTES_MAX: Final = 3072
+"""A cookie's value: browsers keep 4096 bytes with its name and attributes (RFC 6265, 6.1)."""
 ACCESS_REQUEST_BYTES_MAX: Final = 1024
 """The body of a request for access, which anybody may send; a ticket has 32 characters."""
 

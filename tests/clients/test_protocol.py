@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from tocsin import codes, errors, wire
 from tocsin.outgoing import NewMessage, encode_message
+from tocsin.packing import join_frames
 from tocsin.publishing import Bounds
 
 from gateway import frames
@@ -32,6 +33,7 @@ SENT: list[wire.SentFrame] = [
     wire.Nack(subscription=1, deliveries=[[0, 1, 2, 3, 4]], delay_s=1.5, reason="r"),
     wire.Extend(subscription=1, started=[[0, 1, 2, 3, 4]], lease_s=3),
     wire.Ping(),
+    wire.Auth(ref=1, token="t"),
 ]
 
 
@@ -111,7 +113,9 @@ def test_the_client_knows_every_close_code() -> None:
 
 
 def test_the_client_keeps_the_brokers_bounds_before_it_is_told() -> None:
-    said = frames.welcome(session="s", broker="b", heartbeat_s=20, linger_s=0, resumed=None)
+    said = frames.welcome(
+        session="s", broker="b", heartbeat_s=20, linger_s=0, resumed=None, right_lasts_s=60
+    )
     (welcome,) = wire.decode(said)
     assert isinstance(welcome, wire.Welcome)
     defaults = wire.Welcome()
@@ -120,8 +124,8 @@ def test_the_client_keeps_the_brokers_bounds_before_it_is_told() -> None:
 
 
 def test_many_frames_are_joined_within_the_brokers_bounds() -> None:
-    assert wire.join_frames([b"{}"]) == [b"{}"]
-    joined = wire.join_frames([b"{}"] * 300)
+    assert join_frames([b"{}"]) == [b"{}"]
+    joined = join_frames([b"{}"] * 300)
     assert [len(msgspec.json.decode(message)) for message in joined] == [256, 44]
     large = b'"%b"' % (b"x" * 400_000)
-    assert wire.join_frames([large, large]) == [large, large]
+    assert join_frames([large, large]) == [large, large]

@@ -51,6 +51,7 @@ from metadata.data_keys import DataKey, DataKeys
 from push.errors import Refused, TocsinError
 from push.message import Message, check_message
 from push.unparking import Verb
+from tests.gateway.plain_tokens import PlainTokens
 
 NOW_UNIX_MS = 1_700_000_000_000
 
@@ -62,6 +63,7 @@ class PlainMetadata:
         self.queues: dict[str, Queue] = {}
         self.groups: dict[tuple[str, str], Group] = {}
         self.numbers = itertools.count(1)
+        self.tokens = PlainTokens()
 
     @property
     def data_keys(self) -> DataKeys:

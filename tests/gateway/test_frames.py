@@ -1,6 +1,7 @@
 """Frames: what is decoded, what is refused and with which words, what goes out."""
 
 from contextlib import suppress
+from math import inf
 from typing import Any
 
 import msgspec
@@ -155,8 +156,11 @@ def test_an_error_says_code_detail_and_whether_to_retry() -> None:
 
 def test_welcome_tells_the_bounds_a_client_must_keep() -> None:
     fields = msgspec.json.decode(
-        frames.welcome(session="s", broker="b", heartbeat_s=20, linger_s=30, resumed=None)
+        frames.welcome(
+            session="s", broker="b", heartbeat_s=20, linger_s=30, resumed=None, right_lasts_s=inf
+        )
     )
+    assert fields["right_lasts_s"] is None
     assert fields["frame_bytes_max"] == limits.FRAME_BYTES_MAX
     assert fields["credit_max"] == limits.CREDIT_MAX
     assert fields["messages_per_publish_max"] == limits.MESSAGES_PER_PUBLISH_MAX

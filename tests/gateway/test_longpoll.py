@@ -254,7 +254,7 @@ async def test_somebody_else_s_poll_and_session_are_nobody_s(client: Client, pol
     (poll,) = polls._by_id.values()
     assert poll.conversation is not None
     poll.principal = Principal("somebody")
-    poll.conversation._admission = Admission(poll.principal)
+    poll.conversation._standing.admission = Admission(poll.principal)
     for method, path in (
         ("GET", client.path), ("POST", client.path),
         ("DELETE", client.path.removesuffix("/frames")),

@@ -138,7 +138,7 @@ async def test_a_handshake_that_breaks_rfc_6455_is_refused(
 
 
 def test_what_is_no_handshake_at_all_is_refused() -> None:
-    handshake = shake_hands(b"nonsense\r\n\r\n", Auth(None), wall=0)
+    handshake = shake_hands(b"nonsense\r\n\r\n", Auth(None), now=0, wall=0)
     assert not handshake.is_accepted
     assert handshake.response.startswith(b"HTTP/1.1 400 ")
 

@@ -524,7 +524,7 @@ async def test_who_does_not_linger_has_a_fresh_name(house: House) -> None:
 async def test_a_name_that_somebody_else_has_here_is_not_given(house: House) -> None:
     """P11."""
     client = Mover(house)
-    client.conversation._admission = Admission(Principal("mallory", "default"))
+    client.conversation._standing.admission = Admission(Principal("mallory", "default"))
     client.say(type="hello", linger_s=30)
     back = Mover(house, client.around, fresh_session_id())
     back.say(type="hello", session=NAME, linger_s=30)
@@ -539,7 +539,9 @@ async def test_somebody_else_who_knows_the_name_adopts_nothing(durable_house: Ho
     (place,) = places(client)
     await house.restart()
     thief = client.moved()
-    thief.conversation._admission = Admission(Principal("mallory", Session.principal.tenant))
+    thief.conversation._standing.admission = Admission(
+        Principal("mallory", Session.principal.tenant)
+    )
     await thief.rejoin()
     assert await thief.held(*delivery(place)) == delivery(place)
 

@@ -123,7 +123,7 @@ def encode(fields: dict[str, Any]) -> bytes:
     """The frame that gateway.frames makes of these fields."""
     match fields.pop("type"):
         case "welcome":
-            given = ("session", "broker", "heartbeat_s", "linger_s", "resumed")
+            given = ("session", "broker", "heartbeat_s", "linger_s", "resumed", "right_lasts_s")
             return frames.welcome(**{name: fields[name] for name in given})
         case "ok":
             return frames.ok(**fields)

@@ -16,10 +16,11 @@ from websockets.protocol import State
 from websockets.typing import Subprotocol
 from websockets.uri import WebSocketURI
 
-from tocsin import codes, wire
+from tocsin import codes
 from tocsin.carrier import ABNORMAL, WRITE_BUFFER_BYTES, Listener, Trace
 from tocsin.choosing import Transport
 from tocsin.errors import InvalidRequest, NotABroker
+from tocsin.packing import join_frames
 from tocsin.requesting import refusal
 
 MESSAGE_BYTES_MAX: Final = 8 * 1_048_576
@@ -140,7 +141,7 @@ class Connection(asyncio.Protocol):
         """As Carrier.send."""
         if self._ws.state is not State.OPEN:
             return
-        for message in wire.join_frames(frames):
+        for message in join_frames(frames):
             if self._trace is not None:
                 self._trace("sent", "websocket", message)
             self._ws.send_text(message)

@@ -22,6 +22,7 @@ from tocsin import codes, wire
 from tocsin.carrier import ABNORMAL, WRITE_BUFFER_BYTES, Listener, Trace
 from tocsin.choosing import Transport
 from tocsin.errors import BrokerError, CannotConnect, NotABroker, NotFound, Unauthorized
+from tocsin.packing import join_frames
 from tocsin.requesting import bearer, open_http, refusal
 
 logger = logging.getLogger("tocsin")
@@ -180,7 +181,7 @@ class Polling:
                 break
             frames.append(frame)
             size += len(frame) + 1
-        return wire.join_frames(frames)[0], len(frames)
+        return join_frames(frames)[0], len(frames)
 
     def _drained(self) -> None:
         if not self.writable and self._said_bytes < WRITE_BUFFER_BYTES:

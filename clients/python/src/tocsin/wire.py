@@ -80,6 +80,13 @@ class Hello(_Sent, tag="hello"):
     linger_s: float | None = None
 
 
+class Auth(_Sent, tag="auth"):
+    """A fresh token, before the one before is over."""
+
+    ref: int
+    token: str
+
+
 class Subscribe(_Sent, tag="subscribe"):
     """Become a consumer of `group`, or without one a reader."""
 
@@ -154,7 +161,7 @@ class Ping(_Sent, tag="ping"):
     ref: int | None = None
 
 
-SentFrame = Hello | Subscribe | Unsubscribe | Credit | Ack | Nack | Extend | Held | Ping
+SentFrame = Hello | Auth | Subscribe | Unsubscribe | Credit | Ack | Nack | Extend | Held | Ping
 _ENCODER: Final = msgspec.json.Encoder()
 encode = _ENCODER.encode
 
@@ -170,28 +177,6 @@ def publish_frame(
         resolved,
     )
     return b"".join((head, b",".join(messages), b"]}"))
-
-
-def join_frames(frames: Sequence[bytes]) -> list[bytes]:
-    """WebSocket messages that carry these frames in order."""
-    if len(frames) == 1:
-        return [frames[0]]
-    joined: list[bytes] = []
-    start = size = 0
-    for index, frame in enumerate(frames):
-        if index > start and (
-            size + len(frame) > MESSAGE_BYTES_AIM or index - start >= FRAMES_PER_MESSAGE_MAX
-        ):
-            joined.append(_array(frames[start:index]))
-            start, size = index, 0
-        size += len(frame) + 1
-    if start < len(frames):
-        joined.append(_array(frames[start:]))
-    return joined
-
-
-def _array(frames: Sequence[bytes]) -> bytes:
-    return frames[0] if len(frames) == 1 else b"[%b]" % b",".join(frames)
 
 
 # --- what the broker sends ----------------------------------------------------------------------
@@ -264,6 +249,8 @@ class Welcome(_Received, tag="welcome"):
     heartbeat_s: float = 20.0
     linger_s: float = 0.0
     resumed: list[int] | None = None
+    right_lasts_s: float | None = None
+    """After so long the credentials are over; None: when they are revoked."""
     frame_bytes_max: int = 2 * 1_048_576
     messages_per_publish_max: int = 1000
     in_flight_max: int = 10_000
@@ -289,6 +276,8 @@ class Ok(_Received, tag="ok"):
     stale: DeliveryList = []
     revoked: DeliveryList = []
     """held: what is not this client's any more."""
+    right_lasts_s: float | None = None
+    """auth: for how long the token is good; None: until it is revoked."""
 
 
 class Error(_Received, tag="error"):
