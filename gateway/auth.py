@@ -39,7 +39,6 @@ from gateway.admission import Admission
 from gateway.admitted import Admitted
 from metadata.catalog import ANYBODY, Principal
 from metadata.client import Tokens
-from metadata.rights import parse_rights
 from metadata.tokens import TokenRecord, credential_of, is_ours, judge, judge_certificate, rights_of
 from push.errors import Refused
 
@@ -241,7 +240,7 @@ class Auth:
         if said.credential.startswith(_TOKEN) and self._tokens is not None:
             record = self._tokens.find(said.credential.removeprefix(_TOKEN))
             return self._of_record(record, wall)
-        rights = parse_rights(said.rights)
+        rights = rights_of(tuple(said.rights))
         principal = Principal(said.name, said.tenant)
         return Admission(principal, rights=rights, credential=said.credential)
 

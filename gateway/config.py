@@ -53,6 +53,15 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     client_certificate_header: str | None = None
     auth: str = AUTO
     """REQUIRED: credentials are wanted also without a token."""
+    jwt_keys: str | None = None
+    """A path or an https address; with `jwt_audience`."""
+    jwt_audience: str | None = None
+    jwt_issuer: str | None = None
+    jwt_algorithms: tuple[str, ...] = ("EdDSA", "ES256", "RS256")
+    jwt_rights: tuple[str, ...] = ()
+    jwt_rights_claim: str = "tocsin_rights"
+    jwt_tenant_claim: str = "tocsin_tenant"
+    jwt_refresh_s: float = 300.0
     auto_create: bool = False
     """Publishing to an unknown queue creates it."""
     origins: tuple[str, ...] = ()
@@ -73,7 +82,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def needs_credentials(self) -> bool:
         """Whether nobody is let in without."""
-        return self.token is not None or self.auth == REQUIRED
+        return self.token is not None or self.jwt_keys is not None or self.auth == REQUIRED
 
     @property
     def is_loopback(self) -> bool:
@@ -127,6 +136,7 @@ def load(
     _check_reach(config)
     _check_tls(config)
     _check_master_key(config)
+    _check_jwts(config)
     return config, [*_unknown(environ), *_doubts(config)]
 
 
@@ -192,6 +202,19 @@ def _check_master_key(config: Config) -> None:
     if len(given) > 1:
         names = " and ".join(PREFIX + name.upper() for name in given)
         raise ConfigError(f"{names} are both given: the master key is in one place, name that one.")
+
+
+def _check_jwts(config: Config) -> None:
+    if config.jwt_keys is not None and config.jwt_audience is None:
+        raise ConfigError(
+            "TOCSIN_JWT_KEYS is set and TOCSIN_JWT_AUDIENCE is not; without it a token that was "
+            "issued for anything else would be good here."
+        )
+    if config.jwt_keys is None and config.jwt_audience is not None:
+        raise ConfigError(
+            "TOCSIN_JWT_AUDIENCE is set and TOCSIN_JWT_KEYS is not; JWTs need both, the keys and "
+            "what their issuer calls this broker."
+        )
 
 
 def _unknown(environ: Mapping[str, str]) -> list[str]:

@@ -27,9 +27,10 @@ from starlette.routing import BaseRoute
 from gateway.addresses import Addresses, parse_networks
 from gateway.admin import AdminSocket
 from gateway.admin_tokens import token_routes
-from gateway.auth import Auth
 from gateway.config import Config, describe
+from gateway.credentials import Credentials
 from gateway.http11 import http_class
+from gateway.jwt_keys import KeysError
 from gateway.listening import Listener, StartError, bind
 from gateway.longpoll import Polls
 from gateway.ports import WholeBroker
@@ -88,15 +89,8 @@ class Server:
         self.tls = tls
         self._watching: asyncio.Task[None] | None = None
         self.broker = broker
-        tokens = broker.metadata.tokens
-        auth = Auth(
-            config.token,
-            config.origins,
-            is_required=config.needs_credentials,
-            tokens=tokens,
-            secret=broker.metadata.secret("access"),
-        )
-        tokens.on_revoked(lambda record: auth.admitted.revoke(record.credential))
+        self.credentials = Credentials(config, broker.metadata)
+        auth = self.credentials.auth
         # What PROTOCOL.md says: a ping after `heartbeat_s`, and the end after as long again.
         timing = Timing(heartbeat_s=config.heartbeat_s, heartbeat_timeout_s=config.heartbeat_s)
         around = Surroundings(broker, auth, timing=timing)
@@ -115,7 +109,7 @@ class Server:
             public=pages.public,
         )
         self._port: int = bound.getsockname()[1]
-        routes = token_routes(tokens, auth, time.time)
+        routes = token_routes(broker.metadata.tokens, auth, time.time)
         self._admin = AdminSocket(config.data_dir, broker, routes)
         self._listener = Listener(
             application,
@@ -156,11 +150,14 @@ class Server:
         try:
             # The broker holds the data folder: an admin socket that is there is a dead one's.
             await server._admin.start()
+            await server.credentials.start()
             await server._listener.start()
             if tls is not None:
                 server._watching = asyncio.create_task(tls.watch())
         except BaseException as error:
             await server.stop()
+            if isinstance(error, KeysError):
+                raise StartError(f"The keys for JWTs cannot be used: {error}.") from error
             if isinstance(error, OSError):
                 raise StartError(f"The server cannot start: {error}.") from error
             raise
@@ -190,6 +187,7 @@ class Server:
         nothing is lost either, but clients are cut off."""
         if self._watching is not None:
             self._watching.cancel()
+        await self.credentials.stop()
         ends = await asyncio.gather(
             self._admin.stop(), self._listener.finish(FINISH_S / 2), return_exceptions=True
         )

@@ -7,8 +7,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from gateway.addresses import parse_networks
+from gateway.jwt_keys import ALGORITHMS
+from metadata.rights import PLACEHOLDER, parse_right
 
 SQLITE: Final = "sqlite:"
 IN_PROCESS: Final = "in-process"
@@ -75,6 +78,41 @@ def auth(text: str) -> str:
     if text not in (AUTO, REQUIRED):
         raise ValueError
     return text
+
+
+def jwt_keys(text: str) -> str:
+    """A path, made absolute, or an https address."""
+    if not text.startswith("https://"):
+        return str(path(text))
+    parts = urlsplit(text)
+    if not parts.hostname or parts.username is not None or parts.fragment or parts.port == 0:
+        raise ValueError
+    return text
+
+
+def word(text: str) -> str:
+    """Something that is called so by somebody else."""
+    if not text.strip() or not text.isprintable() or len(text) > 1024:
+        raise ValueError
+    return text
+
+
+def algorithms(text: str) -> tuple[str, ...]:
+    """Of JWTs, separated by commas."""
+    names = tuple(part.strip() for part in text.split(","))
+    if not set(names) <= set(ALGORITHMS) or len(set(names)) < len(names):
+        raise ValueError
+    return names
+
+
+def templates(text: str) -> tuple[str, ...]:
+    """Rights with `{claims}` in them, separated by blanks."""
+    found = tuple(text.split())
+    for template in found:
+        parse_right(PLACEHOLDER.sub("x", template))  # a RightsError is a ValueError
+    if not found:
+        raise ValueError
+    return found
 
 
 _SWITCH: Final = {

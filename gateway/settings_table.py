@@ -122,6 +122,56 @@ SETTINGS: Final = (
         "Who needs credentials. [auto]",
     ),
     Setting(
+        "jwt_keys",
+        values.jwt_keys,
+        "the path of a file with a JWK set, or its https address",
+        "The keys of who issues JWTs for this broker, in a file or at an https address; a change "
+        "of the file is found by itself. [none]",
+    ),
+    Setting(
+        "jwt_audience",
+        values.word,
+        "the text that stands in the aud of the JWTs",
+        "What the issuer calls this broker; needed with --jwt-keys. [none]",
+    ),
+    Setting(
+        "jwt_issuer",
+        values.word,
+        "the text that stands in the iss of the JWTs",
+        "Who issues the JWTs. [whoever has the keys]",
+    ),
+    Setting(
+        "jwt_algorithms",
+        values.algorithms,
+        "some of EdDSA, ES256, RS256 and HS256, separated by commas",
+        "How the JWTs are signed. [EdDSA,ES256,RS256]",
+    ),
+    Setting(
+        "jwt_rights",
+        values.templates,
+        "rights separated by blanks, each like read:feed:{sub} or publish,consume:orders.*, with "
+        "names of claims in braces",
+        "What every holder of a JWT may; a claim in braces stands for its own value. [nothing]",
+    ),
+    Setting(
+        "jwt_rights_claim",
+        values.word,
+        "a claim's name",
+        "The claim with a list of further rights of its holder. [tocsin_rights]",
+    ),
+    Setting(
+        "jwt_tenant_claim",
+        values.word,
+        "a claim's name",
+        "The claim with the tenant of its holder. [tocsin_tenant]",
+    ),
+    Setting(
+        "jwt_refresh_s",
+        values.seconds(1, 86_400),
+        "seconds from 1 to 86400",
+        "How often keys are read from an https address. [300]",
+    ),
+    Setting(
         "auto_create",
         values.switch,
         "one of 1, true, yes, on, 0, false, no, off",

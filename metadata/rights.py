@@ -26,7 +26,7 @@ KEYED: Final = frozenset({"publish", "read"})
 GRANTS_MAX: Final = 100
 PATTERN_CHARS_MAX: Final = 1024
 _MEMO_MAX: Final = 10_000
-_PLACEHOLDER: Final = re.compile(r"\{([A-Za-z0-9_.-]{1,64})\}")
+PLACEHOLDER: Final = re.compile(r"\{([A-Za-z0-9_.-]{1,64})\}")
 
 
 class RightsError(ValueError):
@@ -180,7 +180,7 @@ def fill_in(template: str, claims: Mapping[str, object]) -> str:
             raise RightsError(f"the claim {match[1]!r} cannot stand for a queue")
         return literal(str(value))
 
-    return _PLACEHOLDER.sub(claim, template)
+    return PLACEHOLDER.sub(claim, template)
 
 
 def literal(text: str) -> str:

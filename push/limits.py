@@ -174,6 +174,9 @@ TOKENS_MAX: Final = 10_000
 """API tokens and certificates of a broker; each is some 500 bytes in memory."""
 TICKETS_MAX: Final = 1000
 """Waiting to be used, each for 30 s: 300 bytes each. Only who has the token makes some."""
+JWT_BYTES_MAX: Final = 8192
+JWTS_KEPT_MAX: Final = 10_000
+"""JWTs whose verification is remembered; each is some 500 bytes."""
 COOKIE_BYTES_MAX: Final = 3072
 """A cookie's value: browsers keep 4096 bytes with its name and attributes (RFC 6265, 6.1)."""
 ACCESS_REQUEST_BYTES_MAX: Final = 1024

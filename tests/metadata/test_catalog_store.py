@@ -137,18 +137,18 @@ def test_another_process_is_refused_while_it_is_open(path: Path) -> None:
 
 
 def test_a_newer_schema_is_refused_with_a_sentence_and_left_alone(path: Path) -> None:
-    """R5."""
+    """R4."""
     with closing(CatalogStore(path)) as store:
         boot = store.boot
     with raw(path) as connection:
         connection.execute("PRAGMA user_version=5")
     with pytest.raises(
-        Refused, match=r"its schema is version 5, of a newer Tocsin; this one knows 3"
+        Refused, match=r"its schema is version 5, of a newer Tocsin; this one knows 4"
     ):
         CatalogStore(path)
     with raw(path) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (5,)
-        connection.execute("PRAGMA user_version=3")
+        connection.execute("PRAGMA user_version=4")
     with closing(CatalogStore(path)) as store:
         assert store.boot == boot + 1
 
