@@ -322,6 +322,12 @@ class Consumer:
         self.left, self._ended = True, why
         self._link.send(frames.error(why, subscription=self.subscription))
 
+    def end(self, why: Refused) -> None:
+        """As Consumer.end of gateway.link. Over already: nothing happens."""
+        if not self.left:
+            self.leave()
+            self.deleted(why)
+
     def unsettled(self) -> int:
         """Deliveries that it holds."""
         return self._in_flight

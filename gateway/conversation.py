@@ -168,7 +168,8 @@ class Conversation:
         self._standing.leave()
         self._publishing.closed()
         self._returning.forget()
-        self._around.sessions.discard(self)
+        if self._admission is not None:
+            self._around.sessions.discard(self)
         self._subscriptions.leave_all(moves=moves)
 
     # --- Its right to be here -------------------------------------------------------------------
@@ -218,10 +219,20 @@ class Conversation:
         now = self._now()
         self._admit(admission, now)
         self._session.came_back(now=now, right_ends=now + admission.lasts_s)
+        self._admission = admission
         outlet.adopt(self)
         if self._publishing.is_waiting:
             outlet.pause_reading()
         self._welcome(self._session.subscribed)
+        self._subscriptions.judge()
+
+    def admission_changed(self, admission: Admission) -> None:
+        """The same principal has shown another credential: it counts from now on, and what it does
+        not cover ends, each with an error that names the subscription (P11)."""
+        assert self._admission is None or admission.principal == self.principal
+        self._admission = admission
+        self._session.right_ends = self._now() + admission.lasts_s
+        self._subscriptions.judge()
 
     # --- Effects --------------------------------------------------------------------------------
 
@@ -278,7 +289,8 @@ class Conversation:
                 admission = self.admission._replace(lasts_s=left_s)
                 session.come_back(self._outlet, hello.linger_s, producer, admission)
                 return
-            is_free = not self._around.sessions.is_known(hello.session)
+            tenant = self.principal.tenant
+            is_free = not self._around.sessions.is_known(hello.session, tenant)
             if hello.linger_s and is_session_id(hello.session) and is_free:
                 self.session_id = hello.session  # a gateway before this one gave it
         self.linger_s, self.client = hello.linger_s, hello.client

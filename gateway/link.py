@@ -13,7 +13,8 @@ from gateway.facts_values import SubscriptionDescription, Transport
 from gateway.frames import Close, Position
 from metadata.catalog import Group, GroupSettings, Principal, Queue
 from metadata.client import Metadata
-from push.errors import TocsinError
+from metadata.rights import ALL_KEYS, Keys
+from push.errors import Refused, TocsinError
 from push.message import Message
 
 DeliveryList = list[list[int]]
@@ -153,6 +154,9 @@ class Consumer(Protocol):
     def subscription_facts(self) -> SubscriptionDescription:
         """For looking at."""
 
+    def end(self, why: Refused) -> None:
+        """It is nobody's any more: its client hears why, what is unsettled returns."""
+
     def leave(self, *, moves: bool = False) -> None:
         """`moves`: this gateway goes down, and its client goes on at the next one."""
 
@@ -169,6 +173,9 @@ class Reader(Protocol):
 
     def subscription_facts(self) -> SubscriptionDescription:
         """For looking at."""
+
+    def end(self, why: Refused) -> None:
+        """It reads no more, and its client hears why."""
 
     def close(self) -> None: ...
 
@@ -200,8 +207,10 @@ class Publisher(Protocol):
         producer: bytes | None = None,
         sequence: int | None = None,
         resolved: int = 0,
+        keys: Keys = ALL_KEYS,
     ) -> None:
-        """`answer` is called exactly once, on the loop, perhaps before this returns."""
+        """`answer` is called exactly once, on the loop, perhaps before this returns. `keys`: those
+        that the right is on; any other message is answered `forbidden`."""
 
 
 class Groups(Protocol):

@@ -14,9 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admission import Admission
+from gateway.needs import Need, check_need
 from gateway.ports import BrokerPort
 from gateway.whole_numbers import whole_number
 from metadata.catalog import Principal, Queue, check_name
+from metadata.rights import Rights
 from push import limits
 from push.errors import Refused
 
@@ -54,6 +56,8 @@ class Operation:
     summary: str
     handler: Handler
     answers: Mapping[int, Answer]
+    needs: Need | None = None
+    """The right without which the handler does not run; None only where it is public (P11)."""
     request: Any = None
     """The msgspec type of the request body, None where none is read."""
     query: Sequence[Parameter] = ()
@@ -61,6 +65,11 @@ class Operation:
     """Codes that this operation has beside those every operation has."""
     public: bool = False
     """Answered without credentials: for supervisors, tells nothing about the content."""
+
+    def __post_init__(self) -> None:
+        """Nobody can forget to say what an operation needs: without, there is no broker."""
+        if self.public is not (self.needs is None):
+            raise ValueError(f"{self.method} {self.path}: needs a right, or is public")
 
     @property
     def name(self) -> str:
@@ -78,6 +87,24 @@ def admission(request: Request) -> Admission:
 def principal(request: Request) -> Principal:
     """Who asks."""
     return admission(request).principal
+
+
+def rights(request: Request) -> Rights:
+    """What who asks may do."""
+    return admission(request).rights
+
+
+def check_rights(operation: Operation, request: Request) -> None:
+    """Before the handler of an operation runs, and before anything is looked up: the answer is the
+    same whether or not there is such a queue (P11). What an operation needs on single keys, or on
+    a second queue, its handler checks.
+
+    Raises:
+        Refused: forbidden, which names the right; invalid_name.
+    """
+    if operation.needs is not None:
+        named = "queue" in request.path_params
+        check_need(operation.needs, rights(request), queue_name(request) if named else None)
 
 
 def queue_name(request: Request) -> str:

@@ -15,6 +15,7 @@ from gateway.facts_values import Explained, HeldKeys, LeaseList
 from gateway.upkeep_values import HeldPlace, Place, Upkeeping
 from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
 from metadata.client import Metadata
+from metadata.rights import ALL_KEYS, Keys
 from push.errors import TocsinError
 from push.message import Message
 from push.unparking import Verb
@@ -172,8 +173,10 @@ class Publishing(Protocol):
         producer: bytes | None = None,
         sequence: int | None = None,
         resolved: int = 0,
+        keys: Keys = ALL_KEYS,
     ) -> None:
-        """`answer` is called exactly once, on the loop, perhaps before this returns."""
+        """`answer` is called exactly once, on the loop, perhaps before this returns. `keys`: those
+        that the right is on; any other message is answered `forbidden`."""
 
 
 class Pulling(Protocol):

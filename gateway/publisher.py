@@ -21,11 +21,14 @@ from gateway.routing import (
     expires_unix_ms,
     id_digest,
     is_full,
+    not_allowed,
     piece_end,
+    refused_sequences,
 )
 from gateway.spans import Stages
 from gateway.tail import Tail
 from metadata.catalog import Queue
+from metadata.rights import ALL_KEYS, Keys
 from push import limits
 from push.errors import Refused, TocsinError
 from push.message import Message, check_message, encode_message
@@ -76,6 +79,7 @@ class Publisher:
         resolved: int = 0,
         checked: bool = False,
         names: Sequence[str] | None = None,
+        keys: Keys = ALL_KEYS,
     ) -> None:
         """Publish; `answer` is called exactly once, perhaps before this returns.
 
@@ -83,10 +87,11 @@ class Publisher:
         `resolved`: everything below was answered (R6). `checked`: the messages were accepted once
         already and only move; no rule about a single message applies again. `names`: under what
         each is remembered, so that it is stored once, whatever its id was remembered for (R8).
+        `keys`: those that may be published to; a message of any other is refused, alone (P11).
         """
         publish = Answer(queue, messages, [NO_ANSWER] * len(messages), remaining=len(messages))
         publish.done = answer
-        publish.checked, publish.names = checked, names
+        publish.checked, publish.names, publish.allowed = checked, names, keys
         refused = self._refuse_all(producer, sequence, resolved, len(messages))
         if refused is not None:
             if producer is not None and sequence is not None and refused.code.retry:
@@ -117,16 +122,7 @@ class Publisher:
             return Refused("overloaded", "too many messages wait for the storage", 0.1)
         if sequence is None:
             return None
-        if producer is None:
-            return Refused("invalid_request", "sequence needs a producer: name it in hello")
-        if resolved > sequence:
-            return Refused("sequence_too_old", f"resolved is {resolved}, sequence {sequence}")
-        if sequence + count - resolved > limits.IN_FLIGHT_PER_PRODUCER_MAX:
-            return Refused(
-                "too_many_in_flight",
-                f"at most {limits.IN_FLIGHT_PER_PRODUCER_MAX} sequences from resolved on",
-            )
-        return None
+        return refused_sequences(producer, sequence, resolved, count)
 
     def _accept(
         self, answer: Answer, producer: bytes | None, sequence: int | None, resolved: int
@@ -140,10 +136,13 @@ class Publisher:
         context = (producer, resolved) if producer is not None and sequence is not None else None
         runs: dict[int, Run] = {}
         keys, checked, names = route.keys, answer.checked, answer.names
+        allowed = None if answer.allowed.is_all else answer.allowed
         for index, message in enumerate(answer.messages):
             key = message.key
             name = message.id if names is None else names[index]
             try:
+                if allowed is not None and not allowed.allow(key):
+                    raise not_allowed(queue, key)
                 if not checked:
                     check_message(message, bytes_max)
                 if key is None:

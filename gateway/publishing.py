@@ -9,8 +9,10 @@ from typing import Any, Protocol
 import msgspec
 
 from gateway import frames
+from gateway.admission import Admission
 from gateway.link import Answer, Broker
 from metadata.catalog import Principal, Queue
+from metadata.rights import Keys
 from push.errors import Refused, TocsinError
 
 logger = logging.getLogger("tocsin.session")
@@ -25,7 +27,7 @@ class Host(Protocol):
     def broker(self) -> Broker: ...
 
     @property
-    def principal(self) -> Principal: ...
+    def admission(self) -> Admission: ...
 
     def send(self, frame: bytes) -> None: ...
 
@@ -73,16 +75,18 @@ class Publishing:
             self._late[frame.queue].append(frame)  # behind those that wait: sending order (R7)
             return
         host = self._host
+        admission = host.admission
+        keys = admission.rights.check("publish", frame.queue)  # before anything is looked up
         try:
-            queue = host.broker.metadata.find_queue(host.principal, frame.queue)
+            queue = host.broker.metadata.find_queue(admission.principal, frame.queue)
         except Refused as error:
             if error.code.name != "queue_not_found":
                 raise
             self._publish_late(frame)
         else:
-            self._submit(frame, queue)
+            self._submit(frame, queue, keys)
 
-    def _submit(self, frame: frames.Publish, queue: Queue) -> None:
+    def _submit(self, frame: frames.Publish, queue: Queue, keys: Keys) -> None:
         self._host.asked(1)
         try:
             self._host.broker.publisher.submit(
@@ -92,6 +96,7 @@ class Publishing:
                 producer=None if frame.sequence is None else self.producer,
                 sequence=frame.sequence,
                 resolved=frame.resolved,
+                keys=keys,
             )
         except BaseException:
             self._host.asked(-1)
@@ -125,8 +130,10 @@ class Publishing:
         queue: Queue | None = None
         try:
             waiting = (self._late or {}).get(name, ())
-            messages = [message for frame in waiting for message in frame.messages]
-            queue = await host.broker.queue_for_publish(host.principal, name, messages)
+            admission = host.admission
+            keys = admission.rights.check("publish", name)
+            messages = [one for frame in waiting for one in frame.messages if keys.allow(one.key)]
+            queue = await host.broker.queue_for_publish(admission.principal, name, messages)
             failure = TocsinError("internal")
         except TocsinError as error:
             failure = error
@@ -140,7 +147,9 @@ class Publishing:
                 host.send(frames.error(failure, frame.ref))
             else:
                 try:
-                    self._submit(frame, queue)
+                    self._submit(frame, queue, host.admission.rights.check("publish", name))
+                except TocsinError as error:
+                    host.send(frames.error(error, frame.ref))
                 except Exception:
                     host.report_bug(frame.ref)
         if not self._late:

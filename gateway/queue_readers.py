@@ -76,6 +76,12 @@ class Reader:
             keys=len(self.hashes) if self.hashes is not None else None, behind=sorted(self.behind),
         )  # fmt: skip
 
+    def end(self, why: Refused) -> None:
+        """It reads no more, and its session hears why."""
+        if not self.closed:
+            self.link.send(frames.error(why, subscription=self.subscription))
+            self.close()
+
     def close(self) -> None:
         """It reads no more."""
         if not self.closed:
@@ -270,12 +276,11 @@ class QueueReaders:
 
     async def _step(self, reader: Reader, number: int) -> bool:
         """One read's worth for one partition. False: nothing could be given."""
-        partition = Partition(self.queue.queue_id, number)
         begin = reader.behind[number]
         if begin >= self.next[number]:
             self._rejoin(reader, number, begin)
             return True
-        read = await self._tail.read(partition, begin)
+        read = await self._tail.read(Partition(self.queue.queue_id, number), begin)
         if reader.closed or number not in reader.behind:
             return True
         if not read.records:
@@ -371,14 +376,11 @@ class QueueReaders:
     def queue_deleted(self) -> None:
         """Close all readers; their sessions hear why."""
         for reader in [*self._plain, *self._left_behind, *self._filtered]:
-            why = Refused("queue_not_found", "the queue was deleted")
-            reader.link.send(frames.error(why, subscription=reader.subscription))
-            reader.close()
+            reader.end(Refused("queue_not_found", "the queue was deleted"))
 
     def _sweep(self) -> None:
         """Filtered readers learn how far the tail has come, so that their position stays fresh."""
-        loop = asyncio.get_running_loop()
-        self._sweeper = loop.call_later(POSITIONS_EVERY_S, self._sweep)
+        self._sweeper = asyncio.get_running_loop().call_later(POSITIONS_EVERY_S, self._sweep)
         if self._told == self.next:
             return
         self._told = dict(self.next)

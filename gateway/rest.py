@@ -33,7 +33,7 @@ from gateway.addresses import client_address
 from gateway.admission import Admission
 from gateway.auth import DETAIL, Auth, several
 from gateway.longpoll import Polls
-from gateway.operation import ADMISSION, Operation
+from gateway.operation import ADMISSION, Operation, check_rights
 from gateway.ports import BrokerPort
 from gateway.problems import SECURITY_HEADERS, Problems
 from metadata.catalog import check_name
@@ -195,6 +195,8 @@ def _routes(broker: BrokerPort, operations: Sequence[Operation]) -> list[BaseRou
 def _route(broker: BrokerPort, path: str, methods: dict[str, Operation]) -> Route:
     async def endpoint(request: Request) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
-        return await methods[method].handler(broker, request)
+        operation = methods[method]
+        check_rights(operation, request)
+        return await operation.handler(broker, request)
 
     return Route(path, endpoint, methods=list(methods))

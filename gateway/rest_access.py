@@ -120,6 +120,7 @@ OPERATIONS: Final = (
         "Make a ticket for a browser.",
         create_ticket,
         {200: Answer("The ticket.", Ticket)},
+        needs="own",
         errors=("too_many",),
     ),
     Operation(

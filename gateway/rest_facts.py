@@ -76,6 +76,7 @@ OPERATIONS: Final = (
         "Explain what a key waits for.",
         explain_key,
         {200: Answer("Where it goes, and what it waits for, by group.", Explained)},
+        needs="consume or manage",
         query=(
             Parameter("key", f"The key: 1 to {limits.KEY_BYTES_MAX} bytes.", _TEXT),
             Parameter("group", "Only this group.", _TEXT),
@@ -89,6 +90,7 @@ OPERATIONS: Final = (
         "List keys that wait.",
         list_held,
         {200: Answer("The keys, and why they wait.", HeldKeys)},
+        needs="consume or manage",
         query=(limit_parameter(limits.KEYS_PER_LOOK_MAX), _AFTER),
         errors=_ERRORS,
     ),
@@ -98,6 +100,7 @@ OPERATIONS: Final = (
         "List what is in flight.",
         list_leases,
         {200: Answer("The deliveries, each with its lease.", LeaseList)},
+        needs="consume or manage",
         query=(limit_parameter(limits.KEYS_PER_LOOK_MAX), _AFTER),
         errors=_ERRORS,
     ),

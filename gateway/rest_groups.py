@@ -303,6 +303,7 @@ def _settling(verb: str, summary: str, handler: Any, request: Any) -> Operation:
         summary,
         handler,
         {200: Answer("What it did.", SettleAnswer)},
+        needs="consume",
         request=request,
         errors=(*_FIND, *_BODY, "group_not_found", "invalid_receipt"),
     )
@@ -318,6 +319,7 @@ OPERATIONS: Final = (
             200: Answer("It was there; its settings are now these.", GroupDescription),
             201: Answer("It was created.", GroupDescription),
         },
+        needs="manage",
         request=GroupRequest,
         errors=(*_FIND, *_BODY, "too_many"),
     ),
@@ -327,6 +329,7 @@ OPERATIONS: Final = (
         "Describe a group.",
         get_group,
         {200: Answer("The group.", GroupDescription)},
+        needs="any",
         errors=(*_FIND, "group_not_found"),
     ),
     Operation(
@@ -335,6 +338,7 @@ OPERATIONS: Final = (
         "Delete a group.",
         delete_group,
         {204: Answer("It is gone.")},
+        needs="manage",
         errors=(*_FIND, "group_not_found"),
     ),
     Operation(
@@ -343,6 +347,7 @@ OPERATIONS: Final = (
         "Send a group to another place.",
         seek_group,
         {200: Answer("The group as it is now.", GroupDescription)},
+        needs="manage",
         request=SeekRequest,
         errors=(*_FIND, *_BODY, "group_not_found"),
     ),
@@ -352,6 +357,7 @@ OPERATIONS: Final = (
         "Take messages.",
         pull,
         {200: Answer("The messages, each with its receipt.", PullAnswer)},
+        needs="consume",
         request=PullRequest,
         errors=(*_FIND, *_BODY, "too_many", "draining"),
     ),

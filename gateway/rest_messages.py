@@ -9,7 +9,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.frames import error_fields
-from gateway.operation import Answer, Operation, decode, principal, queue_name, read_body, reply
+from gateway.operation import (
+    Answer,
+    Operation,
+    decode,
+    principal,
+    queue_name,
+    read_body,
+    reply,
+    rights,
+)
 from gateway.ports import Answered, BrokerPort
 from push import limits
 from push.errors import TocsinError
@@ -67,14 +76,16 @@ async def publish(broker: BrokerPort, request: Request) -> Response:
     stored all the same; sent again under the same ids they are answered as duplicates (P4)."""
     name = queue_name(request)
     wanted = decode(await read_body(request), _REQUEST)
-    queue = await broker.queue_for_publish(principal(request), name, wanted.messages)
+    keys = rights(request).check("publish", name)
+    allowed = [one for one in wanted.messages if keys.is_all or keys.allow(one.key)]
+    queue = await broker.queue_for_publish(principal(request), name, allowed)
     future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
 
     def answered(answer: Answered) -> None:
         if not future.done():  # cancelled: nobody waits any more
             future.set_result(answer)
 
-    broker.publisher.submit(queue, wanted.messages, answered)
+    broker.publisher.submit(queue, wanted.messages, answered, keys=keys)
     answer = await future
     return reply({"results": _results(answer), "durability": answer.durability})
 
@@ -104,6 +115,7 @@ OPERATIONS: Final = (
         "Publish messages.",
         publish,
         {200: Answer("What became of each message.", PublishAnswer)},
+        needs="publish",
         request=PublishRequest,
         errors=(
             "invalid_name",

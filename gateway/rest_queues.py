@@ -1,6 +1,6 @@
 """REST: queues. Deleting one does not exist over HTTP; `tocsin admin delete-queue` does it."""
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
@@ -19,10 +19,18 @@ from gateway.operation import (
     queue_name,
     read_body,
     reply,
+    rights,
 )
 from gateway.ports import BrokerPort
 from gateway.slices import Slices
-from metadata.catalog import QueueSettings, check_name, parse_settings
+from metadata.catalog import (
+    DEAD_LETTERS,
+    QueueSettings,
+    check_name,
+    other_dead_letter_queue,
+    parse_settings,
+)
+from metadata.rights import Rights
 from push import limits
 from push.errors import Refused
 
@@ -76,41 +84,60 @@ class QueueList(msgspec.Struct):
 
 
 async def put_queue(broker: BrokerPort, request: Request) -> Response:
-    """201 where it was made, 200 where it was there; settings left out have their defaults."""
+    """201 where it was made, 200 where it was there; settings left out have their defaults. To name
+    another queue for its dead letters needs `manage` there, too: they are written into it."""
     name = queue_name(request)
     settings = parse_settings(await read_body(request), QueueSettings)
-    who = principal(request)
-    _, created = await broker.create_queue(who, name, settings)
-    return reply(await broker.describe_queue(who, name), 201 if created else 200)
+    other = other_dead_letter_queue(name, settings)
+    if other is not None:
+        rights(request).check("manage", other)
+    _, created = await broker.create_queue(principal(request), name, settings)
+    return reply(await described(broker, request, name), 201 if created else 200)
 
 
 async def get_queue(broker: BrokerPort, request: Request) -> Response:
     """One queue."""
     queue = find_queue(broker, request)
-    return reply(await broker.describe_queue(principal(request), queue.name))
+    return reply(await described(broker, request, queue.name))
+
+
+async def described(broker: BrokerPort, request: Request, name: str) -> dict[str, Any]:
+    """A queue, as who asks may see it. Raises Refused(queue_not_found)."""
+    return _seen(await broker.describe_queue(principal(request), name), rights(request))
+
+
+def _seen(queue: dict[str, Any], allowed: Rights) -> dict[str, Any]:
+    """How much another queue holds is for who has a right there."""
+    dead = queue["dead_letters"]["queue"]
+    is_other = queue["settings"]["dead_letter_queue"] == dead != queue["name"] + DEAD_LETTERS
+    if is_other and not allowed.sees(dead):
+        return {**queue, "dead_letters": {"queue": dead, "messages": None}}
+    return queue
 
 
 async def list_queues(broker: BrokerPort, request: Request) -> Response:
-    """A page: describing a queue asks the storage, and there may be 100,000 of them."""
+    """A page of those on which there is any right: describing a queue asks the storage, and there
+    may be 100,000 of them."""
     page = query_limit(request, limits.QUEUES_PER_PAGE_MAX, limits.QUEUES_PER_PAGE_MAX)
     after = request.query_params.get("after", "")
     if after:
         check_name(after, "after")
-    who = principal(request)
+    who, allowed = principal(request), rights(request)
     left_out = LEFT_OUT if query_flag(request, "brief") else ()
-    names = [queue.name for queue in broker.metadata.list_queues(who) if queue.name > after]
-    described, slices = [], Slices()
+    every = broker.metadata.list_queues(who)
+    names = [queue.name for queue in every if queue.name > after and allowed.sees(queue.name)]
+    shown, slices = [], Slices()
     for name in names[:page]:
         await slices.turn()
         try:
-            queue = await broker.describe_queue(who, name)
-            shown = {field: queue[field] for field in queue if field not in left_out}
-            described.append(msgspec.Raw(msgspec.json.encode(shown)))  # here: in slices, too
+            queue = await described(broker, request, name)
+            fields = {field: queue[field] for field in queue if field not in left_out}
+            shown.append(msgspec.Raw(msgspec.json.encode(fields)))  # here: in slices, too
         except Refused as error:
             if error.code.name != "queue_not_found":  # deleted while we were describing
                 raise
     more = {"next": names[page - 1]} if len(names) > page else {}
-    return reply({"queues": described, **more})
+    return reply({"queues": shown, **more})
 
 
 OPERATIONS: Final = (
@@ -120,6 +147,7 @@ OPERATIONS: Final = (
         "List queues.",
         list_queues,
         {200: Answer("The queues, by name.", QueueList)},
+        needs="any",
         query=(
             limit_parameter(limits.QUEUES_PER_PAGE_MAX),
             Parameter("after", "Only names behind this one.", {"type": "string"}),
@@ -136,6 +164,7 @@ OPERATIONS: Final = (
             200: Answer("It was there; its settings are now these.", QueueDescription),
             201: Answer("It was created.", QueueDescription),
         },
+        needs="manage",
         request=QueueSettings,
         errors=(
             "invalid_name",
@@ -152,6 +181,7 @@ OPERATIONS: Final = (
         "Describe a queue.",
         get_queue,
         {200: Answer("The queue.", QueueDescription)},
+        needs="any",
         errors=("invalid_name", "queue_not_found"),
     ),
 )

@@ -21,6 +21,7 @@ from gateway.operation import (
     query_number,
     read_body,
     reply,
+    rights,
 )
 from gateway.ports import BrokerPort
 from gateway.session import REF_MAX
@@ -56,12 +57,15 @@ class Posted(msgspec.Struct):
 
 
 async def list_sessions(broker: BrokerPort, request: Request) -> Response:
-    """Sessions of this gateway, over either transport or waiting for their client, by id: yours."""
+    """Sessions of this gateway, over either transport or waiting for their client, by id: yours;
+    and with `manage` on every queue those of your whole tenant."""
     limit = query_limit(request, limits.SESSIONS_PER_PAGE_MAX, SESSIONS_DEFAULT)
     after = request.query_params.get("after", "")
     if after and not is_session_id(after):
         raise Refused("invalid_request", "after: a session's id, as `next` names it")
-    return reply(_polls(request).sessions.listed(principal(request), limit, after))
+    whole = rights(request).is_everywhere("manage")
+    sessions = _polls(request).sessions
+    return reply(sessions.listed(principal(request), limit, after, whole_tenant=whole))
 
 
 async def open_session(broker: BrokerPort, request: Request) -> Response:
@@ -142,6 +146,7 @@ OPERATIONS: Final = (
         "List sessions.",
         list_sessions,
         {200: Answer("The sessions, by id.", SessionList)},
+        needs="own",
         query=(
             limit_parameter(limits.SESSIONS_PER_PAGE_MAX),
             Parameter("after", "Only ids behind this one.", {"type": "string"}),
@@ -154,6 +159,7 @@ OPERATIONS: Final = (
         "Open a session by long poll, or go on with one.",
         open_session,
         {201: Answer("The session, with its `welcome`.", Batch)},
+        needs="own",
         request=dict[str, Any],
         errors=(*_BODY, "overloaded", "draining"),
     ),
@@ -163,6 +169,7 @@ OPERATIONS: Final = (
         "Send frames.",
         post_frames,
         {202: Answer("They were taken; answers come by poll.", Posted)},
+        needs="own",
         request=dict[str, Any],
         query=(Parameter("number", "1, 2, 3 …: one that came before does nothing.", _NUMBER),),
         errors=(*_BODY, "session_not_found", "too_many", "overloaded"),
@@ -173,6 +180,7 @@ OPERATIONS: Final = (
         "Wait for frames.",
         poll_frames,
         {200: Answer("Frames, or none after `wait_s`.", Batch)},
+        needs="own",
         query=(
             Parameter("after", "The last batch that arrived; 0: none yet.", _NUMBER),
             Parameter(
@@ -189,6 +197,7 @@ OPERATIONS: Final = (
         "End a session.",
         end_session,
         {204: Answer("It is over.")},
+        needs="own",
         errors=("session_not_found",),
     ),
 )

@@ -74,6 +74,7 @@ OPERATIONS: Final = (
         "This description.",
         openapi,
         {200: Answer("OpenAPI 3.1.", dict[str, Any])},
+        needs="nothing",
     ),
     Operation(
         "GET",
@@ -81,6 +82,7 @@ OPERATIONS: Final = (
         "Open a session over WebSocket (subprotocol tocsin.v1).",
         websocket,
         {101: Answer("The handshake of RFC 6455; frames follow.")},
+        needs="nothing",
         errors=("invalid_request",),
     ),
 )

@@ -19,11 +19,12 @@ from gateway.operation import (
     queue_name,
     read_body,
     reply,
+    rights,
 )
 from gateway.ports import BrokerPort
-from gateway.rest_queues import QueueDescription
+from gateway.rest_queues import QueueDescription, described
 from gateway.upkeep_values import FoundDeadLetters, Look, Peeked, Place, Purged, Redriven
-from metadata.catalog import check_name
+from metadata.catalog import check_name, other_dead_letter_queue
 from push import limits
 from push.errors import Refused
 from push.ring import MEMBER_MAX
@@ -69,9 +70,9 @@ async def resume_queue(broker: BrokerPort, request: Request) -> Response:
 
 
 async def _pause(broker: BrokerPort, request: Request, *, paused: bool) -> Response:
-    who, name = principal(request), queue_name(request)
-    await broker.upkeep.pause(who, name, paused=paused)
-    return reply(await broker.describe_queue(who, name))
+    name = queue_name(request)
+    await broker.upkeep.pause(principal(request), name, paused=paused)
+    return reply(await described(broker, request, name))
 
 
 async def purge_queue(broker: BrokerPort, request: Request) -> Response:
@@ -90,6 +91,7 @@ async def peek_queue(broker: BrokerPort, request: Request) -> Response:
     if group is not None:
         check_name(group, "group")
     look = _look(request, PEEK_DEFAULT)
+    _check_read(request, look)
     queue = find_queue(broker, request)
     return reply(await broker.upkeep.peek(principal(request), queue, look, group))
 
@@ -97,18 +99,29 @@ async def peek_queue(broker: BrokerPort, request: Request) -> Response:
 async def list_dead_letters(broker: BrokerPort, request: Request) -> Response:
     """The dead letters of this queue that have not gone back, oldest first."""
     look = _look(request, LETTERS_DEFAULT)
+    _check_read(request, look)
     queue = find_queue(broker, request)
     return reply(await broker.upkeep.dead_letters(principal(request), queue, look))
 
 
 async def redrive_dead_letters(broker: BrokerPort, request: Request) -> Response:
     """Answered when they stand in the queue again. Call it again with `next` until there is none;
-    what went back before an error, or before a lost answer, does not go again."""
+    what went back before an error, or before a lost answer, does not go again. Where they stand in
+    a queue that the settings name, it needs `manage` there, too."""
     wanted = decode(await read_body(request), _REDRIVE)
     after = Place.parse(wanted.after) if wanted.after is not None else None
     look = Look(limit=wanted.limit, key=wanted.key, reason=wanted.reason, after=after)
     queue = find_queue(broker, request)
+    other = other_dead_letter_queue(queue.name, queue.settings)
+    if other is not None:
+        rights(request).check("manage", other)
     return reply(await broker.upkeep.redrive(principal(request), queue, look))
+
+
+def _check_read(request: Request, look: Look) -> None:
+    """Who may read some keys only asks for one of these. Raises Refused(forbidden)."""
+    keys = None if look.key is None else (look.key,)
+    rights(request).check_keys("read", queue_name(request), keys)
 
 
 def _look(request: Request, limit_default: int) -> Look:
@@ -140,6 +153,7 @@ OPERATIONS: Final = (
         "Give nothing out to groups.",
         pause_queue,
         {200: Answer("The queue as it is now.", QueueDescription)},
+        needs="manage",
         errors=_FIND,
     ),
     Operation(
@@ -148,6 +162,7 @@ OPERATIONS: Final = (
         "Go on giving out.",
         resume_queue,
         {200: Answer("The queue as it is now.", QueueDescription)},
+        needs="manage",
         errors=_FIND,
     ),
     Operation(
@@ -156,6 +171,7 @@ OPERATIONS: Final = (
         "Drop what stands in a queue, for a group or for everybody.",
         purge_queue,
         {200: Answer("How many messages it was.", Purged)},
+        needs="manage",
         request=PurgeRequest,
         errors=(*_FIND, *_BODY, "group_not_found"),
     ),
@@ -165,6 +181,7 @@ OPERATIONS: Final = (
         "Look at messages without taking them.",
         peek_queue,
         {200: Answer("The messages, by partition and offset.", Peeked)},
+        needs="read",
         query=(
             limit_parameter(limits.LOOK_MESSAGES_MAX),
             Parameter("partition", "Only messages of this one.", _NUMBER),
@@ -181,6 +198,7 @@ OPERATIONS: Final = (
         "List dead letters.",
         list_dead_letters,
         {200: Answer("The letters, where they come from, and why.", FoundDeadLetters)},
+        needs="read",
         query=(
             limit_parameter(limits.LOOK_MESSAGES_MAX),
             _KEY,
@@ -195,6 +213,7 @@ OPERATIONS: Final = (
         "Send dead letters back into their queue.",
         redrive_dead_letters,
         {200: Answer("How many stand in the queue again.", Redriven)},
+        needs="manage",
         request=RedriveRequest,
         errors=(*_FIND, *_BODY, "queue_full", "too_many", "overloaded", "storage_full"),
     ),

@@ -12,6 +12,7 @@ from typing import Final
 
 from gateway.counting import Published
 from metadata.catalog import Principal, Queue, QueueSettings
+from metadata.rights import ALL_KEYS, Keys
 from push import limits
 from push.errors import Refused, TocsinError, Unknown
 from push.message import Message, check_message
@@ -41,6 +42,8 @@ class Answer:
     generation: int = 0
     remaining: int = 0
     checked: bool = False
+    allowed: Keys = ALL_KEYS
+    """What its producer may publish to; of other keys every message is refused, in its place."""
     names: Sequence[str] | None = None
     """What is remembered of each message instead of its id."""
     done: Callable[["Answer"], None] | None = None
@@ -160,6 +163,30 @@ class Route:
         return self.spread_members[
             (sequence // SPREAD_RUN + producer[0]) % len(self.spread_members)
         ]
+
+
+def refused_sequences(
+    producer: bytes | None, sequence: int, resolved: int, count: int
+) -> Refused | None:
+    """Why a publish with sequences is refused as a whole; None: it is not (R6)."""
+    if producer is None:
+        return Refused("invalid_request", "sequence needs a producer: name it in hello")
+    if resolved > sequence:
+        return Refused("sequence_too_old", f"resolved is {resolved}, sequence {sequence}")
+    if sequence + count - resolved > limits.IN_FLIGHT_PER_PRODUCER_MAX:
+        return Refused(
+            "too_many_in_flight",
+            f"at most {limits.IN_FLIGHT_PER_PRODUCER_MAX} sequences from resolved on",
+        )
+    return None
+
+
+def not_allowed(queue: Queue, key: str | None) -> Refused:
+    """What becomes of a message that the right to publish does not cover."""
+    which = "messages without a key" if key is None else f"the key {key!r}"
+    return Refused(
+        "forbidden", f"the right to publish to {queue.name!r} is one on some keys, not on {which}"
+    )
 
 
 def is_full(builder: RecordBuilder, more_bytes: int) -> bool:

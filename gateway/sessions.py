@@ -65,8 +65,9 @@ class Sessions:
     """The welcomed sessions of one gateway. `len` counts those without a transport."""
 
     def __init__(self) -> None:
-        self._by_id: dict[str, Resumable] = {}
-        self._lingering: dict[str, Lingering] = {}
+        self._by_id: dict[tuple[str, str], Resumable] = {}
+        """By tenant and id: whether another tenant has a session is nobody's business (P11)."""
+        self._lingering: dict[tuple[str, str], Lingering] = {}
         self.has_room: Callable[[], bool] = lambda: True
         """Whether one more fits; set by the registry, which knows the transports."""
         self.going_down = False
@@ -79,35 +80,40 @@ class Sessions:
         """It is to be welcomed. False: there is no room for it."""
         if not self.has_room():
             return False
-        self._by_id[session.session_id] = session
+        self._by_id[_place(session)] = session
         return True
 
     def discard(self, session: Resumable) -> None:
         """It has ended. Not there: nothing happens."""
-        if self._by_id.get(session.session_id) is session:
-            del self._by_id[session.session_id]
+        if self._by_id.get(_place(session)) is session:
+            del self._by_id[_place(session)]
 
-    def is_known(self, session_id: str) -> bool:
-        """Whether there is a session of this id, whoever's it is."""
-        return session_id in self._by_id
+    def is_known(self, session_id: str, tenant: str) -> bool:
+        """Whether the tenant has a session of this id, whoever's it is."""
+        return (tenant, session_id) in self._by_id
 
     def find(self, session_id: str, principal: Principal) -> Resumable | None:
         """The session of this id, where it belongs to the one who asks (P11)."""
-        session = self._by_id.get(session_id)
+        session = self._by_id.get((principal.tenant, session_id))
         return session if session is not None and session.principal == principal else None
 
-    def listed(self, principal: Principal, limit: int, after: str) -> SessionList:
-        """Up to `limit` of this principal's sessions whose id comes behind `after`, by id (P11).
-        Fewer, where they have many subscriptions: those of a page are shown in one go (P9)."""
+    def listed(
+        self, principal: Principal, limit: int, after: str, *, whole_tenant: bool = False
+    ) -> SessionList:
+        """Up to `limit` of this principal's sessions, or of its tenant's, whose id comes behind
+        `after`, by id (P11). Fewer, where they have many subscriptions: those of a page are shown
+        in one go (P9)."""
         behind = [
             session_id
-            for session_id, session in self._by_id.items()
-            if session_id > after and session.principal == principal
+            for (tenant, session_id), session in self._by_id.items()
+            if session_id > after
+            and tenant == principal.tenant
+            and (whole_tenant or session.principal == principal)
         ]
         shown: list[SessionDescription] = []
         room = limits.SUBSCRIPTIONS_PER_PAGE_MAX
         for session_id in nsmallest(limit, behind):
-            described = self._by_id[session_id].described()
+            described = self._by_id[principal.tenant, session_id].described()
             room -= len(described.subscriptions)
             if shown and room < 0:
                 break
@@ -118,18 +124,22 @@ class Sessions:
     def linger(self, session: Resumable, linger_s: float) -> "Lingering":
         """Its transport is gone: what stands in for one, for so many seconds."""
         lingering = Lingering(self, session, linger_s)
-        self._lingering[session.session_id] = lingering
+        self._lingering[_place(session)] = lingering
         return lingering
 
     def left(self, session: Resumable) -> None:
         """It lingers no longer."""
-        self._lingering.pop(session.session_id, None)
+        self._lingering.pop(_place(session), None)
 
     def end_lingering(self) -> None:
         """The gateway goes down: who has no transport cannot be told to come back (P14)."""
         self.going_down = True
         for lingering in list(self._lingering.values()):
             lingering.move()
+
+
+def _place(session: Resumable) -> tuple[str, str]:
+    return session.principal.tenant, session.session_id
 
 
 class Lingering:

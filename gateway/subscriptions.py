@@ -2,8 +2,11 @@
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 from gateway import frames
+from gateway.admission import Admission
 from gateway.facts_values import SubscriptionDescription
 from gateway.link import (
     Broker,
@@ -15,20 +18,50 @@ from gateway.link import (
     StartFrom,
 )
 from metadata.catalog import Group, GroupSettings, Queue, check_name
+from metadata.rights import Rights
 from push.errors import Refused, Unknown
 
 logger = logging.getLogger("tocsin.session")
 Settling = frames.Ack | frames.Nack | frames.Extend
 
 
+class Admitted(Link, Protocol):
+    """A session of which is known what it may."""
+
+    @property
+    def admission(self) -> Admission: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """What a subscription needs for as long as it lasts (P11)."""
+
+    queue: str
+    is_reader: bool
+    keys: tuple[str, ...] | None
+
+    @classmethod
+    def by(cls, frame: frames.Subscribe) -> "Needed":
+        """What this one asks for."""
+        return cls(frame.queue, frame.group is None, tuple(frame.keys) if frame.keys else None)
+
+    def check(self, rights: Rights) -> None:
+        """Raises Refused(forbidden), whether or not there is such a queue."""
+        if self.is_reader:
+            rights.check_keys("read", self.queue, self.keys)
+        else:
+            rights.check("consume", self.queue)
+
+
 class Subscriptions:
     """Consumers and readers of `link`. The session machine has judged every number before."""
 
-    __slots__ = ("_broker", "_consumers", "_link", "_readers")
+    __slots__ = ("_broker", "_consumers", "_link", "_needed", "_readers")
 
-    def __init__(self, broker: Broker, link: Link) -> None:
+    def __init__(self, broker: Broker, link: Admitted) -> None:
         self._broker = broker
         self._link = link
+        self._needed: dict[int, Needed] = {}
         self._consumers: dict[int, Consumer] = {}
         self._readers: dict[int, Reader] = {}
 
@@ -41,10 +74,20 @@ class Subscriptions:
         Raises:
             TocsinError: it was not made, and why.
         """
+        needed = Needed.by(frame)
+        needed.check(self._link.admission.rights)  # before anything is looked up
         queue = self._broker.metadata.find_queue(self._link.principal, frame.queue)
         if frame.group is None:
-            return await self._open_reader(frame, queue)
-        return await self._open_consumer(frame, frame.group, queue)
+            answer = await self._open_reader(frame, queue)
+        else:
+            answer = await self._open_consumer(frame, frame.group, queue)
+        try:
+            needed.check(self._link.admission.rights)  # others may count by now
+        except Refused:
+            self.leave(frame.subscription)
+            raise
+        self._needed[frame.subscription] = needed
+        return answer
 
     async def _open_consumer(self, frame: frames.Subscribe, name: str, queue: Queue) -> bytes:
         group = await self._group(name, queue, _start_from(frame.start))
@@ -130,6 +173,25 @@ class Subscriptions:
         every: dict[int, Consumer | Reader] = {**self._consumers, **self._readers}
         return [every[number].subscription_facts() for number in sorted(every)]
 
+    # --- Rights ---------------------------------------------------------------------------------
+
+    def judge(self) -> None:
+        """The session's rights are others now: what they do not cover ends, as it does where its
+        queue is deleted. The client hears of it, and its number is free when it unsubscribes."""
+        for number, needed in list(self._needed.items()):
+            try:
+                needed.check(self._link.admission.rights)
+            except Refused as why:
+                del self._needed[number]
+                self._end(number, why)
+
+    def _end(self, subscription: int, why: Refused) -> None:
+        consumer = self._consumers.get(subscription)
+        if consumer is not None:
+            consumer.end(why)
+        else:
+            self._readers[subscription].end(why)
+
     # --- Between two transports -----------------------------------------------------------------
 
     @property
@@ -157,6 +219,7 @@ class Subscriptions:
 
     def leave(self, subscription: int, *, moves: bool = False) -> None:
         """End one; what is unsettled returns to its group. `moves`: see Consumer.leave."""
+        self._needed.pop(subscription, None)
         consumer = self._consumers.pop(subscription, None)
         if consumer is not None:
             consumer.leave(moves=moves)

@@ -158,6 +158,13 @@ def dead_letter_name(queue: Queue) -> str:
     return name if len(name) <= limits.NAME_BYTES_MAX else queue.queue_id + DEAD_LETTERS
 
 
+def other_dead_letter_queue(name: str, settings: QueueSettings) -> str | None:
+    """The queue that these settings of the queue `name` name for its dead letters, where it is not
+    the one that belongs to it by its name: rights on `name` say nothing about it. None: it is."""
+    named = settings.dead_letter_queue
+    return None if named in (None, name + DEAD_LETTERS) else named
+
+
 def check_settings(name: str, settings: QueueSettings) -> None:
     """What the types of the fields do not say about the settings of the queue `name`.
 

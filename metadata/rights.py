@@ -119,12 +119,29 @@ class Rights:
             raise Refused("forbidden", f"this needs the right to {verb}, on the queue {queue!r}")
         return keys
 
-    def check_whole(self, verb: Verb, queue: str) -> None:
-        """As `check`, for what is about every key. Raises Refused(forbidden)."""
-        if not self.check(verb, queue).is_all:
-            raise Refused(
-                "forbidden", f"the right to {verb} on the queue {queue!r} is one on some keys only"
-            )
+    def check_keys(self, verb: Verb, queue: str, keys: Iterable[str] | None) -> None:
+        """As `check`, for what is about these keys; None: about every key, and about messages
+        without one. Raises Refused(forbidden)."""
+        allowed = self.check(verb, queue)
+        if allowed.is_all:
+            return
+        where = f"the right to {verb} on the queue {queue!r} is one on some keys only"
+        if keys is None:
+            raise Refused("forbidden", f"{where}: name the keys that are meant")
+        for key in keys:
+            if not allowed.allow(key):
+                raise Refused("forbidden", f"{where}, and {key!r} is none of them")
+
+    def check_one_of(self, verbs: Iterable[Verb], queue: str) -> None:
+        """Raises Refused(forbidden) unless one of these is allowed there, on some keys at least."""
+        verbs = tuple(verbs)
+        if all(self.keys(verb, queue) is None for verb in verbs):
+            needed = f"the right to {' or '.join(verbs)}"
+            raise Refused("forbidden", f"this needs {needed}, on the queue {queue!r}")
+
+    def is_everywhere(self, verb: Verb) -> bool:
+        """Whether it is allowed on every queue that there is or may be."""
+        return any(verb in grant.verbs and not grant.queues.strip("*") for grant in self.grants)
 
     def sees(self, queue: str) -> bool:
         """Whether there is any right on the queue, so that its existence is no secret."""

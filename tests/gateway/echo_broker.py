@@ -15,6 +15,7 @@ from gateway.frames import Position
 from gateway.link import Answer, DeliveryList, Link, Settled, StartFrom
 from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
 from metadata.client import Metadata
+from metadata.rights import ALL_KEYS, Keys
 from push.errors import Refused, TocsinError, Unknown
 from push.message import Message, check_message, encode_message
 from tests.gateway.plain_broker import NOW_UNIX_MS, PlainMetadata
@@ -85,6 +86,9 @@ class EchoPlace:
                 granted=self.credit, used=self.sent, open=self.credit - self.sent
             ),
         )
+
+    def end(self, why: Refused) -> None:
+        self.link.send(frames.error(why, subscription=self.subscription))
 
     def suspend(self) -> None:
         """It goes on pushing into whatever the session has."""
@@ -239,6 +243,7 @@ class EchoBroker:
         producer: bytes | None = None,
         sequence: int | None = None,
         resolved: int = 0,
+        keys: Keys = ALL_KEYS,
     ) -> None:
         self.raise_bug()
         self.submitted.append(Submitted(queue, messages, producer, sequence, resolved))

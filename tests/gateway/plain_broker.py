@@ -48,6 +48,7 @@ from metadata.catalog import (
 )
 from metadata.client import Metadata, QueueListener
 from metadata.data_keys import DataKey, DataKeys
+from metadata.rights import ALL_KEYS, Keys
 from push.errors import Refused, TocsinError
 from push.message import Message, check_message
 from push.unparking import Verb
@@ -417,7 +418,7 @@ class PlainBroker:
         return {
             "name": queue.name,
             "queue_id": queue.queue_id,
-            "settings": queue.settings,
+            "settings": msgspec.to_builtins(queue.settings),
             "holder": queue.holder,
             "created_unix_ms": queue.created_unix_ms,
             "paused": queue.paused,
@@ -462,6 +463,7 @@ class PlainBroker:
         producer: bytes | None = None,
         sequence: int | None = None,
         resolved: int = 0,
+        keys: Keys = ALL_KEYS,
     ) -> None:
         log = self._log(queue)
         outcomes: list[tuple[int, int, bool] | TocsinError] = []

@@ -93,16 +93,31 @@ def test_rights_add_up_and_nothing_else_is_allowed() -> None:
         False,
         False,
     ]
-    rights.check_whole("read", "b")
+    rights.check_keys("read", "b", None)
+    rights.check_keys("read", "orders", ["user-7", "user-8"])
     for verb, queue in (("consume", "orders"), ("publish", "orders2"), ("read", "B")):
         with pytest.raises(Refused, match="forbidden"):
             rights.check(verb, queue)  # type: ignore[arg-type]
-    with pytest.raises(Refused, match="some keys only"):
-        rights.check_whole("read", "orders")
+    with pytest.raises(Refused, match="some keys only: name the keys"):
+        rights.check_keys("read", "orders", None)
+    with pytest.raises(Refused, match="'user-9' is none of them"):
+        rights.check_keys("read", "orders", ["user-7", "user-9"])
+    with pytest.raises(Refused, match="right to read"):
+        rights.check_keys("read", "feed", ["user-7"])
+    rights.check_one_of(("consume", "publish"), "orders")
+    with pytest.raises(Refused, match="the right to consume or manage, on the queue 'orders'"):
+        rights.check_one_of(("consume", "manage"), "orders")
     assert rights.sees("b")
     assert not rights.sees("c")
     assert all(ALL_RIGHTS.check(verb, "anything").is_all for verb in VERBS)
     assert not any(NO_RIGHTS.keys(verb, "anything") for verb in VERBS)
+
+
+def test_only_a_pattern_of_stars_is_everywhere() -> None:
+    assert parse_rights(["consume:q", "read,manage:*"]).is_everywhere("manage")
+    assert parse_rights(["manage:**"]).is_everywhere("manage")
+    for text in ("manage:o*", "publish:*", fill_in("manage:{sub}", {"sub": "*"})):
+        assert not parse_rights([text]).is_everywhere("manage")
 
 
 def test_a_pattern_of_many_stars_is_quick() -> None:

@@ -1,0 +1,37 @@
+"""What an operation needs: the one vocabulary in which each of them says which right lets it run.
+
+Pure. `check_need` is called in one place, before the handler of an operation; frames, which name a
+queue each, are judged where they are carried out: see gateway.publishing and gateway.subscriptions.
+"""
+
+from collections.abc import Mapping
+from typing import Final, Literal, cast
+
+from metadata.rights import VERBS, Rights, Verb
+
+Need = Literal["publish", "consume", "read", "manage", "consume or manage", "any", "own", "nothing"]
+NEEDS: Final[Mapping[Need, str]] = {
+    "publish": "`publish` on the queue, for each message on its key",
+    "consume": "`consume` on the queue",
+    "read": "`read` on the queue; where it is one on some keys only, for one of these",
+    "manage": "`manage` on the queue",
+    "consume or manage": "`consume` or `manage` on the queue",
+    "any": "any right on the queue; lists show the queues on which there is one",
+    "own": "nothing: it is about what is one's own",
+    "nothing": "nothing beyond being let in",
+}
+"""What each of them means, for the documents."""
+
+
+def check_need(need: Need, rights: Rights, queue: str | None) -> None:
+    """Raises Refused(forbidden), which names the right that is missing. `queue` None: the operation
+    names none, and shows only what there is a right to."""
+    if queue is None:
+        return
+    match need:
+        case "any":
+            rights.check_one_of(VERBS, queue)
+        case "own" | "nothing":
+            pass
+        case _:
+            rights.check_one_of(cast(list[Verb], need.split(" or ")), queue)
