@@ -12,6 +12,7 @@ import msgspec
 
 from gateway import frames
 from gateway.addresses import UNKNOWN
+from gateway.admission import Admission
 from gateway.auth import LET_IN, Auth
 from gateway.broker import Broker
 from gateway.config import Config
@@ -235,14 +236,21 @@ class Socket:
     address = UNKNOWN
     unsent_bytes = 0
 
-    def __init__(self, house: House, around: Surroundings | None = None, name: str = "s-1") -> None:
-        """`around`: what it shares with other clients; without, it is alone at its gateway."""
+    def __init__(
+        self,
+        house: House,
+        around: Surroundings | None = None,
+        name: str = "s-1",
+        admission: Admission | None = LET_IN,
+    ) -> None:
+        """`around`: what it shares with other clients; without, it is alone at its gateway.
+        `admission` None: its `hello` owes a token."""
         self.frames: list[Frame] = []
         self.close_code: Close | None = None
         self._news = asyncio.Event()
         self.around = around or Surroundings(house.broker, Auth(None))
         now = asyncio.get_running_loop().time()
-        self.conversation = Conversation(self.around, self, name, LET_IN, now=now)
+        self.conversation = Conversation(self.around, self, name, admission, now=now)
 
     def send(self, frame: bytes) -> None:
         """As Outlet.send."""

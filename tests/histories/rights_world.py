@@ -1,0 +1,273 @@
+"""A broker with several tenants, and everything that is said to them looked at as it is said."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+import msgspec
+
+from gateway.admission import Admission
+from gateway.auth import Auth
+from gateway.longpoll import Polls
+from gateway.registry import Registry
+from gateway.rest import Application
+from gateway.sessions import fresh_session_id
+from gateway.surroundings import Surroundings
+from metadata.catalog import Principal
+from metadata.rights import parse_rights
+from push.errors import Refused
+from tests.gateway.asgi import client_of
+from tests.histories.house import Frame, House, Socket, offsets_of
+from tests.histories.rights_model import ACTORS, GHOST, KEYS, OWN_NAMES, SETTINGS, TENANTS, Actor
+
+SETTLE_S = 0.001
+"""Virtual: everything that can happen without more time has happened then."""
+
+
+def admission_of(actor: Actor) -> Admission:
+    """What its credential gives."""
+    principal = Principal(actor.name, actor.tenant)
+    return Admission(principal, rights=parse_rights(actor.texts))
+
+
+class Doorman(Auth):
+    """Knows the tokens of the actors."""
+
+    def __init__(self) -> None:
+        super().__init__("a token that nobody has")
+        self._known = {actor.token: actor for actor in ACTORS if actor.is_let_in}
+
+    def check_token(self, presented: str | None, **_: object) -> Admission:
+        """As Auth.check_token."""
+        actor = self._known.get(presented or "")
+        if actor is None:
+            raise Refused("unauthorized", "this token is not valid here")
+        return admission_of(actor)
+
+
+@dataclass(frozen=True)
+class Subscribed:
+    """What a subscription of a client is."""
+
+    queue: str
+    group: str | None
+    keys: tuple[str, ...] | None
+
+    @property
+    def verb(self) -> str:
+        """What it needs."""
+        return "read" if self.group is None else "consume"
+
+
+class Client(Socket):
+    """One actor's session. Each frame is judged when it is sent, by the rights of that moment."""
+
+    def __init__(self, world: "World", actor: Actor) -> None:
+        super().__init__(world.house, world.around, fresh_session_id(), None)
+        self.world = world
+        self.actor = actor
+        self.subscribed: dict[int, Subscribed] = {}
+        self.received: dict[int, int] = {}
+        self.given: list[tuple[int, list[int]]] = []
+        """(subscription, delivery) of what was pushed to a consumer."""
+        self.ref = self.last_number = 0
+
+    def send(self, frame: bytes) -> None:
+        """As Outlet.send."""
+        super().send(frame)
+        one = self.frames[-1]
+        self.world.check_text(self.actor, frame.decode())
+        if one["type"] == "push":
+            self._check_push(one)
+        else:
+            assert not list(bodies_in(one))
+        if one["type"] == "error" and "subscription" in one and "deliveries" not in one:
+            self.subscribed.pop(one["subscription"], None)
+
+    def _check_push(self, push: Frame) -> None:
+        number = push["subscription"]
+        mine = self.subscribed[number]
+        for body in bodies_in(push):
+            self.world.check_body(self.actor, body, mine.verb, mine.queue)
+            assert mine.keys is None or body["k"] in mine.keys
+        count = len(push["messages"])
+        self.received[number] = self.received.get(number, 0) + count
+        if count and "epoch" in push:
+            place = [push["partition"], push["epoch"], push["push"]]
+            for offset in offsets_of(push):
+                self.given.append((number, [*place, offset, offset]))
+
+    def of_type(self, kind: str) -> list[Frame]:
+        """The frames of this type."""
+        return [frame for frame in self.frames if frame["type"] == kind]
+
+    async def ask(self, **frame: Any) -> Frame:
+        """Say it with a ref, and wait for what it is answered; `{}`: the session was closed."""
+        self.ref += 1
+        self.say(ref=self.ref, **frame)
+        await self.world.settle()
+        found = [one for one in self.frames if one.get("ref") == self.ref]
+        del self.frames[:-20]
+        return found[-1] if found else {}
+
+
+@dataclass
+class Receipt:
+    """Of a pulled message."""
+
+    tenant: str
+    queue: str
+    group: str
+    text: str
+
+
+@dataclass
+class World:
+    """See the module."""
+
+    house: House
+    receipts: list[Receipt] = field(default_factory=list)
+    polls: dict[str, Actor] = field(default_factory=dict)
+    """Long polls by the id of their requests."""
+    sessions: dict[tuple[str, str], Actor] = field(default_factory=dict)
+    """By tenant and id."""
+    places: dict[str, list[int]] = field(default_factory=dict)
+    """Of each long poll, [messages posted, last batch]."""
+    clients: dict[str, Client] = field(default_factory=dict)
+    number: int = 0
+    folder: Any = None
+
+    async def open(self) -> None:
+        """Every tenant has three queues of the same names, and one that nobody else has."""
+        self.around = Surroundings(self.house.broker, Doorman())
+        registry = Registry(self.around)
+        application = Application(self.house.broker, self.around.auth, Polls(registry))
+        self._http = client_of(application)
+        await self._http.__aenter__()
+        for boss in (actor for actor in ACTORS if actor.name == "boss"):
+            for name in ("orders", "feed", "shared", OWN_NAMES[boss.tenant]):
+                answer = await self.rest(boss, "PUT", f"/v1/queues/{name}", settings_of(name))
+                assert answer.status_code == 201, answer.text
+                for group in ("billing", "audit"):
+                    path = f"/v1/queues/{name}/groups/{group}"
+                    assert (await self.rest(boss, "PUT", path, {})).status_code == 201
+                messages = [self.message(boss, name, key) for key in KEYS]
+                path = f"/v1/queues/{name}/messages"
+                await self.rest(boss, "POST", path, {"messages": messages})
+
+    async def close(self) -> None:
+        """Nobody asks any more."""
+        for client in self.clients.values():
+            client.conversation.closed()
+        await self._http.__aexit__(None, None, None)
+
+    def message(self, actor: Actor, queue: str, key: str | None) -> dict[str, Any]:
+        """One that says where it belongs."""
+        self.number += 1
+        body = {"of": actor.tenant, "q": queue, "k": key, "n": self.number}
+        return {"body": body} if key is None else {"body": body, "key": key}
+
+    async def rest(
+        self, actor: Actor, method: str, path: str, body: Any = None, **query: Any
+    ) -> httpx2.Response:
+        """A request of this actor."""
+        headers = {"Authorization": f"Bearer {actor.token}"}
+        answer = await self._http.request(method, path, json=body, params=query, headers=headers)
+        assert answer.status_code != 500, answer.text
+        self.check_text(actor, answer.text)
+        return answer
+
+    async def client(self, actor: Actor) -> Client:
+        """Its session, a new one where there is none."""
+        found = self.clients.get(actor.token)
+        if found is None or found.close_code is not None:
+            found = Client(self, actor)
+            found.say(type="hello", token=actor.token, linger_s=60, producer=actor.name)
+            if found.close_code is None:
+                (welcome,) = found.of_type("welcome")
+                self.clients[actor.token] = found
+                self.sessions[actor.tenant, welcome["session"]] = actor
+        return found
+
+    def queues_of(self, tenant: str) -> set[str]:
+        """The names of a tenant's queues."""
+        every = self.house.broker.metadata.list_all_queues()
+        return {queue.name for queue in every if queue.tenant == tenant}
+
+    def session_of(self, actor: Actor, foreign: bool, number: int) -> str | None:
+        """The id of a session of this actor, or of anybody else; None: there is none."""
+        own = [session for (_, session), owner in self.sessions.items() if owner == actor]
+        every = [session for _, session in self.sessions]
+        found = [session for session in every if session not in own] if foreign else own
+        return found[number % len(found)] if found else None
+
+    async def settle(self) -> None:
+        """Let everything happen that takes no time."""
+        await asyncio.sleep(SETTLE_S)
+
+    # --- What must never be ---------------------------------------------------------------------
+
+    def check_text(self, actor: Actor, text: str) -> None:
+        """Nothing in an answer or a frame is of another tenant."""
+        assert actor.is_let_in or "unauthorized" in text, text
+        for queue in self.house.broker.metadata.list_all_queues():
+            if queue.tenant != actor.tenant:
+                assert queue.queue_id not in text, text
+                for one in OWN_NAMES:
+                    assert one == actor.tenant or f'"of":"{one}"' not in text, text
+
+    def check_body(self, actor: Actor, body: dict[str, Any], verb: str, queue: str) -> None:
+        """What is delivered to this actor from this queue is what it may have."""
+        assert body["of"] == actor.tenant, body
+        assert body["q"] == queue or queue == "shared" or queue == f"{body['q']}.dead-letters"
+        assert actor.may(verb, queue, body["k"]), (actor.token, verb, queue, body)
+
+    async def state(self) -> dict[str, object]:
+        """Everything durable, and what is in flight, by tenant."""
+        broker, found = self.house.broker, {tenant: list[object]() for tenant in TENANTS}
+        for queue in sorted(broker.metadata.list_all_queues(), key=lambda one: one.queue_id):
+            assert queue.name != GHOST
+            of_queue: list[object] = [queue]
+            for place in await broker.storage.partitions(queue.queue_id):
+                of_queue.append(place.certified)
+            principal = Principal("auditor", queue.tenant)
+            for group in broker.metadata.list_groups(principal, queue):
+                runtime = broker.groups.runtimes.get(group.group_id)
+                slots = runtime.slots if runtime is not None else {}
+                open_counts = [slot.delivery.leases.open_count for slot in slots.values()]
+                cursors = await broker.storage.cursors(queue.queue_id, group.group_id)
+                of_queue.append((group, open_counts, cursors))
+            found[queue.tenant].append(of_queue)
+        return dict(found)
+
+
+def settings_of(queue: str) -> dict[str, object]:
+    """What a queue of this name is made with."""
+    every = {
+        "partitions": 1,
+        "attempts_max": 1,
+        "lease_s": 3600,
+        "lease_total_s": 3600,
+        "retention_s": 3600,
+    }
+    return {**every, **SETTINGS.get(queue, {})}
+
+
+def bodies_in(value: object) -> Iterator[dict[str, Any]]:
+    """Bodies of messages, wherever they stand in it."""
+    if isinstance(value, dict):
+        if "of" in value and "n" in value:
+            yield value
+        else:
+            for one in value.values():
+                yield from bodies_in(one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from bodies_in(one)
+
+
+def json_of(answer: httpx2.Response) -> Any:
+    """The body of an answer; None: it has none."""
+    return msgspec.json.decode(answer.content) if answer.content else None
