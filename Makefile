@@ -40,9 +40,10 @@ format: setup  ## rewrite code in its format, and the documents' tables from the
 bench: setup  ## measure every scenario against a broker of its own
 	.venv/bin/tocsin bench --scenario all $(ARGS)
 
-soak: setup  ## the whole kill -9 and power-loss runs (an hour; power loss needs root)
+soak: setup  ## the whole runs of kill -9, power loss (an hour; needs root) and several tenants
 	@scripts/needs
-	TOCSIN_SOAK=1 $(python) -m pytest tests/system -k "kill or power" -v -s -o faulthandler_timeout=3600 $(ARGS)
+	TOCSIN_SOAK=1 $(python) -m pytest tests/system tests/histories/test_two_tenants.py \
+	  -k "kill or power or nothing_crosses" -v -s -o faulthandler_timeout=3600 $(ARGS)
 
 chaos: setup  ## the short runs of kill -9, power loss, bad networks and slow handlers alone
 	@scripts/needs

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, get_args, get_origin
 
 import msgspec
 
+from gateway.needs import NEEDS
 from gateway.operation import JSON, Answer, Operation
 from gateway.problems import MEDIA_TYPE, Problem
 from push.errors import CODES
@@ -89,10 +90,13 @@ def _types(operations: Sequence[Operation]) -> list[Any]:
 
 
 def _operation(operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
+    words = (operation.handler.__doc__ or "").split()
+    if operation.needs is not None:
+        words.append(f"Needs {NEEDS[operation.needs]}.")
     described: dict[str, Any] = {
         "operationId": operation.name,
         "summary": operation.summary,
-        "description": " ".join((operation.handler.__doc__ or "").split()),
+        "description": " ".join(words),
         "parameters": [*_path_parameters(operation.path), *_query(operation)],
         "responses": {
             **{str(status): _answer(a, schemas) for status, a in operation.answers.items()},

@@ -1,6 +1,7 @@
 """Everything that can be asked of a broker over HTTP, by anybody, and how it must be answered."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -120,6 +121,9 @@ async def on_queue(world: World, actor: Actor, name: str, choice: Choice) -> boo
     """Do it; whether it was allowed and done (True), or refused for want of a right (False). For
     what is allowed and cannot be done, see `Undone`."""
     queues = world.queues_of(actor.tenant)
+    if name in ("ack", "nack", "extend") and not choice.foreign:
+        with suppress(Undone):
+            await on_queue(world, actor, "pull", choice)
     if name == "put_queue" and actor.may("manage", "*") and choice.queue not in queues:
         choice = replace(choice, queue="orders")  # what nobody else has stays so
     ask = REST[name](world, actor, choice)
@@ -237,6 +241,8 @@ async def _on_poll(
 ) -> httpx2.Response | None:
     """The answer of one's own long poll; None: it was another's, and is said not to be there."""
     mine = [one for one, owner in world.polls.items() if owner == actor]
+    if not mine and not choice.foreign and await open_session(world, actor, choice):
+        mine = [*world.polls][-1:]
     others = [one for one, owner in world.polls.items() if owner != actor]
     others += [one for _, one in world.sessions] or ["A" * 22]
     few = others if choice.foreign or not mine else mine

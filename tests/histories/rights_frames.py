@@ -103,8 +103,8 @@ async def subscribe(world: World, actor: Actor, choice: Choice) -> bool:
     group = choice.group if choice.number % 2 else None
     asked = Subscribed(choice.queue, group, wanted if group is None else None)
     allowed = may(client.actor, asked)
+    ghost = _frame(client, replace(asked, queue=GHOST))
     number, answer = await _subscribe(client, asked, choice)
-    ghost = _frame(client, replace(asked, queue=GHOST), choice)
     if await _is_refused(client, answer, choice.queue, allowed, ghost):
         return False
     for old in list(client.subscribed)[:-SUBSCRIPTIONS_KEPT]:
@@ -121,7 +121,7 @@ def may(actor: Actor, asked: Subscribed) -> bool:
     return all(actor.may(asked.verb, asked.queue, key) for key in asked.keys)
 
 
-def _frame(client: Client, asked: Subscribed, choice: Choice) -> Frame:
+def _frame(client: Client, asked: Subscribed) -> Frame:
     client.last_number += 1
     frame: Frame = {
         "type": "subscribe", "subscription": client.last_number, "queue": asked.queue,
@@ -135,7 +135,7 @@ def _frame(client: Client, asked: Subscribed, choice: Choice) -> Frame:
 
 
 async def _subscribe(client: Client, asked: Subscribed, choice: Choice) -> tuple[int, Frame]:
-    frame = _frame(client, asked, choice)
+    frame = _frame(client, asked)
     number = frame["subscription"]
     if asked.group is None and choice.foreign:
         # Where another tenant's queue of this name stands.
@@ -157,9 +157,11 @@ async def _subscribe(client: Client, asked: Subscribed, choice: Choice) -> tuple
 async def _mine(world: World, actor: Actor, choice: Choice) -> tuple[Client, int]:
     """A subscription to a group of this actor's, or the number of none."""
     client = await world.client(actor)
-    mine = [number for number, one in client.subscribed.items() if one.group is not None]
     if choice.foreign or client.close_code is not None:
         return client, NOT_MINE
+    mine = [number for number, one in client.subscribed.items() if one.group is not None]
+    if not mine and await subscribe(world, actor, replace(choice, number=1)):
+        mine = [client.last_number]
     return client, mine[choice.number % len(mine)] if mine else NOT_MINE
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import httpx2
 import msgspec
@@ -22,8 +22,10 @@ from tests.gateway.asgi import client_of
 from tests.histories.house import Frame, House, Socket, offsets_of
 from tests.histories.rights_model import ACTORS, GHOST, KEYS, OWN_NAMES, SETTINGS, TENANTS, Actor
 
-SETTLE_S = 0.001
-"""Virtual: everything that can happen without more time has happened then."""
+SETTLE_S: Final = 0.03
+"""Virtual: what is done at once has been done then, and written."""
+LASTS_S: Final = 25.0
+"""A history ends before what happens by time alone: an idle pull leaves, a drain is cut off."""
 
 
 def admission_of(actor: Actor) -> Admission:
@@ -141,6 +143,7 @@ class World:
 
     async def open(self) -> None:
         """Every tenant has three queues of the same names, and one that nobody else has."""
+        self.ends = asyncio.get_running_loop().time() + LASTS_S
         self.around = Surroundings(self.house.broker, Doorman())
         registry = Registry(self.around)
         application = Application(self.house.broker, self.around.auth, Polls(registry))
@@ -203,6 +206,11 @@ class World:
         found = [session for session in every if session not in own] if foreign else own
         return found[number % len(found)] if found else None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it is time for another one."""
+        return asyncio.get_running_loop().time() > self.ends
+
     async def settle(self) -> None:
         """Let everything happen that takes no time."""
         await asyncio.sleep(SETTLE_S)
@@ -224,7 +232,7 @@ class World:
         assert body["q"] == queue or queue == "shared" or queue == f"{body['q']}.dead-letters"
         assert actor.may(verb, queue, body["k"]), (actor.token, verb, queue, body)
 
-    async def state(self) -> dict[str, object]:
+    async def state(self) -> dict[str, list[object]]:
         """Everything durable, and what is in flight, by tenant."""
         broker, found = self.house.broker, {tenant: list[object]() for tenant in TENANTS}
         for queue in sorted(broker.metadata.list_all_queues(), key=lambda one: one.queue_id):
@@ -240,7 +248,7 @@ class World:
                 cursors = await broker.storage.cursors(queue.queue_id, group.group_id)
                 of_queue.append((group, open_counts, cursors))
             found[queue.tenant].append(of_queue)
-        return dict(found)
+        return found
 
 
 def settings_of(queue: str) -> dict[str, object]:
