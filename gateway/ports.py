@@ -15,7 +15,8 @@ from gateway.facts_values import Explained, HeldKeys, LeaseList
 from gateway.upkeep_values import HeldPlace, Place, Upkeeping
 from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
 from metadata.client import Metadata
-from metadata.rights import ALL_KEYS, Keys
+from metadata.rights import ALL_KEYS
+from metadata.rights import Keys as AllowedKeys
 from push.errors import TocsinError
 from push.message import Message
 from push.unparking import Verb
@@ -173,7 +174,7 @@ class Publishing(Protocol):
         producer: bytes | None = None,
         sequence: int | None = None,
         resolved: int = 0,
-        keys: Keys = ALL_KEYS,
+        keys: AllowedKeys = ALL_KEYS,
     ) -> None:
         """`answer` is called exactly once, on the loop, perhaps before this returns. `keys`: those
         that the right is on; any other message is answered `forbidden`."""

@@ -15,6 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from gateway import frames  # noqa: E402
+from gateway.needs import NEEDS  # noqa: E402
+from gateway.rest import OPERATIONS  # noqa: E402
 from push import limits  # noqa: E402
 from push.errors import CODES  # noqa: E402
 
@@ -52,6 +54,15 @@ def places(number: str, texts: dict[str, str]) -> str:
     return ", ".join(f"`{path}`" for path in named[:PLACES_MAX])
 
 
+def needs() -> list[str]:
+    """The rows that say which operation needs what."""
+    rows = []
+    for need, meaning in NEEDS.items():
+        named = [f"`{one.method} {one.path}`" for one in OPERATIONS if one.needs == need]
+        rows.append(f"| {meaning} | {', '.join(named)} |")
+    return rows
+
+
 def bound(row: re.Match[str]) -> str:
     """The beginning of a bound's row, with its value."""
     return f"| `{row[1]}` | {getattr(limits, row[1]):.0f} |"
@@ -67,6 +78,7 @@ def main() -> None:
     closes = [f"| {close.code} | {close.reason} |" for close in frames.CLOSES]
     text = fill(path.read_text(), "| code | HTTP | retry | meaning |", errors)
     text = fill(text, "| code | meaning |", closes)
+    text = fill(text, "| needs | of these operations |", needs())
     path.write_text(re.sub(r"^\| `([A-Z_]+)` \| \d+ \|", bound, text, flags=re.MULTILINE))
 
     path = ROOT / "ARCHITECTURE.md"

@@ -230,8 +230,8 @@ async def test_who_reads_some_keys_looks_at_these_alone(house: House) -> None:
     ask = {"type": "subscribe", "credit": 10, "queue": "orders"}
     for more in ({}, {"keys": ["mine", "yours"]}, {"start": "earliest"}, {"keys": ["yours"]}):
         assert (await said(session, **ask, subscription=1, **more))["code"] == "forbidden"
-    more = {"position": {"queue_id": queue.queue_id, "partitions": {"0": [1, 0]}}}
-    assert (await said(session, **ask, subscription=1, **more))["code"] == "forbidden"
+    place = {"position": {"queue_id": queue.queue_id, "partitions": {"0": [1, 0]}}}
+    assert (await said(session, **ask, subscription=1, **place))["code"] == "forbidden"
     answer = await said(session, **ask, subscription=1, keys=["mine"], start="earliest")
     assert answer["type"] == "ok"
     await session.until_true(lambda: session.frames[-1]["type"] == "push")

@@ -12,6 +12,8 @@ import pytest
 from tocsin import wire
 
 from gateway import frames
+from gateway.needs import NEEDS
+from gateway.rest import OPERATIONS
 from metadata.catalog import QueueSettings
 from push import limits
 from push.errors import CODES, TocsinError
@@ -184,6 +186,14 @@ def test_the_table_of_close_codes_is_the_codes() -> None:
     table = [f"| {close.code} | {close.reason} |" for close in frames.CLOSES]
     shown = re.findall(r"^\| \d+ .*$", section("PROTOCOL.md", "Close codes"), re.M)
     assert shown == table, "the table is to be:\n" + "\n".join(table)
+
+
+def test_the_table_of_needs_is_that_of_the_operations() -> None:
+    rows = dict(table_rows(section("PROTOCOL.md", "Rights"))[-len(NEEDS) :])
+    assert list(rows) == list(NEEDS.values())
+    for need, meaning in NEEDS.items():
+        named = [f"`{one.method} {one.path}`" for one in OPERATIONS if one.needs == need]
+        assert rows[meaning] == ", ".join(named)
 
 
 def test_bounds_have_the_values_of_the_code() -> None:
