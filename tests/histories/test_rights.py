@@ -171,6 +171,11 @@ async def test_only_ones_own_session_is_come_back_to_and_no_tenant_learns_of_ano
             assert number == 0 or welcome["session"] == known
             other.conversation.closed()
     assert mine.close_code is None
+    for tenant, shown in (("default", [session_id]), ("other", [])):
+        boss = Principal("boss", tenant)
+        listed = around.sessions.listed(boss, 10, "", whole_tenant=True)
+        assert [one.session for one in listed.sessions] == shown
+        assert around.sessions.listed(boss, 10, "").sessions == []
     back = Socket(house, around, fresh_session_id(), admitted("consume:*"))
     back.say(type="hello", session=session_id, linger_s=30)
     assert mine.close_code is frames.REPLACED

@@ -124,6 +124,17 @@ def test_everything_is_allowed_to_some_and_refused_to_others() -> None:
     assert_all_seen(seen)
 
 
+def test_a_position_of_another_tenant_is_none() -> None:
+    async def subscribe() -> None:
+        world = await opened()
+        choice = Choice("orders", "billing", None, foreign=True, number=0)
+        with pytest.raises(Undone):  # position_unknown
+            await ACTS["frame subscribe"](world, ACTORS[0], choice)
+        await closed(world)
+
+    run(subscribe())
+
+
 def assert_all_seen(seen: Seen) -> None:
     """Every operation and frame has been allowed, and refused."""
     wanted = {(name, allowed) for name in EVERYTHING for allowed in (True, False)}
