@@ -168,7 +168,7 @@ class Conversation:
         self._standing.leave()
         self._publishing.closed()
         self._returning.forget()
-        if self._admission is not None:
+        if self._standing.admission is not None:
             self._around.sessions.discard(self)
         self._subscriptions.leave_all(moves=moves)
 
@@ -189,6 +189,7 @@ class Conversation:
         admission = self._standing.judge_next(frame.token, now=now)
         self._admit(admission, now)
         self.send(frames.ok(frame.ref, right_lasts_s=frames.lasting(admission.lasts_s)))
+        self._subscriptions.judge()
 
     # --- Between two transports -----------------------------------------------------------------
 
@@ -219,19 +220,10 @@ class Conversation:
         now = self._now()
         self._admit(admission, now)
         self._session.came_back(now=now, right_ends=now + admission.lasts_s)
-        self._admission = admission
         outlet.adopt(self)
         if self._publishing.is_waiting:
             outlet.pause_reading()
         self._welcome(self._session.subscribed)
-        self._subscriptions.judge()
-
-    def admission_changed(self, admission: Admission) -> None:
-        """The same principal has shown another credential: it counts from now on, and what it does
-        not cover ends, each with an error that names the subscription (P11)."""
-        assert self._admission is None or admission.principal == self.principal
-        self._admission = admission
-        self._session.right_ends = self._now() + admission.lasts_s
         self._subscriptions.judge()
 
     # --- Effects --------------------------------------------------------------------------------

@@ -290,6 +290,10 @@ class Socket:
         self.close_code = close
         self._news.set()
 
+    def of_type(self, kind: str) -> list[Frame]:
+        """The frames of this type."""
+        return [frame for frame in self.frames if frame["type"] == kind]
+
     def say(self, **frame: Any) -> None:
         """A frame of the client."""
         now = asyncio.get_running_loop().time()

@@ -5,11 +5,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gateway import frames
-from metadata.catalog import Principal
 from tests.histories.house import Frame
 from tests.histories.rights_acts import Choice, Undone
 from tests.histories.rights_model import ACTORS, GHOST, KEYS, Actor
-from tests.histories.rights_world import Client, Subscribed, World, admission_of
+from tests.histories.rights_world import Client, Subscribed, World
 
 NOT_MINE: Final = 999
 """The number of a subscription that nobody has."""
@@ -247,18 +246,27 @@ async def held(world: World, actor: Actor, choice: Choice) -> bool:
     return True
 
 
-async def refresh(world: World, actor: Actor, choice: Choice) -> bool:
-    """Another credential of the same principal, with other rights: what it does not cover ends."""
+async def auth(world: World, actor: Actor, choice: Choice) -> bool:
+    """Another token of the same principal, with other rights: what it does not cover ends. One of
+    somebody else changes nothing."""
     client = await world.client(actor)
     if client.close_code is not None:
         return False
-    now_like = ACTORS[choice.number % len(ACTORS)]
+    other = ACTORS[choice.number % len(ACTORS)]
+    if choice.foreign:
+        answer = await client.ask(type="auth", token=other.token)
+        expected = "forbidden" if other.is_let_in else "unauthorized"
+        assert answer.get("code", expected) == expected
+        if other == actor:
+            client.actor = actor
+        assert (answer["type"] == "ok") is (other == actor)
+        return other == actor
     before = dict(client.subscribed)
-    client.actor = replace(actor, texts=now_like.texts, table=now_like.table)
-    admission = admission_of(client.actor)
-    assert admission.principal == Principal(actor.name, actor.tenant)
-    client.conversation.admission_changed(admission)
-    await world.settle()
+    if not other.is_let_in:
+        raise Undone
+    client.actor = replace(actor, texts=other.texts, table=other.table)
+    answer = await client.ask(type="auth", token=f"{actor.token}~{other.token}")
+    assert answer["type"] == "ok"
     for number, asked in before.items():
         assert (number in client.subscribed) is may(client.actor, asked), asked
     client.given = [one for one in client.given if one[0] in client.subscribed]
@@ -269,5 +277,5 @@ Act = Callable[[World, Actor, Choice], Awaitable[bool]]
 FRAMES: Final[Mapping[str, Act]] = {
     "hello": hello, "publish": publish, "subscribe": subscribe, "unsubscribe": unsubscribe,
     "credit": credit, "ack": _settling(type="ack"), "nack": _settling(type="nack", delay_s=0),
-    "extend": _settling(type="extend"), "held": held, "ping": ping,
+    "extend": _settling(type="extend"), "held": held, "ping": ping, "auth": auth,
 }  # fmt: skip

@@ -35,7 +35,8 @@ def admission_of(actor: Actor) -> Admission:
 
 
 class Doorman(Auth):
-    """Knows the tokens of the actors."""
+    """Knows the tokens of the actors; `one~another` is a token of one, with the rights of
+    another."""
 
     def __init__(self) -> None:
         super().__init__("a token that nobody has")
@@ -43,10 +44,11 @@ class Doorman(Auth):
 
     def check_token(self, presented: str | None, **_: object) -> Admission:
         """As Auth.check_token."""
-        actor = self._known.get(presented or "")
-        if actor is None:
+        whose, _tilde, like = (presented or "").partition("~")
+        actor, other = self._known.get(whose), self._known.get(like or whose)
+        if actor is None or other is None:
             raise Refused("unauthorized", "this token is not valid here")
-        return admission_of(actor)
+        return admission_of(actor)._replace(rights=parse_rights(other.texts))
 
 
 @dataclass(frozen=True)
@@ -100,10 +102,6 @@ class Client(Socket):
             place = [push["partition"], push["epoch"], push["push"]]
             for offset in offsets_of(push):
                 self.given.append((number, [*place, offset, offset]))
-
-    def of_type(self, kind: str) -> list[Frame]:
-        """The frames of this type."""
-        return [frame for frame in self.frames if frame["type"] == kind]
 
     async def ask(self, **frame: Any) -> Frame:
         """Say it with a ref, and wait for what it is answered; `{}`: the session was closed."""

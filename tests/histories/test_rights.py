@@ -24,21 +24,20 @@ def admitted(*rights: str, tenant: str = "default", name: str = "ann") -> Admiss
 
 
 class Doorman(Auth):
-    """Lets everybody in with the same rights."""
+    """Lets everybody in as ann, with the rights that the token consists of."""
 
-    def __init__(self, *rights: str) -> None:
+    def __init__(self) -> None:
         super().__init__("a token")
-        self._rights = rights
 
     def check_token(self, presented: str | None, **_: object) -> Admission:
         """As Auth.check_token."""
-        return admitted(*self._rights, tenant=presented or "default")
+        return admitted(*(presented or "").split(";"))
 
 
 async def asked(house: House, rights: list[str], method: str, path: str, body: Any = None) -> Any:
     """(status, answer) of a request with these rights."""
-    application = Application(house.broker, Doorman(*rights))
-    headers = {"Authorization": "Bearer default"}
+    application = Application(house.broker, Doorman())
+    headers = {"Authorization": f"Bearer {';'.join(rights)}"}
     async with client_of(application) as http:
         answer = await http.request(method, path, json=body, headers=headers)
     return answer.status_code, answer.json() if answer.content else None
@@ -46,6 +45,7 @@ async def asked(house: House, rights: list[str], method: str, path: str, body: A
 
 def socket(house: House, *rights: str, around: Surroundings | None = None) -> Socket:
     """A session with these rights."""
+    around = around or Surroundings(house.broker, Doorman())
     found = Socket(house, around, fresh_session_id(), admitted(*rights))
     found.say(type="hello", producer="p", linger_s=30)
     return found
@@ -88,7 +88,7 @@ async def test_behind_a_forbidden_message_none_of_its_key_is_stored(house: House
     first = await said(session, **publish("yours", "mine", sequence=0))
     assert first["receipts"][0]["code"] == "forbidden"
     assert first["receipts"][1]["code"] == "out_of_sequence"  # one partition, one order
-    session.conversation.admission_changed(admitted("publish:orders"))
+    assert (await said(session, type="auth", token="publish:orders"))["type"] == "ok"
     late = await said(session, **publish("yours", sequence=2))
     assert late["receipts"][0]["code"] == "out_of_sequence"
     again = await said(session, **publish("yours", "mine", "yours", sequence=0))
@@ -125,8 +125,8 @@ async def test_who_may_less_now_loses_what_that_does_not_cover(house: House) -> 
     await said(session, **ask, subscription=4, queue="orders", start="earliest", keys=["k"])
     await session.until_true(lambda: len(session.frames) >= 9)
     session.frames.clear()
-    session.conversation.admission_changed(admitted("consume:feed", "read:orders:k"))
-    errors = {one["subscription"]: one["code"] for one in session.frames}
+    assert (await said(session, type="auth", token="consume:feed;read:orders:k"))["type"] == "ok"
+    errors = {one["subscription"]: one["code"] for one in session.of_type("error")}
     assert errors == {1: "forbidden", 3: "forbidden"}
     group = house.broker.metadata.find_group(ANYBODY, queue, "g")
     assert not house.broker.groups.runtimes[group.group_id].members  # what it held waits for others
@@ -144,7 +144,7 @@ async def test_who_may_less_now_loses_what_that_does_not_cover(house: House) -> 
 
 async def test_a_session_that_comes_back_has_the_rights_of_now(house: House) -> None:
     await house.queue()
-    around = Surroundings(house.broker, Auth(None))
+    around = Surroundings(house.broker, Doorman())
     session = socket(house, "consume:orders", around=around)
     ask = {"type": "subscribe", "credit": 10, "queue": "orders", "group": "g"}
     assert (await said(session, **ask, subscription=1))["type"] == "ok"
@@ -158,7 +158,7 @@ async def test_a_session_that_comes_back_has_the_rights_of_now(house: House) -> 
 async def test_only_ones_own_session_is_come_back_to_and_no_tenant_learns_of_anothers(
     house: House,
 ) -> None:
-    around = Surroundings(house.broker, Auth(None))
+    around = Surroundings(house.broker, Doorman())
     mine = socket(house, "consume:*", around=around)
     session_id = mine.conversation.session_id
     for number, (name, tenant) in enumerate((("ben", "default"), ("ann", "other"))):

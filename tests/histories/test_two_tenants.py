@@ -26,7 +26,7 @@ from tests.conformance.virtual import VirtualLoop, run
 from tests.histories.conftest import MEMORY_FOLDER
 from tests.histories.house import House
 from tests.histories.rights_acts import OTHERS, REST, Choice, Undone, on_queue
-from tests.histories.rights_frames import FRAMES, refresh
+from tests.histories.rights_frames import FRAMES
 from tests.histories.rights_model import ACTORS, GHOST, KEYS, NAMES, Actor
 from tests.histories.rights_world import World
 
@@ -48,7 +48,6 @@ ACTS: Final[dict[str, Callable[[World, Actor, Choice], Awaitable[bool]]]] = {
     **{f"HTTP {name}": _rest(name) for name in REST},
     **{f"HTTP {name}": act for name, act in OTHERS.items()},
     **{f"frame {name}": act for name, act in FRAMES.items()},
-    "refresh": refresh,
 }
 EVERYTHING: Final = {
     *(f"HTTP {operation.name}" for operation in OPERATIONS if not operation.public),
@@ -56,12 +55,12 @@ EVERYTHING: Final = {
 }
 
 
-ENDING: Final = ("frame unsubscribe", "refresh", "HTTP delete_group")
+ENDING: Final = ("frame unsubscribe", "frame auth", "HTTP delete_group")
 """After these there is less to ask for."""
 
 
 def test_every_operation_and_every_frame_is_among_the_acts() -> None:
-    assert set(ACTS) - {"refresh"} == EVERYTHING
+    assert set(ACTS) == EVERYTHING
 
 
 async def step(world: World, actor: Actor, name: str, choice: Choice, seen: Seen) -> None:
