@@ -3,7 +3,7 @@
 python := .venv/bin/python
 code := push storage metadata gateway clients/python/src
 .DEFAULT_GOAL := help
-.PHONY: help run setup test check lint types layers format bench soak chaos trials mutants lock clean
+.PHONY: help run setup test check lint types layers format bench soak chaos trials autobahn mutants lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -52,6 +52,9 @@ chaos: setup  ## the short runs of kill -9, power loss, bad networks and slow ha
 trials: setup  ## the whole runs of every bad day: --help lists them (50 minutes, 10 GB)
 	@failed=0; for trial in churn stuck "stuck --keys 30000" stalled switch proxy kills slow seal page console; do \
 	  $(python) -m loadtests.trials $$trial $(ARGS) || failed=1; done; exit $$failed
+
+autobahn: setup  ## the Autobahn test suite against our WebSockets (amd64 Debian; unpacks 60 MB)
+	@scripts/autobahn
 
 mutants: setup  ## plant each listed bug in a copy; a test must fail for every one
 	$(python) scripts/mutants.py $(ARGS)

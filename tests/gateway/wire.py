@@ -55,9 +55,11 @@ async def serve(
     app: Any = no_application,
     keep_alive_s: int = 5,
     close_timeout_s: float = 5.0,
+    *,
+    websockets: type[WebSocketConnection] | None = None,
 ) -> AsyncIterator[Gateway]:
     """uvicorn's protocols, ours among them, on a free port, without uvicorn's own main loop."""
-    websockets = websocket_class(registry)
+    websockets = websockets or websocket_class(registry)
     websockets.close_timeout_s = close_timeout_s
     config = uvicorn.Config(
         app, http=http, ws=websockets, lifespan="off", log_config=None,

@@ -1,0 +1,84 @@
+"""Our own WebSocket protocol class with an echo in the place of a conversation: what the Autobahn
+test suite speaks to. Handshake, reading, judging and closing are the shipped ones.
+
+The subprotocol has no binary messages, so that the class does not hand their payloads on: here its
+reader keeps the last one.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+from gateway.admission import Admission
+from gateway.auth import Auth
+from gateway.conversation import Conversation
+from gateway.registry import Registry
+from gateway.rfc6455 import BINARY, Event, MessageReader, _frame, text_frame
+from gateway.session import INVALID_UTF8
+from gateway.surroundings import Surroundings
+from gateway.websocket import WebSocketConnection
+from metadata.catalog import ANYBODY
+from push import limits
+from tests.gateway.echo_broker import EchoBroker
+from tests.gateway.wire import serve
+
+
+class _Reader(MessageReader):
+    """Ours; what it handed out last can be looked at."""
+
+    __slots__ = ("payload",)
+
+    def receive(self, data: bytes) -> Iterator[Event]:
+        for event in super().receive(data):
+            self.payload = event[1]
+            yield event
+
+
+class _Echo(Conversation):
+    """Sends back what comes. It wants no `hello`, and ends by itself never."""
+
+    __slots__ = ("_connection",)
+
+    def __init__(self, connection: "_EchoConnection") -> None:
+        now = asyncio.get_running_loop().time()
+        admission = Admission(ANYBODY)
+        super().__init__(connection.registry.around, connection, "echo", admission, now=now)
+        self._connection = connection
+
+    is_welcome = True
+
+    def receive(self, data: bytes, *, now: float) -> None:
+        try:
+            data.decode()  # the session's machine does it for us: gateway.frames.decode
+        except UnicodeDecodeError:
+            self._connection.close(INVALID_UTF8)
+            return
+        self._connection.write(text_frame(data))
+
+    def receive_binary(self) -> None:
+        self._connection.write(_frame(BINARY, self._connection.reader.payload))
+
+    def next_deadline(self) -> None:
+        return None
+
+
+class _EchoConnection(WebSocketConnection):
+    __slots__ = ("reader",)
+
+    def _open(self, admission: Admission | None) -> None:
+        super()._open(admission)
+        self.reader = self._reader = _Reader(limits.FRAME_BYTES_MAX)
+        self._conversation = _Echo(self)
+
+
+@asynccontextmanager
+async def echoing() -> AsyncIterator[int]:
+    """An echo server on a free port of loopback: the port."""
+    registry = Registry(Surroundings(EchoBroker(), Auth(None)))
+
+    class Bound(_EchoConnection):
+        __slots__ = ()
+
+    Bound.registry = registry
+    async with serve(registry, websockets=Bound) as gateway:
+        yield gateway.port
