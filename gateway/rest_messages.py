@@ -62,10 +62,11 @@ class DurabilityMet(msgspec.Struct):
 
 
 class PublishAnswer(msgspec.Struct):
-    """One result per message, in order. 200 also where some, or all, were refused."""
+    """One result per message, in order. 200 also where some, or all, were refused: then there is
+    nothing that `durability` could tell of, and it is left out."""
 
     results: list[PublishResult]
-    durability: DurabilityMet
+    durability: DurabilityMet | msgspec.UnsetType = msgspec.UNSET
 
 
 _REQUEST: Final = msgspec.json.Decoder(PublishRequest)
@@ -87,7 +88,8 @@ async def publish(broker: BrokerPort, request: Request) -> Response:
 
     broker.publisher.submit(queue, wanted.messages, answered, keys=keys)
     answer = await future
-    return reply({"results": _results(answer), "durability": answer.durability})
+    met = {"durability": answer.durability} if answer.durability else {}
+    return reply({"results": _results(answer), **met})
 
 
 def _results(answer: Answered) -> list[Mapping[str, object]]:

@@ -22,6 +22,7 @@ from loadtests import (
     trial_kills,
     trial_page,
     trial_proxy,
+    trial_schema,
     trial_seal,
     trial_slow,
     trial_stalled,
@@ -225,6 +226,18 @@ def seal(rotations: int, flips: int, seed: int, as_json: bool) -> None:
     """
     plan = trial_seal.Plan(rotations=rotations, flips=flips, seed=seed)
     _try(trial_seal.seal(plan, _progress), as_json)
+
+
+@trials.command()
+@click.option(
+    "--cases", type=click.IntRange(1), default=trial_schema.CASES, show_default=True,
+    help="Requests made from the document.",
+)  # fmt: skip
+@_seed
+@_json
+def schema(cases: int, seed: int, as_json: bool) -> None:
+    """Requests made from /openapi.json, good and bad; each answer is as the document says."""
+    _try(trial_schema.schema(trial_schema.Plan(cases, seed), _progress), as_json)
 
 
 def _progress(text: str) -> None:
