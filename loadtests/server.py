@@ -149,7 +149,7 @@ class Server:
         began = time.monotonic()
         while time.monotonic() - began < timeout_s:
             if not self.running():
-                raise ServerFailed(f"the broker ended with {self._code()}:\n{self.log_tail()}")
+                raise ServerFailed(f"the broker ended with {self.exit_code()}:\n{self.log_tail()}")
             with (
                 contextlib.suppress(OSError),  # not listening yet, or not ready: 503
                 urllib.request.urlopen(
@@ -182,7 +182,8 @@ class Server:
         """Whether the process is there."""
         return self._process is not None and self._process.poll() is None
 
-    def _code(self) -> int | None:
+    def exit_code(self) -> int | None:
+        """How it ended; None: it runs, or was never started."""
         return None if self._process is None else self._process.returncode
 
     def kill(self) -> None:

@@ -18,6 +18,7 @@ from loadtests import (
     stuck_keys,
     trial_churn,
     trial_console,
+    trial_fuzz,
     trial_guard,
     trial_kills,
     trial_page,
@@ -238,6 +239,21 @@ def seal(rotations: int, flips: int, seed: int, as_json: bool) -> None:
 def schema(cases: int, seed: int, as_json: bool) -> None:
     """Requests made from /openapi.json, good and bad; each answer is as the document says."""
     _try(trial_schema.schema(trial_schema.Plan(cases, seed), _progress), as_json)
+
+
+@trials.command()
+@click.option(
+    "--frames", type=click.IntRange(100), default=trial_fuzz.FRAMES, show_default=True,
+    help="Mutated frames and requests.",
+)  # fmt: skip
+@_seed
+@_json
+def fuzz(frames: int, seed: int, as_json: bool) -> None:
+    """Mutated frames and requests over every way in; a witness beside them loses nothing.
+
+    No 5xx, no traceback, no session that is stuck, no ref without an answer. Some minutes.
+    """
+    _try(trial_fuzz.fuzz(trial_fuzz.Plan(frames, seed), _progress), as_json)
 
 
 def _progress(text: str) -> None:

@@ -33,7 +33,7 @@ def running(folder: Path, *flags: str) -> Iterator[Server]:
         server.kill()
     log = server.log_path.read_bytes()
     assert not UNEXPECTED.search(log), log.decode(errors="replace")
-    assert server._code() == 0
+    assert server.exit_code() == 0
 
 
 @asynccontextmanager

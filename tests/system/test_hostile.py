@@ -4,6 +4,8 @@ Here counts only what is true on a busy machine, too: what was answered, what wa
 broker's log says.
 """
 
+from loadtests.trial_fuzz import Plan as FuzzPlan
+from loadtests.trial_fuzz import fuzz
 from loadtests.trial_schema import Plan as SchemaPlan
 from loadtests.trial_schema import schema
 from tests.system.test_trials import hold
@@ -12,3 +14,8 @@ from tests.system.test_trials import hold
 async def test_what_is_answered_is_what_the_document_says() -> None:
     """P12, P11: requests made from /openapi.json, good and bad ones."""
     hold(await schema(SchemaPlan(cases=200), print))
+
+
+async def test_mutated_frames_get_their_errors_and_cost_nobody_a_message() -> None:
+    """P12, P1, P3: over WebSockets, as raw frames, as HTTP requests and by long poll."""
+    hold(await fuzz(FuzzPlan(frames=4000), print))
