@@ -205,7 +205,8 @@ class _Talk:
         self._mutator = Mutator(fuzz.frames, self._random)
         self._owed: Counter[int] = Counter()
         self._is_heard = asyncio.Event()
-        self._marks: set[int] = set()
+        self._mark = 0
+        """The ref of the good ping that is not answered yet."""
         self._wire: wire.Wire | None = None
         self.sent = 0
         self.last = b""
@@ -227,9 +228,9 @@ class _Talk:
             self.sent += len(batch)
             fuzz.notes.sent["messages"] += len(batch)
             self.last = batch[-1][:200]
-            mark = (1 << 52) + self.sent
-            self._wire.send_all([*batch, b'{"type":"ping","ref":%d}' % mark])
-            await self._until(lambda mark=mark: mark in self._marks)
+            self._mark = (1 << 52) + self.sent
+            self._wire.send_all([*batch, b'{"type":"ping","ref":%d}' % self._mark])
+            await self._until(lambda: not self._mark)
         if not self._wire.closed:
             await self._until(lambda: not any(n > 0 for n in self._owed.values()))
         if self._wire.close_code is not None or self._wire.close_reason:
@@ -258,8 +259,8 @@ class _Talk:
                 self._mutator.place = [frame["partition"], frame["epoch"], frame["push"],
                                        first, first]  # fmt: skip
             elif isinstance(ref, int) and kind in ("ok", "error", "pong"):
-                if ref >= 1 << 52:
-                    self._marks.add(ref)
+                if kind == "pong" and ref == self._mark:
+                    self._mark = 0
                 elif self._owed[ref] > 0:
                     self._owed[ref] -= 1
                     self._fuzz.notes.answered += 1

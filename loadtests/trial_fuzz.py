@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from random import Random
 from typing import Final
 
 from loadtests.fuzz_clients import Fuzz, Notes, long_poll
@@ -22,10 +23,11 @@ from loadtests.witness import Witness
 FRAMES: Final = 1_000_000
 AT_ONCE: Final = 12
 """Conversations."""
-PER_SESSION: Final = (20, 400)
-"""Messages of one WebSocket session, if it lives so long."""
+PER_SESSION: Final = ((4, 16), (20, 400))
+"""Messages of one WebSocket session: half of them end by themselves, which is when every ref must
+have its answer; the others go on until the broker has enough of them."""
 PER_POLL: Final = 40
-TYPICAL: Final = 20
+TYPICAL: Final = 16
 """Messages of a session before the broker has enough of it."""
 WITNESS_RATE: Final = 100.0
 WARM_SHARE: Final = 0.1
@@ -101,7 +103,7 @@ class _Trial:
             "raw": fuzz.raw,
             "http": fuzz.http,
             "poll": lambda name: long_poll(fuzz, name, PER_POLL),
-            "session": lambda name: fuzz.messages(name, fuzz.random(name).randint(*PER_SESSION)),
+            "session": lambda name: fuzz.messages(name, _length(fuzz.random(name))),
         }
         while self.sent < self._plan.frames:
             kind, name = next(names)
@@ -132,6 +134,10 @@ class _Trial:
         """Disconnect."""
         self._rest.close()
         self.witness.close()
+
+
+def _length(random: Random) -> int:
+    return random.randint(*random.choice(PER_SESSION))
 
 
 async def fuzz(plan: Plan, progress: Progress) -> Finding:
