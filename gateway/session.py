@@ -204,8 +204,10 @@ class Session:
 
     def granted(self, subscription: int, granted: int) -> None:
         """The inside took this credit. What it refuses changes nothing: a later frame that says
-        less may still be news (R25)."""
-        self._subscriptions[subscription] = granted
+        less may still be news (R25). An unsubscribe in the same message is judged before the
+        credit ahead of it is taken: what has left is not brought back."""
+        if self._subscriptions.get(subscription) is not None:
+            self._subscriptions[subscription] = granted
 
     def refused(self, subscription: int) -> None:
         """Its subscribe failed: the number is free again."""

@@ -241,7 +241,7 @@ class _Talk:
         random = self._random
         if random.random() < 0.05:
             return  # whatever comes first is not a hello
-        producer = f"fuzz-{random.randrange(8)}-{self._name}"
+        producer = f"fuzz-{random.randrange(1000)}"
         frames: list[dict[str, Any]] = [{"type": "hello", "producer": producer}]
         frames.append({"type": "subscribe", "ref": 1 << 51, "subscription": 1, "queue": "orders",
                        "group": f"g{random.randrange(4)}", "credit": 4})  # fmt: skip

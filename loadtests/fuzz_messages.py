@@ -7,6 +7,7 @@ comes from the Random that is handed in, so that a seed names a run.
 import json
 import re
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -94,7 +95,7 @@ class Mutator:
 
     def message(self) -> bytes:
         """The next one: of twenty, two are good, ten are wrong as JSON has it, seven in their
-        bytes, and one is several frames."""
+        bytes, and one is several frames, of which half are good."""
         random = self._random
         which = random.randrange(20)
         if which < 2:
@@ -103,12 +104,32 @@ class Mutator:
             return self._wrong_json()
         if which < 19:
             return mutated_bytes(json.dumps(self._frame()).encode(), random)
+        if random.random() < 0.5:
+            return self._volley()
         count = 257 if random.random() < 0.01 else random.randrange(2, 6)
         texts = [
             json.dumps(self._frame()).encode() if random.random() < 0.7 else self._wrong_json()
             for _ in range(count)
         ]
         return b"[" + b",".join(texts) + b"]"
+
+    def _volley(self) -> bytes:
+        """Good frames about one subscription, in any order: all of a message is judged at once."""
+        random, frames = self._random, []
+        for _ in range(random.randrange(2, 8)):
+            self._ref += 1
+            held = [self.place or [0, 1, 1, 0, 0]]
+            frame: dict[str, object] = random.choice((
+                {"type": "subscribe", "ref": self._ref, "queue": "orders", "credit": 2,
+                 **({"group": "g0"} if random.random() < 0.5 else {"start": "latest"})},
+                {"type": "unsubscribe", "ref": self._ref},
+                {"type": "credit", "granted": random.randrange(60)},
+                {"type": "ack", "ref": self._ref, "deliveries": held},
+                {"type": "nack", "ref": self._ref, "deliveries": held, "delay_s": 0.01},
+                {"type": "extend", "ref": self._ref, "deliveries": held},
+            ))  # fmt: skip
+            frames.append({**frame, "subscription": random.choice((1, 1, 2))})
+        return json.dumps(frames).encode()
 
     def _frame(self) -> Any:
         random = self._random
@@ -184,6 +205,13 @@ def _no_constant(name: str) -> None:
     raise ValueError(name)
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (inf, -inf):  # JSON, and yet a number that not every parser takes
+        raise ValueError(text)
+    return value
+
+
 def refs_of(message: bytes) -> list[int]:
     """The refs that somebody is owed an answer under, whatever is wrong with the message. None
     where it is no JSON, or where two parsers may differ about it."""
@@ -194,7 +222,7 @@ def refs_of(message: bytes) -> list[int]:
     ):
         return []
     try:
-        value = json.loads(message.decode(), parse_constant=_no_constant)
+        value = json.loads(message.decode(), parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError):
         return []
     several = value if isinstance(value, list) else [value]

@@ -321,6 +321,24 @@ async def test_a_consumer_is_told_its_terms_before_any_push(
     assert socket.answer()["offset"] == 2
 
 
+async def test_a_credit_ahead_of_an_unsubscribe_in_one_message_brings_nothing_back(
+    socket: Socket, broker: EchoBroker
+) -> None:
+    """All of a message is judged before any of it is done: the number is free afterwards."""
+    await consumer(socket, broker)
+    credit = {"type": "credit", "subscription": 1, "granted": 101}
+    leave = {"type": "unsubscribe", "ref": 2, "subscription": 1}
+    for _ in range(2):
+        socket.say(credit, leave)
+        assert socket.answer() == {"type": "ok", "ref": 2}
+        socket.say(leave)
+        assert socket.answer()["code"] == "not_subscribed"
+        await consumer(socket, broker)
+    socket.say(credit, leave, subscribe(group="g"))
+    await settle()
+    assert [answer["type"] for answer in socket.answers()] == ["ok", "ok"]
+
+
 async def test_a_group_is_made_by_its_first_subscribe_and_kept_as_it_is(
     socket: Socket, broker: EchoBroker
 ) -> None:
