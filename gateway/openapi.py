@@ -148,6 +148,8 @@ def _problems(operation: Operation) -> dict[str, list[str]]:
     names = {*operation.errors, *EVERYWHERE}
     if not operation.public:
         names |= {*BEHIND_ACCESS}
+    if operation.request is not None:
+        names.add("overloaded")  # too much of everybody's is incomplete
     by_status: dict[str, list[str]] = {}
     for name in sorted(names):
         by_status.setdefault(str(CODES[name].http_status), []).append(name)

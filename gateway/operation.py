@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admission import Admission
+from gateway.incoming import Incoming
 from gateway.needs import Need, check_need
 from gateway.ports import BrokerPort
 from gateway.whole_numbers import whole_number
@@ -26,6 +27,8 @@ Handler = Callable[[BrokerPort, Request], Awaitable[Response]]
 JSON: Final = "application/json"
 ADMISSION: Final = "tocsin.admission"
 """Where the access layer leaves the Admission in the ASGI scope."""
+INCOMING: Final = "tocsin.incoming"
+"""Where the application leaves the Incoming that its request bodies count in."""
 T = TypeVar("T")
 
 
@@ -133,27 +136,63 @@ async def read_body(request: Request, bytes_max: int = limits.FRAME_BYTES_MAX) -
     is too much.
 
     Raises:
-        Refused: request_too_large, invalid_json (not UTF-8).
+        Refused: request_too_large, invalid_json (not UTF-8), overloaded (too much of everybody's
+            is incomplete).
         ClientDisconnect: the client went away in the middle.
     """
     declared = request.headers.get("content-length", "")
     # Ten digits are 9 GB; longer ones are not worth an int(), which has a limit of its own.
     if declared.isdecimal() and (len(declared) > 10 or int(declared) > bytes_max):
         raise _too_large(bytes_max)
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > bytes_max:
-            raise _too_large(bytes_max)
-        parts.append(part)
-    body = b"".join(parts)
+    body = await _Body(request.scope.get(INCOMING)).read(request, bytes_max)
     if not body.isascii():
         try:
             body.decode()  # msgspec.Raw, which message bodies are, lets invalid UTF-8 through
         except UnicodeDecodeError as error:
             raise Refused("invalid_json", f"not UTF-8: {error}") from None
     return body or b"{}"
+
+
+class _Body:
+    """A request body on its way."""
+
+    __slots__ = ("_incoming", "_parts", "_size")
+
+    def __init__(self, incoming: Incoming | None) -> None:
+        self._incoming = incoming
+        self._parts: list[bytes] | None = []
+        """None: given up."""
+        self._size = 0
+
+    async def read(self, request: Request, bytes_max: int) -> bytes:
+        try:
+            async for part in request.stream():
+                self._take(part, bytes_max)
+        finally:
+            if self._incoming is not None:
+                self._incoming.hold(self, 0)
+        assert self._parts is not None  # the stream ends with an empty part, which is taken, too
+        return b"".join(self._parts)
+
+    def _take(self, part: bytes, bytes_max: int) -> None:
+        self._size += len(part)
+        if self._size > bytes_max:
+            raise _too_large(bytes_max)
+        if self._parts is not None:
+            self._parts.append(part)
+            if self._incoming is not None:
+                self._incoming.hold(self, self._size)
+        if self._parts is None:
+            raise _too_much()
+
+    def give_up(self) -> None:
+        """As Holder.give_up of gateway.incoming. Who reads is told with the next part, or with the
+        end of its time."""
+        self._parts = None
+
+
+def _too_much() -> Refused:
+    return Refused("overloaded", "too many requests are not complete", retry_after_s=1.0)
 
 
 def _too_large(bytes_max: int) -> Refused:

@@ -12,6 +12,7 @@ from gateway import frames
 from gateway.addresses import NO_PROXIES, Addresses
 from gateway.deadlines import Deadlines, Timed
 from gateway.frames import Close
+from gateway.incoming import Incoming
 from gateway.rfc6455 import text_frame
 from gateway.surroundings import Surroundings
 from push import limits
@@ -51,11 +52,14 @@ class Registry:
         *,
         sessions_max: int = limits.SESSIONS_MAX,
         addresses: Addresses = NO_PROXIES,
+        incoming: Incoming | None = None,
     ) -> None:
         self.around = around
         self.addresses = addresses
         around.sessions.has_room = self._has_room
         self.deadlines = Deadlines()
+        self.incoming = incoming or Incoming()
+        """What clients have begun to send; request bodies count there, too."""
         self.is_draining = False
         self._sessions_max = sessions_max
         self._connections: set[Connection] = set()

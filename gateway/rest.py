@@ -32,8 +32,9 @@ from gateway import (
 from gateway.addresses import client_address
 from gateway.admission import Admission
 from gateway.auth import DETAIL, Auth, several
+from gateway.incoming import Incoming
 from gateway.longpoll import Polls
-from gateway.operation import ADMISSION, Operation, check_rights
+from gateway.operation import ADMISSION, INCOMING, Operation, check_rights
 from gateway.ports import BrokerPort
 from gateway.problems import SECURITY_HEADERS, Problems
 from metadata.catalog import check_name
@@ -148,13 +149,16 @@ class Application:
         routes: Sequence[BaseRoute] = (),
         public: Sequence[str] = (),
         wall: Callable[[], float] = time.time,
+        incoming: Incoming | None = None,
     ) -> None:
         """`polls`: the sessions by long poll; None: there are none. `routes` are further ones
         that OpenAPI does not describe (pages), `public` the paths among them that need no
-        credentials, where `/…/*` stands for everything below it. `wall`: unix seconds."""
+        credentials, where `/…/*` stands for everything below it. `wall`: unix seconds.
+        `incoming`: what bodies count in; None: their own."""
         self.polls = polls
         self.auth = auth
         self.wall = wall
+        self._incoming = incoming or Incoming()
         self.openapi = openapi.encode(operations)
         self._router = Router(
             [*_routes(broker, operations), *routes],
@@ -177,6 +181,7 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers HTTP. WebSockets never come here: the protocol class handles them."""
         assert scope["type"] == "http", scope["type"]
+        scope[INCOMING] = self._incoming
         scope["app"] = self  # Starlette's router then raises 404 and 405 instead of answering
         await self._outermost(scope, receive, send)
 

@@ -85,6 +85,15 @@ class MessageReader:
         """Whether it holds nothing."""
         return self._buffer is None and self._fragments is None
 
+    @property
+    def held_bytes(self) -> int:
+        """Of a message that is not complete."""
+        return len(self._buffer or b"") + len(self._fragments or b"")
+
+    def forget(self) -> None:
+        """Let go of what is incomplete. Nothing may be read any more."""
+        self._buffer = self._fragments = None
+
     def receive(self, data: bytes) -> Iterator[Event]:
         """What is complete with these bytes, in order. To be iterated to its end, unless the
         connection ends before."""

@@ -107,6 +107,7 @@ class Server:
             origins=config.origins,
             routes=pages.routes,
             public=pages.public,
+            incoming=self.registry.incoming,
         )
         self._port: int = bound.getsockname()[1]
         routes = token_routes(broker.metadata.tokens, auth, time.time)

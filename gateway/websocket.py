@@ -55,6 +55,7 @@ class WebSocketConnection(asyncio.Protocol):
         "_cut_off_at",
         "_is_begun",
         "_is_dirty",
+        "_is_holding",
         "_is_starved",
         "_outbox",
         "_read_holds",
@@ -81,6 +82,8 @@ class WebSocketConnection(asyncio.Protocol):
         self._reader = MessageReader(limits.HELLO_BYTES_MAX)
         self._outbox = Outbox()
         self._is_dirty = False
+        self._is_holding = False
+        """Something incomplete of its client is counted in `incoming`."""
         self._write_is_paused = False
         self._is_starved = False
         """Somebody asked whether it is writable, and it was not."""
@@ -201,6 +204,18 @@ class WebSocketConnection(asyncio.Protocol):
             return
         self.registry.deadlines.set(self, conversation.next_deadline())
         self._flush_early()
+        if self._is_holding or not reader.is_idle:
+            self._hold_incomplete(reader.held_bytes)
+
+    def _hold_incomplete(self, size: int) -> None:
+        self._is_holding = size > 0
+        self.registry.incoming.hold(self, size)
+
+    def give_up(self) -> None:
+        """As Holder.give_up of gateway.incoming."""
+        self._is_holding = False
+        self.send(frames.error(Refused("overloaded", "too many messages are not complete")))
+        self.close(frames.OVERLOADED)
 
     def _flush_early(self) -> None:
         """One turn of the loop may read megabytes: their answers must not pile up until its end."""
@@ -275,6 +290,9 @@ class WebSocketConnection(asyncio.Protocol):
             self._transport.write(last_words)
         self._conversation = None
         self.registry.discard(self)
+        self._reader.forget()
+        if self._is_holding:
+            self._hold_incomplete(0)
         if ends_session:
             conversation.closed()
         elif ends_session is not None:

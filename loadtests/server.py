@@ -184,7 +184,7 @@ class Server:
 
     def exit_code(self) -> int | None:
         """How it ended; None: it runs, or was never started."""
-        return None if self._process is None else self._process.returncode
+        return None if self._process is None else self._process.poll()
 
     def kill(self) -> None:
         """`kill -9`, and wait until it is gone."""

@@ -108,7 +108,7 @@ async def broker(
         server.spawn()
         await asyncio.to_thread(server.wait_ready)
         yield server
-        if not server.running():
+        if server.exit_code():  # None: it runs; 0: the trial has stopped it
             raise ServerFailed(f"the broker ended meanwhile:\n{server.log_tail()}")
     finally:
         server.kill()  # nothing in there is needed any more

@@ -20,6 +20,7 @@ from loadtests import (
     trial_console,
     trial_fuzz,
     trial_guard,
+    trial_hostile,
     trial_kills,
     trial_page,
     trial_proxy,
@@ -254,6 +255,18 @@ def fuzz(frames: int, seed: int, as_json: bool) -> None:
     No 5xx, no traceback, no session that is stuck, no ref without an answer. Some minutes.
     """
     _try(trial_fuzz.fuzz(trial_fuzz.Plan(frames, seed), _progress), as_json)
+
+
+@trials.command()
+@_seconds(trial_hostile.SECONDS, "How long under attack; half as long before, and afterwards.")
+@_json
+def hostile(seconds: float, as_json: bool) -> None:
+    """Everybody who means harm, at once; memory stays, and who behaves hardly notices.
+
+    1,000 sockets that send byte by byte, 64 MiB of headers, frames of 16 MiB, compression bombs,
+    1,000 readers that never read, floods of subscribes, credit and tickets.
+    """
+    _try(trial_hostile.hostile(trial_hostile.Plan(seconds), _progress), as_json)
 
 
 def _progress(text: str) -> None:

@@ -33,6 +33,9 @@ MESSAGES_PER_PUBLISH_MAX: Final = 1000
 FRAME_BYTES_MAX: Final = 2 * 1_048_576
 """A WebSocket message or a request body that a client sends; holds one message of the largest
 size in base64 with its headers."""
+INCOMPLETE_BYTES_MAX: Final = 64 * 1_048_576
+"""Messages and bodies that are not complete yet, of all clients together: 32 of the largest. [A
+thousand sockets send all of one but its last byte.]"""
 FRAMES_PER_MESSAGE_MAX: Final = 256
 """Frames in one WebSocket message, when a client sends an array of them."""
 RANGES_PER_FRAME_MAX: Final = 4096

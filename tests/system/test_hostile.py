@@ -4,8 +4,11 @@ Here counts only what is true on a busy machine, too: what was answered, what wa
 broker's log says.
 """
 
+from loadtests.hostile_clients import Attack
 from loadtests.trial_fuzz import Plan as FuzzPlan
 from loadtests.trial_fuzz import fuzz
+from loadtests.trial_hostile import Plan as HostilePlan
+from loadtests.trial_hostile import hostile
 from loadtests.trial_schema import Plan as SchemaPlan
 from loadtests.trial_schema import schema
 from tests.system.test_trials import hold
@@ -13,9 +16,15 @@ from tests.system.test_trials import hold
 
 async def test_what_is_answered_is_what_the_document_says() -> None:
     """P12, P11: requests made from /openapi.json, good and bad ones."""
-    hold(await schema(SchemaPlan(cases=200), print))
+    hold(await schema(SchemaPlan(cases=150), print))
 
 
 async def test_mutated_frames_get_their_errors_and_cost_nobody_a_message() -> None:
     """P12, P1, P3: over WebSockets, as raw frames, as HTTP requests and by long poll."""
     hold(await fuzz(FuzzPlan(frames=4000), print))
+
+
+async def test_who_means_harm_is_answered_and_costs_bounded_memory() -> None:
+    """P9, P12: slowly, large, compressed, deaf, and too often, all at once."""
+    few = Attack(slow=60, readers=60, header_mib=2, large=2, bombs=1, floods=1)
+    hold(await hostile(HostilePlan(seconds=2.0, attack=few), print))

@@ -1,0 +1,226 @@
+"""Everybody who means harm, at once, against one broker: its memory stays, and who behaves hardly
+notices (P9, P12).
+
+Slow headers, handshakes and bodies; a flood of headers; frames of 16 MiB; compression bombs;
+readers that never read; floods of subscribes, credit and tickets. They are a process of their own,
+at a lower priority, because they would be other machines.
+"""
+
+import asyncio
+import json
+import re
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from loadtests.histogram import Histogram
+from loadtests.hostile_clients import QUEUE, Attack, arguments
+from loadtests.load import LoadFailed
+from loadtests.rest import Rest
+from loadtests.server import Process, Server, ServerFailed, raise_file_limit
+from loadtests.trial import MIB, Finding, Memory, Progress, broker, uncollected
+from loadtests.witness import Witness
+
+SECONDS: Final = 40.0
+WITNESS_RATE: Final = 200.0
+GROWTH_MAX: Final = 256 * MIB
+RATIO_MAX: Final = 2.0
+_STOP_S: Final = 60.0
+_ARRIVING_S: Final = 60.0
+_UNEXPECTED: Final = re.compile(rb"Traceback|ERROR|CRITICAL|unexpected|exception", re.IGNORECASE)
+ANSWERS: Final = {
+    "slow header": {"408", "closed"},
+    "slow handshake": {"408", "closed"},
+    "slow body": {"408", "closed"},
+    "1 MiB of headers": {"431", "closed"},
+    "16 MiB frame": {"4509"},
+    "compressed frame": {"1002"},
+    "hoarded frame": {"overloaded"},
+    "hoarded body": {"408", "overloaded"},
+    "gzip body": {"400", "413", "415"},
+    "tickets": {"200", "201", "429"},
+}
+"""What each may be answered, and nothing else. An answer is lost where a client that goes on
+sending takes longer than the broker lingers: then the socket was just closed."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`seconds` in peace before, as long again afterwards, and so long under attack."""
+
+    seconds: float = SECONDS
+    attack: Attack = field(default_factory=Attack)
+
+
+class _Trial:
+    """One run of it on a server of its own."""
+
+    def __init__(self, server: Server, plan: Plan, progress: Progress) -> None:
+        self._server = server
+        self._plan = plan
+        self._progress = progress
+        self.memory = Memory(Process(server.pid))
+        self.witness = Witness(server.url, WITNESS_RATE)
+        self.latency: dict[str, Histogram] = {}
+        self.phases: dict[str, float] = {}
+        """Seconds that each took."""
+        self.cpu: dict[str, float] = {}
+        """Of the broker, as a share of one core."""
+        self.before = self.highest = self.after = 0
+        self.outcomes: Counter[str] = Counter()
+        self.problems: list[str] = []
+        self.witnessed = 0
+
+    async def run(self) -> None:
+        """All of it."""
+        rest = Rest(self._server.url)
+        await rest.call("PUT", f"/v1/queues/{QUEUE}", {"partitions": 4, "retention_s": 60})
+        rest.close()
+        await self.witness.open()
+        await self._watched(min(2.0, self._plan.seconds / 4))
+        self.witness.measured()
+        async with self.memory.watched():
+            await self._phase("before", self._plan.seconds / 2)
+            self.before = self.memory.highest(0.0)
+            began = time.monotonic()
+            await self._attacked()
+            self.highest = self.memory.highest(began)
+            await self._phase("after", self._plan.seconds / 2)
+            self.after = self.memory.now()
+        self.witnessed = await self.witness.finish()
+
+    async def _phase(
+        self, name: str, seconds: float, until: "asyncio.Task[bytes] | None" = None
+    ) -> None:
+        began, process = time.monotonic(), Process(self._server.pid)
+        cpu_s = process.cpu_s()
+        await self._watched(seconds, until)
+        self.phases[name] = time.monotonic() - began
+        self.cpu[name] = (process.cpu_s() - cpu_s) / self.phases[name]
+        self.latency[name] = self.witness.measured()
+        self._progress(
+            f"hostile: {name}: p50 {_ms(self.latency[name], 50):.2f} ms, p99 "
+            f"{_ms(self.latency[name], 99):.2f} ms, {self.cpu[name]:.0%} of a core, "
+            f"{self.memory.now() / MIB:.0f} MiB"
+        )
+
+    async def _watched(self, seconds: float, until: "asyncio.Task[bytes] | None" = None) -> None:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0 and not (until and until.done()):
+            await asyncio.sleep(min(left, 0.25))
+            self.witness.check()
+            if not self._server.running():
+                raise ServerFailed(f"the broker ended:\n{self._server.log_tail()}")
+
+    async def _attacked(self) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "loadtests.hostile_clients", self._server.url,
+            arguments(self._plan.attack), stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE, limit=MIB,
+        )  # fmt: skip
+        assert process.stdout is not None
+        try:
+            arrived = asyncio.create_task(process.stdout.readline())
+            await self._phase("arriving", _ARRIVING_S, arrived)
+            if not arrived.done() or not arrived.result():
+                raise LoadFailed(f"the hostile clients were not there within {_ARRIVING_S:.0f} s")
+            await self._phase("during", self._plan.seconds)
+            async with asyncio.timeout(_STOP_S):
+                said, _ = await process.communicate(b"\n")
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        told: dict[str, Any] = json.loads(said)
+        self.outcomes, self.problems = Counter(told["outcomes"]), told["problems"]
+
+    def close(self) -> None:
+        """Disconnect."""
+        self.witness.close()
+
+
+def _ms(latency: Histogram, percent: float) -> float:
+    return latency.percentile(percent) / 1e6
+
+
+async def hostile(plan: Plan, progress: Progress) -> Finding:
+    """All of them at once for `plan.seconds`, between two times in peace. Raises ServerFailed: the
+    broker ended; RuntimeError: too few files may be open."""
+    raise_file_limit(plan.attack.slow + plan.attack.readers + 1000)
+    finding = Finding("hostile")
+    failure = stopped = ""
+    async with broker("hostile") as server:
+        trial = _Trial(server, plan, progress)
+        try:
+            with uncollected():
+                await trial.run()
+        except LoadFailed as error:
+            failure = str(error)
+        finally:
+            trial.close()
+        began = time.monotonic()
+        try:
+            await asyncio.to_thread(server.wait_ready, 15.0)
+            await asyncio.to_thread(server.stop)
+        except ServerFailed as error:
+            stopped = str(error)
+        trial.phases["stop"] = time.monotonic() - began
+        log, code = server.log_path.read_bytes(), server.exit_code()
+    _judge(finding, trial, failure)
+    found = _UNEXPECTED.search(log)
+    finding.check(
+        "nothing unexpected in the broker's log", found is None,
+        log[max(0, found.start() - 500) :][:3000].decode(errors="replace") if found else "nothing",
+    )  # fmt: skip
+    finding.check(
+        "the broker answers afterwards, and stops cleanly", not stopped and code == 0,
+        stopped or code,
+    )  # fmt: skip
+    finding.conditions = {
+        **vars(plan.attack), "seconds": plan.seconds, "witness_per_s": WITNESS_RATE,
+        "hostile_clients": "a process of their own, nice 10",
+    }  # fmt: skip
+    return finding
+
+
+def _judge(finding: Finding, trial: _Trial, failure: str) -> None:
+    growth = trial.highest - trial.before
+    for name, latency in trial.latency.items():
+        finding.figures[f"p50_{name}_ms"] = round(_ms(latency, 50), 2)
+        finding.figures[f"p99_{name}_ms"] = round(_ms(latency, 99), 2)
+        finding.figures[f"cpu_{name}"] = round(trial.cpu[name], 2)
+    finding.figures |= {
+        "rss_before_mib": round(trial.before / MIB, 1),
+        "rss_growth_mib": round(growth / MIB, 1),
+        "rss_after_mib": round(trial.after / MIB, 1),
+        "witnessed": trial.witnessed,
+        **{f"seconds_{name}": round(seconds, 1) for name, seconds in trial.phases.items()},
+        **{name.replace(" ", "_"): count for name, count in sorted(trial.outcomes.items())},
+    }
+    finding.check(
+        "P1, P3: the witness lost nothing, and kept each key's order",
+        not failure, failure or f"{trial.witnessed:,} messages",
+    )  # fmt: skip
+    odd = [
+        f"{outcome} ({count})"
+        for outcome, count in trial.outcomes.items()
+        for kind, _, what in [outcome.partition(": ")]
+        if kind in ANSWERS and what not in ANSWERS[kind]
+    ]
+    silent = [kind for kind in ANSWERS if not any(kind in one for one in trial.outcomes)]
+    finding.check(
+        "P12: each of them was given its answer", not odd and not trial.problems,
+        [*odd, *trial.problems] or (f"all that was over; not yet: {silent}" if silent else "all"),
+    )  # fmt: skip
+    finding.check(
+        f"P9: memory grows by at most {GROWTH_MAX // MIB} MiB",
+        growth <= GROWTH_MAX, f"{growth / MIB:.1f} MiB",
+    )  # fmt: skip
+    if "during" in trial.latency:
+        before, during = _ms(trial.latency["before"], 99), _ms(trial.latency["during"], 99)
+        finding.check(
+            f"the others' p99 is at most {RATIO_MAX:g} times what it was",
+            during <= RATIO_MAX * before, f"{before:.2f} ms, then {during:.2f} ms", timed=True,
+        )  # fmt: skip
