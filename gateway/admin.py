@@ -22,11 +22,14 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.key_file import parse_new_key
+from gateway.admin_keys import key_routes
+from gateway.audit import LOCAL, Audit
+from gateway.books import Books
 from gateway.listening import Listener
 from gateway.operation import decode, read_body, reply
-from gateway.ports import BrokerPort, Keys
+from gateway.ports import BrokerPort
 from gateway.problems import Problems, document
+from gateway.rest_account import shown_keys
 from gateway.rest_parked import KEYS_DEFAULT, DecisionRequest
 from metadata.catalog import Principal
 from push import limits
@@ -66,13 +69,6 @@ class BackupTo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     folder: str
 
 
-class RotateMasterKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The key to come; None: the broker makes one."""
-
-    new_key: str | None = None
-
-
-_ROTATE: Final = msgspec.json.Decoder(RotateMasterKey)
 _PARK: Final = msgspec.json.Decoder(Park)
 _BACKUP_TO: Final = msgspec.json.Decoder(BackupTo)
 _DELETE_QUEUE: Final = msgspec.json.Decoder(DeleteQueue)
@@ -89,9 +85,14 @@ class AdminSocket:
     """The socket of a running broker."""
 
     def __init__(
-        self, data_dir: Path, broker: BrokerPort, routes: Sequence[BaseRoute] = ()
+        self,
+        data_dir: Path,
+        broker: BrokerPort,
+        routes: Sequence[BaseRoute] = (),
+        books: Books | None = None,
     ) -> None:
         """`routes`: further ones."""
+        self._audit = (books or Books()).audit
         self._data_dir = data_dir
         self._routes = tuple(routes)
         self._broker = broker
@@ -114,13 +115,17 @@ class AdminSocket:
             clear(self._data_dir)
 
     def _application(self) -> ASGIApp:
-        broker = self._broker
+        broker, audit = self._broker, self._audit
 
         async def delete_queue(request: Request) -> Response:
             wanted = decode(await read_body(request), _DELETE_QUEUE)
             if wanted.queue != wanted.confirm:
                 raise Refused("invalid_request", "queue and confirm are not the same name")
-            queue = await broker.delete_queue(ADMINISTRATOR, wanted.queue)
+            async with audit.act("queue.delete", LOCAL, queue=wanted.queue) as act:
+                broker.find_queue(ADMINISTRATOR, wanted.queue)  # else there is nothing to begin
+                await act.begin()
+                queue = await broker.delete_queue(ADMINISTRATOR, wanted.queue)
+                act.about(queue_id=queue.queue_id)
             return reply({"deleted": queue.name, "queue_id": queue.queue_id})
 
         async def park(request: Request) -> Response:
@@ -130,29 +135,25 @@ class AdminSocket:
             if wanted.decide is None:
                 return reply(await broker.parking.parked(queue, group, wanted.limit))
             which, verb = wanted.decide.which(), wanted.decide.decision
-            return reply(await broker.parking.decide(queue, group, verb, which))
+            place = {"queue": wanted.queue, "group": wanted.group}
+            async with audit.act("parked.decide", LOCAL, **place) as act:
+                act.about(decision=verb, **shown_keys(which, queue))
+                decided = await broker.parking.decide(queue, group, verb, which)
+                act.about(keys=len(decided.keys))
+            return reply(decided)
 
         async def status(request: Request) -> Response:
             return reply(await broker.describe())
 
         async def backup(request: Request) -> Response:
             wanted = decode(await read_body(request), _BACKUP_TO)
-            under_way = _Backup(broker, Path(wanted.folder), self._backups.discard)
+            under_way = _Backup(broker, audit, Path(wanted.folder), self._backups.discard)
             self._backups.add(under_way)
             return await under_way.response()
 
-        async def master_key(request: Request) -> Response:
-            return reply(_keys(broker).describe())
-
-        async def rotate(request: Request) -> Response:
-            wanted = decode(await read_body(request), _ROTATE)
-            new = parse_new_key(wanted.new_key) if wanted.new_key is not None else None
-            return reply(await _keys(broker).rotate(new))
-
         router = Router(
             [
-                Route("/master-key", master_key, methods=["GET"]),
-                Route("/master-key", rotate, methods=["POST"]),
+                *key_routes(broker, audit),
                 Route("/delete-queue", delete_queue, methods=["POST"]),
                 Route("/park", park, methods=["POST"]),
                 Route("/backup", backup, methods=["POST"]),
@@ -167,12 +168,6 @@ class AdminSocket:
             await router(scope, receive, send)
 
         return Problems(application)
-
-
-def _keys(broker: BrokerPort) -> Keys:
-    if broker.keyring is None:
-        raise Refused("invalid_request", "this broker seals nothing: its encryption is off")
-    return broker.keyring
 
 
 def _bind(data_dir: Path) -> socket.socket:
@@ -216,11 +211,15 @@ class _Backup:
     manifest, or `problem`. Whoever asked goes away: it is broken off."""
 
     def __init__(
-        self, broker: BrokerPort, folder: Path, ended: Callable[["_Backup"], None]
+        self, broker: BrokerPort, audit: Audit, folder: Path, ended: Callable[["_Backup"], None]
     ) -> None:
         self._told: tuple[str, int, int] | None = None
-        self._task = asyncio.create_task(broker.backup(folder, self._note))
+        self._task = asyncio.create_task(self._make(broker, audit, folder))
         self._task.add_done_callback(lambda _task: ended(self))
+
+    async def _make(self, broker: BrokerPort, audit: Audit, folder: Path) -> dict[str, object]:
+        async with audit.act("broker.backup", LOCAL, subject=str(folder)):
+            return await broker.backup(folder, self._note)
 
     def _note(self, what: str, done: int, total: int) -> None:
         self._told = (what, done, total)

@@ -9,8 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.audit import LOCAL, Audit
 from gateway.auth import Auth
 from gateway.operation import decode, read_body, reply
+from metadata.catalog import NAME
 from metadata.client import Tokens
 from metadata.tokens import (
     ID_ALPHABET,
@@ -58,7 +60,9 @@ def draw_secret() -> str:
     return "".join(secrets.choice(SECRET_ALPHABET) for _ in range(SECRET_LETTERS))
 
 
-def token_routes(tokens: Tokens, auth: Auth, wall: Callable[[], float]) -> list[Route]:
+def token_routes(
+    tokens: Tokens, auth: Auth, wall: Callable[[], float], audit: Audit
+) -> list[Route]:
     """`wall`: unix seconds."""
 
     async def create(request: Request) -> Response:
@@ -77,7 +81,9 @@ def token_routes(tokens: Tokens, auth: Auth, wall: Callable[[], float]) -> list[
             digest=digest_of(text) if text is not None else b"",
             certificate=wanted.certificate,
         )
-        await tokens.create(record)
+        async with audit.act("token.create", LOCAL, subject=token_id) as act:
+            act.about(**_noted(record))
+            await tokens.create(record)
         warning = UNUSED if auth.is_open else None
         return reply({**_described(record), "token": text, "warning": warning})
 
@@ -86,13 +92,25 @@ def token_routes(tokens: Tokens, auth: Auth, wall: Callable[[], float]) -> list[
 
     async def revoke(request: Request) -> Response:
         wanted = decode(await read_body(request), _ID)
-        return reply(_described(await tokens.revoke(wanted.token_id)))
+        async with audit.act("token.revoke", LOCAL, subject=wanted.token_id[:ID_LETTERS]) as act:
+            record = await tokens.revoke(wanted.token_id)
+            act.about(name=record.name, tenant=record.tenant)
+        return reply(_described(record))
 
     return [
         Route("/tokens", listed, methods=["GET"]),
         Route("/tokens/create", create, methods=["POST"]),
         Route("/tokens/revoke", revoke, methods=["POST"]),
     ]
+
+
+def _noted(record: TokenRecord) -> dict[str, Any]:
+    """What the audit trail says of a new one. A wrong name may be anything: it is left out."""
+    fields = {**_described(record), "rights": list(record.rights)}
+    names = ("name", "tenant")
+    wrong = [one for one in names if not NAME.fullmatch(fields[one])]
+    kept = {"kind", *names, "rights", "expires_unix_ms", "certificate"} - set(wrong)
+    return {one: fields[one] for one in sorted(kept) if fields[one] is not None}
 
 
 def _described(record: TokenRecord) -> dict[str, Any]:

@@ -18,7 +18,10 @@ from gateway.admin_options import (
     master_key_file_option,
     to_json,
 )
+from gateway.audit import LOCAL
+from gateway.audit_trail import Entry, Trail
 from gateway.backup_folder import BackupError
+from gateway.books import AUDIT_BYTES_MAX
 from gateway.keyring import opener
 from push.errors import Refused
 
@@ -146,6 +149,7 @@ def restore(folder: Path, data_dir: str | None, as_json: bool) -> None:
     progress = _Progress()
     try:
         restored = restoring.restore(folder, data_dir_of(data_dir), progress)
+        note_restore(Path(restored.data_dir), folder, restored.incarnation)
     except BackupError as error:
         raise click.ClickException(str(error)) from None
     finally:
@@ -160,6 +164,23 @@ def restore(folder: Path, data_dir: str | None, as_json: bool) -> None:
     )
     if restored.master_key_id:
         click.echo(f"Its messages need the master key {restored.master_key_id}.")
+
+
+def note_restore(data_dir: Path, backup: Path, incarnation: str) -> None:
+    """The first line of the new folder's audit trail. What cannot be written is said, and no more:
+    the folder is restored."""
+    wall = time.time()
+    entry = Entry(
+        unix_ms=int(wall * 1000), action="broker.restore", outcome="ok", subject=str(backup),
+        details={"incarnation": incarnation}, **LOCAL.fields(),
+    )  # fmt: skip
+    try:
+        trail = Trail.open(data_dir, AUDIT_BYTES_MAX)
+        trail.append([entry], wall=wall)
+        trail.sync()
+        trail.close()
+    except OSError as error:
+        click.echo(f"Warning: the audit trail cannot be written: {error}.", err=True)
 
 
 def _fields(value: msgspec.Struct) -> dict[str, Any]:

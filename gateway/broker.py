@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+from gateway.audit import BROKER, Audit, Who
 from gateway.backup import Backups
 from gateway.backup_folder import MANIFEST_FILE
 from gateway.caretaker import Caretaker
@@ -18,6 +19,7 @@ from gateway.expiry import Expiry
 from gateway.explaining import Explaining
 from gateway.flusher import Flusher
 from gateway.groups import Groups
+from gateway.hit_rate import HitRate, described
 from gateway.holding import Holding
 from gateway.janitor import Janitor
 from gateway.keyring import Keyring
@@ -96,14 +98,22 @@ class Broker:
             storage,
             metadata,
             Overflow(context, self.groups, metadata, caretaker),
-            Expiry(self.groups, metadata, self.delete_group),
+            Expiry(self.groups, metadata, self._delete_expired),
             changed=self.stock.changed,
         )
         self.flusher.on_written = self.janitor.touched
+        self.hit_rates: dict[str, HitRate] = {
+            "tail": self.tail.hit_rate,
+            "places_of_keys": self.publisher.places,
+            "frames_of_readers": self.readers.encoded,
+        }
+        """Of all caches; those of other parts are added by whoever puts them together."""
         self.backups: Backups | None = None
         """None: what it keeps is not in files of this machine."""
         self.keyring: Keyring | None = None
         """None: nothing here is sealed."""
+        self.audit = Audit(None, None, wall=time.time)
+        """Where it notes what is done without an operator; set by whoever keeps a trail."""
         self.drain_sessions: Callable[[], Awaitable[None]] | None = None
         """Sends the sessions elsewhere; set by whoever has sessions."""
 
@@ -277,6 +287,7 @@ class Broker:
         if not any_storable(messages, settings.message_bytes_max):
             return nowhere(principal, name, settings)
         queue, _ = await self.create_queue(principal, name, settings)
+        self.audit.note("queue.create", Who(principal), queue=name)
         return queue
 
     async def create_queue(
@@ -302,6 +313,7 @@ class Broker:
                 message_bytes_max=limits.MESSAGE_BYTES_MAX_MAX,
             )
             made, _ = await self.create_queue(principal, name, settings)
+            self.audit.note("queue.create", BROKER, queue=name)
             return made
 
     # --- Groups --------------------------------------------------------------------------------
@@ -320,6 +332,10 @@ class Broker:
     async def delete_group(self, principal: Principal, queue: Queue, name: str) -> None:
         """Delete it with its cursors."""
         await self.changes.delete_group(principal, queue, name)
+
+    async def _delete_expired(self, principal: Principal, queue: Queue, name: str) -> None:
+        await self.delete_group(principal, queue, name)
+        self.audit.note("group.expire", BROKER, queue=queue.name, group=name)
 
     async def seek_group(self, principal: Principal, queue: Queue, name: str, to: SeekTo) -> None:
         """Set its cursors anew; deliveries of before no longer count."""
@@ -360,4 +376,5 @@ class Broker:
             "groups_running": len(self.groups.runtimes),
             "dead_letters_moved": self.dead_letters.moved_total,
             "damage_reports": int((await self.storage.state()).detail.get("damage_reports", "0")),
+            "caches": described(self.hit_rates),
         }

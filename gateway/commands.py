@@ -13,6 +13,7 @@ from gateway.admin_options import data_dir_of, data_dir_option, json_option, to_
 from gateway.backup_commands import backup, restore, verify
 from gateway.broker import Broker
 from gateway.config import Config, ConfigError, load
+from gateway.journal_commands import audit, usage
 from gateway.listening import StartError
 from gateway.master_key_commands import master_key
 from gateway.pages import Site, pages
@@ -164,5 +165,5 @@ def status(data_dir: str | None, as_json: bool) -> None:
         click.echo(f"{name:<{width}}  {shown}")
 
 
-for _command in (token, park, backup, restore, verify, master_key):
+for _command in (token, park, backup, restore, verify, master_key, usage, audit):
     admin.add_command(_command)

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.books import AUDIT_BYTES_MAX, USAGE_BYTES_MAX
 from gateway.setting_values import AUTO, IN_PROCESS, REQUIRED, SQLITE
 from gateway.settings_table import PREFIX, SETTINGS, Setting
 from push import limits
@@ -78,6 +79,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     master_key_file: Path | None = None
     """None, and neither of the others: `default_master_key_file`."""
     master_key_provider: str | None = None
+    usage: bool = True
+    usage_bytes_max: int = USAGE_BYTES_MAX
+    audit_bytes_max: int = AUDIT_BYTES_MAX
 
     @property
     def needs_credentials(self) -> bool:

@@ -186,7 +186,12 @@ class Consumer:
             id_prefix=slot.id_prefix,
             published_unix_ms=record.header.published_unix_ms,
         )
-        self._link.send(frames.push_frame(head, *record.pick(out.first, out.last, out.skips)))
+        frame = frames.push_frame(head, *record.pick(out.first, out.last, out.skips))
+        counter = self._link.account.of(self._runtime.queue.name)
+        counter.given(count, len(frame) - len(head) - count - 1)  # without commas and the end
+        if out.attempt > 1:
+            counter.redeliveries += count
+        self._link.send(frame)
 
     def revoked(self, slot: Slot, taken: list[Taken], reason: str) -> None:
         """Tell the session at once what is no longer its own (R17)."""

@@ -14,10 +14,12 @@ from math import inf
 from typing import Any, Final
 
 from gateway import frames
+from gateway.account import Account
 from gateway.admission import Admission
-from gateway.facts_values import SessionDescription, Transport
+from gateway.facts_values import SessionDescription
 from gateway.frames import Close
 from gateway.link import Broker, Outlet
+from gateway.linked import Linked
 from gateway.publishing import Publishing, producer_id
 from gateway.returning import Returning
 from gateway.session import Effect, Ping, Reply, Session, State
@@ -28,19 +30,19 @@ from gateway.standing import Standing
 from gateway.subscriptions import Subscriptions
 from gateway.surroundings import Surroundings
 from gateway.tasks import Tasks
-from metadata.catalog import Principal, check_name
+from metadata.catalog import check_name
 from push.errors import Refused, TocsinError
 
 logger = logging.getLogger("tocsin.session")
 
 
-class Conversation:
+class Conversation(Linked):
     """A session's shell. `admission`: None where a credential is still owed in `hello`."""
 
     __slots__ = (
         "_around", "_is_closed", "_is_draining", "_outlet", "_publishing", "_returning",
-        "_session", "_settling", "_standing", "_subscriptions", "_tasks", "_unanswered", "client",
-        "linger_s", "opened_unix_ms", "session_id",
+        "_session", "_settling", "_standing", "_subscriptions", "_tasks", "_unanswered",
+        "account", "client", "linger_s", "opened_unix_ms", "session_id",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +58,9 @@ class Conversation:
         self._around = around
         self._outlet = outlet
         self._standing = Standing(around.auth, around.wall, self, admission)
+        self.account = Account(
+            around.books, around.has_queue, outlet.address.text or None, admission
+        )
         self._publishing = Publishing(self)
         right_ends = now + admission.lasts_s if admission is not None else inf
         self._session = Session(around.timing, now=now, right_ends=right_ends)
@@ -76,23 +81,6 @@ class Conversation:
 
     # --- Link: what consumers and readers use ---------------------------------------------------
 
-    @property
-    def admission(self) -> Admission:
-        """What it may. Nobody asks before `hello` has been accepted (P11)."""
-        admission = self._standing.admission
-        assert admission is not None
-        return admission
-
-    @property
-    def principal(self) -> Principal:
-        """Who it is; as `admission`."""
-        return self.admission.principal
-
-    @property
-    def transport(self) -> Transport | None:
-        """As Link.transport."""
-        return self._outlet.transport
-
     def described(self) -> SessionDescription:
         """As Resumable.described."""
         heard_at, draining = self._session.heard_at, self._is_draining
@@ -102,10 +90,6 @@ class Conversation:
     def is_welcome(self) -> bool:
         """Whether its `hello` has been accepted."""
         return not self._is_closed and self._session.state is not State.HELLO
-
-    def send(self, frame: bytes) -> None:
-        """As Link.send."""
-        self._outlet.send(frame)
 
     def writable(self) -> bool:
         """As Link.writable. A draining session is given nothing more (P14)."""
@@ -121,11 +105,11 @@ class Conversation:
 
     def receive(self, data: bytes, *, now: float) -> None:
         """A whole text message arrived."""
-        self.apply(self._session.receive(data, now=now))
+        self.apply(self.account.heard(self._session.receive(data, now=now)))
 
     def receive_binary(self) -> None:
         """A binary message arrived."""
-        self.apply(self._session.receive_binary())
+        self.apply(self.account.heard(self._session.receive_binary()))
 
     def heard(self, *, now: float) -> None:
         """Bytes arrived that are no message, or not yet."""
@@ -171,6 +155,7 @@ class Conversation:
         if self._standing.admission is not None:
             self._around.sessions.discard(self)
         self._subscriptions.leave_all(moves=moves)
+        self.account.closed()
 
     # --- Its right to be here -------------------------------------------------------------------
 
@@ -181,6 +166,7 @@ class Conversation:
 
     def _admit(self, admission: Admission, now: float) -> None:
         self._standing.take(admission)
+        self.account.admitted(admission)
         self._session.right_ends = now + admission.lasts_s
 
     def _renew(self, frame: frames.Auth) -> None:
@@ -205,6 +191,7 @@ class Conversation:
         self._suspend()
 
     def _suspend(self) -> None:
+        self.account.disconnected()
         for number in (*self._returning.forget(), *self._subscriptions.suspend()):
             self._session.dropped(number)
 
@@ -238,16 +225,17 @@ class Conversation:
             try:
                 _HANDLERS[type(effect)](self, effect)
             except TocsinError as error:
-                self.send(frames.error(error, getattr(effect, "ref", None)))
+                self.refuse(error, getattr(effect, "ref", None), getattr(effect, "queue", None))
             except Exception:
                 self.report_bug(getattr(effect, "ref", None))
 
     def report_bug(self, ref: int | None) -> None:
         """As Host.report_bug."""
         logger.exception("session %s: an unexpected error", self.session_id)
-        self.send(frames.error(TocsinError("internal"), ref))
+        self.refuse(TocsinError("internal"), ref)
 
     def _reply(self, reply: Reply) -> None:
+        self.account.refused(reply.code)
         self.send(reply.frame)
 
     def _ping(self, _: Ping) -> None:
@@ -261,14 +249,15 @@ class Conversation:
         if self._standing.admission is None or hello.token is not None:
             try:
                 self._admit(self._standing.judge(hello.token, now=now), now)
-            except Refused:
+            except Refused as error:
+                self.account.not_admitted(error.code.name)
                 self._close(frames.UNAUTHORIZED)
                 return
         if hello.producer is not None:
             try:
                 check_name(hello.producer, "producer")
             except Refused as error:
-                self.send(frames.error(error))
+                self.refuse(error, None)
                 self._close(frames.PROTOCOL)
                 return
             self._publishing.producer = producer_id(self.principal, hello.producer)
@@ -279,6 +268,7 @@ class Conversation:
                 self._standing.leave()
                 producer, left_s = self._publishing.producer, self._session.right_ends - now
                 admission = self.admission._replace(lasts_s=left_s)
+                self.account.moved_to(session.account)
                 session.come_back(self._outlet, hello.linger_s, producer, admission)
                 return
             tenant = self.principal.tenant
@@ -296,6 +286,7 @@ class Conversation:
         return asyncio.get_running_loop().time()
 
     def _welcome(self, resumed: list[int] | None) -> None:
+        self.account.connected(self._outlet.transport)
         self.send(
             frames.welcome(
                 session=self.session_id,
@@ -343,7 +334,7 @@ class Conversation:
                 return
             self._session.refused(number)
             if isinstance(error, TocsinError):
-                self.send(frames.error(error, frame.ref))
+                self.refuse(error, frame.ref, frame.queue)
             else:
                 self.report_bug(frame.ref)
             return

@@ -34,6 +34,8 @@ class Handshake(NamedTuple):
     admission: Admission | None
     """None: a token is owed in `hello`."""
     address: ClientAddress = UNKNOWN
+    code: str | None = None
+    """Why it is not accepted."""
 
 
 def shake_hands(
@@ -53,16 +55,17 @@ def shake_hands(
     try:
         if not isinstance(request, Request):
             raise Refused("invalid_request", "not a WebSocket handshake")
-        address = addresses.behind(peer, _headers(request)) if addresses.trusts(peer) else peer
-        admission = _admit(request, auth, now, wall, address.certificate_name)
+        if addresses.trusts(peer):
+            peer = addresses.behind(peer, _headers(request))
+        admission = _admit(request, auth, now, wall, peer.certificate_name)
     except Refused as error:
-        return _refuse(error, error.code.http_status)
+        return _refuse(error, error.code.http_status, peer)
     response = protocol.accept(request)
     if response.status_code != 101:
         reason = bytes(response.body).decode().strip()
-        return _refuse(Refused("invalid_request", reason), response.status_code)
+        return _refuse(Refused("invalid_request", reason), response.status_code, peer)
     protocol.send_response(response)
-    return Handshake(True, b"".join(protocol.data_to_send()), admission, address)
+    return Handshake(True, b"".join(protocol.data_to_send()), admission, peer)
 
 
 def _headers(request: Request) -> Iterator[tuple[bytes, bytes]]:
@@ -97,7 +100,7 @@ def _admit(
     return admission
 
 
-def _refuse(error: Refused, status: int) -> Handshake:
+def _refuse(error: Refused, status: int, peer: ClientAddress) -> Handshake:
     logger.info("a WebSocket handshake was refused: %s", error)
     response = raw_problem(error, *_HEADERS.get(status, ()), status=status)
-    return Handshake(False, response, None)
+    return Handshake(False, response, None, peer, error.code.name)

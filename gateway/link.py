@@ -8,9 +8,11 @@ Broker …       the inside as the conversation sees it; `gateway.broker` fits b
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+from gateway.account import Account
 from gateway.addresses import ClientAddress
 from gateway.facts_values import SubscriptionDescription, Transport
 from gateway.frames import Close, Position
+from gateway.usage import Counter
 from metadata.catalog import Group, GroupSettings, Principal, Queue
 from metadata.client import Metadata
 from metadata.rights import ALL_KEYS, Keys
@@ -31,6 +33,10 @@ class Link(Protocol):
 
     @property
     def principal(self) -> Principal: ...
+
+    @property
+    def account(self) -> Account:
+        """Where what it does is counted."""
 
     @property
     def linger_s(self) -> float:
@@ -193,6 +199,9 @@ class Answer(Protocol):
 
     @property
     def durability(self) -> Mapping[str, object]: ...
+
+    def counted_in(self, counter: Counter) -> None:
+        """Add what was stored, and what was refused, to a counter."""
 
 
 class Publisher(Protocol):

@@ -66,6 +66,8 @@ class Operation:
     query: Sequence[Parameter] = ()
     errors: Sequence[str] = field(default=())
     """Codes that this operation has beside those every operation has."""
+    act: str | None = None
+    """What the audit trail calls it; None: it is work, or a look, and no act."""
     public: bool = False
     """Answered without credentials: for supervisors, tells nothing about the content."""
 

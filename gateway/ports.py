@@ -11,8 +11,11 @@ from typing import Literal, Protocol
 import msgspec
 
 from gateway import link
+from gateway.audit import Audit
 from gateway.facts_values import Explained, HeldKeys, LeaseList
+from gateway.hit_rate import HitRate
 from gateway.upkeep_values import HeldPlace, Place, Upkeeping
+from gateway.usage import Counter
 from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
 from metadata.client import Metadata
 from metadata.rights import ALL_KEYS
@@ -157,6 +160,9 @@ class Answered(Protocol):
     @property
     def durability(self) -> Mapping[str, object]:
         """`{"level": …, "copies": n}`: what the receipts mean."""
+
+    def counted_in(self, counter: Counter) -> None:
+        """Add what was stored, and what was refused, to a counter."""
 
     def ids(self, index: int) -> str:
         """The id of message `index`: the client's, or the one made of its place."""
@@ -309,4 +315,9 @@ class BrokerPort(Protocol):
 
 
 class WholeBroker(BrokerPort, link.Broker, Protocol):
+    hit_rates: dict[str, HitRate]
+    """Of its caches, and of those that are put beside it."""
+    audit: Audit
+    """Where it notes what is done without an operator."""
+
     """The broker as the process sees it, which serves REST and sessions from it."""

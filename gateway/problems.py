@@ -79,24 +79,32 @@ def response(error: TocsinError, headers: Mapping[str, str] | None = None) -> Re
     )
 
 
+def refusal(error: Exception) -> TocsinError | None:
+    """What was raised while a request was handled, as one of our errors; None: its client is
+    gone."""
+    if isinstance(error, TocsinError):
+        return error
+    if isinstance(error, HTTPException):
+        code = _HTTP_CODES.get(error.status_code, "invalid_request")
+        return Refused(code, CODES[code].meaning)
+    if isinstance(error, msgspec.ValidationError):
+        return Refused("invalid_request", str(error))
+    if isinstance(error, msgspec.DecodeError):
+        return Refused("invalid_json", str(error))
+    return None if isinstance(error, ClientDisconnect) else TocsinError("internal")
+
+
 def from_exception(error: Exception) -> Response | None:
     """The answer for what was raised while a request was handled; None: nobody is there to read
     one. An exception nobody foresaw is logged here, and nowhere else."""
-    if isinstance(error, TocsinError):
-        if error.code.name == "internal":
-            logger.error("internal error: %s", error.detail, exc_info=error)
-        return response(error)
-    if isinstance(error, HTTPException):
-        code = _HTTP_CODES.get(error.status_code, "invalid_request")
-        return response(Refused(code, CODES[code].meaning), error.headers)
-    if isinstance(error, msgspec.ValidationError):
-        return response(Refused("invalid_request", str(error)))
-    if isinstance(error, msgspec.DecodeError):
-        return response(Refused("invalid_json", str(error)))
-    if isinstance(error, ClientDisconnect):
+    found = refusal(error)
+    if found is None:
         return None
-    logger.error("a request ended in an unexpected error", exc_info=error)
-    return response(TocsinError("internal"))
+    if found is not error and found.code.name == "internal":
+        logger.error("a request ended in an unexpected error", exc_info=error)
+    elif found.code.name == "internal":
+        logger.error("internal error: %s", found.detail, exc_info=error)
+    return response(found, error.headers if isinstance(error, HTTPException) else None)
 
 
 class Problems:

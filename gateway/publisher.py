@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from gateway.counting import Counting
+from gateway.hit_rate import HitRate
 from gateway.routing import (
     NO_ANSWER,
     Answer,
@@ -63,6 +64,7 @@ class Publisher:
         """Messages that no commit has taken yet."""
         self.pending_messages = 0
         self.pending_bytes = 0
+        self.places = HitRate()
         self.messages_total = 0
         self.commits_total = 0
 
@@ -90,8 +92,8 @@ class Publisher:
         `keys`: those that may be published to; a message of any other is refused, alone (P11).
         """
         publish = Answer(queue, messages, [NO_ANSWER] * len(messages), remaining=len(messages))
-        publish.done = answer
-        publish.checked, publish.names, publish.allowed = checked, names, keys
+        publish.done, publish.checked, publish.names = answer, checked, names
+        publish.allowed = keys
         refused = self._refuse_all(producer, sequence, resolved, len(messages))
         if refused is not None:
             if producer is not None and sequence is not None and refused.code.retry:
@@ -99,7 +101,7 @@ class Publisher:
                 for at, message in enumerate(messages, sequence):
                     self._remember_refusal(producer, route, message.key, at, refused)
             self._route(queue).counted.refused += len(messages)
-            publish.outcomes = [refused] * len(messages)
+            publish.fail_all(refused)
             publish.settle(len(messages))
             return
         before = self.pending_messages
@@ -162,7 +164,7 @@ class Publisher:
                         producer, route.partitions[number], sequence + index, resolved
                     )
             except TocsinError as error:
-                answer.outcomes[index] = error
+                answer.fail(index, error)
                 if producer is not None and sequence is not None:
                     self._remember_refusal(producer, route, key, sequence + index, error)
                 continue
@@ -184,7 +186,7 @@ class Publisher:
     def _add(self, route: Route, number: int, run: Run, now_ms: float) -> None:
         """Put a run into the open record of its partition, in pieces where it is too long."""
         count = len(run.indexes)
-        size = sum(map(len, run.encoded))
+        size = route.routed(run)
         self.pending_messages += count
         self._waiting += count
         self.pending_bytes += size
@@ -233,7 +235,7 @@ class Publisher:
     def _route(self, queue: Queue) -> Route:
         route = self._routes.get(queue.queue_id)
         if route is None or route.ring.epoch != queue.ring_epoch:
-            route = Route(queue, self._counting.queue(queue.queue_id))
+            route = Route(queue, self._counting.queue(queue.queue_id), self.places)
             self._routes[queue.queue_id] = route
         route.queue = queue
         return route
@@ -383,7 +385,7 @@ class Publisher:
             record.route.counted.failed(len(record.builder), result)
             for answer, indexes in record.runs:
                 for index in indexes:
-                    answer.outcomes[index] = result
+                    answer.fail(index, result)
                 answer.settle(len(indexes))
             return
         self.messages_total += result.count

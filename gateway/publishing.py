@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gateway import frames
+from gateway.account import Account
 from gateway.admission import Admission
 from gateway.link import Answer, Broker
 from metadata.catalog import Principal, Queue
@@ -29,7 +30,11 @@ class Host(Protocol):
     @property
     def admission(self) -> Admission: ...
 
-    def send(self, frame: bytes) -> None: ...
+    @property
+    def account(self) -> Account: ...
+
+    def refuse(self, error: TocsinError, ref: int | None, queue: str | None = None) -> None:
+        """Say that it was not done, and why. `queue`: its queue's name."""
 
     def asked(self, count: int) -> None:
         """So many more answers (or, negative, fewer) are owed to the client."""
@@ -92,7 +97,7 @@ class Publishing:
             self._host.broker.publisher.submit(
                 queue,
                 frame.messages,
-                partial(self._published, frame.ref),
+                partial(self._published, frame.ref, frame.queue),
                 producer=None if frame.sequence is None else self.producer,
                 sequence=frame.sequence,
                 resolved=frame.resolved,
@@ -102,7 +107,8 @@ class Publishing:
             self._host.asked(-1)
             raise
 
-    def _published(self, ref: int, answer: Answer) -> None:
+    def _published(self, ref: int, queue: str, answer: Answer) -> None:
+        answer.counted_in(self._host.account.of(queue))
         receipts: list[object] = [
             frames.error_fields(outcome)
             if isinstance(outcome, TocsinError)
@@ -144,12 +150,12 @@ class Publishing:
             return  # closed meanwhile
         for frame in self._late.pop(name):
             if queue is None:
-                host.send(frames.error(failure, frame.ref))
+                host.refuse(failure, frame.ref)
             else:
                 try:
                     self._submit(frame, queue, host.admission.rights.check("publish", name))
                 except TocsinError as error:
-                    host.send(frames.error(error, frame.ref))
+                    host.refuse(error, frame.ref, name)
                 except Exception:
                     host.report_bug(frame.ref)
         if not self._late:

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable
 
 from gateway import frames
 from gateway.cutting import Pieces, fitting, pieces
-from gateway.facts_values import CreditDescription, SubscriptionDescription
-from gateway.link import Link
+from gateway.hit_rate import HitRate
+from gateway.reader import Framed, Reader
 from gateway.tail import Tail
 from metadata.catalog import Queue
 from push import limits
-from push.credit import Credit
 from push.errors import Refused, TocsinError
 from push.ports import Partition, PartitionState
 from push.positions import overtaken
@@ -31,71 +30,15 @@ POSITIONS_EVERY_S = 30.0
 RETRY_AFTER_S = 0.5
 
 
-class Reader:
-    """One subscription. Made by `Readers.open`."""
-
-    def __init__(
-        self, owner: "QueueReaders", link: Link, subscription: int, hashes: frozenset[int] | None
-    ) -> None:
-        self._owner = owner
-        self.link = link
-        self.subscription = subscription
-        self.hashes = hashes
-        """Key hashes it wants; None: everything."""
-        self.credit = Credit()
-        self.verdicts: list[dict[str, object]] = []
-        self.behind: dict[int, int] = {}
-        """Partition → next offset, where it is not at the tail."""
-        self.floors: dict[int, int] = {}
-        """Partition → offset from which on it takes part in fan-outs again."""
-        self.catching_up: asyncio.Task[None] | None = None
-        self.closed = False
-
-    def takes(self, count: int) -> bool:
-        """Whether it may be given so many messages now."""
-        return self.credit.available >= count and self.link.writable()
-
-    def grant(self, granted_total: int) -> None:
-        """Credit, counted absolutely (R25). Raises Refused(too_many)."""
-        self.credit.grant(granted_total)
-        self.pump()
-
-    def pump(self) -> None:
-        """Go on catching up, where it is behind."""
-        if self.behind and self.catching_up is None and not self.closed and self.takes(1):
-            self._owner.catch_up(self)
-
-    def subscription_facts(self) -> SubscriptionDescription:
-        """As Reader.subscription_facts of gateway.link."""
-        credit = self.credit
-        return SubscriptionDescription(
-            subscription=self.subscription, queue=self._owner.queue.name, group=None,
-            credit=CreditDescription(
-                granted=credit.granted, used=credit.sent, open=credit.available
-            ),
-            keys=len(self.hashes) if self.hashes is not None else None, behind=sorted(self.behind),
-        )  # fmt: skip
-
-    def end(self, why: Refused) -> None:
-        """It reads no more, and its session hears why."""
-        if not self.closed:
-            self.link.send(frames.error(why, subscription=self.subscription))
-            self.close()
-
-    def close(self) -> None:
-        """It reads no more."""
-        if not self.closed:
-            self.closed = True
-            self._owner.remove(self)
-
-
 class QueueReaders:
     """The readers of one queue."""
 
     def __init__(
-        self, tail: Tail, queue: Queue, states: Iterable[PartitionState], empty: Callable[[], None]
-    ) -> None:
+        self, tail: Tail, queue: Queue, states: Iterable[PartitionState],
+        empty: Callable[[], None], encoded: HitRate | None = None,
+    ) -> None:  # fmt: skip
         self._tail = tail
+        self.encoded = encoded or HitRate()
         self.queue = queue
         self._empty = empty
         self.next: dict[int, int] = {}
@@ -165,7 +108,7 @@ class QueueReaders:
             self._fan_outs[0] = (number, record, cut, rest)
         else:
             self._fan_outs.popleft()
-        encoded: dict[tuple[int, int], bytes] = {}
+        encoded: dict[tuple[int, int], Framed] = {}
         for reader in batch:
             if reader.closed or number in reader.behind or self._has_passed(reader, number, record):
                 continue
@@ -178,8 +121,7 @@ class QueueReaders:
                 frame = encoded.get(key)
                 if frame is None:
                     frame = encoded[key] = self._frame(reader, number, record, first, last)
-                reader.credit.spend(count)
-                reader.link.send(frame)
+                reader.give(frame, count)
         if self._fan_outs:
             self._fan_out_soon()
 
@@ -198,7 +140,7 @@ class QueueReaders:
             self._left_behind[reader] = None
         reader.pump()
 
-    def _frame(self, reader: Reader, number: int, record: Record, first: int, last: int) -> bytes:
+    def _frame(self, reader: Reader, number: int, record: Record, first: int, last: int) -> Framed:
         head = frames.reader_head(
             subscription=reader.subscription,
             partition=number,
@@ -207,14 +149,19 @@ class QueueReaders:
             published_unix_ms=record.header.published_unix_ms,
             offset=first,
         )
-        return frames.push_frame(head, record.slice(first, last))
+        return self._framed(head, record.slice(first, last), last - first + 1)
+
+    def _framed(self, head: bytes, messages: bytes, count: int) -> Framed:
+        self.encoded.misses += 1
+        self.encoded.hits -= 1  # the first who is given it is no hit
+        return frames.push_frame(head, messages), len(messages) - count + 1  # without commas
 
     def _fan_filtered(self, number: int, record: Record) -> None:
         wanted: dict[Reader, list[int]] = {}
         for place, hashed in enumerate(record.header.key_hashes):
             for reader in self._by_hash.get(hashed, ()):
                 wanted.setdefault(reader, []).append(record.first + place)
-        encoded: dict[tuple[int, tuple[int, ...]], bytes] = {}
+        encoded: dict[tuple[int, tuple[int, ...]], Framed] = {}
         for reader, offsets in wanted.items():
             if number in reader.behind or self._has_passed(reader, number, record):
                 continue
@@ -227,12 +174,11 @@ class QueueReaders:
             if frame is None:
                 frame = self._picked(reader, number, record, offsets, record.last + 1)
                 encoded[key] = frame
-            reader.credit.spend(len(offsets))
-            reader.link.send(frame)
+            reader.give(frame, len(offsets))
 
     def _picked(
         self, reader: Reader, number: int, record: Record, offsets: list[int], next_offset: int
-    ) -> bytes:
+    ) -> Framed:
         """A frame of single messages. `next_offset`: behind them, and behind what the filter skips
         after them."""
         head = frames.reader_head(
@@ -243,7 +189,7 @@ class QueueReaders:
             published_unix_ms=record.header.published_unix_ms,
             offsets=offsets,
         )
-        return frames.push_frame(head, b",".join(record.slice(o, o) for o in offsets))
+        return self._framed(head, b",".join(record.slice(o, o) for o in offsets), len(offsets))
 
     # --- Behind --------------------------------------------------------------------------------
 
@@ -324,9 +270,8 @@ class QueueReaders:
                 count = min(fitting(record, offsets), reader.credit.available)
                 picked, offsets = offsets[:count], offsets[count:]
                 reader.behind[number] = offsets[0] if offsets else record.last + 1
-                reader.credit.spend(count)
-                reader.link.send(
-                    self._picked(reader, number, record, picked, reader.behind[number])
+                reader.give(
+                    self._picked(reader, number, record, picked, reader.behind[number]), count
                 )
             reader.behind[number] = record.last + 1
             return True
@@ -335,8 +280,7 @@ class QueueReaders:
                 return False
             last = min(record.bytes_until(at, limits.PUSH_BYTES_MAX), record.last)
             last = min(last, at + reader.credit.available - 1)
-            reader.credit.spend(last - at + 1)
-            reader.link.send(self._frame(reader, number, record, at, last))
+            reader.give(self._frame(reader, number, record, at, last), last - at + 1)
             at = reader.behind[number] = last + 1
         return True
 

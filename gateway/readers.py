@@ -5,8 +5,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from gateway import frames
+from gateway.hit_rate import HitRate
 from gateway.link import Link, StartFrom
-from gateway.queue_readers import QueueReaders, Reader
+from gateway.queue_readers import QueueReaders
+from gateway.reader import Reader
 from gateway.tail import Tail
 from metadata.catalog import Queue
 from push.errors import Refused
@@ -24,6 +26,8 @@ class Readers:
         self._storage = storage
         self._tail = tail
         self._queues: dict[str, QueueReaders] = {}
+        self.encoded = HitRate()
+        """How many readers were given a push that was encoded for another one."""
 
     async def open(
         self,
@@ -64,7 +68,7 @@ class Readers:
         readers = self._queues.get(queue.queue_id)
         if readers is None:
             readers = self._queues[queue.queue_id] = QueueReaders(
-                self._tail, queue, states, lambda: self._closed(queue.queue_id)
+                self._tail, queue, states, lambda: self._closed(queue.queue_id), self.encoded
             )
         reader = Reader(readers, link, subscription, hashes)
         reader.credit.grant(credit)

@@ -12,6 +12,7 @@ from gateway import frames
 from gateway.addresses import NO_PROXIES, Addresses
 from gateway.deadlines import Deadlines, Timed
 from gateway.frames import Close
+from gateway.hit_rate import HitRate
 from gateway.incoming import Incoming
 from gateway.rfc6455 import text_frame
 from gateway.surroundings import Surroundings
@@ -65,6 +66,8 @@ class Registry:
         self._connections: set[Connection] = set()
         self._dirty: list[Connection] = []
         self._emptied: asyncio.Event | None = None
+        self.framed = HitRate()
+        """How many messages to clients were framed for another one already."""
 
     def __repr__(self) -> str:
         return f"<Registry: {len(self._connections)} sessions>"
@@ -110,12 +113,17 @@ class Registry:
         dirty, self._dirty = self._dirty, []
         # In a fan-out thousands of sessions hold the same payload: it is framed once.
         payload = frame = b""
+        written = framed = 0
         for connection in dirty:
             for message in connection.take():
                 if message is not payload:
                     payload, frame = message, text_frame(message)
+                    framed += 1
                 connection.write(frame)
+                written += 1
             connection.flushed()
+        self.framed.hits += written - framed
+        self.framed.misses += framed
 
     # --- The end --------------------------------------------------------------------------------
 

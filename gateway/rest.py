@@ -1,8 +1,8 @@
 """The HTTP application: operations behind one layer that judges who asks, and problem documents.
 
 From the outside in: CORS (only where origins are allowed), `Problems` (whatever is raised becomes
-a document), `Access` (who asks; headers that every answer has), the router. A layer is an ASGI
-callable without a task or a queue of its own.
+a document), `Accounts` (what is asked and refused is counted), `Access` (who asks; headers that
+every answer has), the router. A layer is an ASGI callable without a task or a queue of its own.
 """
 
 import time
@@ -32,11 +32,13 @@ from gateway import (
 from gateway.addresses import client_address
 from gateway.admission import Admission
 from gateway.auth import DETAIL, Auth, several
+from gateway.books import Books
 from gateway.incoming import Incoming
 from gateway.longpoll import Polls
-from gateway.operation import ADMISSION, INCOMING, Operation, check_rights
+from gateway.operation import ADMISSION, INCOMING, Operation
 from gateway.ports import BrokerPort
 from gateway.problems import SECURITY_HEADERS, Problems
+from gateway.rest_account import Accounts, carry_out
 from metadata.catalog import check_name
 from push.errors import Refused
 
@@ -150,6 +152,7 @@ class Application:
         public: Sequence[str] = (),
         wall: Callable[[], float] = time.time,
         incoming: Incoming | None = None,
+        books: Books | None = None,
     ) -> None:
         """`polls`: the sessions by long poll; None: there are none. `routes` are further ones
         that OpenAPI does not describe (pages), `public` the paths among them that need no
@@ -157,6 +160,7 @@ class Application:
         `incoming`: what bodies count in; None: their own."""
         self.polls = polls
         self.auth = auth
+        self.books = books or Books()
         self.wall = wall
         self._incoming = incoming or Incoming()
         self.openapi = openapi.encode(operations)
@@ -166,7 +170,7 @@ class Application:
         )
         open_paths = frozenset(o.path for o in operations if o.public) | frozenset(public)
         self.access = Access(self._router, auth, open_paths, lambda: broker.draining, wall)
-        self._problems: ASGIApp = Problems(self.access)
+        self._problems: ASGIApp = Problems(Accounts(self.access, self.books, broker))
         self._outermost: ASGIApp = self._finish
         if origins:
             self._outermost = CORSMiddleware(
@@ -200,8 +204,6 @@ def _routes(broker: BrokerPort, operations: Sequence[Operation]) -> list[BaseRou
 def _route(broker: BrokerPort, path: str, methods: dict[str, Operation]) -> Route:
     async def endpoint(request: Request) -> Response:
         method = "GET" if request.method == "HEAD" else request.method
-        operation = methods[method]
-        check_rights(operation, request)
-        return await operation.handler(broker, request)
+        return await carry_out(methods[method], broker, request)
 
     return Route(path, endpoint, methods=list(methods))

@@ -11,9 +11,11 @@ from starlette.responses import Response
 
 from gateway.access import ACCESS_S, TICKET_BYTES, TICKET_S, set_cookie, write_ticket
 from gateway.addresses import client_address
+from gateway.audit import Who
 from gateway.auth import DETAIL
 from gateway.operation import Answer, Operation, admission, decode, read_body, reply
 from gateway.ports import BrokerPort
+from gateway.rest_account import who_asks
 from push import limits
 from push.errors import Refused
 
@@ -69,6 +71,7 @@ async def enter(broker: BrokerPort, request: Request) -> Response:
             raise Refused("unauthorized", DETAIL)
         now = asyncio.get_running_loop().time()
         admitted = app.auth.check_ticket(ticket, now=now, wall=wall)
+    app.books.audit.access.granted(Who.of(admitted, who_asks(request.scope).address))
     lasts_s = min(admitted.lasts_s, ACCESS_S)
     value = app.auth.cookies.make(app.auth.pass_of(admitted), lasts_s, wall=wall)
     answer = reply(Admitted(admitted.principal.name, int(wall + lasts_s) * 1000))
@@ -122,6 +125,7 @@ OPERATIONS: Final = (
         {200: Answer("The ticket.", Ticket)},
         needs="own",
         errors=("too_many",),
+        act="ticket.create",
     ),
     Operation(
         "POST",

@@ -23,6 +23,7 @@ from gateway.operation import (
     reply,
 )
 from gateway.ports import BrokerPort, GroupStart, PulledMessage, PullSettled, SeekTo
+from gateway.rest_account import act_of, changes, counter_of, who_asks
 from metadata.catalog import Group, GroupSettings, Queue
 from push import limits
 from push.errors import Refused
@@ -152,8 +153,19 @@ async def put_group(broker: BrokerPort, request: Request) -> Response:
     word: Any = {"start": start} if isinstance(start, str) else {}
     queue, who = find_queue(broker, request), principal(request)
     settings = GroupSettings(**fields, **word)
+    act_of(request).about(changed=changes(_settings_of(broker, request, queue, name), settings))
     _, created = await broker.put_group(who, queue, name, settings, at)
+    act_of(request).about(created=created)
     return reply(await broker.describe_group(who, queue, name), 201 if created else 200)
+
+
+def _settings_of(
+    broker: BrokerPort, request: Request, queue: Queue, name: str
+) -> GroupSettings | None:
+    try:
+        return broker.metadata.find_group(principal(request), queue, name).settings
+    except Refused:
+        return None
 
 
 async def get_group(broker: BrokerPort, request: Request) -> Response:
@@ -165,6 +177,8 @@ async def get_group(broker: BrokerPort, request: Request) -> Response:
 async def delete_group(broker: BrokerPort, request: Request) -> Response:
     """204; what it had not settled stays for the others."""
     name, queue = group_name(request), find_queue(broker, request)
+    broker.metadata.find_group(principal(request), queue, name)  # else there is nothing to begin
+    await act_of(request).begin()
     await broker.delete_group(principal(request), queue, name)
     return Response(status_code=204)
 
@@ -174,7 +188,11 @@ async def seek_group(broker: BrokerPort, request: Request) -> Response:
     name = group_name(request)
     wanted = decode(await read_body(request), _SEEK)
     queue, who = find_queue(broker, request), principal(request)
-    await broker.seek_group(who, queue, name, _seek_to(wanted.to))
+    to = _seek_to(wanted.to)
+    broker.metadata.find_group(who, queue, name)  # else there is nothing to begin
+    act_of(request).about(to=to)
+    await act_of(request).begin()
+    await broker.seek_group(who, queue, name, to)
     return reply(await broker.describe_group(who, queue, name))
 
 
@@ -196,7 +214,13 @@ async def pull(broker: BrokerPort, request: Request) -> Response:
     queue = find_queue(broker, request)
     group = await _group_for_pull(broker, request, queue, name)
     messages = await _pull_while_there(broker, request, queue, group, wanted)
-    return reply({"messages": messages})
+    answer = reply({"messages": messages})
+    if messages:
+        size = len(answer.body) - len(b'{"messages":[]}') - len(messages) + 1  # without commas
+        counter = counter_of(request.scope, request.app.books, broker)
+        counter.given(len(messages), size)
+        counter.redeliveries += sum(message.attempt > 1 for message in messages)
+    return answer
 
 
 async def _group_for_pull(broker: BrokerPort, request: Request, queue: Queue, name: str) -> Group:
@@ -207,6 +231,8 @@ async def _group_for_pull(broker: BrokerPort, request: Request, queue: Queue, na
         if error.code.name != "group_not_found":
             raise
     group, _ = await broker.put_group(who, queue, name, GroupSettings(), None)
+    asks, audit = who_asks(request.scope), request.app.books.audit
+    audit.note("group.create", asks, queue=queue.name, group=name)
     return group
 
 
@@ -322,6 +348,7 @@ OPERATIONS: Final = (
         needs="manage",
         request=GroupRequest,
         errors=(*_FIND, *_BODY, "too_many"),
+        act="group.put",
     ),
     Operation(
         "GET",
@@ -340,6 +367,7 @@ OPERATIONS: Final = (
         {204: Answer("It is gone.")},
         needs="manage",
         errors=(*_FIND, "group_not_found"),
+        act="group.delete",
     ),
     Operation(
         "POST",
@@ -350,6 +378,7 @@ OPERATIONS: Final = (
         needs="manage",
         request=SeekRequest,
         errors=(*_FIND, *_BODY, "group_not_found"),
+        act="group.seek",
     ),
     Operation(
         "POST",

@@ -20,6 +20,7 @@ from gateway.operation import (
     rights,
 )
 from gateway.ports import Answered, BrokerPort
+from gateway.rest_account import counter_of
 from push import limits
 from push.errors import TocsinError
 from push.message import Message
@@ -83,6 +84,7 @@ async def publish(broker: BrokerPort, request: Request) -> Response:
     future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
 
     def answered(answer: Answered) -> None:
+        answer.counted_in(counter_of(request.scope, request.app.books, broker))
         if not future.done():  # cancelled: nobody waits any more
             future.set_result(answer)
 

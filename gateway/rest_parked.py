@@ -19,6 +19,7 @@ from gateway.operation import (
     reply,
 )
 from gateway.ports import BrokerPort, Decided, ParkedKeys, WhichKey
+from gateway.rest_account import act_of, shown_keys
 from push import limits
 from push.errors import Refused
 from push.unparking import Verb
@@ -60,7 +61,11 @@ async def decide_parked(broker: BrokerPort, request: Request) -> Response:
     wanted = decode(await read_body(request), DECISION)
     which, queue = wanted.which(), find_queue(broker, request)
     group = broker.metadata.find_group(principal(request), queue, name)
-    return reply(await broker.parking.decide(queue, group, wanted.decision, which))
+    act = act_of(request)
+    act.about(decision=wanted.decision, **shown_keys(which, queue))
+    decided = await broker.parking.decide(queue, group, wanted.decision, which)
+    act.about(keys=len(decided.keys))
+    return reply(decided)
 
 
 _PATH: Final = "/v1/queues/{queue}/groups/{group}/parked"
@@ -86,5 +91,6 @@ OPERATIONS: Final = (
         needs="manage",
         request=DecisionRequest,
         errors=(*_ERRORS, "invalid_json", "request_too_large", "not_parked", "unknown"),
+        act="parked.decide",
     ),
 )

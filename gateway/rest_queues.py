@@ -22,6 +22,7 @@ from gateway.operation import (
     rights,
 )
 from gateway.ports import BrokerPort
+from gateway.rest_account import act_of, changes
 from gateway.slices import Slices
 from metadata.catalog import (
     DEAD_LETTERS,
@@ -91,8 +92,18 @@ async def put_queue(broker: BrokerPort, request: Request) -> Response:
     other = other_dead_letter_queue(name, settings)
     if other is not None:
         rights(request).check("manage", other)
-    _, created = await broker.create_queue(principal(request), name, settings)
+    who = principal(request)
+    act_of(request).about(changed=changes(_settings_of(broker, request, name), settings))
+    _, created = await broker.create_queue(who, name, settings)
+    act_of(request).about(created=created)
     return reply(await described(broker, request, name), 201 if created else 200)
+
+
+def _settings_of(broker: BrokerPort, request: Request, name: str) -> QueueSettings | None:
+    try:
+        return broker.find_queue(principal(request), name).settings
+    except Refused:
+        return None
 
 
 async def get_queue(broker: BrokerPort, request: Request) -> Response:
@@ -174,6 +185,7 @@ OPERATIONS: Final = (
             "request_too_large",
             "too_many",
         ),
+        act="queue.put",
     ),
     Operation(
         "GET",

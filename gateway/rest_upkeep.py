@@ -22,6 +22,7 @@ from gateway.operation import (
     rights,
 )
 from gateway.ports import BrokerPort
+from gateway.rest_account import act_of, shown_hash
 from gateway.rest_queues import QueueDescription, described
 from gateway.upkeep_values import FoundDeadLetters, Look, Peeked, Place, Purged, Redriven
 from metadata.catalog import check_name, other_dead_letter_queue
@@ -81,7 +82,14 @@ async def purge_queue(broker: BrokerPort, request: Request) -> Response:
     if (wanted.group is not None) + wanted.all != 1:
         raise Refused("invalid_request", "exactly one of group and all")
     queue = find_queue(broker, request)
-    return reply(await broker.upkeep.purge(principal(request), queue, wanted.group))
+    if wanted.group is not None:
+        broker.metadata.find_group(principal(request), queue, wanted.group)
+    act = act_of(request)
+    act.about(**msgspec.to_builtins(wanted))
+    await act.begin()
+    purged = await broker.upkeep.purge(principal(request), queue, wanted.group)
+    act.about(messages=purged.messages)
+    return reply(purged)
 
 
 async def peek_queue(broker: BrokerPort, request: Request) -> Response:
@@ -115,7 +123,13 @@ async def redrive_dead_letters(broker: BrokerPort, request: Request) -> Response
     other = other_dead_letter_queue(queue.name, queue.settings)
     if other is not None:
         rights(request).check("manage", other)
-    return reply(await broker.upkeep.redrive(principal(request), queue, look))
+    act = act_of(request)
+    if look.key is not None:
+        act.about(key_hash=shown_hash(look.key, queue))
+    act.about(reason=look.reason, limit=look.limit)
+    redriven = await broker.upkeep.redrive(principal(request), queue, look)
+    act.about(messages=redriven.messages)
+    return reply(redriven)
 
 
 def _check_read(request: Request, look: Look) -> None:
@@ -155,6 +169,7 @@ OPERATIONS: Final = (
         {200: Answer("The queue as it is now.", QueueDescription)},
         needs="manage",
         errors=_FIND,
+        act="queue.pause",
     ),
     Operation(
         "POST",
@@ -164,6 +179,7 @@ OPERATIONS: Final = (
         {200: Answer("The queue as it is now.", QueueDescription)},
         needs="manage",
         errors=_FIND,
+        act="queue.resume",
     ),
     Operation(
         "POST",
@@ -174,6 +190,7 @@ OPERATIONS: Final = (
         needs="manage",
         request=PurgeRequest,
         errors=(*_FIND, *_BODY, "group_not_found"),
+        act="queue.purge",
     ),
     Operation(
         "GET",
@@ -216,5 +233,6 @@ OPERATIONS: Final = (
         needs="manage",
         request=RedriveRequest,
         errors=(*_FIND, *_BODY, "queue_full", "too_many", "overloaded", "storage_full"),
+        act="dead_letters.redrive",
     ),
 )

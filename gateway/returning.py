@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any, Protocol
 
 from gateway import frames
+from gateway.account import Account
 from gateway.delivery_lists import check_deliveries
 from gateway.link import DeliveryList
 from gateway.session import Effect
@@ -19,6 +20,9 @@ from push.errors import Refused, TocsinError
 
 class Host(Protocol):
     """The conversation that goes on."""
+
+    @property
+    def account(self) -> Account: ...
 
     def send(self, frame: bytes) -> None: ...
 
@@ -111,6 +115,7 @@ class Returning:
         try:
             answer = frames.ok(frame.ref, revoked=await revoked)
         except TocsinError as error:
+            host.account.refused(error.code.name)
             answer = frames.error(error, frame.ref)
         except Exception:
             host.report_bug(frame.ref)

@@ -11,11 +11,13 @@ from hashlib import blake2b
 from typing import Final
 
 from gateway.counting import Published
+from gateway.hit_rate import HitRate
+from gateway.usage import Counter
 from metadata.catalog import Principal, Queue, QueueSettings
 from metadata.rights import ALL_KEYS, Keys
 from push import limits
 from push.errors import Refused, TocsinError, Unknown
-from push.message import Message, check_message
+from push.message import Message, check_message, encode_message
 from push.ports import Appended, NotStored, Partition, Stored
 from push.record import RecordBuilder
 from push.ring import Ring, key_hash
@@ -48,6 +50,33 @@ class Answer:
     """What is remembered of each message instead of its id."""
     done: Callable[["Answer"], None] | None = None
     durability: dict[str, object] = field(default_factory=dict)
+    bytes: int = 0
+    """Of the messages that went on to the storage, as JSON."""
+    is_plain: bool = True
+    """Every message was stored, and is new."""
+
+    def fail(self, index: int, error: TocsinError) -> None:
+        """Message `index` is not stored, or nobody knows."""
+        self.outcomes[index] = error
+        self.is_plain = False
+
+    def fail_all(self, error: TocsinError) -> None:
+        """None of its messages is stored."""
+        self.outcomes = [error] * len(self.messages)
+        self.is_plain = False
+
+    def counted_in(self, counter: Counter) -> None:
+        """As Answer of gateway.link. Where all went well, nothing is looked at one by one."""
+        if self.is_plain:
+            counter.stored(len(self.outcomes), self.bytes)
+            return
+        for message, outcome in zip(self.messages, self.outcomes, strict=True):
+            if isinstance(outcome, TocsinError):
+                counter.refused(outcome.code.name)
+            elif outcome[2]:
+                counter.duplicates += 1
+            else:
+                counter.stored(1, len(encode_message(message)))
 
     def ids(self, index: int) -> str:
         """The id of message `index`: the client's, or its place (R1)."""
@@ -113,6 +142,7 @@ class OpenRecord:
                     outcomes[index] = (number, offset, False)
                     offset += 1
             else:
+                answer.is_plain = False
                 for index in indexes:
                     outcomes[index] = outcome_at(number, result.outcomes[place])
                     place += 1
@@ -125,10 +155,15 @@ class Route:
     """What is computed once per queue: the ring, and where its recent keys go."""
 
     __slots__ = (
-        "appends", "counted", "keys", "partitions", "queue", "ring", "spread", "spread_members",
+        "appends", "counted", "keys", "partitions", "places", "queue", "ring", "spread",
+        "spread_members",
     )  # fmt: skip
 
-    def __init__(self, queue: Queue, counted: Published | None = None) -> None:
+    def __init__(
+        self, queue: Queue, counted: Published | None = None, places: HitRate | None = None
+    ) -> None:
+        self.places = places or HitRate()
+        """How often a key's place was remembered."""
         self.queue = queue
         self.counted = counted or Published()
         self.ring = Ring(queue.ring_epoch, queue.members)
@@ -143,9 +178,18 @@ class Route:
         if place is None:
             if len(self.keys) >= ROUTES_MAX:
                 self.keys.clear()
+            self.places.misses += 1
+            self.places.hits -= 1  # `routed` takes it for one
             hashed = key_hash(key, self.queue.hash_key)
             place = self.keys[key] = (self.ring.partition(hashed), hashed)
         return place
+
+    def routed(self, run: Run) -> int:
+        """A run is on its way to the storage: counts it, returns its bytes."""
+        size = sum(map(len, run.encoded))
+        run.answer.bytes += size
+        self.places.hits += len(run.hashes) - run.hashes.count(0)
+        return size
 
     def spread_place(self) -> int:
         """The partition for messages without a key: one after the other, publish by publish, for

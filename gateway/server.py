@@ -27,6 +27,8 @@ from starlette.routing import BaseRoute
 from gateway.addresses import Addresses, parse_networks
 from gateway.admin import AdminSocket
 from gateway.admin_tokens import token_routes
+from gateway.audit import BROKER
+from gateway.books import Books
 from gateway.config import Config, describe
 from gateway.credentials import Credentials
 from gateway.http11 import http_class
@@ -83,9 +85,12 @@ class Server:
         broker: WholeBroker,
         bound: socket,
         pages: Pages,
+        *,
+        books: Books,
         tls: Tls | None = None,
     ) -> None:
         self.config = config
+        self.books = books
         self.tls = tls
         self._watching: asyncio.Task[None] | None = None
         self.broker = broker
@@ -93,13 +98,15 @@ class Server:
         auth = self.credentials.auth
         # What PROTOCOL.md says: a ping after `heartbeat_s`, and the end after as long again.
         timing = Timing(heartbeat_s=config.heartbeat_s, heartbeat_timeout_s=config.heartbeat_s)
-        around = Surroundings(broker, auth, timing=timing)
+        around = Surroundings(broker, auth, timing=timing, books=books)
         addresses = Addresses(
             parse_networks(",".join(config.trusted_proxies)) if config.trusted_proxies else (),
             certificate_header=config.client_certificate_header,
             is_plain_allowed=config.plain or config.is_loopback,
         )
         self.registry = Registry(around, sessions_max=_sessions_max(), addresses=addresses)
+        broker.hit_rates["framed_messages"] = self.registry.framed
+        broker.audit = books.audit
         application = Application(
             broker,
             auth,
@@ -108,10 +115,11 @@ class Server:
             routes=pages.routes,
             public=pages.public,
             incoming=self.registry.incoming,
+            books=books,
         )
         self._port: int = bound.getsockname()[1]
-        routes = token_routes(broker.metadata.tokens, auth, time.time)
-        self._admin = AdminSocket(config.data_dir, broker, routes)
+        routes = token_routes(broker.metadata.tokens, auth, time.time, books.audit)
+        self._admin = AdminSocket(config.data_dir, broker, routes, books)
         self._listener = Listener(
             application,
             bound,
@@ -147,14 +155,22 @@ class Server:
         except BaseException:
             bound.close()
             raise
-        server = cls(config, broker, bound, pages, tls)
         try:
-            # The broker holds the data folder: an admin socket that is there is a dead one's.
+            # The broker holds the data folder: what is there is a dead one's.
+            books = await asyncio.to_thread(_open_books, config)
+        except OSError as error:
+            bound.close()
+            await broker.stop()
+            raise StartError(f"The audit trail in {config.data_dir} fails: {error}.") from error
+        server = cls(config, broker, bound, pages, books=books, tls=tls)
+        try:
             await server._admin.start()
             await server.credentials.start()
             await server._listener.start()
             if tls is not None:
                 server._watching = asyncio.create_task(tls.watch())
+            books.start()
+            books.audit.note("broker.start", BROKER, details=describe(config))
         except BaseException as error:
             await server.stop()
             if isinstance(error, KeysError):
@@ -194,9 +210,20 @@ class Server:
         )
         self.registry.deadlines.close()
         await self.broker.stop()
+        self.books.audit.note("broker.stop", BROKER)
+        await self.books.stop()
         for end in ends:
             if isinstance(end, BaseException):
                 raise end
+
+
+def _open_books(config: Config) -> Books:
+    return Books.open(
+        config.data_dir,
+        is_usage_on=config.usage,
+        usage_bytes_max=config.usage_bytes_max,
+        audit_bytes_max=config.audit_bytes_max,
+    )
 
 
 def run(

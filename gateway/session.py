@@ -41,9 +41,15 @@ class State(enum.Enum):
 
 
 class Reply(NamedTuple):
-    """Send this frame."""
+    """Send this frame: a refusal, of this code."""
 
     frame: bytes
+    code: str
+
+    @classmethod
+    def to(cls, refusal: Refused, ref: int | None = None) -> "Reply":
+        """What a frame gets that is refused."""
+        return cls(frames.error(refusal, ref), refusal.code.name)
 
 
 class Ping(NamedTuple):
@@ -107,7 +113,7 @@ class Session:
             if isinstance(effect, frames.Hello) and effect.session and place < len(received):
                 # What stands behind it is meant for the other session, if there is one.
                 refusal = Refused("invalid_request", "a hello with a session is alone in a message")
-                return [Reply(frames.error(refusal)), self._close(frames.PROTOCOL)]
+                return [Reply.to(refusal), self._close(frames.PROTOCOL)]
             if effect is not None:
                 effects.append(effect)
             if effect.__class__ is Close:
@@ -119,7 +125,7 @@ class Session:
         if self.state is State.CLOSED:
             return []
         refusal = Refused("invalid_request", "a binary message; frames are JSON in text messages")
-        return [Reply(frames.error(refusal)), self._close(frames.PROTOCOL)]
+        return [Reply.to(refusal), self._close(frames.PROTOCOL)]
 
     def _judge(self, frame: frames.ClientFrame, now: float) -> Effect | None:
         if (self.state is State.HELLO) is not isinstance(frame, frames.Hello):
@@ -127,7 +133,7 @@ class Session:
         match frame:
             case frames.Publish():
                 refusal = _check_publish(frame)
-                return frame if refusal is None else Reply(frames.error(refusal, frame.ref))
+                return frame if refusal is None else Reply.to(refusal, frame.ref)
             case frames.Ping() | frames.Auth():
                 return frame
             case frames.Ack() | frames.Nack() | frames.Extend() | frames.Held():
@@ -166,7 +172,7 @@ class Session:
                 f"a session has at most {limits.SUBSCRIPTIONS_PER_SESSION_MAX} subscriptions",
             )
         if refusal is not None:
-            return Reply(frames.error(refusal, frame.ref))
+            return Reply.to(refusal, frame.ref)
         self._subscriptions[frame.subscription] = None
         return frame
 
@@ -181,13 +187,13 @@ class Session:
                 "too_many",
                 f"subscription {frame.subscription}: credit grows by at most {limits.CREDIT_MAX}",
             )
-            return Reply(frames.error(refusal))
+            return Reply.to(refusal)
         return frame
 
     def _undecodable(self, data: bytes, error: Refused) -> list[Effect]:
-        effects: list[Effect] = [Reply(frames.error(error, ref)) for ref in _refs(data)]
+        effects: list[Effect] = [Reply.to(error, ref) for ref in _refs(data)]
         if not effects:
-            effects.append(Reply(frames.error(error)))
+            effects.append(Reply.to(error))
         self._bad_count += 1
         if not _is_utf8(data):
             effects.append(self._close(INVALID_UTF8))
@@ -307,7 +313,7 @@ def _check_subscribe(frame: frames.Subscribe) -> Refused | None:
 
 def _not_subscribed(subscription: int, ref: int | None) -> Reply:
     refusal = Refused("not_subscribed", f"no subscription {subscription}, or not yet")
-    return Reply(frames.error(refusal, ref))
+    return Reply.to(refusal, ref)
 
 
 def _is_utf8(data: bytes) -> bool:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from heapq import nsmallest
 from typing import Final, Protocol
 
+from gateway.account import Account
 from gateway.addresses import UNKNOWN
 from gateway.admission import Admission
 from gateway.facts_values import SessionDescription, SessionList
@@ -45,6 +46,9 @@ class Resumable(Protocol):
 
     @property
     def principal(self) -> Principal: ...
+
+    @property
+    def account(self) -> Account: ...
 
     def described(self) -> SessionDescription:
         """For looking at."""

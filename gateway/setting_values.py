@@ -176,6 +176,11 @@ def byte_count(text: str) -> int:
     return whole(text, 0, 1 << 50)
 
 
+def journal_bytes(text: str) -> int:
+    """So many bytes, for files of lines."""
+    return whole(text, 1 << 16, 1 << 50)
+
+
 def seconds(least: float, most: float) -> Callable[[str], float]:
     """A parser of seconds from `least` to `most`."""
 

@@ -237,4 +237,23 @@ SETTINGS: Final = (
         "seconds from 1 to 300",
         "A WebSocket that was quiet for so long is asked for a sign of life. [20]",
     ),
+    Setting(
+        "usage",
+        values.switch,
+        "one of 1, true, yes, 0, false, no",
+        "Write down, minute by minute, what each principal uses of each queue. [yes]",
+        is_flag=True,
+    ),
+    Setting(
+        "usage_bytes_max",
+        values.journal_bytes,
+        "a whole number of bytes, at least 65536",
+        "What the usage files take at most; the oldest go. [268435456]",
+    ),
+    Setting(
+        "audit_bytes_max",
+        values.journal_bytes,
+        "a whole number of bytes, at least 65536",
+        "What the audit trail takes at most; its oldest files go. [1073741824]",
+    ),
 )

@@ -4,12 +4,16 @@ from functools import partial
 from typing import Protocol
 
 from gateway import frames
+from gateway.account import Account
 from gateway.link import Settled
 from gateway.subscriptions import Settling, Subscriptions, settling_answer
 
 
 class Host(Protocol):
     """The conversation that settles."""
+
+    @property
+    def account(self) -> Account: ...
 
     def send(self, frame: bytes) -> None: ...
 
@@ -47,6 +51,7 @@ class SettlingFrames:
     def _confirmed(self, frame: frames.Ack, settled: Settled) -> None:
         answer = settling_answer(frame, settled)
         assert answer is not None  # it has a ref
+        self._count(settled)
         self._host.answered(answer)
 
     def nack(self, frame: frames.Nack) -> None:
@@ -60,5 +65,12 @@ class SettlingFrames:
     def _answer(self, frame: Settling, settled: Settled) -> None:
         answer = settling_answer(frame, settled)
         if answer is not None:
+            self._count(settled)
             self._host.send(answer)
         self._host.settled()
+
+    def _count(self, settled: Settled) -> None:
+        if not settled.durable:
+            self._host.account.refused("unknown")
+        elif settled.not_delivered:
+            self._host.account.refused("not_delivered")

@@ -112,6 +112,7 @@ class Subscriptions:
                 raise
         check_name(name, "group")
         group, _ = await self._broker.put_group(principal, queue, name, GroupSettings(), start)
+        self._link.account.note("group.create", queue=queue.name, group=name)
         return group
 
     async def _open_reader(self, frame: frames.Subscribe, queue: Queue) -> bytes:

@@ -5,9 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.auth import Auth
+from gateway.books import Books
 from gateway.link import Broker
 from gateway.session import Timing
 from gateway.sessions import Sessions
+from metadata.catalog import Principal
+from metadata.client import has_queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +24,8 @@ class Surroundings:
     wall: Callable[[], float] = time.time
     """Unix seconds."""
     sessions: Sessions = field(default_factory=Sessions)
+    books: Books = field(default_factory=Books)
+
+    def has_queue(self, principal: Principal, name: str) -> bool:
+        """Whether there is a queue of this name, to this principal."""
+        return has_queue(self.broker.metadata, principal, name)

@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from gateway.hit_rate import HitRate
 from gateway.spans import Stages
 from push import limits
 from push.ports import Partition, Read, Storage
@@ -30,6 +31,8 @@ class Tail:
         self._reads: dict[tuple[Partition, int, int], asyncio.Task[Read]] = {}
         self.ends: dict[Partition, int] = {}
         """Certified ends, of the partitions that were appended to or asked for."""
+        self.hit_rate = HitRate()
+        """Of looks for the next record."""
         self.ahead_bytes = 0
         """What slots have read, or are reading, and have not given out yet."""
 
@@ -75,7 +78,12 @@ class Tail:
     def get(self, partition: Partition, offset: int) -> tuple[Record, Stages] | None:
         """The record that begins at `offset`, if it is in memory."""
         records = self._records.get(partition)
-        return records.get(offset) if records else None
+        found = records.get(offset) if records else None
+        if found is not None:
+            self.hit_rate.hits += 1
+        elif offset < self.ends.get(partition, 0):  # there is one, and it is not here
+            self.hit_rate.misses += 1
+        return found
 
     async def read(
         self, partition: Partition, offset: int, bytes_max: int = limits.READ_BYTES_MAX

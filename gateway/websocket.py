@@ -154,6 +154,8 @@ class WebSocketConnection(asyncio.Protocol):
         if handshake.is_accepted:
             self._open(handshake.admission)
         else:
+            code = handshake.code or "invalid_request"
+            around.books.handshake_refused(code, self.address.text or None)
             self._transport.close()
 
     def _open(self, admission: Admission | None) -> None:

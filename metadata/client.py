@@ -10,6 +10,7 @@ from typing import Final, Protocol
 from metadata.catalog import Group, GroupSettings, Membership, Principal, Queue, QueueSettings
 from metadata.data_keys import DataKeys
 from metadata.tokens import TokenRecord
+from push.errors import Refused
 
 STORAGE_INCARNATION: Final = "storage incarnation"
 """The mark of the storage that belongs to a catalog."""
@@ -136,6 +137,15 @@ class Tokens(Protocol):
 
     def on_revoked(self, listener: Callable[[TokenRecord], None]) -> None:
         """Register for revoked ones; called on the event loop after the change is durable."""
+
+
+def has_queue(metadata: Metadata, principal: Principal, name: str) -> bool:
+    """Whether there is a queue of this name, to this principal."""
+    try:
+        metadata.find_queue(principal, name)
+    except Refused:
+        return False
+    return True
 
 
 class QueueListener(Protocol):

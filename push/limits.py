@@ -185,6 +185,26 @@ COOKIE_BYTES_MAX: Final = 3072
 ACCESS_REQUEST_BYTES_MAX: Final = 1024
 """The body of a request for access, which anybody may send; a ticket has 32 characters."""
 
+# --- Usage and audit ---------------------------------------------------------------------------
+USAGE_KEYS_MAX: Final = 10_000
+"""Tenants, principals and queues with a usage line of their own in a minute: 1 KiB each in memory,
+400 bytes each on disk. What belongs to further ones is summed in one line."""
+USAGE_QUEUES_PER_SESSION_MAX: Final = 64
+"""Queues whose counter a session keeps at hand; for others it is looked up each time."""
+USAGE_LINES_KEPT_MAX: Final = 20_000
+"""Usage lines that wait for a disk that is full: two full minutes."""
+ACCESS_KEYS_MAX: Final = 1000
+"""Who was let in, and who was not, counted apart in a minute, by principal, credential and address;
+further ones are summed, so that a flood of bad credentials is no flood of lines."""
+AUDIT_REFUSED_PER_MINUTE_MAX: Final = 600
+"""Refused acts with an audit line of their own; further ones are counted. Who may do nothing must
+not be able to push out of the trail what others did."""
+AUDIT_ENTRIES_KEPT_MAX: Final = 10_000
+"""Audit entries that wait for a disk that is full; of what is dropped beyond, the trail says how
+much it was."""
+JOURNAL_FILE_BYTES_MAX: Final = 16 * 1_048_576
+"""A file of usage or audit lines: the next one begins behind so much."""
+
 # --- Storage -----------------------------------------------------------------------------------
 FREE_BYTES_RESERVE: Final = 256 * 1_048_576
 """Below so much free space publishes are refused while acks and deletes go on (R31)."""

@@ -13,6 +13,7 @@ from gateway import frames
 from gateway.facts_values import CreditDescription, SubscriptionDescription
 from gateway.frames import Position
 from gateway.link import Answer, DeliveryList, Link, Settled, StartFrom
+from gateway.usage import Counter
 from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
 from metadata.client import Metadata
 from metadata.rights import ALL_KEYS, Keys
@@ -30,6 +31,9 @@ class EchoAnswer:
     outcomes: list[tuple[int, int, bool] | TocsinError]
     durability: Mapping[str, object] = field(default_factory=lambda: {"level": "all", "copies": 1})
     id_prefix: str = "echo-1-"
+
+    def counted_in(self, counter: Counter) -> None:
+        counter.stored(len(self.outcomes), 0)
 
 
 @dataclass

@@ -6,14 +6,17 @@ outside assert behaviour. Leases never expire here and partitions have no owners
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from gateway.audit import Audit
 from gateway.facts_values import Explained, HeldKeys, LeaseList
 from gateway.frames import Position
+from gateway.hit_rate import HitRate
 from gateway.link import Consumer, Link, Reader, StartFrom
 from gateway.ports import (
     Answered,
@@ -36,6 +39,7 @@ from gateway.upkeep_values import (
     Purged,
     Redriven,
 )
+from gateway.usage import Counter
 from metadata.catalog import (
     Group,
     GroupSettings,
@@ -191,6 +195,9 @@ class PlainAnswer:
     def id_prefix(self) -> str:
         return self.prefix
 
+    def counted_in(self, counter: Counter) -> None:
+        counter.stored(len(self.outcomes), 0)
+
     def ids(self, index: int) -> str:
         outcome = self.outcomes[index]
         assert not isinstance(outcome, TocsinError)
@@ -303,6 +310,8 @@ class PlainBroker:
 
     def __init__(self, *, auto_create: bool = False) -> None:
         self.metadata: Metadata = PlainMetadata()
+        self.hit_rates: dict[str, HitRate] = {}
+        self.audit = Audit(None, None, wall=time.time)
         self.draining = False
         self.not_ready: list[str] = []
         self.auto_create = auto_create

@@ -52,6 +52,9 @@ def test_every_setting_is_read_from_the_environment() -> None:
         "TOCSIN_HEARTBEAT_S": "5",
         "TOCSIN_ENCRYPTION": "off",
         "TOCSIN_MASTER_KEY_FILE": "/etc/tocsin.key",
+        "TOCSIN_USAGE": "no",
+        "TOCSIN_USAGE_BYTES_MAX": "65536",
+        "TOCSIN_AUDIT_BYTES_MAX": "1000000",
     }
     others = {"TOCSIN_MASTER_KEY", "TOCSIN_MASTER_KEY_PROVIDER"}
     assert set(texts) | others == {setting.variable for setting in SETTINGS}
@@ -83,6 +86,9 @@ def test_every_setting_is_read_from_the_environment() -> None:
         heartbeat_s=5,
         encryption=False,
         master_key_file=Path("/etc/tocsin.key"),
+        usage=False,
+        usage_bytes_max=65_536,
+        audit_bytes_max=1_000_000,
     )
     assert warnings == []
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.queue_readers import QueueReaders, Reader
+from gateway.queue_readers import QueueReaders
+from gateway.reader import Reader
 from gateway.spans import Stages
 from gateway.tail import Tail
 from metadata.catalog import Queue

@@ -13,6 +13,7 @@ from gateway.admin import AdminSocket
 from gateway.admin_tokens import token_routes
 from gateway.admission import Admission
 from gateway.auth import DETAIL, LET_IN, Auth
+from gateway.books import Books
 from gateway.commands import admin as admin_command
 from metadata.catalog import Principal
 from metadata.rights import ALL_RIGHTS, parse_rights
@@ -162,7 +163,7 @@ class Admin:
         self.tokens = PlainTokens()
         self.auth = Auth(None, tokens=self.tokens, is_required=required)
         self.data_dir = data_dir
-        routes = token_routes(self.tokens, self.auth, lambda: WALL)
+        routes = token_routes(self.tokens, self.auth, lambda: WALL, Books().audit)
         self.socket = AdminSocket(data_dir, PlainBroker(), routes)
 
     async def run(self, *arguments: str) -> Result:

@@ -11,9 +11,11 @@ import httpx2
 import msgspec
 
 from gateway import frames
+from gateway.account import Account
 from gateway.addresses import UNKNOWN
 from gateway.admission import Admission
 from gateway.auth import LET_IN, Auth
+from gateway.books import Books
 from gateway.broker import Broker
 from gateway.config import Config
 from gateway.consumer import Consumer
@@ -21,7 +23,7 @@ from gateway.conversation import Conversation
 from gateway.facts_values import Transport
 from gateway.frames import Close
 from gateway.link import StartFrom
-from gateway.queue_readers import Reader
+from gateway.reader import Reader
 from gateway.rest import Application
 from gateway.routing import Answer
 from gateway.surroundings import Surroundings
@@ -58,6 +60,7 @@ class Session:
         self.session_id = name
         self.client: str | None = f"client of {name}"
         self.linger_s = linger_s
+        self.account = Account(Books(), lambda principal, name: True)
         self.frames: list[Frame] = []
         self.is_writable = True
         self._news = asyncio.Event()
