@@ -599,7 +599,7 @@ async def test_settling_in_an_unknown_group_is_refused_and_makes_none(http: Http
 
 
 async def test_a_group_is_sought_to_its_start_and_end(http: Http) -> None:
-    await make_queue(http)
+    await make_queue(http, retention_s=60)  # else what is settled may go meanwhile
     await publish(http, *({"body": n} for n in range(5)))
     receipts = [message["receipt"] for message in await pull(http)]
     await http.post(f"{GROUP}/ack", json={"receipts": receipts})
