@@ -11,15 +11,23 @@ import pytest
 from click.testing import CliRunner
 
 from gateway import audit_trail
+from gateway.account import Account
 from gateway.admission import Admission
 from gateway.audit import AccessCounts, Who
 from gateway.audit_trail import Entry, Trail, verify
+from gateway.auth import Auth
 from gateway.books import Books
 from gateway.commands import admin
+from gateway.frames import Subscribe
 from gateway.journal import Journal, files_of
-from metadata.catalog import Principal
+from gateway.rest import OPERATIONS, Application
+from gateway.subscriptions import Subscriptions
+from metadata.catalog import ANYBODY, Principal
 from push import limits
 from push.errors import Refused
+from push.ring import key_hash
+from tests.gateway.asgi import client_of
+from tests.histories.house import House, Session
 
 NOON = 1_763_726_400.0
 ALICE = Who.of(Admission(Principal("alice", "acme"), credential="token 7"), "192.0.2.7")
@@ -242,6 +250,63 @@ def test_access_is_counted_not_listed() -> None:
         (None, "unauthorized", 3, {"overflow": True}),
     ]
     assert counts.take(0) == []
+
+
+# --- Where acts come from ------------------------------------------------------------------------
+
+WORK = {
+    "publish", "pull", "ack", "nack", "extend", "open_session", "post_frames", "end_session",
+    "enter", "leave",
+}  # fmt: skip
+"""What clients do all day, and getting in and out, which is counted."""
+
+
+def test_every_operation_that_changes_something_is_an_act() -> None:
+    changing = {one.name for one in OPERATIONS if one.method != "GET" and one.act is None}
+    assert changing == WORK
+    acts = [one.act for one in OPERATIONS if one.act is not None]
+    assert len(set(acts)) == len(acts)
+    assert all(one.method != "GET" for one in OPERATIONS if one.act is not None)
+
+
+async def test_acts_over_http_by_use_and_by_the_broker_have_their_lines(house: House) -> None:
+    """What is made by its first use says who used it; a key is told by its hash."""
+    books = books_of(house.folder)
+    house.broker.audit = books.audit
+    queue = await house.queue()
+    application = Application(house.broker, Auth("a-secret-token"), books=books)
+    async with client_of(application, Authorization="Bearer a-secret-token") as http:
+        assert (await http.post("/v1/tickets")).status_code == 200
+        await http.post("/v1/queues/orders/groups/pulled/pull", json={})
+        body = {"decision": "retry", "key": "canary"}
+        path = "/v1/queues/orders/groups/pulled/parked"
+        assert (await http.post(path, json=body)).json()["code"] == "not_parked"
+        redrive = {"key": "canary", "reason": "expired"}
+        await http.post("/v1/queues/orders/dead-letters/redrive", json=redrive)
+        await http.post("/v1/queues/%00/pause")
+    session = Session("s")
+    session.account = Account(books, lambda who, name: True)
+    session.account.admitted(Admission(ANYBODY))
+    subscriptions = Subscriptions(house.broker, session)
+    await subscriptions.open(Subscribe(ref=1, subscription=1, queue="orders", group="g", credit=0))
+    await house.broker._dead_letter_queue(queue)
+    await books.stop()
+    told = [
+        (one["action"], one["outcome"], one["principal"], one.get("group"))
+        for one in lines(house.folder)
+        if one["action"] != "access"
+    ]
+    assert told == [
+        ("ticket.create", "ok", "operator", None), ("group.create", "ok", "operator", "pulled"),
+        ("parked.decide", "not_parked", "operator", "pulled"),
+        ("dead_letters.redrive", "ok", "operator", None),
+        ("queue.pause", "invalid_name", "operator", None),
+        ("group.create", "ok", "anybody", "g"), ("queue.create", "ok", "broker", None),
+    ]  # fmt: skip
+    hashed = f"{key_hash('canary', queue.hash_key):016x}"
+    details = [one["details"] for one in lines(house.folder) if one.get("details")]
+    assert [one["key_hash"] for one in details] == [hashed, hashed]
+    assert b"canary" not in only(house.folder).read_bytes()
 
 
 # --- A full disk --------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from tests.layout.tree import OUTSIDE, ROOT, SERVER, files, imports, parsed
 
 PURE = (
     *files(".py", "push"),
-    *(Path(f"gateway/{name}.py") for name in ("frames", "session", "outbox")),
+    *(Path(f"gateway/{name}.py") for name in ("frames", "session", "outbox", "usage")),
 )
 CLIENTS_IN_THE_SERVER = {Path("gateway/demo.py")}
 """The only modules of the server that may use the SDK: they are clients that ship with it."""
