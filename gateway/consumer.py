@@ -16,7 +16,7 @@ from gateway.facts_values import (
     SubscriptionDescription,
 )
 from gateway.link import DeliveryList, Link
-from gateway.settled import Settled
+from gateway.settled import Settled, when_durable
 from gateway.slot import Slot
 from push import limits
 from push.credit import Credit
@@ -228,7 +228,7 @@ class Consumer:
                 for index in range(3, len(delivery) - 1, 2):
                     first, last = delivery[index], delivery[index + 1]
                     settled.add(place, slot.ack(number, first, last, now))
-        self._settled(touched, now, settled, confirmed)
+        when_durable(touched, now, settled, confirmed)
         return settled
 
     def nack(self, deliveries: DeliveryList, delay_s: float | None, reason: str | None) -> Settled:
@@ -246,7 +246,7 @@ class Consumer:
                     first, last = delivery[index], delivery[index + 1]
                     judged = slot.nack(number, first, last, now, delay_s=delay_s, reason=reason)
                     settled.add(place, judged)
-        self._settled(touched, now, settled, None)
+        when_durable(touched, now, settled, None)
         return settled
 
     def extend(
@@ -270,7 +270,7 @@ class Consumer:
                         lease_s=lease_s or slot.delivery.settings.lease_s, now=now,
                     )  # fmt: skip
                     settled.add(place, judged)
-        self._settled(touched, now, settled, None)
+        when_durable(touched, now, settled, None)
         return settled
 
     def start(self, started: DeliveryList) -> None:
@@ -296,31 +296,6 @@ class Consumer:
         )
         (settled.stale if known and not newer else settled.not_delivered).append(delivery)
         return None, 0
-
-    def _settled(
-        self,
-        touched: dict[int, Slot],
-        now: float,
-        settled: Settled,
-        confirmed: Callable[[Settled], None] | None,
-    ) -> None:
-        if confirmed is None:
-            for slot in touched.values():
-                slot.settled(now)
-        elif not touched:
-            confirmed(settled)
-        else:
-            left = len(touched)
-
-            def one(durable: bool) -> None:
-                nonlocal left
-                left -= 1
-                settled.durable = settled.durable and durable
-                if not left:
-                    confirmed(settled)
-
-            for slot in touched.values():
-                slot.settled(now, one)
 
     def deleted(self, why: Refused) -> None:
         """Its group is gone: the session hears of it; who is away, when it says what it holds."""

@@ -1,8 +1,10 @@
 """What an ack, nack or extend did."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from gateway.link import DeliveryList
+from gateway.slot import Slot
 from push.giving import Judged
 
 
@@ -25,3 +27,31 @@ class Settled:
         ):  # fmt: skip
             if ranges:
                 out.append([*place, *(number for pair in ranges for number in pair)])
+
+
+def when_durable(
+    touched: Mapping[int, Slot],
+    now: float,
+    settled: Settled,
+    confirmed: Callable[[Settled], None] | None,
+) -> None:
+    """Let these slots write what was settled in them. `confirmed` is called once, when all of it
+    is durable, or it is known that it will not be; where nothing was touched, at once."""
+    if confirmed is None:
+        for slot in touched.values():
+            slot.settled(now)
+        return
+    if not touched:
+        confirmed(settled)
+        return
+    left = len(touched)
+
+    def one(durable: bool) -> None:
+        nonlocal left
+        left -= 1
+        settled.durable = settled.durable and durable
+        if not left:
+            confirmed(settled)
+
+    for slot in touched.values():
+        slot.settled(now, one)

@@ -54,6 +54,7 @@ class Session:
     """A link that keeps what it is sent, and knows what of it is a message."""
 
     principal = ANYBODY
+    admission = LET_IN
     transport: Transport | None = "websocket"
 
     def __init__(self, name: str, linger_s: float = 0.0) -> None:
