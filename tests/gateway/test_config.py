@@ -21,44 +21,47 @@ def test_nothing_set_is_a_broker_for_this_machine() -> None:
     assert warnings == []
 
 
+TEXTS = {
+    "TOCSIN_HOST": "::1",
+    "TOCSIN_PORT": "0",
+    "TOCSIN_DATA_DIR": "/tmp/t",
+    "TOCSIN_STORAGE": "sqlite:",
+    "TOCSIN_METADATA": "in-process",
+    "TOCSIN_TOKEN": "0123456789abcdef",
+    "TOCSIN_TLS_CERT": "/tmp/c.pem",
+    "TOCSIN_TLS_KEY": "/tmp/k.pem",
+    "TOCSIN_TLS_CLIENT_CA": "/tmp/ca.pem",
+    "TOCSIN_PLAIN": "no",
+    "TOCSIN_TRUSTED_PROXIES": "10.1.2.3, FD00::/8",
+    "TOCSIN_CLIENT_CERTIFICATE_HEADER": "X-Client-Name",
+    "TOCSIN_AUTO_CREATE": "Yes",
+    "TOCSIN_ORIGINS": "https://App.example, http://localhost:3000",
+    "TOCSIN_FREE_BYTES_RESERVE": "0",
+    "TOCSIN_DRAIN_S": "2.5",
+    "TOCSIN_AUTH": "required",
+    "TOCSIN_JWT_KEYS": "keys.json",
+    "TOCSIN_JWT_AUDIENCE": "tocsin",
+    "TOCSIN_JWT_ISSUER": "https://issuer.example",
+    "TOCSIN_JWT_ALGORITHMS": "EdDSA, HS256",
+    "TOCSIN_JWT_RIGHTS": "read:feed:{sub}  publish:inbox",
+    "TOCSIN_JWT_RIGHTS_CLAIM": "rights",
+    "TOCSIN_JWT_TENANT_CLAIM": "org",
+    "TOCSIN_JWT_REFRESH_S": "60",
+    "TOCSIN_LOG_LEVEL": "DEBUG",
+    "TOCSIN_HEARTBEAT_S": "5",
+    "TOCSIN_ENCRYPTION": "off",
+    "TOCSIN_MASTER_KEY_FILE": "/etc/tocsin.key",
+    "TOCSIN_USAGE": "no",
+    "TOCSIN_USAGE_BYTES_MAX": "65536",
+    "TOCSIN_AUDIT_BYTES_MAX": "1000000",
+}
+"""Every setting as a text, but for keys."""
+
+
 def test_every_setting_is_read_from_the_environment() -> None:
-    texts = {
-        "TOCSIN_HOST": "::1",
-        "TOCSIN_PORT": "0",
-        "TOCSIN_DATA_DIR": "/tmp/t",
-        "TOCSIN_STORAGE": "sqlite:",
-        "TOCSIN_METADATA": "in-process",
-        "TOCSIN_TOKEN": "0123456789abcdef",
-        "TOCSIN_TLS_CERT": "/tmp/c.pem",
-        "TOCSIN_TLS_KEY": "/tmp/k.pem",
-        "TOCSIN_TLS_CLIENT_CA": "/tmp/ca.pem",
-        "TOCSIN_PLAIN": "no",
-        "TOCSIN_TRUSTED_PROXIES": "10.1.2.3, FD00::/8",
-        "TOCSIN_CLIENT_CERTIFICATE_HEADER": "X-Client-Name",
-        "TOCSIN_AUTO_CREATE": "Yes",
-        "TOCSIN_ORIGINS": "https://App.example, http://localhost:3000",
-        "TOCSIN_FREE_BYTES_RESERVE": "0",
-        "TOCSIN_DRAIN_S": "2.5",
-        "TOCSIN_AUTH": "required",
-        "TOCSIN_JWT_KEYS": "keys.json",
-        "TOCSIN_JWT_AUDIENCE": "tocsin",
-        "TOCSIN_JWT_ISSUER": "https://issuer.example",
-        "TOCSIN_JWT_ALGORITHMS": "EdDSA, HS256",
-        "TOCSIN_JWT_RIGHTS": "read:feed:{sub}  publish:inbox",
-        "TOCSIN_JWT_RIGHTS_CLAIM": "rights",
-        "TOCSIN_JWT_TENANT_CLAIM": "org",
-        "TOCSIN_JWT_REFRESH_S": "60",
-        "TOCSIN_LOG_LEVEL": "DEBUG",
-        "TOCSIN_HEARTBEAT_S": "5",
-        "TOCSIN_ENCRYPTION": "off",
-        "TOCSIN_MASTER_KEY_FILE": "/etc/tocsin.key",
-        "TOCSIN_USAGE": "no",
-        "TOCSIN_USAGE_BYTES_MAX": "65536",
-        "TOCSIN_AUDIT_BYTES_MAX": "1000000",
-    }
     others = {"TOCSIN_MASTER_KEY", "TOCSIN_MASTER_KEY_PROVIDER"}
-    assert set(texts) | others == {setting.variable for setting in SETTINGS}
-    config, warnings = load(texts)
+    assert set(TEXTS) | others == {setting.variable for setting in SETTINGS}
+    config, warnings = load(TEXTS)
     assert config == Config(
         host="::1",
         port=0,

@@ -142,6 +142,11 @@ async def test_sums_are_what_was_done_and_nothing_that_is_secret_is_written(
             assert (await http.delete(f"{PATH}/groups/pulled")).status_code == 204
             assert (await http.delete(f"{PATH}/groups/pulled")).status_code == 404
         caches = json.loads(run("status", server, "--json"))["caches"]
+        made = json.loads(
+            run("token", server, "create", "alice", "--right", "read:orders", "--json")
+        )
+        run("token", server, "revoke", made["token_id"])
+        run("master-key", server, "rotate", "--json")
         deleted = CliRunner().invoke(
             admin, ["delete-queue", "orders", "--confirm", "orders", *where(server)]
         )
@@ -154,6 +159,7 @@ async def test_sums_are_what_was_done_and_nothing_that_is_secret_is_written(
     assert len(written) >= 2
     for path in (*written, server.log_path):
         assert not CANARY.search(path.read_bytes()), path
+        assert made["token"].encode() not in path.read_bytes()
     assert caches["places_of_keys"] == {"hits": 1, "misses": 4, "rate": 0.2}
     assert caches["framed_messages"]["misses"] > 0
     sys.stdout.write(f"\nhit rates: {caches}\n")
@@ -196,7 +202,8 @@ def check_acts(server: Server) -> None:
         ("broker.start", "ok"), ("queue.put", "ok"), ("queue.put", "ok"),
         ("queue.put", "setting_fixed"), ("group.put", "ok"), ("group.put", "ok"),
         ("queue.purge", "begun"), ("queue.purge", "ok"), ("group.delete", "begun"),
-        ("group.delete", "ok"), ("group.delete", "group_not_found"), ("queue.delete", "begun"),
+        ("group.delete", "ok"), ("group.delete", "group_not_found"), ("token.create", "ok"),
+        ("token.revoke", "ok"), ("master_key.rotate", "ok"), ("queue.delete", "begun"),
         ("queue.delete", "ok"), ("broker.stop", "ok"),
     ]  # fmt: skip
     changed = [one["details"]["changed"] for one in acts if one["action"] == "queue.put"]
@@ -225,7 +232,7 @@ def run(command: str, server: Server, *more: str) -> str:
     """What `tocsin admin` prints."""
     done = CliRunner().invoke(admin, [command, *more, *where(server)])
     assert done.exit_code == 0, done.output
-    return done.output
+    return done.stdout
 
 
 TORN = b'{"schema":1,"minute_un'
