@@ -66,6 +66,9 @@ class Carried:
     def limit(self, message_bytes_max: int) -> None:
         """As Carrier.limit."""
 
+    def present(self, token: str) -> None:
+        """As Carrier.present."""
+
     def send(self, frames: Sequence[bytes]) -> None:
         """As Carrier.send."""
         if not self.is_over:

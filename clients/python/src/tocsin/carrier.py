@@ -44,6 +44,9 @@ class Carrier(Protocol):
     def limit(self, message_bytes_max: int) -> None:
         """End when a larger message comes."""
 
+    def present(self, token: str) -> None:
+        """What is asked from now on comes with this token, where each request brings one."""
+
     def send(self, frames: Sequence[bytes]) -> None:
         """Send frames; the first one is the hello. After the end nothing happens."""
 

@@ -55,8 +55,8 @@ def connect(
 
     Args:
         url: http or https; without it TOCSIN_URL, without that http://127.0.0.1:8080.
-        token: a bearer token, or a function that returns a fresh one at each attempt to connect;
-            without it TOCSIN_TOKEN, without that none is sent.
+        token: a bearer token, or a function, also an async one, that returns a fresh one: asked at
+            each attempt to connect, and before it is over. Without it TOCSIN_TOKEN, or none.
         name: what the broker's lists of sessions and owners call this client.
         producer: the name under which messages are numbered; a random one by default. Only one
             client at a time may use a name.

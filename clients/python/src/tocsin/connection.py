@@ -137,6 +137,9 @@ class Connection(asyncio.Protocol):
         """As Carrier.limit."""
         self._ws.max_message_size = message_bytes_max
 
+    def present(self, token: str) -> None:
+        """As Carrier.present: a WebSocket has shown its token once."""
+
     def send(self, frames: Sequence[bytes]) -> None:
         """As Carrier.send."""
         if self._ws.state is not State.OPEN:

@@ -221,7 +221,7 @@ class Dialer:
 
     async def _attempt_each(self) -> None:
         """One attempt, and where it failed as if WebSockets were kept out, one by long poll."""
-        token = fresh_token(self._token)
+        token = await fresh_token(self._token)
         transport = self._choice.next
         try:
             await self._attempt(transport, token)
@@ -300,7 +300,7 @@ class Dialer:
             if self.carrier is not standing or self._attempting:
                 return  # lost meanwhile: a new long poll has a task of its own
             with contextlib.suppress(OSError, TocsinError):
-                await self._attempt("websocket", fresh_token(self._token))
+                await self._attempt("websocket", await fresh_token(self._token))
                 return
 
     # --- what the session tells -----------------------------------------------------------------

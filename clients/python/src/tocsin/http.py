@@ -13,7 +13,7 @@ from tocsin import wire
 from tocsin.calling import TIMEOUT_S, object_of, path_to
 from tocsin.errors import CannotConnect
 from tocsin.message import Content
-from tocsin.requesting import Token, bearer, checked_token, open_http, refusal
+from tocsin.requesting import Token, bearer, checked_token, fresh_token, open_http, refusal
 from tocsin.subscribing import Start, start_at
 from tocsin.trusting import trust, why_not_trusted
 from tocsin.upkeep import Upkeep
@@ -102,7 +102,7 @@ class Http(Upkeep):
             NoToken: the function that is to return a token has failed.
             BrokerError: what the problem document says.
         """
-        headers = bearer(self._token)
+        headers = bearer(await fresh_token(self._token))
         content = None
         if body is not None:
             content = wire.encode(body)

@@ -94,6 +94,10 @@ class Polling:
         """As Carrier.limit. A batch may hold as many bytes of frames as a frame, and one more."""
         self._bytes_max = max(2 * message_bytes_max, ANSWER_BYTES_MAX)
 
+    def present(self, token: str) -> None:
+        """As Carrier.present."""
+        self._headers.update(bearer(token))
+
     def send(self, frames: Sequence[bytes]) -> None:
         """As Carrier.send."""
         if self._ended:

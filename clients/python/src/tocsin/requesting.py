@@ -1,7 +1,8 @@
 """Requests over HTTP, and what their refusals mean."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
 from ssl import PROTOCOL_TLS_CLIENT, SSLContext
 from typing import Final
 from urllib.parse import urlsplit
@@ -11,8 +12,8 @@ import msgspec
 
 from tocsin.errors import BrokerError, CannotConnect, NotABroker, NoToken, broker_error
 
-Token = str | Callable[[], str] | None
-"""A bearer token, or what returns a fresh one at each use."""
+Token = str | Callable[[], str | Awaitable[str]] | None
+"""A bearer token, or what returns a fresh one at each use, at once or when it is awaited."""
 BUSY_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Of a proxy, or of a broker that starts: another attempt may succeed."""
 _TOKEN: Final = re.compile(r"[!-~]+")
@@ -63,7 +64,7 @@ def checked_token(token: Token) -> Token:
     return token
 
 
-def fresh_token(token: Token) -> str | None:
+async def fresh_token(token: Token) -> str | None:
     """The text to present now; None: there is none.
 
     Raises:
@@ -72,7 +73,8 @@ def fresh_token(token: Token) -> str | None:
     if not callable(token):
         return token
     try:
-        text = token()
+        found = token()
+        text = await found if isawaitable(found) else found
     except Exception as error:
         raise NoToken(f"the function that is to return a token has failed: {error!r}") from error
     if not isinstance(text, str):
@@ -82,10 +84,9 @@ def fresh_token(token: Token) -> str | None:
     return text
 
 
-def bearer(token: Token) -> dict[str, str]:
-    """The headers that carry it. Raises NoToken."""
-    text = fresh_token(token)
-    return {} if text is None else {"Authorization": f"Bearer {text}"}
+def bearer(token: str | None) -> dict[str, str]:
+    """The headers that carry it."""
+    return {} if token is None else {"Authorization": f"Bearer {token}"}
 
 
 def refusal(status: int, content: bytes) -> BrokerError | CannotConnect:

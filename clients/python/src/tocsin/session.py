@@ -19,6 +19,7 @@ from tocsin.carrier import Carrier, Trace
 from tocsin.choosing import Mode, Transport
 from tocsin.dialing import Dialer, OpenCarrier
 from tocsin.errors import ClientClosed, TocsinError
+from tocsin.renewing import Renewing
 from tocsin.requesting import Token
 
 logger = logging.getLogger("tocsin")
@@ -112,6 +113,8 @@ class Session:
         """uvloop's handles do not know it where it has passed."""
         self.is_open = False
         self.is_draining = False
+        if callable(token):
+            self.add(Renewing(self, token))
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -219,6 +222,11 @@ class Session:
         self.flush()
         if self.is_open and self._carrier is not None:
             self._carrier.send([wire.encode(frame)])
+
+    def present(self, token: str) -> None:
+        """The broker has taken this token in the place of the one before."""
+        if self._carrier is not None:
+            self._carrier.present(token)
 
     def dirty(self, part: Part) -> None:
         """It has something to send: at the end of this turn of the loop."""
