@@ -27,8 +27,9 @@ export interface Environment {
 
 export interface ConnectOptions {
   /**
-   * A bearer token, or a function that returns a fresh one at each attempt to connect and at each
-   * call over HTTP. Without one none is sent; requests to the page's origin carry its cookies.
+   * A bearer token, or a function that returns a fresh one: asked at each attempt to connect, at
+   * each call over HTTP, and before the one in use is over. Without one none is sent; requests to
+   * the page's origin carry its cookies.
    */
   token?: string | (() => string | Promise<string>) | null;
   /** For the broker's logs. Default: "tocsin-javascript". */

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from tocsin import codes, errors, wire
 from tocsin.outgoing import NewMessage, encode_message
-from tocsin.packing import join_frames
+from tocsin.packing import join_frames, without_tokens
 from tocsin.publishing import Bounds
 
 from gateway import frames
@@ -129,3 +129,13 @@ def test_many_frames_are_joined_within_the_brokers_bounds() -> None:
     assert [len(msgspec.json.decode(message)) for message in joined] == [256, 44]
     large = b'"%b"' % (b"x" * 400_000)
     assert join_frames([large, large]) == [large, large]
+
+
+def test_who_looks_on_sees_no_token() -> None:
+    auth = wire.encode(wire.Auth(ref=7, token='t"\\o k'))
+    publish = wire.encode(wire.Ping(ref=1))
+    shown = without_tokens(b"[%b,%b,%b]" % (publish, auth, auth))
+    assert msgspec.json.decode(shown) == [
+        {"type": "ping", "ref": 1}, *2 * [{"type": "auth", "ref": 7, "token": "…"}],
+    ]  # fmt: skip
+    assert without_tokens(publish) is publish

@@ -15,6 +15,7 @@ import { Keeper } from "./keeping.js";
 import { Publisher } from "./publisher.js";
 import { Reader } from "./reader.js";
 import { ReadPart } from "./readpart.js";
+import { Renewing } from "./renewing.js";
 import { checkedToken, checkedUrl, report } from "./requesting.js";
 import { Session } from "./session.js";
 import { Subscription } from "./subscription.js";
@@ -30,6 +31,7 @@ const READ_CREDIT = 1000;
 /** A place of before a reload that nobody takes is given up after so long. */
 const CLAIM_MS = 10_000;
 const HELLO = '{"type":"hello",';
+const AUTH = /("type":"auth","ref":\d+,"token":")(?:[^"\\]|\\.)*/g;
 const OPTIONS = new Set([
   "token", "name", "producer", "transport", "lingerS", "connectTimeoutS", "resume", "trace",
   "environment",
@@ -92,6 +94,9 @@ export class Client extends Calls {
     });
     if (before !== null) this.#session.recall(before.session, before.numbers);
     this.#number = before?.numberMax ?? 0;
+    if (typeof token === "function") {
+      this.#session.add(new Renewing(this.#session, token, environment));
+    }
     this.#publisher = new Publisher(this.#session, environment, before?.sequences);
     this.#http = new Http(this.url, token, environment);
     this.#claims = new Timer(environment);
@@ -373,7 +378,8 @@ function traced(trace) {
   return (direction, transport, said) => {
     try {
       const text = typeof said === "string" ? said : JSON.stringify(said);
-      trace(direction, transport, text.startsWith(HELLO) ? withoutToken(text) : text);
+      const shown = text.startsWith(HELLO) ? withoutToken(text) : text.replace(AUTH, "$1…");
+      trace(direction, transport, shown);
     } catch (error) {
       report("the trace has failed", error);
     }

@@ -90,6 +90,11 @@ export class Polling {
     this.#listener = listener;
   }
 
+  /** What is asked from now on comes with this token. */
+  present(token) {
+    this.#token = token;
+  }
+
   /** As Socket.send. @param {string[]} frames */
   send(frames) {
     if (this.#isOver) return;

@@ -81,9 +81,7 @@ export class Session {
   // --- life -------------------------------------------------------------------------------------
 
   /** Connect once. Rejects with CannotConnect, or with the broker's refusal. */
-  async open() {
-    await this.#dialer.open();
-  }
+  open = () => this.#dialer.open();
 
   /** Send what is queued, end the session and everything that still waits. */
   async close() {
@@ -228,10 +226,7 @@ export class Session {
   }
 
   /** A fresh ref. */
-  nextRef = () => {
-    this.#ref += 1;
-    return this.#ref;
-  };
+  nextRef = () => (this.#ref += 1);
 
   /** `answered` gets the `ok` or `error` to the request with this ref; null: it was lost. */
   expect(ref, answered) {
@@ -246,6 +241,11 @@ export class Session {
 
   #unsubscribe(number) {
     this.request({ type: "unsubscribe", ref: this.nextRef(), subscription: number });
+  }
+
+  /** The broker has taken this token in the place of the one before. */
+  present(token) {
+    this.#carrier?.present?.(token);
   }
 
   /** It has something to send: at the end of this turn. */

@@ -158,6 +158,7 @@ const FIELDS = new Map(
       heartbeat_s: [isNumber, 20],
       linger_s: [isNumber, 0],
       resumed: [areWhole, null],
+      right_lasts_s: [isNumber, null],
       frame_bytes_max: [isWhole, FRAME_BYTES_MAX],
       messages_per_publish_max: [isWhole, 1000],
       in_flight_max: [isWhole, 10_000],
@@ -174,6 +175,7 @@ const FIELDS = new Map(
       settled: [isWhole, 0],
       stale: [areRows, []],
       revoked: [areRows, []],
+      right_lasts_s: [isNumber, null],
     },
     error: {
       code: [isText],

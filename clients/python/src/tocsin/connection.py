@@ -20,7 +20,7 @@ from tocsin import codes
 from tocsin.carrier import ABNORMAL, WRITE_BUFFER_BYTES, Listener, Trace
 from tocsin.choosing import Transport
 from tocsin.errors import InvalidRequest, NotABroker
-from tocsin.packing import join_frames
+from tocsin.packing import join_frames, without_tokens
 from tocsin.requesting import refusal
 
 MESSAGE_BYTES_MAX: Final = 8 * 1_048_576
@@ -146,7 +146,7 @@ class Connection(asyncio.Protocol):
             return
         for message in join_frames(frames):
             if self._trace is not None:
-                self._trace("sent", "websocket", message)
+                self._trace("sent", "websocket", without_tokens(message))
             self._ws.send_text(message)
         self._flush()
 

@@ -1,8 +1,17 @@
 """Frames into messages."""
 
+import re
 from collections.abc import Sequence
+from typing import Final
 
 from tocsin.wire import FRAMES_PER_MESSAGE_MAX, MESSAGE_BYTES_AIM
+
+_AUTH: Final = re.compile(rb'("type":"auth","ref":\d+,"token":")(?:[^"\\]|\\.)*')
+
+
+def without_tokens(message: bytes) -> bytes:
+    """As somebody may see it who looks on."""
+    return _AUTH.sub(b"\\1\xe2\x80\xa6", message) if b'"type":"auth"' in message else message
 
 
 def join_frames(frames: Sequence[bytes]) -> list[bytes]:

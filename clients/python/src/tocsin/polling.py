@@ -22,7 +22,7 @@ from tocsin import codes, wire
 from tocsin.carrier import ABNORMAL, WRITE_BUFFER_BYTES, Listener, Trace
 from tocsin.choosing import Transport
 from tocsin.errors import BrokerError, CannotConnect, NotABroker, NotFound, Unauthorized
-from tocsin.packing import join_frames
+from tocsin.packing import join_frames, without_tokens
 from tocsin.requesting import bearer, open_http, refusal
 
 logger = logging.getLogger("tocsin")
@@ -275,7 +275,7 @@ class Polling:
 
     def _show(self, direction: Literal["sent", "received"], data: bytes) -> None:
         if self._trace is not None and data != b"[]":
-            self._trace(direction, self.transport, data)
+            self._trace(direction, self.transport, without_tokens(data))
 
     def _end(self, code: int, reason: str) -> None:
         if self._ended:

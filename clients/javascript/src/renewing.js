@@ -1,0 +1,107 @@
+/**
+ * A session whose token runs out asks for a fresh one in time, and goes on with it.
+ *
+ * @module
+ */
+
+import { freshToken } from "./requesting.js";
+
+/** After this share of its life a token is followed by a fresh one. */
+const RENEW_SHARE = 0.8;
+/** So long after an attempt that failed comes the next one, at the earliest. */
+const AGAIN_MS = 5000;
+
+/**
+ * A part of the session, where a function returns tokens. Without one there is nothing to do: the
+ * broker closes with 4401 when the one token is over.
+ */
+export class Renewing {
+  #session;
+  #token;
+  #environment;
+  #due = Infinity;
+  #ends = 0;
+  /** Which carrier it is asked for: what comes for an earlier one is not said. */
+  #round = 0;
+
+  /**
+   * @param {import("./session.js").Session} session
+   * @param {() => string | Promise<string>} token
+   * @param {import("./environment.js").Environment} environment
+   */
+  constructor(session, token, environment) {
+    this.#session = session;
+    this.#token = token;
+    this.#environment = environment;
+  }
+
+  opened() {
+    this.#lasts(this.#session.welcome.right_lasts_s);
+  }
+
+  /** The next attempt to connect brings a fresh token. */
+  disconnected() {
+    this.#due = Infinity;
+    this.#round += 1;
+  }
+
+  failed() {
+    this.disconnected();
+  }
+
+  collect() {
+    return [];
+  }
+
+  nextDeadline() {
+    return this.#due;
+  }
+
+  expire(now) {
+    if (now < this.#due) return;
+    this.#due = Infinity;
+    this.#renew(this.#round);
+  }
+
+  async #renew(round) {
+    let token;
+    try {
+      token = await freshToken(this.#token);
+    } catch { // there may be one the next time, or when the broker has closed
+      if (round === this.#round) this.#again();
+      return;
+    }
+    const session = this.#session;
+    if (round !== this.#round || !session.isOpen) return;
+    const ref = session.nextRef();
+    session.expect(ref, (answer) => this.#answered(token, answer));
+    session.request({ type: "auth", ref, token });
+  }
+
+  #answered(token, answer) {
+    if (answer === null) return;
+    if (answer.type === "ok") {
+      this.#session.present(token);
+      this.#lasts(answer.right_lasts_s);
+    } else this.#again();
+  }
+
+  #lasts(lastsS) {
+    this.#due = Infinity;
+    if (lastsS === null) return;
+    const now = this.#environment.now();
+    this.#ends = now + 1000 * lastsS;
+    this.#wakeAt(now + RENEW_SHARE * 1000 * lastsS);
+  }
+
+  #again() {
+    const now = this.#environment.now();
+    const leftMs = this.#ends - now;
+    if (leftMs > AGAIN_MS) this.#wakeAt(now + Math.max(AGAIN_MS, RENEW_SHARE * leftMs));
+  }
+
+  #wakeAt(due) {
+    this.#due = due;
+    this.#session.wakeAt(due);
+  }
+}
