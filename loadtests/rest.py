@@ -15,7 +15,8 @@ class Rest:
     def __init__(self, url: str, token: str | None = None) -> None:
         place = urlsplit(url)
         self._host, self._port, self._netloc = place.hostname or "", place.port or 80, place.netloc
-        self._token = token
+        self.token = token
+        """Presented with each request; None: none is."""
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
@@ -42,8 +43,8 @@ class Rest:
         body: bytes | None,
     ) -> tuple[int, bytes]:
         lines = [f"{method} {path} HTTP/1.1", f"Host: {self._netloc}"]
-        if self._token:
-            lines.append(f"Authorization: Bearer {self._token}")
+        if self.token:
+            lines.append(f"Authorization: Bearer {self.token}")
         if body is not None:
             lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
         writer.write("\r\n".join([*lines, "", ""]).encode() + (body or b""))

@@ -8,7 +8,9 @@ import asyncio
 import json
 import logging
 import sys
+import tempfile
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
@@ -18,6 +20,7 @@ from loadtests import (
     stuck_keys,
     trial_churn,
     trial_console,
+    trial_credentials,
     trial_fuzz,
     trial_guard,
     trial_hostile,
@@ -244,6 +247,19 @@ def schema(cases: int, seed: int, as_json: bool) -> None:
 
 @trials.command()
 @click.option(
+    "--sessions", type=click.IntRange(2, 10_000), default=trial_credentials.SESSIONS,
+    show_default=True, help="How many are to end, each of four times.",
+)  # fmt: skip
+@_json
+def revoke(sessions: int, as_json: bool) -> None:
+    """Tokens are revoked and run out, keys leave: their sessions, over WebSocket and by long poll,
+    must end within 5 s, and nobody else's. About a minute."""
+    with tempfile.TemporaryDirectory(prefix="tocsin-revoke-") as folder:
+        _try(trial_credentials.revoke(sessions, Path(folder), _progress), as_json)
+
+
+@trials.command()
+@click.option(
     "--frames", type=click.IntRange(100), default=trial_fuzz.FRAMES, show_default=True,
     help="Mutated frames and requests.",
 )  # fmt: skip
@@ -267,6 +283,20 @@ def hostile(seconds: float, as_json: bool) -> None:
     1,000 readers that never read, floods of subscribes, credit and tickets.
     """
     _try(trial_hostile.hostile(trial_hostile.Plan(seconds), _progress), as_json)
+
+
+@trials.command()
+@click.option(
+    "--tries", type=click.IntRange(1, 100_000), default=trial_credentials.TRIES, show_default=True,
+    help="Of each kind, as a request and as a handshake.",
+)  # fmt: skip
+@_seed
+@_json
+def guesses(tries: int, seed: int, as_json: bool) -> None:
+    """Wrong credentials of every kind: the medians of the times until the answer must be within
+    1 ms of one another, and the answers the same. About two minutes."""
+    with tempfile.TemporaryDirectory(prefix="tocsin-guesses-") as folder:
+        _try(trial_credentials.guesses(tries, Path(folder), _progress, seed=seed), as_json)
 
 
 def _progress(text: str) -> None:

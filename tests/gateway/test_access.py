@@ -353,7 +353,7 @@ async def test_a_used_ticket_and_an_old_one_are_refused(
     ticket = await ticket_of(application)
     assert (await http.post("/v1/access", json={"ticket": ticket})).status_code == 200
     old = "an-old-one"
-    application.auth.tickets.add(old, IN, now=asyncio.get_running_loop().time() - TICKET_S)
+    application.auth.tickets.add(old, OPERATORS, now=asyncio.get_running_loop().time() - TICKET_S)
     async with client_of(application, origin=OURS) as other:
         for wrong in (ticket, old, "", "wrong", "\x00"):
             answer = await other.post("/v1/access", json={"ticket": wrong})

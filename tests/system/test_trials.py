@@ -4,8 +4,11 @@ The whole trials, which compare rates as well, are `make trials`. Here counts on
 busy machine, too: what was delivered, in which order, how often, and what memory it took.
 """
 
+from pathlib import Path
+
 from loadtests.trial import Finding
 from loadtests.trial_churn import churn
+from loadtests.trial_credentials import guesses, revoke
 from loadtests.trial_seal import Plan as SealPlan
 from loadtests.trial_seal import seal
 from loadtests.trial_stalled import stalled
@@ -36,3 +39,15 @@ async def test_sockets_that_stop_reading_cost_bounded_memory_and_nobody_a_messag
 async def test_what_is_at_rest_is_sealed_whatever_happens_to_its_keys_and_bits() -> None:
     """P2, P13, R9, R30: rotations under load and a kill, flipped bits, and a canary in no file."""
     hold(await seal(SealPlan(rotations=2, flips=150), print))
+
+
+async def test_the_end_of_a_credential_ends_its_sessions_within_five_seconds(
+    tmp_path: Path,
+) -> None:
+    """P11: revoked, run out, and without its key, over both transports."""
+    hold(await revoke(40, tmp_path, print, lasts_s=3))
+
+
+async def test_wrong_credentials_are_told_the_same_over_sockets(tmp_path: Path) -> None:
+    """P11."""
+    hold(await guesses(1, tmp_path, print))

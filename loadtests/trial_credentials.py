@@ -1,0 +1,301 @@
+"""The end of a credential ends what it has let in; wrong ones are told the same, as quickly.
+
+revoke     half of the sessions over WebSocket, half by long poll, each waiting; then their token is
+           revoked, runs out, or the key that signed it leaves the issuer's set. A witness with
+           another token goes on
+guesses    wrong credentials of every kind, in turns, as REST requests and as WebSocket handshakes
+"""
+
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from loadtests.bad_credentials import AUDIENCE, ISSUER, Bad, Issuer, bad_credentials
+from loadtests.load import LoadFailed
+from loadtests.rest import Rest
+from loadtests.server import Server, raise_file_limit, tocsin
+from loadtests.trial import Finding, Progress, broker
+from loadtests.wire import Wire, connect
+
+SESSIONS: Final = 500
+LASTS_S: Final = 15.0
+"""Of a token that runs out: all sessions are open by then."""
+WITHIN_S: Final = 5.0
+TRIES: Final = 1000
+MEDIANS_WITHIN_MS: Final = 1.0
+TOKEN: Final = "operator-of-the-trial-0123456789"
+ENDS: Final = {
+    "API token revoked": 4501, "API token over": 4401, "JWT key gone": 4501, "JWT over": 4401,
+}  # fmt: skip
+_OPENED_AT_ONCE: Final = 25
+_FRAMES: Final = "/v1/sessions/{}/frames?after=1&wait_s=30"
+
+
+@dataclass
+class _Session:
+    """One of those that are to end. `code` None: it is there."""
+
+    transport: str
+    code: int | None = None
+    ended: float = 0.0
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def end(self, code: int | None) -> None:
+        """It is over, and this is what it was told."""
+        if not self.over.is_set():
+            self.code, self.ended = code, time.time()
+            self.over.set()
+
+
+async def _by_websocket(url: str, token: str) -> tuple[_Session, Callable[[], None]]:
+    session = _Session("websocket")
+    welcomed: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    wire: Wire | None = None
+
+    def heard(data: bytes) -> None:
+        if not welcomed.done():
+            welcomed.set_result(data)
+
+    def closed() -> None:
+        session.end(wire.close_code if wire is not None else None)
+
+    wire = await connect(url, heard, on_closed=closed, token=token)
+    wire.send(b'{"type":"hello"}')
+    if b'"welcome"' not in await asyncio.wait_for(welcomed, 30):
+        raise LoadFailed("a session was not welcomed")
+    return session, wire.abort
+
+
+async def _by_long_poll(url: str, token: str) -> tuple[_Session, Callable[[], None]]:
+    session, rest = _Session("long-poll"), Rest(url, token)
+    opened = await rest.call("POST", "/v1/sessions", {"type": "hello"})
+    waiting = asyncio.create_task(_wait(session, rest, _FRAMES.format(opened["session"])))
+
+    def leave() -> None:
+        waiting.cancel()
+        rest.close()
+
+    return session, leave
+
+
+async def _wait(session: _Session, rest: Rest, path: str) -> None:
+    while not session.over.is_set():
+        status, answer = await rest.request("GET", path)
+        if status != 200:
+            session.end(status)
+        elif b'"close"' in answer:
+            session.end(json.loads(answer)["close"]["code"])
+
+
+async def _many(
+    url: str, token: str, count: int
+) -> tuple[list[_Session], list[Callable[[], None]]]:
+    sessions: list[_Session] = []
+    leaves: list[Callable[[], None]] = []
+    for first in range(0, count, _OPENED_AT_ONCE):
+        numbers = range(first, min(first + _OPENED_AT_ONCE, count))
+        opening = [(_by_websocket, _by_long_poll)[n % 2](url, token) for n in numbers]
+        for session, leave in await asyncio.gather(*opening):
+            sessions.append(session)
+            leaves.append(leave)
+    return sessions, leaves
+
+
+async def admin(server: Server, *words: str) -> Any:
+    """What `tocsin admin … --json` answers. Raises LoadFailed."""
+    command = tocsin("admin", *words, "--data-dir", str(server.data_dir), "--json")
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).parent.parent,
+    )
+    out, error = await process.communicate()
+    if process.returncode:
+        raise LoadFailed(f"tocsin admin {' '.join(words)}: {error.decode(errors='replace')}")
+    return json.loads(out)
+
+
+@dataclass
+class _Ending:
+    """One way for credentials to end: the token, and what ends it; returns when it has (unix)."""
+
+    token: str
+    end: Callable[[], Awaitable[float]]
+
+
+async def _endings(
+    server: Server, issuer: Issuer, keys: Path, kind: str, lasts_s: float
+) -> _Ending:
+    """Raises LoadFailed."""
+    if kind == "API token revoked":
+        made = await admin(server, "token", "create", "revoked", "--right", "read:*")
+
+        async def revoke() -> float:
+            asked = time.time()
+            await admin(server, "token", "revoke", made["token_id"])
+            return asked
+
+        return _Ending(made["token"], revoke)
+    if kind == "API token over":
+        lasts = ("--expires", f"{lasts_s:.0f}s")
+        made = await admin(server, "token", "create", "over", "--right", "read:*", *lasts)
+        return _Ending(made["token"], lambda: _until(made["expires_unix_ms"] / 1000))
+    if kind == "JWT over":
+        over = time.time() + lasts_s
+        return _Ending(issuer.token(time.time(), exp=over), lambda: _until(over))
+
+    async def take_away() -> float:
+        write_keys(keys, issuer.jwks("EdDSA", "RS256"))
+        return time.time()
+
+    return _Ending(issuer.token(time.time(), "ES256"), take_away)
+
+
+async def _until(unix_s: float) -> float:
+    await asyncio.sleep(max(0.0, unix_s - time.time()))
+    return unix_s
+
+
+def write_keys(path: Path, data: bytes) -> None:
+    """All at once: nobody reads half of a set."""
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(data)
+    fresh.replace(path)
+
+
+def settings_of(keys: Path) -> dict[str, str]:
+    """A broker that takes every kind of credentials."""
+    return {
+        "TOCSIN_TOKEN": TOKEN,
+        "TOCSIN_JWT_KEYS": str(keys),
+        "TOCSIN_JWT_AUDIENCE": AUDIENCE,
+        "TOCSIN_JWT_ISSUER": ISSUER,
+        "TOCSIN_JWT_RIGHTS": "read:feed:{sub}",
+    }
+
+
+async def revoke(
+    sessions: int, folder: Path, progress: Progress, *, lasts_s: float = LASTS_S
+) -> Finding:
+    """So many sessions for each way to end. Raises LoadFailed, ServerFailed."""
+    raise_file_limit(2 * sessions + 200)
+    finding = Finding("revoke", {"sessions": sessions})
+    issuer, keys = Issuer(), folder / "jwks.json"
+    write_keys(keys, issuer.jwks("EdDSA", "ES256", "RS256"))
+    async with broker("revoke", settings=settings_of(keys)) as server:
+        witnesses, leaves = await _many(server.url, TOKEN, 2)
+        for kind in ENDS:
+            ending = await _endings(server, issuer, keys, kind, lasts_s)
+            there, leaving = await _many(server.url, ending.token, sessions)
+            leaves += leaving
+            before = sum(one.over.is_set() for one in there)
+            progress(f"{kind}: {len(there)} sessions are there")
+            at = await ending.end()
+            try:
+                async with asyncio.timeout(WITHIN_S + 5):
+                    await asyncio.gather(*(one.over.wait() for one in there))
+            except TimeoutError:
+                pass
+            _judge(finding, kind, there, before, at)
+        left = [one for one in witnesses if one.over.is_set()]
+        finding.check("somebody else's sessions go on", not left, f"{len(left)} ended")
+        for leave in leaves:
+            leave()
+    return finding
+
+
+def _judge(finding: Finding, kind: str, there: list[_Session], before: int, at: float) -> None:
+    code = ENDS[kind]
+    left = sum(not one.over.is_set() for one in there)
+    codes = {(one.transport, one.code) for one in there if one.over.is_set()}
+    last_s = max((one.ended - at for one in there if one.over.is_set()), default=0.0)
+    finding.figures[f"{kind}: the last one after s"] = round(last_s, 2)
+    finding.check(f"{kind}: none ends before", before == 0, before)
+    finding.check(f"{kind}: all end", left == 0, f"{left} of {len(there)} are there")
+    wanted = {("websocket", code), ("long-poll", code)}
+    finding.check(f"{kind}: they are told {code}", codes == wanted, codes)
+    finding.check(f"{kind}: within {WITHIN_S:g} s", last_s <= WITHIN_S, f"{last_s:.2f} s")
+
+
+# --- Guesses --------------------------------------------------------------------------------------
+
+
+async def guesses(tries: int, folder: Path, progress: Progress, *, seed: int = 1) -> Finding:
+    """So many of each kind and way in. Raises LoadFailed, ServerFailed."""
+    finding = Finding("guesses", {"tries of each kind": tries})
+    issuer, keys = Issuer(), folder / "jwks.json"
+    write_keys(keys, issuer.jwks("EdDSA", "ES256", "RS256"))
+    async with broker("guesses", settings=settings_of(keys)) as server:
+        made = await admin(server, "token", "create", "good", "--right", "read:*")
+        bad = bad_credentials(
+            issuer, time.time(), token=TOKEN, api_token=made["token"], tickets=[], seed=seed
+        )
+        kinds: dict[str, list[Bad]] = {}
+        for one in bad:
+            if one.text.isascii() and one.text.isprintable():
+                kinds.setdefault(one.kind, []).append(one)
+        for way, ask in (("rest", _rest_request), ("websocket", _handshake)):
+            progress(f"{way}: {tries} of each of {len(kinds)} kinds")
+            took, told = await _ask_all(server, kinds, tries, ask, Random(seed))
+            medians = {kind: 1000 * statistics.median(times) for kind, times in took.items()}
+            for kind, median in sorted(medians.items(), key=lambda one: one[1]):
+                finding.figures[f"{way}: {kind}, median ms"] = round(median, 3)
+            spread = max(medians.values()) - min(medians.values())
+            finding.check(f"{way}: all are told the same", len(told) == 1, len(told))
+            within = spread <= MEDIANS_WITHIN_MS
+            promise = f"{way}: medians within {MEDIANS_WITHIN_MS:g} ms"
+            finding.check(promise, within, f"{spread:.3f} ms", timed=True)
+    return finding
+
+
+Ask = Callable[[Server, Rest, str], Awaitable[tuple[float, bytes]]]
+
+
+async def _ask_all(
+    server: Server, kinds: dict[str, list[Bad]], tries: int, ask: Ask, rng: Random
+) -> tuple[dict[str, list[float]], set[bytes]]:
+    """Turn by turn, so that whatever else happens on the machine happens to all kinds."""
+    took: dict[str, list[float]] = {kind: [] for kind in kinds}
+    told: set[bytes] = set()
+    rest = Rest(server.url)
+    order = list(kinds)
+    for turn in range(tries):
+        rng.shuffle(order)
+        for kind in order:
+            text = kinds[kind][turn % len(kinds[kind])].text
+            seconds, answer = await ask(server, rest, text)
+            took[kind].append(seconds)
+            told.add(answer)
+    rest.close()
+    return took, told
+
+
+async def _rest_request(server: Server, rest: Rest, text: str) -> tuple[float, bytes]:
+    rest.token = text
+    began = time.perf_counter()
+    status, answer = await rest.request("GET", "/v1/queues")
+    return time.perf_counter() - began, b"%d %b" % (status, answer)
+
+
+async def _handshake(server: Server, rest: Rest, text: str) -> tuple[float, bytes]:
+    place = urlsplit(server.url)
+    reader, writer = await asyncio.open_connection(place.hostname, place.port)
+    lines = [
+        "GET /v1/ws HTTP/1.1", f"Host: {place.netloc}", "Upgrade: websocket", "Connection: Upgrade",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Protocol: tocsin.v1", f"Authorization: Bearer {text}", "", "",
+    ]  # fmt: skip
+    began = time.perf_counter()
+    writer.write("\r\n".join(lines).encode())
+    answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
+    seconds = time.perf_counter() - began
+    writer.transport.abort()
+    return seconds, answer.partition(b"\r\n")[0]
