@@ -1,0 +1,60 @@
+"""What the SDK says to a user whose token has not the right that is needed: both transports."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import tocsin
+
+from gateway import admin
+from loadtests.server import Server
+
+OPERATOR = "the-token-of-these-tests"
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[Server]:
+    """A broker that wants credentials."""
+    settings = {"TOCSIN_TOKEN": OPERATOR}
+    with Server(tmp_path / "data", level="warning", settings=settings) as server:
+        yield server
+
+
+async def token(server: Server, *rights: str) -> str:
+    """A new API token with these rights."""
+    wanted: dict[str, object] = {"name": "ann", "rights": list(rights)}
+    return str((await asyncio.to_thread(admin.create_token, server.data_dir, wanted))["token"])
+
+
+@pytest.mark.parametrize("transport", ["websocket", "long-poll"])
+async def test_what_is_forbidden_is_an_exception_that_names_the_right(
+    locked: Server, transport: Literal["websocket", "long-poll"]
+) -> None:
+    async with tocsin.connect(locked.url, token=OPERATOR) as operator:
+        for name in ("orders", "feed"):
+            await operator.create_queue(name, partitions=1)
+            await operator.publish(name, {"n": 1}, key="mine")
+    mine = await token(locked, "publish,read:feed:mine")
+    async with tocsin.connect(locked.url, token=mine, transport=transport) as client:
+        with pytest.raises(tocsin.Unauthorized, match="right to publish, on the queue 'orders'"):
+            await client.publish("orders", 1)
+        with pytest.raises(tocsin.Unauthorized, match="not on the key 'yours'"):
+            await client.publish("feed", 1, key="yours")
+        assert (await client.publish("feed", {"n": 2}, key="mine")).offset == 1
+        for name in ("orders", "ghost"):
+            with pytest.raises(
+                tocsin.Unauthorized, match=f"right to manage, on the queue '{name}'"
+            ):
+                await client.create_queue(name)
+            with pytest.raises(
+                tocsin.Unauthorized, match=f"right to consume, on the queue '{name}'"
+            ):
+                async with client.subscribe(name, group="g") as messages:
+                    await anext(messages)
+        with pytest.raises(tocsin.Unauthorized, match="some keys only"):
+            async with client.read("feed") as messages:
+                await anext(messages)
+        async with client.read("feed", keys=["mine"], start="earliest") as messages:
+            assert [(await anext(messages)).body for _ in range(2)] == [{"n": 1}, {"n": 2}]
