@@ -52,6 +52,7 @@ class DeleteQueue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     queue: str
     confirm: str
+    tenant: str = ADMINISTRATOR.tenant
 
 
 class Park(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -121,10 +122,11 @@ class AdminSocket:
             wanted = decode(await read_body(request), _DELETE_QUEUE)
             if wanted.queue != wanted.confirm:
                 raise Refused("invalid_request", "queue and confirm are not the same name")
+            who = Principal(ADMINISTRATOR.name, wanted.tenant)
             async with audit.act("queue.delete", LOCAL, queue=wanted.queue) as act:
-                broker.find_queue(ADMINISTRATOR, wanted.queue)  # else there is nothing to begin
+                broker.find_queue(who, wanted.queue)  # else there is nothing to begin
                 await act.begin()
-                queue = await broker.delete_queue(ADMINISTRATOR, wanted.queue)
+                queue = await broker.delete_queue(who, wanted.queue)
                 act.about(queue_id=queue.queue_id)
             return reply({"deleted": queue.name, "queue_id": queue.queue_id})
 
@@ -256,13 +258,16 @@ class _Backup:
 # --- The command's side ------------------------------------------------------------------------
 
 
-def delete_queue(data_dir: Path, name: str, confirm: str) -> dict[str, Any]:
-    """Delete a queue of the broker that runs on this data folder.
+def delete_queue(
+    data_dir: Path, name: str, confirm: str, tenant: str = ADMINISTRATOR.tenant
+) -> dict[str, Any]:
+    """Delete a queue of this tenant, of the broker that runs on this data folder.
 
     Raises:
         AdminError: no broker runs there, or it refused.
     """
-    return _ask(data_dir, "POST", "/delete-queue", {"queue": name, "confirm": confirm})
+    body = {"queue": name, "confirm": confirm, "tenant": tenant}
+    return _ask(data_dir, "POST", "/delete-queue", body)
 
 
 def parked(data_dir: Path, queue: str, group: str, limit: int) -> dict[str, Any]:

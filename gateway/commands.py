@@ -121,9 +121,12 @@ def admin() -> None:
 @admin.command("delete-queue")
 @click.argument("name")
 @click.option("--confirm", default=None, metavar="NAME", help="The name again, instead of asking.")
+@click.option("--tenant", default="default", show_default=True, help="Whose queue it is.")
 @data_dir_option
 @json_option
-def delete_queue(name: str, confirm: str | None, data_dir: str | None, as_json: bool) -> None:
+def delete_queue(
+    name: str, confirm: str | None, tenant: str, data_dir: str | None, as_json: bool
+) -> None:
     """Delete the queue NAME with its messages and groups, for good.
 
     \b
@@ -141,7 +144,7 @@ def delete_queue(name: str, confirm: str | None, data_dir: str | None, as_json: 
     if confirm != name:
         raise click.ClickException(f"{confirm!r} is not {name!r}: nothing was deleted.")
     try:
-        answer = admin_socket.delete_queue(data_dir_of(data_dir), name, confirm)
+        answer = admin_socket.delete_queue(data_dir_of(data_dir), name, confirm, tenant)
     except admin_socket.AdminError as error:
         raise click.ClickException(str(error)) from None
     click.echo(to_json(answer) if as_json else f"Deleted {answer['deleted']}.")

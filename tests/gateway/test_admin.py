@@ -15,7 +15,7 @@ from gateway import admin
 from gateway.admin import AdminError, AdminSocket, socket_path
 from gateway.commands import admin as admin_command
 from gateway.ports import BackupProgress, BrokerPort
-from metadata.catalog import ANYBODY, QueueSettings
+from metadata.catalog import ANYBODY, Principal, QueueSettings
 from tests.gateway.plain_broker import PlainBroker
 
 
@@ -49,6 +49,17 @@ async def test_a_queue_stays_when_the_names_differ(data_dir: Path, broker: Broke
     """The broker asks twice too, not only the command."""
     with pytest.raises(AdminError, match="not the same name"):
         await asyncio.to_thread(admin.delete_queue, data_dir, "orders", "order")
+    assert names(broker) == ["orders"]
+
+
+async def test_a_queue_is_deleted_of_the_tenant_that_is_named(
+    data_dir: Path, broker: BrokerPort
+) -> None:
+    other = Principal("somebody", "blue")
+    await broker.create_queue(other, "letters", QueueSettings())
+    arguments = ("letters", "--confirm", "letters", "--data-dir", str(data_dir))
+    assert (await run("delete-queue", *arguments, "--tenant", "blue")).exit_code == 0
+    assert "letters" not in [queue.name for queue in broker.metadata.list_queues(other)]
     assert names(broker) == ["orders"]
 
 

@@ -51,7 +51,8 @@ export class LinkState {
   failed(error, retryInMs) {
     const { what, remedy } = tell(error);
     const isOld = this.answeredMs !== null;
-    setBadge(this.badge, isOld ? "old figures" : "no answer", "bad");
+    const none = error?.code === "forbidden" ? "not allowed" : "no answer";
+    setBadge(this.badge, isOld ? "old figures" : none, "bad");
     setText(/** @type {Element} */ (this.what.firstElementChild), what);
     setText(this.advice, remedy);
     setShown(this.home, retryInMs === null); // it will not come right by itself

@@ -111,21 +111,27 @@ async function keepLooking({ model, views }) {
 
 /** In place of the page's content, when it cannot begin at all. When it could, it begins anew. */
 function showFailure(error) {
-  const { what, remedy } = explain(error);
+  const { what, remedy, code } = explain(error);
+  const mayNot = code === "forbidden"; // the broker is there: waiting for it changes nothing
   const again = make("button", { class: "button primary", type: "button", text: "Try again" });
   again.dataset.testid = "failure-again";
   again.addEventListener("click", () => location.reload());
   const place = byId("gate");
   place.classList.add("gate");
   place.replaceChildren(
-    make("h1", { text: "This page found no broker to talk to" }),
+    make("h1", {
+      text: mayNot ? "You may not take part here" : "This page found no broker to talk to",
+    }),
     make("p", { class: "note bad", data: { testid: "failure" } }, what, " ", remedy),
     make("div", { class: "buttons" }, again),
   );
   place.hidden = false;
   byId("content").hidden = true;
-  setText(byId("connection-text"), "No broker");
+  setText(byId("connection-text"), mayNot ? "Not allowed" : "No broker");
   byId("connection").dataset.state = "gone";
+  if (mayNot) {
+    return;
+  }
   setInterval(async () => {
     const isThere = await whoAmI().then(
       () => true,
