@@ -123,7 +123,8 @@ class AdminSocket:
             if wanted.queue != wanted.confirm:
                 raise Refused("invalid_request", "queue and confirm are not the same name")
             who = Principal(ADMINISTRATOR.name, wanted.tenant)
-            async with audit.act("queue.delete", LOCAL, queue=wanted.queue) as act:
+            by = msgspec.structs.replace(LOCAL, principal=who)
+            async with audit.act("queue.delete", by, queue=wanted.queue) as act:
                 broker.find_queue(who, wanted.queue)  # else there is nothing to begin
                 await act.begin()
                 queue = await broker.delete_queue(who, wanted.queue)
