@@ -410,7 +410,7 @@ async def test_hello_comes_first_and_once(server: Server) -> None:
         await talk.say('{"type":"hello"}')
         assert (await talk.ended())[0] == 4502
     for bad in (
-        *(f'{{"type":"hello","token":{bad}}}' for bad in [*NO_TEXT, json.dumps("t" * 8193)]),
+        *(f'{{"type":"hello","token":{bad}}}' for bad in NO_TEXT),
         *(f'{{"type":"hello","producer":{bad}}}' for bad in
           [*NO_TEXT, '""', json.dumps("p" * 129), '".p"', '"a b"', '"é"']),
         *(f'{{"type":"hello","client":{bad}}}' for bad in [*NO_TEXT, json.dumps("c" * 129)]),
