@@ -3,6 +3,7 @@
 from math import inf
 from typing import NamedTuple
 
+from gateway.limit_values import NONE, Limits
 from metadata.catalog import Principal
 from metadata.rights import ALL_RIGHTS, Rights
 
@@ -18,3 +19,5 @@ class Admission(NamedTuple):
     """What admits it, without any secret: whatever ends this ends all that it has admitted."""
     is_cookie: bool = False
     """By way of a cookie, which makes neither tickets nor cookies: access would never end."""
+    limits: Limits = NONE
+    """What this credential may at most, beside what its principal and address may."""

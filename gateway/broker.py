@@ -23,6 +23,7 @@ from gateway.hit_rate import HitRate, described
 from gateway.holding import Holding
 from gateway.janitor import Janitor
 from gateway.keyring import Keyring
+from gateway.limiter import limiter_of
 from gateway.overflow import Overflow
 from gateway.parking import Parking
 from gateway.ports import BackupProgress, GroupStart, SeekTo
@@ -75,6 +76,8 @@ class Broker:
         self.flusher = Flusher(storage)
         self.deadlines = Deadlines()
         self.counting = Counting()
+        self.limiter = limiter_of(config)
+        self.limiter.on_refused = self._limited
         self.stock = Stock(storage)
         self.publisher = Publisher(storage, self.tail, self.counting)
         self.dead_letters = DeadLetters(storage, self.publisher, self._dead_letter_queue)
@@ -222,8 +225,12 @@ class Broker:
         if deleted and group is None:
             self.readers.queue_deleted(queue.queue_id)
             self.publisher.forget_queue(queue.queue_id)
+            self.limiter.forget_queue(queue.queue_id)
             for number in queue.members:
                 self.tail.forget(Partition(queue.queue_id, number))
+
+    def _limited(self, queue: Queue, count: int) -> None:
+        self.counting.queue(queue.queue_id).refused += count
 
     def _touch(self, queue: Queue) -> None:
         for number in queue.members:
@@ -377,4 +384,5 @@ class Broker:
             "dead_letters_moved": self.dead_letters.moved_total,
             "damage_reports": int((await self.storage.state()).detail.get("damage_reports", "0")),
             "caches": described(self.hit_rates),
+            "limits": self.limiter.described(),
         }

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from gateway import limit_values
 from gateway.books import AUDIT_BYTES_MAX, USAGE_BYTES_MAX
 from gateway.setting_values import AUTO, IN_PROCESS, REQUIRED, SQLITE
 from gateway.settings_table import PREFIX, SETTINGS, Setting
@@ -82,6 +83,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     usage: bool = True
     usage_bytes_max: int = USAGE_BYTES_MAX
     audit_bytes_max: int = AUDIT_BYTES_MAX
+    limit_principal: str = ""
+    """As gateway.limit_values writes limits."""
+    limit_address: str = limit_values.ADDRESS_DEFAULT
+    limit_queue: str = ""
+    """For queues whose settings do not say their own."""
 
     @property
     def needs_credentials(self) -> bool:

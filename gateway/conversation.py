@@ -14,7 +14,6 @@ from math import inf
 from typing import Any, Final
 
 from gateway import frames
-from gateway.account import Account
 from gateway.admission import Admission
 from gateway.facts_values import SessionDescription
 from gateway.frames import Close
@@ -42,7 +41,7 @@ class Conversation(Linked):
     __slots__ = (
         "_around", "_is_closed", "_is_draining", "_outlet", "_publishing", "_returning",
         "_session", "_settling", "_standing", "_subscriptions", "_tasks", "_unanswered",
-        "account", "client", "linger_s", "opened_unix_ms", "session_id",
+        "account", "charges", "client", "linger_s", "opened_unix_ms", "refusal", "session_id",
     )  # fmt: skip
 
     def __init__(
@@ -55,12 +54,12 @@ class Conversation(Linked):
         now: float,
     ) -> None:
         self.session_id = session_id
+        self.refusal: Refused | None = None
+        """Why it was not welcomed, where a limit was reached."""
         self._around = around
         self._outlet = outlet
-        self._standing = Standing(around.auth, around.wall, self, admission)
-        self.account = Account(
-            around.books, around.has_queue, outlet.address.text or None, admission
-        )
+        self._standing = Standing(around, self, admission, outlet.address)
+        self.account, self.charges = self._standing.account, self._standing.charges
         self._publishing = Publishing(self)
         right_ends = now + admission.lasts_s if admission is not None else inf
         self._session = Session(around.timing, now=now, right_ends=right_ends)
@@ -81,10 +80,15 @@ class Conversation(Linked):
 
     # --- Link: what consumers and readers use ---------------------------------------------------
 
+    @property
+    def heard_at(self) -> float:
+        """As Host.heard_at."""
+        return self._session.heard_at
+
     def described(self) -> SessionDescription:
         """As Resumable.described."""
-        heard_at, draining = self._session.heard_at, self._is_draining
-        return describe(self, self._outlet, self._subscriptions, heard_at, draining)
+        draining = self._is_draining
+        return describe(self, self._outlet, self._subscriptions, self.heard_at, draining)
 
     @property
     def is_welcome(self) -> bool:
@@ -156,6 +160,7 @@ class Conversation(Linked):
             self._around.sessions.discard(self)
         self._subscriptions.leave_all(moves=moves)
         self.account.closed()
+        self.charges.end()
 
     # --- Its right to be here -------------------------------------------------------------------
 
@@ -164,16 +169,11 @@ class Conversation(Linked):
         if not self._is_closed:
             self._outlet.close(frames.REVOKED)
 
-    def _admit(self, admission: Admission, now: float) -> None:
-        self._standing.take(admission)
-        self.account.admitted(admission)
-        self._session.right_ends = now + admission.lasts_s
-
     def _renew(self, frame: frames.Auth) -> None:
         """Another token of the same principal, before the end of the one before (P11)."""
-        now = self._session.heard_at  # when the frame came
-        admission = self._standing.judge_next(frame.token, now=now)
-        self._admit(admission, now)
+        now = self.heard_at  # when the frame came
+        admission = self._standing.renew(frame.token, self._outlet.address, now=now)
+        self._session.right_ends = now + admission.lasts_s
         self.send(frames.ok(frame.ref, right_lasts_s=frames.lasting(admission.lasts_s)))
         self._subscriptions.judge()
 
@@ -186,7 +186,7 @@ class Conversation(Linked):
         if not keeps or self._is_draining or self._around.sessions.going_down:
             self._end(moves=keeps)
             return
-        right_lasts_s = max(0.0, self._session.right_ends - self._now())
+        right_lasts_s = max(0.0, self._session.right_ends - asyncio.get_running_loop().time())
         self._outlet = self._around.sessions.linger(self, min(self.linger_s, right_lasts_s))
         self._suspend()
 
@@ -204,9 +204,10 @@ class Conversation(Linked):
         self._suspend()
         self._outlet, self.linger_s = outlet, linger_s
         self._publishing.producer = producer or self._publishing.producer
-        now = self._now()
-        self._admit(admission, now)
+        now = asyncio.get_running_loop().time()
+        self._standing.take(admission)
         self._session.came_back(now=now, right_ends=now + admission.lasts_s)
+        self.charges.begin(admission, outlet.address, now=now, goes_on=True)
         outlet.adopt(self)
         if self._publishing.is_waiting:
             outlet.pause_reading()
@@ -248,11 +249,11 @@ class Conversation(Linked):
         now = self._session.heard_at
         if self._standing.admission is None or hello.token is not None:
             try:
-                self._admit(self._standing.judge(hello.token, now=now), now)
+                admission = self._standing.enter(hello.token, self._outlet.address, now=now)
             except Refused as error:
-                self.account.not_admitted(error.code.name)
-                self._close(frames.UNAUTHORIZED)
+                self._turn_away(error)
                 return
+            self._session.right_ends = now + admission.lasts_s
         if hello.producer is not None:
             try:
                 check_name(hello.producer, "producer")
@@ -279,11 +280,20 @@ class Conversation(Linked):
         if not self._around.sessions.add(self):
             self._close(frames.OVERLOADED)
             return
+        try:
+            self.charges.begin(self.admission, self._outlet.address, now=now)
+        except Refused as error:
+            self._turn_away(error)
+            return
         self._welcome(None)
 
-    @staticmethod
-    def _now() -> float:
-        return asyncio.get_running_loop().time()
+    def _turn_away(self, error: Refused) -> None:
+        if error.code.name == "unauthorized":
+            self._close(frames.UNAUTHORIZED)
+            return
+        self.refusal = error
+        self.refuse(error, None)
+        self._close(frames.OVERLOADED)
 
     def _welcome(self, resumed: list[int] | None) -> None:
         self.account.connected(self._outlet.transport)
@@ -374,8 +384,8 @@ class Conversation(Linked):
 
 
 _HANDLERS: Final[dict[type, Callable[[Conversation, Any], None]]] = {
-    Reply: Conversation._reply,
-    Ping: Conversation._ping,
+    Reply: lambda conversation, reply: conversation.send(reply.frame),
+    Ping: lambda conversation, _: conversation._outlet.ping(),
     Close: Conversation._close,
     frames.Hello: Conversation._greet,
     frames.Publish: lambda conversation, frame: conversation._publishing.publish(frame),

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Final, NamedTuple
 
 from websockets.http11 import Request
@@ -11,7 +12,9 @@ from websockets.typing import Subprotocol
 from gateway.addresses import NO_PROXIES, UNKNOWN, Addresses, ClientAddress
 from gateway.admission import Admission
 from gateway.auth import DETAIL, Auth
+from gateway.client_names import name_of
 from gateway.http11 import raw_problem
+from gateway.limiter import UNLIMITED, Limiter
 from push.errors import Refused
 
 PATH: Final = "/v1/ws"
@@ -46,6 +49,7 @@ def shake_hands(
     wall: float,
     peer: ClientAddress = UNKNOWN,
     addresses: Addresses = NO_PROXIES,
+    limiter: Limiter = UNLIMITED,
 ) -> Handshake:
     """Judge a whole handshake request that `peer` has sent, at `now` (monotonic seconds) and `wall`
     (unix seconds). A refusal is an HTTP response with a problem document."""
@@ -57,7 +61,10 @@ def shake_hands(
             raise Refused("invalid_request", "not a WebSocket handshake")
         if addresses.trusts(peer):
             peer = addresses.behind(peer, _headers(request))
-        admission = _admit(request, auth, now, wall, peer.certificate_name)
+        name = name_of(peer.text)
+        limiter.connect(name, now=now)
+        with limiter.guessing(name, now=now) if _is_guess(request) else nullcontext():
+            admission = _admit(request, auth, now, wall, peer.certificate_name)
     except Refused as error:
         return _refuse(error, error.code.http_status, peer)
     response = protocol.accept(request)
@@ -71,6 +78,13 @@ def shake_hands(
 def _headers(request: Request) -> Iterator[tuple[bytes, bytes]]:
     for name, value in request.headers.raw_items():
         yield name.lower().encode(), value.encode("utf-8", "surrogateescape")
+
+
+def _is_guess(request: Request) -> bool:
+    """Whether it brings what may be wrong. Who brings nothing owes it in `hello`; a cookie cannot
+    be guessed."""
+    offered = ",".join(request.headers.get_all("Sec-WebSocket-Protocol"))
+    return "Authorization" in request.headers or TICKET in offered
 
 
 def _admit(

@@ -324,6 +324,7 @@ def raw_problem(error: TocsinError, *headers: str, status: int | None = None) ->
         f"content-length: {len(body)}",
         "connection: close",
         *(f"{name.lower()}: {text}" for name, text in problems.SECURITY_HEADERS),
+        *problems.retry_after(error),
         *headers,
     ]
     return "\r\n".join([*lines, "", ""]).encode() + body

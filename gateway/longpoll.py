@@ -12,6 +12,7 @@ from typing import Final
 from gateway import frames
 from gateway.addresses import UNKNOWN, ClientAddress
 from gateway.admission import Admission
+from gateway.client_names import name_of
 from gateway.conversation import Conversation
 from gateway.facts_values import Transport
 from gateway.frames import Close
@@ -71,6 +72,7 @@ class Poll:
         self.conversation = Conversation(
             registry.around, self, fresh_session_id(), admission, now=now,
         )  # fmt: skip
+        began = self.conversation
         self.principal = admission.principal
         refusal = registry.refusal()
         registry.add(self)
@@ -78,6 +80,8 @@ class Poll:
             self.close(refusal)
             return
         self.conversation.receive(hello, now=now)
+        if began.refusal is not None:
+            raise began.refusal
         self._schedule()
 
     async def post(self, number: int, data: bytes) -> None:
@@ -317,8 +321,11 @@ class Polls:
         """A new session, or one that goes on here, for a client at this address.
 
         Raises:
-            Refused: unauthorized, draining, overloaded, invalid_request: there is none.
+            Refused: unauthorized, draining, overloaded, invalid_request, rate_limited, too_many:
+                there is none.
         """
+        limiter, now = self._registry.around.limiter, asyncio.get_running_loop().time()
+        limiter.connect(name_of(address.text), now=now)
         poll = Poll(self, self._registry, address)
         poll.open(admission, hello)
         if poll.end is not None and poll.conversation is None:

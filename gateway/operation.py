@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from gateway.admission import Admission
 from gateway.incoming import Incoming
+from gateway.limiter import Allowance
 from gateway.needs import Need, check_need
 from gateway.ports import BrokerPort
 from gateway.whole_numbers import whole_number
@@ -29,6 +30,8 @@ ADMISSION: Final = "tocsin.admission"
 """Where the access layer leaves the Admission in the ASGI scope."""
 INCOMING: Final = "tocsin.incoming"
 """Where the application leaves the Incoming that its request bodies count in."""
+ALLOWANCE: Final = "tocsin.allowance"
+"""Where it leaves the Allowance that the request is charged to."""
 T = TypeVar("T")
 
 
@@ -86,6 +89,12 @@ def admission(request: Request) -> Admission:
     """Who asks, and for how long; set by the access layer before the handler of an operation that
     is not public runs."""
     found: Admission = request.scope[ADMISSION]
+    return found
+
+
+def allowance(request: Request) -> Allowance:
+    """What this request is charged to; as `admission`."""
+    found: Allowance = request.scope[ALLOWANCE]
     return found
 
 

@@ -14,6 +14,7 @@ from gateway import link
 from gateway.audit import Audit
 from gateway.facts_values import Explained, HeldKeys, LeaseList
 from gateway.hit_rate import HitRate
+from gateway.limiter import Limiter
 from gateway.upkeep_values import HeldPlace, Place, Upkeeping
 from gateway.usage import Counter
 from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
@@ -321,3 +322,6 @@ class WholeBroker(BrokerPort, link.Broker, Protocol):
     """Where it notes what is done without an operator."""
 
     """The broker as the process sees it, which serves REST and sessions from it."""
+
+    @property
+    def limiter(self) -> Limiter: ...

@@ -71,7 +71,7 @@ def response(error: TocsinError, headers: Mapping[str, str] | None = None) -> Re
     """The answer for an error: its document, its status, the headers that belong to it."""
     more = dict(headers or {})
     if error.retry_after_s is not None:
-        more["Retry-After"] = str(max(0, math.ceil(error.retry_after_s)))  # whole seconds
+        more["Retry-After"] = _whole_seconds(error.retry_after_s)
     if error.code.http_status == 401:
         more["WWW-Authenticate"] = 'Bearer realm="tocsin"'  # RFC 9110, 11.6.1: a 401 has one
     return Response(
@@ -92,6 +92,18 @@ def refusal(error: Exception) -> TocsinError | None:
     if isinstance(error, msgspec.DecodeError):
         return Refused("invalid_json", str(error))
     return None if isinstance(error, ClientDisconnect) else TocsinError("internal")
+
+
+def retry_after(error: TocsinError) -> list[str]:
+    """The header that says when to come again, as a line; none where nobody knows."""
+    if error.retry_after_s is None:
+        return []
+    return [f"retry-after: {_whole_seconds(error.retry_after_s)}"]
+
+
+def _whole_seconds(after_s: float) -> str:
+    """RFC 9110, 10.2.3: whole ones. Rounded up, or who comes then comes too soon."""
+    return str(max(0, math.ceil(after_s)))
 
 
 def from_exception(error: Exception) -> Response | None:

@@ -1,22 +1,28 @@
-"""A session's publishes: found a queue for, submitted in sending order (R7), answered."""
+"""A session's publishes: found a queue for, charged to its allowance, submitted in sending order
+(R7), answered."""
 
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from hashlib import blake2b
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from gateway import frames
 from gateway.account import Account
 from gateway.admission import Admission
+from gateway.charges import Charges
 from gateway.link import Answer, Broker
 from metadata.catalog import Principal, Queue
 from metadata.rights import Keys
 from push.errors import Refused, TocsinError
+from push.sending import StreamOrder
 
 logger = logging.getLogger("tocsin.session")
+STREAMS_MAX: Final = 1024
+"""Queues of a session in which something waits to be sent again. Of one more the oldest is
+forgotten."""
 
 
 class Host(Protocol):
@@ -32,6 +38,13 @@ class Host(Protocol):
 
     @property
     def account(self) -> Account: ...
+
+    @property
+    def charges(self) -> Charges: ...
+
+    @property
+    def heard_at(self) -> float:
+        """When something arrived last, by the loop's clock."""
 
     def refuse(self, error: TocsinError, ref: int | None, queue: str | None = None) -> None:
         """Say that it was not done, and why. `queue`: its queue's name."""
@@ -55,13 +68,15 @@ class Host(Protocol):
 class Publishing:
     """See the module. `producer`: None where the client has not named one."""
 
-    __slots__ = ("_host", "_late", "producer")
+    __slots__ = ("_host", "_late", "_streams", "producer")
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._late: dict[str, list[frames.Publish]] | None = None
         """By queue, what waits until it is known whether the queue may be made."""
         self.producer: bytes | None = None
+        self._streams: dict[str, StreamOrder] = {}
+        """By queue id, what was over a limit and has not come again."""
 
     @property
     def is_waiting(self) -> bool:
@@ -91,23 +106,58 @@ class Publishing:
         else:
             self._submit(frame, queue, keys)
 
+    def _charge(self, frame: frames.Publish, queue: Queue) -> Callable[[], None]:
+        """What is to be called when it is answered. Raises Refused; then what comes behind it is
+        refused, too, and charged to nobody."""
+        count, sequence = len(frame.messages), frame.sequence
+        stream = self._streams.get(queue.queue_id) if self._streams else None
+        if (
+            stream is not None
+            and sequence is not None
+            and not stream.admits(sequence, count, frame.resolved)
+        ):
+            raise Refused("out_of_sequence")
+        try:
+            host = self._host
+            owed = host.charges.allowance.publish(queue, frame.messages, now=host.heard_at)
+        except Refused:
+            if sequence is not None:
+                stream = stream or self._new_stream(queue)
+                stream.refuse(sequence, count)
+            raise
+        if stream is not None and sequence is not None:
+            stream.accept(sequence, count)
+            if not stream:
+                del self._streams[queue.queue_id]
+        return owed
+
+    def _new_stream(self, queue: Queue) -> StreamOrder:
+        self._streams.pop(queue.queue_id, None)
+        while len(self._streams) >= STREAMS_MAX:
+            del self._streams[next(iter(self._streams))]
+        stream = self._streams[queue.queue_id] = StreamOrder()
+        return stream
+
     def _submit(self, frame: frames.Publish, queue: Queue, keys: Keys) -> None:
+        owed = self._charge(frame, queue)
         self._host.asked(1)
         try:
             self._host.broker.publisher.submit(
                 queue,
                 frame.messages,
-                partial(self._published, frame.ref, frame.queue),
+                partial(self._published, frame.ref, frame.queue, owed),
                 producer=None if frame.sequence is None else self.producer,
                 sequence=frame.sequence,
                 resolved=frame.resolved,
                 keys=keys,
             )
         except BaseException:
+            owed()
             self._host.asked(-1)
             raise
 
-    def _published(self, ref: int, queue: str, answer: Answer) -> None:
+    def _published(self, ref: int, queue: str, owed: Callable[[], None], answer: Answer) -> None:
+        owed()
         answer.counted_in(self._host.account.of(queue))
         receipts: list[object] = [
             frames.error_fields(outcome)

@@ -5,8 +5,10 @@ a document), `Accounts` (what is asked and refused is counted), `Access` (who as
 every answer has), the router. A layer is an ASGI callable without a task or a queue of its own.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 from urllib.parse import unquote
 
@@ -33,9 +35,11 @@ from gateway.addresses import client_address
 from gateway.admission import Admission
 from gateway.auth import DETAIL, Auth, several
 from gateway.books import Books
+from gateway.client_names import name_of
 from gateway.incoming import Incoming
+from gateway.limiter import Limiter
 from gateway.longpoll import Polls
-from gateway.operation import ADMISSION, INCOMING, Operation
+from gateway.operation import ADMISSION, ALLOWANCE, INCOMING, Operation
 from gateway.ports import BrokerPort
 from gateway.problems import SECURITY_HEADERS, Problems
 from gateway.rest_account import Accounts, carry_out
@@ -68,20 +72,28 @@ class Access:
         public: frozenset[str],
         leaving: Callable[[], bool],
         wall: Callable[[], float],
+        *,
+        limiter: Limiter,
     ) -> None:
         self._app = app
         self._auth = auth
+        self._limiter = limiter
         self._wall = wall
         self._public = public
         self._below = tuple(path.removesuffix("*") for path in public if path.endswith("/*"))
         self._leaving = leaving
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises Refused: unauthorized, origin_refused, invalid_name."""
+        """Raises Refused: unauthorized, origin_refused, invalid_name, rate_limited."""
         # By scope["path"], which the router goes by too; a URL made with the Host header is the
         # client's word.
         if not self._is_public(scope["path"]):
-            scope[ADMISSION] = self.judge(scope)
+            admission = scope[ADMISSION] = self.judge(scope)
+            allowance = scope[ALLOWANCE] = self._limiter.allowance(
+                admission.principal, _address(scope),
+                own=admission.limits, credential=admission.credential,
+            )  # fmt: skip
+            allowance.take("requests", now=asyncio.get_running_loop().time())
             _check_slashes(scope)
         await self._app(scope, receive, send)
 
@@ -97,18 +109,26 @@ class Access:
                 seen.add(name)
 
     def judge(self, scope: Scope) -> Admission:
-        """Who asks. Raises Refused: unauthorized, origin_refused, invalid_request."""
+        """Who asks. Raises Refused: unauthorized, origin_refused, invalid_request, rate_limited."""
         self.check_once(scope)
         is_read = scope["method"] in {"GET", "HEAD"}
-        admission = self._auth.admission_of(
-            Headers(scope=scope),
-            is_read=is_read,
-            wall=self._wall(),
-            certificate=client_address(scope).certificate_name,
-        )
+        headers = Headers(scope=scope)
+        with self.guessing(scope) if "authorization" in headers else nullcontext():
+            admission = self._auth.admission_of(
+                headers,
+                is_read=is_read,
+                wall=self._wall(),
+                certificate=client_address(scope).certificate_name,
+            )
         if admission is None:
             raise Refused("unauthorized", DETAIL)
         return admission
+
+    def guessing(self, scope: Scope) -> AbstractContextManager[None]:
+        """As Limiter.guessing. Who brings no credential is told so, and has guessed nothing; a
+        cookie cannot be guessed."""
+        now = asyncio.get_running_loop().time()
+        return self._limiter.guessing(_address(scope), now=now)
 
     def _is_public(self, path: str) -> bool:
         return path in self._public or path.startswith(self._below)
@@ -126,6 +146,11 @@ class Access:
             await send(message)
 
         return sending
+
+
+def _address(scope: Scope) -> str | None:
+    """The name under which what comes from there is counted; None: it is not."""
+    return name_of(client_address(scope).text)
 
 
 def _check_slashes(scope: Scope) -> None:
@@ -153,11 +178,13 @@ class Application:
         wall: Callable[[], float] = time.time,
         incoming: Incoming | None = None,
         books: Books | None = None,
+        limiter: Limiter | None = None,
     ) -> None:
         """`polls`: the sessions by long poll; None: there are none. `routes` are further ones
         that OpenAPI does not describe (pages), `public` the paths among them that need no
         credentials, where `/…/*` stands for everything below it. `wall`: unix seconds.
-        `incoming`: what bodies count in; None: their own."""
+        `incoming`: what bodies count in; None: their own. `limiter`: how much anybody may; None:
+        as much as they like."""
         self.polls = polls
         self.auth = auth
         self.books = books or Books()
@@ -169,7 +196,14 @@ class Application:
             redirect_slashes=False,  # a redirect would repeat the client's Host header
         )
         open_paths = frozenset(o.path for o in operations if o.public) | frozenset(public)
-        self.access = Access(self._router, auth, open_paths, lambda: broker.draining, wall)
+        self.access = Access(
+            self._router,
+            auth,
+            open_paths,
+            lambda: broker.draining,
+            wall,
+            limiter=limiter or Limiter(),
+        )
         self._problems: ASGIApp = Problems(Accounts(self.access, self.books, broker))
         self._outermost: ASGIApp = self._finish
         if origins:

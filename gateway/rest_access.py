@@ -61,7 +61,8 @@ async def enter(broker: BrokerPort, request: Request) -> Response:
     app = request.app
     app.access.check_once(request.scope)
     wall = app.wall()
-    admitted = app.auth.admit(request.headers, wall=wall)
+    with app.access.guessing(request.scope):
+        admitted = app.auth.admit(request.headers, wall=wall)
     if app.auth.is_open:
         return reply(Admitted(admitted.principal.name, None))
     if admitted is None:
@@ -70,7 +71,8 @@ async def enter(broker: BrokerPort, request: Request) -> Response:
         if ticket is None:
             raise Refused("unauthorized", DETAIL)
         now = asyncio.get_running_loop().time()
-        admitted = app.auth.check_ticket(ticket, now=now, wall=wall)
+        with app.access.guessing(request.scope):
+            admitted = app.auth.check_ticket(ticket, now=now, wall=wall)
     app.books.audit.access.granted(Who.of(admitted, who_asks(request.scope).address))
     lasts_s = min(admitted.lasts_s, ACCESS_S)
     value = app.auth.cookies.make(app.auth.pass_of(admitted), lasts_s, wall=wall)

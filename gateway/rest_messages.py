@@ -12,6 +12,7 @@ from gateway.frames import error_fields
 from gateway.operation import (
     Answer,
     Operation,
+    allowance,
     decode,
     principal,
     queue_name,
@@ -81,14 +82,21 @@ async def publish(broker: BrokerPort, request: Request) -> Response:
     keys = rights(request).check("publish", name)
     allowed = [one for one in wanted.messages if keys.is_all or keys.allow(one.key)]
     queue = await broker.queue_for_publish(principal(request), name, allowed)
-    future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+    loop, charged = asyncio.get_running_loop(), allowance(request)
+    owed = charged.publish(queue, wanted.messages, now=loop.time())
+    future: asyncio.Future[Answered] = loop.create_future()
 
     def answered(answer: Answered) -> None:
+        owed()
         answer.counted_in(counter_of(request.scope, request.app.books, broker))
         if not future.done():  # cancelled: nobody waits any more
             future.set_result(answer)
 
-    broker.publisher.submit(queue, wanted.messages, answered, keys=keys)
+    try:
+        broker.publisher.submit(queue, wanted.messages, answered, keys=keys)
+    except BaseException:
+        owed()
+        raise
     answer = await future
     met = {"durability": answer.durability} if answer.durability else {}
     return reply({"results": _results(answer), **met})
@@ -128,6 +136,8 @@ OPERATIONS: Final = (
             "queue_not_found",
             "request_too_large",
             "too_many",
+            "rate_limited",
+            "too_many_in_flight",
             "draining",
         ),
     ),

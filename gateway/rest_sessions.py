@@ -161,7 +161,7 @@ OPERATIONS: Final = (
         {201: Answer("The session, with its `welcome`.", Batch)},
         needs="own",
         request=dict[str, Any],
-        errors=(*_BODY, "overloaded", "draining"),
+        errors=(*_BODY, "overloaded", "draining", "rate_limited", "too_many"),
     ),
     Operation(
         "POST",

@@ -98,7 +98,7 @@ class Server:
         auth = self.credentials.auth
         # What PROTOCOL.md says: a ping after `heartbeat_s`, and the end after as long again.
         timing = Timing(heartbeat_s=config.heartbeat_s, heartbeat_timeout_s=config.heartbeat_s)
-        around = Surroundings(broker, auth, timing=timing, books=books)
+        around = Surroundings(broker, auth, timing=timing, books=books, limiter=broker.limiter)
         addresses = Addresses(
             parse_networks(",".join(config.trusted_proxies)) if config.trusted_proxies else (),
             certificate_header=config.client_certificate_header,
@@ -116,6 +116,7 @@ class Server:
             public=pages.public,
             incoming=self.registry.incoming,
             books=books,
+            limiter=broker.limiter,
         )
         self._port: int = bound.getsockname()[1]
         routes = token_routes(broker.metadata.tokens, auth, time.time, books.audit)

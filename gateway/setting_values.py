@@ -4,11 +4,12 @@ for what it is not."""
 import base64
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from gateway import limit_values
 from gateway.addresses import parse_networks
 from gateway.jwt_keys import ALGORITHMS
 from metadata.rights import PLACEHOLDER, parse_right
@@ -189,6 +190,16 @@ def seconds(least: float, most: float) -> Callable[[str], float]:
         if not math.isfinite(number) or not least <= number <= most:
             raise ValueError
         return number
+
+    return parse
+
+
+def limit_text(allowed: Sequence[str]) -> Callable[[str], str]:
+    """A parser of limits, which stay the text that they are."""
+
+    def parse(text: str) -> str:
+        limit_values.parse_limits(text, allowed)
+        return text.strip()
 
     return parse
 

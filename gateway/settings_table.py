@@ -5,9 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from gateway import limit_values
 from gateway import setting_values as values
 
 PREFIX: Final = "TOCSIN_"
+_LIMITS: Final = (
+    "limits separated by commas, of {}: a rate like 1000/s or 10M/min+40M (with its burst: at "
+    "least 1000 messages, 2097152 bytes), for sessions and in_flight a number; or empty"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,5 +260,23 @@ SETTINGS: Final = (
         values.journal_bytes,
         "a whole number of bytes, at least 65536",
         "What the audit trail takes at most; its oldest files go. [1073741824]",
+    ),
+    Setting(
+        "limit_principal",
+        values.limit_text(limit_values.OF_PRINCIPAL),
+        _LIMITS.format(", ".join(limit_values.OF_PRINCIPAL)),
+        "What each principal may, like messages=1000/s+5000,sessions=100. [no limit]",
+    ),
+    Setting(
+        "limit_address",
+        values.limit_text(limit_values.OF_ADDRESS),
+        _LIMITS.format(", ".join(limit_values.OF_ADDRESS)),
+        f"What each address may, but for this machine's own. [{limit_values.ADDRESS_DEFAULT}]",
+    ),
+    Setting(
+        "limit_queue",
+        values.limit_text(limit_values.OF_QUEUE),
+        _LIMITS.format(", ".join(limit_values.OF_QUEUE)),
+        "What may be published to each queue whose settings do not say. [no limit]",
     ),
 )

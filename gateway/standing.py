@@ -1,52 +1,78 @@
 """By what a session is here: its admission, which another one of the same principal may follow."""
 
-from collections.abc import Callable
-
+from gateway.account import Account
+from gateway.addresses import ClientAddress
 from gateway.admission import Admission
 from gateway.admitted import Endable
-from gateway.auth import Auth
+from gateway.charges import Charges
+from gateway.surroundings import Surroundings
 from push.errors import Refused
 
 
 class Standing:
     """Of one session; while it has an admission, the end of that one's credential ends it."""
 
-    __slots__ = ("_auth", "_session", "_wall", "admission")
+    __slots__ = ("_around", "_session", "account", "admission", "charges")
 
     def __init__(
-        self, auth: Auth, wall: Callable[[], float], session: Endable, admission: Admission | None
+        self,
+        around: Surroundings,
+        session: Endable,
+        admission: Admission | None,
+        address: ClientAddress,
     ) -> None:
-        """`wall`: unix seconds. `admission` None: a credential is owed."""
-        self._auth = auth
-        self._wall = wall
+        """`admission` None: a credential is owed. `address`: where its client is."""
+        self._around = around
         self._session = session
+        self.account = Account(around.books, around.has_queue, address.text or None, admission)
+        self.charges = Charges(around.limiter)
         self.admission: Admission | None = None
         if admission is not None:
-            self.take(admission)
+            self._take(admission)
 
-    def judge(self, token: str | None, *, now: float) -> Admission:
-        """What a token or ticket gives at `now` (monotonic seconds). Raises
-        Refused(unauthorized)."""
-        return self._auth.check_spoken(token, now=now, wall=self._wall())
-
-    def judge_next(self, token: str, *, now: float) -> Admission:
-        """As `judge`, for a session that is open.
+    def enter(self, token: str | None, address: ClientAddress, *, now: float) -> Admission:
+        """What a token or ticket gives at `now` (monotonic seconds), by which the session is here
+        from then on.
 
         Raises:
-            Refused: unauthorized; forbidden: it is another principal's.
+            Refused: unauthorized; rate_limited: too many from there were wrong.
         """
-        found = self.judge(token, now=now)
+        try:
+            found = self._judge(token, address, now)
+        except Refused as error:
+            self.account.not_admitted(error.code.name)
+            raise
+        self.take(found)
+        return found
+
+    def renew(self, token: str, address: ClientAddress, *, now: float) -> Admission:
+        """As `enter`, for a session that is open.
+
+        Raises:
+            Refused: unauthorized, rate_limited; forbidden: it is another principal's.
+        """
+        found = self._judge(token, address, now)
         if self.admission is None or found.principal != self.admission.principal:
             raise Refused("forbidden", "a session stays its principal's: open another one")
+        self.take(found)
+        self.charges.begin(found, address, now=now, goes_on=True)
         return found
+
+    def _judge(self, token: str | None, address: ClientAddress, now: float) -> Admission:
+        with self.charges.guessing(address, now=now):
+            return self._around.auth.check_spoken(token, now=now, wall=self._around.wall())
 
     def take(self, admission: Admission) -> None:
         """From now on it is here by this."""
+        self._take(admission)
+        self.account.admitted(admission)
+
+    def _take(self, admission: Admission) -> None:
         self.leave()
         self.admission = admission
-        self._auth.admitted.add(admission.credential, self._session)
+        self._around.auth.admitted.add(admission.credential, self._session)
 
     def leave(self) -> None:
         """It has ended, or its transport is another session's now. Again: nothing happens."""
         if self.admission is not None:
-            self._auth.admitted.discard(self.admission.credential, self._session)
+            self._around.auth.admitted.discard(self.admission.credential, self._session)

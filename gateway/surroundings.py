@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from gateway.auth import Auth
 from gateway.books import Books
+from gateway.limiter import Limiter
 from gateway.link import Broker
 from gateway.session import Timing
 from gateway.sessions import Sessions
@@ -25,6 +26,7 @@ class Surroundings:
     """Unix seconds."""
     sessions: Sessions = field(default_factory=Sessions)
     books: Books = field(default_factory=Books)
+    limiter: Limiter = field(default_factory=Limiter)
 
     def has_queue(self, principal: Principal, name: str) -> bool:
         """Whether there is a queue of this name, to this principal."""

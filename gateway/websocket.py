@@ -148,6 +148,7 @@ class WebSocketConnection(asyncio.Protocol):
             wall=around.wall(),
             peer=peer_of(self._transport.get_extra_info),
             addresses=self.registry.addresses,
+            limiter=around.limiter,
         )
         self.address = handshake.address
         self._transport.write(handshake.response)

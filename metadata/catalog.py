@@ -16,6 +16,7 @@ NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{limits.NAME_BYTES_MAX 
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=limits.TTL_S_MAX)]
 PositiveSeconds = Annotated[float, msgspec.Meta(gt=0, le=limits.TTL_S_MAX)]
+PerSecond = Annotated[float, msgspec.Meta(ge=0.001, le=1e12)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]
 
 
@@ -45,6 +46,9 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """None: see `dead_letter_name`; created when the first message goes there."""
     dedup_window_s: Seconds = 300
     durability: Durability = "all"
+    publish_messages_per_s: PerSecond | None = None
+    """Of all publishers together, over any time but for what may come at once; None: no limit."""
+    publish_bytes_per_s: PerSecond | None = None
 
 
 FIXED: Final = frozenset({"partitions"})

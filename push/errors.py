@@ -51,6 +51,7 @@ CODES: Final = _table(
     Code("request_too_large", 413, False, "a frame or request body over its limit"),
     Code("header_too_large", 431, False, "a request header over its limit"),
     Code("too_many", 429, True, "a bound of limits.py is reached"),
+    Code("rate_limited", 429, True, "more than a limit allows: again after `retry_after_s`"),
     Code("queue_full", 429, True, "the queue holds as much as its settings allow"),
     Code("too_many_in_flight", 429, True, "this producer has too many unanswered messages"),
     Code("overloaded", 503, True, "too much waits for the storage"),

@@ -1,4 +1,4 @@
-"""The sending order of one producer in one partition (R7). Pure.
+"""The sending order of one producer, in one partition or in one queue (R7). Pure.
 
 A producer has many messages in flight. When one of them is refused, those behind it must not be
 stored, or a key's messages would change places: they are answered `out_of_sequence`, and stored
@@ -60,3 +60,47 @@ class SendingOrder:
         place = bisect_left(refused, sequence)
         if place < len(refused) and refused[place] == sequence:
             del refused[place]
+
+
+class StreamOrder:
+    """The same for all that one producer publishes to one queue, where publishes are refused whole:
+    from the first sequence that was refused on, nothing is tried but what begins there, until all
+    that was sent behind it has come again. True while something is held up.
+
+    What a SendingOrder would hold up is held up here too, and costs no look at a message: whoever
+    publishes too much is refused for less than it costs to ask.
+    """
+
+    __slots__ = ("_end", "_first")
+
+    def __init__(self) -> None:
+        self._first = self._end = 0
+        """What was refused, and has not come again: from here to there."""
+
+    def __bool__(self) -> bool:
+        return self._first < self._end
+
+    def __repr__(self) -> str:
+        return f"StreamOrder({self._first} to {self._end})"
+
+    def admits(self, sequence: int, count: int, resolved: int) -> bool:
+        """Whether so many messages may be tried; False: they are `out_of_sequence`, and remembered.
+        `resolved`: as in SendingOrder.admits."""
+        self._first = max(self._first, resolved)
+        if self._first >= self._end or sequence <= self._first:
+            return True
+        self._end = max(self._end, sequence + count)
+        return False
+
+    def refuse(self, sequence: int, count: int) -> None:
+        """These were refused: what is behind them waits."""
+        if not self:
+            self._first, self._end = sequence, sequence + count
+        else:
+            self._first = min(self._first, sequence)
+            self._end = max(self._end, sequence + count)
+
+    def accept(self, sequence: int, count: int) -> None:
+        """These were admitted, and were handed on."""
+        if sequence <= self._first:
+            self._first = max(self._first, sequence + count)

@@ -173,6 +173,8 @@ export interface QueueSettings {
   deadLetterQueue?: string | null;
   dedupWindowS?: number;
   durability?: "local" | "quorum" | "all";
+  publishMessagesPerS?: number | null;
+  publishBytesPerS?: number | null;
   [setting: string]: unknown;
 }
 

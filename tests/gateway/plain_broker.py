@@ -17,6 +17,7 @@ from gateway.audit import Audit
 from gateway.facts_values import Explained, HeldKeys, LeaseList
 from gateway.frames import Position
 from gateway.hit_rate import HitRate
+from gateway.limiter import Limiter
 from gateway.link import Consumer, Link, Reader, StartFrom
 from gateway.ports import (
     Answered,
@@ -312,6 +313,7 @@ class PlainBroker:
         self.metadata: Metadata = PlainMetadata()
         self.hit_rates: dict[str, HitRate] = {}
         self.audit = Audit(None, None, wall=time.time)
+        self.limiter = Limiter()
         self.draining = False
         self.not_ready: list[str] = []
         self.auto_create = auto_create

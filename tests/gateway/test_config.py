@@ -54,6 +54,9 @@ TEXTS = {
     "TOCSIN_USAGE": "no",
     "TOCSIN_USAGE_BYTES_MAX": "65536",
     "TOCSIN_AUDIT_BYTES_MAX": "1000000",
+    "TOCSIN_LIMIT_PRINCIPAL": "messages=1000/s+5000, sessions=100",
+    "TOCSIN_LIMIT_ADDRESS": "",
+    "TOCSIN_LIMIT_QUEUE": "bytes=10M/min",
 }
 """Every setting as a text, but for keys."""
 
@@ -92,6 +95,9 @@ def test_every_setting_is_read_from_the_environment() -> None:
         usage=False,
         usage_bytes_max=65_536,
         audit_bytes_max=1_000_000,
+        limit_principal="messages=1000/s+5000, sessions=100",
+        limit_address="",
+        limit_queue="bytes=10M/min",
     )
     assert warnings == []
 
@@ -173,6 +179,10 @@ def test_a_flag_goes_before_the_environment() -> None:
         ("TOCSIN_DRAIN_S", "soon"),
         ("TOCSIN_LOG_LEVEL", "loud"),
         ("TOCSIN_HEARTBEAT_S", "0.5"),
+        ("TOCSIN_LIMIT_PRINCIPAL", "messages=1000"),
+        ("TOCSIN_LIMIT_PRINCIPAL", "failures=1/s"),
+        ("TOCSIN_LIMIT_ADDRESS", "messages=1000/s+999"),
+        ("TOCSIN_LIMIT_QUEUE", "sessions=10"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_it_may_be(variable: str, text: str) -> None:

@@ -64,6 +64,8 @@ BOUNDS: dict[str, tuple[list[object], list[object]]] = {
     "dead_letter_queue": ([None, "dead"], [1, ["dead"]]),
     "dedup_window_s": ([0, limits.TTL_S_MAX], [-1, limits.TTL_S_MAX + 1]),
     "durability": (["local", "quorum", "all"], ["memory", "none", 1]),
+    "publish_messages_per_s": ([None, 0.001, 1000, 1e12], [0, -1, 0.0009, 1e13, "1"]),
+    "publish_bytes_per_s": ([None, 0.001, 1_000_000], [0, -1, 1e13, True]),
     "partition": ([], [16]),  # unknown
 }
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from push.sending import REFUSED_MAX, SendingOrder
+from push.sending import REFUSED_MAX, SendingOrder, StreamOrder
 
 
 def test_nothing_is_held_up_at_first() -> None:
@@ -74,3 +74,59 @@ def test_a_message_is_stored_only_behind_all_refused_ones(steps: list[tuple[int,
                 order.refuse(sequence)
             waiting.add(sequence)
         assert bool(order) == bool(waiting)
+
+
+def test_behind_a_refused_publish_nothing_is_tried_before_it_comes_again() -> None:
+    """R7."""
+    stream = StreamOrder()
+    assert stream.admits(0, 10, 0)
+    assert not stream
+    stream.refuse(0, 10)
+    assert not stream.admits(10, 5, 0)
+    assert not stream.admits(15, 1, 0)
+    assert stream.admits(0, 4, 0)  # in smaller pieces, too
+    stream.accept(0, 4)
+    assert not stream.admits(10, 5, 0)
+    assert stream.admits(4, 6, 0)
+    stream.accept(4, 6)
+    assert stream  # 10 to 15 were sent behind it
+    assert stream.admits(10, 6, 0)
+    stream.accept(10, 6)
+    assert not stream
+
+
+def test_a_publish_that_its_producer_has_given_up_holds_up_nobody() -> None:
+    stream = StreamOrder()
+    stream.refuse(5, 3)
+    assert not stream.admits(8, 1, 5)
+    assert stream.admits(8, 1, 8)
+    stream.accept(8, 1)
+    assert not stream
+
+
+def test_a_resend_from_before_does_not_open_the_way() -> None:
+    stream = StreamOrder()
+    stream.refuse(5, 3)
+    assert stream.admits(0, 2, 0)
+    stream.accept(0, 2)
+    assert not stream.admits(8, 1, 0)
+    stream.refuse(3, 1)
+    assert not stream.admits(5, 3, 0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 5), st.booleans()), max_size=60))
+def test_what_is_handed_on_is_in_order(publishes: list[tuple[int, int, bool]]) -> None:
+    """R7: of what was refused nothing is passed by anything behind it."""
+    stream = StreamOrder()
+    refused: set[int] = set()
+    for sequence, count, is_over in publishes:
+        those = range(sequence, sequence + count)
+        if not stream.admits(sequence, count, 0):
+            refused.update(those)
+        elif is_over:
+            stream.refuse(sequence, count)
+            refused.update(those)
+        else:
+            assert not any(one < sequence for one in refused)
+            stream.accept(sequence, count)
+            refused.difference_update(those)

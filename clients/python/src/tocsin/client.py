@@ -313,10 +313,10 @@ class Client(Upkeep):
 
     async def create_queue(self, name: str, **settings: Any) -> dict[str, Any]:
         """Create a queue, or change its settings (those left out have their defaults).
-
         Settings, durations in seconds: partitions, message_bytes_max, messages_max, bytes_max,
         overflow, retention_s, message_ttl_s, lease_s, lease_total_s, attempts_max, backoff_s,
-        backoff_max_s, on_exhausted, dead_letter_queue, dedup_window_s, durability.
+        backoff_max_s, on_exhausted, dead_letter_queue, dedup_window_s, durability, and of all
+        publishers together publish_messages_per_s, publish_bytes_per_s.
 
         Raises:
             Conflict: a setting that is fixed at creation would change.

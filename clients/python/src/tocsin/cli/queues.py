@@ -31,7 +31,8 @@ class Setting(NamedTuple):
     @property
     def flag(self) -> str:
         """--lease for lease_s."""
-        return "--" + self.name.removesuffix("_s").replace("_", "-")
+        name = self.name if self.name.endswith("_per_s") else self.name.removesuffix("_s")
+        return "--" + name.replace("_", "-")
 
 
 QUEUE_SETTINGS: Final = (
@@ -51,6 +52,8 @@ QUEUE_SETTINGS: Final = (
     Setting("overflow", click.Choice(["reject", "dead_letter"]), "Beyond them. [reject]"),
     Setting("dedup_window_s", duration, "Remember the ids of messages for so long. [5m]"),
     Setting("durability", click.Choice(["local", "quorum", "all"]), "Of a receipt. [all]"),
+    Setting("publish_messages_per_s", float, "Of all publishers together. [no limit]"),
+    Setting("publish_bytes_per_s", float, "Of all publishers together. [no limit]"),
 )
 
 

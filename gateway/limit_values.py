@@ -1,0 +1,111 @@
+"""What limits are, and how they are written. Pure.
+
+    messages=1000/s,bytes=10M/s+40M,sessions=100
+
+A rate is `<number>/s` (or /min, /h), with `+<burst>` where more may come at once; k, M and G are
+thousands, millions and thousands of millions. Unless it says so the burst is what passes in a
+second. It is never less than what one request or frame may hold: that would never fit (R5: what is
+admitted is admitted whole). A bound is a plain number.
+"""
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Final, Literal, get_args
+
+import msgspec
+
+from push import limits
+from push.bucket import Rate
+
+Kind = Literal["connections", "failures", "requests", "messages", "bytes"]
+"""What has a rate: opened WebSockets and sessions by long poll; credentials that are wrong; HTTP
+requests; messages, and bytes of them, that are published."""
+Bound = Literal["sessions", "in_flight"]
+"""What has a bound: sessions, and messages that were published and await their answer."""
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+BURSTS_MIN: Final[dict[str, int]] = {
+    "messages": limits.MESSAGES_PER_PUBLISH_MAX,
+    "bytes": limits.FRAME_BYTES_MAX,
+}
+"""What one publish may hold."""
+OF_PRINCIPAL: Final = (
+    "connections", "requests", "messages", "bytes", "sessions", "in_flight",
+)  # fmt: skip
+OF_ADDRESS: Final = (*OF_PRINCIPAL, "failures")
+OF_QUEUE: Final = ("messages", "bytes")
+ADDRESS_DEFAULT: Final = "connections=100/s+2000,failures=10/s+100,sessions=20000"
+"""An office behind one address comes back at once after a restart; nobody mistypes a credential
+ten times a second; and one address alone cannot use up SESSIONS_MAX."""
+_SUFFIXES: Final = {"": 1, "k": 1_000, "M": 1_000_000, "G": 1_000_000_000}
+_PERIODS: Final = {"s": 1, "min": 60, "h": 3600}
+_NUMBER: Final = r"[0-9]{1,12}[kMG]?"
+_RATE: Final = re.compile(rf"({_NUMBER})/(s|min|h)(?:\+({_NUMBER}))?")
+_UNITS_MAX: Final = 10**15
+_THOUSANDTHS: Final = 1000
+
+
+class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one principal, address, queue or credential may. None: as much as it likes."""
+
+    connections: Rate | None = None
+    failures: Rate | None = None
+    requests: Rate | None = None
+    messages: Rate | None = None
+    bytes: Rate | None = None
+    sessions: int | None = None
+    in_flight: int | None = None
+
+
+NONE: Final = Limits()
+
+
+def parse_limits(text: str, allowed: Sequence[str] = OF_PRINCIPAL) -> Limits:
+    """The limits that a text says; an empty one says none. `allowed`: what may be limited.
+
+    Raises:
+        ValueError: with a sentence that names the part that is wrong, and what it may be.
+    """
+    found: dict[str, Rate | int] = {}
+    for part in text.split(",") if text.strip() else ():
+        name, separator, said = (one.strip() for one in part.partition("="))
+        if name not in allowed or not separator:
+            raise ValueError(f"{part.strip()!r}: one of {', '.join(allowed)}, then = and a limit")
+        if name in found:
+            raise ValueError(f"{name} is there twice")
+        found[name] = _rate(name, said) if name in KINDS else _bound(name, said)
+    return Limits(**found)  # type: ignore[arg-type]
+
+
+def per_second(kind: Kind, rate: float | None) -> Rate | None:
+    """So many a second, to the thousandth, with the usual burst; None: no limit."""
+    if rate is None:
+        return None
+    units = max(1, round(Fraction(rate) * _THOUSANDTHS))
+    return Rate(units, _THOUSANDTHS, max(BURSTS_MIN.get(kind, 1), -(-units // _THOUSANDTHS)))
+
+
+def _rate(name: str, said: str) -> Rate:
+    match = _RATE.fullmatch(said)
+    units = _number(match[1]) if match else 0
+    if match is None or not 1 <= units <= _UNITS_MAX:
+        raise ValueError(f"{name} is {said!r}; a rate is like 1000/s, 10M/min or 1000/s+5000")
+    per_s, least = _PERIODS[match[2]], BURSTS_MIN.get(name, 1)
+    burst = max(least, -(-units // per_s)) if match[3] is None else _number(match[3])
+    if not least <= burst <= _UNITS_MAX:
+        why = ", as many as one publish may hold" if name in BURSTS_MIN else ""
+        raise ValueError(f"{name}: a burst is at least {least}{why}, not {match[3]}")
+    return Rate(units, per_s, burst)
+
+
+def _bound(name: str, said: str) -> int:
+    least = BURSTS_MIN["messages"] if name == "in_flight" else 1
+    number = _number(said) if re.fullmatch(_NUMBER, said) else 0
+    if not least <= number <= _UNITS_MAX:
+        raise ValueError(f"{name} is {said!r}; it is a whole number, at least {least}")
+    return number
+
+
+def _number(text: str) -> int:
+    digits = text.rstrip("kMG")
+    return int(digits) * _SUFFIXES[text[len(digits) :]]

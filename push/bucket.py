@@ -1,0 +1,136 @@
+"""Leaky buckets: how much may pass, in any stretch of time. Pure.
+
+Each unit that passes is poured into its bucket, which leaks `units` of them every `per_s` seconds;
+what would make it hold more than `burst` is refused. So no window of t seconds admits more than
+burst + rate * t, wherever it begins. What is refused pours nothing in.
+
+This is the Generic Cell Rate Algorithm (ITU-T I.371, annex A; here in its leaky-bucket form): the
+state is one number, the moment at which the bucket will be empty. It is a whole number, in units of
+1 ns / `units`: sums of floats would drift by a thousandth in a few months, all to one side.
+
+`now` is in seconds, of a clock that never goes back. If it should, nothing leaks until it is again
+where it was: less is admitted, never more. Time alone makes nothing due; `next_deadline` says when
+the bucket is empty, and may be forgotten.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+_NS: Final = 1_000_000_000
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """So many `units` every `per_s` seconds, and `burst` of them at once."""
+
+    units: int
+    per_s: int
+    burst: int
+
+    def __str__(self) -> str:
+        """As it is written in settings."""
+        period = _PERIODS.get(self.per_s, f"{self.per_s}s")
+        return f"{self.units}/{period}+{self.burst}"
+
+
+_PERIODS: Final = {1: "s", 60: "min", 3600: "h"}
+
+
+class Bucket:
+    """One bucket of a rate, empty at first."""
+
+    __slots__ = ("_empty_at", "_unit", "rate")
+
+    def __init__(self, rate: Rate) -> None:
+        if min(rate.units, rate.per_s, rate.burst) < 1:
+            raise ValueError(f"a rate is of positive numbers, not {rate}")
+        self.rate = rate
+        self._unit = rate.per_s * _NS
+        """How far one unit puts off the moment of emptiness."""
+        self._empty_at = 0
+
+    def __repr__(self) -> str:
+        return f"<Bucket {self.rate}, empty at {self.next_deadline():.9f} s>"
+
+    def take(self, cost: int, *, now: float) -> float:
+        """Pour `cost` units in. 0: done; else it would hold too much, nothing has changed, and
+        after so many seconds the same is admitted, if nobody else comes before.
+
+        Raises:
+            ValueError: more than the burst never fits.
+        """
+        return take_all(((self, cost),), now=now)
+
+    def after_s(self, cost: int, *, now: float) -> float:
+        """What `take` would return; nothing is poured in. Raises ValueError, as `take`."""
+        at_ns = nanoseconds(now)
+        wait_ns = self.wait_ns(cost, at_ns)
+        return _until(at_ns + wait_ns, now) if wait_ns else 0.0
+
+    def wait_ns(self, cost: int, at_ns: int) -> int:
+        """How long `cost` units would have to wait; 0: they fit. Raises ValueError, as `take`."""
+        units, burst = self.rate.units, self.rate.burst
+        if cost > burst:
+            raise ValueError(f"{cost} at once never fit into {self.rate}")
+        over = self._empty_at - at_ns * units - (burst - cost) * self._unit
+        return -(-over // units) if over > 0 else 0
+
+    def pour(self, cost: int, at_ns: int) -> None:
+        """They fit: pour them in."""
+        self._empty_at = max(self._empty_at, at_ns * self.rate.units) + cost * self._unit
+
+    def change(self, rate: Rate, *, now: float) -> None:
+        """From now on it is of another rate. What it holds stays in it, up to the new burst."""
+        at_ns = nanoseconds(now)
+        held = max(0, self._empty_at - at_ns * self.rate.units)  # in parts of a unit
+        unit = rate.per_s * _NS
+        level = min(-(-held * unit // self._unit), rate.burst * unit)
+        self.rate, self._unit = rate, unit
+        self._empty_at = at_ns * rate.units + level
+
+    def next_deadline(self) -> float:
+        """When it is empty: from then on it is as good as a new one."""
+        return seconds(-(-self._empty_at // self.rate.units))
+
+    def check(self, *, now: float) -> None:
+        """Assert that it never holds more than its burst."""
+        level = self._empty_at - nanoseconds(now) * self.rate.units
+        assert level <= self.rate.burst * self._unit, "no window admits more than burst + rate * t"
+
+
+def take_all(charges: Iterable[tuple[Bucket, int]], *, now: float) -> float:
+    """As Bucket.take, of several buckets: all are charged, or none is."""
+    charges = tuple(charges)
+    at_ns = nanoseconds(now)
+    wait_ns = 0
+    for bucket, cost in charges:
+        wait_ns = max(wait_ns, bucket.wait_ns(cost, at_ns))
+    if wait_ns:
+        return _until(at_ns + wait_ns, now)
+    for bucket, cost in charges:
+        bucket.pour(cost, at_ns)
+    return 0.0
+
+
+def nanoseconds(now: float) -> int:
+    """Whole ones, rounded down."""
+    return int(now * _NS)
+
+
+def seconds(at_ns: int) -> float:
+    """The first moment, as a float, that is not before this one."""
+    at = at_ns / _NS
+    while nanoseconds(at) < at_ns:
+        at = math.nextafter(at, math.inf)
+    return at
+
+
+def _until(at_ns: int, now: float) -> float:
+    """How long to wait, so that `now` and it together are not before that moment: near a year of
+    uptime floats are 4 ns apart, and who came 1 ns too soon would be refused again."""
+    wait_s = max(0.0, at_ns / _NS - now)
+    while nanoseconds(now + wait_s) < at_ns:
+        wait_s += math.ulp(now + wait_s)
+    return wait_s
