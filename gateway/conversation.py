@@ -8,7 +8,6 @@ subscription and creating a queue on first use, without a task.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine
 from math import inf
 from typing import Any, Final
@@ -70,7 +69,7 @@ class Conversation(Linked):
         self.linger_s = 0.0
         """As Link.linger_s."""
         self.client: str | None = None
-        self.opened_unix_ms = int(time.time() * 1000)
+        self.opened_unix_ms = int(around.wall() * 1000)
         self._unanswered = 0
         """Publishes and confirmed acks whose answer the client still awaits."""
         self._is_draining = self._is_closed = False
