@@ -19,6 +19,7 @@ from gateway.expiry import Expiry
 from gateway.explaining import Explaining
 from gateway.flusher import Flusher
 from gateway.groups import Groups
+from gateway.guarded_metadata import GuardedMetadata
 from gateway.hit_rate import HitRate, described
 from gateway.holding import Holding
 from gateway.janitor import Janitor
@@ -66,7 +67,7 @@ class Broker:
 
     def __init__(self, config: Config, metadata: Metadata, storage: Storage) -> None:
         self.config = config
-        self.metadata = metadata
+        self.metadata = metadata = GuardedMetadata(metadata)
         self.storage = storage
         self.draining = False
         self.started_unix_ms = int(time.time() * 1000)
@@ -109,6 +110,7 @@ class Broker:
             "tail": self.tail.hit_rate,
             "places_of_keys": self.publisher.places,
             "frames_of_readers": self.readers.encoded,
+            **self.metadata.hit_rates,
         }
         """Of all caches; those of other parts are added by whoever puts them together."""
         self.backups: Backups | None = None
@@ -376,8 +378,8 @@ class Broker:
             "started_unix_ms": self.started_unix_ms,
             "not_ready": not_ready,
             "incarnation": await self.storage.incarnation(),
-            "messages_published": self.publisher.messages_total,
-            "commits": self.publisher.commits_total,
+            "messages_published": self.publisher.commits.messages_total,
+            "commits": self.publisher.commits.total,
             "messages_pending": self.publisher.pending_messages,
             "pulls_waiting": self.pulls.waiting,
             "groups_running": len(self.groups.runtimes),
@@ -385,4 +387,5 @@ class Broker:
             "damage_reports": int((await self.storage.state()).detail.get("damage_reports", "0")),
             "caches": described(self.hit_rates),
             "limits": self.limiter.described(),
+            "metadata": self.metadata.facts(),
         }

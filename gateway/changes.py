@@ -1,20 +1,25 @@
 """Queues and groups come and go: in the catalog and in the storage.
 
 A change that has begun is finished, also when its caller is cancelled (its client went away, a slot
-ended): else the catalog would know of it, and the storage not before the next start. Creating goes
-through the catalog first, and what a crash leaves out in the storage is made at the next start;
-deleting too, and what a crash leaves there is dropped then.
+ended) or was told that the metadata is late: else the catalog would know of it, and the storage not
+before the next start. Creating goes through the catalog first, and what a crash leaves out in the
+storage is made at the next start; deleting too, and what a crash leaves there is dropped then.
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
+from gateway.guarded_calls import Late
 from gateway.ports import GroupStart
 from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
 from metadata.client import Metadata
+from push import limits
+from push.errors import TocsinError
 from push.ports import Partition, Start, Storage
 
+logger = logging.getLogger("tocsin.changes")
 T = TypeVar("T")
 
 
@@ -28,38 +33,63 @@ class Changes:
 
     async def whole(self, change: Coroutine[Any, Any, T]) -> T:
         """Carry it out to its end, whatever becomes of the caller."""
+        return await asyncio.shield(self._start(change))
+
+    def _start(self, change: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         task = asyncio.get_running_loop().create_task(change)
         self._under_way.add(task)
         task.add_done_callback(self._under_way.discard)
-        return await asyncio.shield(task)
+        return task
+
+    async def _in_both(
+        self, catalog: Coroutine[Any, Any, T], storage: Callable[[T], Awaitable[None]]
+    ) -> T:
+        """A change of the catalog and what follows from it in the storage, which follows also when
+        the caller has not waited for the catalog so long."""
+
+        async def change() -> T:
+            try:
+                changed = await catalog
+            except Late as late:
+                self._start(self._follow(late.outcome, storage))
+                raise
+            await storage(changed)
+            return changed
+
+        return await self.whole(change())
+
+    async def _follow(
+        self, catalog: "asyncio.Future[T]", storage: Callable[[T], Awaitable[None]]
+    ) -> None:
+        try:
+            await storage(await asyncio.shield(catalog))
+        except TocsinError as error:
+            logger.warning("a change that came late: %s", error)
 
     async def finish(self) -> None:
-        """Wait for what is under way."""
+        """Wait for what is under way, as long as the metadata may take; what is left undone in the
+        storage then is done at the next start."""
         if self._under_way:
-            await asyncio.wait(self._under_way)
+            await asyncio.wait(self._under_way, timeout=2 * limits.METADATA_DEADLINE_S)
 
     async def create_queue(
         self, principal: Principal, name: str, settings: QueueSettings
     ) -> tuple[Queue, bool]:
         """Create it (True) or change its settings (False)."""
 
-        async def change() -> tuple[Queue, bool]:
-            queue, created = await self._metadata.put_queue(principal, name, settings)
-            await self._storage.create_queue(queue.queue_id, settings.partitions)
-            return queue, created
+        async def make(made: tuple[Queue, bool]) -> None:
+            await self._storage.create_queue(made[0].queue_id, settings.partitions)
 
-        return await self.whole(change())
+        return await self._in_both(self._metadata.put_queue(principal, name, settings), make)
 
     async def delete_queue(self, principal: Principal, name: str) -> Queue:
         """Delete it with its messages and groups."""
 
-        async def change() -> Queue:
-            queue = await self._metadata.delete_queue(principal, name)
+        async def drop(queue: Queue) -> None:
             await self._storage.drop_queue(queue.queue_id)
-            await self._metadata.forget(queue.queue_id, None)
-            return queue
+            await self._forget(queue.queue_id, None)
 
-        return await self.whole(change())
+        return await self._in_both(self._metadata.delete_queue(principal, name), drop)
 
     async def put_group(
         self,
@@ -72,22 +102,26 @@ class Changes:
         """Create it, durably with all its cursors (R11), or change its settings."""
         starts = await self.starts(queue, settings.start if start is None else start)
 
-        async def change() -> tuple[Group, bool]:
-            group, created = await self._metadata.put_group(principal, queue, name, settings)
-            await self._storage.create_group(group.group_id, queue.queue_id, starts)
-            return group, created
+        async def make(made: tuple[Group, bool]) -> None:
+            await self._storage.create_group(made[0].group_id, queue.queue_id, starts)
 
-        return await self.whole(change())
+        return await self._in_both(self._metadata.put_group(principal, queue, name, settings), make)
 
     async def delete_group(self, principal: Principal, queue: Queue, name: str) -> None:
         """Delete it with its cursors."""
 
-        async def change() -> None:
-            group = await self._metadata.delete_group(principal, queue, name)
+        async def drop(group: Group) -> None:
             await self._storage.drop_group(group.group_id, queue.queue_id)
-            await self._metadata.forget(queue.queue_id, group.group_id)
+            await self._forget(queue.queue_id, group.group_id)
 
-        await self.whole(change())
+        await self._in_both(self._metadata.delete_group(principal, queue, name), drop)
+
+    async def _forget(self, queue_id: str, group_id: str | None) -> None:
+        """Both have dropped it. Where the catalog cannot be told, it is told at the next start."""
+        try:
+            await self._metadata.forget(queue_id, group_id)
+        except TocsinError as error:
+            logger.warning("%s is gone and stays on the list: %s", group_id or queue_id, error)
 
     async def starts(self, queue: Queue, start: GroupStart) -> Sequence[Start]:
         """Where cursors begin, one for each partition."""

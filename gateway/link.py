@@ -207,6 +207,10 @@ class Answer(Protocol):
 class Publisher(Protocol):
     """Takes messages."""
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether one queue floods and has others beside it, as far as the last second tells."""
+
     def submit(
         self,
         queue: Queue,

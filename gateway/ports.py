@@ -172,6 +172,10 @@ class Answered(Protocol):
 class Publishing(Protocol):
     """The publisher."""
 
+    @property
+    def is_crowded(self) -> bool:
+        """See link.Publisher."""
+
     def submit(
         self,
         queue: Queue,

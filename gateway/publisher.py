@@ -6,11 +6,11 @@ arrives while commits are under way makes the next one larger. Each message is e
 """
 
 import asyncio
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from gateway.commits import Commits
 from gateway.counting import Counting
 from gateway.hit_rate import HitRate
 from gateway.routing import (
@@ -26,16 +26,16 @@ from gateway.routing import (
     piece_end,
     refused_sequences,
 )
-from gateway.spans import Stages
 from gateway.tail import Tail
 from metadata.catalog import Queue
 from metadata.rights import ALL_KEYS, Keys
 from push import limits
 from push.errors import Refused, TocsinError
 from push.message import Message, check_message, encode_message
-from push.ports import Append, Appended, Partition, Storage
-from push.record import Header, Record
+from push.ports import Partition, Storage
+from push.record import Header
 from push.sending import SendingOrder
+from push.sharing import has_room
 
 COMMITS_MAX: Final = 2
 """One commit is under way and one waits in the storage, so that its writer is never idle; a third
@@ -50,23 +50,18 @@ class Publisher:
     """See the module."""
 
     def __init__(self, storage: Storage, tail: Tail, counting: Counting) -> None:
-        self._storage = storage
         self._counting = counting
-        self._tail = tail
         self._routes: dict[str, Route] = {}
         self._open: dict[Partition, OpenRecord] = {}
         self._closed: list[tuple[Partition, OpenRecord]] = []
-        self._appending: dict[Partition, int] = {}
+        self.commits = Commits(storage, tail, self)
         self._orders: dict[tuple[bytes, Partition], SendingOrder] = {}
-        self._commits: set[asyncio.Task[None]] = set()
         self._scheduled = False
         self._waiting = 0
         """Messages that no commit has taken yet."""
         self.pending_messages = 0
         self.pending_bytes = 0
         self.places = HitRate()
-        self.messages_total = 0
-        self.commits_total = 0
 
     # --- In ------------------------------------------------------------------------------------
 
@@ -94,7 +89,7 @@ class Publisher:
         publish = Answer(queue, messages, [NO_ANSWER] * len(messages), remaining=len(messages))
         publish.done, publish.checked, publish.names = answer, checked, names
         publish.allowed = keys
-        refused = self._refuse_all(producer, sequence, resolved, len(messages))
+        refused = self._refuse_all(queue, producer, sequence, resolved, len(messages))
         if refused is not None:
             if producer is not None and sequence is not None and refused.code.retry:
                 route = self._route(queue)
@@ -114,17 +109,40 @@ class Publisher:
             self._route(queue).counted.refused += refused_count
             publish.settle(refused_count)
 
+    @property
+    def is_crowded(self) -> bool:
+        """As link.Publisher.is_crowded."""
+        return self.commits.is_crowded()
+
     def _refuse_all(
-        self, producer: bytes | None, sequence: int | None, resolved: int, count: int
+        self,
+        queue: Queue,
+        producer: bytes | None,
+        sequence: int | None,
+        resolved: int,
+        count: int,
     ) -> Refused | None:
+        if not self.commits.is_calm:
+            refused = self.commits.refusal()
+            if refused is not None:
+                return refused
+        # Where even one who holds all of it would have room, nobody looks whose it is.
         if (
-            self.pending_messages + count > limits.PENDING_MESSAGES_MAX
-            or self.pending_bytes > limits.PENDING_BYTES_MAX
-        ):
+            not has_room(
+                self.pending_messages, count, self.pending_messages, limits.PENDING_MESSAGES_MAX
+            )
+            or not has_room(self.pending_bytes, 0, self.pending_bytes, limits.PENDING_BYTES_MAX)
+        ) and not self._has_room(self._route(queue), count):
             return Refused("overloaded", "too many messages wait for the storage", 0.1)
         if sequence is None:
             return None
         return refused_sequences(producer, sequence, resolved, count)
+
+    def _has_room(self, route: Route, count: int) -> bool:
+        held, size = route.pending_messages, route.pending_bytes
+        return has_room(
+            held, count, self.pending_messages, limits.PENDING_MESSAGES_MAX
+        ) and has_room(size, 0, self.pending_bytes, limits.PENDING_BYTES_MAX)
 
     def _accept(
         self, answer: Answer, producer: bytes | None, sequence: int | None, resolved: int
@@ -190,6 +208,8 @@ class Publisher:
         self.pending_messages += count
         self._waiting += count
         self.pending_bytes += size
+        route.pending_messages += count
+        route.pending_bytes += size
         partition = route.partitions[number]
         first = 0
         while first < count:
@@ -268,8 +288,8 @@ class Publisher:
         if key and len(key) <= limits.KEY_BYTES_MAX and error.code.name != "out_of_sequence":
             self._refused(producer, route.partitions[route.place(key)[0]], sequence)
 
-    def _hold_up(self, partition: Partition, header: Header) -> None:
-        """The storage did not take a record, or nobody knows: the same for its messages."""
+    def hold_up(self, partition: Partition, header: Header) -> None:
+        """As Owner.hold_up."""
         for index, sequence, hashed in zip(
             header.producer_indexes, header.sequences, header.key_hashes, strict=False
         ):
@@ -286,115 +306,43 @@ class Publisher:
     def is_appending(self, partition: Partition) -> bool:
         """Whether this gateway has an append under way there, whose answer will wake who
         follows."""
-        return partition in self._appending
+        return self.commits.is_appending(partition)
 
     def _commit_if_free(self) -> None:
         self._scheduled = False
-        ahead = len(self._commits)
+        ahead = len(self.commits)
         if not self._open or ahead >= COMMITS_MAX or (ahead and self._waiting < COMMIT_AHEAD_MIN):
             return
-        self._waiting = 0
-        batch = [*self._closed, *self._open.items()]
+        if ahead and self.commits.has_company():
+            return  # whoever comes next goes with the next one
+        batch, left = self.commits.choose([*self._closed, *self._open.items()])
         self._closed, self._open = [], {}
-        for partition, _ in batch:
-            self._appending[partition] = self._appending.get(partition, 0) + 1
-        task = asyncio.get_running_loop().create_task(self._commit(batch), name="commit")
-        self._commits.add(task)
-        task.add_done_callback(self._commit_ended)
+        self._waiting = 0
+        for partition, record in left:
+            self._waiting += len(record.builder)
+            before = self._open.pop(partition, None)
+            if before is not None:
+                self._closed.append((partition, before))
+            self._open[partition] = record
+        self.commits.start(batch)
 
-    def _commit_ended(self, task: asyncio.Task[None]) -> None:
-        self._commits.discard(task)
-        task.result()
+    def ended(self) -> None:
+        """As Owner.ended."""
         if self._open and not self._scheduled:
             # Not at once: what the sockets hold by now is read first, and goes with it.
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._commit_if_free)
 
-    async def _commit(self, batch: list[tuple[Partition, OpenRecord]]) -> None:
-        now_ms = time.time() * 1000
-        appends: list[Append] = []
-        headers: list[Header] = []
-        for partition, record in batch:
-            settings = record.route.queue.settings
-            encoded, payload, header = record.builder.close(
-                record_id=os.urandom(16),
-                published_unix_ms=int(now_ms),
-                ring_epoch=record.route.queue.ring_epoch,
-                tenant=0,
-            )
-            headers.append(header)
-            is_bounded = settings.overflow == "reject"
-            appends.append(
-                Append(
-                    partition,
-                    encoded,
-                    payload,
-                    durability=settings.durability,
-                    dedup_window_s=settings.dedup_window_s,
-                    messages_max=settings.messages_max if is_bounded else 0,
-                    bytes_max=settings.bytes_max if is_bounded else 0,
-                )
-            )
-        results: Sequence[Appended | TocsinError]
-        try:
-            results = await self._storage.append(appends)
-        except TocsinError as error:
-            results = [error] * len(batch)
-        certified_ms = time.time() * 1000
-        self.commits_total += 1
-        for (partition, record), append, header, result in zip(
-            batch, appends, headers, results, strict=True
-        ):
-            self._appended(partition, result)
-            if isinstance(result, TocsinError):
-                self._hold_up(partition, header)
-            else:
-                stages = Stages(record.received_unix_ms, now_ms, certified_ms)
-                self._publish(partition, append, header, result, stages)
-            self._answer(partition, record, append, header, result)
-
-    def _appended(self, partition: Partition, result: Appended | TocsinError) -> None:
-        left = self._appending[partition] - 1
-        if left:
-            self._appending[partition] = left
-        else:
-            del self._appending[partition]
-
-    def _publish(
-        self, partition: Partition, append: Append, header: Header, result: Appended, stages: Stages
-    ) -> None:
-        """Certified: now, and not before, who follows gets it (R10)."""
-        if not result.count:
-            self._tail.certified(partition, result.certified)
-            return
-        if result.skips:
-            record = Record.load(result.first, append.header, append.payload, result.skips)
-        else:
-            header.drop_producers()
-            record = Record(result.first, header, append.payload)
-        self._tail.appended(partition, record, stages, result.certified)
-
-    def _answer(
-        self, partition: Partition, record: OpenRecord, append: Append, header: Header,
-        result: Appended | TocsinError,
-    ) -> None:  # fmt: skip
-        number, size = partition.number, record.builder.bytes - len(record.builder)
-        self.pending_messages -= len(record.builder)
-        self.pending_bytes -= size
-        if isinstance(result, TocsinError):
-            record.route.counted.failed(len(record.builder), result)
-            for answer, indexes in record.runs:
-                for index in indexes:
-                    answer.fail(index, result)
-                answer.settle(len(indexes))
-            return
-        self.messages_total += result.count
-        record.route.counted.stored(result, size, header.sizes)
-        record.stored(number, result, {"level": append.durability, "copies": 1})
+    def released(self, record: OpenRecord) -> None:
+        """As Owner.released."""
+        count, route = len(record.builder), record.route
+        self.pending_messages -= count
+        self.pending_bytes -= record.size
+        route.pending_messages -= count
+        route.pending_bytes -= record.size
 
     async def drain(self) -> None:
         """Wait until everything that was accepted has its answer."""
-        while self._open or self._closed or self._commits:
+        while self._open or self._closed or len(self.commits):
             self._commit_if_free()
-            if self._commits:
-                await asyncio.wait(self._commits)
+            await self.commits.wait()

@@ -262,8 +262,8 @@ class Pulls:
             if consumer is None or consumer.runtime.closed:
                 consumer = PullConsumer(self._groups.runtime(queue, group), self._receipts)
                 consumer.last_pull = asyncio.get_running_loop().time()
+                await consumer.runtime.join(consumer)  # or else the next pull tries again
                 self._consumers[group.group_id] = consumer
-                await consumer.runtime.join(consumer)
                 self._sweep_later()
             return consumer
 

@@ -1,10 +1,13 @@
-"""All sessions of this gateway: flushed together, timed together, drained together.
+"""All sessions of this gateway: heard in turns, flushed together, timed together, drained together.
 
-One flush per turn of the event loop writes what every session has to say; one timer serves the
+What a socket sends at once and is more than its part of a turn waits for others to be heard. One
+flush per turn of the event loop writes what every session has to say; one timer serves the
 heartbeats of all; and when the gateway goes down, they are told so a few at a time.
 """
 
 import asyncio
+from collections import deque
+from collections.abc import Iterator
 from random import Random
 from typing import Final, Protocol
 
@@ -14,7 +17,7 @@ from gateway.deadlines import Deadlines, Timed
 from gateway.frames import Close
 from gateway.hit_rate import HitRate
 from gateway.incoming import Incoming
-from gateway.rfc6455 import text_frame
+from gateway.rfc6455 import Event, text_frame
 from gateway.surroundings import Surroundings
 from push import limits
 
@@ -23,6 +26,23 @@ DRAINED_PER_S_MAX: Final = 200
 RECONNECT_AFTER_S_MAX: Final = 5.0
 """The jitter that a drained client is asked to wait."""
 _SLICE_S: Final = 0.05
+PART_BYTES_MAX: Final = 1_048_576
+"""Of what one socket has sent at once, in one turn of the loop, and then for each time it is its
+turn again: one read may bring megabytes, and until they are worked off nobody else is heard."""
+PART_BYTES_CROWDED: Final = 32 * 1024
+"""The same while one queue floods and has others beside it. What it sends costs half as much again
+then, in turns of the loop and in small records; who is alone does not pay that."""
+_PARTS_PER_TURN: Final = 2
+_PAUSE_S: Final = 0.001
+"""Between two such turns then: what the others have published needs the loop a dozen times, and the
+storage's threads need the interpreter, until it is there."""
+
+
+class Talker(Protocol):
+    """A transport that may say more at once than is worked off in a turn."""
+
+    def go_on(self, rest: Iterator[Event]) -> None:
+        """It is its turn again: the next part of what it has said."""
 
 
 class Connection(Timed, Protocol):
@@ -65,6 +85,8 @@ class Registry:
         self._sessions_max = sessions_max
         self._connections: set[Connection] = set()
         self._dirty: list[Connection] = []
+        self._has_turn = False
+        self._later: deque[tuple[Talker, Iterator[Event]]] = deque()
         self._emptied: asyncio.Event | None = None
         self.framed = HitRate()
         """How many messages to clients were framed for another one already."""
@@ -100,6 +122,33 @@ class Registry:
         self._connections.discard(connection)
         if not self._connections and self._emptied is not None:
             self._emptied.set()
+
+    # --- Reading --------------------------------------------------------------------------------
+
+    def later(self, connection: Talker, rest: Iterator[Event]) -> None:
+        """It has had its part of this turn. Who has such a rest takes turns, a few in each turn of
+        the loop, however many they are."""
+        self._later.append((connection, rest))
+        if not self._has_turn:
+            self._has_turn = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def part_bytes(self, size: int) -> int:
+        """How much of what it has sent, `size` bytes, a socket may have worked off in one go."""
+        is_crowded = size > PART_BYTES_CROWDED and self.around.broker.publisher.is_crowded
+        return PART_BYTES_CROWDED if is_crowded else PART_BYTES_MAX
+
+    def _turn(self) -> None:
+        for _ in range(min(_PARTS_PER_TURN, len(self._later))):
+            connection, rest = self._later.popleft()
+            connection.go_on(rest)
+        self._has_turn = bool(self._later)
+        if self._has_turn:
+            loop = asyncio.get_running_loop()
+            if self.around.broker.publisher.is_crowded:
+                loop.call_later(_PAUSE_S, self._turn)
+            else:
+                loop.call_soon(self._turn)
 
     # --- Writing --------------------------------------------------------------------------------
 

@@ -132,6 +132,24 @@ class OpenRecord:
         """Per publish, which of its messages stand here, in order."""
         self.received_unix_ms = received_unix_ms
 
+    @property
+    def size(self) -> int:
+        """Of its messages, in bytes of JSON."""
+        return self.builder.bytes - len(self.builder)
+
+    @property
+    def weight(self) -> int:
+        """What it counts in a commit that several queues share."""
+        return max(self.size, limits.COMMIT_MESSAGE_BYTES * len(self.builder))
+
+    def failed(self, error: TocsinError) -> None:
+        """Tell every publish that none of its messages here was stored, or that nobody knows."""
+        self.route.counted.failed(len(self.builder), error)
+        for answer, indexes in self.runs:
+            for index in indexes:
+                answer.fail(index, error)
+            answer.settle(len(indexes))
+
     def stored(self, number: int, result: Appended, durability: dict[str, object]) -> None:
         """Hand every publish what became of its messages in partition `number`."""
         offset, place = result.first, 0
@@ -155,8 +173,8 @@ class Route:
     """What is computed once per queue: the ring, and where its recent keys go."""
 
     __slots__ = (
-        "appends", "counted", "keys", "partitions", "places", "queue", "ring", "spread",
-        "spread_members",
+        "appends", "counted", "keys", "partitions", "pending_bytes", "pending_messages", "places",
+        "queue", "ring", "spread", "spread_members",
     )  # fmt: skip
 
     def __init__(
@@ -166,6 +184,9 @@ class Route:
         """How often a key's place was remembered."""
         self.queue = queue
         self.counted = counted or Published()
+        self.pending_messages = 0
+        self.pending_bytes = 0
+        """Of this queue, waiting for a commit."""
         self.ring = Ring(queue.ring_epoch, queue.members)
         self.keys: dict[str, tuple[int, int]] = {}
         self.partitions = {n: Partition(queue.queue_id, n) for n in queue.members}

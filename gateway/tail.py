@@ -2,7 +2,8 @@
 
 The certified end of every partition that somebody follows, and the most recent records in
 memory, shared by all who follow: who keeps up never reads the disk, and a record is parsed once.
-Reads of the backlog go to the storage; equal ones that overlap are made once.
+Reads of the backlog go to the storage; equal ones that overlap are made once. A few at a time of
+those who are far behind, so that others are never behind them; and who waits too long is told so.
 """
 
 import asyncio
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from gateway.hit_rate import HitRate
 from gateway.spans import Stages
 from push import limits
+from push.errors import Refused
 from push.ports import Partition, Read, Storage
 from push.record import Record
 
@@ -29,6 +31,10 @@ class Tail:
         self._order: deque[tuple[Partition, int]] = deque()
         self._followers: dict[Partition, list[Follower]] = {}
         self._reads: dict[tuple[Partition, int, int], asyncio.Task[Read]] = {}
+        self._live = asyncio.Semaphore(limits.READS_LIVE_MAX)
+        self._behind = asyncio.Semaphore(limits.READS_BEHIND_MAX)
+        self._ends_read: dict[Partition, int] = {}
+        """Certified ends that reads have told of."""
         self.ends: dict[Partition, int] = {}
         """Certified ends, of the partitions that were appended to or asked for."""
         self.hit_rate = HitRate()
@@ -70,10 +76,12 @@ class Tail:
         followers.remove(follower)
         if not followers:
             del self._followers[partition]
+            self._ends_read.pop(partition, None)
 
     def forget(self, partition: Partition) -> None:
         """The partition is gone."""
         self.ends.pop(partition, None)
+        self._ends_read.pop(partition, None)
 
     def get(self, partition: Partition, offset: int) -> tuple[Record, Stages] | None:
         """The record that begins at `offset`, if it is in memory."""
@@ -88,13 +96,33 @@ class Tail:
     async def read(
         self, partition: Partition, offset: int, bytes_max: int = limits.READ_BYTES_MAX
     ) -> Read:
-        """Records from the one that holds `offset`, or the next there is, on; one read's worth."""
+        """Records from the one that holds `offset`, or the next there is, on; one read's worth.
+
+        Raises:
+            Refused: storage_unavailable: there was no answer within READ_DEADLINE_S. The read goes
+                on, and who asks again waits for the same one.
+        """
         key = (partition, offset, bytes_max)
         task = self._reads.get(key)
         if task is None:
-            task = asyncio.create_task(
-                self._storage.read(partition, offset, bytes_max), name=f"read {key}"
-            )
+            task = asyncio.create_task(self._read(*key), name=f"read {key}")
             self._reads[key] = task
-            task.add_done_callback(lambda _: self._reads.pop(key, None))
-        return await asyncio.shield(task)
+            task.add_done_callback(lambda task: self._read_ended(key, task))
+        await asyncio.wait((task,), timeout=limits.READ_DEADLINE_S)
+        if not task.done():
+            raise Refused("storage_unavailable", "the storage does not answer a read", 1.0)
+        return task.result()
+
+    async def _read(self, partition: Partition, offset: int, bytes_max: int) -> Read:
+        end = max(self.ends.get(partition, 0), self._ends_read.get(partition, 0))
+        is_behind = end - offset >= limits.BEHIND_MESSAGES
+        async with self._behind if is_behind else self._live:
+            read = await self._storage.read(partition, offset, bytes_max)
+        if partition in self._followers:
+            self._ends_read[partition] = read.certified
+        return read
+
+    def _read_ended(self, key: tuple[Partition, int, int], task: asyncio.Task[Read]) -> None:
+        del self._reads[key]
+        if not task.cancelled():
+            task.exception()  # whoever waits is told; perhaps nobody does any more

@@ -9,6 +9,7 @@ its conversation, and the socket.
 """
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any, ClassVar, Final, cast
 
 from uvicorn.config import Config
@@ -22,13 +23,14 @@ from gateway.facts_values import Transport
 from gateway.frames import Close
 from gateway.handshake import shake_hands
 from gateway.outbox import Outbox
-from gateway.registry import Registry
+from gateway.registry import PART_BYTES_MAX, Registry
 from gateway.rfc6455 import (
     BINARY,
     CLOSE,
     PING,
     PONG,
     TEXT,
+    Event,
     MessageReader,
     close_frame,
     control_frame,
@@ -43,6 +45,7 @@ UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
 asked for and does not read: from here on it is not read either (P9)."""
 _UNREAD: Final = 1  # reasons to hold reading
 _ASKED: Final = 2
+_TURN: Final = 4
 _LAST_WORDS: Final = (b"", *(code.to_bytes(2) for code in (1000, 1001)))
 """Close codes, or none, with which a client says that it will not come back."""
 
@@ -107,7 +110,8 @@ class WebSocketConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of the client. After our close frame they mean nothing any more."""
         if self._conversation is not None:
-            self._read(self._conversation, data)
+            part = self.registry.part_bytes(len(data))
+            self._work(self._conversation, self._reader.receive(data), part)
         elif not self._is_begun:
             self._is_begun = True
             self._shake_hands(data)
@@ -178,11 +182,11 @@ class WebSocketConnection(asyncio.Protocol):
 
     # --- Reading --------------------------------------------------------------------------------
 
-    def _read(self, conversation: Conversation, data: bytes) -> None:
-        now = asyncio.get_running_loop().time()
+    def _work(self, conversation: Conversation, events: Iterator[Event], left: int) -> None:
+        """Hand over what the client has said, `left` bytes of it, which is its part of a turn."""
+        reader, now = self._reader, asyncio.get_running_loop().time()
         conversation.heard(now=now)
-        reader = self._reader
-        for opcode, payload in reader.receive(data):
+        for opcode, payload in events:
             if opcode == TEXT:
                 conversation.receive(payload, now=now)
                 here = self._conversation  # not the shell that a hello came to
@@ -199,6 +203,13 @@ class WebSocketConnection(asyncio.Protocol):
             if self._conversation is None:
                 return
             conversation = self._conversation  # a hello may have brought back another one
+            left -= len(payload)
+            if left <= 0:
+                self._hold(_TURN)
+                self.registry.later(self, events)
+                break
+        else:
+            self._unhold(_TURN)
         if reader.broken is not None:
             if reader.broken == frames.TOO_LARGE:
                 detail = f"a WebSocket message has at most {reader.bytes_max} bytes here"
@@ -219,6 +230,11 @@ class WebSocketConnection(asyncio.Protocol):
         self._is_holding = False
         self.send(frames.error(Refused("overloaded", "too many messages are not complete")))
         self.close(frames.OVERLOADED)
+
+    def go_on(self, rest: Iterator[Event]) -> None:
+        """As Talker.go_on; then the socket is read again."""
+        if self._conversation is not None:  # else nobody listens any more
+            self._work(self._conversation, rest, self.registry.part_bytes(PART_BYTES_MAX))
 
     def _flush_early(self) -> None:
         """One turn of the loop may read megabytes: their answers must not pile up until its end."""

@@ -2,6 +2,7 @@
 
 TocsinError            base: code, HTTP status, text, whether trying again may help
 ├── Refused            the request was understood and changed nothing
+├── Unavailable        no answer came in time: a change may still come about, asking again is safe
 └── Unknown            the outcome is not known: send again under the same id or sequence
 """
 
@@ -59,6 +60,7 @@ CODES: Final = _table(
     Code("draining", 503, True, "this gateway is going down; another one answers"),
     Code("unknown", 503, True, "the outcome is unknown: send again under the same id"),
     Code("storage_unavailable", 503, True, "the storage does not answer"),
+    Code("metadata_unavailable", 503, True, "the metadata does not answer; what is known goes on"),
     Code("internal", 500, True, "a bug of Tocsin; please report it"),
 )
 
@@ -82,6 +84,11 @@ class Unknown(TocsinError):
 
     def __init__(self, detail: str = "") -> None:
         super().__init__("unknown", detail)
+
+
+class Unavailable(TocsinError):
+    """No answer came in time, or none that can be believed. A change that was asked for may still
+    come about; asking for it again is safe."""
 
 
 class Fenced(TocsinError):

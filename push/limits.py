@@ -98,7 +98,19 @@ IN_FLIGHT_PER_PRODUCER_MAX: Final = 10_000
 """Sequences between `resolved` and the newest: storage keeps their exact set (R6)."""
 PENDING_MESSAGES_MAX: Final = 50_000
 PENDING_BYTES_MAX: Final = 64 * 1_048_576
-"""Messages that wait for a commit on one gateway; above it publishes are refused `overloaded`."""
+"""Messages that wait for a commit on one gateway. Above it publishes are refused `overloaded`, to a
+queue that floods before that (`push.sharing`): there is room for every other one."""
+COMMIT_BYTES_SHARED: Final = 128 * 1024
+"""What goes with one commit as long as several queues publish, so that the next one is never far:
+so much for each millisecond that the storage needs for the smallest one. A queue that is alone
+waits for nobody, and its commits are as large as its load makes them."""
+COMMIT_BYTES_SHARED_MAX: Final = 4 * 1_048_576
+COMMIT_MESSAGE_BYTES: Final = 256
+"""What a message counts at least in such a commit: it costs time, however small it is."""
+COMMIT_SLOW_S: Final = 5.0
+"""A commit that takes so long: new publishes are refused at once until it has ended."""
+COMMIT_DEADLINE_S: Final = 30.0
+"""Then its messages are answered `unknown`; if it ends after all, they are pushed all the same."""
 RECORD_MESSAGES_MAX: Final = 1024
 RECORD_BYTES_MAX: Final = 1_048_576
 """A record closes at the first of the two; a larger single message is a record of its own."""
@@ -123,6 +135,15 @@ TAIL_CACHE_BYTES_MAX: Final = 32 * 1_048_576
 one message each. Bytes here and below are those of `Record.memory_bytes`."""
 READ_BYTES_MAX: Final = 1_048_576
 """One read from storage; at least one record."""
+READS_LIVE_MAX: Final = 64
+READS_BEHIND_MAX: Final = 4
+"""Reads under way at once for those who follow the end of a log, and for those far behind it: a
+thousand of these read a mebibyte each, and nobody else waits for them."""
+BEHIND_MESSAGES: Final = 4096
+"""Who has so many messages in front of him is far behind."""
+READ_DEADLINE_S: Final = 10.0
+"""Who waits for a read longer than this is told that the storage does not answer, and asks again.
+The read keeps its place until it has ended."""
 AHEAD_BYTES_MAX: Final = 32 * 1_048_576
 """Read for consumers and not taken by them yet, all together; beyond it each reads no more than a
 push at a time. [A thousand consumers with a backlog stall, each with a whole read in hand.]"""
@@ -167,6 +188,28 @@ QUEUES_MAX: Final = 100_000
 GROUPS_PER_QUEUE_MAX: Final = 1000
 QUEUES_PER_PAGE_MAX: Final = 1000
 """Queues described in one answer: each costs a look into the storage."""
+
+# --- The metadata, as far away as it may be -----------------------------------------------------
+METADATA_DEADLINE_S: Final = 5.0
+"""Whoever asks the metadata for something is answered within it."""
+MEMBERSHIP_DEADLINE_S: Final = 1.0
+"""The same for who is in a group: without an answer it goes on with what it knows."""
+METADATA_CALLS_MAX: Final = 256
+"""Calls under way within their deadline, of each kind; one more is refused at once."""
+METADATA_LATE_MAX: Final = 1024
+"""Changes that are finished after their deadline; beyond it none begins."""
+METADATA_FRESH_S: Final = 1.0
+"""So long a name that was looked up is believed without looking again, and so long at most one
+that was made elsewhere stays unknown here. What is made or changed here counts at once."""
+METADATA_STALE_S: Final = 3600.0
+"""So long what is known of a name counts while nobody can be asked. Messages meet the storage,
+which knows queues by their ids: of one that was deleted meanwhile it takes nothing."""
+NAMES_UNKNOWN_MAX: Final = 10_000
+"""Unknown names that are remembered as such, of queues and of groups."""
+BREAKER_FAILURES: Final = 3
+"""Calls that fail one after another until nobody asks any more …"""
+BREAKER_OPEN_S: Final = 1.0
+"""… for so long; then one tries."""
 
 # --- Pages and access --------------------------------------------------------------------------
 PAGE_FILE_BYTES_MAX: Final = 1_048_576

@@ -193,6 +193,12 @@ class EchoBroker:
         self.bug: Exception | None = None
         """Raised by whatever is called next."""
         self.numbers = itertools.count()
+        self.crowded = False
+
+    @property
+    def is_crowded(self) -> bool:
+        """As the test says."""
+        return self.crowded
 
     @property
     def publisher(self) -> "EchoBroker":

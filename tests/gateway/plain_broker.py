@@ -327,6 +327,11 @@ class PlainBroker:
         self.steps: list[str] = []
 
     @property
+    def is_crowded(self) -> bool:
+        """Never."""
+        return False
+
+    @property
     def publisher(self) -> "PlainBroker":
         return self
 

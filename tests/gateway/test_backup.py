@@ -376,7 +376,7 @@ async def test_what_came_and_went_between_the_two_copies_is_settled_after_the_ca
     folder = tmp_path / "backup"
     folder.mkdir()
     assert isinstance(broker.storage, SqliteStorage)
-    assert isinstance(broker.metadata, InProcessMetadata)
+    assert isinstance(broker.metadata.inner, InProcessMetadata)
     orders = broker.find_queue(ANYBODY, "orders")
     old, _ = await broker.create_queue(ANYBODY, "old", QueueSettings(partitions=1))
     await broker.put_group(ANYBODY, orders, "old", GroupSettings(), None)
@@ -385,7 +385,7 @@ async def test_what_came_and_went_between_the_two_copies_is_settled_after_the_ca
     await broker.delete_group(ANYBODY, orders, "old")
     new, _ = await broker.create_queue(ANYBODY, "new", QueueSettings(partitions=3))
     await broker.put_group(ANYBODY, orders, "new", GroupSettings(), None)
-    await broker.metadata.copy_to(folder / "catalog.sqlite")
+    await broker.metadata.inner.copy_to(folder / "catalog.sqlite")
     files = digests(folder, nothing, "")
     incarnation = await broker.storage.incarnation()
     manifest = Manifest(

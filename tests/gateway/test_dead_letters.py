@@ -68,7 +68,7 @@ async def test_a_full_dead_letter_queue_holds_the_letter_back(
     await exhausted(house)
     queue = house.find()
     if not room:
-        await eventually(lambda: house.broker.publisher.commits_total >= 4)
+        await eventually(lambda: house.broker.publisher.commits.total >= 4)
         described = await house.broker.describe_queue(ANYBODY, "orders")
         assert json.dumps(described["groups"]).count('"lag": 1') == 1
         settings = QueueSettings(partitions=1, messages_max=2)

@@ -27,7 +27,7 @@ async def test_what_waits_in_one_turn_becomes_one_record(house: House) -> None:
     answers = [house.submit(queue, [message(n, f"k{n}")]) for n in range(50)]
     assert [codes(await one) for one in answers] == [[(0, n, False)] for n in range(50)]
     assert await records(house) == [50]
-    assert house.broker.publisher.commits_total == 1
+    assert house.broker.publisher.commits.total == 1
 
 
 async def test_records_close_at_their_bounds(house: House) -> None:

@@ -50,7 +50,9 @@ async def publish(http: Http, *messages: Mapping[str, object]) -> list[dict[str,
     return results
 
 
-async def pull(http: Http, **wanted: object) -> list[dict[str, Any]]:
+async def pull(http: Http, *, wait_s: float = 10, **others: object) -> list[dict[str, Any]]:
+    """Answered at once where there is something; `wait_s` 0 where nothing is expected."""
+    wanted = {**others, "wait_s": wait_s}
     response = await http.post(f"{GROUP}/pull", json=wanted)
     assert response.status_code == 200, response.text
     messages: list[dict[str, Any]] = response.json()["messages"]
@@ -406,7 +408,7 @@ async def test_a_pull_takes_as_many_as_it_asks_for(http: Http) -> None:
     assert len(await pull(http, messages_max=3)) == 3
     assert len(await pull(http)) == 10
     assert len(await pull(http, messages_max=limits.PULL_MESSAGES_MAX)) == 12
-    assert await pull(http, messages_max=1) == []
+    assert await pull(http, messages_max=1, wait_s=0) == []
 
 
 @pytest.mark.parametrize(
@@ -497,7 +499,7 @@ async def test_an_ack_settles_once(http: Http) -> None:
     answer = await http.post(f"{GROUP}/ack", json={"receipts": receipts})
     assert answer.json() == {"settled": 2, "stale": []}
     assert (await http.get(GROUP)).json()["lag"] == 0
-    assert await pull(http) == []
+    assert await pull(http, wait_s=0) == []
 
 
 async def test_a_nacked_message_comes_again_and_its_old_receipt_is_stale(http: Http) -> None:

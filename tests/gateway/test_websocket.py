@@ -24,10 +24,11 @@ from gateway.auth import Auth
 from gateway.frames import Close
 from gateway.handshake import shake_hands
 from gateway.http11 import Http11Protocol
-from gateway.registry import Registry, drain_sessions
+from gateway.registry import PART_BYTES_CROWDED, Registry, drain_sessions
 from gateway.session import Timing
 from gateway.surroundings import Surroundings
 from gateway.websocket import WebSocketConnection, websocket_class
+from loadtests.wire import frame as wire_frame
 from metadata.catalog import ANYBODY
 from push import limits
 from tests.gateway.echo_broker import EchoBroker
@@ -535,6 +536,42 @@ async def test_who_asks_and_does_not_read_is_not_read_either(gateway: Gateway) -
     while connection._read_holds:
         await wire.read()
     wire.writer.transport.abort()
+
+
+async def test_beside_others_a_flood_has_its_part_of_each_turn(
+    gateway: Gateway, broker: EchoBroker
+) -> None:
+    """P8: what came at once is worked off in turns, in order, and others are heard in between. On
+    both sides of its part; and a queue that is alone is not cut up."""
+    flooding = await session(gateway)
+    connection = connection_of(gateway)
+
+    def publishes(first: int, count: int) -> bytes:
+        frames_ = (
+            {"type": "publish", "ref": ref, "queue": "q", "messages": [{"body": "x" * 1000}]}
+            for ref in range(first, first + count)
+        )
+        return b"".join(wire_frame(msgspec.json.encode(one)) for one in frames_)
+
+    connection.data_received(publishes(0, 200))
+    assert len(broker.submitted) == 200
+    broker.crowded = True
+    connection.data_received(publishes(200, 30))
+    assert len(broker.submitted) == 230
+    part = PART_BYTES_CROWDED // 1000 + 1
+    connection.data_received(publishes(230, 200))
+    assert 230 < len(broker.submitted) <= 230 + part
+    other = await session(gateway)
+    assert len(broker.submitted) < 430
+    await until(lambda: len(broker.submitted) == 430)
+    refs: list[int] = []
+    while len(refs) < 430:
+        refs.append((await flooding.receive())["ref"])
+    assert refs == list(range(430))
+    await flooding.send({"type": "publish", "ref": 1, "queue": "q", "messages": [{"body": 1}]})
+    assert (await flooding.receive())["ref"] == 1
+    await other.close()
+    await flooding.close()
 
 
 async def test_endless_empty_fragments_cost_nothing(gateway: Gateway) -> None:

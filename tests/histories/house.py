@@ -29,6 +29,7 @@ from gateway.routing import Answer
 from gateway.surroundings import Surroundings
 from loadtests import wire
 from metadata.catalog import ANYBODY, Group, GroupSettings, Queue, QueueSettings
+from metadata.client import Metadata
 from metadata.inprocess import InProcessMetadata
 from push.errors import TocsinError
 from push.message import Message
@@ -137,6 +138,8 @@ class House:
         self.kind = kind
         self.broker: Broker
         self.memory = MemoryStorage()
+        self.around_metadata: Callable[[Metadata], Metadata] = lambda metadata: metadata
+        self.around_storage: Callable[[Storage], Storage] = lambda storage: storage
         self._names = itertools.count(1)
 
     async def open(self) -> None:
@@ -147,7 +150,11 @@ class House:
             storage = await SqliteStorage.open(
                 self.folder / "store.sqlite", free_bytes_reserve=0, on_fatal=never
             )
-        self.broker = Broker(Config(data_dir=self.folder), metadata, storage)
+        self.broker = Broker(
+            Config(data_dir=self.folder),
+            self.around_metadata(metadata),
+            self.around_storage(storage),
+        )
         await self.broker.start()
 
     async def stop(self) -> None:

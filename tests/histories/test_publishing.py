@@ -240,7 +240,7 @@ async def test_one_resender_in_a_shared_record_costs_nobody(house: House) -> Non
                 for n in range(10)
             )
         )
-    assert house.broker.publisher.commits_total == 2
+    assert house.broker.publisher.commits.total == 2
     assert [codes(one)[0] for one in answers] == [
         (0, 0, True),
         *((0, n, False) for n in range(1, 10)),

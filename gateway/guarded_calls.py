@@ -1,0 +1,204 @@
+"""Calls to a service that may be slow, gone or mad: deadlines, a bound on how many, a breaker.
+
+Whoever asks is answered within the deadline. A call that has begun goes on to its end all the
+same: what was to be changed is not left half done, and its late answer is not lost (`Late`).
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Any, Final, TypeVar
+
+from push import limits
+from push.breaker import Breaker
+from push.errors import Refused, TocsinError, Unavailable
+
+logger = logging.getLogger("tocsin.metadata")
+ResultT = TypeVar("ResultT")
+FAILURES: Final = frozenset({"metadata_unavailable", "storage_unavailable", "unknown", "internal"})
+"""Codes that say something of the service, and nothing of what it was asked."""
+
+
+class Late(Unavailable):
+    """No answer within the deadline. `outcome` is what becomes of the call after all."""
+
+    def __init__(self, detail: str, outcome: "asyncio.Future[Any]") -> None:
+        super().__init__("metadata_unavailable", detail, limits.BREAKER_OPEN_S)
+        self.outcome = outcome
+
+
+class GuardedCalls:
+    """See the module. Everything happens on one event loop."""
+
+    def __init__(self, name: str) -> None:
+        """`name`: what is called, for people."""
+        self._name = name
+        self._breaker = Breaker(
+            failures_max=limits.BREAKER_FAILURES,
+            open_s=limits.BREAKER_OPEN_S,
+            trial_s=limits.METADATA_DEADLINE_S + 1,
+        )
+        self._timely: Counter[str] = Counter()
+        """Calls under way within their deadline, by kind."""
+        self._under_way: set[asyncio.Task[Any]] = set()
+        self._late = 0
+        self._shared: dict[Hashable, asyncio.Task[Any]] = {}
+        self._was_open = False
+        self.counted: Counter[str] = Counter()
+
+    async def run(
+        self,
+        kind: str,
+        begin: Callable[[], Coroutine[Any, Any, ResultT]],
+        deadline_s: float,
+    ) -> ResultT:
+        """Make one call that changes something; its answer.
+
+        Raises:
+            Late: none came within `deadline_s` seconds; the call goes on.
+            Refused: metadata_unavailable: it was not made, the bound or the breaker forbids it.
+            TocsinError: what the call raised.
+        """
+        task = self._begin(kind, begin, deadline_s, is_change=True)
+        return await self._await(task, deadline_s)
+
+    async def run_shared(
+        self,
+        kind: str,
+        question: Hashable,
+        begin: Callable[[], Coroutine[Any, Any, ResultT]],
+        deadline_s: float,
+        *,
+        is_change: bool,
+    ) -> tuple[ResultT, bool]:
+        """As `run`, but while an equal call is under way none is made. One that changes nothing is
+        given up at its deadline. (Its answer, whether this call is the one that was made.)"""
+        task = self._shared.get((kind, question))
+        if task is not None and not task.cancelling():  # it is not being given up
+            self.counted["shared"] += 1
+            return await self._await(task, deadline_s), False
+        task = self._begin(kind, begin, deadline_s, is_change=is_change)
+        self._shared[kind, question] = task
+        task.add_done_callback(lambda task: self._answered((kind, question), task))
+        return await self._await(task, deadline_s), True
+
+    def _answered(self, question: Hashable, task: "asyncio.Task[Any]") -> None:
+        if self._shared.get(question) is task:
+            del self._shared[question]
+
+    def _begin(
+        self,
+        kind: str,
+        begin: Callable[[], Coroutine[Any, Any, ResultT]],
+        deadline_s: float,
+        *,
+        is_change: bool,
+    ) -> "asyncio.Task[ResultT]":
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        is_full = (
+            self._timely[kind] >= limits.METADATA_CALLS_MAX
+            or self._late >= limits.METADATA_LATE_MAX
+        )
+        if is_full and self._breaker.state(now=now) == "closed":
+            self.counted["refused_full"] += 1
+            raise Refused("metadata_unavailable", f"too many wait for {self._name}", 1.0)
+        ticket = self._breaker.admit(now=now)
+        if ticket is None:
+            self.counted["refused_open"] += 1
+            after_s = max(0.1, self._breaker.retry_after_s(now=now))
+            raise Refused("metadata_unavailable", f"{self._name} does not answer", after_s)
+        self.counted["calls"] += 1
+        task = loop.create_task(begin(), name=f"metadata {kind}")
+        self._under_way.add(task)
+        self._timely[kind] += 1
+        is_late = False
+
+        def deadline() -> None:
+            nonlocal is_late
+            is_late = True
+            self.counted["timeouts"] += 1
+            self._timely[kind] -= 1
+            self._late += 1
+            self._breaker.failed(ticket, now=loop.time())
+            self._told()
+            if not is_change:
+                task.cancel()
+
+        timer = loop.call_later(deadline_s, deadline)
+
+        def ended(task: "asyncio.Task[ResultT]") -> None:
+            timer.cancel()
+            self._under_way.discard(task)
+            if is_late:
+                self._late -= 1
+                self.counted["late"] += 1
+            else:
+                self._timely[kind] -= 1
+            if not task.cancelled():
+                self._judge(ticket, task.exception(), is_late=is_late)
+
+        task.add_done_callback(ended)
+        return task
+
+    def _judge(self, ticket: int, error: BaseException | None, *, is_late: bool) -> None:
+        is_failure = error is not None and (
+            not isinstance(error, TocsinError) or error.code.name in FAILURES
+        )
+        if is_failure:
+            self.counted["failures"] += 1
+        if not is_late:
+            if is_failure:
+                self._breaker.failed(ticket, now=asyncio.get_running_loop().time())
+            else:
+                self._breaker.succeeded(ticket)
+        self._told()
+
+    async def _await(self, task: "asyncio.Task[ResultT]", deadline_s: float) -> ResultT:
+        await asyncio.wait((task,), timeout=deadline_s)  # who is cancelled does not cancel it
+        if task.cancelled():
+            detail = f"{self._name} did not answer within {deadline_s:g} s"
+            raise Unavailable("metadata_unavailable", detail, limits.BREAKER_OPEN_S)
+        if not task.done():
+            raise Late(
+                f"{self._name} did not answer within {deadline_s:g} s; what was to be changed may "
+                "still come about, and asking again is safe",
+                task,
+            )
+        try:
+            return task.result()
+        except TocsinError:
+            raise
+        except Exception as error:
+            logger.exception("%s failed", self._name)
+            detail = f"{self._name} failed: {type(error).__name__}"
+            raise Unavailable("metadata_unavailable", detail, 1.0) from error
+
+    def _told(self) -> None:
+        is_open = self._breaker.state(now=asyncio.get_running_loop().time()) != "closed"
+        if is_open != self._was_open:
+            self._was_open = is_open
+            if is_open:
+                logger.warning("%s does not answer: what is known goes on", self._name)
+            else:
+                logger.info("%s answers again", self._name)
+
+    async def finish(self, seconds: float) -> None:
+        """Wait for what is under way, for so long at most."""
+        if self._under_way:
+            await asyncio.wait(self._under_way, timeout=seconds)
+
+    def facts(self) -> dict[str, object]:
+        """For looking at."""
+        now = asyncio.get_running_loop().time()
+        return {
+            "breaker": self._breaker.state(now=now),
+            "opened": self._breaker.opened_total,
+            "under_way": len(self._under_way),
+            **{
+                name: self.counted[name]
+                for name in ("calls", "shared", "failures", "timeouts", "late", "refused_full",
+                             "refused_open")
+            },
+        }  # fmt: skip

@@ -1,0 +1,337 @@
+"""A client of any metadata that keeps the broker calm when the metadata is slow, gone or mad.
+
+    looking up a name        from memory (`gateway.lookups`), for METADATA_STALE_S also when nobody
+                             answers: publishing and pushing on known queues go on
+    who is in a group        what this gateway knows, which alone changes it; what could not be
+                             told the metadata is told when it answers again
+    changes                  within METADATA_DEADLINE_S, or `metadata_unavailable`; one that has
+                             begun is finished, and its late answer is in `Late.outcome`
+
+One gateway works on a catalog, which the lock on its data folder sees to: so its own view of a
+group's members is the newest there is, and may go on alone (R14).
+"""
+
+import asyncio
+import logging
+from typing import Final
+
+from gateway.guarded_calls import FAILURES, GuardedCalls
+from gateway.guarded_tokens import GuardedTokens
+from gateway.hit_rate import HitRate
+from gateway.lookups import Lookups
+from metadata.catalog import Group, GroupSettings, Membership, Principal, Queue, QueueSettings
+from metadata.client import Metadata, QueueListener, Tokens
+from metadata.data_keys import DataKeys
+from push import limits
+from push.errors import Refused, TocsinError, Unavailable
+
+logger = logging.getLogger("tocsin.metadata")
+GROUPS_KNOWN_MAX: Final = 200_000
+"""Twice as many groups as there may be queues: beyond it those looked up longest ago are looked up
+again."""
+
+
+class GuardedMetadata:
+    """`metadata.client.Metadata` around another one; see the module."""
+
+    def __init__(self, inner: Metadata) -> None:
+        self.inner = inner
+        """What is guarded."""
+        self._calls = GuardedCalls("the metadata")
+        self.tokens: Tokens = GuardedTokens(inner, self._calls)
+        """See Metadata."""
+        self._queues: Lookups[tuple[str, str], Queue] = Lookups(
+            "queue_not_found", known_max=limits.QUEUES_MAX
+        )
+        self._groups: Lookups[tuple[str, str], Group] = Lookups(
+            "group_not_found", known_max=GROUPS_KNOWN_MAX
+        )
+        self._rows: dict[str, Membership] = {}
+        """The newest row of each group that somebody here asked about."""
+        self._ahead: dict[str, None] = {}
+        """Groups whose row the metadata has not taken yet."""
+        self._deletions = 0
+        self._telling: asyncio.Task[None] | None = None
+        self._closed = False
+        inner.on_queue_changed(self._changed)
+
+    @property
+    def data_keys(self) -> DataKeys:
+        """See Metadata. They are made ahead of their use, and asked for until they are there."""
+        return self.inner.data_keys
+
+    @property
+    def hit_rates(self) -> dict[str, HitRate]:
+        """Of what is looked up here."""
+        return {"queues": self._queues.hit_rate, "groups": self._groups.hit_rate}
+
+    # --- Looking up ------------------------------------------------------------------------------
+
+    def find_queue(self, principal: Principal, name: str) -> Queue:
+        """See Metadata. Raises Refused(metadata_unavailable) too: it is not known here, and nobody
+        can be asked."""
+        tenant, queues = principal.tenant, self._queues
+        fresh = queues.fresh.get((tenant, name))
+        if fresh is not None:
+            queues.hit_rate.hits += 1
+            return fresh
+        return queues.find(
+            (tenant, name),
+            asyncio.get_running_loop().time(),
+            lambda: self.inner.find_queue(principal, name),
+            lambda queue: queue.name == name and queue.tenant == tenant,
+        )
+
+    def find_group(self, principal: Principal, queue: Queue, name: str) -> Group:
+        """See Metadata, and find_queue."""
+        if queue.tenant != principal.tenant:
+            raise Refused("group_not_found", f"no group {name!r} of queue {queue.name!r}")
+        groups = self._groups
+        fresh = groups.fresh.get((queue.queue_id, name))
+        if fresh is not None:
+            groups.hit_rate.hits += 1
+            return fresh
+        return groups.find(
+            (queue.queue_id, name),
+            asyncio.get_running_loop().time(),
+            lambda: self.inner.find_group(principal, queue, name),
+            lambda group: group.name == name and group.queue_id == queue.queue_id,
+        )
+
+    def queue_by_id(self, queue_id: str) -> Queue | None:
+        """See Metadata."""
+        return self.inner.queue_by_id(queue_id)
+
+    def list_queues(self, principal: Principal) -> list[Queue]:
+        """See Metadata."""
+        return self.inner.list_queues(principal)
+
+    def list_all_queues(self) -> list[Queue]:
+        """See Metadata."""
+        return self.inner.list_all_queues()
+
+    def list_groups(self, principal: Principal, queue: Queue) -> list[Group]:
+        """See Metadata."""
+        return self.inner.list_groups(principal, queue)
+
+    def dropped(self) -> list[tuple[str, str | None]]:
+        """See Metadata."""
+        return self.inner.dropped()
+
+    def secret(self, name: str) -> bytes:
+        """See Metadata."""
+        return self.inner.secret(name)
+
+    def mark(self, name: str) -> str | None:
+        """See Metadata."""
+        return self.inner.mark(name)
+
+    def on_queue_changed(self, listener: QueueListener) -> None:
+        """See Metadata. What is known here is right before the listener is called."""
+        self.inner.on_queue_changed(listener)
+
+    def _changed(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
+        now = asyncio.get_running_loop().time()
+        if group is not None:
+            place = (queue.queue_id, group.name)
+            if deleted:
+                self._groups.drop(place)
+                self._forget_row(group.group_id)
+                self._deletions += 1
+            else:
+                self._groups.put(place, group, now)
+        elif deleted:
+            self._queues.drop((queue.tenant, queue.name))
+        else:
+            self._queues.put((queue.tenant, queue.name), queue, now)
+
+    # --- Changing --------------------------------------------------------------------------------
+
+    async def put_queue(
+        self, principal: Principal, name: str, settings: QueueSettings
+    ) -> tuple[Queue, bool]:
+        """See Metadata. Raises Unavailable or Refused: metadata_unavailable."""
+        (queue, created), is_first = await self._calls.run_shared(
+            "change", (principal, name, settings),
+            lambda: self.inner.put_queue(principal, name, settings),
+            limits.METADATA_DEADLINE_S, is_change=True,
+        )  # fmt: skip
+        return queue, created and is_first
+
+    async def pause_queue(self, principal: Principal, name: str, *, paused: bool) -> Queue:
+        """See Metadata, and put_queue."""
+        return await self._calls.run(
+            "change",
+            lambda: self.inner.pause_queue(principal, name, paused=paused),
+            limits.METADATA_DEADLINE_S,
+        )
+
+    async def delete_queue(self, principal: Principal, name: str) -> Queue:
+        """See Metadata, and put_queue."""
+        return await self._calls.run(
+            "change",
+            lambda: self.inner.delete_queue(principal, name),
+            limits.METADATA_DEADLINE_S,
+        )
+
+    async def put_group(
+        self, principal: Principal, queue: Queue, name: str, settings: GroupSettings
+    ) -> tuple[Group, bool]:
+        """See Metadata, and put_queue."""
+        (group, created), is_first = await self._calls.run_shared(
+            "change", (principal, queue.queue_id, name, settings),
+            lambda: self.inner.put_group(principal, queue, name, settings),
+            limits.METADATA_DEADLINE_S, is_change=True,
+        )  # fmt: skip
+        return group, created and is_first
+
+    async def delete_group(self, principal: Principal, queue: Queue, name: str) -> Group:
+        """See Metadata, and put_queue."""
+        return await self._calls.run(
+            "change",
+            lambda: self.inner.delete_group(principal, queue, name),
+            limits.METADATA_DEADLINE_S,
+        )
+
+    async def forget(self, queue_id: str, group_id: str | None) -> None:
+        """See Metadata, and put_queue."""
+        await self._calls.run(
+            "change", lambda: self.inner.forget(queue_id, group_id), limits.METADATA_DEADLINE_S
+        )
+
+    async def set_mark(self, name: str, value: str) -> None:
+        """See Metadata, and put_queue."""
+        await self._calls.run(
+            "change", lambda: self.inner.set_mark(name, value), limits.METADATA_DEADLINE_S
+        )
+
+    # --- Membership ------------------------------------------------------------------------------
+
+    async def membership(self, group_id: str) -> Membership:
+        """See Metadata. What is known here is the answer; else Unavailable or Refused:
+        metadata_unavailable."""
+        row = self._rows.get(group_id)
+        if row is None:
+            deletions = self._deletions
+            row = await self._ask_membership(group_id)
+            newer = self._rows.get(group_id)
+            if newer is not None and newer.generation >= row.generation:
+                return newer
+            if deletions == self._deletions:  # else it may be gone, and nobody would tell again
+                self._rows[group_id] = row
+        return row
+
+    async def _ask_membership(self, group_id: str) -> Membership:
+        row, _ = await self._calls.run_shared(
+            "membership", group_id, lambda: self.inner.membership(group_id),
+            limits.MEMBERSHIP_DEADLINE_S, is_change=False,
+        )  # fmt: skip
+        if row.group_id != group_id:
+            self._groups.counted.lies += 1
+            raise Unavailable("metadata_unavailable", "the metadata answered something else", 1.0)
+        return row
+
+    async def change_membership(self, new: Membership, *, expected_generation: int) -> bool:
+        """See Metadata. When it does not answer, the row holds here, and is told it later."""
+        known = self._rows.get(new.group_id)
+        if known is not None and known.generation != expected_generation:
+            return False
+        if new.generation <= expected_generation:
+            raise Refused(
+                "invalid_request",
+                f"generation {new.generation} does not follow {expected_generation}",
+            )
+        if new.group_id not in self._ahead:
+            try:
+                is_changed = await self._write_membership(new, expected_generation)
+            except TocsinError as error:
+                if known is None or error.code.name not in FAILURES:
+                    raise
+            else:
+                if is_changed:
+                    self._rows[new.group_id] = new
+                else:
+                    self._forget_row(new.group_id)  # it was changed elsewhere
+                return is_changed
+        if self._rows.get(new.group_id) is not known:
+            return False
+        self._rows[new.group_id] = new
+        self._ahead[new.group_id] = None
+        if self._telling is None and not self._closed:
+            self._telling = asyncio.get_running_loop().create_task(self._tell_later())
+        return True
+
+    async def _write_membership(self, new: Membership, expected_generation: int) -> bool:
+        return await self._calls.run(
+            "membership",
+            lambda: self.inner.change_membership(new, expected_generation=expected_generation),
+            limits.MEMBERSHIP_DEADLINE_S,
+        )
+
+    def _forget_row(self, group_id: str) -> None:
+        self._rows.pop(group_id, None)
+        self._ahead.pop(group_id, None)
+
+    async def _tell_later(self) -> None:
+        """What holds here and was not taken is told until it is."""
+        try:
+            while self._ahead:
+                await asyncio.sleep(limits.BREAKER_OPEN_S)
+                for group_id in list(self._ahead):
+                    try:
+                        await self._tell(group_id)
+                    except TocsinError as error:
+                        if error.code.name in FAILURES:
+                            break
+                        self._forget_row(group_id)  # the group is gone
+        finally:
+            self._telling = None
+
+    async def _tell(self, group_id: str) -> None:
+        new = self._rows.get(group_id)
+        there = await self._ask_membership(group_id)
+        if new is None or new is not self._rows.get(group_id):
+            return
+        # What came late may have been written after all: it is ours too, and older.
+        if there.generation < new.generation and not await self._write_membership(
+            new, there.generation
+        ):
+            return
+        if self._rows.get(group_id) is new:
+            self._ahead.pop(group_id, None)
+
+    # --- The rest --------------------------------------------------------------------------------
+
+    async def state(self) -> tuple[bool, str]:
+        """See Metadata. Who does not answer does not make this gateway unready: what is known here
+        goes on, and `facts` tells."""
+        try:
+            state, _ = await self._calls.run_shared(
+                "state", None, self.inner.state, limits.MEMBERSHIP_DEADLINE_S, is_change=False
+            )
+        except TocsinError:
+            return True, ""
+        return state
+
+    def facts(self) -> dict[str, object]:
+        """For looking at: how calls went, and what was answered from here."""
+        return {
+            **self._calls.facts(),
+            "queues": self._queues.facts(),
+            "groups": self._groups.facts(),
+            "memberships_ahead": len(self._ahead),
+        }
+
+    async def close(self) -> None:
+        """See Metadata. What is under way is waited for, for METADATA_DEADLINE_S at most."""
+        self._closed = True
+        self._queues.close()
+        self._groups.close()
+        if self._telling is not None:
+            self._telling.cancel()
+        await self._calls.finish(limits.METADATA_DEADLINE_S)
+        try:
+            async with asyncio.timeout(limits.METADATA_DEADLINE_S):
+                await self.inner.close()
+        except TimeoutError:
+            logger.warning("the metadata could not be closed in time")

@@ -1,0 +1,134 @@
+"""Names that were looked up: what they stand for, believed a moment, and longer while
+nobody can be asked.
+
+    fresh     looked up less than METADATA_FRESH_S ago: the answer
+    missing   unknown less than METADATA_FRESH_S ago: the same refusal, without asking again
+    stale     nobody can be asked: what was known counts for METADATA_STALE_S
+
+Who learns of a change says so with `put` or `drop`, and it counts at once.
+"""
+
+import asyncio
+from collections.abc import Callable, Hashable
+from dataclasses import asdict, dataclass
+from typing import Generic, TypeVar
+
+from gateway.hit_rate import HitRate
+from push import limits
+from push.errors import Refused, TocsinError
+
+KeyT = TypeVar("KeyT", bound=Hashable)
+ValueT = TypeVar("ValueT")
+
+
+@dataclass(slots=True)
+class Oddities:
+    """What was not simply a hit or a miss, since this gateway began."""
+
+    unknown_hits: int = 0
+    """Refused from here: unknown a moment ago. Hits, too."""
+    stale: int = 0
+    """Answered from here because nobody could be asked."""
+    lies: int = 0
+    """Answers about something else, which were not believed."""
+
+
+@dataclass(slots=True)
+class _Known(Generic[ValueT]):
+    value: ValueT
+    stale_at: float
+
+
+class Lookups(Generic[KeyT, ValueT]):
+    """See the module. Times are those of the loop's clock."""
+
+    def __init__(self, unknown: str, *, known_max: int) -> None:
+        """`unknown`: the code with which a name that is not there is refused."""
+        self._unknown = unknown
+        self._known_max = known_max
+        self.fresh: dict[KeyT, ValueT] = {}
+        """What was looked up within METADATA_FRESH_S; whoever finds it here counts a hit. It
+        is cleared by a timer: this is on the path of every publish."""
+        self._clearing: asyncio.TimerHandle | None = None
+        self._known: dict[KeyT, _Known[ValueT]] = {}
+        self._missing: dict[KeyT, tuple[float, str, str]] = {}
+        """Until when, and with which code and detail it is refused."""
+        self.hit_rate = HitRate()
+        self.counted = Oddities()
+
+    def find(
+        self,
+        key: KeyT,
+        now: float,
+        ask: Callable[[], ValueT],
+        is_meant: Callable[[ValueT], bool],
+    ) -> ValueT:
+        """What the name stands for, where it is not `fresh`. `ask` looks it up; `is_meant`: whether
+        its answer is one to this question.
+
+        Raises:
+            TocsinError: what `ask` raised: it is unknown, or was never known and nobody can be
+                asked.
+        """
+        missing = self._missing.get(key)
+        if missing is not None and now < missing[0]:
+            self.counted.unknown_hits += 1
+            self.hit_rate.hits += 1
+            raise Refused(missing[1], missing[2])
+        self.hit_rate.misses += 1
+        known = self._known.get(key)
+        try:
+            value = ask()
+            if not is_meant(value):
+                self.counted.lies += 1
+                raise Refused("metadata_unavailable", "the metadata answered something else", 1.0)
+        except TocsinError as error:
+            if error.code.name == self._unknown:
+                self.drop(key)
+            elif known is not None and now < known.stale_at:
+                self.counted.stale += 1
+                self._freshen(key, known.value)  # asked again, but not each time
+                return known.value
+            self._miss(key, now, error)
+            raise
+        self.put(key, value, now)
+        return value
+
+    def _miss(self, key: KeyT, now: float, error: TocsinError) -> None:
+        self._missing.pop(key, None)
+        while len(self._missing) >= limits.NAMES_UNKNOWN_MAX:
+            del self._missing[next(iter(self._missing))]
+        self._missing[key] = (now + limits.METADATA_FRESH_S, error.code.name, error.detail)
+
+    def put(self, key: KeyT, value: ValueT, now: float) -> None:
+        """It stands for this from here on."""
+        self._missing.pop(key, None)
+        self._known.pop(key, None)
+        while len(self._known) >= self._known_max:
+            del self._known[next(iter(self._known))]
+        self._known[key] = _Known(value, now + limits.METADATA_STALE_S)
+        self._freshen(key, value)
+
+    def _freshen(self, key: KeyT, value: ValueT) -> None:
+        self.fresh[key] = value
+        if self._clearing is None:
+            loop = asyncio.get_running_loop()
+            self._clearing = loop.call_later(limits.METADATA_FRESH_S, self._clear)
+
+    def _clear(self) -> None:
+        self._clearing = None
+        self.fresh.clear()
+
+    def close(self) -> None:
+        """Nothing is looked up any more."""
+        if self._clearing is not None:
+            self._clearing.cancel()
+
+    def drop(self, key: KeyT) -> None:
+        """It stands for nothing any more. Unknown: nothing happens."""
+        self._known.pop(key, None)
+        self.fresh.pop(key, None)
+
+    def facts(self) -> dict[str, object]:
+        """For looking at."""
+        return {**self.hit_rate.shown(), **asdict(self.counted), "known": len(self._known)}

@@ -1,0 +1,443 @@
+"""The metadata stalls, fails, lies, and comes late: what is known goes on, the rest is told so."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from gateway.config import Config
+from metadata.catalog import ANYBODY, Membership, QueueSettings
+from metadata.client import Metadata
+from push import limits
+from push.errors import Refused, TocsinError
+from push.ports import Partition
+from tests.conformance.virtual import run
+from tests.histories.house import House, Socket, eventually, message, numbered
+from tests.mad import MadMetadata, code_of, renamed
+
+
+class MadHouse(House):
+    """A house whose metadata may go mad."""
+
+    mad: MadMetadata
+
+    async def open(self) -> None:
+        def wrap(metadata: Metadata) -> Metadata:
+            self.mad = MadMetadata(metadata)
+            return cast(Metadata, self.mad)
+
+        self.around_metadata = wrap
+        await super().open()
+
+    @property
+    def guard(self) -> dict[str, Any]:
+        """What the guard says of itself."""
+        return self.broker.metadata.facts()
+
+
+def mad(test: Callable[[MadHouse], Coroutine[Any, Any, None]]) -> Callable[[Path], None]:
+    """A test in virtual time, with the patience that ships."""
+
+    def in_virtual_time(folder: Path) -> None:
+        async def main() -> None:
+            house = MadHouse(folder, "memory")
+            await house.open()
+            await test(house)
+            house.mad.well()
+            await house.stop()
+
+        run(main())
+
+    in_virtual_time.__name__, in_virtual_time.__doc__ = test.__name__, test.__doc__
+    return in_virtual_time
+
+
+@mad
+async def test_known_queues_and_groups_go_on_while_it_stalls(house: MadHouse) -> None:
+    """P1, P3: publishing, pushing and acking; consumers that leave, and others that come."""
+    queue = await house.queue(partitions=4)
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    house.mad.stall()
+    await house.publish(queue, [message(n, f"k{n}") for n in range(20)])
+    taken = await session.take(20)
+    places = [[*place, place[3]] for place, _, _ in taken[:10]]
+    assert await house.confirm(consumer, places) == (10, 0)
+    second, other = await house.subscribe(queue, group)
+    consumer.leave()
+    await second.take(10)
+    await house.publish(house.find(), [message(n, f"k{n}") for n in range(20, 40)])
+    await second.take(30)
+    places = [[*place, place[3]] for place, _, _ in second.given]
+    assert await house.confirm(other, places) == (30, 0)
+    assert await house.lag(queue, group) == 0
+    assert house.guard["timeouts"] >= 1
+    assert house.guard["memberships_ahead"] == 1
+    house.mad.well()
+    await eventually(lambda: not house.guard["memberships_ahead"])
+    kept = await house.mad.membership(group.group_id)
+    assert kept == await house.broker.metadata.membership(group.group_id)
+    assert kept.members == (other.name,)
+
+
+@mad
+async def test_a_minute_without_it_costs_who_publishes_and_consumes_no_error(
+    house: MadHouse,
+) -> None:
+    """A message each second, and every five seconds a consumer leaves and another one comes. A join
+    waits for the metadata once, for a second."""
+    queue = await house.queue(partitions=4)
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    loop = asyncio.get_running_loop()
+    joins, longest_s = 0, 0.0
+    house.mad.stall()
+    for number in range(60):
+        await house.publish(house.find(), [message(number, f"k{number}")])
+        await session.get(number % 5 + 1)
+        assert session.bodies[-1] == number
+        place = session.given[-1][0]
+        assert await house.confirm(consumer, [[*place, place[3]]]) == (1, 0)
+        await asyncio.sleep(1.0)
+        if number % 5 == 4:
+            consumer.leave()
+            asked = loop.time()
+            session, consumer = await house.subscribe(queue, group)
+            joins, longest_s = joins + 1, max(longest_s, loop.time() - asked)
+    assert joins == 12
+    assert longest_s <= 2 * limits.MEMBERSHIP_DEADLINE_S
+    assert house.guard["memberships_ahead"] == 1
+    house.mad.well()
+    await asyncio.sleep(10.0)
+    assert house.guard["memberships_ahead"] == 0
+    assert await house.lag(queue, group) == 0
+
+
+@mad
+async def test_a_client_that_comes_back_goes_on_while_it_stalls(house: MadHouse) -> None:
+    """R22: a session with a place that waits for it; leaving and coming back writes its row."""
+    queue = await house.queue()
+    await house.group(queue)
+    client = Socket(house)
+    client.say(type="hello", client="c", linger_s=30)
+    await client.until("welcome")
+    client.say(type="subscribe", ref=1, subscription=1, queue="orders", group="billing", credit=9)
+    await client.until_ref(1)
+    house.mad.stall()
+    client.say(type="unsubscribe", ref=2, subscription=1)
+    client.say(type="subscribe", ref=3, subscription=2, queue="orders", group="billing", credit=9)
+    assert (await client.until_ref(3))["type"] == "ok"
+    client.say(type="publish", ref=4, queue="orders", messages=[{"key": "k", "body": 1}])
+    assert (await client.until_ref(4))["type"] == "ok"
+    assert (await client.until("push"))["subscription"] == 2
+
+
+@mad
+async def test_a_pull_that_could_not_join_leaves_the_next_one_free(house: MadHouse) -> None:
+    """R24: nobody has been in the group yet, so nobody here knows its row."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    await house.publish(queue, numbered(1))
+    house.mad.stall()
+    pull = house.broker.pulls.pull(queue, group, 1, 1.0)
+    assert await code_of(pull) == "metadata_unavailable"
+    house.mad.well()
+    assert [one.body for one in await house.broker.pulls.pull(queue, group, 1, 1.0)] != []
+
+
+@mad
+async def test_what_needs_it_is_refused_in_time_and_then_at_once(house: MadHouse) -> None:
+    """P12: `metadata_unavailable` says when to come again; once it is known to be gone nobody
+    waits for it; and when it answers, the next one that tries is served."""
+    house.mad.stall()
+    loop = asyncio.get_running_loop()
+    for number in range(limits.BREAKER_FAILURES):
+        began = loop.time()
+        made = house.broker.create_queue(ANYBODY, f"new{number}", QueueSettings())
+        assert await code_of(made) == "metadata_unavailable"
+        assert loop.time() - began <= limits.METADATA_DEADLINE_S + 0.001
+    calls = house.mad.calls["put_queue"]
+    with pytest.raises(Refused, match="does not answer") as refused:
+        await house.broker.create_queue(ANYBODY, "one more", QueueSettings())
+    assert 0 < (refused.value.retry_after_s or 0) <= limits.BREAKER_OPEN_S
+    assert refused.value.code.retry
+    assert house.mad.calls["put_queue"] == calls
+    house.mad.well()
+    await asyncio.sleep(limits.BREAKER_OPEN_S)
+    await house.broker.create_queue(ANYBODY, "another", QueueSettings())
+    assert house.guard["breaker"] == "closed"
+
+
+@mad
+async def test_a_change_that_has_begun_is_finished_in_both(house: MadHouse) -> None:
+    """R11: its caller was told that it may still come about. It does, in catalog and storage, and
+    asking again finds it; whether the change is late or only its answer."""
+    await finished(house, house.mad.stall)
+    await finished(house, house.mad.late)
+
+
+async def finished(house: MadHouse, goes_mad: Callable[..., None]) -> None:
+    """Everything that may be made and deleted."""
+    late = house.guard["late"]
+    goes_mad()
+    assert await code_of(house.queue("new", partitions=2)) == "metadata_unavailable"
+    storage = house.broker.storage
+    house.mad.well()
+    await eventually(lambda: house.guard["late"] == late + 1)
+    await house.broker.changes.finish()
+    queue = house.find("new")
+    assert len(await storage.partitions(queue.queue_id)) == 2
+    _, created = await house.broker.create_queue(ANYBODY, "new", queue.settings)
+    assert not created
+    goes_mad("put_group")
+    assert await code_of(house.group(queue, "late")) == "metadata_unavailable"
+    house.mad.well()
+    await house.broker.changes.finish()
+    group = house.broker.metadata.find_group(ANYBODY, queue, "late")
+    assert len(await storage.cursors(queue.queue_id, group.group_id)) == 2
+    goes_mad("delete_queue")
+    gone = house.broker.delete_queue(ANYBODY, "new")
+    assert await code_of(gone) == "metadata_unavailable"
+    house.mad.well()
+    await house.broker.changes.finish()
+    assert await storage.partitions(queue.queue_id) == []
+    assert house.mad.dropped() == []
+
+
+@mad
+async def test_a_queue_that_might_be_made_is_refused_to_who_publishes(house: MadHouse) -> None:
+    """P12: with auto_create, and the session goes on with the queues that are known."""
+    house.broker.config = Config(data_dir=house.folder, auto_create=True)
+    await house.queue("known")
+    client = Socket(house)
+    client.say(type="hello")
+    await client.until("welcome")
+    house.mad.stall()
+    for ref, name in ((1, "known"), (2, "unknown"), (3, "known")):
+        client.say(type="publish", ref=ref, queue=name, messages=[{"key": "k", "body": ref}])
+    assert (await client.until_ref(1))["type"] == "ok"
+    assert (await client.until_ref(3))["type"] == "ok"
+    await asyncio.sleep(limits.METADATA_DEADLINE_S)
+    assert (await client.until_ref(2))["code"] == "metadata_unavailable"
+
+
+@mad
+async def test_equal_questions_are_asked_once(house: MadHouse) -> None:
+    """Single flight: a hundred who want the same queue make it once, one of them is told so."""
+    house.mad.stall()
+    asked = [
+        asyncio.ensure_future(house.broker.create_queue(ANYBODY, "q", QueueSettings()))
+        for _ in range(100)
+    ]
+    await eventually(lambda: house.guard["shared"] == 99)
+    house.mad.well()
+    made = [created for _, created in await asyncio.gather(*asked)]
+    assert made.count(True) == 1
+    assert house.mad.calls["put_queue"] == 1
+
+
+@mad
+async def test_no_more_than_so_many_wait_for_it(house: MadHouse) -> None:
+    """P9: the bulkhead, on both sides of its bound."""
+    house.mad.stall()
+    many = limits.METADATA_CALLS_MAX
+    asked = [
+        asyncio.ensure_future(house.broker.create_queue(ANYBODY, f"q{n}", QueueSettings()))
+        for n in range(many)
+    ]
+    await eventually(lambda: house.guard["under_way"] == many)
+    one_more = house.broker.create_queue(ANYBODY, "q", QueueSettings())
+    assert await code_of(one_more) == "metadata_unavailable"
+    assert house.guard["refused_full"] == 1
+    house.mad.well()
+    assert len(await asyncio.gather(*asked)) == many
+    await house.broker.create_queue(ANYBODY, "q", QueueSettings())
+
+
+# --- Looking up --------------------------------------------------------------------------------
+
+
+def asked(house: MadHouse) -> int:
+    """How often the metadata has been asked for a queue's name."""
+    return house.mad.calls["find_queue"]
+
+
+@mad
+async def test_what_is_looked_up_again_and_again_is_asked_for_once(house: MadHouse) -> None:
+    """The rate of hits is counted, for known names and for unknown ones."""
+    await house.queue()
+    before, guard = asked(house), house.guard["queues"]["hits"]
+    for _ in range(1000):
+        house.find()
+        with pytest.raises(Refused, match="queue_not_found"):
+            house.find("unknown")
+    assert asked(house) - before <= 4
+    counted = house.guard["queues"]
+    assert counted["hits"] - guard >= 1996
+    assert counted["unknown_hits"] >= 998
+    assert counted["rate"] > 0.99
+
+
+@mad
+async def test_an_unknown_name_is_known_as_soon_as_it_is_made(house: MadHouse) -> None:
+    """Within a second of its creation, and here at once, and from then on; so is one that is
+    deleted."""
+    await house.queue("early")
+    await asyncio.sleep(0.8 * limits.METADATA_FRESH_S)
+    with pytest.raises(Refused):
+        house.find("new")
+    queue = await house.queue("new")
+    for _ in range(4):
+        assert house.find("new").queue_id == queue.queue_id
+        await asyncio.sleep(0.1 * limits.METADATA_FRESH_S)
+    with pytest.raises(Refused):
+        house.broker.metadata.find_group(ANYBODY, queue, "billing")
+    group = await house.group(queue)
+    assert house.broker.metadata.find_group(ANYBODY, queue, "billing") == group
+    await house.broker.delete_group(ANYBODY, queue, "billing")
+    with pytest.raises(Refused, match="group_not_found"):
+        house.broker.metadata.find_group(ANYBODY, queue, "billing")
+    await house.broker.delete_queue(ANYBODY, "new")
+    with pytest.raises(Refused, match="queue_not_found"):
+        house.find("new")
+
+
+@mad
+async def test_what_was_made_elsewhere_is_known_within_a_second(house: MadHouse) -> None:
+    """Nobody tells of it: it is looked up again when what is known is no longer fresh."""
+    assert limits.METADATA_FRESH_S <= 1.0
+    queue = await house.queue("other")
+    with pytest.raises(Refused):
+        house.find("elsewhere")
+    house.mad.elsewhere = {"elsewhere": renamed(queue, "elsewhere")}
+    await asyncio.sleep(limits.METADATA_FRESH_S)
+    assert house.find("elsewhere").queue_id == queue.queue_id
+
+
+@mad
+async def test_unknown_names_are_remembered_up_to_a_bound(house: MadHouse) -> None:
+    """P9: who invents names fills no memory, and pushes out nobody who is known."""
+    await house.queue()
+    house.find()
+    for number in range(limits.NAMES_UNKNOWN_MAX + 10):
+        with pytest.raises(Refused):
+            house.find(f"invented{number}")
+    before = asked(house)
+    house.find()
+    assert len(house.broker.metadata._queues._missing) == limits.NAMES_UNKNOWN_MAX
+    assert asked(house) == before
+
+
+@mad
+async def test_what_is_known_counts_while_nobody_can_be_asked_but_not_for_ever(
+    house: MadHouse,
+) -> None:
+    """The stated staleness, on both sides; what was never known is `metadata_unavailable`."""
+    queue = await house.queue()
+    house.find()
+    house.mad.fail = lambda name: Refused("metadata_unavailable") if "find" in name else None
+    await asyncio.sleep(limits.METADATA_STALE_S - 1)
+    assert house.find() == queue
+    assert house.guard["queues"]["stale"] == 1
+    with pytest.raises(TocsinError, match="metadata_unavailable"):
+        house.find("never known")
+    await asyncio.sleep(1.0)
+    with pytest.raises(TocsinError, match="metadata_unavailable"):
+        house.find()
+    house.mad.well()
+    await asyncio.sleep(limits.METADATA_FRESH_S)
+    assert house.find() == queue
+
+
+@mad
+async def test_an_answer_for_another_name_is_not_believed(house: MadHouse) -> None:
+    """P2: a message goes to the queue that it names, or nowhere."""
+    right = await house.queue("right")
+    wrong = await house.queue("wrong")
+    house.mad.swapped = {"right": "wrong", "new": "wrong"}
+    await asyncio.sleep(limits.METADATA_FRESH_S)
+    assert house.find("right") == right
+    with pytest.raises(TocsinError, match="metadata_unavailable"):
+        house.find("new")
+    assert house.guard["queues"]["lies"] == 2
+    await house.publish(house.find("right"), numbered(3))
+    states = await house.broker.storage.partitions(wrong.queue_id)
+    assert [state.end for state in states] == [0]
+    assert Partition(right.queue_id, 0) != states[0].partition
+
+
+# --- Membership --------------------------------------------------------------------------------
+
+
+@mad
+async def test_a_row_of_another_group_is_not_believed(house: MadHouse) -> None:
+    """R14."""
+    queue = await house.queue()
+    group, other = await house.group(queue), await house.group(queue, "other")
+
+    async def lie(group_id: str) -> Membership:
+        row: Membership = await house.mad.real.membership(other.group_id)
+        return row
+
+    vars(house.mad)["membership"] = lie
+    asked_for = house.broker.metadata.membership(group.group_id)
+    assert await code_of(asked_for) == "metadata_unavailable"
+
+
+@mad
+async def test_who_writes_a_row_with_an_old_generation_is_told_no(house: MadHouse) -> None:
+    """R14: compare and set, also while the metadata stalls."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    metadata = house.broker.metadata
+    row = await metadata.membership(group.group_id)
+
+    def after(old: Membership, *members: str) -> Membership:
+        generation = old.generation + 1
+        return msgspec.structs.replace(old, generation=generation, members=members)
+
+    assert await metadata.change_membership(after(row, "a"), expected_generation=row.generation)
+    house.mad.stall()
+    second = after(after(row, "a"), "b")
+    changes = [
+        metadata.change_membership(second, expected_generation=row.generation + 1),
+        metadata.change_membership(after(row, "c"), expected_generation=row.generation),
+    ]
+    assert await asyncio.gather(*changes) == [True, False]
+    assert await metadata.membership(group.group_id) == second
+    house.mad.well()
+    await eventually(lambda: not house.guard["memberships_ahead"])
+    assert await house.mad.real.membership(group.group_id) == second
+
+
+@mad
+async def test_a_deleted_group_has_no_row(house: MadHouse) -> None:
+    """Known or not, stalled or not."""
+    queue = await house.queue()
+    group = await house.group(queue, "billing")
+    await house.broker.metadata.membership(group.group_id)
+    await house.broker.delete_group(ANYBODY, queue, "billing")
+    assert await code_of(house.broker.metadata.membership(group.group_id)) == "group_not_found"
+
+
+@mad
+async def test_readiness_is_not_lost_with_the_metadata(house: MadHouse) -> None:
+    """A load balancer that takes every gateway out would stop what goes on without it; the status
+    tells."""
+    house.mad.stall()
+    assert await house.broker.ready() == []
+    described = await house.broker.describe()
+    assert described["metadata"]["timeouts"] >= 1  # type: ignore[index]
+
+
+@mad
+async def test_a_stop_does_not_wait_for_ever(house: MadHouse) -> None:
+    """P14."""
+    house.mad.stall()
+    assert await code_of(house.queue("new")) == "metadata_unavailable"
+    began = asyncio.get_running_loop().time()
+    await house.stop()
+    assert asyncio.get_running_loop().time() - began <= 5 * limits.METADATA_DEADLINE_S

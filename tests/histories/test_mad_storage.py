@@ -1,0 +1,272 @@
+"""The storage stalls, fails and comes late; a queue floods: the others go on, nobody is lied to."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gateway.routing import Answer
+from metadata.catalog import Queue
+from push import limits
+from push.errors import Refused, TocsinError, Unknown
+from push.message import Message
+from push.ports import Partition, Storage
+from tests.conformance.virtual import run
+from tests.histories.house import House, Session, codes, eventually, message, numbered
+from tests.mad import MadStorage
+
+ANN = b"producer-ann...."
+
+
+class MadHouse(House):
+    """A house whose storage may go mad."""
+
+    mad: MadStorage
+
+    async def open(self) -> None:
+        def wrap(storage: Storage) -> Storage:
+            self.mad = MadStorage(storage)
+            return cast(Storage, self.mad)
+
+        self.around_storage = wrap
+        await super().open()
+
+    async def settled(self, session: Session, consumer: Any, count: int) -> None:
+        """Wait for so many messages in all and settle the last one."""
+        place = (await session.take(count))[-1][0]
+        assert await self.confirm(consumer, [[*place, place[3]]]) == (1, 0)
+
+
+def mad(test: Callable[[MadHouse], Coroutine[Any, Any, None]]) -> Callable[[Path], None]:
+    """A test in virtual time, with the patience that ships."""
+
+    def in_virtual_time(folder: Path) -> None:
+        async def main() -> None:
+            house = MadHouse(folder, "memory")
+            await house.open()
+            await test(house)
+            house.mad.well()
+            house.mad.unstuck.set()
+            await house.stop()
+
+        run(main())
+
+    in_virtual_time.__name__, in_virtual_time.__doc__ = test.__name__, test.__doc__
+    return in_virtual_time
+
+
+def refusals(answer: Answer) -> set[str]:
+    """The codes of a publish that nothing came of."""
+    assert all(isinstance(outcome, TocsinError) for outcome in answer.outcomes)
+    return {str(code) for code in codes(answer)}
+
+
+# --- Slow -----------------------------------------------------------------------------------------
+
+
+@mad
+async def test_a_slow_storage_refuses_early_and_what_is_certified_goes_on(house: MadHouse) -> None:
+    """P9, P12: on both sides of the bound; a refusal is given at once, and says when to come
+    again. What was pushed is acked all the same."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, numbered(2))
+    await session.take(2)
+    house.mad.stall("append")
+    first = house.submit(queue, numbered(1))
+    await asyncio.sleep(limits.COMMIT_SLOW_S - 0.5)
+    behind = house.submit(queue, numbered(1))
+    assert not behind.done()
+    await asyncio.sleep(1.0)
+    refused = house.submit(queue, numbered(3))
+    assert refused.done()
+    assert refusals(refused.result()) == {"overloaded"}
+    assert cast(TocsinError, refused.result().outcomes[0]).retry_after_s
+    await house.settled(session, consumer, 2)
+    house.mad.well()
+    assert codes(await first) == [(0, 2, False)]
+    assert codes(await behind) == [(0, 3, False)]
+    assert codes(await house.submit(queue, numbered(1))) == [(0, 4, False)]
+    await session.take(5)
+
+
+@mad
+async def test_what_takes_too_long_is_unknown_once_and_pushed_all_the_same(
+    house: MadHouse,
+) -> None:
+    """P1, P2, P4: it may be stored, so it is never refused; when it is, it is pushed, and sent
+    again it is a duplicate."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    session, _ = await house.subscribe(queue, group)
+    house.mad.stall("append")
+    answers: list[Answer] = []
+    house.broker.publisher.submit(queue, numbered(3), answers.append, producer=ANN, sequence=0)
+    await asyncio.sleep(limits.COMMIT_DEADLINE_S - 0.5)
+    assert answers == []
+    await asyncio.sleep(1.0)
+    assert len(answers) == 1
+    assert all(isinstance(outcome, Unknown) for outcome in answers[0].outcomes)
+    assert house.broker.publisher.pending_messages == 3
+    house.mad.well()
+    assert await session.get(3) == [0, 1, 2]
+    assert len(answers) == 1
+    assert all(isinstance(outcome, Unknown) for outcome in answers[0].outcomes)
+    assert house.broker.publisher.pending_messages == 0
+    again = await house.publish(queue, numbered(3), producer=ANN, sequence=0)
+    assert again == [(0, n, True) for n in range(3)]
+    counted = house.broker.counting.of_queue(queue.queue_id)
+    assert (counted["unknown"], counted["refused"]) == (3, 0)
+
+
+@mad
+async def test_behind_what_is_unknown_a_producer_s_messages_wait(house: MadHouse) -> None:
+    """R7: 0 is unknown and not stored; 1 must not be stored before 0 is sent again."""
+    queue = await house.queue()
+    house.mad.stall("append")
+    first = house.submit(queue, [message(0)], producer=ANN, sequence=0)
+    await asyncio.sleep(limits.COMMIT_DEADLINE_S + 1)
+    assert refusals(await first) == {"unknown"}
+    house.mad.fail = lambda name: Refused("storage_unavailable") if name == "append" else None
+    house.mad._goes.set()
+    await asyncio.sleep(0.1)
+    house.mad.well()
+    second = house.submit(queue, [message(1)], producer=ANN, sequence=1)
+    assert refusals(await second) == {"out_of_sequence"}
+    again = await house.publish(queue, numbered(2), producer=ANN, sequence=0)
+    assert again == [(0, 0, False), (0, 1, False)]
+
+
+@mad
+async def test_a_storage_that_fails_again_and_again_is_left_alone_for_a_while(
+    house: MadHouse,
+) -> None:
+    """The breaker: after so many failures publishes are refused without asking; then one tries."""
+    queue = await house.queue()
+    house.mad.fail = lambda name: Unknown() if name == "append" else None
+    for _ in range(limits.BREAKER_FAILURES):
+        assert refusals(await house.submit(queue, numbered(1))) == {"unknown"}
+    asked = house.mad.calls["append"]
+    refused = house.submit(queue, numbered(1))
+    assert refused.done()
+    assert refusals(refused.result()) == {"storage_unavailable"}
+    await asyncio.sleep(limits.BREAKER_OPEN_S)
+    assert refusals(await house.submit(queue, numbered(1))) == {"unknown"}
+    assert house.mad.calls["append"] == asked + 1
+    house.mad.well()
+    await asyncio.sleep(limits.BREAKER_OPEN_S)
+    assert codes(await house.submit(queue, numbered(1))) == [(0, 0, False)]
+    assert codes(await house.submit(queue, numbered(1))) == [(0, 1, False)]
+
+
+# --- Reads ----------------------------------------------------------------------------------------
+
+
+def test_reads_that_stall_hold_up_nobody_who_is_not_far_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P8: more of those who are far behind than may read at once; others read and are pushed."""
+    monkeypatch.setattr(limits, "BEHIND_MESSAGES", 4)
+
+    @mad
+    async def stalls(house: MadHouse) -> None:
+        many = limits.READS_BEHIND_MAX + 3
+        far = await house.queue("far", partitions=many, retention_s=86_400)
+        near = await house.queue("near", retention_s=86_400)
+        for number in range(200):
+            await house.publish(far, [message(number, f"k{number}")])
+        await house.publish(near, numbered(3))
+        house.mad.stuck = {Partition(far.queue_id, number) for number in far.members}
+        follower, _ = await house.read(far, keys=None, start="latest")
+        behind, _ = await house.subscribe(far, await house.group(far))
+        await eventually(lambda: house.mad.calls["stuck"] == limits.READS_BEHIND_MAX)
+        await house.publish(far, [message(n, f"k{n}") for n in range(200, 220)])
+        other, _ = await house.read(near, start="earliest")
+        assert await other.get(3) == [0, 1, 2]
+        assert sorted(await follower.get(20)) == list(range(200, 220))
+        await asyncio.sleep(3 * limits.READ_DEADLINE_S)  # told that there is no answer, and again
+        assert house.mad.calls["stuck"] == limits.READS_BEHIND_MAX
+        house.mad.stuck = set()
+        house.mad.unstuck.set()
+        assert sorted(await behind.get(220)) == list(range(220))
+
+    stalls(folder)
+
+
+# --- A queue that floods --------------------------------------------------------------------------
+
+
+def large(count: int, key: str = "k") -> list[Message]:
+    """Messages that weigh something."""
+    return [message("x" * 1000, f"{key}{number}") for number in range(count)]
+
+
+async def flooded(house: MadHouse) -> tuple[Queue, list["asyncio.Future[Answer]"]]:
+    """A queue that has published until it was refused, while the storage stalls."""
+    flood = await house.queue("flood", partitions=16)
+    house.mad.stall("append")
+    answers = [house.submit(flood, large(1))]
+    await asyncio.sleep(0.001)
+    while not answers[-1].done():
+        answers.append(house.submit(flood, large(500)))
+    return flood, answers
+
+
+@mad
+async def test_a_queue_that_floods_leaves_room_for_every_other_one(house: MadHouse) -> None:
+    """P9, P12: it is refused so that it can try again; one that holds nothing is not."""
+    steady = await house.queue("steady")
+    flood, answers = await flooded(house)
+    assert refusals(answers[-1].result()) == {"overloaded"}
+    assert cast(TocsinError, answers[-1].result().outcomes[0]).retry_after_s
+    ours = [house.submit(steady, numbered(10)) for _ in range(100)]
+    assert not any(answer.done() for answer in ours)
+    house.mad.well()
+    for answer in (*answers[:-1], *ours):
+        assert not any(isinstance(one, str) for one in codes(await answer))
+    publisher = house.broker.publisher
+    assert (publisher.pending_messages, publisher.pending_bytes) == (0, 0)
+    await house.publish(flood, large(100))
+
+
+@mad
+async def test_the_next_commit_takes_what_others_have_beside_a_flood(house: MadHouse) -> None:
+    """One queue has megabytes waiting: what another one brings then is durable with the next
+    commit, and what the first one brought keeps its order (R7)."""
+    steady = await house.queue("steady")
+    assert await house.publish(steady, numbered(1)) == [(0, 0, False)]
+    flood, answers = await flooded(house)
+    ours = house.submit(steady, numbered(5))
+    before = len(house.mad.appends)
+    house.mad.well()
+    await ours
+    commits = house.mad.appends[before:]
+    assert len(commits) <= 2
+    assert Partition(steady.queue_id, 0) in commits[0]
+    assert any(not answer.done() for answer in answers)
+    for answer in answers[:-1]:
+        await answer
+    places: dict[int, list[int]] = {}
+    for answer in answers[:-1]:
+        for outcome in answer.result().outcomes:
+            assert isinstance(outcome, tuple)
+            places.setdefault(outcome[0], []).append(outcome[1])
+    for offsets in places.values():
+        assert offsets == sorted(offsets)
+    assert sum(map(len, places.values())) == sum(len(a.result().messages) for a in answers[:-1])
+    assert flood.queue_id != steady.queue_id
+
+
+@mad
+async def test_a_queue_that_is_alone_has_commits_as_large_as_its_load(house: MadHouse) -> None:
+    """What is shared costs who is alone nothing."""
+    _, answers = await flooded(house)
+    await asyncio.sleep(1.0)  # the last that published was another queue: none in a second
+    before = len(house.mad.appends)
+    house.mad.well()
+    for answer in answers[:-1]:
+        await answer
+    assert len(house.mad.appends) - before <= 2

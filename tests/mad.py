@@ -1,0 +1,134 @@
+"""A metadata and a storage that stall, fail and lie: the real ones, and what comes in between."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+import msgspec
+
+from metadata.catalog import Principal, Queue
+from push.errors import TocsinError
+from push.ports import Append, Appended, Partition, Read
+
+
+class Mad:
+    """Around a real one: each asynchronous call waits while `stall` is set, then happens, and what
+    it answers is held back while `late` is set. `fail` is raised instead of calling."""
+
+    def __init__(self, real: Any) -> None:
+        self.real = real
+        self.calls: Counter[str] = Counter()
+        self.fail: Callable[[str], Exception | None] = lambda name: None
+        self.only: set[str] | None = None
+        """Calls that stall; None: all."""
+        self._goes = asyncio.Event()
+        self._tells = asyncio.Event()
+        self.well()
+
+    def well(self) -> None:
+        """From now on it answers, at once and truly; what has waited goes on."""
+        self._goes.set()
+        self._tells.set()
+        self.fail = lambda name: None
+
+    def stall(self, *only: str) -> None:
+        """Nothing begins any more."""
+        self.only = set(only) or None
+        self._goes.clear()
+
+    def late(self, *only: str) -> None:
+        """Everything happens, and nobody is told."""
+        self.only = set(only) or None
+        self._tells.clear()
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self.real, name)
+        if not asyncio.iscoroutinefunction(real):
+            if not callable(real):
+                return real
+            return self._counted(name, real)
+        return lambda *args, **kwargs: self._run(name, real, args, kwargs)
+
+    def _counted(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.calls[name] += 1
+            error = self.fail(name)
+            if error is not None:
+                raise error
+            return real(*args, **kwargs)
+
+        return call
+
+    async def _run(
+        self, name: str, real: Callable[..., Awaitable[Any]], args: Any, kwargs: Any
+    ) -> Any:
+        self.calls[name] += 1
+        is_meant = self.only is None or name in self.only
+        if is_meant:
+            await self._goes.wait()
+        error = self.fail(name)
+        if error is not None:
+            raise error
+        answer = await real(*args, **kwargs)
+        if is_meant:
+            await self._tells.wait()
+        return answer
+
+
+class MadMetadata(Mad):
+    """A metadata that may also answer for another name (`swapped`), or know of queues that nobody
+    has told of (`elsewhere`)."""
+
+    swapped: dict[str, str] = {}
+    elsewhere: dict[str, Queue] = {}
+
+    def find_queue(self, principal: Principal, name: str) -> Queue:
+        """As the real one, of the name that is put in its place."""
+        self.calls["find_queue"] += 1
+        error = self.fail("find_queue")
+        if error is not None:
+            raise error
+        if name in self.elsewhere:
+            return self.elsewhere[name]
+        found: Queue = self.real.find_queue(principal, self.swapped.get(name, name))
+        return found
+
+
+class MadStorage(Mad):
+    """A storage."""
+
+    async def append(self, appends: Sequence[Append]) -> list[Appended]:
+        """As the real one, when it comes to it."""
+        self.appends.append([append.partition for append in appends])
+        answers: list[Appended] = await self._run("append", self.real.append, (appends,), {})
+        return answers
+
+    async def read(self, partition: Partition, *args: Any, **kwargs: Any) -> Read:
+        """As the real one; stalls for the partitions of `stuck`."""
+        if partition in self.stuck:
+            self.calls["stuck"] += 1
+            await self.unstuck.wait()
+        read: Read = await self.real.read(partition, *args, **kwargs)
+        return read
+
+    def __init__(self, real: Any) -> None:
+        super().__init__(real)
+        self.appends: list[list[Partition]] = []
+        """The partitions of each call."""
+        self.stuck: set[Partition] = set()
+        self.unstuck = asyncio.Event()
+
+
+async def code_of(call: Coroutine[Any, Any, Any]) -> str:
+    """The code of the error that a call ends with; "": none."""
+    try:
+        await call
+    except TocsinError as error:
+        return error.code.name
+    return ""
+
+
+def renamed(queue: Queue, name: str) -> Queue:
+    """The same queue under another name."""
+    return msgspec.structs.replace(queue, name=name)
