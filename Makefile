@@ -50,7 +50,7 @@ chaos: setup  ## the short runs of kill -9, power loss, bad networks and slow ha
 	$(python) -m pytest tests/system -k "kill or power or sdk_trials" $(ARGS)
 
 trials: setup  ## the whole runs of every bad day: --help lists them (an hour, 10 GB)
-	@failed=0; for trial in churn stuck "stuck --keys 30000" stalled switch proxy kills slow seal fuzz schema hostile page console; do \
+	@failed=0; for trial in churn stuck "stuck --keys 30000" stalled switch proxy kills slow calm noisy seal fuzz schema hostile page console; do \
 	  $(python) -m loadtests.trials $$trial $(ARGS) || failed=1; done; exit $$failed
 
 autobahn: setup  ## the Autobahn test suite against our WebSockets (amd64 Debian; unpacks 60 MB)

@@ -18,6 +18,7 @@ import uvloop
 
 from loadtests import (
     stuck_keys,
+    trial_calm,
     trial_churn,
     trial_console,
     trial_credentials,
@@ -25,6 +26,7 @@ from loadtests import (
     trial_guard,
     trial_hostile,
     trial_kills,
+    trial_noisy,
     trial_page,
     trial_proxy,
     trial_schema,
@@ -168,6 +170,37 @@ def slow(lease_s: float, as_json: bool) -> None:
     No message runs twice that had not been taken back, and no other key stalls. About four leases.
     """
     _try(trial_slow.slow(trial_slow.Plan(lease_s=lease_s), _progress), as_json)
+
+
+@trials.command()
+@_seconds(trial_calm.SECONDS, "How long the metadata stalls.")
+@click.option(
+    "--rate", type=click.IntRange(10, 10_000), default=trial_calm.RATE, show_default=True,
+    help="Messages a second.",
+)  # fmt: skip
+@_json
+def calm(seconds: float, rate: int, as_json: bool) -> None:
+    """The metadata stalls under load: known queues and groups go on without an error.
+
+    Consumers leave and join, a script pulls, a reader reads. A new queue is refused in time. Needs
+    a checkout: the broker that stalls is one of the tests.
+    """
+    _try(trial_calm.calm(trial_calm.Plan(seconds, rate), _progress), as_json)
+
+
+@trials.command()
+@_seconds(trial_noisy.SECONDS, "How long each stretch is, calm or flooded.")
+@click.option(
+    "--rounds", type=click.IntRange(1, 100), default=trial_noisy.ROUNDS, show_default=True,
+    help="Of a calm stretch and a flooded one, for each kind of flooder.",
+)  # fmt: skip
+@_json
+def noisy(seconds: float, rounds: int, as_json: bool) -> None:
+    """One queue is flooded at three times its capacity; another one must not pay for it.
+
+    Its p99 is compared with that of the calm stretches of the same run. About five minutes.
+    """
+    _try(trial_noisy.noisy(trial_noisy.Plan(seconds, rounds), _progress), as_json)
 
 
 @trials.command()

@@ -6,6 +6,7 @@ busy machine, too: what was delivered, in which order, how often, and what memor
 
 from pathlib import Path
 
+from loadtests import trial_calm, trial_noisy
 from loadtests.trial import Finding
 from loadtests.trial_churn import churn
 from loadtests.trial_credentials import guesses, revoke
@@ -51,3 +52,13 @@ async def test_the_end_of_a_credential_ends_its_sessions_within_five_seconds(
 async def test_wrong_credentials_are_told_the_same_over_sockets(tmp_path: Path) -> None:
     """P11."""
     hold(await guesses(1, tmp_path, print))
+
+
+async def test_the_metadata_stalls_and_who_publishes_and_consumes_does_not_notice() -> None:
+    """P1, P12: known queues and groups go on without an error, what cannot is told so."""
+    hold(await trial_calm.calm(trial_calm.Plan(seconds=2.0, rate=200, before_s=0.5), print))
+
+
+async def test_a_queue_that_is_flooded_is_told_so_and_another_one_goes_on() -> None:
+    """P1, P9: without an error for the other one, and what was accepted of the flood is stored."""
+    hold(await trial_noisy.noisy(trial_noisy.Plan(1.0, 1, 0.2), print))
