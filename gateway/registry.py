@@ -32,10 +32,10 @@ turn again: one read may bring megabytes, and until they are worked off nobody e
 PART_BYTES_CROWDED: Final = 32 * 1024
 """The same while one queue floods and has others beside it. What it sends costs half as much again
 then, in turns of the loop and in small records; who is alone does not pay that."""
-_PARTS_PER_TURN: Final = 2
 _PAUSE_S: Final = 0.001
-"""Between two such turns then: what the others have published needs the loop a dozen times, and the
-storage's threads need the interpreter, until it is there."""
+"""Between two such parts then: what the others have published needs the loop a dozen times, and the
+storage's threads need the interpreter, until it is there. So whoever floods is read at 16 to 32 MiB
+a second as long as there are others, and half of the time belongs to these."""
 
 
 class Talker(Protocol):
@@ -126,8 +126,8 @@ class Registry:
     # --- Reading --------------------------------------------------------------------------------
 
     def later(self, connection: Talker, rest: Iterator[Event]) -> None:
-        """It has had its part of this turn. Who has such a rest takes turns, a few in each turn of
-        the loop, however many they are."""
+        """It has had its part of this turn. However many have such a rest, one of them goes on in
+        each turn of the loop."""
         self._later.append((connection, rest))
         if not self._has_turn:
             self._has_turn = True
@@ -139,9 +139,8 @@ class Registry:
         return PART_BYTES_CROWDED if is_crowded else PART_BYTES_MAX
 
     def _turn(self) -> None:
-        for _ in range(min(_PARTS_PER_TURN, len(self._later))):
-            connection, rest = self._later.popleft()
-            connection.go_on(rest)
+        connection, rest = self._later.popleft()
+        connection.go_on(rest)
         self._has_turn = bool(self._later)
         if self._has_turn:
             loop = asyncio.get_running_loop()
