@@ -12,13 +12,13 @@ import * as codes from "./codes.js";
 import { Choice } from "./choosing.js";
 import { Deferred, Timer } from "./environment.js";
 import {
-  BrokerError, CannotConnect, NotABroker, SessionEnded, TocsinError, Unauthorized, wordsOf,
+  BrokerError, CannotConnect, NotABroker, TocsinError, Unauthorized, wordsOf,
 } from "./errors.js";
+import { endOf, Greeting } from "./greeting.js";
 import { Polling } from "./polling.js";
 import { Reconnecting } from "./reconnecting.js";
 import { freshToken, report } from "./requesting.js";
 import { Socket } from "./websocket.js";
-import { exceptionOf } from "./wire.js";
 
 /**
  * So often in a row something else may answer, a proxy whose broker is gone perhaps, before a
@@ -27,71 +27,6 @@ import { exceptionOf } from "./wire.js";
 export const NOT_A_BROKER_MAX = 20;
 /** Of the time for an attempt a WebSocket has so much, where long poll may follow. */
 const UPGRADE_SHARE = 0.5;
-
-/** The listener of a carrier until its welcome. */
-class Greeting {
-  /** @type {Deferred<void>} */
-  welcomed = new Deferred().unobserved();
-  #dialer;
-  #carrier;
-  #hello;
-
-  constructor(dialer, carrier, hello) {
-    this.#dialer = dialer;
-    this.#carrier = carrier;
-    this.#hello = hello;
-  }
-
-  /**
-   * Where a long poll stands, it first comes to rest: a post that arrived behind this hello would
-   * be refused, and what it said be said again.
-   */
-  async onOpen() {
-    await this.#dialer.rest();
-    this.#carrier.send([this.#hello]);
-  }
-
-  /** The welcome, or why there is none. */
-  onFrames(read) {
-    let frames;
-    try {
-      frames = read();
-    } catch (error) {
-      const why = wordsOf(error);
-      this.refuse(new NotABroker(`what answers does not talk tocsin.v1: ${why}`));
-      return;
-    }
-    for (const frame of frames) {
-      if (frame.type === "welcome") {
-        this.welcomed.resolve();
-        this.#dialer.onWelcome(this.#carrier, frame, frames);
-        return;
-      }
-      if (frame.type === "error") this.refuse(exceptionOf(frame));
-    }
-  }
-
-  onWritable() {}
-
-  /** There was no welcome. */
-  onClosed(closeCode, reason) {
-    const { refusal } = this.#carrier;
-    if (refusal !== null && refusal.code !== "cannot_connect") this.refuse(refusal);
-    else if (closeCode === codes.UNAUTHORIZED || !codes.mayReconnect(closeCode)) {
-      this.refuse(endOf(closeCode, reason));
-    } else this.refuse(new CannotConnect(this.#dialer.unopened(closeCode, reason)));
-  }
-
-  refuse(error) {
-    this.welcomed.reject(error);
-  }
-}
-
-/** Why a session goes on nowhere. */
-function endOf(closeCode, reason) {
-  if (closeCode === codes.UNAUTHORIZED) return new Unauthorized("unauthorized", reason);
-  return new SessionEnded(closeCode, reason);
-}
 
 /**
  * Opens carriers for its host, the session, which as a Listener hears the one that stands.
@@ -148,9 +83,36 @@ export class Dialer {
 
   // --- life -------------------------------------------------------------------------------------
 
-  /** Connect once. Rejects with CannotConnect, or with the broker's refusal. */
+  /**
+   * Connect once; where too many connect, as soon as the broker allows, if that is within the time
+   * for an attempt. Rejects with CannotConnect, or with the broker's refusal.
+   */
   async open() {
-    await this.#attemptEach();
+    const giveUpAt = this.#now + this.#settings.connectTimeoutMs;
+    for (;;) {
+      try {
+        await this.#attemptEach();
+        return;
+      } catch (error) {
+        if (error.code !== "rate_limited" || this.#isClosed || this.#isSuspended) throw error;
+        this.#limited(error);
+        const delayMs = this.#reconnecting.delayMs(this.#now);
+        if (this.#now + delayMs > giveUpAt) throw error;
+        await this.#waitToOpen(delayMs);
+      }
+    }
+  }
+
+  async #waitToOpen(delayMs) {
+    const waited = new Deferred();
+    this.#opening = { refuse: (error) => waited.reject(error) };
+    this.#waiting.set(delayMs, () => waited.resolve());
+    try {
+      await waited.promise;
+    } finally {
+      this.#waiting.cancel();
+      this.#opening = null;
+    }
   }
 
   /** End the session in an orderly way. */
@@ -370,7 +332,14 @@ export class Dialer {
           this.#host.failed(error);
           return;
         }
+        this.#limited(error);
       }
+    }
+  }
+
+  #limited(error) {
+    if (error instanceof BrokerError && error.retryAfterS !== null) {
+      this.#reconnecting.limited(1000 * error.retryAfterS);
     }
   }
 

@@ -4,7 +4,7 @@
  * @module
  */
 
-import { Timer } from "./environment.js";
+import { between, Deferred, Timer } from "./environment.js";
 import { brokerError, BrokerError, CannotConnect, InvalidRequest, wordsOf } from "./errors.js";
 import { freshToken, headersOf, refusal } from "./requesting.js";
 
@@ -30,7 +30,8 @@ export class Http {
   }
 
   /**
-   * The parsed JSON of the answer; null where it is empty.
+   * The parsed JSON of the answer; null where it is empty. Over a limit it waits as long as the
+   * broker says and asks again, if that is within `timeoutS`.
    *
    * @param {string} method
    * @param {string} path from the broker's root, like /v1/queues
@@ -41,6 +42,42 @@ export class Http {
    */
   async request(method, path, body, { timeoutS = TIMEOUT_S, signal } = {}) {
     const content = body === undefined ? null : contentOf(body);
+    const environment = this.#environment;
+    const giveUpAt = environment.now() + 1000 * timeoutS;
+    for (;;) {
+      try {
+        return await this.#ask(method, path, content, { timeoutS, signal });
+      } catch (error) {
+        const afterMs = 1000 * (error.retryAfterS ?? 0);
+        if (error.code !== "rate_limited" || error.retryAfterS === null) throw error;
+        const pauseMs = afterMs + between(environment.random, 0, Math.max(50, afterMs / 10));
+        if (environment.now() + pauseMs > giveUpAt) throw error;
+        await this.#wait(pauseMs, signal);
+      }
+    }
+  }
+
+  /** Rejects when the call is aborted, or the client is closed. */
+  async #wait(pauseMs, signal) {
+    const controller = new AbortController();
+    const over = new Deferred();
+    const timer = new Timer(this.#environment);
+    const leave = () => controller.abort(signal?.reason);
+    controller.signal.addEventListener("abort", () => over.reject(controller.signal.reason));
+    signal?.addEventListener("abort", leave);
+    if (signal?.aborted) leave();
+    this.#calls.add(controller);
+    timer.set(pauseMs, () => over.resolve());
+    try {
+      await over.promise;
+    } finally {
+      timer.cancel();
+      signal?.removeEventListener("abort", leave);
+      this.#calls.delete(controller);
+    }
+  }
+
+  async #ask(method, path, content, { timeoutS, signal }) {
     const headers = headersOf(await freshToken(this.#token), content !== null);
     const controller = new AbortController();
     const timer = new Timer(this.#environment);

@@ -9,6 +9,9 @@
  *   flight has been answered; then everything refused is sent again in sequence order, and what is
  *   new goes behind it. So no message of a key ever overtakes another (R7), even where the broker
  *   would let it.
+ * - Where a limit was reached, one frame at a time is sent, when the broker has said, until nothing
+ *   is left to be sent again; one that is refused although it came in time, because others did too,
+ *   comes again in halves.
  * - After a lost connection everything unanswered is sent again, in order, under its old sequences:
  *   what was stored meanwhile is answered as a duplicate, with the original's place (P4).
  *
@@ -26,6 +29,9 @@ import { exceptionOf, publishFrame } from "./wire.js";
 /** Before the first repetition, on average; it doubles from refusal to refusal. */
 export const BACKOFF_MS = 50;
 export const BACKOFF_MS_MAX = 5000;
+/** The longest wait for a limit; then it is asked again. */
+export const LIMITED_MS_MAX = 60_000;
+const LIMITED = "rate_limited";
 /** A publish is closed when it has grown so large; one message may be larger. */
 export const FRAME_BYTES_AIM = 256 * 1024;
 /** Unanswered bytes of one lane; beyond, publishing waits. */
@@ -57,6 +63,10 @@ export class Lane {
   #resolved;
   #bytes = 0;
   #refusals = 0;
+  /** Messages in a frame, and one frame in flight; null: as many as there are. */
+  #pace = null;
+  /** How often in a row the frame in flight was over a limit. */
+  #limited = 0;
   #notBefore = -Infinity;
   /** No entry's deadline is before this. */
   #earliest = Infinity;
@@ -119,14 +129,20 @@ export class Lane {
    */
   take(nextRef, now) {
     let entries = this.#waiting;
-    if (this.#again.length > 0) {
+    const isSlow = this.#pace !== null;
+    if (this.#again.length > 0 || isSlow) {
       if (this.#inFlight.size > 0 || now < this.#notBefore) return [];
       this.#again.sort((one, other) => one.sequence - other.sequence);
       entries = this.#again.concat(this.#waiting);
       this.#again = [];
     }
     this.#waiting = [];
-    return this.#runs(entries).map((run) => {
+    let runs = this.#runs(entries);
+    if (isSlow) {
+      this.#again = runs.slice(1).flat();
+      runs = runs.slice(0, 1);
+    }
+    return runs.map((run) => {
       const ref = nextRef();
       this.#inFlight.set(ref, run);
       const texts = run.map((entry) => entry.text);
@@ -139,12 +155,13 @@ export class Lane {
     const runs = [];
     let run = [];
     let size = 0;
+    const countMax = this.#pace ?? this.bounds.messagesPerPublishMax;
     for (const entry of entries) {
       if (
         run.length === 0 ||
         entry.sequence !== run[run.length - 1].sequence + 1 ||
         size + entry.bytes > FRAME_BYTES_AIM ||
-        run.length >= this.bounds.messagesPerPublishMax
+        run.length >= countMax
       ) {
         run = [];
         size = 0;
@@ -171,7 +188,7 @@ export class Lane {
         refused = this.#refuse(entry, isError ? exceptionOf(outcome) : missing(), now) || refused;
       }
     });
-    if (!refused && this.#again.length === 0) this.#refusals = 0;
+    if (!refused) this.#wentWell();
     this.#advance();
   }
 
@@ -179,8 +196,35 @@ export class Lane {
   refused(ref, error, now) {
     const run = this.#inFlight.get(ref) ?? [];
     this.#inFlight.delete(ref);
+    if (error.code === LIMITED && now >= this.#notBefore && run.length > 0) {
+      this.#slowDown(run.length, 1000 * (error.retryAfterS ?? 0), now);
+    }
     for (const entry of run) this.#refuse(entry, error, now);
     this.#advance();
+  }
+
+  /** A frame of so many messages was over a limit. `afterMs` is when it would not be. */
+  #slowDown(count, afterMs, now) {
+    let pauseMs = Math.min(LIMITED_MS_MAX, afterMs * between(this.#random, 1, 1.1));
+    this.#pace = this.#limited === 0 ? count : Math.max(1, Math.floor(count / 2));
+    if (this.#limited > 0) pauseMs += this.#backoffMs(this.#limited); // others are faster
+    this.#limited += 1;
+    this.#notBefore = now + Math.max(pauseMs, BACKOFF_MS / 10);
+  }
+
+  #wentWell() {
+    this.#limited = 0;
+    if (this.#pace !== null) {
+      this.#pace = Math.min(2 * this.#pace, this.bounds.messagesPerPublishMax);
+    }
+    if (this.#again.length > 0) return;
+    this.#refusals = 0;
+    this.#pace = null;
+  }
+
+  #backoffMs(refusals) {
+    const pauseMs = Math.min(BACKOFF_MS_MAX, BACKOFF_MS * 2 ** Math.min(refusals - 1, 16));
+    return pauseMs * between(this.#random, 0.5, 1.5);
   }
 
   /** Whether it is to be sent again. */
@@ -197,8 +241,7 @@ export class Lane {
     entry.last = error;
     if (now >= this.#notBefore) {
       this.#refusals += 1;
-      let pauseMs = Math.min(BACKOFF_MS_MAX, BACKOFF_MS * 2 ** Math.min(this.#refusals - 1, 16));
-      pauseMs *= between(this.#random, 0.5, 1.5);
+      const pauseMs = this.#backoffMs(this.#refusals);
       this.#notBefore = now + Math.max(pauseMs, 1000 * (error.retryAfterS ?? 0));
     }
     return true;

@@ -13,6 +13,8 @@ import { between } from "./environment.js";
 /** Before the first attempt, at most; the bound doubles from attempt to attempt. */
 export const DELAY_MS = 100;
 export const DELAY_MS_MAX = 15_000;
+/** The longest wait for a limit; then it is asked again. */
+export const LIMITED_MS_MAX = 60_000;
 /** So often in a row a fresh token is tried. */
 export const UNAUTHORIZED_MAX = 3;
 
@@ -23,6 +25,7 @@ export class Reconnecting {
   #attemptsBefore = 0;
   #unauthorized = 0;
   #advisedAt = null;
+  #limitedMs = 0;
 
   /** @param {() => number} random @param {boolean} freshTokens each attempt brings its own */
   constructor(random, freshTokens) {
@@ -49,6 +52,14 @@ export class Reconnecting {
   }
 
   /**
+   * The attempt was over a limit, and would not be after so many milliseconds. Others have heard
+   * the same: the usual delay comes on top.
+   */
+  limited(afterMs) {
+    this.#limitedMs = Math.min(afterMs, LIMITED_MS_MAX);
+  }
+
+  /**
    * Whether another attempt makes sense after a session that ended with this close code, or an
    * attempt that was answered as if with it.
    *
@@ -67,8 +78,10 @@ export class Reconnecting {
       this.#advisedAt = null;
       return Math.max(0, advisedAt - now);
     }
+    const limitedMs = this.#limitedMs;
+    this.#limitedMs = 0;
     const boundMs = Math.min(DELAY_MS_MAX, DELAY_MS * 2 ** Math.min(this.#attempts, 16));
     this.#attempts += 1;
-    return between(this.#random, boundMs / 4, boundMs);
+    return limitedMs + between(this.#random, boundMs / 4, boundMs);
   }
 }

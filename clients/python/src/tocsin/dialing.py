@@ -22,6 +22,7 @@ from tocsin.choosing import Choice, Mode, Transport
 from tocsin.connection import open_connection
 from tocsin.errors import (
     BrokerError,
+    Busy,
     CannotConnect,
     NotABroker,
     SessionEnded,
@@ -135,18 +136,27 @@ class Dialer:
     # --- life -----------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect once, over whichever transport gets through.
+        """Connect once, over whichever transport gets through; where too many connect, as soon as
+        the broker allows, if that is within the time for an attempt.
 
         Raises:
             CannotConnect: nothing answers, or no broker.
             BrokerError: the broker refused, e.g. Unauthorized.
         """
-        try:
-            await self._attempt_each()
-        except OSError as error:
-            raise CannotConnect(
-                f"cannot reach a Tocsin broker at {self._url}: {why(error)}"
-            ) from error
+        give_up_at = self._loop.time() + self._connect_timeout_s
+        while True:
+            try:
+                await self._attempt_each()
+                break
+            except OSError as error:
+                raise CannotConnect(
+                    f"cannot reach a Tocsin broker at {self._url}: {why(error)}"
+                ) from error
+            except Busy as error:
+                delay_s = self._limited_s(error)
+                if delay_s is None or self._loop.time() + delay_s > give_up_at:
+                    raise
+                await asyncio.sleep(delay_s)
         self._runner = self._loop.create_task(self._run(), name="tocsin-session")
 
     async def close(self) -> None:
@@ -206,9 +216,18 @@ class Dialer:
             except TocsinError as error:
                 if not self._is_worth_repeating(error):
                     return error
+                if isinstance(error, Busy) and error.retry_after_s is not None:
+                    self._reconnecting.limited(error.retry_after_s)
                 logger.info("cannot reconnect to %s yet: %s", self._url, error)
             else:
                 return None
+
+    def _limited_s(self, error: Busy) -> float | None:
+        """How long to wait for the limit that was reached; None: it was none."""
+        if error.code != "rate_limited" or error.retry_after_s is None:
+            return None
+        self._reconnecting.limited(error.retry_after_s)
+        return self._reconnecting.delay_s(now=self._loop.time())
 
     def _is_worth_repeating(self, error: TocsinError) -> bool:
         if isinstance(error, Unauthorized):

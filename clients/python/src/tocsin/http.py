@@ -1,5 +1,7 @@
 """The calls that go over HTTP: queues, groups, pull."""
 
+import asyncio
+import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from ssl import SSLContext
 from types import TracebackType
@@ -11,7 +13,7 @@ import msgspec
 
 from tocsin import wire
 from tocsin.calling import TIMEOUT_S, object_of, path_to
-from tocsin.errors import CannotConnect
+from tocsin.errors import Busy, CannotConnect
 from tocsin.message import Content
 from tocsin.requesting import Token, bearer, checked_token, fresh_token, open_http, refusal
 from tocsin.subscribing import Start, start_at
@@ -95,7 +97,8 @@ class Http(Upkeep):
     async def request(
         self, method: str, path: str, body: object = None, *, timeout_s: float = TIMEOUT_S
     ) -> bytes:
-        """One call; returns the answer's body.
+        """One call; returns the answer's body. Over a limit it waits as long as the broker says and
+        asks again, if that is within `timeout_s`.
 
         Raises:
             CannotConnect: nothing answers, or no broker.
@@ -107,6 +110,24 @@ class Http(Upkeep):
         if body is not None:
             content = wire.encode(body)
             headers["Content-Type"] = "application/json"
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + timeout_s
+        while True:
+            try:
+                return await self._ask(method, path, content, headers, timeout_s)
+            except Busy as error:
+                after_s = error.retry_after_s
+                if error.code != "rate_limited" or after_s is None:
+                    raise
+                after_s += random.uniform(0.0, max(0.05, after_s / 10))
+                if loop.time() + after_s > give_up_at:
+                    raise
+                await asyncio.sleep(after_s)
+
+    async def _ask(
+        self, method: str, path: str, content: bytes | None, headers: dict[str, str],
+        timeout_s: float,
+    ) -> bytes:  # fmt: skip
         try:
             answer = await self._connections().request(
                 method, path, content=content, headers=headers, timeout=timeout_s

@@ -8,6 +8,9 @@ final answer, and decides what is sent when:
   flight has been answered; then everything refused is sent again in sequence order, and what is new
   goes behind it. So no message of a key ever overtakes another (R7), even where the broker would
   let it.
+* Where a limit was reached, one frame at a time is sent, when the broker has said, until nothing
+  is left to be sent again; one that is refused although it came in time, because others did too,
+  comes again in halves.
 * After a lost connection everything unanswered is sent again, in order, under its old sequences:
   what was stored meanwhile is answered as a duplicate, with the original's place (P4).
 
@@ -27,9 +30,12 @@ import msgspec
 from tocsin import wire
 from tocsin.errors import BrokerError, PublishTimeout, TocsinError
 
+LIMITED: Final = "rate_limited"
 BACKOFF_S: Final = 0.05
 """Before the first repetition, on average; it doubles from refusal to refusal."""
 BACKOFF_S_MAX: Final = 5.0
+LIMITED_S_MAX: Final = 60.0
+"""The longest wait for a limit; then it is asked again."""
 FRAME_BYTES_AIM: Final = 256 * 1024
 """A publish is closed when it has grown so large; one message may be larger."""
 LANE_BYTES_MAX: Final = 16 * 1_048_576
@@ -113,6 +119,10 @@ class Lane:
         self._resolved = 0
         self._bytes = 0
         self._refusals = 0
+        self._pace: int | None = None
+        """Messages in a frame, and one frame in flight; None: as many as there are."""
+        self._limited = 0
+        """How often in a row the frame in flight was over a limit."""
         self._not_before = 0.0
         self._earliest = float("inf")  # no entry's deadline is before this
 
@@ -147,19 +157,23 @@ class Lane:
 
     def take(self, refs: Iterator[int], *, now: float) -> list[tuple[int, bytes]]:
         """The (ref, frame) that are to be sent now, in this order; refs are taken from `refs`."""
-        if self._again:
+        is_slow = self._pace is not None
+        if self._again or is_slow:
             if self._in_flight or now < self._not_before:
                 return []
             entries = sorted(self._again, key=_sequence)
             self._again = []
             entries += self._waiting
-        elif self._waiting:
-            entries = list(self._waiting)
         else:
+            entries = list(self._waiting)
+        if not entries:
             return []
         self._waiting.clear()
         frames: list[tuple[int, bytes]] = []
         for run in self._runs(entries):
+            if is_slow and frames:
+                self._again += run
+                continue
             ref = next(refs)
             self._in_flight[ref] = run
             data = [entry.data for entry in run]
@@ -170,7 +184,7 @@ class Lane:
     def _runs(self, entries: list[_Entry]) -> Iterator[list[_Entry]]:
         """Consecutive sequences, each run small enough for one frame."""
         run: list[_Entry] = []
-        size, count_max = 0, self.bounds.messages_per_publish_max
+        size, count_max = 0, self._pace or self.bounds.messages_per_publish_max
         for entry in entries:
             if run and (
                 entry.sequence != run[-1].sequence + 1
@@ -204,15 +218,39 @@ class Lane:
                 refused |= self._refuse(entry, error, now)
         for entry in run[len(answer.receipts) :]:  # a broken answer: nothing is known of these
             refused |= self._refuse(entry, _missing(), now)
-        if not refused and not self._again:
-            self._refusals = 0
+        if not refused:
+            self._went_well()
         self._advance()
 
     def refused(self, ref: int, error: BrokerError, *, now: float) -> None:
         """The whole frame was refused."""
-        for entry in self._in_flight.pop(ref, ()):
+        run = self._in_flight.pop(ref, [])
+        if error.code == LIMITED and now >= self._not_before and run:
+            self._slow_down(len(run), error.retry_after_s or 0.0, now)
+        for entry in run:
             self._refuse(entry, error, now)
         self._advance()
+
+    def _slow_down(self, count: int, after_s: float, now: float) -> None:
+        """A frame of so many messages was over a limit. `after_s` is when it would not be."""
+        pause_s = min(LIMITED_S_MAX, after_s * self._rng.uniform(1.0, 1.1))
+        self._pace = count if not self._limited else max(1, count // 2)
+        if self._limited:  # others are faster: make room for them, too
+            pause_s += self._backoff_s(self._limited)
+        self._limited += 1
+        self._not_before = now + max(pause_s, BACKOFF_S / 10)
+
+    def _went_well(self) -> None:
+        self._limited = 0
+        if self._pace is not None:
+            self._pace = min(2 * self._pace, self.bounds.messages_per_publish_max)
+        if not self._again:
+            self._refusals = 0
+            self._pace = None
+
+    def _backoff_s(self, refusals: int) -> float:
+        pause_s = min(BACKOFF_S_MAX, BACKOFF_S * 2.0 ** min(refusals - 1, 16))
+        return pause_s * self._rng.uniform(0.5, 1.5)
 
     def _refuse(self, entry: _Entry, error: BrokerError, now: float) -> bool:
         """Whether it is to be sent again."""
@@ -227,8 +265,7 @@ class Lane:
         entry.last = error
         if now >= self._not_before:
             self._refusals += 1
-            pause_s = min(BACKOFF_S_MAX, BACKOFF_S * 2 ** min(self._refusals - 1, 16))
-            pause_s *= self._rng.uniform(0.5, 1.5)
+            pause_s = self._backoff_s(self._refusals)
             self._not_before = now + max(pause_s, error.retry_after_s or 0.0)
         return True
 
