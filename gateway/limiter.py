@@ -1,9 +1,9 @@
-"""How much a principal, an address, a queue and a credential may: one account for each.
+"""How much a principal, an address, a queue and a credential may: one debtor for each.
 
-A session or request has an **allowance**: the accounts that it is charged to, all or none. What is
+A session or request has an **allowance**: the debtors that it is charged to, all or none. What is
 over is refused with `rate_limited` and the time after which the same is admitted.
 
-Everything is kept in memory, of this gateway: `gateway.accounts` says for how long. A limiter that
+Everything is kept in memory, of this gateway: `gateway.debtors` says for how long. A limiter that
 several gateways share fits behind the same calls if each is granted its part of a rate ahead of
 time: a take never waits for anybody.
 """
@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Final, Protocol
 
-from gateway.accounts import Account, Accounts, Claim, published_bytes
 from gateway.config import Config
+from gateway.debtors import Claim, Debtor, Debtors, published_bytes
 from gateway.limit_values import (
     NONE,
     OF_ADDRESS,
@@ -73,14 +73,14 @@ class Limiter:
         address: Limits = NONE,
         queue: Limits = NONE,
         *,
-        accounts_max: int = limits.ACCOUNTS_MAX,
+        debtors_max: int = limits.DEBTORS_MAX,
     ) -> None:
         self._principal = principal
         self._address = address
         self._queue = queue
-        self.accounts = Accounts(accounts_max)
-        self._queues: dict[str, tuple[object, Account | None]] = {}
-        """Of a queue: the settings of which its account was made, and that."""
+        self.debtors = Debtors(debtors_max)
+        self._queues: dict[str, tuple[object, Debtor | None]] = {}
+        """Of a queue: the settings of which its debtor was made, and that."""
         self.on_refused: Callable[[Queue, int], None] = lambda queue, count: None
         """Is told of a queue's messages that were refused."""
         self.refused: Counter[str] = Counter()
@@ -115,14 +115,14 @@ class Limiter:
         Raises:
             Refused: rate_limited: too many were wrong, no other one is looked at now.
         """
-        account = self._of_address(address, now)
-        bucket = account.buckets.get("failures") if account is not None else None
-        if account is None or bucket is None:
+        debtor = self._of_address(address, now)
+        bucket = debtor.buckets.get("failures") if debtor is not None else None
+        if debtor is None or bucket is None:
             yield
             return
         after_s = bucket.after_s(1, now=now)
         if after_s:
-            raise self.refusal(account, "failures", bucket.rate, after_s)
+            raise self.refusal(debtor, "failures", bucket.rate, after_s)
         try:
             yield
         except Refused as error:
@@ -130,18 +130,18 @@ class Limiter:
                 bucket.take(1, now=now)
             raise
 
-    def _of_address(self, address: str | None, now: float) -> Account | None:
+    def _of_address(self, address: str | None, now: float) -> Debtor | None:
         if address is None or self._address == NONE:
             return None
-        return self.accounts.find(((("address", address), self._address),), now=now)[0]
+        return self.debtors.find(((("address", address), self._address),), now=now)[0]
 
     def _take_of(self, address: str | None, kind: Kind, now: float) -> None:
-        account = self._of_address(address, now)
-        if account is not None:
-            self.charge((account,), kind, 1, now)
+        debtor = self._of_address(address, now)
+        if debtor is not None:
+            self.charge((debtor,), kind, 1, now)
 
-    def of_queue(self, queue: Queue, now: float) -> Account | None:
-        """The account of a queue; None: nothing limits it."""
+    def of_queue(self, queue: Queue, now: float) -> Debtor | None:
+        """The debtor of a queue; None: nothing limits it."""
         known = self._queues.get(queue.queue_id)
         if known is not None and known[0] is queue.settings:
             return known[1]
@@ -151,15 +151,15 @@ class Limiter:
             or self._queue.messages,
             bytes=per_second("bytes", settings.publish_bytes_per_s) or self._queue.bytes,
         )
-        account = known[1] if known is not None else None
+        debtor = known[1] if known is not None else None
         if wanted == NONE:
-            account = None
-        elif account is None:
-            account = Account(("queue", queue.name), wanted)
+            debtor = None
+        elif debtor is None:
+            debtor = Debtor(("queue", queue.name), wanted)
         else:
-            account.change(wanted, now=now)
-        self._queues[queue.queue_id] = (settings, account)
-        return account
+            debtor.change(wanted, now=now)
+        self._queues[queue.queue_id] = (settings, debtor)
+        return debtor
 
     def forget_queue(self, queue_id: str) -> None:
         """It is deleted. Not there: nothing happens."""
@@ -167,20 +167,20 @@ class Limiter:
 
     # --- Charging ------------------------------------------------------------------------------
 
-    def charge(self, accounts: Sequence[Account], kind: Kind, cost: int, now: float) -> None:
+    def charge(self, debtors: Sequence[Debtor], kind: Kind, cost: int, now: float) -> None:
         """All of these, or none. Raises Refused(rate_limited)."""
-        charges = [(a.buckets[kind], cost) for a in accounts if kind in a.buckets]
+        charges = [(a.buckets[kind], cost) for a in debtors if kind in a.buckets]
         if charges and (after_s := take_all(charges, now=now)):
-            raise self._refused(accounts, {kind: cost}, after_s, now)
+            raise self._refused(debtors, {kind: cost}, after_s, now)
 
     def charge_publish(
-        self, accounts: Sequence[Account], messages: Sequence[Message], now: float
+        self, debtors: Sequence[Debtor], messages: Sequence[Message], now: float
     ) -> None:
         """As `charge`, of messages and of their bytes."""
         charges: list[tuple[Bucket, int]] = []
         size = -1
-        for account in accounts:
-            buckets = account.buckets
+        for debtor in debtors:
+            buckets = debtor.buckets
             if (bucket := buckets.get("messages")) is not None:
                 charges.append((bucket, len(messages)))
             if (bucket := buckets.get("bytes")) is not None:
@@ -188,35 +188,35 @@ class Limiter:
                 charges.append((bucket, min(size, bucket.rate.burst)))
         if charges and (after_s := take_all(charges, now=now)):
             costs: dict[Kind, int] = {"messages": len(messages), "bytes": max(size, 0)}
-            raise self._refused(accounts, costs, after_s, now)
+            raise self._refused(debtors, costs, after_s, now)
 
     def _refused(
-        self, accounts: Sequence[Account], costs: dict[Kind, int], after_s: float, now: float
+        self, debtors: Sequence[Debtor], costs: dict[Kind, int], after_s: float, now: float
     ) -> Refused:
         """Names the limit that is waited for longest."""
         waits = [
-            (bucket.after_s(min(cost, bucket.rate.burst), now=now), account, kind, bucket.rate)
-            for account in accounts
+            (bucket.after_s(min(cost, bucket.rate.burst), now=now), debtor, kind, bucket.rate)
+            for debtor in debtors
             for kind, cost in costs.items()
-            if (bucket := account.buckets.get(kind)) is not None
+            if (bucket := debtor.buckets.get(kind)) is not None
         ]
-        _, account, kind, rate = max(waits, key=lambda wait: wait[0])
-        return self.refusal(account, kind, rate, after_s)
+        _, debtor, kind, rate = max(waits, key=lambda wait: wait[0])
+        return self.refusal(debtor, kind, rate, after_s)
 
-    def refusal(self, account: Account, kind: Kind, rate: Rate, after_s: float) -> Refused:
+    def refusal(self, debtor: Debtor, kind: Kind, rate: Rate, after_s: float) -> Refused:
         """Counted, and in words."""
-        scope, name = account.name
+        scope, name = debtor.name
         self.refused[f"{scope}.{kind}"] += 1
         whose = f"the queue {name!r} takes" if scope == "queue" else f"this {scope} may have"
         return Refused("rate_limited", f"{whose} {kind}={rate}: wait", retry_after_s=after_s)
 
     def described(self) -> dict[str, object]:
         """For `tocsin admin status`."""
-        return {"accounts": len(self.accounts), "refused": dict(sorted(self.refused.items()))}
+        return {"debtors": len(self.debtors), "refused": dict(sorted(self.refused.items()))}
 
 
 class _Charged:
-    """As Allowance. The accounts of a session are looked up once, and held; those of a request are
+    """As Allowance. The debtors of a session are looked up once, and held; those of a request are
     looked up each time: it may wait long, and what nobody holds may be forgotten meanwhile.
 
     [Kept by requests that trickle in, each would begin with a whole burst of its own.]
@@ -227,13 +227,13 @@ class _Charged:
     def __init__(self, limiter: Limiter, claims: Sequence[Claim]) -> None:
         self._limiter = limiter
         self._claims = claims
-        self._held: Sequence[Account] = ()
+        self._held: Sequence[Debtor] = ()
         """Of a session that is open."""
 
-    def _found(self, now: float) -> Sequence[Account]:
+    def _found(self, now: float) -> Sequence[Debtor]:
         if self._held or not self._claims:
             return self._held
-        return self._limiter.accounts.find(self._claims, now=now)
+        return self._limiter.debtors.find(self._claims, now=now)
 
     def take(self, kind: Kind, cost: int = 1, *, now: float) -> None:
         """As Allowance.take."""
@@ -245,64 +245,64 @@ class _Charged:
     ) -> Callable[[], None]:
         """As Allowance.publish."""
         try:
-            accounts = self._found(now)
-            self._charge_publish(accounts, queue, messages, now)
+            debtors = self._found(now)
+            self._charge_publish(debtors, queue, messages, now)
         except Refused:
             self._limiter.on_refused(queue, len(messages))
             raise
-        if not accounts:
+        if not debtors:
             return _nothing
         count = len(messages)
-        for account in accounts:
-            account.in_flight += count
-        self._limiter.accounts.hold(accounts)
-        return partial(self._answered, accounts, count)
+        for debtor in debtors:
+            debtor.in_flight += count
+        self._limiter.debtors.hold(debtors)
+        return partial(self._answered, debtors, count)
 
-    def _answered(self, accounts: Sequence[Account], count: int) -> None:
-        for account in accounts:
-            account.in_flight -= count
-        self._limiter.accounts.release(accounts)
+    def _answered(self, debtors: Sequence[Debtor], count: int) -> None:
+        for debtor in debtors:
+            debtor.in_flight -= count
+        self._limiter.debtors.release(debtors)
 
     def _charge_publish(
-        self, accounts: Sequence[Account], queue: Queue, messages: Sequence[Message], now: float
+        self, debtors: Sequence[Debtor], queue: Queue, messages: Sequence[Message], now: float
     ) -> None:
-        for account in accounts:
-            most = account.limits.in_flight
-            if most is not None and account.in_flight + len(messages) > most:
-                self._limiter.refused[f"{account.name[0]}.in_flight"] += 1
-                detail = f"of this {account.name[0]} at most {most} messages await their answer"
+        for debtor in debtors:
+            most = debtor.limits.in_flight
+            if most is not None and debtor.in_flight + len(messages) > most:
+                self._limiter.refused[f"{debtor.name[0]}.in_flight"] += 1
+                detail = f"of this {debtor.name[0]} at most {most} messages await their answer"
                 raise Refused("too_many_in_flight", detail, retry_after_s=IN_FLIGHT_BUSY_S)
         of_queue = self._limiter.of_queue(queue, now)
-        charged = accounts if of_queue is None else (*accounts, of_queue)
+        charged = debtors if of_queue is None else (*debtors, of_queue)
         if charged:
             self._limiter.charge_publish(charged, messages, now)
 
     def open(self, *, now: float, goes_on: bool = False) -> None:
         """As Allowance.open. Where it comes from has been charged when it connected."""
-        accounts = self._found(now)
+        debtors = self._found(now)
         if not goes_on:
-            self._ask(accounts, now)
-        self._held = accounts
-        self._limiter.accounts.hold(accounts)
-        for account in accounts:
-            account.sessions += 1
+            self._ask(debtors, now)
+        self._held = debtors
+        self._limiter.debtors.hold(debtors)
+        for debtor in debtors:
+            debtor.sessions += 1
 
-    def _ask(self, accounts: Sequence[Account], now: float) -> None:
-        for account in accounts:
-            most = account.limits.sessions
-            if most is not None and account.sessions >= most:
-                self._limiter.refused[f"{account.name[0]}.sessions"] += 1
-                detail = f"this {account.name[0]} has {most} sessions open, as many as it may"
+    def _ask(self, debtors: Sequence[Debtor], now: float) -> None:
+        for debtor in debtors:
+            most = debtor.limits.sessions
+            if most is not None and debtor.sessions >= most:
+                self._limiter.refused[f"{debtor.name[0]}.sessions"] += 1
+                detail = f"this {debtor.name[0]} has {most} sessions open, as many as it may"
                 raise Refused("too_many", detail, retry_after_s=BUSY_S)
-        others = [account for account in accounts if account.name[0] != "address"]
+        others = [debtor for debtor in debtors if debtor.name[0] != "address"]
         self._limiter.charge(others, "connections", 1, now)
 
     def close(self) -> None:
         """As Allowance.close."""
         held, self._held = self._held, ()
-        for account in held:
-            account.sessions -= 1
-        self._limiter.accounts.release(held)
+        for debtor in held:
+            debtor.sessions -= 1
+        self._limiter.debtors.release(held)
 
 
 UNLIMITED: Final = Limiter()

@@ -248,7 +248,7 @@ much it was."""
 JOURNAL_FILE_BYTES_MAX: Final = 16 * 1_048_576
 """A file of usage or audit lines: the next one begins behind so much."""
 # --- Rates -------------------------------------------------------------------------------------
-ACCOUNTS_MAX: Final = 100_000
+DEBTORS_MAX: Final = 100_000
 """Names (principals, addresses, credentials) whose use is remembered while no session is charged to
 them: 1 KiB each. Beyond it those are forgotten that owe least."""
 

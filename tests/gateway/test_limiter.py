@@ -1,12 +1,12 @@
-"""Accounts of principals, addresses and queues: who is charged, for how long it is remembered."""
+"""Debtors of principals, addresses and queues: who is charged, for how long it is remembered."""
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.accounts import published_bytes
 from gateway.client_names import name_of
+from gateway.debtors import published_bytes
 from gateway.limit_values import ADDRESS_DEFAULT, NONE, OF_ADDRESS, Limits, parse_limits, per_second
 from gateway.limiter import Limiter
 from metadata.catalog import Principal, Queue, QueueSettings
@@ -233,7 +233,7 @@ def test_what_awaits_its_answer_is_bounded() -> None:
     allowance.publish(queue(), messages(500), now=0.0)
     answered()
     allowance.publish(queue(), messages(1000), now=0.0)
-    limiter.accounts.check()
+    limiter.debtors.check()
 
 
 def test_connections_count_where_they_come_from_and_then_to_whom_they_belong() -> None:
@@ -282,7 +282,7 @@ def test_without_limits_nothing_is_kept() -> None:
         allowance.take("requests", now=0.0)
         allowance.open(now=0.0)
         allowance.publish(queue(), messages(1), now=0.0)
-    assert len(limiter.accounts) == 0
+    assert len(limiter.debtors) == 0
 
 
 # --- For how long it is remembered (P9) -----------------------------------------------------------
@@ -292,39 +292,39 @@ def test_what_is_empty_again_is_forgotten() -> None:
     limiter = Limiter(address=parse_limits("connections=1/s+5"))
     for number in range(1000):
         limiter.connect(f"192.0.{number % 250}.{number // 250}", now=float(number * 2))
-        limiter.accounts.check()
-    assert len(limiter.accounts) <= 5
+        limiter.debtors.check()
+    assert len(limiter.debtors) <= 5
 
 
 def test_invented_names_do_not_make_a_debt_forgotten() -> None:
-    limiter = Limiter(address=parse_limits("connections=1/s+100"), accounts_max=50)
+    limiter = Limiter(address=parse_limits("connections=1/s+100"), debtors_max=50)
     for _ in range(100):
         limiter.connect("192.0.2.7", now=0.0)
     for number in range(5000):
         limiter.connect(f"198.51.{number % 250}.{number // 250}", now=0.0)
-        limiter.accounts.check()
-    assert len(limiter.accounts) == 50
+        limiter.debtors.check()
+    assert len(limiter.debtors) == 50
     with pytest.raises(Refused):
         limiter.connect("192.0.2.7", now=0.0)
 
 
 def test_whom_a_session_is_charged_to_is_not_forgotten() -> None:
     """[Forgotten and made anew for the next session, the same principal would have it twice.]"""
-    limiter = Limiter(parse_limits("messages=1000/s"), accounts_max=4)
+    limiter = Limiter(parse_limits("messages=1000/s"), debtors_max=4)
     held = limiter.allowance(WHO, None)
     held.open(now=0.0)
     for number in range(50):
         limiter.allowance(Principal(f"p{number}"), None)
-        limiter.accounts.check()
+        limiter.debtors.check()
     held.publish(queue(), messages(1000), now=2000.0)
     with pytest.raises(Refused):
         limiter.allowance(WHO, None).publish(queue(), messages(1), now=2000.0)
     held.close()
-    limiter.accounts.check()
+    limiter.debtors.check()
 
 
 def test_a_request_that_trickles_in_has_no_burst_of_its_own() -> None:
-    """[Each would be charged to an account that was forgotten while it waited.]"""
+    """[Each would be charged to a debtor that was forgotten while it waited.]"""
     limiter = Limiter(parse_limits("messages=1000/s"))
     waiting = [limiter.allowance(WHO, None) for _ in range(2)]
     for one in waiting:
@@ -349,7 +349,7 @@ def test_a_request_that_trickles_in_has_no_burst_of_its_own() -> None:
 def test_memory_is_bounded_whatever_comes(acts: list[tuple[str, int, float]]) -> None:
     """P9."""
     limits = parse_limits("connections=2/s+3,messages=1000/s,sessions=2")
-    limiter = Limiter(limits, limits, accounts_max=3)
+    limiter = Limiter(limits, limits, debtors_max=3)
     now, sessions, owed, waits = 0.0, [], [], []
     for verb, number, pause_s in acts:
         now += pause_s
@@ -369,6 +369,6 @@ def test_memory_is_bounded_whatever_comes(acts: list[tuple[str, int, float]]) ->
                 owed.pop(number % len(owed))()
         except Refused as error:
             waits.append(error.retry_after_s or 0.0)
-        limiter.accounts.check()
-        assert len(limiter.accounts) <= 3 + 2 * len(sessions) + 2 * len(owed)
+        limiter.debtors.check()
+        assert len(limiter.debtors) <= 3 + 2 * len(sessions) + 2 * len(owed)
     assert all(wait_s > 0 for wait_s in waits)

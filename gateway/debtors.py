@@ -1,10 +1,10 @@
 """What each name has used of its limits, and for how long that is remembered. Pure.
 
-Accounts that nobody holds and that are empty again are forgotten. Beyond a bound the one goes that
+Debtors that nobody holds and that are empty again are forgotten. Beyond a bound the one goes that
 would be empty soonest: whoever invents names, so that another's debt is forgotten, must run up more
 debt under each of them (P9).
 
-    [An attacker connects from 100,000 addresses: each account owes a hundredth of a second. That of
+    [An attacker connects from 100,000 addresses: each debtor owes a hundredth of a second. That of
     the address that owes ten seconds stays.]
 """
 
@@ -23,7 +23,7 @@ Claim = tuple[Name, Limits]
 """Who is to be charged, and what is allowed there."""
 
 
-class Account:
+class Debtor:
     """What one name has used, by kind, and its bounds."""
 
     __slots__ = ("buckets", "holders", "in_flight", "is_listed", "limits", "name", "sessions")
@@ -60,56 +60,56 @@ class Account:
         self.limits = limits
 
 
-class Accounts:
+class Debtors:
     """See the module. `now`: seconds, monotonic."""
 
-    def __init__(self, accounts_max: int) -> None:
-        self._max = accounts_max
-        self._known: dict[Name, Account] = {}
-        self._idle: list[tuple[float, int, Account]] = []
+    def __init__(self, debtors_max: int) -> None:
+        self._max = debtors_max
+        self._known: dict[Name, Debtor] = {}
+        self._idle: list[tuple[float, int, Debtor]] = []
         """Those that nobody holds, by when each was to be empty when it was looked at last."""
         self._count = 0
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def find(self, claims: Sequence[Claim], *, now: float) -> tuple[Account, ...]:
-        """The accounts of these, made where there are none. Who keeps them for longer than this
+    def find(self, claims: Sequence[Claim], *, now: float) -> tuple[Debtor, ...]:
+        """The debtors of these, made where there are none. Who keeps them for longer than this
         turn of the loop holds them."""
         known = self._known
         if any(name not in known for name, _ in claims):
             self._make_room(now, len(claims))  # for all, before one of them is looked up
         return tuple(self._one(name, limits, now) for name, limits in claims)
 
-    def _one(self, name: Name, limits: Limits, now: float) -> Account:
-        account = self._known.get(name)
-        if account is None:
-            account = self._known[name] = Account(name, limits)
-            self._list(account, now)
-        elif account.limits is not limits and account.limits != limits:
-            account.change(limits, now=now)
-        return account
+    def _one(self, name: Name, limits: Limits, now: float) -> Debtor:
+        debtor = self._known.get(name)
+        if debtor is None:
+            debtor = self._known[name] = Debtor(name, limits)
+            self._list(debtor, now)
+        elif debtor.limits is not limits and debtor.limits != limits:
+            debtor.change(limits, now=now)
+        return debtor
 
-    def hold(self, accounts: Sequence[Account]) -> None:
+    def hold(self, debtors: Sequence[Debtor]) -> None:
         """These are not forgotten until they are released as often."""
-        for account in accounts:
-            account.holders += 1
+        for debtor in debtors:
+            debtor.holders += 1
 
-    def release(self, accounts: Sequence[Account]) -> None:
+    def release(self, debtors: Sequence[Debtor]) -> None:
         """See `hold`."""
-        for account in accounts:
-            account.holders -= 1
-            if not account.holders and not account.is_listed:
-                self._list(account, account.empty_at())
+        for debtor in debtors:
+            debtor.holders -= 1
+            if not debtor.holders and not debtor.is_listed:
+                self._list(debtor, debtor.empty_at())
                 self._make_room(-math.inf, 0)
 
-    def _list(self, account: Account, empty_at: float) -> None:
-        account.is_listed = True
+    def _list(self, debtor: Debtor, empty_at: float) -> None:
+        debtor.is_listed = True
         self._count += 1
-        heapq.heappush(self._idle, (empty_at, self._count, account))
+        heapq.heappush(self._idle, (empty_at, self._count, debtor))
 
     def _make_room(self, now: float, count: int) -> None:
-        """For so many more. Each look at an account that had been charged since is paid for by that
+        """For so many more. Each look at a debtor that had been charged since is paid for by that
         charge; some are looked at always, so that what is empty does not pile up."""
         looks = 2 * count
         while self._idle:
@@ -117,23 +117,23 @@ class Accounts:
             if not is_full and (not looks or self._idle[0][0] > now):
                 return
             looks = max(0, looks - 1)
-            listed_at, _, account = heapq.heappop(self._idle)
-            account.is_listed = False
-            if account.holders:
+            listed_at, _, debtor = heapq.heappop(self._idle)
+            debtor.is_listed = False
+            if debtor.holders:
                 continue  # listed again when it is released
-            empty_at = account.empty_at()
+            empty_at = debtor.empty_at()
             if empty_at > listed_at and empty_at > now:
-                self._list(account, empty_at)
+                self._list(debtor, empty_at)
             else:
-                del self._known[account.name]
+                del self._known[debtor.name]
 
     def check(self) -> None:
         """Assert what always holds (P9)."""
-        listed = {id(account) for _, _, account in self._idle}
+        listed = {id(debtor) for _, _, debtor in self._idle}
         assert len(listed) == len(self._idle) <= self._max, "P9"
-        for account in self._known.values():
-            assert account.is_listed == (id(account) in listed), "P9"
-            assert account.holders or account.is_listed, "P9: nobody would ever forget it"
+        for debtor in self._known.values():
+            assert debtor.is_listed == (id(debtor) in listed), "P9"
+            assert debtor.holders or debtor.is_listed, "P9: nobody would ever forget it"
 
 
 def published_bytes(messages: Sequence[Message]) -> int:
