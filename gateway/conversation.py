@@ -383,8 +383,8 @@ class Conversation(Linked):
 
 
 _HANDLERS: Final[dict[type, Callable[[Conversation, Any], None]]] = {
-    Reply: lambda conversation, reply: conversation.send(reply.frame),
-    Ping: lambda conversation, _: conversation._outlet.ping(),
+    Reply: Conversation._reply,
+    Ping: Conversation._ping,
     Close: Conversation._close,
     frames.Hello: Conversation._greet,
     frames.Publish: lambda conversation, frame: conversation._publishing.publish(frame),

@@ -224,7 +224,7 @@ def _check(finding: Finding, steady: _Steady, accepted: int, stored: int) -> Non
     )  # fmt: skip
     finding.check(
         "the flood came: more than the queue takes was offered, and turned away or held back",
-        turned_away > 0, f"{turned_away:,} messages",
+        turned_away > 0, f"{turned_away:,} messages", timed=True,
     )  # fmt: skip
     finding.check(
         "whoever floods is told so by a refusal that may be tried again",

@@ -20,6 +20,16 @@ from tests.browser.house import has, until
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 DONE = re.compile(r"\bdone\b")
 MOVE_WITHIN_MS = 5000
+MOVED_MS = """async (atMost) => {
+  const shown = () =>
+    [...document.querySelectorAll('[data-testid="figure"] .value')].map((e) => e.textContent);
+  const isNumber = (text) => /[1-9]/.test(text);
+  while (!shown().some(isNumber) && performance.now() < 2 * atMost) {
+    await new Promise((resolve) => setTimeout(resolve, 20));
+  }
+  return performance.now();
+}"""
+"""When a figure is one: the milliseconds since the page was asked for."""
 _FOCUSED = """() => {
   const { dataset, textContent, tagName } = document.activeElement;
   return tagName === "BODY" ? null : (dataset.testid ?? textContent.trim());
@@ -245,8 +255,7 @@ async def test_figures_move_within_seconds_of_opening_the_demo_s_address(
     chromium: Browser, tmp_path: Path
 ) -> None:
     async with demo(tmp_path / "data") as address, visited(chromium, address) as visit:
-        value = visit.at("figure").locator(".value")
-        before = await value.all_text_contents()
-        await expect(value).not_to_have_text(before or ["nothing yet"], timeout=MOVE_WITHIN_MS)
-        assert await visit.page.evaluate("performance.now()") < MOVE_WITHIN_MS
+        # By the page's own clock: who asks from outside asks every now and then.
+        moved_ms = await visit.page.evaluate(MOVED_MS, MOVE_WITHIN_MS)
+        assert moved_ms < MOVE_WITHIN_MS, moved_ms
         await visit.is_clean()

@@ -22,6 +22,7 @@ const LOOK_EVERY_MS = 1000;
 const OFF_SCREEN_EVERY_MS = 1000;
 /** View → when it was drawn last. */
 const drawnMs = new Map();
+let hasFailed = false;
 
 function storage() {
   try {
@@ -47,7 +48,7 @@ function begin() {
     pausing: new Pausing(model, steps),
     refusing: new Refusing(model, steps),
   };
-  const draw = (nowMs) => drawAll(views, model, steps, nowMs);
+  const draw = (nowMs) => hasFailed || drawAll(views, model, steps, nowMs);
   const isCalm = matchMedia("(prefers-reduced-motion: reduce)").matches;
   soon = drawing(draw, isCalm ? DRAW_CALMLY_EVERY_MS : DRAW_EVERY_MS);
   now = drawing(draw);
@@ -125,6 +126,7 @@ function showFailure(error) {
     make("p", { class: "note bad", data: { testid: "failure" } }, what, " ", remedy),
     make("div", { class: "buttons" }, again),
   );
+  hasFailed = true; // what comes late must not draw over it
   place.hidden = false;
   byId("content").hidden = true;
   setText(byId("connection-text"), mayNot ? "Not allowed" : "No broker");
