@@ -250,13 +250,14 @@ class _Charged:
         except Refused:
             self._limiter.on_refused(queue, len(messages))
             raise
-        if not debtors:
+        counted = [debtor for debtor in debtors if debtor.limits.in_flight is not None]
+        if not counted:
             return _nothing
         count = len(messages)
-        for debtor in debtors:
+        for debtor in counted:
             debtor.in_flight += count
-        self._limiter.debtors.hold(debtors)
-        return partial(self._answered, debtors, count)
+        self._limiter.debtors.hold(counted)
+        return partial(self._answered, counted, count)
 
     def _answered(self, debtors: Sequence[Debtor], count: int) -> None:
         for debtor in debtors:

@@ -14,7 +14,7 @@ the bucket is empty, and may be forgotten.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -41,15 +41,21 @@ _PERIODS: Final = {1: "s", 60: "min", 3600: "h"}
 class Bucket:
     """One bucket of a rate, empty at first."""
 
-    __slots__ = ("_empty_at", "_unit", "rate")
+    __slots__ = ("_empty_at", "_full", "_unit", "_units", "rate")
 
     def __init__(self, rate: Rate) -> None:
         if min(rate.units, rate.per_s, rate.burst) < 1:
             raise ValueError(f"a rate is of positive numbers, not {rate}")
+        self._set(rate)
+        self._empty_at = 0
+
+    def _set(self, rate: Rate) -> None:
         self.rate = rate
+        self._units = rate.units
         self._unit = rate.per_s * _NS
         """How far one unit puts off the moment of emptiness."""
-        self._empty_at = 0
+        self._full = rate.burst * self._unit
+        """How far that is off where nothing more fits."""
 
     def __repr__(self) -> str:
         return f"<Bucket {self.rate}, empty at {self.next_deadline():.9f} s>"
@@ -71,42 +77,45 @@ class Bucket:
 
     def wait_ns(self, cost: int, at_ns: int) -> int:
         """How long `cost` units would have to wait; 0: they fit. Raises ValueError, as `take`."""
-        units, burst = self.rate.units, self.rate.burst
-        if cost > burst:
+        room = self._full - cost * self._unit
+        if room < 0:
             raise ValueError(f"{cost} at once never fit into {self.rate}")
-        over = self._empty_at - at_ns * units - (burst - cost) * self._unit
-        return -(-over // units) if over > 0 else 0
+        over = self._empty_at - at_ns * self._units - room
+        return -(-over // self._units) if over > 0 else 0
 
     def pour(self, cost: int, at_ns: int) -> None:
         """They fit: pour them in."""
-        self._empty_at = max(self._empty_at, at_ns * self.rate.units) + cost * self._unit
+        at = at_ns * self._units
+        if at < self._empty_at:
+            at = self._empty_at
+        self._empty_at = at + cost * self._unit
 
     def change(self, rate: Rate, *, now: float) -> None:
         """From now on it is of another rate. What it holds stays in it, up to the new burst."""
         at_ns = nanoseconds(now)
-        held = max(0, self._empty_at - at_ns * self.rate.units)  # in parts of a unit
-        unit = rate.per_s * _NS
-        level = min(-(-held * unit // self._unit), rate.burst * unit)
-        self.rate, self._unit = rate, unit
-        self._empty_at = at_ns * rate.units + level
+        held, before = max(0, self._empty_at - at_ns * self._units), self._unit
+        self._set(rate)
+        level = min(-(-held * self._unit // before), self._full)
+        self._empty_at = at_ns * self._units + level
 
     def next_deadline(self) -> float:
         """When it is empty: from then on it is as good as a new one."""
-        return seconds(-(-self._empty_at // self.rate.units))
+        return seconds(-(-self._empty_at // self._units))
 
     def check(self, *, now: float) -> None:
         """Assert that it never holds more than its burst."""
-        level = self._empty_at - nanoseconds(now) * self.rate.units
-        assert level <= self.rate.burst * self._unit, "no window admits more than burst + rate * t"
+        level = self._empty_at - nanoseconds(now) * self._units
+        assert level <= self._full, "no window admits more than burst + rate * t"
 
 
-def take_all(charges: Iterable[tuple[Bucket, int]], *, now: float) -> float:
+def take_all(charges: Sequence[tuple[Bucket, int]], *, now: float) -> float:
     """As Bucket.take, of several buckets: all are charged, or none is."""
-    charges = tuple(charges)
     at_ns = nanoseconds(now)
     wait_ns = 0
     for bucket, cost in charges:
-        wait_ns = max(wait_ns, bucket.wait_ns(cost, at_ns))
+        one_ns = bucket.wait_ns(cost, at_ns)
+        if one_ns > wait_ns:
+            wait_ns = one_ns
     if wait_ns:
         return _until(at_ns + wait_ns, now)
     for bucket, cost in charges:

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tocsin import wire
 from tocsin.errors import BrokerError, PublishTimeout, QueueNotFound
-from tocsin.publishing import BACKOFF_S_MAX, Bounds, Lane, Receipt, Ticket
+from tocsin.publishing import BACKOFF_S_MAX, LIMITED_S_MAX, Bounds, Lane, Receipt, Ticket
 
 FOREVER = float("inf")
 
@@ -145,6 +145,68 @@ def test_backoff_grows_and_is_bounded_and_the_brokers_advice_counts() -> None:
     assert harness.lane.next_deadline() == now + 60.0
 
 
+def limited(after_s: float) -> BrokerError:
+    return BrokerError("rate_limited", retry=True, retry_after_s=after_s)
+
+
+def test_over_a_limit_one_frame_at_a_time_goes_when_the_broker_has_said() -> None:
+    harness = Harness(Bounds(messages_per_publish_max=2))
+    for text in "abcdef":
+        harness.add(text)
+    first, second, third = harness.take()
+    lane = harness.lane
+    lane.refused(first.ref, limited(2.0), now=0.0)
+    for sent in (second, third):
+        lane.refused(sent.ref, BrokerError("out_of_sequence", retry=True), now=0.0)
+    harness.add("g")
+    due = lane.next_deadline()
+    assert due is not None
+    assert 2.0 <= due <= 2.2  # never sooner, and not all at once
+    assert harness.take(1.99) == []
+    (sent,) = harness.take(due)
+    assert (sent.sequence, sent.messages) == (0, ["a", "b"])
+    assert harness.take(due) == []
+    lane.answered(receipts(sent, [0, 0], [0, 1]), now=due)
+    (sent,) = harness.take(due)
+    assert (sent.sequence, sent.messages) == (2, ["c", "d"])
+    lane.refused(sent.ref, limited(1.0), now=due)
+    again = lane.next_deadline()
+    assert again is not None
+    assert due + 1.0 <= again <= due + 1.1 + 1e-9  # it had gone well in between
+    for expected in (["c", "d"], ["e", "f"], ["g"]):
+        (sent,) = harness.take(again)
+        assert sent.messages == expected
+        lane.answered(receipts(sent, *([0, 0] for _ in expected)), now=again)
+    assert lane.unanswered == 0
+    for text in "hijk":
+        harness.add(text)
+    assert len(harness.take(again)) == 2  # as ever
+
+
+def test_who_comes_in_time_and_is_refused_asks_for_less_and_later() -> None:
+    """Others were faster: small frames get through where large ones never would."""
+    harness = Harness()
+    for _ in range(8):
+        harness.add("a")
+    now, sizes, pauses = 0.0, [], []
+    for _ in range(6):
+        (sent,) = harness.take(now)
+        sizes.append(len(sent.messages))
+        harness.lane.refused(sent.ref, limited(1.0), now=now)
+        due = harness.lane.next_deadline()
+        assert due is not None
+        pauses.append(due - now)
+        now = due
+    assert sizes == [8, 8, 4, 2, 1, 1]
+    assert pauses[0] <= 1.1
+    assert 1.8 <= pauses[-1] <= 2.4
+    (sent,) = harness.take(now)
+    harness.lane.refused(sent.ref, limited(1e9), now=now)
+    due = harness.lane.next_deadline()
+    assert due is not None
+    assert due - now <= LIMITED_S_MAX + 1.5 * BACKOFF_S_MAX
+
+
 def test_a_lost_connection_sends_everything_again_at_once_in_order() -> None:
     harness = Harness()
     for text in "abc":
@@ -203,6 +265,20 @@ class WeakBroker:
     def __init__(self) -> None:
         self.logs: dict[int, list[int]] = {0: [], 1: []}
         self.holes: dict[int, int] = {}
+        self.hole: int | None = None
+        """The first frame that was over a limit: what stands behind it is refused whole."""
+
+    def limit(self, sent: Sent, is_over: bool) -> BrokerError | None:
+        """Why the whole frame is refused."""
+        if self.hole is not None and sent.resolved > self.hole:
+            self.hole = None
+        if self.hole is not None and sent.sequence > self.hole:
+            return BrokerError("out_of_sequence", retry=True)
+        if is_over:
+            self.hole = sent.sequence
+            return BrokerError("rate_limited", retry=True, retry_after_s=0.5)
+        self.hole = None
+        return None
 
     def process(self, sent: Sent, plan: list[str]) -> list[wire.PublishAnswer]:
         """Answers for a frame; `plan` says what goes wrong, message by message."""
@@ -250,7 +326,7 @@ class LaneMachine(RuleBasedStateMachine):
         self.harness = Harness(Bounds(messages_per_publish_max=4, in_flight_max=20))
         self.broker = WeakBroker()
         self.out: list[Sent] = []
-        self.back: list[wire.Ok] = []
+        self.back: list[tuple[Sent, wire.Ok | BrokerError]] = []
         self.now = 0.0
         self.keys: list[int] = []
 
@@ -266,15 +342,21 @@ class LaneMachine(RuleBasedStateMachine):
         self.out += self.harness.take(self.now)
 
     @precondition(lambda self: self.out)
-    @rule(plan=PLANS)
-    def process(self, plan: list[str]) -> None:
+    @rule(plan=PLANS, is_over=st.booleans())
+    def process(self, plan: list[str], is_over: bool) -> None:
         sent = self.out.pop(0)
-        self.back.append(receipts(sent, *self.broker.process(sent, plan)))
+        refused = self.broker.limit(sent, is_over)
+        answer = refused or receipts(sent, *self.broker.process(sent, plan))
+        self.back.append((sent, answer))
 
     @precondition(lambda self: self.back)
     @rule()
     def answer(self) -> None:
-        self.harness.lane.answered(self.back.pop(0), now=self.now)
+        sent, answer = self.back.pop(0)
+        if isinstance(answer, BrokerError):
+            self.harness.lane.refused(sent.ref, answer, now=self.now)
+        else:
+            self.harness.lane.answered(answer, now=self.now)
 
     @rule()
     def break_connection(self) -> None:
@@ -303,10 +385,9 @@ class LaneMachine(RuleBasedStateMachine):
             self.now += 10.0
             self.out += self.harness.take(self.now)
             while self.out:
-                sent = self.out.pop(0)
-                self.back.append(receipts(sent, *self.broker.process(sent, [])))
+                self.process([], is_over=False)
             while self.back:
-                self.harness.lane.answered(self.back.pop(0), now=self.now)
+                self.answer()
             self.harness.lane.check()
         assert self.harness.lane.unanswered == 0, "P1: a message without an outcome"
         assert self.harness.lane.resolved == len(self.keys)

@@ -14,6 +14,7 @@ from gateway.auth import LET_IN, Auth
 from gateway.conversation import Conversation
 from gateway.facts_values import Transport
 from gateway.frames import Close
+from gateway.limiter import Limiter
 from gateway.publishing import producer_id
 from gateway.surroundings import Surroundings
 from metadata.catalog import ANYBODY, GroupSettings, Principal, QueueSettings
@@ -28,14 +29,16 @@ class Socket:
     transport: Transport | None = "websocket"
     unsent_bytes = 0
 
-    def __init__(self, broker: EchoBroker, auth: Auth | None = None) -> None:
+    def __init__(
+        self, broker: EchoBroker, auth: Auth | None = None, limiter: Limiter | None = None
+    ) -> None:
         self.sent: list[dict[str, Any]] = []
         self.is_writable = True
         self.address = UNKNOWN
         self.pings = 0
         self.holds = 0
         self.close_code: Close | None = None
-        around = Surroundings(broker, auth or Auth(None))
+        around = Surroundings(broker, auth or Auth(None), limiter=limiter or Limiter())
         admission = LET_IN if auth is None else None
         self.conversation = Conversation(around, self, "s-1", admission, now=0)
 
@@ -66,9 +69,9 @@ class Socket:
     def let_go(self, close: Close) -> None:
         self.close_code = close
 
-    def say(self, *values: dict[str, Any]) -> None:
+    def say(self, *values: dict[str, Any], now: float = 0) -> None:
         value = values[0] if len(values) == 1 else list(values)
-        self.conversation.receive(msgspec.json.encode(value), now=0)
+        self.conversation.receive(msgspec.json.encode(value), now=now)
 
     def answers(self) -> list[dict[str, Any]]:
         """What was sent since the last time."""

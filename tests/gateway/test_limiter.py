@@ -1,5 +1,7 @@
 """Debtors of principals, addresses and queues: who is charged, for how long it is remembered."""
 
+import time
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -372,3 +374,25 @@ def test_memory_is_bounded_whatever_comes(acts: list[tuple[str, int, float]]) ->
         limiter.debtors.check()
         assert len(limiter.debtors) <= 3 + 2 * len(sessions) + 2 * len(owed)
     assert all(wait_s > 0 for wait_s in waits)
+
+
+def test_what_a_publish_costs() -> None:
+    """Printed, not judged (pytest -s): per frame, whatever it holds, unless bytes are limited."""
+    settings = QueueSettings(publish_messages_per_s=1e9)
+    all_five = parse_limits("connections=1/s,requests=1/s,messages=1G/s")
+    one, hundred, count = messages(1), messages(100), 2000
+    for title, limiter, orders, batch in (
+        ("no limits", Limiter(), queue(), hundred),
+        ("principal", Limiter(all_five), queue(), hundred),
+        ("principal, address, queue", Limiter(all_five, all_five), queue(settings), hundred),
+        ("bytes, 1 message", Limiter(parse_limits("bytes=1G/s")), queue(), one),
+        ("bytes, 100 messages", Limiter(parse_limits("bytes=1G/s")), queue(), hundred),
+    ):
+        allowance = limiter.allowance(WHO, "192.0.2.7")
+        allowance.open(now=0.0)
+        began = time.perf_counter()
+        for number in range(count):
+            allowance.publish(orders, batch, now=1.0 + number / 1000)()
+        took_ns = (time.perf_counter() - began) / count * 1e9
+        print(f"{title}: {took_ns:.0f} ns a frame")  # noqa: T201
+        assert not limiter.refused

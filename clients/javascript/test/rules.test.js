@@ -7,7 +7,7 @@ import { test } from "node:test";
 
 import { Choice, DIED_YOUNG_MAX } from "../src/choosing.js";
 import { Ledger } from "../src/consuming.js";
-import { StaleDelivery } from "../src/errors.js";
+import { brokerError, StaleDelivery } from "../src/errors.js";
 import { Message, State } from "../src/message.js";
 import { columns, parts, ranges, RANGES_PER_FRAME_MAX } from "../src/places.js";
 import { FRAME_BYTES_AIM, Lane } from "../src/publishing.js";
@@ -124,6 +124,58 @@ test("what has no answer in time is given up, and never sent again", () => {
   assert.equal(outcomes[0].code, "timeout");
   assert.deepEqual(take(60_000), []);
   assert.equal(made.resolved, 1);
+});
+
+const limited = (afterS) =>
+  brokerError("rate_limited", "", { retry: true, retryAfterS: afterS });
+const behind = () => brokerError("out_of_sequence", "", { retry: true });
+const stored = (count) => new Array(count).fill([0, 0]);
+
+test("over a limit one frame at a time goes, when the broker has said", () => {
+  const { made, add, take } = lane({ messagesPerPublishMax: 2 });
+  for (let n = 0; n < 6; n += 1) add();
+  const [first, second, third] = take();
+  made.refused(first.ref, limited(2), 0);
+  made.refused(second.ref, behind(), 0);
+  made.refused(third.ref, behind(), 0);
+  add();
+  const due = made.nextDeadline();
+  assert.ok(due >= 2000 && due <= 2200, `never sooner, and not all at once: ${due}`);
+  assert.deepEqual(take(1999), []);
+  const [again] = take(due);
+  assert.deepEqual(said(again).slice(1), [0, 2]);
+  assert.deepEqual(take(due), []);
+  made.answered(answer(again.ref, stored(2)), due);
+  const [next] = take(due);
+  assert.deepEqual(said(next).slice(1), [2, 2]);
+  made.refused(next.ref, limited(1), due);
+  const later = made.nextDeadline();
+  assert.ok(later - due >= 1000 && later - due <= 1100, "it had gone well in between");
+  for (const [sequence, count] of [[2, 2], [4, 2], [6, 1]]) {
+    const [frame] = take(later);
+    assert.deepEqual(said(frame).slice(1), [sequence, count]);
+    made.answered(answer(frame.ref, stored(count)), later);
+  }
+  assert.equal(made.unanswered, 0);
+  for (let n = 0; n < 4; n += 1) add();
+  assert.equal(take(later).length, 2, "as ever");
+});
+
+test("who comes in time and is refused asks for less, and later", () => {
+  const { made, add, take } = lane();
+  for (let n = 0; n < 8; n += 1) add();
+  let now = 0;
+  const sizes = [];
+  const pauses = [];
+  for (let n = 0; n < 6; n += 1) {
+    const [frame] = take(now);
+    sizes.push(frame.messages.length);
+    made.refused(frame.ref, limited(1), now);
+    pauses.push(made.nextDeadline() - now);
+    now = made.nextDeadline();
+  }
+  assert.deepEqual(sizes, [8, 8, 4, 2, 1, 1]);
+  assert.ok(pauses[0] <= 1100 && pauses[5] >= 1800 && pauses[5] <= 2400, String(pauses));
 });
 
 // --- consuming ----------------------------------------------------------------------------------

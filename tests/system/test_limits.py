@@ -1,0 +1,173 @@
+"""Limits of a broker process, from outside: whoever is over one gets everything through, later."""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import tocsin
+
+from loadtests.server import Server
+
+RATE = 4000
+BURST = 4000
+COUNT = 10_000
+SOONEST_S = (COUNT - BURST) / RATE
+LATEST_S = 3 * SOONEST_S + 5
+"""A machine with much else to do."""
+KEYS = 10
+SETTINGS = {
+    "TOCSIN_LIMIT_PRINCIPAL": "connections=4/s+2,sessions=6,requests=20/s+10",
+    "TOCSIN_LIMIT_ADDRESS": "connections=1/min+3,failures=1/min+2",
+    "TOCSIN_TRUSTED_PROXIES": "127.0.0.1",
+    "TOCSIN_TOKEN": "a-token-for-the-tests-of-limits",
+}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A broker as it is shipped."""
+    with Server(tmp_path_factory.mktemp("plain") / "data", level="warning") as server:
+        yield server
+
+
+@pytest.fixture
+def narrow(tmp_path: Path) -> Iterator[Server]:
+    """A broker that lets few in, for the clients of a proxy on this machine."""
+    with Server(tmp_path / "data", level="warning", settings=SETTINGS) as server:
+        yield server
+
+
+async def bodies(client: tocsin.Client, queue: str, count: int) -> AsyncIterator[Any]:
+    """So many messages from the start."""
+    async with client.read(queue, start="earliest") as messages:
+        async for message in messages:
+            yield message
+            count -= 1
+            if not count:
+                return
+
+
+@pytest.mark.parametrize("transport", ["websocket", "long-poll"])
+async def test_a_producer_over_its_limit_gets_everything_through_in_order_and_once(
+    plain: Server, transport: Literal["websocket", "long-poll"]
+) -> None:
+    queue = f"over-{transport}"
+    async with tocsin.connect(plain.url, transport=transport) as client:
+        await client.create_queue(queue, partitions=4, publish_messages_per_s=RATE)
+        began = time.monotonic()
+        published = [
+            client.publish(queue, number, key=f"k{number % KEYS}") for number in range(COUNT)
+        ]
+        receipts = await asyncio.gather(*published)
+        took_s = time.monotonic() - began
+        places = [(receipt.partition, receipt.offset) for receipt in receipts]
+        assert not any(receipt.duplicate for receipt in receipts)
+        assert len(set(places)) == COUNT
+        last: dict[str, int] = {}
+        async for message in bodies(client, queue, COUNT):
+            assert last.get(message.key, -1) < message.body  # P3
+            last[message.key] = message.body
+        described = await client.queue(queue)
+    assert described["depth"] == COUNT
+    assert described["counters"]["refused"] > 0
+    assert SOONEST_S * 0.98 <= took_s <= LATEST_S
+
+
+async def test_two_producers_share_a_limit_and_both_get_through(plain: Server) -> None:
+    """One publishes much at once, the other one by one: neither starves."""
+    async with tocsin.connect(plain.url) as many, tocsin.connect(plain.url) as few:
+        await many.create_queue("shared", partitions=2, publish_messages_per_s=RATE)
+        began = time.monotonic()
+
+        async def one_by_one() -> int:
+            for number in range(200):
+                await few.publish("shared", number, key="few")
+            return 200
+
+        batch = [{"body": number, "key": "many"} for number in range(COUNT)]
+        receipts, count = await asyncio.gather(many.publish_many("shared", batch), one_by_one())
+        assert len(receipts) + count == (await many.queue("shared"))["depth"]
+        assert time.monotonic() - began >= SOONEST_S * 0.98
+
+
+async def test_who_connects_too_often_is_let_in_later(narrow: Server) -> None:
+    token = SETTINGS["TOCSIN_TOKEN"]
+    clients = [tocsin.connect(narrow.url, token=token) for _ in range(5)]
+    began = time.monotonic()
+    try:
+        await asyncio.gather(*(client.__aenter__() for client in clients))
+        assert time.monotonic() - began >= 0.74  # three of them, at four a second
+        held = tocsin.connect(narrow.url, token=token)
+        async with held:
+            with pytest.raises(tocsin.Busy, match="too_many"):
+                async with tocsin.connect(narrow.url, token=token):
+                    raise AssertionError("a seventh session")
+    finally:
+        for client in clients:
+            await client.__aexit__(None, None, None)
+
+
+async def test_calls_over_http_wait_for_their_turn(narrow: Server) -> None:
+    async with tocsin.connect(narrow.url, token=SETTINGS["TOCSIN_TOKEN"]) as client:
+        began = time.monotonic()
+        await asyncio.gather(*(client.create_queue(f"q{number}") for number in range(20)))
+        assert time.monotonic() - began >= 0.49  # ten at once, then twenty a second
+
+
+HANDSHAKE = (
+    "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13",
+    "Sec-WebSocket-Protocol: tocsin.v1", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==",
+)  # fmt: skip
+
+
+def get(server: Server, path: str, *headers: str) -> tuple[int, dict[str, str], Any]:
+    """The status, headers and body of the answer to one request, as from behind the proxy."""
+    lines = [f"GET {path} HTTP/1.1", f"Host: 127.0.0.1:{server.port}", *headers, "", ""]
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as made:
+        made.sendall("\r\n".join(lines).encode())
+        answer = made.makefile("rb")
+        status = int(answer.readline().split()[1])
+        found: dict[str, str] = {}
+        while (line := answer.readline().strip()) != b"":
+            name, _, value = line.decode().partition(": ")
+            found[name.lower()] = value
+        body = answer.read(int(found.get("content-length", "0")))
+        return status, found, json.loads(body or b"null")
+
+
+def ask(server: Server, *headers: str) -> tuple[int, dict[str, str], Any]:
+    """As `get`, of a handshake."""
+    return get(server, "/v1/ws", *HANDSHAKE, *headers)
+
+
+def test_an_address_that_connects_too_often_hears_when_it_may(narrow: Server) -> None:
+    there, elsewhere = "X-Forwarded-For: 192.0.2.7", "X-Forwarded-For: 192.0.2.8"
+    assert [ask(narrow, there)[0] for _ in range(3)] == [101] * 3
+    status, headers, problem = ask(narrow, there)
+    assert (status, problem["code"], problem["retry"]) == (429, "rate_limited", True)
+    assert 0 < problem["retry_after_s"] <= 60
+    assert 0 <= int(headers["retry-after"]) - problem["retry_after_s"] < 1
+    assert ask(narrow, elsewhere)[0] == 101
+    assert ask(narrow)[0] == 101  # this machine itself is not counted
+
+
+def test_wrong_credentials_close_the_door_to_their_address_alone(narrow: Server) -> None:
+    there, elsewhere = "X-Forwarded-For: 192.0.2.9", "X-Forwarded-For: 2001:db8::9"
+    wrong, right = (
+        "Authorization: Bearer wrong",
+        f"Authorization: Bearer {SETTINGS['TOCSIN_TOKEN']}",
+    )
+    path = "/v1/queues"
+    assert [get(narrow, path, there, wrong)[0] for _ in range(2)] == [401, 401]
+    status, headers, problem = get(narrow, path, there, right)  # it is not looked at
+    assert (status, problem["code"]) == (429, "rate_limited")
+    assert headers["retry-after"] == "60"
+    assert ask(narrow, there, wrong)[0] == 429
+    assert get(narrow, path, elsewhere, right)[0] == 200
+    assert get(narrow, path, right)[0] == 200
+    assert [get(narrow, path, wrong)[0] for _ in range(5)] == [401] * 5
