@@ -86,8 +86,7 @@ class Bucket:
     def pour(self, cost: int, at_ns: int) -> None:
         """They fit: pour them in."""
         at = at_ns * self._units
-        if at < self._empty_at:
-            at = self._empty_at
+        at = max(at, self._empty_at)
         self._empty_at = at + cost * self._unit
 
     def change(self, rate: Rate, *, now: float) -> None:
@@ -114,8 +113,7 @@ def take_all(charges: Sequence[tuple[Bucket, int]], *, now: float) -> float:
     wait_ns = 0
     for bucket, cost in charges:
         one_ns = bucket.wait_ns(cost, at_ns)
-        if one_ns > wait_ns:
-            wait_ns = one_ns
+        wait_ns = max(wait_ns, one_ns)
     if wait_ns:
         return _until(at_ns + wait_ns, now)
     for bucket, cost in charges:
