@@ -83,12 +83,6 @@ class Bucket:
         over = self._empty_at - at_ns * self._units - room
         return -(-over // self._units) if over > 0 else 0
 
-    def pour(self, cost: int, at_ns: int) -> None:
-        """They fit: pour them in."""
-        at = at_ns * self._units
-        at = max(at, self._empty_at)
-        self._empty_at = at + cost * self._unit
-
     def change(self, rate: Rate, *, now: float) -> None:
         """From now on it is of another rate. What it holds stays in it, up to the new burst."""
         at_ns = nanoseconds(now)
@@ -109,16 +103,24 @@ class Bucket:
 
 def take_all(charges: Sequence[tuple[Bucket, int]], *, now: float) -> float:
     """As Bucket.take, of several buckets: all are charged, or none is."""
-    at_ns = nanoseconds(now)
-    wait_ns = 0
+    at_ns = int(now * _NS)
+    if pour_all(charges, at_ns):
+        return 0.0
+    wait_ns = max(bucket.wait_ns(cost, at_ns) for bucket, cost in charges)
+    return _until(at_ns + wait_ns, now)
+
+
+def pour_all(charges: Sequence[tuple[Bucket, int]], at_ns: int) -> bool:
+    """Whether all of it fits; then it is in. What `Bucket.wait_ns` says, in few steps: every
+    publish comes here."""
     for bucket, cost in charges:
-        one_ns = bucket.wait_ns(cost, at_ns)
-        wait_ns = max(wait_ns, one_ns)
-    if wait_ns:
-        return _until(at_ns + wait_ns, now)
+        room = bucket._full - cost * bucket._unit
+        if room < 0 or bucket._empty_at - at_ns * bucket._units > room:
+            return False
     for bucket, cost in charges:
-        bucket.pour(cost, at_ns)
-    return 0.0
+        at, empty_at = at_ns * bucket._units, bucket._empty_at
+        bucket._empty_at = (empty_at if empty_at > at else at) + cost * bucket._unit
+    return True
 
 
 def nanoseconds(now: float) -> int:

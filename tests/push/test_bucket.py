@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from push.bucket import Bucket, Rate, nanoseconds, take_all
+from push.bucket import Bucket, Rate, nanoseconds, pour_all, take_all
 
 DAY_S = 86_400.0
 rates = st.builds(
@@ -109,7 +109,7 @@ def test_a_year_of_takes_does_not_drift() -> None:
     for tick in range(10_000):
         at_ns = first + 1000 * tick
         assert bucket.wait_ns(1, at_ns) == 0
-        bucket.pour(1, at_ns)
+        assert pour_all(((bucket, 1),), at_ns)
         assert bucket.wait_ns(1, at_ns) == 1000
     assert bucket.next_deadline() == pytest.approx(start + 0.01, abs=1e-7)
 
