@@ -4,6 +4,7 @@ and a finding of figures, conditions and promises."""
 import asyncio
 import contextlib
 import gc
+import json
 import os
 import platform
 import shutil
@@ -14,10 +15,10 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from loadtests.load import Client, LoadFailed
-from loadtests.server import SERVE, Process, Server, ServerFailed
+from loadtests.server import SERVE, Process, Server, ServerFailed, tocsin
 
 MIB: Final = 1024 * 1024
 _SAMPLE_S: Final = 0.1
@@ -113,6 +114,21 @@ async def broker(
     finally:
         server.kill()  # nothing in there is needed any more
         shutil.rmtree(folder, ignore_errors=True)
+
+
+async def admin(server: Server, *words: str) -> Any:
+    """What `tocsin admin … --json` answers. Raises LoadFailed."""
+    command = tocsin("admin", *words, "--data-dir", str(server.data_dir), "--json")
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=Path(__file__).parent.parent,
+    )
+    out, error = await process.communicate()
+    if process.returncode:
+        raise LoadFailed(f"tocsin admin {' '.join(words)}: {error.decode(errors='replace')}")
+    return json.loads(out)
 
 
 class Memory:

@@ -14,14 +14,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from loadtests.bad_credentials import AUDIENCE, ISSUER, Bad, Issuer, bad_credentials
 from loadtests.load import LoadFailed
 from loadtests.rest import Rest
-from loadtests.server import Server, raise_file_limit, tocsin
-from loadtests.trial import Finding, Progress, broker
+from loadtests.server import Server, raise_file_limit
+from loadtests.trial import Finding, Progress, admin, broker
 from loadtests.wire import Wire, connect
 
 SESSIONS: Final = 500
@@ -106,21 +106,6 @@ async def _many(
             sessions.append(session)
             leaves.append(leave)
     return sessions, leaves
-
-
-async def admin(server: Server, *words: str) -> Any:
-    """What `tocsin admin … --json` answers. Raises LoadFailed."""
-    command = tocsin("admin", *words, "--data-dir", str(server.data_dir), "--json")
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=Path(__file__).parent.parent,
-    )
-    out, error = await process.communicate()
-    if process.returncode:
-        raise LoadFailed(f"tocsin admin {' '.join(words)}: {error.decode(errors='replace')}")
-    return json.loads(out)
 
 
 @dataclass

@@ -6,7 +6,6 @@ machine in the same mood.
 """
 
 import asyncio
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -14,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from loadtests.line import Bench, Line, quiet
-from loadtests.server import Process, Server, ServerFailed, tocsin
-from loadtests.trial import Finding, Progress, broker
+from loadtests.server import Process, Server
+from loadtests.trial import Finding, Progress, admin, broker
 
 RATIO_MIN: Final = 0.85
 PAIRS: Final = 6
@@ -66,18 +65,10 @@ class Turns:
 
 
 async def _token_of(server: Server) -> str:
-    """An API token with exactly the rights that the load needs. Raises ServerFailed."""
-    command = ("token", "create", "load", "--right", "publish,consume,manage:*", "--json")
-    made = await asyncio.create_subprocess_exec(
-        *tocsin("admin", *command, "--data-dir", str(server.data_dir)),
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    said, complaint = await made.communicate()
-    if made.returncode:
-        raise ServerFailed(f"no token could be made: {complaint.decode()}")
-    token = json.loads(said)["token"]
-    assert isinstance(token, str)
-    return token
+    """An API token with exactly the rights that the load needs. Raises LoadFailed."""
+    right = ("--right", "publish,consume,manage:*")
+    made = await admin(server, "token", "create", "load", *right)
+    return str(made["token"])
 
 
 async def guard(plan: Plan, progress: Progress) -> Finding:
