@@ -23,6 +23,7 @@ const REMEDIES = {
   storage_full: "Free some space on the broker's disk; consuming goes on meanwhile.",
   overloaded: "Wait a moment and try again.",
   too_many: "Wait a moment and try again.",
+  rate_limited: "Wait a moment and try again, or have the limit raised; nothing was stored.",
   too_many_in_flight: "Wait a moment and try again.",
   draining: "The broker is going down; this page comes back by itself when it is up again.",
   unknown: "The outcome is unknown: send it again under the same id, and it is stored once.",
