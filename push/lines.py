@@ -59,6 +59,7 @@ class Line:
         "once",
         "opens_after",
         "parked",
+        "parked_here",
         "pull",
         "scheduled",
         "waiting",
@@ -84,6 +85,8 @@ class Line:
         self.dying: set[int] = set()
         """On the way to the dead letters."""
         self.parked = False
+        self.parked_here = False
+        """By this owner, which knows the head; what one before it parked, the storage knows."""
         self.head: int | None = None
         """The lowest offset that this owner set aside since the key is parked; as far as it is
         not known to be durable, only what was in memory then."""

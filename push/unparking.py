@@ -23,7 +23,7 @@ goes to the dead letters. release: the attempts of all that was parked are forgo
 class Unparking:
     """See the module. Belongs to one `Waiting`."""
 
-    __slots__ = ("_burying", "_heads", "_opened", "_waiting")
+    __slots__ = ("_burying", "_heads", "_opened", "_released", "_waiting")
 
     def __init__(self, waiting: "Waiting") -> None:
         self._waiting = waiting
@@ -32,6 +32,15 @@ class Unparking:
         self._burying: set[int] = set()
         """Keys of which the head is on its way to the dead letters."""
         self._opened: list[int] = []
+        self._released: set[int] = set()
+        """Keys that were released: what the previous owner tried of them, and this one had not
+        come to in the log, does not count either."""
+
+    def park(self, line: Line) -> None:
+        """The line is exhausted: it waits for an operator. An earlier release is over."""
+        line.parked, line.parked_here, line.forgiven = True, True, False
+        self._released.discard(line.key)
+        self._waiting.pending.park(line.key, "exhausted")
 
     def decide(self, key: int, verb: Verb, stored: int | None, now: float) -> bool:
         """Unpark the key of this hash. `stored`: the first offset of its side line, as the storage
@@ -59,10 +68,10 @@ class Unparking:
             pending.unpark(key)
         if key in self._heads:
             return
-        # What the storage names may be settled and not known there yet: then it was loaded here.
+        # What the storage names may be settled and not known there yet, where it was parked here.
         unwritten = pending.first_aside(key)
-        places = (decision.stored, line.head, unwritten)
-        head = min((o for o in places if o is not None and o > line.loaded), default=None)
+        stored = None if line.parked_here else decision.stored
+        head = min((o for o in (stored, line.head, unwritten) if o is not None), default=None)
         if head is not None and decision.verb == "skip":
             if head != unwritten:  # else when it is written
                 self._heads[key] = head
@@ -84,6 +93,8 @@ class Unparking:
         line.window = 1
         line.once = head if decision.verb == "retry" and head is not None else -1
         line.forgiven = decision.verb == "release"
+        if line.forgiven:
+            self._released.add(line.key)
         if head is not None and decision.verb != "skip":
             self._waiting.forgive(head)
         if not line.inherited:
@@ -98,10 +109,20 @@ class Unparking:
             fresh = tuple(offset for offset in fresh if offset <= line.once)
         if line.forgiven:
             for offset in fresh:
-                if self._waiting.attempts.get(offset):
-                    self._waiting.forgive(offset)
-                    self._waiting.pending.note(Retry(offset, 0))
+                self._forgive(offset)
         return fresh
+
+    def joins(self, line: Line, offset: int) -> bool:
+        """A message that the previous owner tried joins the line. False: it must wait aside, for
+        the head that an operator lets be tried stands before it (see `admitted`)."""
+        if line.key in self._released:
+            self._forgive(offset)
+        return line.once < 0
+
+    def _forgive(self, offset: int) -> None:
+        if self._waiting.attempts.get(offset):
+            self._waiting.forgive(offset)
+            self._waiting.pending.note(Retry(offset, 0))
 
     def take_opened(self) -> list[int]:
         """Keys that were durably unparked since the last call."""

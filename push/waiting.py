@@ -113,7 +113,8 @@ class Waiting:
 
     def join(self, line: Line, offset: int, now: float) -> None:
         """A message of the log waits in its key's line: in memory, or beyond that aside."""
-        if line.overflowed or self.lines.held >= limits.HELD_PER_PARTITION_MAX:
+        fits = offset not in self.attempts or self.unparking.joins(line, offset)
+        if line.overflowed or self.lines.held >= limits.HELD_PER_PARTITION_MAX or not fits:
             line.aside_unwritten += 1
             self.pending.set_aside(line.key, offset)
             if line.aside_unwritten > 1:
@@ -168,8 +169,7 @@ class Waiting:
         if 0 < self.attempts_max <= attempts or (offset == line.once and attempts):
             if self.park:
                 if not line.parked:
-                    line.parked, line.forgiven = True, False
-                    self.pending.park(line.key, "exhausted")
+                    self.unparking.park(line)
                     self.tally.parked += 1
                 self._all_aside(line)
             else:

@@ -224,6 +224,8 @@ class Model:
             message.state = "settled"
         elif behind or closed or message.line in self.parked or message.tried:
             message.state = "waiting"
+            if message.line not in self.parked:
+                self.comes_back(message)  # what was released before it was come to
         elif expires and expires <= wall_unix_ms(now):
             message.state = "dying"
         else:
@@ -329,7 +331,7 @@ class Model:
 
     def _void(self, line: int) -> None:
         """R21: what is parked is the operator's: no ack of before counts any more."""
-        for message in self.of_line(line, "waiting"):
+        for message in self.of_line(line, "waiting", "log"):
             message.push = -1 if message.push else 0
             message.forgiven = False
 
@@ -422,7 +424,12 @@ class Model:
     def parks(self, line: int) -> None:
         if line not in self.parked:
             assert self.settings.park
-            assert any(self.exhausted(m) for m in self.of_line(line, "waiting")), f"R19: {line}"
+            exhausted = [m for m in self.of_line(line, "waiting") if self.exhausted(m)]
+            assert exhausted, f"R19: {line}"
+            once = self.messages[self.once[line]] if line in self.once else exhausted[0]
+            assert once.state in ("settled", "dying") or exhausted[0].offset <= once.offset, (
+                f"R19: {once} was not tried once more"
+            )
             self.parked.add(line)
             self._void(line)
 
@@ -440,7 +447,7 @@ class Model:
             self.messages[head].attempts, self.messages[head].due = 0, 0.0
             if verb == "retry":
                 self.once[line] = head
-        for message in waiting:
+        for message in (*waiting, *self.of_line(line, "log")):
             message.forgiven = verb == "release"
 
     def comes_back(self, message: Told) -> None:

@@ -81,12 +81,16 @@ class World:
     def retry(self, credit: int = 1000) -> list[GiveOut]:
         """Everything that lines have to give now, through storage and back."""
         self.delivery.plan_retries(credit, now=self.now)
-        for key, after in self.delivery.waiting.side_wanted():
-            offsets = self.store.read_side(key, after, 1000)
-            self.delivery.waiting.side_loaded(key, offsets, self.now)
+        self.load_sides()
         self.delivery.plan_retries(credit, now=self.now)
         self.write()
         return self.send()
+
+    def load_sides(self) -> None:
+        """What is wanted of side lines is read."""
+        for key, after in self.delivery.waiting.side_wanted():
+            offsets = self.store.read_side(key, after, 1000)
+            self.delivery.waiting.side_loaded(key, offsets, self.now)
 
     def ack(self, push: int, first: int, last: int | None = None) -> str:
         """The verdict, of one kind."""

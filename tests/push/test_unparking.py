@@ -155,6 +155,68 @@ def test_a_retried_head_is_tried_although_what_follows_is_exhausted_too() -> Non
     assert offsets(world.retry()) == [1]
 
 
+def halfway(monkeypatch: pytest.MonkeyPatch) -> World:
+    """The previous owner exhausted both messages of A; this one has come to the first of them."""
+    monkeypatch.setattr(limits, "ASIDE_UNWRITTEN_MAX", 1)
+    world = World(A, A, attempts_max=1, park=True)
+    world.store.retries = {0: Retry(0, 1), 1: Retry(1, 1)}
+    world.own()
+    world.give()
+    assert world.delivery.frontier == 1
+    world.write()
+    assert set(world.store.parked) == {A}
+    return world
+
+
+@pytest.mark.parametrize("settled_first", [False, True])
+def test_a_release_forgives_what_the_log_has_yet_to_bring(
+    monkeypatch: pytest.MonkeyPatch, settled_first: bool
+) -> None:
+    """R19: whether the line is still there when it comes, or had come to its end."""
+    world = halfway(monkeypatch)
+    decide(world, "release")
+    world.write()
+    (out,) = world.retry()
+    if not settled_first:
+        world.give()
+    assert world.ack(out.push, 0) == "settled"
+    world.give()
+    world.write()
+    assert (offsets(world.retry()), world.store.parked) == ([1], {})
+
+
+def test_a_retried_head_is_tried_although_the_log_brings_what_is_exhausted_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = halfway(monkeypatch)
+    decide(world, "retry")
+    world.write()
+    world.load_sides()
+    world.give()
+    (out,) = world.retry()
+    assert (out.first, world.ack(out.push, 0)) == (0, "settled")
+    world.retry()
+    world.write()
+    assert set(world.store.parked) == {A}
+    assert sorted(world.store.aside) == [1]
+
+
+def test_a_head_that_is_settled_and_not_written_down_is_no_head(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """R16: the decision is about what waits, whatever the storage still names."""
+    world = halfway(monkeypatch)
+    decide(world, "retry")
+    world.write()
+    (out,) = world.retry()
+    assert world.ack(out.push, 0) == "settled"
+    world.give()
+    assert set(world.store.aside) == {0}
+    decide(world, "retry")
+    world.write()
+    assert offsets(world.retry()) == [1]
+
+
 def test_an_ack_of_before_the_decision_settles_nothing() -> None:
     """R21: it is the operator's until it is given again."""
     world = parked(A, A)
