@@ -28,13 +28,14 @@ from gateway.limit_values import (
 )
 from metadata.catalog import Principal, Queue
 from push import limits
-from push.bucket import Bucket, Rate, take_all
+from push.bucket import Rate, nanoseconds, pour_all, take_all
 from push.errors import Refused
 from push.message import Message
 
 BUSY_S: Final = 1.0
 """Advised where a bound is reached: nobody knows when a session ends."""
 IN_FLIGHT_BUSY_S: Final = 0.05
+_TILLS_MAX: Final = 64
 
 
 class Allowance(Protocol):
@@ -170,29 +171,22 @@ class Limiter:
     def charge(self, debtors: Sequence[Debtor], kind: Kind, cost: int, now: float) -> None:
         """All of these, or none. Raises Refused(rate_limited)."""
         charges = [(a.buckets[kind], cost) for a in debtors if kind in a.buckets]
-        if charges and (after_s := take_all(charges, now=now)):
-            raise self._refused(debtors, {kind: cost}, after_s, now)
+        if charges and take_all(charges, now=now):
+            raise self._refused(debtors, {kind: cost}, now)
 
-    def charge_publish(
-        self, debtors: Sequence[Debtor], messages: Sequence[Message], now: float
-    ) -> None:
-        """As `charge`, of messages and of their bytes."""
-        charges: list[tuple[Bucket, int]] = []
-        size = -1
-        for debtor in debtors:
-            buckets = debtor.buckets
-            if (bucket := buckets.get("messages")) is not None:
-                charges.append((bucket, len(messages)))
-            if (bucket := buckets.get("bytes")) is not None:
-                size = size if size >= 0 else published_bytes(messages)
-                charges.append((bucket, min(size, bucket.rate.burst)))
-        if charges and (after_s := take_all(charges, now=now)):
-            costs: dict[Kind, int] = {"messages": len(messages), "bytes": max(size, 0)}
-            raise self._refused(debtors, costs, after_s, now)
+    def over(self, debtors: Sequence[Debtor], messages: Sequence[Message], now: float) -> Refused:
+        """These cannot be published now: why, and when."""
+        costs: dict[Kind, int] = {"messages": len(messages), "bytes": published_bytes(messages)}
+        return self._refused(debtors, costs, now)
 
-    def _refused(
-        self, debtors: Sequence[Debtor], costs: dict[Kind, int], after_s: float, now: float
-    ) -> Refused:
+    def too_many_in_flight(self, debtor: Debtor) -> Refused:
+        """Counted, and in words."""
+        scope, most = debtor.name[0], debtor.limits.in_flight
+        self.refused[f"{scope}.in_flight"] += 1
+        detail = f"of this {scope} at most {most} messages await their answer"
+        return Refused("too_many_in_flight", detail, retry_after_s=IN_FLIGHT_BUSY_S)
+
+    def _refused(self, debtors: Sequence[Debtor], costs: dict[Kind, int], now: float) -> Refused:
         """Names the limit that is waited for longest."""
         waits = [
             (bucket.after_s(min(cost, bucket.rate.burst), now=now), debtor, kind, bucket.rate)
@@ -200,7 +194,7 @@ class Limiter:
             for kind, cost in costs.items()
             if (bucket := debtor.buckets.get(kind)) is not None
         ]
-        _, debtor, kind, rate = max(waits, key=lambda wait: wait[0])
+        after_s, debtor, kind, rate = max(waits, key=lambda wait: wait[0])
         return self.refusal(debtor, kind, rate, after_s)
 
     def refusal(self, debtor: Debtor, kind: Kind, rate: Rate, after_s: float) -> Refused:
@@ -215,6 +209,43 @@ class Limiter:
         return {"debtors": len(self.debtors), "refused": dict(sorted(self.refused.items()))}
 
 
+class _Till:
+    """What publishes of one session to one queue are charged to, found once for many of them."""
+
+    __slots__ = ("_limits", "bytes", "counted", "debtors", "messages", "settings")
+
+    def __init__(self, debtors: Sequence[Debtor], of_queue: Debtor | None, settings: object):
+        self.settings = settings
+        """The queue's, of which it was made."""
+        self.debtors = debtors if of_queue is None else (*debtors, of_queue)
+        self._limits = [debtor.limits for debtor in self.debtors]
+        self.counted = [debtor for debtor in debtors if debtor.limits.in_flight is not None]
+        """Those whose messages in flight have a bound."""
+        buckets = [debtor.buckets for debtor in self.debtors]
+        self.messages = [own["messages"] for own in buckets if "messages" in own]
+        self.bytes = [own["bytes"] for own in buckets if "bytes" in own]
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a debtor has other limits by now."""
+        for debtor, limits_then in zip(self.debtors, self._limits, strict=True):
+            if debtor.limits is not limits_then:
+                return True
+        return False
+
+    def pour(self, messages: Sequence[Message], now: float) -> bool:
+        """Whether all of it fits; then it is charged."""
+        count, charges = len(messages), []
+        for bucket in self.messages:
+            charges.append((bucket, count))
+        if self.bytes:
+            size = published_bytes(messages)
+            for bucket in self.bytes:
+                burst = bucket.rate.burst
+                charges.append((bucket, size if size < burst else burst))
+        return pour_all(charges, nanoseconds(now))
+
+
 class _Charged:
     """As Allowance. The debtors of a session are looked up once, and held; those of a request are
     looked up each time: it may wait long, and what nobody holds may be forgotten meanwhile.
@@ -222,13 +253,15 @@ class _Charged:
     [Kept by requests that trickle in, each would begin with a whole burst of its own.]
     """
 
-    __slots__ = ("_claims", "_held", "_limiter")
+    __slots__ = ("_claims", "_held", "_limiter", "_tills")
 
     def __init__(self, limiter: Limiter, claims: Sequence[Claim]) -> None:
         self._limiter = limiter
         self._claims = claims
         self._held: Sequence[Debtor] = ()
         """Of a session that is open."""
+        self._tills: dict[str, _Till] = {}
+        """By queue id, while it is."""
 
     def _found(self, now: float) -> Sequence[Debtor]:
         if self._held or not self._claims:
@@ -244,39 +277,41 @@ class _Charged:
         self, queue: Queue, messages: Sequence[Message], *, now: float
     ) -> Callable[[], None]:
         """As Allowance.publish."""
-        try:
-            debtors = self._found(now)
-            self._charge_publish(debtors, queue, messages, now)
-        except Refused:
-            self._limiter.on_refused(queue, len(messages))
-            raise
-        counted = [debtor for debtor in debtors if debtor.limits.in_flight is not None]
-        if not counted:
+        till = self._tills.get(queue.queue_id)
+        if till is None or till.settings is not queue.settings:
+            till = self._till(queue, now)
+        if not till.debtors:
             return _nothing
+        if till.is_stale:
+            till = self._till(queue, now)
         count = len(messages)
-        for debtor in counted:
+        for debtor in till.counted:
+            if debtor.in_flight + count > (debtor.limits.in_flight or 0):
+                self._limiter.on_refused(queue, count)
+                raise self._limiter.too_many_in_flight(debtor)
+        if not till.pour(messages, now):
+            self._limiter.on_refused(queue, count)
+            raise self._limiter.over(till.debtors, messages, now)
+        if not till.counted:
+            return _nothing
+        for debtor in till.counted:
             debtor.in_flight += count
-        self._limiter.debtors.hold(counted)
-        return partial(self._answered, counted, count)
+        self._limiter.debtors.hold(till.counted)
+        return partial(self._answered, till.counted, count)
+
+    def _till(self, queue: Queue, now: float) -> _Till:
+        debtors, limiter = self._found(now), self._limiter
+        till = _Till(debtors, limiter.of_queue(queue, now), queue.settings)
+        if self._held or not self._claims:  # else they may be forgotten meanwhile
+            if len(self._tills) >= _TILLS_MAX:
+                self._tills.clear()
+            self._tills[queue.queue_id] = till
+        return till
 
     def _answered(self, debtors: Sequence[Debtor], count: int) -> None:
         for debtor in debtors:
             debtor.in_flight -= count
         self._limiter.debtors.release(debtors)
-
-    def _charge_publish(
-        self, debtors: Sequence[Debtor], queue: Queue, messages: Sequence[Message], now: float
-    ) -> None:
-        for debtor in debtors:
-            most = debtor.limits.in_flight
-            if most is not None and debtor.in_flight + len(messages) > most:
-                self._limiter.refused[f"{debtor.name[0]}.in_flight"] += 1
-                detail = f"of this {debtor.name[0]} at most {most} messages await their answer"
-                raise Refused("too_many_in_flight", detail, retry_after_s=IN_FLIGHT_BUSY_S)
-        of_queue = self._limiter.of_queue(queue, now)
-        charged = debtors if of_queue is None else (*debtors, of_queue)
-        if charged:
-            self._limiter.charge_publish(charged, messages, now)
 
     def open(self, *, now: float, goes_on: bool = False) -> None:
         """As Allowance.open. Where it comes from has been charged when it connected."""
@@ -284,6 +319,7 @@ class _Charged:
         if not goes_on:
             self._ask(debtors, now)
         self._held = debtors
+        self._tills.clear()
         self._limiter.debtors.hold(debtors)
         for debtor in debtors:
             debtor.sessions += 1
@@ -301,6 +337,7 @@ class _Charged:
     def close(self) -> None:
         """As Allowance.close."""
         held, self._held = self._held, ()
+        self._tills.clear()
         for debtor in held:
             debtor.sessions -= 1
         self._limiter.debtors.release(held)

@@ -208,6 +208,21 @@ def test_a_credential_may_have_less_than_its_principal() -> None:
         wide.publish(queue(), messages(1), now=0.0)
 
 
+def test_a_session_under_way_has_the_limits_that_its_credential_has_by_now() -> None:
+    limiter, orders = Limiter(), queue()
+    ours = limiter.allowance(WHO, None, own=parse_limits("messages=1G/h"), credential="token-1")
+    ours.open(now=0.0)
+    ours.publish(orders, messages(1), now=0.0)
+    less = parse_limits("messages=1G/h,in_flight=1000")
+    limiter.allowance(WHO, None, own=less, credential="token-1").open(now=1.0)
+    answered = ours.publish(orders, messages(900), now=1.0)
+    with pytest.raises(Refused) as refused:
+        ours.publish(orders, messages(101), now=1e6)
+    assert refused.value.code.name == "too_many_in_flight"
+    answered()
+    ours.publish(orders, messages(101), now=1e6)
+
+
 def test_sessions_are_bounded_and_their_end_makes_room() -> None:
     limiter = Limiter(parse_limits("sessions=2"))
     held = [limiter.allowance(WHO, None) for _ in range(3)]
