@@ -5,6 +5,7 @@ what the other has. A handler reads its request with the functions below and ret
 everything that is wrong it raises.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -14,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admission import Admission
+from gateway.auth import DETAIL
 from gateway.incoming import Incoming
 from gateway.limiter import Allowance
 from gateway.needs import Need, check_need
@@ -148,20 +150,33 @@ async def read_body(request: Request, bytes_max: int = limits.FRAME_BYTES_MAX) -
 
     Raises:
         Refused: request_too_large, invalid_json (not UTF-8), overloaded (too much of everybody's
-            is incomplete).
+            is incomplete), unauthorized (its sender's credential has ended meanwhile).
         ClientDisconnect: the client went away in the middle.
     """
     declared = request.headers.get("content-length", "")
     # Ten digits are 9 GB; longer ones are not worth an int(), which has a limit of its own.
     if declared.isdecimal() and (len(declared) > 10 or int(declared) > bytes_max):
         raise _too_large(bytes_max)
+    began = asyncio.get_running_loop().time()
     body = await _Body(request.scope.get(INCOMING)).read(request, bytes_max)
+    if ADMISSION in request.scope:
+        _check_still(request, asyncio.get_running_loop().time() - began)
     if not body.isascii():
         try:
             body.decode()  # msgspec.Raw, which message bodies are, lets invalid UTF-8 through
         except UnicodeDecodeError as error:
             raise Refused("invalid_json", f"not UTF-8: {error}") from None
     return body or b"{}"
+
+
+def _check_still(request: Request, after_s: float) -> None:
+    """Who asks has been judged when the header came, and a body may take half a minute: nothing is
+    begun for a credential that has ended since (P11). Raises Refused(unauthorized)."""
+    found = admission(request)
+    left_s = found.lasts_s - after_s
+    if left_s <= 0 or not request.app.auth.is_live(found.credential):
+        raise Refused("unauthorized", DETAIL)
+    request.scope[ADMISSION] = found._replace(lasts_s=left_s)
 
 
 class _Body:

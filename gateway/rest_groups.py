@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.auth import DETAIL
+from gateway.auth import DETAIL, Auth
 from gateway.facts_values import GroupCounters, GroupPartition
 from gateway.frames import Number, StartAt
 from gateway.operation import (
@@ -246,7 +246,10 @@ async def _pull_while_there(
     pulling = asyncio.ensure_future(broker.pulls.pull(queue, group, wanted.messages_max, wait_s))
     leaving = asyncio.ensure_future(_left(request))
     waiting = _Waiting()
-    request.app.auth.admitted.add(admitted.credential, waiting)
+    auth: Auth = request.app.auth
+    auth.admitted.add(admitted.credential, waiting)
+    if not auth.is_live(admitted.credential):  # it ended while the group was made
+        waiting.revoked()
     kept = False
     try:
         await asyncio.wait((pulling, leaving, waiting.end), return_when=asyncio.FIRST_COMPLETED)
@@ -255,7 +258,7 @@ async def _pull_while_there(
         kept = not leaving.done()
         return pulling.result() if kept else []
     finally:  # also when the server, stopping at once, cancels this request
-        request.app.auth.admitted.discard(admitted.credential, waiting)
+        auth.admitted.discard(admitted.credential, waiting)
         leaving.cancel()
         if not kept:
             pulling.cancel()

@@ -139,6 +139,52 @@ async def test_a_pull_that_waits_ends_with_its_token(guarded: Guarded, house: Ho
     assert guarded.auth.admitted.count("token:abcdefgh") == 0
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/queues/orders/messages", b'{"messages": [{"body": 1}]}'),
+        ("/v1/queues/orders/groups/g/pull", b'{"wait_s": 30}'),
+        ("/v1/sessions", b'{"type": "hello"}'),
+    ],
+)
+@pytest.mark.parametrize("way", ["revoked", "over"])
+async def test_what_is_asked_slowly_is_not_begun_when_the_token_has_ended(
+    guarded: Guarded, house: House, path: str, body: bytes, way: str
+) -> None:
+    """Whoever holds a thousand bodies back by their last byte has no half a minute more."""
+    if way == "over":
+        guarded.tokens.put(record("abcdefgh", "billing", ends=WALL + 0.1))
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield body[:-1]
+        if way == "revoked":
+            guarded.tokens.drop("abcdefgh")
+        else:
+            await asyncio.sleep(0.15)
+        yield body[-1:]
+
+    async with guarded.http() as http, asyncio.timeout(5):
+        check_problem(await http.post(path, content=slowly()), "unauthorized")
+    assert len(guarded.registry) == 0
+    assert house.broker.publisher.commits.messages_total == 0
+
+
+async def test_a_pull_whose_token_ends_while_its_group_is_made_does_not_wait(
+    guarded: Guarded, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = house.broker.put_group
+
+    async def put_group(*args: Any) -> Any:
+        guarded.tokens.drop("abcdefgh")
+        return await make(*args)
+
+    monkeypatch.setattr(house.broker, "put_group", put_group)
+    async with guarded.http() as http, asyncio.timeout(5):
+        answer = await http.post("/v1/queues/orders/groups/new/pull", json={"wait_s": 30})
+        check_problem(answer, "unauthorized")
+    assert guarded.auth.admitted.count("token:abcdefgh") == 0
+
+
 async def test_who_has_shaken_hands_and_not_said_hello_ends_too(
     guarded: Guarded, gateway: Gateway
 ) -> None:
