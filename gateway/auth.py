@@ -23,6 +23,8 @@ the browser also says whose page asks, and it is one of ours. What another port 
 serves is the same site to the browser, and another origin.
 
     cross-site request       a page of localhost:3000 posts to us, cookie and all: its Origin
+    a page on the way        somebody in the network answers for http://broker.example, and his page
+                             opens wss://broker.example: same host, same cookies, its Origin is http
     cross-site look          it loads <img src="http://localhost:8080/v1/…">: its Sec-Fetch-Site
 
 Tokens are never logged and never part of an error.
@@ -100,11 +102,16 @@ class Auth:
         self.admitted = Admitted()
 
     def admit(
-        self, headers: Mapping[str, str], *, wall: float, certificate: str | None = None
+        self,
+        headers: Mapping[str, str],
+        *,
+        wall: float,
+        certificate: str | None = None,
+        is_tls: bool = False,
     ) -> Admission | None:
         """Judge a request by its headers, and the name of the client certificate that TLS has
         verified: who it is, or None where a token is still owed (a WebSocket then owes it in its
-        `hello`; anything else is to be refused).
+        `hello`; anything else is to be refused). `is_tls`: it is known to have come over TLS.
 
         Raises:
             Refused: unauthorized or origin_refused.
@@ -112,7 +119,7 @@ class Auth:
         presented = bearer_token(headers)
         if presented is not None and not self.is_open:
             return self.check_token(presented, wall=wall)  # which no page makes a browser send
-        self.check_origin(headers)
+        self.check_origin(headers, is_tls=is_tls)
         if self.is_open:
             return LET_IN
         return self._by_certificate(headers, certificate, wall)
@@ -124,6 +131,7 @@ class Auth:
         is_read: bool,
         wall: float,
         certificate: str | None = None,
+        is_tls: bool = False,
     ) -> Admission | None:
         """As `admit`, and where nothing is presented by the cookie. `is_read`: the request is a
         GET or HEAD, which changes nothing; a WebSocket's handshake is none.
@@ -131,7 +139,7 @@ class Auth:
         Raises:
             Refused: unauthorized or origin_refused.
         """
-        admission = self.admit(headers, wall=wall, certificate=certificate)
+        admission = self.admit(headers, wall=wall, certificate=certificate, is_tls=is_tls)
         if admission is not None:
             return admission
         admission = self._by_cookie(headers, wall)
@@ -247,8 +255,9 @@ class Auth:
         principal = Principal(said.name, said.tenant)
         return Admission(principal, rights=rights, credential=said.credential)
 
-    def check_origin(self, headers: Mapping[str, str]) -> None:
-        """Judge where a request comes from that has no valid Authorization header.
+    def check_origin(self, headers: Mapping[str, str], *, is_tls: bool = False) -> None:
+        """Judge where a request comes from that has no valid Authorization header. `is_tls`: as
+        `admit`.
 
         Raises:
             Refused: origin_refused, with what to do about it.
@@ -260,7 +269,9 @@ class Auth:
                 "without TOCSIN_TOKEN this broker answers to localhost, 127.0.0.1 and [::1] only",
             )
         origin = _one(headers, "origin")
-        if origin is None or origin.lower() in self._origins or _is_same(origin, host):
+        if origin is None or origin.lower() in self._origins:
+            return
+        if _is_same(origin, host, is_tls=is_tls):
             return
         raise Refused(
             "origin_refused",
@@ -321,12 +332,15 @@ def _is_loopback(host: str | None) -> bool:
         return False
 
 
-def _is_same(origin: str, host: str | None) -> bool:
-    """Whether a page of `origin` was served by `host`. The scheme may differ: a proxy in front may
-    have taken TLS off."""
+def _is_same(origin: str, host: str | None, *, is_tls: bool) -> bool:
+    """Whether a page of `origin` was served by `host`. It may be of https where we see no TLS: a
+    proxy in front may have taken it off. One of http is not ours where TLS is: anybody on the way
+    may have written it."""
     match = _ORIGIN.fullmatch(origin)
     page, server = _split(match[2]) if match else None, _split(host)
     if match is None or page is None or server is None:
+        return False
+    if is_tls and match[1].lower() != "https":
         return False
     default = _PORTS[match[1].lower()]
     return (page[0], page[1] or default) == (server[0], server[1] or default)

@@ -64,7 +64,7 @@ def shake_hands(
         name = name_of(peer.text)
         limiter.connect(name, now=now)
         with limiter.guessing(name, now=now) if _is_guess(request) else nullcontext():
-            admission = _admit(request, auth, now, wall, peer.certificate_name)
+            admission = _admit(request, auth, now, wall, peer)
     except Refused as error:
         return _refuse(error, error.code.http_status, peer)
     response = protocol.accept(request)
@@ -88,7 +88,7 @@ def _is_guess(request: Request) -> bool:
 
 
 def _admit(
-    request: Request, auth: Auth, now: float, wall: float, certificate: str | None
+    request: Request, auth: Auth, now: float, wall: float, peer: ClientAddress
 ) -> Admission | None:
     """Raises Refused: not_found, origin_refused, unauthorized, invalid_request."""
     if request.path.partition("?")[0] != PATH:
@@ -97,13 +97,17 @@ def _admit(
     offered = [one.strip() for one in text.split(",")]
     tickets = [one.removeprefix(TICKET) for one in offered if one.startswith(TICKET)]
     if tickets and not auth.is_open and "authorization" not in request.headers:
-        auth.check_origin(request.headers)
+        auth.check_origin(request.headers, is_tls=peer.is_tls)
         if len(tickets) > 1:
             raise Refused("unauthorized", DETAIL)
         admission: Admission | None = auth.check_ticket(tickets[0], now=now, wall=wall)
     else:
         admission = auth.admission_of(
-            request.headers, is_read=False, wall=wall, certificate=certificate
+            request.headers,
+            is_read=False,
+            wall=wall,
+            certificate=peer.certificate_name,
+            is_tls=peer.is_tls,
         )
     if SUBPROTOCOL not in offered:
         raise Refused(

@@ -112,13 +112,14 @@ class Access:
         """Who asks. Raises Refused: unauthorized, origin_refused, invalid_request, rate_limited."""
         self.check_once(scope)
         is_read = scope["method"] in {"GET", "HEAD"}
-        headers = Headers(scope=scope)
+        headers, client = Headers(scope=scope), client_address(scope)
         with self.guessing(scope) if "authorization" in headers else nullcontext():
             admission = self._auth.admission_of(
                 headers,
                 is_read=is_read,
                 wall=self._wall(),
-                certificate=client_address(scope).certificate_name,
+                certificate=client.certificate_name,
+                is_tls=client.is_tls,
             )
         if admission is None:
             raise Refused("unauthorized", DETAIL)

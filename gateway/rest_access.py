@@ -60,9 +60,9 @@ async def enter(broker: BrokerPort, request: Request) -> Response:
     credentials sets none."""
     app = request.app
     app.access.check_once(request.scope)
-    wall = app.wall()
+    wall, is_tls = app.wall(), client_address(request.scope).is_tls
     with app.access.guessing(request.scope):
-        admitted = app.auth.admit(request.headers, wall=wall)
+        admitted = app.auth.admit(request.headers, wall=wall, is_tls=is_tls)
     if app.auth.is_open:
         return reply(Admitted(admitted.principal.name, None))
     if admitted is None:
@@ -95,7 +95,7 @@ async def leave(broker: BrokerPort, request: Request) -> Response:
     closed."""
     app = request.app
     app.access.check_once(request.scope)
-    app.auth.check_origin(request.headers)
+    app.auth.check_origin(request.headers, is_tls=client_address(request.scope).is_tls)
     answer = Response(status_code=204)
     if not app.auth.is_open:
         answer.headers["Set-Cookie"] = _cookie(request, "")

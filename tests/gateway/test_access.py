@@ -11,6 +11,7 @@ import pytest
 
 from gateway import frames
 from gateway.access import ACCESS_S, TICKET_S, Cookies, Pass, Tickets, set_cookie
+from gateway.addresses import ClientAddress
 from gateway.admission import Admission
 from gateway.auth import LET_IN, OPERATOR, OPERATORS, Auth
 from gateway.handshake import shake_hands
@@ -526,14 +527,14 @@ async def test_a_session_ends_with_the_cookie_it_was_opened_with(
     gateway: Gateway, wall: Wall
 ) -> None:
     """P11."""
-    wall.now += ACCESS_S - 0.05
+    wall.now += ACCESS_S - 0.4  # a busy machine takes its time for what comes before
     loop = asyncio.get_running_loop()
     began = loop.time()
     wire = await connect(gateway, Cookie=cookie(), Origin=f"http://127.0.0.1:{gateway.port}")
     await wire.send({"type": "hello"})
     assert (await wire.receive())["type"] == "welcome"
     assert await wire.closed() == (4401, frames.UNAUTHORIZED.reason)
-    assert 0.03 <= loop.time() - began < 5
+    assert 0.3 <= loop.time() - began < 5
     await wire.close()
 
 
@@ -555,6 +556,33 @@ def test_a_handshake_says_for_how_long() -> None:
     assert shake_hands(data, LOCKED, now=0, wall=WALL + 60).admission == cookies(ACCESS_S - 60)
     assert shake_hands(data, LOCKED, now=0, wall=WALL + ACCESS_S).admission is None
     assert shake_hands(data, OPEN, now=0, wall=WALL).admission == LET_IN
+
+
+async def test_over_tls_a_page_without_it_is_foreign(application: Application) -> None:
+    """It has the host's cookies, and somebody on the way may have written it."""
+    over_tls = ClientAddress("192.0.2.1", True)
+    ticket = "tct_1"
+    LOCKED.tickets.add(ticket, OPERATORS, now=0)
+    for credential in (
+        {"Cookie": cookie()},
+        {"Sec-WebSocket-Protocol": f"tocsin.v1, tocsin.ticket.{ticket}"},
+    ):
+        for origin, is_accepted in ((OURS, False), (f"https://{HOST}", True)):
+            lines = {"Host": HOST, **HANDSHAKE, "Origin": origin, **credential}
+            text = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+            data = f"GET /v1/ws HTTP/1.1\r\n{text}\r\n".encode()
+            made = shake_hands(data, LOCKED, now=0, wall=WALL, peer=over_tls)
+            assert made.is_accepted is is_accepted, made
+            assert made.code == (None if is_accepted else "origin_refused")
+
+    transport = httpx2.ASGITransport(app=application)
+    async with httpx2.AsyncClient(transport=transport, base_url=f"https://{HOST}") as http:
+        for headers in ({"Origin": OURS, "Cookie": cookie()}, {"Origin": OURS}):
+            check_problem(await http.post("/v1/access", headers=headers), "origin_refused")
+            check_problem(await http.delete("/v1/access", headers=headers), "origin_refused")
+            check_problem(await http.post("/v1/sessions", headers=headers), "origin_refused")
+        ours = {"Origin": f"https://{HOST}", "Cookie": cookie()}
+        assert (await http.get("/v1/access", headers=ours)).status_code == 200
 
 
 async def test_a_long_poll_that_waits_ends_with_its_cookie(house: House, wall: Wall) -> None:

@@ -95,6 +95,30 @@ def test_behind_a_proxy_the_page_of_the_public_name_is_same_origin() -> None:
     assert LOCKED.admit(headers, wall=WALL) is None
 
 
+@pytest.mark.parametrize(
+    ("origin", "allowed"),
+    [
+        ("https://broker.example", True),
+        ("HTTPS://broker.example:443", True),
+        ("http://broker.example", False),
+        ("http://broker.example:443", False),
+        ("http://broker.example:80", False),
+        ("http://app.example", True),
+    ],
+)
+def test_over_tls_a_page_that_anybody_on_the_way_could_have_written_is_foreign(
+    origin: str, allowed: bool
+) -> None:
+    auth = Auth("s3cret", ["http://app.example"])
+    headers = {"host": "broker.example", "origin": origin}
+    if allowed:
+        assert auth.admit(headers, wall=WALL, is_tls=True) is None
+    else:
+        with pytest.raises(Refused) as refused:
+            auth.admit(headers, wall=WALL, is_tls=True)
+        assert refused.value.code.name == "origin_refused"
+
+
 def test_the_right_token_is_the_operator_from_anywhere() -> None:
     headers = {
         "host": "broker.example",
