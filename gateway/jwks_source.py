@@ -86,7 +86,7 @@ class JwksSource:
             await self._pause()
             try:
                 self._tell(await self._read())
-            except (OSError, KeysError, http.client.HTTPException) as error:
+            except Exception as error:  # whatever stands there: without this, no key ever leaves
                 logger.warning("the keys for JWTs stay: %s: %s", self._location, error)
                 if time.monotonic() - self._read_at > STALE_S and self._last is not None:
                     logger.error("they have stayed for a day: no JWT counts until they can be read")

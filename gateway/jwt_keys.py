@@ -96,7 +96,8 @@ def _parse_key(one: dict[str, Any], algorithms: Collection[str]) -> Key:
         raise KeysError(f"its kid is no text of 1 to {KID_CHARS_MAX} characters")
     if one.get("use", "sig") != "sig":
         raise KeysError("it is not for signatures (use)")
-    if "verify" not in one.get("key_ops", ["verify"]):
+    operations = one.get("key_ops", ["verify"])
+    if not isinstance(operations, list) or "verify" not in operations:
         raise KeysError("it is not for verifying (key_ops)")
     algorithm = _algorithm_of(one)
     if one.get("alg", algorithm) != algorithm:

@@ -110,6 +110,8 @@ def templates(text: str) -> tuple[str, ...]:
     """Rights with `{claims}` in them, separated by blanks."""
     found = tuple(text.split())
     for template in found:
+        if "\\{" in template:  # it would take the backslash from the claim: who is called * is all
+            raise ValueError
         parse_right(PLACEHOLDER.sub("x", template))  # a RightsError is a ValueError
     if not found:
         raise ValueError

@@ -154,6 +154,8 @@ NO_RIGHTS: Final = Rights([])
 
 def parse_right(text: str) -> Grant:
     """A right as it is written. Raises RightsError."""
+    if not _is_utf8(text):
+        raise RightsError(f"{text!r} is no right: it is not valid UTF-8")
     parts = text.split(":", 2)
     verbs = tuple(part.strip() for part in parts[0].split(","))
     if len(parts) < 2 or not set(verbs) <= set(VERBS):
@@ -185,17 +187,22 @@ def fill_in(template: str, claims: Mapping[str, object]) -> str:
     pattern, so that nobody who is called `*` reads everything.
 
     Raises:
-        RightsError: a claim is missing, or is no text or number.
+        RightsError: a claim is missing, is no text or number, is not valid UTF-8, or stands for a
+            queue and has what no name of one has.
     """
 
     def claim(match: "re.Match[str]") -> str:
         value = claims.get(match[1])
         if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
             raise RightsError(f"the right {template!r} needs the claim {match[1]!r}")
-        # A colon in a queue's pattern would begin the keys; in the keys it is one more character.
-        if ":" in str(value) and template[: match.start()].count(":") < 2:
+        # In a queue's pattern a colon would begin the keys, and a blank at its edge would be cut
+        # off: who is called "red " is not red. In the keys both are characters like others.
+        text = str(value)
+        if not _is_utf8(text):
+            raise RightsError(f"the claim {match[1]!r} is not valid UTF-8")
+        if template[: match.start()].count(":") < 2 and not _IN_QUEUES.fullmatch(text):
             raise RightsError(f"the claim {match[1]!r} cannot stand for a queue")
-        return literal(str(value))
+        return literal(text)
 
     return PLACEHOLDER.sub(claim, template)
 
@@ -220,8 +227,18 @@ def _regex(pattern: str) -> str:
     return first + "".join(f"(?>.*?{run})" for run in rest[:-1] if run) + ".*" + rest[-1]
 
 
+_IN_QUEUES: Final = re.compile(r"[A-Za-z0-9._*\\-]+")
+"""What a claim may have where the queues stand: all that names have, and what is a pattern's."""
 _PART: Final = re.compile(r"\\[*\\]|\*+|[^*\\]+|\\")
 _ESCAPED: Final = ("\\*", "\\\\")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # JSON lets half a surrogate pair through
+        return False
+    return True
 
 
 @lru_cache(maxsize=4096)

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed448, rsa
 
 from gateway import jwks_source
 from gateway.admission import Admission
+from gateway.auth import Auth
 from gateway.config import Config, ConfigError, load
 from gateway.credentials import Credentials
 from gateway.jwks_source import JwksSource, fetch
@@ -26,6 +27,7 @@ from loadtests.bad_credentials import AUDIENCE, ISSUER, KIDS, Issuer, to_text, u
 from metadata.catalog import Principal
 from metadata.rights import parse_rights
 from push import limits
+from push.errors import Refused
 from tests.authority import Authority
 from tests.gateway.plain_broker import PlainMetadata
 
@@ -77,6 +79,9 @@ def weak() -> Iterator[dict[str, Any]]:
     good = issuer().jwk("EdDSA")
     yield {**good, "use": "enc"}
     yield {**good, "key_ops": ["sign"]}
+    yield {**good, "key_ops": "verify"}
+    yield {**good, "key_ops": None}
+    yield {**good, "key_ops": 7}
     yield {**good, "kid": 7}
     yield {**good, "kid": ""}
     yield {**good, "kid": "x" * 257}
@@ -162,6 +167,19 @@ def test_a_claim_is_no_pattern() -> None:
     assert not keys.allow("user-7")
     assert found.rights.keys("publish", "shop.orders") is None
     assert found.rights.keys("publish", "*.orders") is not None
+
+
+def test_a_claim_with_a_blank_is_not_the_one_without() -> None:
+    """Who registers as `shop ` at the issuer publishes nothing for the shop, and a cookie can be
+    made of whatever a token gives."""
+    auth = Auth(None, jwts=judge())
+    for team in ("shop ", " shop", "\ud800"):
+        found = auth.check_token(issuer().token(WALL, team=team), wall=WALL)
+        assert found.rights == parse_rights(["read:feed:user-7"])
+        assert auth.cookies.make(auth.pass_of(found), wall=WALL)
+    for right in ("read:\ud800", "read:feed:\ud800"):
+        with pytest.raises(Refused):
+            auth.check_token(issuer().token(WALL, tocsin_rights=[right]), wall=WALL)
 
 
 def test_claims_have_the_names_that_are_configured() -> None:
@@ -473,6 +491,7 @@ async def test_a_key_that_leaves_ends_what_it_has_let_in(tmp_path: Path) -> None
         ({"TOCSIN_JWT_ALGORITHMS": ""}, "TOCSIN_JWT_ALGORITHMS"),
         ({"TOCSIN_JWT_RIGHTS": "read"}, "TOCSIN_JWT_RIGHTS"),
         ({"TOCSIN_JWT_RIGHTS": " "}, "TOCSIN_JWT_RIGHTS"),
+        ({"TOCSIN_JWT_RIGHTS": "read:feed:\\{sub}"}, "TOCSIN_JWT_RIGHTS"),
         ({"TOCSIN_JWT_KEYS": "https://user:x@h/k"}, "TOCSIN_JWT_KEYS"),
         ({"TOCSIN_JWT_KEYS": "https://"}, "TOCSIN_JWT_KEYS"),
         ({"TOCSIN_JWT_REFRESH_S": "0"}, "TOCSIN_JWT_REFRESH_S"),

@@ -56,6 +56,14 @@ def test_a_literal_pattern_fits_its_text_alone(text: str) -> None:
 def test_a_claim_cannot_add_keys_or_queues() -> None:
     with pytest.raises(RightsError, match="cannot stand for a queue"):
         fill_in("read:{sub}", {"sub": "feed:user-7"})
+    # Each of them is "orders" when it is cut.
+    for edge in ("orders ", " orders", "\torders", "orders\n"):
+        with pytest.raises(RightsError, match="cannot stand for a queue"):
+            fill_in("read:{sub}", {"sub": edge})
+        keys = parse_rights([fill_in("read:feed:{sub}", {"sub": edge})]).keys("read", "feed")
+        assert keys is not None
+        assert keys.allow(edge)
+        assert not keys.allow("orders")
     right = fill_in("read:{sub}", {"sub": "*"})
     assert parse_rights([right]).keys("read", "feed") is None
     for claims in ({}, {"sub": ""}, {"sub": None}, {"sub": True}, {"sub": ["a"]}):
@@ -111,6 +119,15 @@ def test_rights_add_up_and_nothing_else_is_allowed() -> None:
     assert not rights.sees("c")
     assert all(ALL_RIGHTS.check(verb, "anything").is_all for verb in VERBS)
     assert not any(NO_RIGHTS.keys(verb, "anything") for verb in VERBS)
+
+
+def test_a_right_is_text() -> None:
+    """JSON lets half a surrogate pair through; no cookie and no line of the trail can hold it."""
+    for text in ("read:\ud800", "read:feed:\ud800"):
+        with pytest.raises(RightsError, match="not valid UTF-8"):
+            parse_rights([text])
+    with pytest.raises(RightsError, match="not valid UTF-8"):
+        fill_in("read:feed:{sub}", {"sub": "\udfff"})
 
 
 def test_only_a_pattern_of_stars_is_everywhere() -> None:
