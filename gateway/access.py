@@ -67,14 +67,18 @@ class Tickets:
         """Whoever brings it within TICKET_S gets in, once, and stays as long as who made it.
 
         Raises:
-            Refused: too_many wait already.
+            Refused: too_many wait already, or more of this principal than there is room left:
+                nobody makes so many that others can make none.
         """
         self._expire(now)
-        if len(self._waiting) >= limits.TICKETS_MAX:
+        room = limits.TICKETS_MAX - len(self._waiting)
+        own = sum(one[2].principal == admission.principal for one in self._waiting.values())
+        if own >= room:
             first, _, _ = next(iter(self._waiting.values()))
+            whose = f"{own} tickets of this principal" if own else f"{limits.TICKETS_MAX} tickets"
             raise Refused(
                 "too_many",
-                f"{limits.TICKETS_MAX} tickets wait to be used: each is over after {TICKET_S:g} s",
+                f"{whose} wait to be used: each is over after {TICKET_S:g} s",
                 retry_after_s=first - now,
             )
         self._waiting[_digest(ticket)] = (now + TICKET_S, now + admission.lasts_s, admission)

@@ -219,7 +219,8 @@ PAGES_BYTES_MAX: Final = 8 * 1_048_576
 TOKENS_MAX: Final = 10_000
 """API tokens and certificates of a broker; each is some 500 bytes in memory."""
 TICKETS_MAX: Final = 1000
-"""Waiting to be used, each for 30 s: 300 bytes each. Only who has the token makes some."""
+"""Waiting to be used, each for 30 s: 300 bytes each. Only who has a token makes some, and nobody
+more than are left for others."""
 JWT_BYTES_MAX: Final = 8192
 JWTS_KEPT_MAX: Final = 10_000
 """JWTs whose verification is remembered; each is some 500 bytes."""

@@ -87,19 +87,32 @@ def test_another_ticket_is_none_and_is_not_repeated(ticket: str) -> None:
 def test_so_many_tickets_wait_and_no_more() -> None:
     """P9: on both sides of the bound."""
     tickets = Tickets()
-    for number in range(limits.TICKETS_MAX):
-        tickets.add(f"t-{number}", IN, now=100.0 + number / 1000)
+
+    def fill(name: str, count: int) -> None:
+        """So many of this principal, and no more."""
+        who = Admission(Principal(name))
+        for number in range(count):
+            tickets.add(f"{name}-{number}", who, now=100.0 + len(tickets) / 1000)
+        with pytest.raises(Refused) as refused:
+            tickets.add("more", who, now=120.0)
+        assert refused.value.code.name == "too_many"
+
+    # However many one principal makes, others can make as many as would have been left to them.
+    room = limits.TICKETS_MAX
+    while room > 1:
+        fill(f"p{room}", room - room // 2)
+        room //= 2
+    fill("last", 1)
+    assert len(tickets) == limits.TICKETS_MAX
     with pytest.raises(Refused) as refused:
         tickets.add("more", IN, now=120.0)
-    assert refused.value.code.name == "too_many"
     assert refused.value.retry_after_s == 10.0  # when the first one is over
-    assert len(tickets) == limits.TICKETS_MAX
     assert tickets.use("more", now=120.0) is None
-    assert tickets.use("t-7", now=120.0) == IN
+    assert tickets.use("p1000-7", now=120.0) == Admission(Principal("p1000"))
     tickets.add("one", IN, now=120.0)
     with pytest.raises(Refused):
         tickets.add("two", IN, now=120.0)
-    tickets.add("later", IN, now=130.0)
+    tickets.add("later", Admission(Principal("other")), now=130.0)
     tickets.check()
 
 
@@ -437,7 +450,8 @@ async def test_a_cookie_makes_no_tickets(application: Application, http: Http) -
 async def test_tickets_are_bounded_and_say_when(application: Application) -> None:
     now = asyncio.get_running_loop().time()
     for number in range(limits.TICKETS_MAX):
-        application.auth.tickets.add(f"t-{number}", IN, now=now)
+        one = Admission(Principal(f"p{number}"), credential="token:abcdefgh")
+        application.auth.tickets.add(f"t-{number}", one, now=now)
     async with client_of(application, authorization=f"Bearer {TOKEN}") as http:
         answer = await http.post("/v1/tickets")
     check_problem(answer, "too_many")
