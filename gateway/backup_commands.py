@@ -139,7 +139,8 @@ def restore(folder: Path, data_dir: str | None, as_json: bool) -> None:
     What is restored is an older history, and is marked as one: receipts and deliveries of the
     lost history are stale, readers' positions and the ids of messages that carry none of their own
     are new, and a reader that resumes is told `unknown`. What was acknowledged after the backup is
-    gone; producers may send it again.
+    gone; producers may send it again. Tokens are those of the backup, too: one that was revoked
+    since lets in again until it is revoked anew.
 
     \b
     Examples:
@@ -159,11 +160,17 @@ def restore(folder: Path, data_dir: str | None, as_json: bool) -> None:
         return
     damaged = f" {restored.damaged} damaged rows came with it." if restored.damaged else ""
     click.echo(
-        f"Restored {restored.queues} queues to {restored.data_dir}, incarnation "
+        f"Restored {_many(restored.queues, 'queue')} to {restored.data_dir}, incarnation "
         f"{restored.incarnation}.{damaged} Start it: tocsin serve --data-dir {restored.data_dir}"
     )
     if restored.master_key_id:
         click.echo(f"Its messages need the master key {restored.master_key_id}.")
+    if restored.tokens:
+        click.echo(
+            "It lets in whom it let in when the backup was made, with "
+            f"{_many(restored.tokens, 'token')}: revoke anew what was revoked since, "
+            "`tocsin admin token list` shows them."
+        )
 
 
 def note_restore(data_dir: Path, backup: Path, incarnation: str) -> None:
@@ -181,6 +188,10 @@ def note_restore(data_dir: Path, backup: Path, incarnation: str) -> None:
         trail.close()
     except OSError as error:
         click.echo(f"Warning: the audit trail cannot be written: {error}.", err=True)
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def _fields(value: msgspec.Struct) -> dict[str, Any]:

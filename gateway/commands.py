@@ -27,8 +27,8 @@ SERVE_EXAMPLES = """
 Examples:
   tocsin serve                                  on this machine only, without a token
   tocsin serve --port 0 --data-dir /tmp/try     a free port, a folder of its own
-  TOCSIN_TOKEN=$(openssl rand -hex 32) tocsin serve --host 0.0.0.0 --tls-cert c.pem --tls-key k.pem
-                                                for other machines, who present the token
+  export TOCSIN_TOKEN=$(openssl rand -hex 32)   for other machines, who present the token
+  tocsin serve --host 0.0.0.0 --tls-cert c.pem --tls-key k.pem
 
 Stop it with Ctrl-C or SIGTERM: it sends its clients elsewhere, writes what is left and ends with
 exit code 0. A second signal ends it at once; nothing that was acknowledged is lost by that either.

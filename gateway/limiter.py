@@ -201,6 +201,9 @@ class Limiter:
         """Counted, and in words."""
         scope, name = debtor.name
         self.refused[f"{scope}.{kind}"] += 1
+        if kind == "failures":
+            detail = f"too many wrong credentials came from this address ({kind}={rate}): wait"
+            return Refused("rate_limited", detail, retry_after_s=after_s)
         whose = f"the queue {name!r} takes" if scope == "queue" else f"this {scope} may have"
         return Refused("rate_limited", f"{whose} {kind}={rate}: wait", retry_after_s=after_s)
 

@@ -185,6 +185,8 @@ class Restored(msgspec.Struct, kw_only=True):
     """Rows of partitions and cursors that were damaged in the backup already."""
     master_key_id: str
     """Of the master key that its messages need; empty: none is sealed."""
+    tokens: int
+    """That let somebody in again, also those that were revoked after the backup."""
 
 
 def restore(backup: Path, data_dir: Path, progress: BackupProgress) -> Restored:
@@ -295,6 +297,7 @@ def _renew(backup: Path, data_dir: Path, manifest: Manifest) -> Restored:
         queues=len(partitions),
         damaged=renewed.damaged,
         master_key_id=_master_key_id(contents.data_keys),
+        tokens=len(contents.tokens),
     )
 
 

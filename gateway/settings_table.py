@@ -124,7 +124,8 @@ SETTINGS: Final = (
         values.auth,
         "'auto', where credentials are wanted as soon as a token or JWT keys are set, or "
         "'required', where they always are: tokens are made by tocsin admin token create",
-        "Who needs credentials. [auto]",
+        "Who needs credentials: required, everybody; auto, everybody once there is a token of the "
+        "broker's own or an issuer of JWTs. [auto]",
     ),
     Setting(
         "jwt_keys",

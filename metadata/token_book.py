@@ -72,7 +72,9 @@ class TokenBook:
     async def _revoke(self, token_id: str) -> TokenRecord:
         record = self._index.find(token_id)
         if record is None:
-            raise Refused("not_found", f"no token {token_id!r}")
+            raise Refused(
+                "not_found", f"no token {token_id!r}: `tocsin admin token list` shows their ids"
+            )
         await self._write(self._store.drop_token, token_id)
         self._index.remove(record)
         for listener in self._listeners:

@@ -28,6 +28,7 @@ from gateway.commands import admin as admin_command
 from gateway.config import Config
 from metadata.catalog import ANYBODY, GroupSettings, QueueSettings
 from metadata.inprocess import InProcessMetadata
+from metadata.tokens import TokenRecord
 from push.errors import Refused
 from storage.sqlite import SqliteStorage
 from tests.contract.stores import append
@@ -342,6 +343,25 @@ async def test_a_restored_folder_opens_with_what_was_there(backup: Path, tmp_pat
     assert await broker.storage.incarnation() == restored["incarnation"]
     await broker.stop()
     assert (await run("verify", tmp_path / "restored")).exit_code == 0
+
+
+async def test_whom_a_restored_folder_lets_in_again_is_said(broker: Broker, tmp_path: Path) -> None:
+    """A token that was revoked since the backup is good again: nobody may find that out later."""
+    made = {"token_id": "abcdefgh", "kind": "token", "name": "billing", "tenant": "default"}
+    record = msgspec.convert(
+        {**made, "rights": ["read:x"], "created_unix_ms": 1, "digest": b"x" * 32}, TokenRecord
+    )
+    await broker.metadata.tokens.create(record)
+    backup = tmp_path / "backup"
+    assert (await run("backup", backup, "--data-dir", tmp_path / "data")).exit_code == 0
+    await broker.metadata.tokens.revoke("abcdefgh")
+    result = await run("restore", backup, "--data-dir", tmp_path / "restored")
+    assert result.exit_code == 0
+    assert "Restored 1 queue to" in result.output
+    assert "with 1 token: revoke anew what was revoked since" in result.output
+    again = await opened(tmp_path / "restored")
+    assert again.metadata.tokens.find("abcdefgh") is not None
+    await again.stop()
 
 
 async def test_restored_twice_it_is_two_histories(backup: Path, tmp_path: Path) -> None:

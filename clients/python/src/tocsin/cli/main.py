@@ -65,6 +65,7 @@ def explain(error: TocsinError) -> str:
     """What went wrong and what to do about it, in a sentence."""
     text = str(error)
     if isinstance(error, CannotConnect):
+        text = text.rstrip(".")
         return f"{text}. Is the broker running there? `tocsin serve` starts one; --url names it."
     if isinstance(error, Unauthorized):
         return f"{text}. Give the broker's token in TOCSIN_TOKEN or with --token."
