@@ -1,23 +1,19 @@
-"""The end of a credential ends what it has let in; wrong ones are told the same, as quickly.
+"""The end of a credential ends what it has let in.
 
-revoke     half of the sessions over WebSocket, half by long poll, each waiting; then their token is
-           revoked, runs out, or the key that signed it leaves the issuer's set. A witness with
-           another token goes on
-guesses    wrong credentials of every kind, in turns, as REST requests and as WebSocket handshakes
+Half of the sessions are over WebSocket, half by long poll, each waiting; then their token is
+revoked, runs out, or the key that signed it leaves the issuer's set. A witness with another token
+goes on.
 """
 
 import asyncio
 import json
-import statistics
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 from typing import Final
-from urllib.parse import urlsplit
 
-from loadtests.bad_credentials import AUDIENCE, ISSUER, Bad, Issuer, bad_credentials
+from loadtests.bad_credentials import AUDIENCE, ISSUER, Issuer
 from loadtests.load import LoadFailed
 from loadtests.rest import Rest
 from loadtests.server import Server, raise_file_limit
@@ -28,8 +24,6 @@ SESSIONS: Final = 500
 LASTS_S: Final = 15.0
 """Of a token that runs out: all sessions are open by then."""
 WITHIN_S: Final = 5.0
-TRIES: Final = 1000
-MEDIANS_WITHIN_MS: Final = 1.0
 TOKEN: Final = "operator-of-the-trial-0123456789"
 ENDS: Final = {
     "API token revoked": 4501, "API token over": 4401, "JWT key gone": 4501, "JWT over": 4401,
@@ -208,79 +202,3 @@ def _judge(finding: Finding, kind: str, there: list[_Session], before: int, at: 
     wanted = {("websocket", code), ("long-poll", code)}
     finding.check(f"{kind}: they are told {code}", codes == wanted, codes)
     finding.check(f"{kind}: within {WITHIN_S:g} s", last_s <= WITHIN_S, f"{last_s:.2f} s")
-
-
-# --- Guesses --------------------------------------------------------------------------------------
-
-
-async def guesses(tries: int, folder: Path, progress: Progress, *, seed: int = 1) -> Finding:
-    """So many of each kind and way in. Raises LoadFailed, ServerFailed."""
-    finding = Finding("guesses", {"tries of each kind": tries})
-    issuer, keys = Issuer(), folder / "jwks.json"
-    write_keys(keys, issuer.jwks("EdDSA", "ES256", "RS256"))
-    async with broker("guesses", settings=settings_of(keys)) as server:
-        made = await admin(server, "token", "create", "good", "--right", "read:*")
-        bad = bad_credentials(
-            issuer, time.time(), token=TOKEN, api_token=made["token"], tickets=[], seed=seed
-        )
-        kinds: dict[str, list[Bad]] = {}
-        for one in bad:
-            if one.text.isascii() and one.text.isprintable():
-                kinds.setdefault(one.kind, []).append(one)
-        for way, ask in (("rest", _rest_request), ("websocket", _handshake)):
-            progress(f"{way}: {tries} of each of {len(kinds)} kinds")
-            took, told = await _ask_all(server, kinds, tries, ask, Random(seed))
-            medians = {kind: 1000 * statistics.median(times) for kind, times in took.items()}
-            for kind, median in sorted(medians.items(), key=lambda one: one[1]):
-                finding.figures[f"{way}: {kind}, median ms"] = round(median, 3)
-            spread = max(medians.values()) - min(medians.values())
-            finding.check(f"{way}: all are told the same", len(told) == 1, len(told))
-            within = spread <= MEDIANS_WITHIN_MS
-            promise = f"{way}: medians within {MEDIANS_WITHIN_MS:g} ms"
-            finding.check(promise, within, f"{spread:.3f} ms", timed=True)
-    return finding
-
-
-Ask = Callable[[Server, Rest, str], Awaitable[tuple[float, bytes]]]
-
-
-async def _ask_all(
-    server: Server, kinds: dict[str, list[Bad]], tries: int, ask: Ask, rng: Random
-) -> tuple[dict[str, list[float]], set[bytes]]:
-    """Turn by turn, so that whatever else happens on the machine happens to all kinds."""
-    took: dict[str, list[float]] = {kind: [] for kind in kinds}
-    told: set[bytes] = set()
-    rest = Rest(server.url)
-    order = list(kinds)
-    for turn in range(tries):
-        rng.shuffle(order)
-        for kind in order:
-            text = kinds[kind][turn % len(kinds[kind])].text
-            seconds, answer = await ask(server, rest, text)
-            took[kind].append(seconds)
-            told.add(answer)
-    rest.close()
-    return took, told
-
-
-async def _rest_request(server: Server, rest: Rest, text: str) -> tuple[float, bytes]:
-    rest.token = text
-    began = time.perf_counter()
-    status, answer = await rest.request("GET", "/v1/queues")
-    return time.perf_counter() - began, b"%d %b" % (status, answer)
-
-
-async def _handshake(server: Server, rest: Rest, text: str) -> tuple[float, bytes]:
-    place = urlsplit(server.url)
-    reader, writer = await asyncio.open_connection(place.hostname, place.port)
-    lines = [
-        "GET /v1/ws HTTP/1.1", f"Host: {place.netloc}", "Upgrade: websocket", "Connection: Upgrade",
-        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version: 13",
-        "Sec-WebSocket-Protocol: tocsin.v1", f"Authorization: Bearer {text}", "", "",
-    ]  # fmt: skip
-    began = time.perf_counter()
-    writer.write("\r\n".join(lines).encode())
-    answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
-    seconds = time.perf_counter() - began
-    writer.transport.abort()
-    return seconds, answer.partition(b"\r\n")[0]

@@ -24,6 +24,7 @@ from loadtests import (
     trial_credentials,
     trial_fuzz,
     trial_guard,
+    trial_guesses,
     trial_hostile,
     trial_kills,
     trial_noisy,
@@ -320,16 +321,16 @@ def hostile(seconds: float, as_json: bool) -> None:
 
 @trials.command()
 @click.option(
-    "--tries", type=click.IntRange(1, 100_000), default=trial_credentials.TRIES, show_default=True,
-    help="Of each kind, as a request and as a handshake.",
+    "--tries", type=click.IntRange(1, 100_000), default=trial_guesses.TRIES, show_default=True,
+    help="Of each kind, over each way in.",
 )  # fmt: skip
 @_seed
 @_json
 def guesses(tries: int, seed: int, as_json: bool) -> None:
-    """Wrong credentials of every kind: the medians of the times until the answer must be within
-    1 ms of one another, and the answers the same. About two minutes."""
+    """Wrong credentials of every kind over every way in: of each way the medians of the times until
+    the answer must be within 1 ms of one another, and the answers the same. About two minutes."""
     with tempfile.TemporaryDirectory(prefix="tocsin-guesses-") as folder:
-        _try(trial_credentials.guesses(tries, Path(folder), _progress, seed=seed), as_json)
+        _try(trial_guesses.guesses(tries, Path(folder), _progress, seed=seed), as_json)
 
 
 def _progress(text: str) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from loadtests import trial_calm, trial_noisy
 from loadtests.trial import Finding
 from loadtests.trial_churn import churn
-from loadtests.trial_credentials import guesses, revoke
+from loadtests.trial_credentials import revoke
+from loadtests.trial_guesses import guesses
 from loadtests.trial_seal import Plan as SealPlan
 from loadtests.trial_seal import seal
 from loadtests.trial_stalled import stalled
