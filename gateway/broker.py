@@ -20,7 +20,7 @@ from gateway.explaining import Explaining
 from gateway.flusher import Flusher
 from gateway.groups import Groups
 from gateway.guarded_metadata import GuardedMetadata
-from gateway.hit_rate import HitRate, described
+from gateway.hit_rate import Shown, described
 from gateway.holding import Holding
 from gateway.janitor import Janitor
 from gateway.keyring import Keyring
@@ -106,7 +106,7 @@ class Broker:
             changed=self.stock.changed,
         )
         self.flusher.on_written = self.janitor.touched
-        self.hit_rates: dict[str, HitRate] = {
+        self.hit_rates: dict[str, Shown] = {
             "tail": self.tail.hit_rate,
             "places_of_keys": self.publisher.places,
             "frames_of_readers": self.readers.encoded,

@@ -3,10 +3,12 @@
 from gateway.admitted import Admitted
 from gateway.auth import Auth
 from gateway.config import Config
+from gateway.hit_rate import FunctionHitRate, Shown
 from gateway.jwks_source import JwksSource
 from gateway.jwt_keys import Keys
 from gateway.jwts import Jwts, Terms
 from metadata.client import Metadata
+from metadata.tokens import rights_of
 
 
 class Credentials:
@@ -43,6 +45,12 @@ class Credentials:
     @property
     def _admitted(self) -> Admitted:
         return self.auth.admitted
+
+    @property
+    def hit_rates(self) -> dict[str, Shown]:
+        """Of what is remembered of identities, by its name."""
+        of_jwts = self.jwts.hit_rates if self.jwts is not None else {}
+        return {"rights_of_tokens": FunctionHitRate(rights_of), **of_jwts}
 
     def _put_keys(self, keys: Keys) -> None:
         if self.jwts is not None:

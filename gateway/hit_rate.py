@@ -3,11 +3,21 @@
 A cache takes part with two lines, and adds to the numbers itself:
 
     self.hit_rate = HitRate()
-    broker.hit_rates["jwks"] = cache.hit_rate
+    broker.hit_rates["jwts"] = cache.hit_rate
+
+What `functools.lru_cache` keeps counts by itself: FunctionHitRate shows it.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class Shown(Protocol):
+    """The hit rate of one cache."""
+
+    def shown(self) -> dict[str, object]:
+        """As HitRate.shown."""
 
 
 @dataclass(slots=True)
@@ -25,6 +35,25 @@ class HitRate:
         return {"hits": hits, "misses": self.misses, "rate": rate}
 
 
-def described(rates: Mapping[str, HitRate]) -> dict[str, object]:
+class Cached(Protocol):
+    """A function with `functools.lru_cache`."""
+
+    def cache_info(self) -> Any:
+        """Its hits and misses, among others."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionHitRate:
+    """Of what a function with `functools.lru_cache` keeps, for all who call it in this process."""
+
+    function: Cached
+
+    def shown(self) -> dict[str, object]:
+        """As HitRate.shown."""
+        info = self.function.cache_info()
+        return HitRate(info.hits, info.misses).shown()
+
+
+def described(rates: Mapping[str, Shown]) -> dict[str, object]:
     """All of them, by the cache's name."""
     return {name: rates[name].shown() for name in sorted(rates)}

@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 import jwt
 
 from gateway.admission import Admission
+from gateway.hit_rate import FunctionHitRate, HitRate, Shown
 from gateway.jwt_keys import NO_KEYS, Key, Keys
 from metadata.catalog import NAME, Principal
 from metadata.rights import Rights, RightsError, fill_in, parse_rights
@@ -77,8 +78,13 @@ class Jwts:
         self._keys: Keys = NO_KEYS
         self._credentials: frozenset[str] = frozenset()
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
-        self.hits = self.misses = 0
-        """Of what is remembered."""
+        self.hit_rate = HitRate()
+        """Of what is remembered: a hit costs no signature."""
+
+    @property
+    def hit_rates(self) -> dict[str, Shown]:
+        """Of what is kept here, by its name."""
+        return {"jwts": self.hit_rate, "rights_of_jwts": FunctionHitRate(_rights_of)}
 
     def put_keys(self, keys: Keys) -> frozenset[str]:
         """From now on these count. Returns the credentials that have ended: what they have
@@ -98,10 +104,10 @@ class Jwts:
         digest = sha256(text.encode("utf-8", "surrogatepass")).digest()
         kept = self._kept.get(digest)
         if kept is not None:
-            self.hits += 1
+            self.hit_rate.hits += 1
             self._kept.move_to_end(digest)
         else:
-            self.misses += 1
+            self.hit_rate.misses += 1
             try:
                 kept = self._verified(text)
             except Wrong as wrong:

@@ -13,7 +13,7 @@ import msgspec
 from gateway import link
 from gateway.audit import Audit
 from gateway.facts_values import Explained, HeldKeys, LeaseList
-from gateway.hit_rate import HitRate
+from gateway.hit_rate import Shown
 from gateway.limiter import Limiter
 from gateway.upkeep_values import HeldPlace, Place, Upkeeping
 from gateway.usage import Counter
@@ -320,7 +320,7 @@ class BrokerPort(Protocol):
 
 
 class WholeBroker(BrokerPort, link.Broker, Protocol):
-    hit_rates: dict[str, HitRate]
+    hit_rates: dict[str, Shown]
     """Of its caches, and of those that are put beside it."""
     audit: Audit
     """Where it notes what is done without an operator."""

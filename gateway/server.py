@@ -106,6 +106,7 @@ class Server:
         )
         self.registry = Registry(around, sessions_max=_sessions_max(), addresses=addresses)
         broker.hit_rates["framed_messages"] = self.registry.framed
+        broker.hit_rates |= self.credentials.hit_rates
         broker.audit = books.audit
         application = Application(
             broker,

@@ -16,7 +16,7 @@ import msgspec
 from gateway.audit import Audit
 from gateway.facts_values import Explained, HeldKeys, LeaseList
 from gateway.frames import Position
-from gateway.hit_rate import HitRate
+from gateway.hit_rate import Shown
 from gateway.limiter import Limiter
 from gateway.link import Consumer, Link, Reader, StartFrom
 from gateway.ports import (
@@ -311,7 +311,7 @@ class PlainBroker:
 
     def __init__(self, *, auto_create: bool = False) -> None:
         self.metadata: Metadata = PlainMetadata()
-        self.hit_rates: dict[str, HitRate] = {}
+        self.hit_rates: dict[str, Shown] = {}
         self.audit = Audit(None, None, wall=time.time)
         self.limiter = Limiter()
         self.draining = False

@@ -247,7 +247,7 @@ def test_what_a_token_gave_is_remembered_until_it_ends_or_the_keys_change() -> N
         found = jwts.judge(token, wall=WALL + passed)
         assert found is not None
         assert found.lasts_s == 600 - passed
-    assert (jwts.hits, jwts.misses) == (4, 1)
+    assert (jwts.hit_rate.hits, jwts.hit_rate.misses) == (4, 1)
     assert jwts.judge(token, wall=WALL + 600) is None
     assert jwts.put_keys(parse_keys(issuer().jwks("ES256"), ALGORITHMS)) == frozenset(
         parsed(issuer().jwk(one)).by_kid[KIDS[one]].credential
@@ -265,9 +265,9 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for token in (*tokens, tokens[3], tokens[1]):
         assert jwts.judge(token, wall=WALL) is not None
         assert jwts.judge(token[:-1], wall=WALL) is None
-    assert (len(jwts._kept), jwts.hits) == (3, 2)
+    assert (len(jwts._kept), jwts.hit_rate.hits) == (3, 2)
     jwts.judge(tokens[0], wall=WALL)
-    assert jwts.hits == 2
+    assert jwts.hit_rate.hits == 2
 
 
 def test_a_key_that_is_exchanged_under_its_kid_is_another_one() -> None:

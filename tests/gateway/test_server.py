@@ -8,6 +8,7 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,11 @@ from gateway.ports import WholeBroker
 from gateway.server import EXIT_FATAL, OnFatal, Server, raise_files_limit
 from gateway.session import Ping, Session
 from gateway.settings_table import SETTINGS
+from loadtests.bad_credentials import AUDIENCE, Issuer
 from push.errors import Refused
 from tests.gateway.conftest import never
 from tests.gateway.plain_broker import PlainBroker
+from tests.gateway.plain_tokens import record, text
 
 
 async def plain(config: Config, on_fatal: OnFatal) -> WholeBroker:
@@ -58,6 +61,40 @@ async def test_a_started_server_answers_on_its_port_and_its_socket(server: Serve
     async with httpx2.AsyncClient(base_url=server.url) as http:
         assert (await http.get("/readyz")).json() == {"ready": True, "not_ready": []}
     assert (server.config.data_dir / "admin.sock").is_socket()
+
+
+async def test_caches_of_identities_are_among_those_that_status_shows(tmp_path: Path) -> None:
+    """Of a JWT and an API token, each brought three times, all but the first are hits; what is
+    wrong is never one."""
+    issuer, keys, now = Issuer(), tmp_path / "jwks.json", time.time()
+    keys.write_bytes(issuer.jwks("EdDSA"))
+    config = config_of(tmp_path, jwt_keys=str(keys), jwt_audience=AUDIENCE)
+    server = await Server.open(config, whole, on_fatal=never)
+    # Rights that no other test has: what is kept of them is this process's.
+    mine = record(rights=("read:of-test-server",))
+    await server.broker.metadata.tokens.create(mine)
+    jwt = issuer.token(now, tocsin_rights=["read:of-test-server"])
+
+    async def caches() -> dict[str, tuple[int, int]]:
+        shown: Any = (await server.broker.describe())["caches"]
+        return {name: (one["hits"], one["misses"]) for name, one in shown.items()}
+
+    before = await caches()
+    async with httpx2.AsyncClient(base_url=server.url) as http:
+        for token, status in ((jwt, 200), (text(), 200), (jwt[:-2], 401)):
+            headers = {"Authorization": f"Bearer {token}"}
+            for _ in range(3):
+                answer = await http.get("/v1/queues", headers=headers)
+                assert answer.status_code == status
+    after = await caches()
+    await server.stop()
+    grown = {
+        name: tuple(b - a for a, b in zip(before[name], after[name], strict=True))
+        for name in ("jwts", "rights_of_jwts", "rights_of_tokens")
+    }
+    assert grown["jwts"] == (2, 1 + 3)
+    assert grown["rights_of_jwts"] == (0, 1)
+    assert grown["rights_of_tokens"] == (3, 0)  # `create` has looked at them before
 
 
 @pytest.mark.parametrize("heartbeat_s", [1.0, 20.0, 60.0])
