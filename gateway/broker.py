@@ -160,6 +160,8 @@ class Broker:
             await metadata.close()
             raise
         broker = cls(config, metadata, storage)
+        if keyring is not None:
+            keyring.guard(broker.metadata.data_keys)
         broker.keyring = keyring
         broker.backups = Backups(metadata, storage)
         await broker.start()

@@ -21,7 +21,7 @@ from gateway.hit_rate import HitRate
 from gateway.lookups import Lookups
 from metadata.catalog import Group, GroupSettings, Membership, Principal, Queue, QueueSettings
 from metadata.client import Metadata, QueueListener, Tokens
-from metadata.data_keys import DataKeys
+from metadata.data_keys import DataKey, DataKeys
 from push import limits
 from push.errors import Refused, TocsinError, Unavailable
 
@@ -40,6 +40,9 @@ class GuardedMetadata:
         self._calls = GuardedCalls("the metadata")
         self.tokens: Tokens = GuardedTokens(inner, self._calls)
         """See Metadata."""
+        self.data_keys = DataKeys(inner.data_keys.all(), self._put_data_keys)
+        """See Metadata. Here are those that were told to be durable: one whose answer came late is
+        put again by whoever made it."""
         self._queues: Lookups[tuple[str, str], Queue] = Lookups(
             "queue_not_found", known_max=limits.QUEUES_MAX
         )
@@ -54,11 +57,6 @@ class GuardedMetadata:
         self._telling: asyncio.Task[None] | None = None
         self._closed = False
         inner.on_queue_changed(self._changed)
-
-    @property
-    def data_keys(self) -> DataKeys:
-        """See Metadata. They are made ahead of their use, and asked for until they are there."""
-        return self.inner.data_keys
 
     @property
     def hit_rates(self) -> dict[str, HitRate]:
@@ -203,6 +201,11 @@ class GuardedMetadata:
         """See Metadata, and put_queue."""
         await self._calls.run(
             "change", lambda: self.inner.set_mark(name, value), limits.METADATA_DEADLINE_S
+        )
+
+    async def _put_data_keys(self, rows: list[DataKey]) -> None:
+        await self._calls.run(
+            "data keys", lambda: self.inner.data_keys.put(rows), limits.METADATA_DEADLINE_S
         )
 
     # --- Membership ------------------------------------------------------------------------------

@@ -57,6 +57,8 @@ class Keyring:
         self._rotating: set[asyncio.Task[Rotated]] = set()
         self._making: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._begun: tuple[bytes, bytes, int] | None = None
+        """(id, key, when) of a data key that the catalog was given, and has not said to have."""
         self._closed = False
         self.sealer = RecordSealer(
             self._open_key, running_low=self._running_low, succeeded=self._succeeded
@@ -87,6 +89,11 @@ class Keyring:
             ring._arm()
         return ring
 
+    def guard(self, data_keys: DataKeys) -> None:
+        """From now on the catalog is reached by these: the same ones, behind deadlines. A catalog
+        that stalls then holds up neither the next data key for ever nor who rotates."""
+        self._data_keys = data_keys
+
     async def close(self) -> None:
         """No more keys are made; a rotation is finished first."""
         self._closed = True
@@ -107,11 +114,16 @@ class Keyring:
     async def _add_key(self) -> tuple[bytes, bytes]:
         """Make a data key, durable when this returns: (id, key)."""
         async with self._one_at_a_time:
-            key_id, key = secrets.token_bytes(KEY_ID_BYTES), secrets.token_bytes(DATA_KEY_BYTES)
-            created_unix_ms = time.time_ns() // 1_000_000
-            master = self._source.current
-            row = await asyncio.to_thread(_wrap, master, key_id, key, created_unix_ms)
+            # What may have been written is tried again: a rotation leaves out what it knows not.
+            self._begun = self._begun or (
+                secrets.token_bytes(KEY_ID_BYTES),
+                secrets.token_bytes(DATA_KEY_BYTES),
+                time.time_ns() // 1_000_000,
+            )
+            key_id, key, _ = self._begun
+            row = await asyncio.to_thread(_wrap, self._source.current, *self._begun)
             await self._data_keys.put([row])
+            self._begun = None
             return key_id, key
 
     def _running_low(self) -> None:
@@ -174,7 +186,8 @@ class Keyring:
 
         Raises:
             Refused: invalid_request: it cannot be done so, with what to do; storage_unavailable:
-                the catalog did not take it, and what was wrapped stays as it was.
+                the catalog did not take it, and what was wrapped stays as it was;
+                metadata_unavailable: it has not answered: either key may be needed.
         """
         source = self._source
         if source.kind == "provider":
@@ -211,7 +224,10 @@ class Keyring:
     async def _rewrap(self, key: MasterKey) -> int:
         """Wrap every data key under `key`, which is the master key when this returns."""
         async with self._one_at_a_time:
-            rows = await asyncio.to_thread(_rewrapped, self._data_keys.all(), self._source, key)
+            known = self._data_keys.all()
+            if self._begun is not None:
+                known.append(await asyncio.to_thread(_wrap, self._source.current, *self._begun))
+            rows = await asyncio.to_thread(_rewrapped, known, self._source, key)
             await self._data_keys.put(rows)
             source = self._source
             former = [old for old in (source.current, *source.former) if old is not key]

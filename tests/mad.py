@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from metadata.catalog import Principal, Queue
+from metadata.data_keys import DataKeys
 from push.errors import TocsinError
 from push.ports import Append, Appended, Partition, Read
 
@@ -82,6 +83,12 @@ class MadMetadata(Mad):
 
     swapped: dict[str, str] = {}
     elsewhere: dict[str, Queue] = {}
+
+    @property
+    def data_keys(self) -> DataKeys:
+        """As the real ones, of which writing stalls."""
+        real = self.real.data_keys
+        return DataKeys(real.all(), lambda rows: self._run("put_data_keys", real.put, (rows,), {}))
 
     def find_queue(self, principal: Principal, name: str) -> Queue:
         """As the real one, of the name that is put in its place."""

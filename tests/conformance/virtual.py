@@ -42,6 +42,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Seconds since an hour that nobody knows."""
         return self.now
 
+    async def shutdown_default_executor(self, *args: Any) -> None:
+        """As in any loop; a thread of it does that."""
+        self.working += 1
+        try:
+            await super().shutdown_default_executor(*args)
+        finally:
+            self.working -= 1
+
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> "asyncio.Future[Any]":
