@@ -23,7 +23,7 @@ from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.admin_keys import key_routes
-from gateway.audit import LOCAL, Audit
+from gateway.audit import LOCAL, Audit, Who
 from gateway.books import Books
 from gateway.listening import Listener
 from gateway.operation import decode, read_body, reply
@@ -62,6 +62,7 @@ class Park(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     group: str
     limit: Annotated[int, msgspec.Meta(ge=1, le=limits.PARKED_PER_CALL_MAX)] = KEYS_DEFAULT
     decide: DecisionRequest | None = None
+    tenant: str = ADMINISTRATOR.tenant
 
 
 class BackupTo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -122,8 +123,7 @@ class AdminSocket:
             wanted = decode(await read_body(request), _DELETE_QUEUE)
             if wanted.queue != wanted.confirm:
                 raise Refused("invalid_request", "queue and confirm are not the same name")
-            who = Principal(ADMINISTRATOR.name, wanted.tenant)
-            by = msgspec.structs.replace(LOCAL, principal=who)
+            who, by = _administrator(wanted.tenant)
             async with audit.act("queue.delete", by, queue=wanted.queue) as act:
                 broker.find_queue(who, wanted.queue)  # else there is nothing to begin
                 await act.begin()
@@ -133,13 +133,14 @@ class AdminSocket:
 
         async def park(request: Request) -> Response:
             wanted = decode(await read_body(request), _PARK)
-            queue = broker.find_queue(ADMINISTRATOR, wanted.queue)
-            group = broker.metadata.find_group(ADMINISTRATOR, queue, wanted.group)
+            who, by = _administrator(wanted.tenant)
+            queue = broker.find_queue(who, wanted.queue)
+            group = broker.metadata.find_group(who, queue, wanted.group)
             if wanted.decide is None:
                 return reply(await broker.parking.parked(queue, group, wanted.limit))
             which, verb = wanted.decide.which(), wanted.decide.decision
             place = {"queue": wanted.queue, "group": wanted.group}
-            async with audit.act("parked.decide", LOCAL, **place) as act:
+            async with audit.act("parked.decide", by, **place) as act:
                 act.about(decision=verb, **shown_keys(which, queue))
                 decided = await broker.parking.decide(queue, group, verb, which)
                 act.about(keys=len(decided.keys))
@@ -171,6 +172,12 @@ class AdminSocket:
             await router(scope, receive, send)
 
         return Problems(application)
+
+
+def _administrator(tenant: str) -> tuple[Principal, Who]:
+    """Who acts in this tenant, and how that is noted."""
+    who = Principal(ADMINISTRATOR.name, tenant)
+    return who, msgspec.structs.replace(LOCAL, principal=who)
 
 
 def _bind(data_dir: Path) -> socket.socket:
@@ -271,15 +278,15 @@ def delete_queue(
     return _ask(data_dir, "POST", "/delete-queue", body)
 
 
-def parked(data_dir: Path, queue: str, group: str, limit: int) -> dict[str, Any]:
-    """The parked keys of a group, as over HTTP. Raises AdminError."""
-    return _ask(data_dir, "POST", "/park", {"queue": queue, "group": group, "limit": limit})
+def parked(data_dir: Path, place: dict[str, str], limit: int) -> dict[str, Any]:
+    """The parked keys of a group, as over HTTP. `place`: its queue, group and tenant. Raises
+    AdminError."""
+    return _ask(data_dir, "POST", "/park", {**place, "limit": limit})
 
 
-def unpark(data_dir: Path, queue: str, group: str, decision: dict[str, object]) -> dict[str, Any]:
+def unpark(data_dir: Path, place: dict[str, str], decision: dict[str, object]) -> dict[str, Any]:
     """Decide about parked keys: the body and the answer are those of HTTP. Raises AdminError."""
-    body = {"queue": queue, "group": group, "decide": decision}
-    return _ask(data_dir, "POST", "/park", body)
+    return _ask(data_dir, "POST", "/park", {**place, "decide": decision})
 
 
 def status(data_dir: Path) -> dict[str, Any]:

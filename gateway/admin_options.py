@@ -44,6 +44,9 @@ data_dir_option: Final = click.option(
     metavar="TEXT",
     help="The broker's data folder. (env TOCSIN_DATA_DIR)",
 )
+tenant_option: Final = click.option(
+    "--tenant", default="default", show_default=True, help="Whose queue it is."
+)
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="JSON, for machines.")
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from gateway import admin as admin_socket
 from gateway import logs, server
-from gateway.admin_options import data_dir_of, data_dir_option, json_option, to_json
+from gateway.admin_options import data_dir_of, data_dir_option, json_option, tenant_option, to_json
 from gateway.backup_commands import backup, restore, verify
 from gateway.broker import Broker
 from gateway.config import Config, ConfigError, load
@@ -121,7 +121,7 @@ def admin() -> None:
 @admin.command("delete-queue")
 @click.argument("name")
 @click.option("--confirm", default=None, metavar="NAME", help="The name again, instead of asking.")
-@click.option("--tenant", default="default", show_default=True, help="Whose queue it is.")
+@tenant_option
 @data_dir_option
 @json_option
 def delete_queue(

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from gateway import admin as admin_socket
-from gateway.admin_options import data_dir_of, data_dir_option, json_option, to_json
+from gateway.admin_options import data_dir_of, data_dir_option, json_option, tenant_option, to_json
 from gateway.rest_parked import KEYS_DEFAULT
 from push import limits
 
@@ -32,17 +32,19 @@ def park() -> None:
     show_default=True,
     help="At most so many keys.",
 )
+@tenant_option
 @data_dir_option
 @json_option
-def list_parked(queue: str, group: str, limit: int, data_dir: str | None, as_json: bool) -> None:
+def list_parked(limit: int, data_dir: str | None, as_json: bool, **place: str) -> None:
     """List the keys of QUEUE that are parked in GROUP: why, since when, and what waits.
 
     \b
     Examples:
       tocsin admin park list orders billing
+      tocsin admin park list orders billing --tenant acme
       tocsin admin park list orders billing --json | jq -r '.keys[].key'
     """
-    answer = _asked(lambda: admin_socket.parked(data_dir_of(data_dir), queue, group, limit))
+    answer = _asked(lambda: admin_socket.parked(data_dir_of(data_dir), place, limit))
     if as_json:
         click.echo(to_json(answer))
         return
@@ -50,9 +52,13 @@ def list_parked(queue: str, group: str, limit: int, data_dir: str | None, as_jso
         click.echo(_line(key))
     left = answer["keys_parked"] - len(answer["keys"])
     if not answer["keys_parked"]:
-        click.echo(f"Nothing is parked in the group {group} of {queue}.")
+        click.echo(_nothing(place))
     elif left:
         click.echo(f"And {left:,} more; --limit shows up to {limits.PARKED_PER_CALL_MAX:,}.")
+
+
+def _nothing(place: dict[str, str]) -> str:
+    return f"Nothing is parked in the group {place['group']} of {place['queue']}."
 
 
 def _line(key: dict[str, Any]) -> str:
@@ -77,21 +83,25 @@ def _decision(verb: str, done: str, help_text: str) -> None:
     @click.argument("key", required=False)
     @click.option("--hash", "key_hash", metavar="HEX", help="A key without a text, as listed.")
     @click.option("--all", is_flag=True, help="Every key that is parked.")
+    @tenant_option
     @data_dir_option
     @json_option
-    def decide(queue: str, group: str, data_dir: str | None, as_json: bool, **which: Any) -> None:
+    def decide(
+        queue: str, group: str, tenant: str, data_dir: str | None, as_json: bool, **which: Any
+    ) -> None:
         if sum(map(bool, which.values())) != 1:
             raise click.UsageError("Give one of KEY, --hash and --all.")
         decision: dict[str, object] = {"decision": verb}
         decision |= {name: value for name, value in which.items() if value}
-        answer = _asked(lambda: admin_socket.unpark(data_dir_of(data_dir), queue, group, decision))
+        place = {"queue": queue, "group": group, "tenant": tenant}
+        answer = _asked(lambda: admin_socket.unpark(data_dir_of(data_dir), place, decision))
         if as_json:
             click.echo(to_json(answer))
             return
         for found in answer["keys"]:
             click.echo(f"{done} {_name(found)}: {found['messages']:,} messages waited.")
         if not answer["keys"]:
-            click.echo(f"Nothing is parked in the group {group} of {queue}.")
+            click.echo(_nothing(place))
         if answer["keys_parked"]:
             click.echo(f"{answer['keys_parked']:,} more are parked: run this again.")
 

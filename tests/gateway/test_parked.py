@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from gateway.admin import AdminSocket
 from gateway.commands import admin as admin_command
+from metadata.catalog import GroupSettings, Principal, QueueSettings
 from push import limits
 from tests.histories.house import House, Session, delivery, message
 
@@ -161,3 +162,31 @@ async def test_a_command_that_is_wrong_says_why(session: Session, run: Callable[
         result = await run(*arguments)
         assert (result.exit_code, text in result.output) == (code, True), result.output
     assert "user-7" in (await run("list", "orders", "billing")).output
+
+
+async def test_another_tenants_keys_are_reached_by_its_name_alone(
+    session: Session, house: House, run: Callable[..., Any]
+) -> None:
+    alice = Principal("alice", "acme")
+    settings = QueueSettings(partitions=1, on_exhausted="park", attempts_max=1)
+    queue, _ = await house.broker.create_queue(alice, "orders", settings)
+    group, _ = await house.broker.put_group(alice, queue, "billing", GroupSettings(), None)
+    theirs, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message(0, "user-7"), message(1, "hers")])
+    for place, _, _ in await theirs.take(2):
+        consumer.nack(delivery(place), 0, None)
+    await house.broker.flusher.drain()
+
+    async def listed(*more: str) -> set[str]:
+        shown = json.loads((await run("list", "orders", "billing", "--json", *more)).output)
+        return {key["key"] for key in shown["keys"]}
+
+    of_acme = ("--tenant", "acme")
+    assert await listed() == await listed("--tenant", "default") == {"user-7", "user-8"}
+    assert await listed(*of_acme) == {"user-7", "hers"}
+    assert "not_parked" in (await run("skip", "orders", "billing", "hers")).output
+    done = await run("retry", "orders", "billing", "user-7", *of_acme)
+    assert done.output == "Retrying user-7: 1 messages waited.\n"
+    assert (await listed(*of_acme), await listed()) == ({"hers"}, {"user-7", "user-8"})
+    nobody = await run("list", "orders", "billing", "--tenant", "nobody")
+    assert (nobody.exit_code, "queue_not_found" in nobody.output) == (1, True)
