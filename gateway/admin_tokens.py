@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from gateway.audit import LOCAL, Audit
 from gateway.auth import Auth
+from gateway.limit_values import limits_of
 from gateway.operation import decode, read_body, reply
 from metadata.catalog import NAME
 from metadata.client import Tokens
@@ -23,6 +24,7 @@ from metadata.tokens import (
     digest_of,
     write_token,
 )
+from push.errors import Refused
 
 UNUSED: Final = (
     "this broker lets everybody on this machine in, with a token or without: set TOCSIN_TOKEN, "
@@ -31,13 +33,15 @@ UNUSED: Final = (
 
 
 class NewToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a token is to be; `certificate`: the name of a client certificate that stands for it."""
+    """What a token is to be; `certificate`: the name of a client certificate that stands for it;
+    `limits`: what it may at most (gateway.limit_values)."""
 
     name: str
     tenant: str = "default"
     rights: list[str]
     lasts_s: float | None = None
     certificate: str | None = None
+    limits: str = ""
 
 
 class TokenId(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,6 +71,10 @@ def token_routes(
 
     async def create(request: Request) -> Response:
         wanted = decode(await read_body(request), _NEW)
+        try:
+            limits_of(wanted.limits)
+        except ValueError as error:
+            raise Refused("invalid_request", f"limits: {error}") from None
         token_id, created = draw_id(), wall()
         text = None if wanted.certificate is not None else write_token(token_id, draw_secret())
         expires = None if wanted.lasts_s is None else int((created + wanted.lasts_s) * 1000)
@@ -80,6 +88,7 @@ def token_routes(
             expires_unix_ms=expires,
             digest=digest_of(text) if text is not None else b"",
             certificate=wanted.certificate,
+            limits=wanted.limits,
         )
         async with audit.act("token.create", LOCAL, subject=token_id) as act:
             act.about(**_noted(record))
@@ -109,8 +118,8 @@ def _noted(record: TokenRecord) -> dict[str, Any]:
     fields = {**_described(record), "rights": list(record.rights)}
     names = ("name", "tenant")
     wrong = [one for one in names if not NAME.fullmatch(fields[one])]
-    kept = {"kind", *names, "rights", "expires_unix_ms", "certificate"} - set(wrong)
-    return {one: fields[one] for one in sorted(kept) if fields[one] is not None}
+    kept = {"kind", *names, "rights", "limits", "expires_unix_ms", "certificate"} - set(wrong)
+    return {one: fields[one] for one in sorted(kept) if fields[one] not in (None, "")}
 
 
 def _described(record: TokenRecord) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from typing import Final, Protocol
 from gateway.access import Cookies, Pass, Tickets, is_ticket
 from gateway.admission import Admission
 from gateway.admitted import Admitted
+from gateway.limit_values import limits_of
 from metadata.catalog import ANYBODY, Principal
 from metadata.client import Tokens
 from metadata.tokens import TokenRecord, credential_of, is_ours, judge, judge_certificate, rights_of
@@ -218,9 +219,13 @@ class Auth:
         lasts_s = record.lasts_s(wall=wall) if record is not None else None
         if record is None or lasts_s is None or self._tokens is None:
             return None
+        try:
+            own = limits_of(record.limits)
+        except ValueError:  # a newer version has written it: not without the limit that it means
+            return None
         self._tokens.note_used(record.token_id, unix_ms=int(wall * 1000))
         rights = rights_of(record.rights)
-        return Admission(record.principal, lasts_s, rights, record.credential)
+        return Admission(record.principal, lasts_s, rights, record.credential, limits=own)
 
     def _by_certificate(
         self, headers: Mapping[str, str], certificate: str | None, wall: float

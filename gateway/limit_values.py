@@ -11,6 +11,7 @@ admitted is admitted whole). A bound is a plain number.
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Final, Literal, get_args
 
 import msgspec
@@ -75,6 +76,13 @@ def parse_limits(text: str, allowed: Sequence[str] = OF_PRINCIPAL) -> Limits:
             raise ValueError(f"{name} is there twice")
         found[name] = _rate(name, said) if name in KINDS else _bound(name, said)
     return Limits(**found)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=limits.TOKENS_MAX)
+def limits_of(text: str) -> Limits:
+    """What a credential's limits say, one object for all that have the same. Raises ValueError as
+    parse_limits."""
+    return parse_limits(text)
 
 
 def per_second(kind: Kind, rate: float | None) -> Rate | None:

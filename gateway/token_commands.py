@@ -10,6 +10,7 @@ import click
 
 from gateway import admin as admin_socket
 from gateway.admin_options import data_dir_of, data_dir_option, json_option, to_json
+from gateway.limit_values import limits_of
 from metadata.rights import RightsError, parse_right
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "y": 365 * 86_400}
@@ -46,6 +47,14 @@ def _rights(
     return texts
 
 
+def _limits(_context: click.Context, _option: click.Parameter, text: str) -> str:
+    try:
+        limits_of(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    return text
+
+
 @token.command()
 @click.argument("name")
 @click.option(
@@ -57,6 +66,11 @@ def _rights(
 @click.option(
     "--expires", "lasts_s", callback=_lasts_s, metavar="TIME",
     help="It ends after so long: 90d, 12h, 30m, 1y. [when it is revoked]",
+)  # fmt: skip
+@click.option(
+    "--limits", default="", callback=_limits, metavar="LIMITS",
+    help="What this token may at most, beside what its principal may: connections, requests, "
+    "messages and bytes by time, sessions, in_flight, as in messages=1000/s,sessions=5.",
 )  # fmt: skip
 @click.option(
     "--certificate", metavar="CN",
@@ -71,6 +85,7 @@ def create(data_dir: str | None, as_json: bool, **wanted: Any) -> None:
     Examples:
       tocsin admin token create billing --right 'consume:orders' --expires 90d
       tocsin admin token create shop --right 'publish:orders.*' --right 'read:feed:user-7'
+      tocsin admin token create trial --right 'publish:trial.*' --limits 'messages=10/s,sessions=2'
       tocsin admin token create meter-7 --right 'publish:readings' --certificate meter-7.example
       TOCSIN_TOKEN=$(tocsin admin token create ci --right 'publish,consume:test.*' --expires 1h)
     """
@@ -129,16 +144,15 @@ def revoke(token_id: str, data_dir: str | None, as_json: bool) -> None:
 def _line(one: dict[str, Any]) -> str:
     tenant = "" if one["tenant"] == "default" else f" of {one['tenant']}"
     certificate = "" if one["certificate"] is None else f", certificate {one['certificate']}"
+    limits = f", at most {one['limits']}" if one["limits"] else ""
     ends = one["expires_unix_ms"]
     end = "until it is revoked" if ends is None else f"until {_time(ends)}"
     if ends is not None and ends <= time.time() * 1000:
         end = f"ended {_time(ends)}"
     used = one["last_used_unix_ms"]
     last = "never used" if used is None else f"last used about {_time(used)}"
-    return (
-        f"{one['token_id']}  {one['name']}{tenant}: {' '.join(one['rights'])}{certificate}, {end}, "
-        f"{last}"
-    )
+    rights = " ".join(one["rights"])
+    return f"{one['token_id']}  {one['name']}{tenant}: {rights}{certificate}{limits}, {end}, {last}"
 
 
 def _time(unix_ms: int) -> str:

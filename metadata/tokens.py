@@ -61,6 +61,9 @@ class TokenRecord(msgspec.Struct, frozen=True, kw_only=True):
     digest: bytes = b""
     """SHA-256 of the whole token; empty for a certificate."""
     certificate: str | None = None
+    limits: str = ""
+    """What it may at most, as it is written; empty: as much as its principal. The gateway, which
+    limits, says what may be written."""
 
     @property
     def principal(self) -> Principal:

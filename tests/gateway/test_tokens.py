@@ -15,6 +15,7 @@ from gateway.admission import Admission
 from gateway.auth import DETAIL, LET_IN, Auth
 from gateway.books import Books
 from gateway.commands import admin as admin_command
+from gateway.limit_values import NONE, parse_limits
 from metadata.catalog import Principal
 from metadata.rights import ALL_RIGHTS, parse_rights
 from metadata.tokens import write_token
@@ -52,6 +53,38 @@ def test_a_token_gives_what_its_record_says() -> None:
     assert refused(auth, authorization=f"Bearer {text('bbbbbbbb')}") == DETAIL
     with pytest.raises(Refused):
         auth.admit(bearer(), wall=WALL + 60)
+
+
+def test_a_token_has_limits_of_its_own_by_whatever_way_it_comes_in() -> None:
+    said = "messages=1000/s,sessions=2"
+    auth = auth_of(
+        record("abcdefgh", limits=said),
+        record("bbbbbbbb"),
+        record("cccccccc", kind="certificate", digest=b"", certificate="m.example", limits=said),
+    )
+    mine = auth.check_token(text(), wall=WALL)
+    assert mine.limits == parse_limits(said) != NONE
+    assert auth.check_token(text("bbbbbbbb"), wall=WALL).limits == NONE
+    auth.tickets.add("tct_1", mine, now=100.0)
+    cookie = auth.cookies.make(auth.pass_of(mine), wall=WALL)
+    headers = {
+        **HOST,
+        "cookie": f"{auth.cookies.name}={cookie}",
+        "origin": "https://broker.example",
+    }
+    for other in (
+        auth.check_ticket("tct_1", now=100.0, wall=WALL),
+        auth.admission_of(headers, is_read=True, wall=WALL),
+        auth.admit(HOST, wall=WALL, certificate="m.example"),
+    ):
+        assert other is not None
+        assert other.limits is mine.limits
+
+
+def test_a_token_whose_limits_nobody_understands_admits_nobody() -> None:
+    """A newer version has written it: it is not taken for one without limits."""
+    auth = auth_of(record("abcdefgh", limits="teleports=1/s"))
+    assert refused(auth, authorization=f"Bearer {text()}") == DETAIL
 
 
 def test_two_tokens_of_one_name_are_one_principal() -> None:
@@ -194,6 +227,7 @@ async def test_a_token_is_made_shown_once_and_revoked(operator: Admin) -> None:
         assert operator.auth.check_token(token, wall=WALL).principal == Principal("billing")
     listed = await operator.run("list")
     assert kept.token_id in listed.output
+    assert "at most" not in listed.output
     for told in (listed, await operator.run("list", "--json")):
         assert token not in told.output
         assert "digest" not in told.output
@@ -208,12 +242,15 @@ async def test_a_token_is_made_shown_once_and_revoked(operator: Admin) -> None:
 async def test_a_certificate_is_mapped_and_no_token_is_made(operator: Admin) -> None:
     made = await operator.run(
         "create", "meter-7", "--right", "publish:readings", "--certificate", "meter-7.example",
-        "--tenant", "acme", "--json",
+        "--tenant", "acme", "--limits", "messages=50/s+2k", "--json",
     )  # fmt: skip
     told = msgspec.json.decode(made.stdout)
     assert (told["token"], told["certificate"]) == (None, "meter-7.example")
     (kept,) = operator.tokens.of_certificate("meter-7.example")
-    assert kept.principal == Principal("meter-7", "acme")
+    assert (kept.principal, kept.limits) == (Principal("meter-7", "acme"), "messages=50/s+2k")
+    assert "certificate meter-7.example, at most messages=50/s+2k, until" in (
+        (await operator.run("list")).output
+    )
 
 
 @pytest.mark.parametrize(
@@ -223,6 +260,11 @@ async def test_a_certificate_is_mapped_and_no_token_is_made(operator: Admin) -> 
         (["create", "a", "--right", "fly:moon"], "is no right"),
         (["create", "a", "--right", "read:x", "--expires", "soon"], "no time like"),
         (["create", "a", "--right", "read:x", "--expires", "0d"], "no time like"),
+        (
+            ["create", "a", "--right", "read:x", "--limits", "messages=soon"],
+            "a rate is like 1000/s",
+        ),
+        (["create", "a", "--right", "read:x", "--limits", "failures=1/s"], "one of connections"),
         (["create", "operator", "--right", "read:x"], "invalid_name"),
         (["create", "a b", "--right", "read:x"], "invalid_name"),
         (["revoke", "nothing"], "not_found"),
@@ -243,6 +285,7 @@ async def test_the_socket_judges_too(tmp_path: Path) -> None:
     await operator.socket.start()
     wrong: list[dict[str, object]] = [
         {"name": "a", "rights": []}, {"name": "a", "rights": ["x"]}, {"rights": ["read:x"]},
+        {"name": "a", "rights": ["read:x"], "limits": "x"},
     ]  # fmt: skip
     for wanted in wrong:
         with pytest.raises(admin.AdminError, match="invalid_request"):

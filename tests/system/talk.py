@@ -37,9 +37,12 @@ def running(folder: Path, *flags: str) -> Iterator[Server]:
 
 
 @asynccontextmanager
-async def http_to(server: Server) -> AsyncIterator[httpx2.AsyncClient]:
+async def http_to(server: Server, token: str | None = None) -> AsyncIterator[httpx2.AsyncClient]:
     """HTTP to it."""
-    async with httpx2.AsyncClient(base_url=server.url, trust_env=False, timeout=30) as client:
+    headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
+    async with httpx2.AsyncClient(
+        base_url=server.url, trust_env=False, timeout=30, headers=headers
+    ) as client:
         yield client
 
 

@@ -12,6 +12,8 @@ import pytest
 import tocsin
 
 from loadtests.server import Server
+from loadtests.trial import admin
+from tests.system.talk import http_to, talking
 
 RATE = 4000
 BURST = 4000
@@ -21,7 +23,7 @@ LATEST_S = 3 * SOONEST_S + 5
 """A machine with much else to do."""
 KEYS = 10
 SETTINGS = {
-    "TOCSIN_LIMIT_PRINCIPAL": "connections=4/s+2,sessions=6,requests=20/s+10",
+    "TOCSIN_LIMIT_PRINCIPAL": "connections=4/s+2,sessions=6,requests=20/s+10,in_flight=1500",
     "TOCSIN_LIMIT_ADDRESS": "connections=1/min+3,failures=1/min+2",
     "TOCSIN_TRUSTED_PROXIES": "127.0.0.1",
     "TOCSIN_TOKEN": "a-token-for-the-tests-of-limits",
@@ -117,6 +119,51 @@ async def test_calls_over_http_wait_for_their_turn(narrow: Server) -> None:
         began = time.monotonic()
         await asyncio.gather(*(client.create_queue(f"q{number}") for number in range(20)))
         assert time.monotonic() - began >= 0.49  # ten at once, then twenty a second
+
+
+def frame_of(ref: int, messages: int) -> dict[str, Any]:
+    """A publish without sequences."""
+    return {
+        "type": "publish", "ref": ref, "queue": "orders",
+        "messages": [{"key": f"k{number}", "body": number} for number in range(messages)],
+    }  # fmt: skip
+
+
+async def test_no_more_than_so_many_messages_await_their_answer(narrow: Server) -> None:
+    """Both frames come at once: when the second is judged, no commit can have come between. It is
+    refused whole, and the like of it goes through as soon as there is room."""
+    token = SETTINGS["TOCSIN_TOKEN"]
+    async with talking(narrow, token=token) as talk, http_to(narrow, token) as http:
+        assert (await http.put("/v1/queues/orders", json={"partitions": 1})).status_code == 201
+        await talk.say(json.dumps([frame_of(1, 1000), frame_of(2, 501)]))
+        error = await talk.get("error", ref=2)
+        assert (error["code"], error["retry"], error["retry_after_s"] > 0) == (
+            "too_many_in_flight", True, True,
+        )  # fmt: skip
+        await talk.get("ok", ref=1)
+        await talk.say(json.dumps([frame_of(3, 1000), frame_of(4, 500)]))
+        assert [(await talk.get("ok", "error", ref=ref))["type"] for ref in (3, 4)] == ["ok", "ok"]
+        depth = (await http.get("/v1/queues/orders")).json()["depth"]
+    assert depth == 1000 + 1500
+    async with tocsin.connect(narrow.url, token=token) as client:
+        receipts = await asyncio.gather(*(client.publish("orders", n) for n in range(5000)))
+        assert len({(one.partition, one.offset) for one in receipts}) == 5000
+
+
+async def test_a_token_has_its_own_limit_and_its_principal_none_by_that(narrow: Server) -> None:
+    said = ("token", "create", "meter", "--right", "publish,manage:*")
+    slow = await admin(narrow, *said, "--limits", "messages=500/s+1000")
+    fast = await admin(narrow, *said)
+    async with talking(narrow, token=slow["token"]) as talk, http_to(narrow, slow["token"]) as http:
+        assert (await http.put("/v1/queues/orders", json={"partitions": 1})).status_code == 201
+        assert (await talk.ask(**frame_of(1, 1000)))["type"] == "ok"
+        error = await talk.ask(**frame_of(2, 1000))
+        assert error["code"] == "rate_limited"
+        assert "this credential may have messages=500/s+1000" in error["detail"]
+        assert 0 < error["retry_after_s"] <= 2
+    async with talking(narrow, token=fast["token"]) as talk:
+        for ref in (1, 2, 3):
+            assert (await talk.ask(**frame_of(ref, 1000)))["type"] == "ok"
 
 
 HANDSHAKE = (
