@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from loadtests.server import Server
 
@@ -19,6 +20,10 @@ asyncio.set_event_loop(None)
 # Brokers of tests make their master keys here and not in the home of who runs the tests.
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="tocsin-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
+
+# No test may fail because the machine is busy: Hypothesis judges no example by its seconds.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 LONG = ("system", "browser", "javascript", "loadtests", "push", "histories", "contract", "clients")
 """Folders with tests that last, the longest first."""

@@ -476,5 +476,5 @@ class LedgerMachine(RuleBasedStateMachine):
         assert self.granted - self.given > 20 * 3 // 4, "R25: the window has opened again"
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=1000, stateful_step_count=30, deadline=None)
+LedgerMachine.TestCase.settings = settings(max_examples=1000, stateful_step_count=30)
 TestLedger = LedgerMachine.TestCase

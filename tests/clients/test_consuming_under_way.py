@@ -269,7 +269,5 @@ class CrossingMachine(RuleBasedStateMachine):
         raise AssertionError("P6: something is never settled")
 
 
-CrossingMachine.TestCase.settings = settings(
-    max_examples=1000, stateful_step_count=30, deadline=None
-)
+CrossingMachine.TestCase.settings = settings(max_examples=1000, stateful_step_count=30)
 TestCrossing = CrossingMachine.TestCase

@@ -400,5 +400,5 @@ class LaneMachine(RuleBasedStateMachine):
                 assert all(sequence not in log for log in self.broker.logs.values()), "P2"
 
 
-LaneMachine.TestCase.settings = settings(max_examples=1000, stateful_step_count=30, deadline=None)
+LaneMachine.TestCase.settings = settings(max_examples=1000, stateful_step_count=30)
 TestLane = LaneMachine.TestCase

@@ -279,7 +279,6 @@ def test_both_storages_behave_like_the_naive_model() -> None:
             settings=settings(
                 max_examples=1000,
                 stateful_step_count=10,
-                deadline=None,
                 suppress_health_check=list(HealthCheck),
             ),
         )

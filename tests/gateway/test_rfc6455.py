@@ -90,7 +90,7 @@ def frames_of_a_client() -> st.SearchStrategy[bytes]:
     return st.one_of(right, right, right, closing, odd)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(st.lists(frames_of_a_client(), max_size=6), st.lists(st.integers(0, 2000), max_size=6))
 def test_reading_agrees_with_websockets_however_it_is_cut(
     sent: list[bytes], cuts: list[int]

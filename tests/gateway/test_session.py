@@ -400,4 +400,4 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=1000, stateful_step_count=25, deadline=None)
+TestHistories.settings = settings(max_examples=1000, stateful_step_count=25)

@@ -192,7 +192,6 @@ def play(steps: int) -> Seen:
         settings=settings(
             max_examples=max(1, steps // STEPS_PER_HISTORY),
             stateful_step_count=STEPS_PER_HISTORY,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

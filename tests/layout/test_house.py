@@ -1,5 +1,6 @@
 """The house: locks that fit what is wanted, mutants that still apply, targets that exist."""
 
+import ast
 import importlib.util
 import re
 import subprocess
@@ -8,7 +9,9 @@ import tomllib
 from pathlib import Path
 from types import ModuleType
 
-from tests.layout.tree import ROOT, text
+from hypothesis import HealthCheck, settings
+
+from tests.layout.tree import ROOT, files, parsed, text
 
 LOCKS = ("requirements.lock", "requirements-dev.lock")
 
@@ -82,3 +85,16 @@ def test_make_alone_lists_every_target() -> None:
     phony = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
     assert phony is not None
     assert set(phony[1].split()) == targets
+
+
+def test_no_example_of_hypothesis_is_judged_by_its_seconds() -> None:
+    """A busy machine fails no test: tests/conftest.py says so for all, and no test says other."""
+    assert settings().deadline is None
+    assert HealthCheck.too_slow in settings().suppress_health_check
+    for path in files(".py", "tests"):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "settings":
+                said = {word.arg: ast.unparse(word.value) for word in node.keywords}
+                assert "deadline" not in said, path
+                allowed = said.get("suppress_health_check", "too_slow")
+                assert "too_slow" in allowed or allowed == "list(HealthCheck)", path

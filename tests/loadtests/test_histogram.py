@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from loadtests.histogram import VALUE_MAX, Histogram
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(
     st.lists(st.integers(0, VALUE_MAX), min_size=1, max_size=50),
     st.sampled_from([0, 1, 50, 90, 99, 99.9, 100]),

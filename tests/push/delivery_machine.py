@@ -26,7 +26,6 @@ PICK = st.integers(0, 999)
 PROFILE = settings(
     max_examples=1000,
     stateful_step_count=40,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 

@@ -133,4 +133,4 @@ class BreakerMachine(RuleBasedStateMachine):
 
 
 TestAnyHistory = BreakerMachine.TestCase
-TestAnyHistory.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAnyHistory.settings = settings(max_examples=60, stateful_step_count=30)

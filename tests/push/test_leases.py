@@ -124,7 +124,8 @@ def looks_max(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=300,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @pytest.mark.usefixtures("looks_max")
 @given(st.data())

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import hypothesis
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from push.sharing import Turns, has_room
@@ -49,7 +49,6 @@ def take(waiting: Waiting, room: int) -> list[int]:
     return Turns[str]().take(waiting, room)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(WAITING, st.integers(1, 300)), max_size=5))
 def test_it_is_as_the_model_says(commits: list[tuple[Waiting, int]]) -> None:
     """Turn after turn. Who wants as much as another one may change places with him."""
@@ -60,7 +59,6 @@ def test_it_is_as_the_model_says(commits: list[tuple[Waiting, int]]) -> None:
         assert turns.take(waiting, room) == naive(waiting, room, passed)
 
 
-@settings(deadline=None)
 @given(WAITING, st.integers(1, 300))
 def test_who_wants_less_than_an_equal_share_goes_whole(waiting: Waiting, room: int) -> None:
     """Whatever the others want."""
@@ -74,7 +72,6 @@ def test_who_wants_less_than_an_equal_share_goes_whole(waiting: Waiting, room: i
             assert taken.issuperset(mine)
 
 
-@settings(deadline=None)
 @given(WAITING, st.integers(1, 300))
 def test_nobody_s_things_change_places(waiting: Waiting, room: int) -> None:
     """R7: what goes of an owner are the first that he has."""
@@ -85,7 +82,6 @@ def test_nobody_s_things_change_places(waiting: Waiting, room: int) -> None:
         assert gone == mine[: len(gone)]
 
 
-@settings(deadline=None)
 @given(WAITING, st.integers(1, 300))
 def test_the_room_is_used_and_exceeded_by_one_at_most(waiting: Waiting, room: int) -> None:
     sizes = [waiting[place][1] for place in take(waiting, room)]
@@ -94,7 +90,6 @@ def test_the_room_is_used_and_exceeded_by_one_at_most(waiting: Waiting, room: in
     assert sum(sizes) - max(sizes, default=0) < room
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 60))
 def test_everybody_comes_to_his_turn(sizes: list[int], room: int) -> None:
     """What did not go waits in front of what comes later, and so goes in the end, although others
@@ -120,7 +115,6 @@ def test_alone_one_may_hold_four_fifths() -> None:
     assert not has_room(39_000, 1_001, 39_000, 50_000)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 20), st.integers(1_000, 100_000))
 def test_whoever_floods_leaves_room(flooders: int, bound: int) -> None:
     """P9: together they stay below the bound, and somebody who holds nothing finds room."""
