@@ -156,14 +156,19 @@ class Standpoint:
 
     async def of(self, partition: Partition, record: Record, offset: int) -> tuple[State, int]:
         """(state, counted attempts) of a message."""
+        number = partition.number
+        slot = self._slots.get(number)
+        if slot is not None and number not in self._owners:
+            # Before what is durable is read: what its owner writes meanwhile is in both.
+            self._owners[number] = Standings(slot.delivery)
         stored = await self._durable(partition, offset)
-        slot = self._slots.get(partition.number)
-        if slot is None or slot.ended:
+        if slot is None:
             return stored
-        owner = self._owners.get(partition.number)
-        if owner is None:
-            owner = self._owners[partition.number] = Standings(slot.delivery)
-        return owner.of(offset, record.key_hash(offset), stored)
+        if slot.ended:  # what it knew has been written, or does not count any more
+            del self._slots[number]
+            self._stored = None
+            return await self._durable(partition, offset)
+        return self._owners[number].of(offset, record.key_hash(offset), stored)
 
 
 async def peek(

@@ -4,7 +4,8 @@ At most one write is under way. Everything in it is absolute, so that it can be 
 when its outcome is not known (R29).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from itertools import chain
 from typing import Final
 
 from push import limits
@@ -107,10 +108,10 @@ class PendingWrite:
         """What the write that was taken sets aside."""
         return self._taken[0].aside if self._taken else ()
 
-    def goes_aside(self, key: int, offset: int) -> bool:
-        """Whether it goes to the key's side line and is not known to stand there."""
-        under_way = (s.offsets for s in self.sides_under_way if s.key_hash == key)
-        return any(offset in line for line in (*under_way, self._aside.get(key, ())))
+    def going_aside(self) -> Iterator[int]:
+        """The offsets that go to side lines and are not known to stand there, in any order."""
+        under_way = (side.offsets for side in self.sides_under_way)
+        return chain.from_iterable(chain(under_way, self._aside.values()))
 
     def first_aside(self, key: int) -> int | None:
         """The lowest offset that goes to the key's side line and is not known to stand there."""

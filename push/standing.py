@@ -13,7 +13,9 @@ dead letters. `ready`: nothing of its own holds it up."""
 
 
 class Standings:
-    """What an owner's memory adds to what is durable, as it was when this was made."""
+    """What an owner's memory adds to what is durable, as it was when this was made: before what is
+    durable was read. A message that was set aside meanwhile is known from both, not from neither.
+    """
 
     def __init__(self, delivery: Delivery) -> None:
         self._waiting = delivery.waiting
@@ -26,6 +28,9 @@ class Standings:
         self._left = {
             offset for push in delivery.leases.left for offset in offsets_of(push.open, push.first)
         }
+        self._in_line = set(self._waiting.pending.going_aside())
+        for line in self._waiting.lines.by_key.values():
+            self._in_line.update(line.waiting, line.leaving)
 
     def of(self, offset: int, key_hash: int, stored: Standing) -> tuple[State, int]:
         """(state, counted attempts) of a message. `key_hash` 0: it has no key; `stored`: where it
@@ -38,15 +43,9 @@ class Standings:
             return "in_flight", attempts
         if offset in self._waiting.dying:
             return "dying", attempts
-        key = key_hash or loose(offset)
-        line = self._waiting.lines.by_key.get(key)
-        if line is not None and (
-            stored.state != "ready"
-            or offset in line.waiting
-            or offset in line.leaving
-            or self._waiting.pending.goes_aside(key, offset)
-        ):
-            return ("parked" if line.parked else "waiting"), attempts
+        line = self._waiting.lines.by_key.get(key_hash or loose(offset))
+        if offset in self._in_line or (line is not None and stored.state != "ready"):
+            return ("parked" if line is not None and line.parked else "waiting"), attempts
         if offset in self._left:
             return "ready", attempts
         return "settled", 0  # and on its way to the storage

@@ -20,6 +20,8 @@ class Mad:
     def __init__(self, real: Any) -> None:
         self.real = real
         self.calls: Counter[str] = Counter()
+        self.answered: Counter[str] = Counter()
+        """Asynchronous calls that have happened, whether or not somebody was told."""
         self.fail: Callable[[str], Exception | None] = lambda name: None
         self.only: set[str] | None = None
         """Calls that stall; None: all."""
@@ -72,6 +74,7 @@ class Mad:
         if error is not None:
             raise error
         answer = await real(*args, **kwargs)
+        self.answered[name] += 1
         if is_meant:
             await self._tells.wait()
         return answer

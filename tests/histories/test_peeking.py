@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
+from gateway import looking
 from gateway.upkeep_values import Look, Peeked, Place
 from metadata.catalog import ANYBODY, Queue
 from push import limits
 from push.errors import Refused
 from tests.histories.house import House, Session, delivery, eventually, message, numbered
+from tests.mad import MadStorage
 
 
 async def peek(house: House, queue: Queue, group: str | None = None, **look: Any) -> Peeked:
@@ -100,6 +102,33 @@ async def test_what_is_parked_and_what_dies_is_said(house: House) -> None:
     consumer.leave()
     await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
     assert await states(house, queue) == expected
+
+
+@pytest.mark.parametrize("is_parked_first", [True, False])
+async def test_what_is_set_aside_while_somebody_looks_is_shown(
+    house: House, is_parked_first: bool
+) -> None:
+    """Between the storage's answer and the moment when it is judged, messages leave their owner's
+    memory: then neither of the two knows of them any more. Shown is how it began."""
+    mad = MadStorage(house.broker.storage)
+    queue = await house.queue(on_exhausted="park", attempts_max=1)
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message(0, "a"), message(1, "b"), message(2, "a")])
+    (place, _, _), *_ = await session.take(3)
+    mad.late("standings")
+    wanted = looking.peek(mad, house.broker.groups, queue, Look(limit=100), group)
+    look = asyncio.create_task(wanted)
+    if is_parked_first:
+        consumer.nack(delivery(place), 0, None)
+    await eventually(lambda: mad.answered["standings"])
+    if not is_parked_first:
+        consumer.nack(delivery(place), 0, None)
+    await house.broker.flusher.drain()
+    mad.well()
+    shown = [(one.offset, one.state) for one in (await look).messages]
+    word = "parked" if is_parked_first else "in_flight"
+    assert shown == [(0, word), (1, "in_flight"), (2, word)]
 
 
 async def test_what_goes_to_the_dead_letters_is_said(
