@@ -3,6 +3,8 @@
 python := .venv/bin/python
 code := push storage metadata gateway clients/python/src
 .DEFAULT_GOAL := help
+# Tests start hundreds of processes: who compiles nothing to keep would compile it all in each.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help run setup test check lint types layers format bench soak chaos trials autobahn mutants lock clean
 
 help:  ## this list

@@ -41,7 +41,8 @@ from tests.gateway.asgi import client_of
 Frame = dict[str, Any]
 Place = tuple[int, int, int, int]
 """(partition, epoch, push, offset): one delivery."""
-WAIT_S = 5.0
+WAIT_S = 30.0
+"""Far more than anything takes; the machine may be busy."""
 
 
 def offsets_of(push: Frame) -> list[int]:
