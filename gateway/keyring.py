@@ -12,6 +12,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -224,16 +225,20 @@ class Keyring:
     async def _rewrap(self, key: MasterKey) -> int:
         """Wrap every data key under `key`, which is the master key when this returns."""
         async with self._one_at_a_time:
-            known = self._data_keys.all()
+            source, known = self._source, self._data_keys.all()
             if self._begun is not None:
-                known.append(await asyncio.to_thread(_wrap, self._source.current, *self._begun))
-            rows = await asyncio.to_thread(_rewrapped, known, self._source, key)
-            await self._data_keys.put(rows)
-            source = self._source
+                known.append(await asyncio.to_thread(_wrap, source.current, *self._begun))
+            rows = await asyncio.to_thread(_rewrapped, known, source, key)
+            # Other threads open data keys meanwhile: none may find a row before its master key, or
+            # a sound record is taken for a damaged one (P13).
+            self._source = replace(source, former=[key, *source.former])
+            try:
+                await self._data_keys.put(rows)
+            except BaseException:
+                self._source = source
+                raise
             former = [old for old in (source.current, *source.former) if old is not key]
-            self._source = Source(
-                source.kind, key, former, source.path, source.provider, source.is_new
-            )
+            self._source = replace(source, current=key, former=former)
             return len(rows)
 
     def describe(self) -> dict[str, object]:

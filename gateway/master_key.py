@@ -84,9 +84,8 @@ class Source:
 
     def find(self, key_id: str) -> MasterKey | None:
         """The key of this id. A service is asked whatever the id: it knows its former ones."""
-        if self.kind == "provider":
-            return self.current
-        return next((key for key in (self.current, *self.former) if key.key_id == key_id), None)
+        other = self.current if self.kind == "provider" else None
+        return next((key for key in (self.current, *self.former) if key.key_id == key_id), other)
 
     def __str__(self) -> str:
         """For a sentence."""

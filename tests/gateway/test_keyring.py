@@ -459,6 +459,8 @@ class Service:
     def __init__(self) -> None:
         self.versions = [b"v" * 32]
         self.is_down = False
+        self.is_strict = False
+        """An object knows no version that is newer than itself."""
 
     def key(self) -> "ServiceKey":
         """The factory."""
@@ -470,6 +472,7 @@ class ServiceKey:
 
     def __init__(self, service: Service, version: int) -> None:
         self._service = service
+        self._version = version
         self.key_id = f"kms/ours/{version}"
 
     def wrap(self, plain: bytes, aad: bytes) -> bytes:
@@ -480,7 +483,8 @@ class ServiceKey:
         """As MasterKey.unwrap."""
         if self._service.is_down:
             raise ConnectionError("no route to the service")
-        for version in self._service.versions:
+        known = self._version if self._service.is_strict else None
+        for version in self._service.versions[:known]:
             try:
                 return LocalMasterKey(version).unwrap(wrapped, aad)
             except ValueError:
@@ -529,6 +533,30 @@ async def test_a_service_that_is_down_damages_nothing(catalog: Catalog, service:
     assert ring.sealer.unseal(P0, HEADER, sealed) == PAYLOAD
     with pytest.raises(RecordDamaged, match="not known"):
         ring.sealer.unseal(P0, HEADER, b"\x01" + b"?" * 8 + sealed[9:])
+
+
+@pytest.mark.parametrize("kind", ["file", "provider"])
+async def test_what_another_thread_opens_in_the_middle_of_a_rotation_is_not_damaged(
+    catalog: Catalog, file: Path, service: Service, kind: str
+) -> None:
+    """P13: the rows are the new master key's already, and the rotation has not gone on yet."""
+    by_file, by_service = {"master_key_file": file}, {"master_key_provider": "our_kms:key"}
+    settings: dict[str, Any] = dict(by_file) if kind == "file" else dict(by_service)
+    before = await opened(catalog, **settings)
+    sealed = before.sealer.seal(P0, HEADER, PAYLOAD, 1)
+    ring = await opened(catalog, **settings)  # which has not opened the key of before
+    put = ring._data_keys.put
+    read: list[bytes] = []
+
+    async def put_and_look(rows: list[DataKey]) -> None:
+        await put(rows)
+        service.is_strict = True
+        read.append(await asyncio.to_thread(ring.sealer.unseal, P0, HEADER, sealed))
+
+    ring._data_keys.put = put_and_look  # type: ignore[assignment, method-assign]
+    service.versions.append(b"w" * 32)
+    await ring.rotate(None)
+    assert read == [PAYLOAD]
 
 
 @pytest.mark.parametrize("name", ["no_such_kms:key", "our_kms:nothing", "our_kms:broken"])
