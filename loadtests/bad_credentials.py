@@ -41,8 +41,8 @@ _ENDS: Final[tuple[Any, ...]] = (
 _BEGINS: Final[tuple[Any, ...]] = ("", "now", True, [], {}, float("inf"), float("nan"), "1")
 _TENANTS: Final[tuple[Any, ...]] = ("", "..", "a/b", "a b", 7, [], {}, "é", "x" * 200, "-a")
 _SUBJECTS: Final[tuple[Any, ...]] = (
-    None, "", 7, [], {}, True, "x" * 257, "operator", "administrator", "anybody", "user\x00",
-    "user\n7", "\u202euser",
+    None, "", 7, [], {}, True, "x" * 257, "operator", "administrator", "anybody", "broker",
+    "user\x00", "user\n7", "\u202euser",
 )  # fmt: skip
 _RIGHTS: Final[tuple[Any, ...]] = (
     "read:*", {"read": "*"}, ["fly:*"], [7], [""], ["read"], ["read:x"] * 101, ["consume:a:b"],

@@ -33,8 +33,8 @@ SECRET_LETTERS: Final = 24
 CHECK_LETTERS: Final = 6
 """62^6 is more than the 2^32 of a CRC-32."""
 CERTIFICATE_CHARS_MAX: Final = 256
-RESERVED: Final = frozenset({"operator", "administrator", "anybody"})
-"""Principals of the broker's own; nobody else is called so."""
+RESERVED: Final = frozenset({"operator", "administrator", "anybody", "broker"})
+"""Principals of the broker's own; nobody else is called so, or the audit trail would lie."""
 _FORM: Final = re.compile(
     f"{MARK}([{ID_ALPHABET}]{{{ID_LETTERS}}})_[0-9A-Za-z]{{{SECRET_LETTERS + CHECK_LETTERS}}}"
 )

@@ -107,6 +107,7 @@ def test_a_certificate_is_the_newest_record_that_is_good() -> None:
     [
         ({"name": "operator"}, "invalid_name"),
         ({"name": "anybody"}, "invalid_name"),
+        ({"name": "broker"}, "invalid_name"),
         ({"name": "a b"}, "invalid_name"),
         ({"tenant": ""}, "invalid_name"),
         ({"rights": ()}, "invalid_request"),
