@@ -451,7 +451,6 @@ class History:
             for what in ("given", "settled", "nacked", "parked"):
                 assert told[what] == model.counted[what], (name, what, told, model.counted)
 
-
     def _buries(self) -> bool:
         """Whether an owner is about to move something to the dead letters. What it had not moved
         when it left waits for the next one to come upon it."""
