@@ -230,13 +230,10 @@ class Keyring:
                 known.append(await asyncio.to_thread(_wrap, source.current, *self._begun))
             rows = await asyncio.to_thread(_rewrapped, known, source, key)
             # Other threads open data keys meanwhile: none may find a row before its master key, or
-            # a sound record is taken for a damaged one (P13).
+            # a sound record is taken for a damaged one (P13). It stays known also where nobody can
+            # say whether they were written.
             self._source = replace(source, former=[key, *source.former])
-            try:
-                await self._data_keys.put(rows)
-            except BaseException:
-                self._source = source
-                raise
+            await self._data_keys.put(rows)
             former = [old for old in (source.current, *source.former) if old is not key]
             self._source = replace(source, current=key, former=former)
             return len(rows)
