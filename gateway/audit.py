@@ -27,6 +27,7 @@ import msgspec
 
 from gateway.admission import Admission
 from gateway.audit_trail import Entry, Trail
+from gateway.client_names import name_of
 from metadata.catalog import Principal
 from push import limits
 from push.errors import TocsinError
@@ -89,7 +90,9 @@ class AccessCounts:
             self._more[OK] = self._more.get(OK, 0) + 1
 
     def refused(self, who: Who, code: str) -> None:
-        """None was presented, or a bad one."""
+        """None was presented, or a bad one. Who has a whole site of addresses is one stranger."""
+        if who.principal is None and who.address is not None:
+            who = Who(address=name_of(who.address) or who.address)
         key = (who, code)
         if key in self._refused or len(self._refused) < self._keys_max:
             self._refused[key] = self._refused.get(key, 0) + 1

@@ -252,6 +252,16 @@ def test_access_is_counted_not_listed() -> None:
     assert counts.take(0) == []
 
 
+def test_a_stranger_with_a_whole_site_of_addresses_is_one_line() -> None:
+    """P9; this machine's own addresses are named as they are."""
+    counts = AccessCounts()
+    for n in range(1, 6):
+        counts.refused(Who(address=f"2001:db8:7:7::{n}"), "unauthorized")
+    counts.refused(Who(address="::1"), "unauthorized")
+    taken = [(one.address, one.count) for one in counts.take(0)]
+    assert taken == [("2001:db8:7:7::/64", 5), ("::1", 1)]
+
+
 # --- Where acts come from ------------------------------------------------------------------------
 
 WORK = {
