@@ -20,6 +20,7 @@ from gateway.explaining import Explaining
 from gateway.flusher import Flusher
 from gateway.groups import Groups
 from gateway.guarded_metadata import GuardedMetadata
+from gateway.guarded_storage import guarded
 from gateway.hit_rate import Shown, described
 from gateway.holding import Holding
 from gateway.janitor import Janitor
@@ -75,28 +76,29 @@ class Broker:
         self.tail = Tail(storage)
         self.spans = SpanLog()
         self.flusher = Flusher(storage)
+        looking = guarded(storage)
         self.deadlines = Deadlines()
         self.counting = Counting()
         self.limiter = limiter_of(config)
         self.limiter.on_refused = self._limited
-        self.stock = Stock(storage)
+        self.stock = Stock(looking)
         self.publisher = Publisher(storage, self.tail, self.counting)
-        self.dead_letters = DeadLetters(storage, self.publisher, self._dead_letter_queue)
+        self.dead_letters = DeadLetters(looking, self.publisher, self._dead_letter_queue)
         context = Context(
-            storage, self.tail, self.flusher, self.spans, self.deadlines, self.dead_letters.bury,
+            looking, self.tail, self.flusher, self.spans, self.deadlines, self.dead_letters.bury,
             self.counting,
         )  # fmt: skip
         self.groups = Groups(context, metadata)
         self._describing = Describing(self.stock, metadata, self.groups, self.counting)
         caretaker = Caretaker(context, self.groups, metadata)
-        self.parking = Parking(storage, self.groups, caretaker)
+        self.parking = Parking(looking, self.groups, caretaker)
         self.upkeep = Upkeep(
-            storage, metadata, self.changes, self.groups,
+            looking, metadata, self.changes, self.groups,
             publisher=self.publisher, touched=self._touch,
         )  # fmt: skip
-        self.explaining = Explaining(storage, self.groups, metadata)
-        self.holding = Holding(storage, self.groups)
-        self.readers = Readers(storage, self.tail)
+        self.explaining = Explaining(looking, self.groups, metadata)
+        self.holding = Holding(looking, self.groups)
+        self.readers = Readers(looking, self.tail)
         self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")))
         self.janitor = Janitor(
             storage,

@@ -143,7 +143,7 @@ BEHIND_MESSAGES: Final = 4096
 """Who has so many messages in front of him is far behind."""
 READ_DEADLINE_S: Final = 10.0
 """Who waits for a read longer than this is told that the storage does not answer, and asks again.
-The read keeps its place until it has ended."""
+Of the log in order, the read keeps its place until it has ended; others are given up."""
 AHEAD_BYTES_MAX: Final = 32 * 1_048_576
 """Read for consumers and not taken by them yet, all together; beyond it each reads no more than a
 push at a time. [A thousand consumers with a backlog stall, each with a whole read in hand.]"""

@@ -65,6 +65,8 @@ class Reader:
             task()
 
     def _answer(self, work: Callable[[sqlite3.Connection], T], future: "asyncio.Future[T]") -> None:
+        if future.done():  # the caller was cancelled: the next one waits
+            return
         result: T | None = None
         failure: Exception | None = None
         try:

@@ -22,6 +22,8 @@ class Mad:
         self.calls: Counter[str] = Counter()
         self.answered: Counter[str] = Counter()
         """Asynchronous calls that have happened, whether or not somebody was told."""
+        self.under_way: Counter[str] = Counter()
+        """That wait for it to answer."""
         self.fail: Callable[[str], Exception | None] = lambda name: None
         self.only: set[str] | None = None
         """Calls that stall; None: all."""
@@ -69,7 +71,11 @@ class Mad:
         self.calls[name] += 1
         is_meant = self.only is None or name in self.only
         if is_meant:
-            await self._goes.wait()
+            self.under_way[name] += 1
+            try:
+                await self._goes.wait()
+            finally:
+                self.under_way[name] -= 1
         error = self.fail(name)
         if error is not None:
             raise error
@@ -119,7 +125,7 @@ class MadStorage(Mad):
         if partition in self.stuck:
             self.calls["stuck"] += 1
             await self.unstuck.wait()
-        read: Read = await self.real.read(partition, *args, **kwargs)
+        read: Read = await self._run("read", self.real.read, (partition, *args), kwargs)
         return read
 
     def __init__(self, real: Any) -> None:

@@ -7,6 +7,8 @@ from typing import Any, cast
 
 import pytest
 
+from gateway.guarded_storage import READS
+from gateway.ports import WhichKey
 from gateway.routing import Answer
 from metadata.catalog import Queue
 from push import limits
@@ -14,7 +16,7 @@ from push.errors import Refused, TocsinError, Unknown
 from push.message import Message
 from push.ports import Partition, Storage
 from tests.conformance.virtual import run
-from tests.histories.house import House, Session, codes, eventually, message, numbered
+from tests.histories.house import House, Session, codes, delivery, eventually, message, numbered
 from tests.mad import MadStorage
 
 ANN = b"producer-ann...."
@@ -194,6 +196,67 @@ def test_reads_that_stall_hold_up_nobody_who_is_not_far_behind(
         assert sorted(await behind.get(220)) == list(range(220))
 
     stalls(folder)
+
+
+@mad
+async def test_a_line_whose_reads_stall_is_read_again(house: MadHouse) -> None:
+    """P1, P6: a released key stands in its side line, and its messages in the log; no read of
+    either holds it up for ever, and those that were given up are not kept."""
+    queue = await house.queue(on_exhausted="park", attempts_max=1)
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message(number, "stuck") for number in range(3)])
+    consumer.nack(delivery((await session.take(3))[0][0]), None, None)
+    await house.broker.flusher.drain()
+    consumer.leave()
+    await house.broker.flusher.drain()
+    await house.broker.parking.decide(queue, group, "release", WhichKey(key="stuck"))
+    house.mad.stall("read_side")
+    session, consumer = await house.subscribe(queue, group)
+    for stalled in ("read_side", "read_each"):
+        await asyncio.sleep(3 * (limits.READ_DEADLINE_S + 1))
+        assert house.mad.calls[stalled] >= 3
+        assert house.mad.under_way[stalled] == 1
+        assert session.given == []
+        house.mad.well()
+        if stalled == "read_side":
+            house.mad.stall("read_each")
+    for count in (1, 2, 3):
+        consumer.ack(delivery((await session.take(count))[-1][0]), [], None)
+    assert session.bodies == [0, 1, 2]
+
+
+@mad
+async def test_who_looks_is_told_in_time_that_the_storage_does_not_answer(house: MadHouse) -> None:
+    """P12: whatever is looked at, and whichever read of it stalls."""
+    queue = await house.queue(on_exhausted="park", attempts_max=1)
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message(number, "stuck") for number in range(3)])
+    consumer.nack(delivery((await session.take(3))[0][0]), None, None)
+    await house.broker.flusher.drain()
+    path = "/v1/queues/orders"
+    of_group = f"{path}/groups/{group.name}"
+    looks = (
+        path, f"{path}/messages?group={group.name}", f"{path}/explain?key=stuck",
+        f"{of_group}/parked", f"{of_group}/held", f"{path}/dead-letters",
+    )  # fmt: skip
+    async with house.http() as http:
+        for look in looks:
+            house.broker.stock.changed(queue.queue_id)
+            assert (await http.get(look)).status_code == 200, look
+        for stalled in sorted(READS):
+            house.mad.stall(stalled)
+            for look in looks:
+                house.broker.stock.changed(queue.queue_id)
+                before = house.mad.calls[stalled]
+                async with asyncio.timeout(limits.READ_DEADLINE_S + 0.01):
+                    answer = await http.get(look)
+                if house.mad.calls[stalled] > before:
+                    assert answer.status_code == 503, (look, stalled)
+                    assert answer.json()["code"] == "storage_unavailable"
+            house.mad.well()
+    assert {name for name in READS if house.mad.calls[name]} >= READS - {"offset_at"}
 
 
 # --- A queue that floods --------------------------------------------------------------------------

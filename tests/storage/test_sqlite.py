@@ -2,6 +2,8 @@
 
 import asyncio
 import sqlite3
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -110,6 +112,30 @@ async def test_a_commit_that_only_meets_duplicates_is_a_commit(embedded: Embedde
     before = await commits(store)
     assert await sequences(store, [1]) == [-1]
     assert await commits(store) == before + 1
+
+
+async def test_a_read_that_was_given_up_takes_no_turn_of_the_reader(embedded: Embedded) -> None:
+    """P9: who is told that the storage does not answer asks again; what he asked before must not
+    be done besides, or a disk that is slow for a while has ever more to do."""
+    store = await embedded.open()
+    goes, done = threading.Event(), list[str]()
+
+    def work(name: str) -> Callable[[sqlite3.Connection], None]:
+        return lambda _connection: done.append(name)
+
+    def slow(_connection: sqlite3.Connection) -> None:
+        goes.wait(30)
+
+    first = asyncio.create_task(store._reader.read(slow))
+    given_up = [asyncio.create_task(store._reader.read(work(f"old {n}"))) for n in range(3)]
+    wanted = asyncio.create_task(store._reader.read(work("wanted")))
+    await asyncio.sleep(0)
+    for task in given_up:
+        task.cancel()
+    await asyncio.wait(given_up)
+    goes.set()
+    await asyncio.gather(first, wanted)
+    assert done == ["wanted"]
 
 
 async def test_the_caches_are_no_part_of_the_answer(
