@@ -11,11 +11,14 @@ import msgspec
 
 from gateway import frames
 from gateway.auth import Auth
+from gateway.limit_values import Limits
+from gateway.limiter import UNLIMITED, Limiter
 from gateway.longpoll import Polls
 from gateway.registry import Registry
 from gateway.session import Timing
 from gateway.surroundings import Surroundings
 from metadata.catalog import ANYBODY
+from push.bucket import Rate
 from push.message import Message
 from storage.memory import MemoryStorage
 from tests.conformance.replay import Event, Kind, Replay
@@ -65,8 +68,16 @@ class GatewayReplay(Replay):
             **{name: s for name, s in self._settings.items() if name.startswith("he")}  # seconds
         )
         auth = Auth(self._settings.get("token"))
-        self._registry = Registry(Surroundings(self._house.broker, auth, timing=timing))
+        around = Surroundings(self._house.broker, auth, timing=timing, limiter=self._limiter())
+        self._registry = Registry(around)
         self._polls = Polls(self._registry)
+
+    def _limiter(self) -> Limiter:
+        """Smaller bursts than settings allow: a transcript is to be read."""
+        per_s = self._settings.get("messages_per_s")
+        if per_s is None:
+            return UNLIMITED
+        return Limiter(Limits(messages=Rate(per_s, 1, self._settings["messages_at_once"])))
 
     async def stop(self) -> None:
         """Everything ends."""
