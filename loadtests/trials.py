@@ -328,7 +328,7 @@ def hostile(seconds: float, as_json: bool) -> None:
 @_json
 def guesses(tries: int, seed: int, as_json: bool) -> None:
     """Wrong credentials of every kind over every way in: of each way the medians of the times until
-    the answer must be within 1 ms of one another, and the answers the same. About two minutes."""
+    the answer must be within 1 ms of one another, and the answers the same. About four minutes."""
     with tempfile.TemporaryDirectory(prefix="tocsin-guesses-") as folder:
         _try(trial_guesses.guesses(tries, Path(folder), _progress, seed=seed), as_json)
 
