@@ -459,14 +459,6 @@ class History:
         return any(slot.delivery.waiting.dying for one in mine for slot in one.slots.values())
 
 
-    def _buries(self) -> bool:
-        """Whether an owner is about to move something to the dead letters. What it had not moved
-        when it left waits for the next one to come upon it."""
-        runtimes = self.house.broker.groups.runtimes
-        mine = [runtimes[g.group_id] for g in self.groups.values() if g.group_id in runtimes]
-        return any(slot.delivery.waiting.dying for one in mine for slot in one.slots.values())
-
-
 class _End:
     """The end of a partition, as messages are added to it."""
 
