@@ -33,6 +33,8 @@ WAIT_S: Final = 10.0
 """For one answer."""
 LONGEST_WAIT_S: Final = 0.01
 """Of what a request may ask the broker to wait."""
+_POLL: Final = "GET /v1/sessions/{session}/frames"
+"""It waits unless it says that it does not."""
 SHOWN_MAX: Final = 5
 _NAMES: Final = re.compile(r"{(\w+)}")
 _UNEXPECTED: Final = re.compile(rb"Traceback|ERROR|CRITICAL|unexpected", re.IGNORECASE)
@@ -191,6 +193,8 @@ def _hurry(case: "_Case") -> None:
         wait_s = place.get("wait_s") if isinstance(place, dict) else None
         if isinstance(place, dict) and isinstance(wait_s, int | float):
             place["wait_s"] = min(float(wait_s), LONGEST_WAIT_S)
+    if case.operation.label == _POLL and case.query is not None:
+        case.query.setdefault("wait_s", LONGEST_WAIT_S)
 
 
 async def schema(plan: Plan, progress: Progress) -> Finding:
