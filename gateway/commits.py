@@ -1,7 +1,8 @@
 """Commits: what waits goes to the storage, what comes of it to the producers and to the tail.
 
 what goes     everything that waits; where several queues publish, so much that the next commit
-              is never far, shared fairly (`push.sharing`)
+              is never far, shared fairly (`push.company`); beside a flood, what others bring goes
+              at once
 slow          a commit is under way for COMMIT_SLOW_S: new publishes are refused at once
 too slow      for COMMIT_DEADLINE_S: its messages are answered `unknown`, once, and pushed all
               the same when it ends after all
@@ -19,17 +20,21 @@ from gateway.spans import Stages
 from gateway.tail import Tail
 from push import limits
 from push.breaker import Breaker
+from push.company import Company
 from push.errors import Refused, TocsinError, Unknown
 from push.ports import Append, Appended, Partition, Storage
 from push.record import Header, Record
-from push.sharing import Turns
 
 Batch = list[tuple[Partition, OpenRecord]]
-COMPANY_S: Final = 1.0
-"""So long after several queues have published the next one is expected to be another one."""
-CROWD_BYTES_MIN: Final = 64 * 1024
-CROWD_SHARE: Final = 8
-"""A queue floods when it has so much waiting, and all others together an eighth of that."""
+COMMITS_MAX: Final = 2
+"""One commit is under way and one waits in the storage, so that its writer is never idle; a third
+would only make the records smaller."""
+COMMIT_AHEAD_MIN: Final = 256
+"""The second commit is prepared when it is worth it: a small one costs as much as a large one, and
+by the time the first has ended it would have grown."""
+CROWD_COMMITS_MAX: Final = 4
+"""Beside a flood one of them is shared by all; the others go with the storage's next transaction,
+whatever of the flood is in that."""
 _LOOK_S: Final = 0.25
 """Between two looks at how old the commits under way are."""
 FAILURES: Final = frozenset({"unknown", "storage_unavailable", "internal"})
@@ -51,12 +56,17 @@ class Owner(Protocol):
 class _Commit:
     """One that is under way."""
 
-    __slots__ = ("batch", "began", "headers", "is_answered", "ticket")
+    __slots__ = ("batch", "began", "headers", "is_answered", "is_share", "size", "ticket")
 
-    def __init__(self, batch: Batch, began: float, ticket: int | None) -> None:
+    def __init__(
+        self, batch: Batch, size: int, began: float, ticket: int | None, *, is_share: bool
+    ) -> None:
         self.batch = batch
+        self.size = size
         self.began = began
         self.ticket = ticket
+        self.is_share = is_share
+        """Of all who publish; else it has what goes beside one that is."""
         self.headers: list[Header] = []
         self.is_answered = False
 
@@ -76,12 +86,9 @@ class Commits:
             trial_s=limits.COMMIT_DEADLINE_S + 1,
         )
         self._watch: asyncio.TimerHandle | None = None
-        self._turns: Turns[str] = Turns()
-        self._last: set[str] = set()
-        self._company_until = float("-inf")
-        self._crowded_until = float("-inf")
-        self._quickest_s = 0.0
-        """What a small commit takes these days: the quickest one, forgotten slowly."""
+        self._shared = 0
+        """Those under way that everybody had a share of."""
+        self._company: Company[str] = Company()
         self.is_calm = True
         """Nothing is to be refused because of the storage; see `refusal`."""
         self.total = 0
@@ -150,54 +157,63 @@ class Commits:
 
     # --- Committing ------------------------------------------------------------------------------
 
-    def choose(self, waiting: Batch) -> tuple[Batch, Batch]:
-        """(what goes with the next commit, what stays), each in its order."""
-        now = asyncio.get_running_loop().time()
-        queues = {partition.queue_id for partition, _ in waiting}
-        if len(queues) > 1 or queues != self._last:
-            self._company_until = now + COMPANY_S
-        self._last = queues
-        if now >= self._company_until:
-            return waiting, []
-        sizes = [(partition.queue_id, record.weight) for partition, record in waiting]
-        if len(queues) > 1:
-            self._look_for_crowd(sizes, now)
-        goes = self._turns.take(sizes, self._room())
-        if len(goes) == len(waiting):
-            return waiting, []
-        places = set(goes)
-        stays = [one for place, one in enumerate(waiting) if place not in places]
-        return [waiting[place] for place in goes], stays
-
-    def _look_for_crowd(self, sizes: list[tuple[str, int]], now: float) -> None:
-        by_queue: dict[str, int] = {}
-        for queue_id, size in sizes:
-            by_queue[queue_id] = by_queue.get(queue_id, 0) + size
-        most = max(by_queue.values())
-        if most >= CROWD_BYTES_MIN and (sum(by_queue.values()) - most) * CROWD_SHARE <= most:
-            self._crowded_until = now + COMPANY_S
-
     def is_crowded(self) -> bool:
-        """Whether one queue floods and has others beside it, as far as the last second tells."""
-        return asyncio.get_running_loop().time() < self._crowded_until
+        """Whether queues flood and have others beside them, as far as the last second tells."""
+        return self._company.is_crowded(now=asyncio.get_running_loop().time())
 
-    def _room(self) -> int:
-        """What the next commit takes where queues share it: what costs about as much time as any
-        commit costs, be it small."""
-        room = int(limits.COMMIT_BYTES_SHARED * max(1.0, self._quickest_s * 1000))
-        return min(room, limits.COMMIT_BYTES_SHARED_MAX)
+    def has_enough(self, size: int) -> bool:
+        """Whether nothing more of those that flood is needed for now, where `size` waits."""
+        return self._company.has_enough(size, now=asyncio.get_running_loop().time())
+
+    def has_too_much(self, queue_id: str, size: int) -> bool:
+        """Whether the queue floods, and `size` of it that waits is all that may."""
+        now = asyncio.get_running_loop().time()
+        return self._company.has_too_much(queue_id, size, now=now)
 
     def has_company(self) -> bool:
         """Whether several queues publish, as far as the last second tells."""
-        return asyncio.get_running_loop().time() < self._company_until
+        return self._company.is_shared(now=asyncio.get_running_loop().time())
 
-    def start(self, batch: Batch) -> None:
-        """Put it on its way."""
+    def admits(self, count: int) -> bool:
+        """Whether one more may begin now, where `count` messages wait for it."""
+        under_way = len(self._under_way)
+        if not under_way:
+            return True
+        now = asyncio.get_running_loop().time()
+        if not self._company.is_shared(now=now):
+            return under_way < COMMITS_MAX and count >= COMMIT_AHEAD_MIN
+        if not self._shared:
+            return True
+        # Else whoever comes next goes with the next one.
+        return under_way < CROWD_COMMITS_MAX and self._company.is_crowded(now=now)
+
+    def begin(self, waiting: Batch) -> Batch:
+        """Put on its way what goes with the next one, perhaps nothing; returns what stays, in its
+        order."""
+        now = asyncio.get_running_loop().time()
+        sizes = [(partition.queue_id, record.weight) for partition, record in waiting]
+        is_beside = self._shared > 0 and self._company.is_shared(now=now)
+        if is_beside:
+            goes = self._company.choose_beside(sizes, now=now)
+        else:
+            goes = self._company.choose(sizes, now=now)
+        if not goes:
+            return waiting
+        size = sum(sizes[place][1] for place in goes)
+        if len(goes) == len(waiting):
+            self._start(waiting, size, is_share=not is_beside)
+            return []
+        places = set(goes)
+        self._start([waiting[place] for place in goes], size, is_share=not is_beside)
+        return [one for place, one in enumerate(waiting) if place not in places]
+
+    def _start(self, batch: Batch, size: int, *, is_share: bool) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
         for partition, _ in batch:
             self._appending[partition] = self._appending.get(partition, 0) + 1
-        commit = _Commit(batch, now, self._breaker.admit(now=now))
+        commit = _Commit(batch, size, now, self._breaker.admit(now=now), is_share=is_share)
+        self._shared += is_share
         task = loop.create_task(self._commit(commit), name="commit")
         self._under_way[task] = commit
         task.add_done_callback(self._ended)
@@ -205,7 +221,7 @@ class Commits:
             self._watch = loop.call_later(_LOOK_S, self._look)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._under_way[task]
+        self._shared -= self._under_way.pop(task).is_share
         task.result()
         self._owner.ended()
 
@@ -221,8 +237,8 @@ class Commits:
             results = await self._storage.append(appends)
         except TocsinError as error:
             results = [error] * len(appends)
-        took_s = asyncio.get_running_loop().time() - commit.began
-        self._quickest_s = min(took_s, self._quickest_s * 1.02 + 0.000_05)
+        now = asyncio.get_running_loop().time()
+        self._company.took(now - commit.began, commit.size, now=now)
         self._judge(commit, results)
         certified_ms = time.time() * 1000
         self.total += 1

@@ -208,8 +208,16 @@ class Publisher(Protocol):
     """Takes messages."""
 
     @property
+    def has_company(self) -> bool:
+        """Whether several queues publish, as far as the last second tells."""
+
+    @property
     def is_crowded(self) -> bool:
-        """Whether one queue floods and has others beside it, as far as the last second tells."""
+        """Whether queues flood and have others beside them, as far as the last second tells."""
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether it is crowded, and of those that flood more waits than the next commits take."""
 
     def submit(
         self,

@@ -173,7 +173,15 @@ class Publishing(Protocol):
     """The publisher."""
 
     @property
+    def has_company(self) -> bool:
+        """See link.Publisher."""
+
+    @property
     def is_crowded(self) -> bool:
+        """See link.Publisher."""
+
+    @property
+    def has_enough(self) -> bool:
         """See link.Publisher."""
 
     def submit(

@@ -25,6 +25,7 @@ from gateway.routing import (
     not_allowed,
     piece_end,
     refused_sequences,
+    weight,
 )
 from gateway.tail import Tail
 from metadata.catalog import Queue
@@ -37,12 +38,6 @@ from push.record import Header
 from push.sending import SendingOrder
 from push.sharing import has_room
 
-COMMITS_MAX: Final = 2
-"""One commit is under way and one waits in the storage, so that its writer is never idle; a third
-would only make the records smaller."""
-COMMIT_AHEAD_MIN: Final = 256
-"""The second commit is prepared when it is worth it: a small one costs as much as a large one, and
-by the time the first has ended it would have grown."""
 ORDERS_MAX: Final = 10_000
 
 
@@ -56,6 +51,9 @@ class Publisher:
         self._closed: list[tuple[Partition, OpenRecord]] = []
         self.commits = Commits(storage, tail, self)
         self._orders: dict[tuple[bytes, Partition], SendingOrder] = {}
+        self._record_bytes_max = limits.RECORD_BYTES_MAX
+        self._is_crowded = False
+        """At the last commit: it is to be asked whose the messages are."""
         self._scheduled = False
         self._waiting = 0
         """Messages that no commit has taken yet."""
@@ -110,9 +108,19 @@ class Publisher:
             publish.settle(refused_count)
 
     @property
+    def has_company(self) -> bool:
+        """As link.Publisher.has_company."""
+        return self.commits.has_company()
+
+    @property
     def is_crowded(self) -> bool:
         """As link.Publisher.is_crowded."""
         return self.commits.is_crowded()
+
+    @property
+    def has_enough(self) -> bool:
+        """As link.Publisher.has_enough."""
+        return self.commits.has_enough(weight(self.pending_messages, self.pending_bytes))
 
     def _refuse_all(
         self,
@@ -132,6 +140,7 @@ class Publisher:
                 self.pending_messages, count, self.pending_messages, limits.PENDING_MESSAGES_MAX
             )
             or not has_room(self.pending_bytes, 0, self.pending_bytes, limits.PENDING_BYTES_MAX)
+            or self._is_crowded
         ) and not self._has_room(self._route(queue), count):
             return Refused("overloaded", "too many messages wait for the storage", 0.1)
         if sequence is None:
@@ -140,6 +149,8 @@ class Publisher:
 
     def _has_room(self, route: Route, count: int) -> bool:
         held, size = route.pending_messages, route.pending_bytes
+        if self.commits.has_too_much(route.queue.queue_id, weight(held, size)):
+            return False
         return has_room(
             held, count, self.pending_messages, limits.PENDING_MESSAGES_MAX
         ) and has_room(size, 0, self.pending_bytes, limits.PENDING_BYTES_MAX)
@@ -214,7 +225,7 @@ class Publisher:
         first = 0
         while first < count:
             record = self._open.get(partition)
-            if record is not None and is_full(record.builder, size):
+            if record is not None and is_full(record.builder, size, self._record_bytes_max):
                 self._closed.append((partition, record))
                 record = None
             if record is None:
@@ -310,12 +321,14 @@ class Publisher:
 
     def _commit_if_free(self) -> None:
         self._scheduled = False
-        ahead = len(self.commits)
-        if not self._open or ahead >= COMMITS_MAX or (ahead and self._waiting < COMMIT_AHEAD_MIN):
+        if not self._open or not self.commits.admits(self._waiting):
             return
-        if ahead and self.commits.has_company():
-            return  # whoever comes next goes with the next one
-        batch, left = self.commits.choose([*self._closed, *self._open.items()])
+        left = self.commits.begin([*self._closed, *self._open.items()])
+        # What is shared goes with commits record by record.
+        self._record_bytes_max = (
+            limits.RECORD_BYTES_SHARED if self.has_company else limits.RECORD_BYTES_MAX
+        )
+        self._is_crowded = self.commits.is_crowded()
         self._closed, self._open = [], {}
         self._waiting = 0
         for partition, record in left:
@@ -324,7 +337,6 @@ class Publisher:
             if before is not None:
                 self._closed.append((partition, before))
             self._open[partition] = record
-        self.commits.start(batch)
 
     def ended(self) -> None:
         """As Owner.ended."""

@@ -29,13 +29,19 @@ _SLICE_S: Final = 0.05
 PART_BYTES_MAX: Final = 1_048_576
 """Of what one socket has sent at once, in one turn of the loop, and then for each time it is its
 turn again: one read may bring megabytes, and until they are worked off nobody else is heard."""
-PART_BYTES_CROWDED: Final = 32 * 1024
-"""The same while one queue floods and has others beside it. What it sends costs half as much again
-then, in turns of the loop and in small records; who is alone does not pay that."""
+PART_BYTES_SHARED: Final = 32 * 1024
+"""The same while several queues publish. While some of them flood, who has sent more in a spell
+waits for his turn with all of it. What they send costs half as much again then, in turns of the
+loop and in small records; who is alone does not pay that."""
+UNTURNED_BYTES: Final = 4096
+"""So little at once waits for nobody's turn."""
+_SPELL_S: Final = 0.25
 _PAUSE_S: Final = 0.001
 """Between two such parts then: what the others have published needs the loop a dozen times, and the
-storage's threads need the interpreter, until it is there. So whoever floods is read at 16 to 32 MiB
-a second as long as there are others, and half of the time belongs to these."""
+storage's threads need the interpreter, until it is there."""
+_ENOUGH_S: Final = 0.02
+"""So long at most nobody has his turn because enough of those that flood waits for the storage: who
+sends much of something else is heard, too, and what the storage does not take is refused."""
 
 
 class Talker(Protocol):
@@ -86,6 +92,11 @@ class Registry:
         self._connections: set[Connection] = set()
         self._dirty: list[Connection] = []
         self._has_turn = False
+        self._spell = 0
+        self._said: dict[Connection, int] = {}
+        """In this spell, where it is crowded."""
+        self._turn_by = 0.0
+        """When the next one has its turn in any case."""
         self._later: deque[tuple[Talker, Iterator[Event]]] = deque()
         self._emptied: asyncio.Event | None = None
         self.framed = HitRate()
@@ -120,6 +131,7 @@ class Registry:
     def discard(self, connection: Connection) -> None:
         """A session ended."""
         self._connections.discard(connection)
+        self._said.pop(connection, None)
         if not self._connections and self._emptied is not None:
             self._emptied.set()
 
@@ -133,21 +145,39 @@ class Registry:
             self._has_turn = True
             asyncio.get_running_loop().call_soon(self._turn)
 
+    def waits(self, connection: Connection, size: int) -> bool:
+        """Whether who has sent `size` bytes at once has to wait for his turn with them."""
+        if size <= UNTURNED_BYTES or not self.around.broker.publisher.is_crowded:
+            return False
+        spell = int(asyncio.get_running_loop().time() / _SPELL_S)
+        if spell != self._spell:
+            self._spell = spell
+            self._said.clear()
+        said = self._said[connection] = self._said.get(connection, 0) + size
+        return said > PART_BYTES_SHARED
+
     def part_bytes(self, size: int) -> int:
         """How much of what it has sent, `size` bytes, a socket may have worked off in one go."""
-        is_crowded = size > PART_BYTES_CROWDED and self.around.broker.publisher.is_crowded
-        return PART_BYTES_CROWDED if is_crowded else PART_BYTES_MAX
+        is_shared = size > PART_BYTES_SHARED and self.around.broker.publisher.has_company
+        return PART_BYTES_SHARED if is_shared else PART_BYTES_MAX
 
     def _turn(self) -> None:
+        loop, publisher = asyncio.get_running_loop(), self.around.broker.publisher
+        if not self._later:
+            self._has_turn = False
+            return
+        if loop.time() < self._turn_by and publisher.has_enough:
+            loop.call_later(_PAUSE_S, self._turn)
+            return
         connection, rest = self._later.popleft()
         connection.go_on(rest)
-        self._has_turn = bool(self._later)
-        if self._has_turn:
-            loop = asyncio.get_running_loop()
-            if self.around.broker.publisher.is_crowded:
-                loop.call_later(_PAUSE_S, self._turn)
-            else:
-                loop.call_soon(self._turn)
+        self._turn_by = loop.time() + _ENOUGH_S
+        if publisher.is_crowded:
+            loop.call_later(_PAUSE_S, self._turn)  # also where nobody waits by now
+        elif self._later:
+            loop.call_soon(self._turn)
+        else:
+            self._has_turn = False
 
     # --- Writing --------------------------------------------------------------------------------
 

@@ -140,7 +140,7 @@ class OpenRecord:
     @property
     def weight(self) -> int:
         """What it counts in a commit that several queues share."""
-        return max(self.size, limits.COMMIT_MESSAGE_BYTES * len(self.builder))
+        return weight(len(self.builder), self.size)
 
     def failed(self, error: TocsinError) -> None:
         """Tell every publish that none of its messages here was stored, or that nobody knows."""
@@ -254,9 +254,14 @@ def not_allowed(queue: Queue, key: str | None) -> Refused:
     )
 
 
-def is_full(builder: RecordBuilder, more_bytes: int) -> bool:
+def weight(messages: int, size: int) -> int:
+    """What messages of so many bytes in all count where queues share."""
+    return max(size, limits.COMMIT_MESSAGE_BYTES * messages)
+
+
+def is_full(builder: RecordBuilder, more_bytes: int, bytes_max: int) -> bool:
     return len(builder) >= limits.RECORD_MESSAGES_MAX or (
-        len(builder) > 0 and builder.bytes + more_bytes > limits.RECORD_BYTES_MAX
+        len(builder) > 0 and builder.bytes + more_bytes > bytes_max
     )
 
 

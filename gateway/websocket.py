@@ -110,8 +110,12 @@ class WebSocketConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of the client. After our close frame they mean nothing any more."""
         if self._conversation is not None:
-            part = self.registry.part_bytes(len(data))
-            self._work(self._conversation, self._reader.receive(data), part)
+            events = self._reader.receive(data)
+            if self.registry.waits(self, len(data)):
+                self._hold(_TURN)
+                self.registry.later(self, events)
+            else:
+                self._work(self._conversation, events, self.registry.part_bytes(len(data)))
         elif not self._is_begun:
             self._is_begun = True
             self._shake_hands(data)

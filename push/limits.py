@@ -104,6 +104,9 @@ COMMIT_BYTES_SHARED: Final = 128 * 1024
 """What goes with one commit as long as several queues publish, so that the next one is never far:
 so much for each millisecond that the storage needs for the smallest one. A queue that is alone
 waits for nobody, and its commits are as large as its load makes them."""
+COMMIT_BYTES_CROWDED: Final = 16 * 1024
+"""The same where one of them floods: some sixty messages cost the storage's thread and the loop
+about half a millisecond, so that a commit takes half as long again as a small one."""
 COMMIT_BYTES_SHARED_MAX: Final = 4 * 1_048_576
 COMMIT_MESSAGE_BYTES: Final = 256
 """What a message counts at least in such a commit: it costs time, however small it is."""
@@ -114,6 +117,8 @@ COMMIT_DEADLINE_S: Final = 30.0
 RECORD_MESSAGES_MAX: Final = 1024
 RECORD_BYTES_MAX: Final = 1_048_576
 """A record closes at the first of the two; a larger single message is a record of its own."""
+RECORD_BYTES_SHARED: Final = 32 * 1024
+"""The same as long as several queues publish: a record goes with one commit."""
 PRODUCER_IDLE_S: Final = 3600
 """A producer not heard of for so long is forgotten; its late retries are refused (R6)."""
 DEDUP_BUCKETS: Final = 4

@@ -193,12 +193,22 @@ class EchoBroker:
         self.bug: Exception | None = None
         """Raised by whatever is called next."""
         self.numbers = itertools.count()
-        self.crowded = False
+        self.company = self.crowded = self.enough = False
+
+    @property
+    def has_company(self) -> bool:
+        """As the test says."""
+        return self.company
 
     @property
     def is_crowded(self) -> bool:
         """As the test says."""
         return self.crowded
+
+    @property
+    def has_enough(self) -> bool:
+        """As the test says."""
+        return self.enough
 
     @property
     def publisher(self) -> "EchoBroker":

@@ -327,7 +327,17 @@ class PlainBroker:
         self.steps: list[str] = []
 
     @property
+    def has_company(self) -> bool:
+        """Never."""
+        return False
+
+    @property
     def is_crowded(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def has_enough(self) -> bool:
         """Never."""
         return False
 

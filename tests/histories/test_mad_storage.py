@@ -7,11 +7,13 @@ from typing import Any, cast
 
 import pytest
 
+from gateway.commits import CROWD_COMMITS_MAX
 from gateway.guarded_storage import READS
 from gateway.ports import WhichKey
 from gateway.routing import Answer
 from metadata.catalog import Queue
 from push import limits
+from push.company import COMPANY_S, ROOMS_HELD
 from push.errors import Refused, TocsinError, Unknown
 from push.message import Message
 from push.ports import Partition, Storage
@@ -321,6 +323,75 @@ async def test_the_next_commit_takes_what_others_have_beside_a_flood(house: MadH
         assert offsets == sorted(offsets)
     assert sum(map(len, places.values())) == sum(len(a.result().messages) for a in answers[:-1])
     assert flood.queue_id != steady.queue_id
+
+
+@mad
+async def test_beside_a_flood_others_wait_for_none_of_its_commits(house: MadHouse) -> None:
+    """P8: what they bring goes to the storage while a commit of the flood is under way, in its
+    order (R7), up to a bound; and nothing of the flood goes with it."""
+    steady = await house.queue("steady")
+    _, answers = await flooded(house)
+    ours = [house.submit(steady, numbered(1))]
+    house.mad.well()
+    house.mad.stall("append")  # the next one
+    await asyncio.sleep(0.001)
+    before = len(house.mad.appends)
+    for _ in range(CROWD_COMMITS_MAX + 3):
+        ours.append(house.submit(steady, numbered(2)))
+        await asyncio.sleep(0.001)
+    beside = house.mad.appends[before:]
+    assert beside == [[Partition(steady.queue_id, 0)]] * (CROWD_COMMITS_MAX - 1)
+    house.mad.well()
+    places = [place for answer in ours for place in codes(await answer)]
+    assert places == [(0, offset, False) for offset in range(len(places))]
+    for answer in answers[:-1]:
+        assert not any(isinstance(one, str) for one in codes(await answer))
+
+
+@mad
+async def test_who_floods_beside_others_is_refused_early(house: MadHouse) -> None:
+    """P9, P12: on both sides of what may wait, and as long as there are others; those are not."""
+    steady = await house.queue("steady")
+    flood = await house.queue("flood", partitions=16)
+    most = ROOMS_HELD * limits.COMMIT_BYTES_CROWDED
+    for count, is_refused in ((most // 1000 - 20, False), (most // 1000 + 50, True)):
+        house.mad.stall("append")
+        answers = [house.submit(flood, large(1))]
+        await asyncio.sleep(0.001)
+        answers += [house.submit(flood, large(count)), house.submit(steady, numbered(1))]
+        house.mad.well()
+        house.mad.stall("append")  # the next one
+        await asyncio.sleep(0.001)
+        more = house.submit(flood, large(1))
+        assert more.done() is is_refused
+        if is_refused:
+            assert refusals(more.result()) == {"overloaded"}
+            assert cast(TocsinError, more.result().outcomes[0]).retry_after_s
+        answers += [house.submit(steady, numbered(1))]
+        house.mad.well()
+        for answer in answers:
+            assert not any(isinstance(one, str) for one in codes(await answer))
+        await asyncio.sleep(COMPANY_S)
+        await house.publish(flood, large(1))
+
+
+@mad
+async def test_beside_others_records_are_no_larger_than_goes_with_a_commit(house: MadHouse) -> None:
+    """P8: or one record of a flood would be a commit that others wait for."""
+    steady = await house.queue("steady")
+    flood = await house.queue("flood")
+    house.mad.stall("append")
+    answers = [house.submit(flood, large(1))]
+    await asyncio.sleep(0.001)
+    each = limits.RECORD_BYTES_SHARED // 1000 // 3
+    answers += [house.submit(flood, large(each)) for _ in range(12)]
+    answers += [house.submit(steady, numbered(1))]
+    before = len(house.mad.appends)
+    house.mad.well()
+    for answer in answers:
+        assert not any(isinstance(one, str) for one in codes(await answer))
+    commits = [one for one in house.mad.appends[before:] if Partition(flood.queue_id, 0) in one]
+    assert [len(one) for one in commits] == [2, 1, 1, 1]
 
 
 @mad

@@ -1,0 +1,118 @@
+"""Who shares the commits, and what goes with the next one. Pure.
+
+alone     one queue publishes: its commits are as large as its load makes them
+company   several do: what goes with one commit is bounded, so that the next one is never far
+crowd     few of them have far more waiting than all others have: a commit takes hardly longer than
+          a small one, and what the others bring waits for none of those that flood
+"""
+
+from collections.abc import Sequence
+from typing import Final, Generic, TypeVar
+
+from push import limits
+from push.sharing import Turns
+
+OwnerT = TypeVar("OwnerT")
+COMPANY_S: Final = 1.0
+"""So long after several queues have published the next one is expected to be another one."""
+CROWD_BYTES_MIN: Final = 64 * 1024
+CROWD_SHARE: Final = 8
+"""A queue floods when it has so much waiting, and all that do not flood together an eighth of what
+those have that do."""
+ROOMS_AHEAD: Final = 3
+"""What of each queue that floods waits for the commits after the next one, in times of what one of
+them takes: enough for records that are worth a row each."""
+ROOMS_HELD: Final = 16
+"""What a queue that floods may have waiting; more of it is refused."""
+_SMALL_BYTES: Final = 4096
+_DOWN: Final = 0.1
+_UP: Final = 0.01
+
+
+class Company(Generic[OwnerT]):
+    """See the module. What waits is a list of (owner, size) in the order of its arrival."""
+
+    def __init__(self) -> None:
+        self._turns: Turns[OwnerT] = Turns()
+        self._last: set[OwnerT] = set()
+        self._shared_until = float("-inf")
+        self._crowded_until = float("-inf")
+        self._floods: set[OwnerT] = set()
+        self._quickest_s = 0.0
+        """What the quickest of the last commits took; forgotten slowly."""
+        self._small_s = 0.0
+        """What most of the small ones take longer than. It does not grow while somebody floods: a
+        flood's own commits would make it grow, and it them."""
+
+    def is_shared(self, *, now: float) -> bool:
+        """Whether several publish, as far as the last second tells."""
+        return now < self._shared_until
+
+    def is_crowded(self, *, now: float) -> bool:
+        """Whether some flood and have others beside them, as far as the last second tells."""
+        return now < self._crowded_until
+
+    def took(self, seconds: float, size: int, *, now: float) -> None:
+        """A commit of this size took so long."""
+        self._quickest_s = min(seconds, self._quickest_s * 1.02 + 0.000_05)
+        if seconds < self._small_s:
+            self._small_s += (seconds - self._small_s) * _DOWN
+        elif size <= _SMALL_BYTES and now >= self._crowded_until:
+            self._small_s += (seconds - self._small_s) * _UP
+
+    def room(self, *, now: float) -> int:
+        """What the next commit takes where it is shared, in bytes: in company what costs about as
+        much time as any commit costs, in a crowd a part of that."""
+        if now < self._crowded_until:
+            return self._room(limits.COMMIT_BYTES_CROWDED, self._small_s)
+        return self._room(limits.COMMIT_BYTES_SHARED, self._quickest_s)
+
+    def _room(self, share: int, seconds: float) -> int:
+        return min(int(share * max(1.0, seconds * 1000)), limits.COMMIT_BYTES_SHARED_MAX)
+
+    def has_enough(self, size: int, *, now: float) -> bool:
+        """Whether nothing more of those that flood is needed for now, where `size` waits."""
+        if now >= self._crowded_until:
+            return False
+        return size >= (1 + ROOMS_AHEAD * len(self._floods)) * self.room(now=now)
+
+    def has_too_much(self, owner: OwnerT, size: int, *, now: float) -> bool:
+        """Whether he floods, and `size` of his that waits is all that may."""
+        if now >= self._crowded_until or owner not in self._floods:
+            return False
+        return size >= ROOMS_HELD * self.room(now=now)
+
+    def choose(self, waiting: Sequence[tuple[OwnerT, int]], *, now: float) -> list[int]:
+        """The places of what goes with the next commit, ascending."""
+        self._look(waiting, now)
+        if now >= self._shared_until:
+            return list(range(len(waiting)))
+        return self._turns.take(waiting, self.room(now=now))
+
+    def choose_beside(self, waiting: Sequence[tuple[OwnerT, int]], *, now: float) -> list[int]:
+        """The places of what goes at once, as a commit of its own beside one that is shared and
+        under way: in a crowd what those have that do not flood, if it is little."""
+        self._look(waiting, now)
+        if now >= self._crowded_until:
+            return []
+        places = [place for place, (owner, _) in enumerate(waiting) if owner not in self._floods]
+        size = sum(waiting[place][1] for place in places)
+        return places if size <= self.room(now=now) else []
+
+    def _look(self, waiting: Sequence[tuple[OwnerT, int]], now: float) -> None:
+        wanted: dict[OwnerT, int] = {}
+        for owner, size in waiting:
+            wanted[owner] = wanted.get(owner, 0) + size
+        if len(wanted) > 1 or wanted.keys() != self._last:
+            self._shared_until = now + COMPANY_S
+        self._last = set(wanted)
+        if len(wanted) < 2:
+            return
+        # Where they are held back, what they have waiting is less than it would be.
+        least = self.room(now=now) if now < self._crowded_until else CROWD_BYTES_MIN
+        floods = {owner for owner, size in wanted.items() if size >= least}
+        size = sum(wanted[owner] for owner in floods)
+        little = sum(wanted.values()) - size
+        if little and little * CROWD_SHARE <= size:
+            self._floods = floods
+            self._crowded_until = now + COMPANY_S

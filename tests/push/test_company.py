@@ -1,0 +1,190 @@
+"""Who shares the commits: alone, in company, in a crowd; on both sides of each bound."""
+
+import hypothesis
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from push import limits
+from push.company import COMPANY_S, CROWD_BYTES_MIN, CROWD_SHARE, ROOMS_AHEAD, ROOMS_HELD, Company
+
+SMALL_S = 0.002
+FLOOD = [("flood", 10_000)] * 40
+LITTLE = [("little", 300)]
+
+
+def company(small_s: float = SMALL_S) -> Company[str]:
+    """One that knows what a small commit takes."""
+    made: Company[str] = Company()
+    for _ in range(2000):
+        made.took(small_s, 300, now=0.0)
+    return made
+
+
+def crowd(now: float = 0.0) -> Company[str]:
+    """One that is flooded."""
+    made = company()
+    made.choose([*FLOOD, *LITTLE], now=now)
+    assert made.is_crowded(now=now)
+    return made
+
+
+def taken(made: Company[str], waiting: list[tuple[str, int]], now: float) -> int:
+    return sum(waiting[place][1] for place in made.choose(waiting, now=now))
+
+
+def test_alone_a_commit_is_as_large_as_the_load() -> None:
+    """Before others come, and when they have been gone for a second."""
+    made = company()
+    made.choose([("flood", 1)], now=0.0)
+    assert len(made.choose(FLOOD * 100, now=COMPANY_S)) == 4000
+    made.choose(LITTLE, now=2.0)
+    assert made.is_shared(now=2.0 + COMPANY_S - 0.001)
+    assert len(made.choose(FLOOD * 100, now=2.5)) < 4000
+    assert len(made.choose(FLOOD * 100, now=2.5 + COMPANY_S)) == 4000
+    assert not made.is_crowded(now=2.5)
+
+
+def test_in_company_a_commit_takes_what_costs_as_much_as_any() -> None:
+    made = company()
+    both = [("a", 10_000), ("b", 10_000)] * 100
+    assert made.room(now=0.0) == pytest.approx(
+        limits.COMMIT_BYTES_SHARED * SMALL_S * 1000, rel=0.01
+    )
+    assert made.room(now=0.0) <= taken(made, both, 0.0) < made.room(now=0.0) + 10_000
+    assert not made.is_crowded(now=0.0)
+    assert made.choose_beside(both, now=0.0) == []
+    assert not made.has_enough(1 << 40, now=0.0)
+
+
+def test_who_floods_has_much_and_all_others_little() -> None:
+    """On both sides: how much it is, and what the others have."""
+    least = CROWD_BYTES_MIN
+    for flood, little, is_crowd in (
+        (least, least // CROWD_SHARE, True),
+        (least - 1, 1, False),
+        (least, least // CROWD_SHARE + 1, False),
+        (least, 0, False),
+    ):
+        made = company()
+        made.choose([("flood", flood), ("little", little)], now=0.0)
+        assert made.is_crowded(now=0.0) is is_crowd
+    made = company()
+    made.choose([("a", least), ("b", least), ("little", 1)], now=0.0)
+    assert made.is_crowded(now=0.0)
+
+
+def test_in_a_crowd_a_commit_takes_little_more_than_a_small_one() -> None:
+    made = crowd()
+    room = made.room(now=0.5)
+    assert room == pytest.approx(limits.COMMIT_BYTES_CROWDED * SMALL_S * 1000, rel=0.01)
+    assert room <= taken(made, FLOOD, 0.5) < room + 10_000
+    assert made.room(now=COMPANY_S) > 2 * room
+
+
+def test_a_crowd_lasts_as_long_as_more_waits_than_goes_and_a_second_beyond() -> None:
+    """Who is held back has less waiting than made a flood of him: it is one all the same."""
+    made = crowd()
+    room = made.room(now=0.0)
+    assert room < CROWD_BYTES_MIN
+    made.choose([("flood", room), *LITTLE], now=0.9)
+    assert made.is_crowded(now=0.9 + COMPANY_S - 0.001)
+    made.choose([("flood", room - 1), *LITTLE], now=1.8)
+    assert not made.is_crowded(now=0.9 + COMPANY_S)
+
+
+def test_what_the_others_bring_goes_beside_a_shared_commit() -> None:
+    """All that they have and nothing of the flood, if it is little; not where nobody floods."""
+    made = crowd()
+    waiting = [("flood", 10_000), ("b", 300), ("flood", 10_000), ("a", 300), ("b", 200)]
+    assert made.choose_beside(waiting, now=0.1) == [1, 3, 4]
+    room = made.room(now=0.1)
+    assert made.choose_beside([("b", room), *FLOOD], now=0.1) == [0]
+    assert made.choose_beside([("b", room - 1), ("c", 2), *FLOOD], now=0.1) == []
+    assert made.choose_beside([("flood", 1), ("b", 1)], now=0.2 + COMPANY_S) == []
+
+
+def test_a_flood_s_own_commits_do_not_make_its_room_grow() -> None:
+    """Each would take longer for it, and the next one be larger. Quicker ones make it smaller, and
+    it does not hang on a single one."""
+    made = crowd()
+    room = made.room(now=0.0)
+    for _ in range(1000):
+        made.took(0.1, room, now=0.5)
+        made.took(0.1, 300, now=0.5)
+    assert made.room(now=0.5) == room
+    made.took(SMALL_S / 2, room, now=0.5)
+    assert made.room(now=0.5) > 0.9 * room
+    for _ in range(100):
+        made.took(SMALL_S / 2, room, now=0.5)
+    assert made.room(now=0.5) == pytest.approx(room / 2, rel=0.01)
+
+
+def test_the_room_follows_what_small_commits_take_within_bounds() -> None:
+    """A slow disk: more of it goes with each, up to a bound; a quick one: it is never nothing."""
+    for small_s, size in (
+        (0.0001, limits.COMMIT_BYTES_CROWDED),
+        (0.01, limits.COMMIT_BYTES_CROWDED * 10),
+        (10.0, limits.COMMIT_BYTES_SHARED_MAX),
+    ):
+        made = crowd()
+        for _ in range(2000):
+            made.took(small_s, 300, now=5.0)
+            made.took(small_s + 1, 10_000, now=5.0)
+        made.choose([*FLOOD, *LITTLE], now=5.0)
+        assert made.room(now=5.0) == pytest.approx(size, rel=0.01)
+
+
+def test_enough_waits_when_it_is_what_the_next_few_take() -> None:
+    """On both sides; two that flood have twice as much ahead; nobody floods: never."""
+    made = crowd()
+    room = made.room(now=0.0)
+    assert made.has_enough((1 + ROOMS_AHEAD) * room, now=0.0)
+    assert not made.has_enough((1 + ROOMS_AHEAD) * room - 1, now=0.0)
+    made.choose([("a", CROWD_BYTES_MIN), ("b", CROWD_BYTES_MIN), *LITTLE], now=0.1)
+    assert made.has_enough((1 + 2 * ROOMS_AHEAD) * room, now=0.1)
+    assert not made.has_enough((1 + 2 * ROOMS_AHEAD) * room - 1, now=0.1)
+    assert not made.has_enough(1 << 40, now=0.1 + COMPANY_S)
+
+
+def test_who_floods_has_so_much_waiting_and_no_more() -> None:
+    """P9: on both sides; whoever does not flood is not asked, nor anybody where nobody floods."""
+    made = crowd()
+    most = ROOMS_HELD * made.room(now=0.0)
+    assert made.has_too_much("flood", most, now=0.0)
+    assert not made.has_too_much("flood", most - 1, now=0.0)
+    assert not made.has_too_much("little", 1 << 40, now=0.0)
+    assert not made.has_too_much("flood", 1 << 40, now=COMPANY_S)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.booleans(),
+            st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 90_000)), max_size=20),
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_nobody_s_things_change_places_and_somebody_s_go(
+    turns: list[tuple[bool, list[tuple[str, int]]]],
+) -> None:
+    """R7, over any history: what goes of an owner are the first that he has, and a commit that is
+    shared takes something."""
+    made, waiting, now = company(), list[tuple[str, int]](), 0.0
+    for is_beside, more in turns:
+        now += 0.1
+        waiting += more
+        hypothesis.assume(waiting)
+        choose = made.choose_beside if is_beside else made.choose
+        goes = choose(waiting, now=now)
+        assert goes == sorted(set(goes))
+        assert goes or is_beside
+        for one in "abcd":
+            mine = [place for place, (owner, _) in enumerate(waiting) if owner == one]
+            assert [place for place in goes if place in set(mine)] == mine[
+                : sum(1 for place in goes if waiting[place][0] == one)
+            ]
+        waiting = [one for place, one in enumerate(waiting) if place not in set(goes)]
