@@ -3,8 +3,8 @@
 It publishes frames of a hundred messages on a fixed schedule of RATE messages a second, whatever is
 answered, and counts what becomes of each. RATE 0: as fast as the queue takes them, never more than
 a window of them unanswered: that is the queue's capacity. What the broker does not read stays in
-the sockets; beyond a bound of it frames are held back, and counted. One JSON object on its standard
-output says how it went.
+the sockets; beyond a bound of it frames are held back, and counted. The first line of its standard
+output says that it begins, the second one, a JSON object, how it went.
 """
 
 import asyncio
@@ -87,6 +87,8 @@ async def flood(url: str, queue: str, seconds: float, rate: int) -> dict[str, ob
     clients = [Flooder(f"flooder-{n}", queue, random) for n in range(CONNECTIONS)]
     for client in clients:
         await client.open(url, None)
+    sys.stdout.write("flooding\n")
+    sys.stdout.flush()
     began = time.monotonic()
     offered = 0
     while (now := time.monotonic()) < began + seconds:
