@@ -17,10 +17,9 @@ from loadtests.server import Process
 from loadtests.stuck_keys import Crew, Deck, Turns
 from loadtests.trial import Progress, until
 
-_MEASURED: Final = 120_000
-_BEFORE: Final = 60_000
-LIVE_MESSAGES: Final = _BEFORE + _MEASURED
-"""Of a turn."""
+LIVE_MESSAGES: Final = 120_000
+"""That are measured in a turn."""
+_BEFORE: Final = 40_000
 _PRODUCERS: Final = 4
 _FRAME_MESSAGES: Final = 100
 _WINDOW: Final = 20_000
@@ -32,13 +31,23 @@ class Live:
     """Publishes for a crew and measures it. `turns` by group."""
 
     def __init__(
-        self, url: str, queue: str, deck: Deck, server: Process, progress: Progress
+        self,
+        url: str,
+        queue: str,
+        deck: Deck,
+        *,
+        measured: int,
+        server: Process,
+        progress: Progress,
     ) -> None:
+        """`measured`: messages of a turn, whole decks; `messages` are all that it publishes."""
         random = Random(2)
         # Of all producers together each key once.
         blocks = deck.keys // (_PRODUCERS * _FRAME_MESSAGES)
         self._url = url
         self._deck = deck
+        self._measured = measured
+        self.messages = _BEFORE + measured
         self._producers = [
             Producer(f"live-{i}", queue, deck, _FRAME_MESSAGES, random, blocks=blocks)
             for i in range(_PRODUCERS)
@@ -82,7 +91,7 @@ class Live:
             handler.on_settled = self._fill
         await self._take(crew, other, _BEFORE)
         settled, cpu_s, began = crew.settled, self._server.cpu_s(), time.monotonic()
-        await self._take(crew, other, _MEASURED)
+        await self._take(crew, other, self._measured)
         elapsed, count = time.monotonic() - began, crew.settled - settled
         turns = self.turns.setdefault(crew.group, Turns())
         turns.messages += count

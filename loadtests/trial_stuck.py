@@ -222,15 +222,18 @@ class _Trial:
             "giving what is stuck again", timeout_s, self.stuck.clients,
         )  # fmt: skip
 
-    async def live(self, rounds: int) -> Live:
+    async def live(self, rounds: int, measured: int) -> Live:
         """Both groups take what is published, in turns: free, stuck, stuck, free, …"""
-        live = Live(self._url, _QUEUE, self.deck, self._server, self._progress)
+        live = Live(
+            self._url, _QUEUE, self.deck,
+            measured=measured, server=self._server, progress=self._progress,
+        )  # fmt: skip
         await live.open()
         try:
             for number in range(rounds):
                 pair = [(self.free, self.stuck), (self.stuck, self.free)]
                 for crew, other in pair if number % 2 == 0 else reversed(pair):
-                    self.messages += LIVE_MESSAGES
+                    self.messages += live.messages
                     await live.turn(crew, other)
                     await self._quiet(crew)
             for crew in (self.free, self.stuck):
@@ -269,9 +272,10 @@ async def stuck(
     keys: int = KEYS,
     lease_s: float = LEASE_S,
     rounds: int = LIVE_ROUNDS,
+    live_messages: int = LIVE_MESSAGES,
 ) -> Finding:
     """`messages` (rounded up to whole decks) wait; both groups read them in turns of `turn_s`.
-    Then, `rounds` times each, one of them takes what is published meanwhile.
+    Then, `rounds` times each, one of them takes `live_messages` that are published meanwhile.
 
     Raises LoadFailed or ServerFailed where it cannot even come to its end.
     """
@@ -284,7 +288,7 @@ async def stuck(
                 async with trial.memory.watched():
                     await trial.run()
                 await trial.come_back(lease_s + _WAIT_S)
-                live = await trial.live(rounds)
+                live = await trial.live(rounds, live_messages)
                 stuck_lag = await trial.describe("stuck")
                 free_lag = await trial.describe("free")
                 redelivered = trial.stuck.book.redelivered.copy()
