@@ -3,9 +3,7 @@
 import ast
 from pathlib import Path
 
-import pytest
-
-from tests.layout.tree import OUTSIDE, ROOT, SERVER, files, imports, parsed
+from tests.layout.tree import OUTSIDE, ROOT, SERVER, each, files, imports, parsed
 
 PURE = (
     *files(".py", "push"),
@@ -15,7 +13,7 @@ CLIENTS_IN_THE_SERVER = {Path("gateway/demo.py")}
 """The only modules of the server that may use the SDK: they are clients that ship with it."""
 
 
-@pytest.mark.parametrize("path", [path for path in PURE if (ROOT / path).exists()], ids=str)
+@each([path for path in PURE if (ROOT / path).exists()])
 def test_pure_modules_never_wait(path: Path) -> None:
     waiting = (ast.AsyncFunctionDef, ast.Await, ast.AsyncFor, ast.AsyncWith)
     # A Protocol says what the world offers; its `async def` is a shape, not an act.
@@ -34,19 +32,19 @@ def test_pure_modules_never_wait(path: Path) -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("path", [path for path in PURE if (ROOT / path).exists()], ids=str)
+@each([path for path in PURE if (ROOT / path).exists()])
 def test_pure_modules_touch_no_clock_socket_or_chance(path: Path) -> None:
     forbidden = {"asyncio", "time", "datetime", "random", "secrets", "socket", "threading"}
     forbidden |= {"logging", "os", "uuid", "importlib"}
     assert {name.partition(".")[0] for name in imports(path)} & forbidden == set()
 
 
-@pytest.mark.parametrize("path", files(".py", *OUTSIDE), ids=str)
+@each(files(".py", *OUTSIDE))
 def test_clients_loads_and_analytics_import_no_server_package(path: Path) -> None:
     assert {name.partition(".")[0] for name in imports(path)} & set(SERVER) == set()
 
 
-@pytest.mark.parametrize("path", files(".py", *SERVER), ids=str)
+@each(files(".py", *SERVER))
 def test_the_server_imports_no_client_load_or_analytics(path: Path) -> None:
     allowed = {"tocsin"} if path in CLIENTS_IN_THE_SERVER else set()
     outside = {"tocsin", "loadtests", "spark", "clients", "tests"} - allowed

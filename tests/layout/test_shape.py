@@ -4,9 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
-from tests.layout.tree import ALL, DOCUMENTS, OUTSIDE, ROOT, SERVER, files, parsed, text
+from tests.layout.tree import ALL, DOCUMENTS, OUTSIDE, ROOT, SERVER, each, files, parsed, text
 
 MODULE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
@@ -27,13 +25,13 @@ PROSE = [Path(name) for name in DOCUMENTS] + [
 ]
 
 
-@pytest.mark.parametrize("path", [*files(".py", *SERVER, *OUTSIDE, "scripts"), *SCRIPTS], ids=str)
+@each([*files(".py", *SERVER, *OUTSIDE, "scripts"), *SCRIPTS])
 def test_a_module_fits_into_a_head(path: Path) -> None:
     if str(path) not in EXCEPTIONS:
         assert text(path).count("\n") <= MODULE_LINES_MAX
 
 
-@pytest.mark.parametrize("path", CODE, ids=str)
+@each(CODE)
 def test_a_function_fits_on_a_screen(path: Path) -> None:
     long = [
         f"{path}:{node.name}"
@@ -67,7 +65,7 @@ BEGINS = re.compile(
 )
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=str)
+@each(SCRIPTS)
 def test_a_function_of_a_script_fits_on_a_screen(path: Path) -> None:
     long = [f"{path}: {name}" for name, length in functions(path) if length > FUNCTION_LINES_MAX]
     assert long == []
@@ -82,18 +80,18 @@ def test_functions_of_scripts_are_found() -> None:
     assert all(length < FUNCTION_LINES_MAX for _, length in functions(path))
 
 
-@pytest.mark.parametrize("path", [*CODE, *files(".sql", *SERVER), *SCRIPTS, *PAGES], ids=str)
+@each([*CODE, *files(".sql", *SERVER), *SCRIPTS, *PAGES])
 def test_a_line_has_a_hundred_columns(path: Path) -> None:
     assert [n for n, line in enumerate(text(path).splitlines(), 1) if len(line) > COLUMNS_MAX] == []
 
 
-@pytest.mark.parametrize("path", [*CODE, *SCRIPTS, *PAGES, *PROSE], ids=str)
+@each([*CODE, *SCRIPTS, *PAGES, *PROSE])
 def test_nothing_is_left_for_later(path: Path) -> None:
     words = "T[O]DO|FIX[M]E|X[X]X|for [n]ow|NotImplemented[E]rror"
     assert re.findall(rf"\b(?:{words})\b", text(path)) == []
 
 
-@pytest.mark.parametrize("path", [*CODE, *SCRIPTS, *PAGES, *PROSE], ids=str)
+@each([*CODE, *SCRIPTS, *PAGES, *PROSE])
 def test_nothing_refers_to_what_is_not_here(path: Path) -> None:
     """The project stands alone: no developer's folder, no document that is not in it."""
     assert re.findall(r"(?<![\w.~-])/(?:work|home|Users|opt)/[\w.-]+", text(path)) == []
@@ -104,17 +102,17 @@ def test_nothing_refers_to_what_is_not_here(path: Path) -> None:
     assert named - here == set()
 
 
-@pytest.mark.parametrize("path", files(".js", *SERVER, *OUTSIDE), ids=str)
+@each(files(".js", *SERVER, *OUTSIDE))
 def test_a_script_says_what_it_is(path: Path) -> None:
     assert text(path).startswith(("/**", "//"))
 
 
-@pytest.mark.parametrize("path", files(".py", *SERVER, *OUTSIDE, "scripts"), ids=str)
+@each(files(".py", *SERVER, *OUTSIDE, "scripts"))
 def test_a_module_says_what_it_is(path: Path) -> None:
     assert ast.get_docstring(parsed(path))
 
 
-@pytest.mark.parametrize("path", files(".py", "push"), ids=str)
+@each(files(".py", "push"))
 def test_every_public_rule_says_what_it_does(path: Path) -> None:
     def public(body: list[ast.stmt], prefix: str) -> list[tuple[str, ast.AST]]:
         found: list[tuple[str, ast.AST]] = []

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -24,6 +25,28 @@ def files(suffix: str, *folders: str) -> list[Path]:
         and not _LEFT_OUT.intersection(path.parts)
         and not any(part.endswith(".egg-info") for part in path.parts)
     )
+
+
+def each(paths: Sequence[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
+    """One test that looks at every one of these files and tells of all that are not as they should
+    be; thousands of tests of a millisecond each are a minute of what surrounds a test."""
+    assert paths
+
+    def of(check: Callable[[Path], None]) -> Callable[[], None]:
+        def all_of_them() -> None:
+            wrong: list[str] = []
+            for path in paths:
+                try:
+                    check(path)
+                except AssertionError as error:
+                    wrong.append(f"{path}: {error}")
+            assert not wrong, "\n".join(wrong)
+
+        all_of_them.__name__, all_of_them.__doc__ = check.__name__, check.__doc__
+        all_of_them.__module__ = check.__module__
+        return all_of_them
+
+    return of
 
 
 @cache
