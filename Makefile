@@ -42,8 +42,9 @@ format: setup  ## rewrite code in its format, and the documents' tables from the
 bench: setup  ## measure every scenario against a broker of its own
 	.venv/bin/tocsin bench --scenario all $(ARGS)
 
-soak: setup  ## the whole runs of kill -9, power loss (an hour; needs root) and several tenants
+soak: setup  ## the whole runs of kill -9, power loss (an hour; needs root), tenants and properties
 	@scripts/needs
+	TOCSIN_SOAK=1 $(python) -m pytest tests/push tests/histories/test_any_*.py -n 2
 	TOCSIN_SOAK=1 $(python) -m pytest tests/system tests/histories/test_two_tenants.py \
 	  -k "kill or power or nothing_crosses" -v -s -o faulthandler_timeout=3600 $(ARGS)
 

@@ -16,6 +16,7 @@ from push.record import (
     RecordDamaged,
     parse_header,
 )
+from tests.examples import examples
 
 RECORD_ID = bytes(range(16))
 u64 = st.integers(0, (1 << 64) - 1)
@@ -84,7 +85,7 @@ def assert_same(record: Record, first: int, batch: list[Given]) -> None:
     assert record.expires_min_unix_ms() == min(expiries, default=0)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(batches, st.integers(0, 1 << 39))
 def test_a_record_comes_back_as_it_was_built(batch: list[Given], first: int) -> None:
     """P2."""
@@ -96,7 +97,7 @@ def test_a_record_comes_back_as_it_was_built(batch: list[Given], first: int) -> 
     assert fixed == (7, RECORD_ID, 1_700_000_000_123, 3)
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(batches, st.data())
 def test_skipped_messages_are_gone_and_offsets_stay_dense(
     batch: list[Given], data: st.DataObject
@@ -110,7 +111,7 @@ def test_skipped_messages_are_gone_and_offsets_stay_dense(
     assert parse_header(record.header.encode()) == record.header
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(batches, st.data())
 def test_slices_are_the_messages_between_joined_by_commas(
     batch: list[Given], data: st.DataObject
@@ -123,7 +124,7 @@ def test_slices_are_the_messages_between_joined_by_commas(
     assert record.slice(50 + low, 50 + high) == expected
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(batches, st.data())
 def test_a_push_takes_what_fits_and_at_least_one(batch: list[Given], data: st.DataObject) -> None:
     encoded, payload, _ = build(batch)
@@ -149,7 +150,7 @@ def test_columns_that_no_publisher_sets_yet_are_read() -> None:
     assert (list(left.deliver_at_unix_ms), left.priorities) == ([77], b"\x09")
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(batches, st.data())
 def test_a_truncated_header_is_damage(batch: list[Given], data: st.DataObject) -> None:
     encoded, payload, _ = build(batch)
@@ -160,7 +161,7 @@ def test_a_truncated_header_is_damage(batch: list[Given], data: st.DataObject) -
         Record.load(0, encoded + data.draw(st.binary(min_size=1)), payload, ())
 
 
-@settings(max_examples=2000)
+@settings(max_examples=examples(2000))
 @given(batches, st.data())
 def test_flipped_bits_are_damage_or_another_valid_record_and_never_another_error(
     batch: list[Given], data: st.DataObject
@@ -200,7 +201,7 @@ def test_every_flip_in_version_and_flags_is_damage(byte: int) -> None:
             Record.load(0, bytes(damaged), payload, ())
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.binary(max_size=200), st.binary(max_size=50))
 def test_noise_is_damage(noise: bytes, payload: bytes) -> None:
     assume(noise[:1] != b"\x01" or len(noise) < 100)

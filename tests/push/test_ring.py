@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from push.ring import MEMBER_MAX, Ring, key_hash
+from tests.examples import examples
 
 HASH_KEY = b"0123456789abcdef"
 SPREAD = [blake2b(bytes([i % 256, i // 256]), digest_size=8).digest() for i in range(4096)]
@@ -72,7 +73,7 @@ def test_a_member_set_is_ascending_and_not_empty(wrong: tuple[int, ...]) -> None
         Ring(1, wrong)
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(members, st.integers(0, 40), st.sampled_from([*HASHES[:64], *EDGES]))
 def test_a_new_member_only_takes_keys(old: tuple[int, ...], new: int, value: int) -> None:
     before = Ring(1, old).partition(value)
@@ -80,7 +81,7 @@ def test_a_new_member_only_takes_keys(old: tuple[int, ...], new: int, value: int
     assert after in (before, new)
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(members, st.data())
 def test_a_leaving_member_only_gives_its_own_keys(
     old: tuple[int, ...], data: st.DataObject
