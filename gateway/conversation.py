@@ -14,10 +14,9 @@ from typing import Any, Final
 
 from gateway import frames
 from gateway.admission import Admission
-from gateway.facts_values import SessionDescription
+from gateway.facts_values import SessionDescription, Transport
 from gateway.frames import Close
 from gateway.link import Broker, Outlet
-from gateway.linked import Linked
 from gateway.publishing import Publishing, producer_id
 from gateway.returning import Returning
 from gateway.session import Effect, Ping, Reply, Session, State
@@ -25,22 +24,25 @@ from gateway.session_facts import describe
 from gateway.sessions import is_session_id
 from gateway.settling import SettlingFrames
 from gateway.standing import Standing
+from gateway.subscribing import Subscribing
 from gateway.subscriptions import Subscriptions
 from gateway.surroundings import Surroundings
 from gateway.tasks import Tasks
-from metadata.catalog import check_name
+from metadata.catalog import Principal, check_name
 from push.errors import Refused, TocsinError
 
 logger = logging.getLogger("tocsin.session")
 
 
-class Conversation(Linked):
+class Conversation:
     """A session's shell. `admission`: None where a credential is still owed in `hello`."""
 
+    _subscribing: Subscribing
     __slots__ = (
         "_around", "_is_closed", "_is_draining", "_outlet", "_publishing", "_returning",
-        "_session", "_settling", "_standing", "_subscriptions", "_tasks", "_unanswered",
-        "account", "charges", "client", "linger_s", "opened_unix_ms", "refusal", "session_id",
+        "_session", "_settling", "_standing", "_subscribing", "_subscriptions", "_tasks",
+        "_unanswered", "account", "charges", "client", "linger_s", "opened_unix_ms",
+        "refusal", "session_id",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +67,7 @@ class Conversation(Linked):
         self._subscriptions = Subscriptions(around.broker, self)
         self._returning: Returning = Returning(self, self._subscriptions)
         self._settling: SettlingFrames = SettlingFrames(self, self._subscriptions)
+        self._subscribing = Subscribing(self, self._session, self._subscriptions, self._returning)
         self._tasks: Tasks | None = None
         self.linger_s = 0.0
         """As Link.linger_s."""
@@ -78,6 +81,37 @@ class Conversation(Linked):
         return f"<Conversation {self.session_id} {self._session!r}>"
 
     # --- Link: what consumers and readers use ---------------------------------------------------
+
+    @property
+    def admission(self) -> Admission:
+        """What it may. Nobody asks before `hello` has been accepted (P11)."""
+        admission = self._standing.admission
+        assert admission is not None
+        return admission
+
+    @property
+    def principal(self) -> Principal:
+        """Who it is; as `admission`."""
+        return self.admission.principal
+
+    @property
+    def transport(self) -> Transport | None:
+        """As Link.transport."""
+        return self._outlet.transport
+
+    @property
+    def carrier(self) -> Outlet | None:
+        """As Host.carrier of gateway.subscribing."""
+        return None if self._is_closed else self._outlet
+
+    def send(self, frame: bytes) -> None:
+        """As Link.send."""
+        self._outlet.send(frame)
+
+    def refuse(self, error: TocsinError, ref: int | None, queue: str | None = None) -> None:
+        """As Host.refuse of gateway.publishing."""
+        self.account.refused(error.code.name, queue)
+        self.send(frames.error(error, ref))
 
     @property
     def heard_at(self) -> float:
@@ -332,40 +366,6 @@ class Conversation(Linked):
         else:
             self._outlet.resume_reading()
 
-    # --- Subscriptions --------------------------------------------------------------------------
-
-    async def _open(self, frame: frames.Subscribe) -> None:
-        number, outlet = frame.subscription, self._outlet
-        try:
-            answer = await self._subscriptions.open(frame)
-        except Exception as error:
-            if self._is_closed:
-                return
-            self._session.refused(number)
-            if isinstance(error, TocsinError):
-                self.refuse(error, frame.ref, frame.queue)
-            else:
-                self.report_bug(frame.ref)
-            return
-        if self._is_closed or outlet is not self._outlet:
-            # Its answer would reach nobody: a client that comes back subscribes again.
-            self._subscriptions.leave(number)
-            self._session.dropped(number)
-            return
-        self._session.opened(number, frame.credit)
-        self.send(answer)
-        self._subscriptions.grant(number, frame.credit)
-
-    def _unsubscribe(self, frame: frames.Unsubscribe) -> None:
-        self._subscriptions.leave(frame.subscription)
-        self._returning.left(frame.subscription)
-        self.send(frames.ok(frame.ref))
-        self.settled()
-
-    def _grant(self, frame: frames.Credit) -> None:
-        self._subscriptions.grant(frame.subscription, frame.granted)
-        self._session.granted(frame.subscription, frame.granted)
-
     # --- Ends -----------------------------------------------------------------------------------
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
@@ -388,9 +388,9 @@ _HANDLERS: Final[dict[type, Callable[[Conversation, Any], None]]] = {
     Close: Conversation._close,
     frames.Hello: Conversation._greet,
     frames.Publish: lambda conversation, frame: conversation._publishing.publish(frame),
-    frames.Subscribe: lambda conversation, frame: conversation.start(conversation._open(frame)),
-    frames.Unsubscribe: Conversation._unsubscribe,
-    frames.Credit: Conversation._grant,
+    frames.Subscribe: lambda one, frame: one.start(one._subscribing.open(frame)),
+    frames.Unsubscribe: lambda conversation, frame: conversation._subscribing.leave(frame),
+    frames.Credit: lambda conversation, frame: conversation._subscribing.grant(frame),
     frames.Ack: lambda conversation, frame: conversation._settling.ack(frame),
     frames.Nack: lambda conversation, frame: conversation._settling.nack(frame),
     frames.Extend: lambda conversation, frame: conversation._settling.extend(frame),

@@ -1,0 +1,78 @@
+"""A session's subscriptions, as its frames ask for them: opened, given credit, left; answered."""
+
+from typing import Protocol
+
+from gateway import frames
+from gateway.link import Outlet
+from gateway.returning import Returning
+from gateway.session import Session
+from gateway.subscriptions import Subscriptions
+from push.errors import TocsinError
+
+
+class Host(Protocol):
+    """The conversation that subscribes."""
+
+    @property
+    def carrier(self) -> Outlet | None:
+        """What carries its frames; None: it is over."""
+
+    def send(self, frame: bytes) -> None: ...
+
+    def refuse(self, error: TocsinError, ref: int | None, queue: str | None = None) -> None:
+        """Answer with an error."""
+
+    def report_bug(self, ref: int | None) -> None:
+        """From within an exception that nobody expected: log it, and answer `internal`."""
+
+    def settled(self) -> None:
+        """Something was settled or returned: who drains may be done."""
+
+
+class Subscribing:
+    """See the module. `session` knows what is open, `returning` what is not found out yet."""
+
+    __slots__ = ("_host", "_returning", "_session", "_subscriptions")
+
+    def __init__(
+        self, host: Host, session: Session, subscriptions: Subscriptions, returning: Returning
+    ) -> None:
+        self._host = host
+        self._session = session
+        self._subscriptions = subscriptions
+        self._returning = returning
+
+    async def open(self, frame: frames.Subscribe) -> None:
+        """Answered when it is open, or with an error."""
+        number, carrier = frame.subscription, self._host.carrier
+        try:
+            answer = await self._subscriptions.open(frame)
+        except Exception as error:
+            if self._host.carrier is None:
+                return
+            self._session.refused(number)
+            if isinstance(error, TocsinError):
+                self._host.refuse(error, frame.ref, frame.queue)
+            else:
+                self._host.report_bug(frame.ref)
+            return
+        if self._host.carrier is None or self._host.carrier is not carrier:
+            # Its answer would reach nobody: a client that comes back subscribes again.
+            self._subscriptions.leave(number)
+            self._session.dropped(number)
+            return
+        self._session.opened(number, frame.credit)
+        self._host.send(answer)
+        self._subscriptions.grant(number, frame.credit)
+
+    def leave(self, frame: frames.Unsubscribe) -> None:
+        """Its deliveries return to the group."""
+        self._subscriptions.leave(frame.subscription)
+        self._returning.left(frame.subscription)
+        self._host.send(frames.ok(frame.ref))
+        self._host.settled()
+
+    def grant(self, frame: frames.Credit) -> None:
+        """More messages may come."""
+        self._subscriptions.grant(frame.subscription, frame.granted)
+        self._session.granted(frame.subscription, frame.granted)
