@@ -5,7 +5,7 @@ names a queue that is not there is counted for none: names that clients make up 
 """
 
 from collections.abc import Callable, Iterable
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from gateway import frames
 from gateway.admission import Admission
@@ -18,7 +18,6 @@ from push import limits
 
 Exists = Callable[[Principal, str], bool]
 """Whether there is a queue of this name, to this principal."""
-_NAMING: Final[frozenset[type]] = frozenset({frames.Publish, frames.Subscribe})
 T = TypeVar("T")
 
 
@@ -101,11 +100,12 @@ class Account:
 
     def heard(self, effects: list[T]) -> list[T]:
         """A client's message came: each frame of it is a request. Returns what it was handed."""
-        for effect in effects:
-            kind: type = effect.__class__
-            if kind in _NAMING:
-                self.of(effect.queue).requests += 1  # type: ignore[attr-defined]
-            elif kind is not frames.Close:
+        each: Iterable[object] = effects
+        for effect in each:
+            # Not isinstance: that asks the metaclass of what it is not, ten times as long.
+            if type(effect) is frames.Publish or type(effect) is frames.Subscribe:
+                self.of(effect.queue).requests += 1
+            elif type(effect) is not frames.Close:
                 self.own.requests += 1
         return effects
 

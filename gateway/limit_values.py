@@ -67,15 +67,16 @@ def parse_limits(text: str, allowed: Sequence[str] = OF_PRINCIPAL) -> Limits:
     Raises:
         ValueError: with a sentence that names the part that is wrong, and what it may be.
     """
-    found: dict[str, Rate | int] = {}
+    found = NONE
     for part in text.split(",") if text.strip() else ():
         name, separator, said = (one.strip() for one in part.partition("="))
         if name not in allowed or not separator:
             raise ValueError(f"{part.strip()!r}: one of {', '.join(allowed)}, then = and a limit")
-        if name in found:
+        if getattr(found, name) is not None:
             raise ValueError(f"{name} is there twice")
-        found[name] = _rate(name, said) if name in KINDS else _bound(name, said)
-    return Limits(**found)  # type: ignore[arg-type]
+        value = _rate(name, said) if name in KINDS else _bound(name, said)
+        found = msgspec.structs.replace(found, **{name: value})
+    return found
 
 
 @lru_cache(maxsize=limits.TOKENS_MAX)
