@@ -1,45 +1,22 @@
 """A store at rest, seen from outside: its records, their nonces, bits of them flipped, and whatever
 text its files hold."""
 
-import json
-import os
 import sqlite3
-import subprocess
-import sys
 import zlib
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Final
 
-ADMIN: Final = ("-c", "from gateway.commands import admin; admin()")
 STORE: Final = "store.sqlite"
 CATALOG: Final = "catalog.sqlite"
-ADMIN_TIMEOUT_S: Final = 60.0
 _OFFSET_BITS: Final = 40
 _NONCE: Final = slice(1, 21)
 """Of a sealed payload: behind its version the data key's id, 8 bytes, and the nonce, 12."""
 Place = tuple[int, int]
 """(partition, offset)"""
-
-
-class AdminFailed(RuntimeError):
-    """A command ended with another code than 0; what it said."""
-
-
-def admin(*arguments: object) -> Any:
-    """What `tocsin admin … --json` answers. Raises AdminFailed."""
-    environment = {name: text for name, text in os.environ.items() if "TOCSIN_" not in name}
-    done = subprocess.run(
-        [sys.executable, *ADMIN, *map(str, arguments), "--json"],
-        capture_output=True, text=True, env=environment, timeout=ADMIN_TIMEOUT_S, check=False,
-        cwd=Path(__file__).parent.parent,
-    )  # fmt: skip
-    if done.returncode:
-        raise AdminFailed(f"admin {arguments[0]} ended with {done.returncode}: {done.stderr}")
-    return json.loads(done.stdout)
 
 
 @dataclass(frozen=True)

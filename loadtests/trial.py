@@ -23,6 +23,7 @@ from loadtests.server import SERVE, Process, Server, ServerFailed, tocsin
 MIB: Final = 1024 * 1024
 _SAMPLE_S: Final = 0.1
 _POLL_S: Final = 0.02
+_ADMIN_TIMEOUT_S: Final = 60.0
 Progress = Callable[[str], None]
 
 
@@ -116,18 +117,29 @@ async def broker(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def admin(server: Server, *words: str) -> Any:
-    """What `tocsin admin … --json` answers. Raises LoadFailed."""
-    command = tocsin("admin", *words, "--data-dir", str(server.data_dir), "--json")
+async def admin(server: Server, *words: object) -> Any:
+    """What `tocsin admin … --json` answers of this server's folder. Raises LoadFailed."""
+    return await administer(*words, "--data-dir", server.data_dir)
+
+
+async def administer(*words: object) -> Any:
+    """What `tocsin admin … --json` answers. Raises LoadFailed; TimeoutError after a minute."""
+    said = [str(word) for word in words]
     process = await asyncio.create_subprocess_exec(
-        *command,
+        *tocsin("admin", *said, "--json"),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
+        env={name: text for name, text in os.environ.items() if not name.startswith("TOCSIN_")},
         cwd=Path(__file__).parent.parent,
     )
-    out, error = await process.communicate()
+    try:
+        async with asyncio.timeout(_ADMIN_TIMEOUT_S):
+            out, error = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
     if process.returncode:
-        raise LoadFailed(f"tocsin admin {' '.join(words)}: {error.decode(errors='replace')}")
+        raise LoadFailed(f"tocsin admin {' '.join(said)}: {error.decode(errors='replace')}")
     return json.loads(out)
 
 

@@ -20,7 +20,7 @@ from loadtests.load import Client
 from loadtests.rest import Rest
 from loadtests.sealed_store import Place
 from loadtests.server import SERVE, Server
-from loadtests.trial import Finding, Progress
+from loadtests.trial import Finding, Progress, admin, administer
 
 ROTATIONS: Final = 10
 FLIPS: Final = 10_000
@@ -95,7 +95,7 @@ def _message(body: str, name: str) -> dict[str, object]:
 
 
 async def seal(plan: Plan, progress: Progress) -> Finding:
-    """Raises ServerFailed, AdminFailed or RuntimeError where it cannot come to its end."""
+    """Raises ServerFailed, LoadFailed or RuntimeError where it cannot come to its end."""
     finding, random = Finding("seal"), Random(plan.seed)
     folder = Path(tempfile.mkdtemp(prefix="tocsin-seal-"))
     server = Server(folder / "data", command=plan.command, level="debug")
@@ -107,7 +107,7 @@ async def seal(plan: Plan, progress: Progress) -> Finding:
         async with _producing(load):
             await _rotate(plan, server, load, random, progress)
             refusals = await _sicken(server)
-            await _call(store.admin, "backup", folder / "backup", "--data-dir", server.data_dir)
+            await admin(server, "backup", folder / "backup")
         await asyncio.to_thread(server.stop)
         await _look_at_rest(finding, server, plan)
         await _start(server)
@@ -162,7 +162,7 @@ async def _rotate(
     """Rotate so often; after each second one the broker is killed while it rotates once more."""
     for number in range(1, plan.rotations + 1):
         await load.flow()
-        await _call(store.admin, "master-key", "rotate", "--data-dir", server.data_dir)
+        await admin(server, "master-key", "rotate")
         if number % 2 == 0:
             await load.flow()
             await _rotate_and_kill(server, random)
@@ -172,9 +172,7 @@ async def _rotate(
 
 async def _rotate_and_kill(server: Server, random: Random) -> None:
     """At any moment of it: before, in the middle, or after."""
-    rotating = asyncio.create_task(
-        _call(store.admin, "master-key", "rotate", "--data-dir", server.data_dir)
-    )
+    rotating = asyncio.create_task(admin(server, "master-key", "rotate"))
     keys = server.key_path.stat().st_mtime_ns
     deadline = time.monotonic() + TIMEOUT_S
     while server.key_path.stat().st_mtime_ns == keys and not rotating.done():
@@ -190,7 +188,7 @@ async def _rotate_and_kill(server: Server, random: Random) -> None:
 
 async def _look_at_rest(finding: Finding, server: Server, plan: Plan) -> None:
     key = ("--master-key-file", server.key_path)
-    verified = await _call(store.admin, "verify", server.data_dir, *key)
+    verified = await administer("verify", server.data_dir, *key)
     finding.check(
         "each record at rest is sealed and opens under the newest master key",
         verified["ok"] and verified["opened"] and verified["sealed"] == verified["rows"]["record"],
@@ -308,7 +306,7 @@ async def _flip(
         await _call(store.flip, copy.data_dir, some, random)
         await _start(copy)
         read = await _read(copy)
-        status = await _call(store.admin, "status", "--data-dir", copy.data_dir)
+        status = await admin(copy, "status")
         await asyncio.to_thread(copy.stop)
         hit = {place for row in some for place in row.places()}
         lost_beside += len(there.keys() - read.keys() - hit)
