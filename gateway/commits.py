@@ -162,7 +162,7 @@ class Commits:
         return self._company.is_crowded(now=asyncio.get_running_loop().time())
 
     def has_enough(self, size: int) -> bool:
-        """Whether nothing more of those that flood is needed for now, where `size` waits."""
+        """Whether nothing more of those that flood is needed yet, where `size` waits."""
         return self._company.has_enough(size, now=asyncio.get_running_loop().time())
 
     def has_too_much(self, queue_id: str, size: int) -> bool:

@@ -171,11 +171,7 @@ class WebSocketConnection(asyncio.Protocol):
         registry, now = self.registry, asyncio.get_running_loop().time()
         refusal = registry.refusal()
         self._conversation = Conversation(
-            registry.around,
-            self,
-            fresh_session_id(),
-            admission,
-            now=now,
+            registry.around, self, fresh_session_id(), admission, now=now
         )
         registry.add(self)
         if refusal is not None:

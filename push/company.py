@@ -71,7 +71,7 @@ class Company(Generic[OwnerT]):
         return min(int(share * max(1.0, seconds * 1000)), limits.COMMIT_BYTES_SHARED_MAX)
 
     def has_enough(self, size: int, *, now: float) -> bool:
-        """Whether nothing more of those that flood is needed for now, where `size` waits."""
+        """Whether nothing more of those that flood is needed yet, where `size` waits."""
         if now >= self._crowded_until:
             return False
         return size >= (1 + ROOMS_AHEAD * len(self._floods)) * self.room(now=now)

@@ -2,7 +2,7 @@
 
 import hypothesis
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from push import limits
@@ -157,7 +157,6 @@ def test_who_floods_has_so_much_waiting_and_no_more() -> None:
     assert not made.has_too_much("flood", 1 << 40, now=COMPANY_S)
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(
