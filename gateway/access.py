@@ -92,7 +92,8 @@ class Tickets:
         return found[2]._replace(lasts_s=found[1] - now)
 
     def _expire(self, now: float) -> None:
-        for digest, (end, _, _) in list(self._waiting.items()):
+        while self._waiting:
+            digest, (end, _, _) = next(iter(self._waiting.items()))
             if end > now:
                 break
             del self._waiting[digest]

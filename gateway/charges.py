@@ -6,16 +6,18 @@ from gateway.addresses import ClientAddress
 from gateway.admission import Admission
 from gateway.client_names import name_of
 from gateway.limiter import Allowance, Limiter
+from gateway.pace import Pace
 
 
 class Charges:
     """Of one session. `now`: seconds, monotonic; `address`: where its client is now."""
 
-    __slots__ = ("_allowance", "_limiter")
+    __slots__ = ("_allowance", "_limiter", "pace")
 
     def __init__(self, limiter: Limiter) -> None:
         self._limiter = limiter
         self._allowance: Allowance | None = None
+        self.pace = Pace(limiter.session.frames)
 
     @property
     def allowance(self) -> Allowance:

@@ -87,6 +87,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """As gateway.limit_values writes limits."""
     limit_address: str = limit_values.ADDRESS_DEFAULT
     limit_queue: str = ""
+    limit_session: str = limit_values.SESSION_DEFAULT
     """For queues whose settings do not say their own."""
 
     @property

@@ -135,6 +135,11 @@ class Consumer:
         if not self._in_flight:
             self._link.emptied()
 
+    @property
+    def given_total(self) -> int:
+        """As Consumer.given_total of gateway.link."""
+        return self._credit.sent
+
     def grant(self, granted_total: int) -> None:
         """Credit, counted absolutely (R25). Raises Refused(too_many)."""
         self._credit.grant(granted_total)

@@ -120,8 +120,7 @@ class Conversation:
 
     def described(self) -> SessionDescription:
         """As Resumable.described."""
-        draining = self._is_draining
-        return describe(self, self._outlet, self._subscriptions, self.heard_at, draining)
+        return describe(self, self._outlet, self._subscriptions, self.heard_at, self._is_draining)
 
     @property
     def is_welcome(self) -> bool:
@@ -140,9 +139,16 @@ class Conversation:
 
     # --- What the transport calls ---------------------------------------------------------------
 
-    def receive(self, data: bytes, *, now: float) -> None:
-        """A whole text message arrived."""
-        self.apply(self.account.heard(self._session.receive(data, now=now)))
+    def receive(self, data: bytes, *, now: float) -> int:
+        """A whole text message arrived. Returns how many frames it had, but for publishes."""
+        session = self._session
+        before = session.others
+        self.apply(self.account.heard(session.receive(data, now=now)))
+        return session.others - before
+
+    def pay(self, count: int, *, now: float) -> float:
+        """As Pace.pay."""
+        return self.charges.pace.pay(count, self._subscriptions.given, now=now)
 
     def receive_binary(self) -> None:
         """A binary message arrived."""
@@ -272,12 +278,6 @@ class Conversation:
         self.account.refused(reply.code)
         self.send(reply.frame)
 
-    def _ping(self, _: Ping) -> None:
-        self._outlet.ping()
-
-    def _close(self, close: Close) -> None:
-        self._outlet.close(close)
-
     def _greet(self, hello: frames.Hello) -> None:
         now = self._session.heard_at
         if self._standing.admission is None or hello.token is not None:
@@ -292,7 +292,7 @@ class Conversation:
                 check_name(hello.producer, "producer")
             except Refused as error:
                 self.refuse(error, None)
-                self._close(frames.PROTOCOL)
+                self._outlet.close(frames.PROTOCOL)
                 return
             self._publishing.producer = producer_id(self.principal, hello.producer)
         if hello.session is not None:
@@ -311,7 +311,7 @@ class Conversation:
                 self.session_id = hello.session  # a gateway before this one gave it
         self.linger_s, self.client = hello.linger_s, hello.client
         if not self._around.sessions.add(self):
-            self._close(frames.OVERLOADED)
+            self._outlet.close(frames.OVERLOADED)
             return
         try:
             self.charges.begin(self.admission, self._outlet.address, now=now)
@@ -322,11 +322,11 @@ class Conversation:
 
     def _turn_away(self, error: Refused) -> None:
         if error.code.name == "unauthorized":
-            self._close(frames.UNAUTHORIZED)
+            self._outlet.close(frames.UNAUTHORIZED)
             return
         self.refusal = error
         self.refuse(error, None)
-        self._close(frames.OVERLOADED)
+        self._outlet.close(frames.OVERLOADED)
 
     def _welcome(self, resumed: list[int] | None) -> None:
         self.account.connected(self._outlet.transport)
@@ -384,8 +384,8 @@ class Conversation:
 
 _HANDLERS: Final[dict[type, Callable[[Conversation, Any], None]]] = {
     Reply: Conversation._reply,
-    Ping: Conversation._ping,
-    Close: Conversation._close,
+    Ping: lambda conversation, _: conversation._outlet.ping(),
+    Close: lambda conversation, close: conversation._outlet.close(close),
     frames.Hello: Conversation._greet,
     frames.Publish: lambda conversation, frame: conversation._publishing.publish(frame),
     frames.Subscribe: lambda one, frame: one.start(one._subscribing.open(frame)),

@@ -13,6 +13,7 @@ answered first, then comes the problem document, then the end (P12).
 import asyncio
 import enum
 import logging
+from functools import partial
 from http import HTTPStatus
 from typing import Any, NoReturn, cast
 
@@ -23,6 +24,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from gateway import problems
 from gateway.addresses import CLIENT, NO_PROXIES, UNKNOWN, Addresses, peer_of
+from gateway.flow import Flow
+from gateway.intake import LARGE_READ_BYTES, Intake
+from gateway.turns import Turns
 from push import limits
 from push.errors import Refused, TocsinError
 
@@ -54,6 +58,9 @@ class Http11Protocol(HttpToolsProtocol):
     """Requests waiting behind one that is being answered: each is an object many times its size on
     the wire, and one read holds thousands."""
     addresses = NO_PROXIES
+    intake: Intake | None = None
+    turns: Turns | None = None
+    """Shared with others, where they are set."""
     linger_s = limits.CLOSE_TIMEOUT_S
     """From our last words to the end of the socket, whatever the client does."""
 
@@ -73,6 +80,10 @@ class Http11Protocol(HttpToolsProtocol):
         """The request that is being answered; `cycle` is the one that was parsed last."""
         self._last_words = b""
         """While refused: what is owed behind the answers to the requests before."""
+        self._intake = self.intake or Intake()
+        self._turns = self.turns or Turns()
+        self._early: bytes | None = None
+        """What came behind a handshake that waits for its turn."""
         self._peer = UNKNOWN
         self._may_enter = True
         self._is_proxied = False
@@ -83,6 +94,7 @@ class Http11Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """As asyncio.Protocol."""
         super().connection_made(transport)
+        self.flow: Flow = Flow(transport, self._intake)
         self._peer = peer_of(transport.get_extra_info)
         self._is_proxied = self.addresses.trusts(self._peer)
         self._may_enter = self.addresses.may_enter(self._peer)
@@ -97,14 +109,21 @@ class Http11Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """As asyncio.Protocol."""
+        if self._early is not None:
+            self._early += data  # of TLS, where what is read is more than is asked for
+            return
         if self._is_over():
-            return  # refused already; what still arrives is not parsed
+            self._have_read(data)  # refused already; what still arrives is not parsed
+            return
         if not self._may_enter:
             self._refuse(Refused("forbidden", _PLAIN))
             return
         scope, had_begun = self.scope, self._has_begun
         self._parse(data)
-        if self.parser is None or self._is_over():
+        if self.parser is None:
+            return
+        self._have_read(data)
+        if self._is_over():
             return
         if self._phase is _Phase.BETWEEN and self._is_idle():
             # Bytes that begin no request, line ends for example, have ended the idle timeout.
@@ -115,6 +134,11 @@ class Http11Protocol(HttpToolsProtocol):
             self._unparsed_bytes += len(data)
             if self._unparsed_bytes > self.header_bytes_max:
                 self._refuse(self._header_too_large())
+
+    def _have_read(self, data: bytes) -> None:
+        """Who is in the middle of much lets others be read."""
+        if len(data) >= LARGE_READ_BYTES and self._phase is not _Phase.BETWEEN:
+            self.flow.rest()
 
     def _parse(self, data: bytes) -> None:
         """As uvicorn's data_received, which drops what comes right behind an Upgrade header: the
@@ -138,6 +162,14 @@ class Http11Protocol(HttpToolsProtocol):
             detail = "a WebSocket handshake waits for the answers to the requests before it"
             self._refuse(Refused("invalid_request", detail))
             return
+        self._early = early
+        if not self._turns.take(self._hand_over):
+            self.flow.pause_reading()
+
+    def _hand_over(self) -> None:
+        if self._early is None or self.transport.is_closing():
+            return
+        early, self._early = self._early, None
         self.handle_websocket_upgrade()
         if early:
             cast(asyncio.Protocol, self.transport.get_protocol()).data_received(early)
@@ -145,6 +177,7 @@ class Http11Protocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         """The socket goes to the WebSocket protocol."""
         self._disarm()
+        self.flow.hand_over()
         super().handle_websocket_upgrade()
         # The parser and this object refer to each other: without this each WebSocket would keep
         # its handshake in memory until the garbage collector's oldest generation comes around.
@@ -162,6 +195,10 @@ class Http11Protocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
+        self._turns.take(partial(self._start, cycle, app))
+
+    def _start(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """It is its turn. Also of one whose client is gone by now: the application is told."""
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
@@ -246,16 +283,21 @@ class Http11Protocol(HttpToolsProtocol):
         self._timer = None
         if self.transport.is_closing():
             return
-        if self.flow.read_paused:
+        if self.flow.read_paused or self.flow.is_resting:
             # We do not read at the moment: the client is not the one who is late.
             self._enter(self._phase, timeout_s)
         elif self._phase is _Phase.HEADER and not self._has_begun:
             self.transport.close()  # a connection made in advance and never used: no answer owed
         else:
-            part = "header" if self._phase is _Phase.HEADER else "body"
-            self._refuse(
-                Refused("request_timeout", f"the {part} was not complete within {timeout_s:g} s")
-            )
+            self._turns.take(partial(self._too_late, self._phase, timeout_s))
+
+    def _too_late(self, phase: _Phase, timeout_s: float) -> None:
+        if self._phase is not phase or self._timer is not None or self.transport.is_closing():
+            return  # it was just in time
+        part = "header" if phase is _Phase.HEADER else "body"
+        self._refuse(
+            Refused("request_timeout", f"the {part} was not complete within {timeout_s:g} s")
+        )
 
     # --- The end --------------------------------------------------------------------------------
 
@@ -303,13 +345,16 @@ class Http11Protocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(self.linger_s, self.transport.abort)
 
 
-def http_class(addresses: Addresses) -> type[Http11Protocol]:
-    """The class for `uvicorn.Config(http=…)` that goes by these addresses."""
+def http_class(addresses: Addresses, intake: Intake | None = None) -> type[Http11Protocol]:
+    """The class for `uvicorn.Config(http=…)` that goes by these addresses, and shares this intake
+    with others."""
 
     class BoundHttp11Protocol(Http11Protocol):
         pass
 
     BoundHttp11Protocol.addresses = addresses
+    BoundHttp11Protocol.intake = intake or Intake()
+    BoundHttp11Protocol.turns = Turns()
     return BoundHttp11Protocol
 
 

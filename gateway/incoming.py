@@ -24,23 +24,33 @@ class Holder(Protocol):
 class Incoming:
     """The incomplete bytes of one gateway."""
 
-    __slots__ = ("_bytes_max", "_held", "total")
+    __slots__ = ("_bytes_max", "_large", "_small", "total")
 
     def __init__(self, bytes_max: int = limits.INCOMPLETE_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
-        self._held: dict[Holder, int] = {}
+        self._large: dict[Holder, int] = {}
+        """In the order in which they became large."""
+        self._small: dict[Holder, int] = {}
         """In the order in which they began."""
         self.total = 0
 
     def hold(self, holder: Holder, size: int) -> None:
         """`holder` has so many bytes of something incomplete; 0: of nothing. Where all have too
         many, some are told to give up; `holder` may be one of them."""
-        before = self._held.pop(holder, 0) if not size else self._held.get(holder, 0)
+        if holder in self._large:
+            held, before = self._large, self._large[holder]
+        else:
+            held, before = self._small, self._small.get(holder, 0)
         self.total += size - before
-        if size:
-            self._held[holder] = size
+        if not size:
+            held.pop(holder, None)
+        elif held is self._small and size >= LARGE_BYTES:
+            held.pop(holder, None)
+            self._large[holder] = size
+        else:
+            held[holder] = size
         while self.total > self._bytes_max:
-            large = (one for one, size in self._held.items() if size >= LARGE_BYTES)
-            oldest = next(large, None) or next(iter(self._held))
-            self.total -= self._held.pop(oldest)
+            held = self._large or self._small
+            oldest = next(iter(held))
+            self.total -= held.pop(oldest)
             oldest.give_up()

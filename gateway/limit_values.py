@@ -19,25 +19,30 @@ import msgspec
 from push import limits
 from push.bucket import Rate
 
-Kind = Literal["connections", "failures", "requests", "messages", "bytes"]
+Kind = Literal["connections", "failures", "requests", "frames", "messages", "bytes"]
 """What has a rate: opened WebSockets and sessions by long poll; credentials that are wrong; HTTP
-requests; messages, and bytes of them, that are published."""
+requests; what a session says beside publishing; messages, and bytes of them, that are published."""
 Bound = Literal["sessions", "in_flight"]
 """What has a bound: sessions, and messages that were published and await their answer."""
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 BURSTS_MIN: Final[dict[str, int]] = {
+    "frames": 2 * limits.FRAMES_PER_MESSAGE_MAX,
     "messages": limits.MESSAGES_PER_PUBLISH_MAX,
     "bytes": limits.FRAME_BYTES_MAX,
 }
-"""What one publish may hold."""
+"""What one publish may hold, and more than a session is heard of at once."""
 OF_PRINCIPAL: Final = (
     "connections", "requests", "messages", "bytes", "sessions", "in_flight",
 )  # fmt: skip
 OF_ADDRESS: Final = (*OF_PRINCIPAL, "failures")
 OF_QUEUE: Final = ("messages", "bytes")
+OF_SESSION: Final = ("frames",)
 ADDRESS_DEFAULT: Final = "connections=100/s+2000,failures=10/s+100,sessions=20000"
 """An office behind one address comes back at once after a restart; nobody mistypes a credential
 ten times a second; and one address alone cannot use up SESSIONS_MAX."""
+SESSION_DEFAULT: Final = "frames=1000/s+2000"
+"""Beside publishing and what goes with being given messages: subscriptions by the hundred at once,
+and then more than any program has to ask. A thousand of them are some 10 ms of work."""
 _SUFFIXES: Final = {"": 1, "k": 1_000, "M": 1_000_000, "G": 1_000_000_000}
 _PERIODS: Final = {"s": 1, "min": 60, "h": 3600}
 _NUMBER: Final = r"[0-9]{1,12}[kMG]?"
@@ -52,6 +57,7 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
     connections: Rate | None = None
     failures: Rate | None = None
     requests: Rate | None = None
+    frames: Rate | None = None
     messages: Rate | None = None
     bytes: Rate | None = None
     sessions: int | None = None
@@ -102,7 +108,7 @@ def _rate(name: str, said: str) -> Rate:
     per_s, least = _PERIODS[match[2]], BURSTS_MIN.get(name, 1)
     burst = max(least, -(-units // per_s)) if match[3] is None else _number(match[3])
     if not least <= burst <= _UNITS_MAX:
-        why = ", as many as one publish may hold" if name in BURSTS_MIN else ""
+        why = ", as many as one publish may hold" if name in OF_QUEUE else ""
         raise ValueError(f"{name}: a burst is at least {least}{why}, not {match[3]}")
     return Rate(units, per_s, burst)
 

@@ -21,6 +21,7 @@ from gateway.limit_values import (
     OF_ADDRESS,
     OF_PRINCIPAL,
     OF_QUEUE,
+    OF_SESSION,
     Kind,
     Limits,
     parse_limits,
@@ -73,12 +74,15 @@ class Limiter:
         principal: Limits = NONE,
         address: Limits = NONE,
         queue: Limits = NONE,
+        session: Limits = NONE,
         *,
         debtors_max: int = limits.DEBTORS_MAX,
     ) -> None:
         self._principal = principal
         self._address = address
         self._queue = queue
+        self.session = session
+        """What each session may (gateway.pace)."""
         self.debtors = Debtors(debtors_max)
         self._queues: dict[str, tuple[object, Debtor | None]] = {}
         """Of a queue: the settings of which its debtor was made, and that."""
@@ -360,4 +364,5 @@ def limiter_of(config: Config) -> Limiter:
         parse_limits(config.limit_principal, OF_PRINCIPAL),
         parse_limits(config.limit_address, OF_ADDRESS),
         parse_limits(config.limit_queue, OF_QUEUE),
+        parse_limits(config.limit_session, OF_SESSION),
     )

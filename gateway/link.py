@@ -124,6 +124,10 @@ class Settled(Protocol):
 class Consumer(Protocol):
     """A session's place in a group."""
 
+    @property
+    def given_total(self) -> int:
+        """Messages that were pushed to it so far."""
+
     def grant(self, granted_total: int) -> None: ...
 
     def ack(
@@ -172,6 +176,10 @@ class Reader(Protocol):
 
     @property
     def verdicts(self) -> Sequence[Mapping[str, object]]: ...
+
+    @property
+    def given_total(self) -> int:
+        """As Consumer.given_total."""
 
     def grant(self, granted_total: int) -> None: ...
 

@@ -28,6 +28,8 @@ ENDED_MAX: Final = 10_000
 ENDED_BYTES_MAX: Final = 16 * 1_048_576
 """Of so many that have ended, and of so much that they still have to say; those that ended first
 are forgotten sooner (P9)."""
+_UNHEARD_S_MAX: Final = 1.0
+"""Who waits for longer is not silent: now and then that is written down."""
 UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
 """Who posts and never polls is answered no more (P9)."""
 
@@ -96,6 +98,7 @@ class Poll:
             await asyncio.wait_for(self._reading.wait(), limits.PULL_WAIT_S_MAX)
         except TimeoutError:
             raise Refused("overloaded", "what came before takes its time: say it again") from None
+        await self._paid()
         conversation = self.conversation
         if conversation is None:
             raise self.gone()
@@ -108,8 +111,16 @@ class Poll:
         if self._byte_count > UNREAD_BYTES_MAX:
             raise Refused("too_many", "too many answers wait: poll first", retry_after_s=0.1)
         self._posted = number
-        conversation.receive(data, now=asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        conversation.pay(conversation.receive(data, now=now), now=now)
         self._schedule()
+
+    async def _paid(self) -> None:
+        """Wait until what came before is paid for."""
+        now = asyncio.get_running_loop().time
+        while self.conversation is not None and (wait_s := self.conversation.pay(0, now=now())):
+            await asyncio.sleep(min(wait_s, _UNHEARD_S_MAX))
+            self._heard()
 
     async def poll(self, after: int, wait_s: float) -> tuple[int, list[bytes]]:
         """(number, frames) of the next batch, as soon as there is something, after `wait_s` at the

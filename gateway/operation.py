@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from gateway.admission import Admission
@@ -192,12 +192,19 @@ class _Body:
 
     async def read(self, request: Request, bytes_max: int) -> bytes:
         try:
-            async for part in request.stream():
-                self._take(part, bytes_max)
+            more = True
+            while more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                more = message.get("more_body", False)
+                # Not held while more is awaited, as Request.stream does: who has given up would go
+                # on to have it.
+                self._take(message.pop("body", b""), bytes_max)
         finally:
             if self._incoming is not None:
                 self._incoming.hold(self, 0)
-        assert self._parts is not None  # the stream ends with an empty part, which is taken, too
+        assert self._parts is not None  # the last part, perhaps an empty one, is taken, too
         return b"".join(self._parts)
 
     def _take(self, part: bytes, bytes_max: int) -> None:

@@ -24,6 +24,8 @@ from push.record import Record
 
 SLICE = 256
 """Readers that are served in one turn of the loop: a fan-out to thousands holds up nobody else."""
+SLICE_BYTES = 2 * 1_048_576
+"""The same in bytes, which are copied into as many sockets."""
 CATCH_UPS_MAX = 16
 POSITIONS_EVERY_S = 30.0
 """How often a filtered reader learns how far it has come without a message."""
@@ -103,7 +105,8 @@ class QueueReaders:
         if not self._fan_outs:
             return
         number, record, cut, readers = self._fan_outs[0]
-        batch, rest = readers[:SLICE], readers[SLICE:]
+        size = slice_of(len(record.payload))
+        batch, rest = readers[:size], readers[size:]
         if rest:
             self._fan_outs[0] = (number, record, cut, rest)
         else:
@@ -342,3 +345,10 @@ class QueueReaders:
         self._fan_outs.clear()
         for number in self.next:
             self._tail.unfollow(Partition(self.queue.queue_id, number), self._certified)
+
+
+def slice_of(record_bytes: int) -> int:
+    """How many readers are given a record of this size in one turn. Each takes two pushes of it at
+    most: then its buffer is full."""
+    size = min(record_bytes, 2 * limits.PUSH_BYTES_MAX)
+    return max(1, min(SLICE, SLICE_BYTES // max(1, size)))

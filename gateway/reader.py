@@ -48,6 +48,11 @@ class Reader:
         """Whether it may be given so many messages now."""
         return self.credit.available >= count and self.link.writable()
 
+    @property
+    def given_total(self) -> int:
+        """As Consumer.given_total of gateway.link."""
+        return self.credit.sent
+
     def grant(self, granted_total: int) -> None:
         """Credit, counted absolutely (R25). Raises Refused(too_many)."""
         self.credit.grant(granted_total)

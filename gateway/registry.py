@@ -17,6 +17,7 @@ from gateway.deadlines import Deadlines, Timed
 from gateway.frames import Close
 from gateway.hit_rate import HitRate
 from gateway.incoming import Incoming
+from gateway.intake import Intake
 from gateway.rfc6455 import Event, text_frame
 from gateway.surroundings import Surroundings
 from push import limits
@@ -36,6 +37,8 @@ loop and in small records; who is alone does not pay that."""
 UNTURNED_BYTES: Final = 4096
 """So little at once waits for nobody's turn."""
 _SPELL_S: Final = 0.25
+PART_FRAMES_MAX: Final = 128
+"""The same in frames that are no publishes: about a millisecond's work."""
 _PAUSE_S: Final = 0.001
 """Between two such parts then: what the others have published needs the loop a dozen times, and the
 storage's threads need the interpreter, until it is there."""
@@ -87,13 +90,14 @@ class Registry:
         self.deadlines = Deadlines()
         self.incoming = incoming or Incoming()
         """What clients have begun to send; request bodies count there, too."""
+        self.intake = Intake()
         self.is_draining = False
         self._sessions_max = sessions_max
         self._connections: set[Connection] = set()
         self._dirty: list[Connection] = []
         self._has_turn = False
         self._spell = 0
-        self._said: dict[Connection, int] = {}
+        self._said: dict[object, int] = {}
         """In this spell, where it is crowded."""
         self._turn_by = 0.0
         """When the next one has its turn in any case."""
@@ -145,7 +149,7 @@ class Registry:
             self._has_turn = True
             asyncio.get_running_loop().call_soon(self._turn)
 
-    def waits(self, connection: Connection, size: int) -> bool:
+    def waits(self, connection: Talker, size: int) -> bool:
         """Whether who has sent `size` bytes at once has to wait for his turn with them."""
         if size <= UNTURNED_BYTES or not self.around.broker.publisher.is_crowded:
             return False

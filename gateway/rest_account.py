@@ -40,8 +40,7 @@ class Accounts:
         try:
             await self._app(scope, receive, send)
         except Exception as error:
-            refused = refusal(error)
-            code = refused.code.name if refused is not None else None
+            code = _code_of(error)
             raise
         finally:
             self._count(scope, code)
@@ -56,6 +55,14 @@ class Accounts:
             self._books.audit.access.refused(who, code)
         elif who.principal is not None:
             self._books.audit.access.granted(who)
+
+
+def _code_of(error: Exception) -> str | None:
+    """None: nothing is refused, its client is gone. A function of its own: a local name for what
+    `refusal` returns, which is mostly `error` itself, would keep error, traceback, frames and the
+    body among them alive for each other until the collector comes around (P9)."""
+    refused = refusal(error)
+    return refused.code.name if refused is not None else None
 
 
 def who_asks(scope: Scope) -> Who:

@@ -14,7 +14,8 @@ from gateway.frames import TOO_LARGE, Close
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 Event = tuple[int, bytes]
-"""(TEXT or BINARY, a whole message) or (CLOSE, PING or PONG, its payload)."""
+"""(TEXT or BINARY, a whole message) or (CLOSE, PING or PONG, its payload). (CONTINUATION, nothing):
+a fragment came, of which nothing is complete; so who hears can count it."""
 _FIN: Final = 0x80
 _OPCODES: Final = frozenset((CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG))
 _CONTROL_BYTES_MAX: Final = 125
@@ -59,6 +60,11 @@ def close_frame(close: Close) -> bytes:
 # --- Reading ------------------------------------------------------------------------------------
 
 
+PIECE_BYTES: Final = 64 * 1024
+"""Of a frame that is not complete, in one piece at least: who sends byte by byte would else have a
+list of objects that are fifty times the bytes."""
+
+
 class MessageReader:
     """Bytes of a client in, whole messages out. Holds at most one message that is not complete.
 
@@ -66,18 +72,27 @@ class MessageReader:
     after that, nor after a close frame.
     """
 
-    __slots__ = ("_buffer", "_fragments", "_is_text", "_needed", "broken", "bytes_max")
+    __slots__ = (
+        "_buffer", "_fragments", "_is_text", "_needed", "_pieces", "_size", "broken", "bytes_max",
+        "unread_bytes",
+    )  # fmt: skip
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         """Of one message; may change between two."""
         self._buffer: bytearray | None = None
-        """An incomplete frame, from its first byte on."""
+        """The end of what is there of an incomplete frame, less than PIECE_BYTES."""
+        self._pieces: list[bytes] | None = None
+        """What is in front of it."""
+        self._size = 0
+        """Of both together."""
         self._needed = 0
-        """The bytes that `_buffer` must have before it is worth looking at again."""
+        """The bytes that there must be before it is worth looking at again."""
         self._fragments: bytearray | None = None
         """One buffer, not a list: a client may send millions of fragments of no bytes (P9)."""
         self._is_text = False
+        self.unread_bytes = 0
+        """Of what it was given last, behind the event that came last."""
         self.broken: Close | None = None
 
     @property
@@ -88,20 +103,46 @@ class MessageReader:
     @property
     def held_bytes(self) -> int:
         """Of a message that is not complete."""
-        return len(self._buffer or b"") + len(self._fragments or b"")
+        return self._size + len(self._fragments or b"")
 
     def forget(self) -> None:
         """Let go of what is incomplete. Nothing may be read any more."""
-        self._buffer = self._fragments = None
+        self._buffer = self._pieces = self._fragments = None
+        self._size = self.unread_bytes = 0
+
+    def _keep(self, data: bytes) -> None:
+        """More of the incomplete frame. A large one is a list of what came, which is joined once: a
+        buffer that grows is copied again and again, and leaves holes of every size behind."""
+        if self._buffer is None:
+            self._buffer = bytearray()
+        self._size += len(data)
+        if len(data) < PIECE_BYTES:
+            self._buffer += data
+            if len(self._buffer) < PIECE_BYTES:
+                return
+            data = b""
+        if self._pieces is None:
+            self._pieces = []
+        self._pieces += [piece for piece in (bytes(self._buffer), data) if piece]
+        self._buffer = bytearray()
+
+    def _kept(self) -> bytes:
+        """All of it; then there is none."""
+        data = bytes(self._buffer or b"")
+        if self._pieces is not None:
+            data = b"".join((*self._pieces, data))
+        self._buffer = self._pieces = None
+        self._size = 0
+        return data
 
     def receive(self, data: bytes) -> Iterator[Event]:
         """What is complete with these bytes, in order. To be iterated to its end, unless the
         connection ends before."""
         if self._buffer is not None:
-            self._buffer += data
-            if len(self._buffer) < self._needed:
+            self._keep(data)
+            if self._size < self._needed:
                 return
-            data, self._buffer = bytes(self._buffer), None
+            data = self._kept()
         place = 0
         while self.broken is None:
             header, size = self._header(data, place)
@@ -111,15 +152,21 @@ class MessageReader:
             end = start + size
             if end > len(data):
                 if place < len(data):
-                    self._buffer, self._needed = bytearray(data[place:]), end - place
+                    self._needed = end - place
+                    self._keep(data[place:])
+                self.unread_bytes = 0
                 return
             payload = apply_mask(data[start:end], data[start - 4 : start]) if size else b""
             event = self._event(data[place], payload)
             place = end
-            if event is not None:
-                yield event
-                if event[0] == CLOSE:
+            self.unread_bytes = len(data) - place
+            if event is None:
+                if self.broken is not None:
                     return
+                event = (CONTINUATION, b"")
+            yield event
+            if event[0] == CLOSE:
+                return
 
     def _header(self, data: bytes, place: int) -> tuple[int, int]:
         """The sizes of the frame's header and payload, as far as they can be known: (n, 0) says

@@ -125,7 +125,7 @@ class Server:
         self._listener = Listener(
             application,
             bound,
-            http=http_class(addresses),
+            http=http_class(addresses, self.registry.intake),
             ws=websocket_class(self.registry),
             tls=tls.context if tls is not None else None,
         )

@@ -73,7 +73,7 @@ class Session:
 
     __slots__ = (
         "_bad_count", "_deadline", "_is_pinged", "_subscriptions", "_timing", "_unheard",
-        "heard_at", "is_named", "right_ends", "state",
+        "heard_at", "is_named", "others", "right_ends", "state",
     )  # fmt: skip
 
     def __init__(self, timing: Timing, *, now: float, right_ends: float = inf) -> None:
@@ -86,6 +86,8 @@ class Session:
         self.heard_at = now
         """When something arrived last."""
         self._bad_count = 0
+        self.others = 0
+        """Frames that it has said, but for publishes; what is no frame counts as one."""
         self.is_named = False
         """Its client has said `hello` with a session: it may hold something of before."""
         self._subscriptions: dict[int, int | None] = {}
@@ -106,9 +108,12 @@ class Session:
         try:
             received = frames.decode(data)
         except Refused as error:
+            self.others += 1
             return self._undecodable(data, error)
         effects: list[Effect] = []
         for place, frame in enumerate(received, 1):
+            if frame.__class__ is not frames.Publish:
+                self.others += 1
             effect = self._judge(frame, now)
             if isinstance(effect, frames.Hello) and effect.session and place < len(received):
                 # What stands behind it is meant for the other session, if there is one.

@@ -280,4 +280,11 @@ SETTINGS: Final = (
         _LIMITS.format(", ".join(limit_values.OF_QUEUE)),
         "What may be published to each queue whose settings do not say. [no limit]",
     ),
+    Setting(
+        "limit_session",
+        values.limit_text(limit_values.OF_SESSION),
+        _LIMITS.format(", ".join(limit_values.OF_SESSION)),
+        "What each session may say beside publishing and settling what it is given. "
+        f"[{limit_values.SESSION_DEFAULT}]",
+    ),
 )

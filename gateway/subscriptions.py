@@ -149,6 +149,11 @@ class Subscriptions:
         """Deliveries that were given and have neither been settled nor returned."""
         return sum(consumer.unsettled() for consumer in self._consumers.values())
 
+    def given(self) -> int:
+        """Messages that those which stand were given so far."""
+        every: tuple[Consumer | Reader, ...] = (*self._consumers.values(), *self._readers.values())
+        return sum(one.given_total for one in every)
+
     def ack(self, frame: frames.Ack, confirmed: Callable[[Settled], None] | None) -> Settled:
         """Settle; `confirmed` is called when that is durable."""
         return self._consumer(frame).ack(frame.deliveries, frame.started, confirmed)

@@ -4,12 +4,11 @@ No task, no queue, no ASGI scope and no timer of its own per connection: an idle
 its conversation, and the socket.
 
     handshake   by websockets' sans-I/O ServerProtocol, which is dropped afterwards
-    reading     by a MessageReader, which holds nothing between two messages
+    reading     by a MessageReader, which holds nothing between two messages (gateway.reading)
     writing     frames of a server are not masked: a header of a few bytes before the payload
 """
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any, ClassVar, Final, cast
 
 from uvicorn.config import Config
@@ -23,74 +22,47 @@ from gateway.facts_values import Transport
 from gateway.frames import Close
 from gateway.handshake import shake_hands
 from gateway.outbox import Outbox
-from gateway.registry import PART_BYTES_MAX, Registry
-from gateway.rfc6455 import (
-    BINARY,
-    CLOSE,
-    PING,
-    PONG,
-    TEXT,
-    Event,
-    MessageReader,
-    close_frame,
-    control_frame,
-    text_frame,
-)
+from gateway.reading import ASKED, UNREAD, Reading
+from gateway.registry import Registry
+from gateway.rfc6455 import PING, close_frame, control_frame, text_frame
 from gateway.sessions import fresh_session_id
 from push import limits
-from push.errors import Refused
 
 UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
 """Pushes stop at WRITE_BUFFER_BYTES_MAX. What goes on growing behind it are answers that the client
 asked for and does not read: from here on it is not read either (P9)."""
-_UNREAD: Final = 1  # reasons to hold reading
-_ASKED: Final = 2
-_TURN: Final = 4
-_LAST_WORDS: Final = (b"", *(code.to_bytes(2) for code in (1000, 1001)))
-"""Close codes, or none, with which a client says that it will not come back."""
 
 
-class WebSocketConnection(asyncio.Protocol):
+class WebSocketConnection(Reading):
     """One socket: the Outlet of its conversation, a Connection of the registry."""
 
     __slots__ = (
-        "_conversation",
         "_cut_off_at",
         "_is_begun",
         "_is_dirty",
-        "_is_holding",
         "_is_starved",
         "_outbox",
-        "_read_holds",
-        "_reader",
         "_server_state",
-        "_transport",
         "_write_is_paused",
         "address",
         "scheduled",
     )
-    registry: ClassVar[Registry]
     transport: Final[Transport] = "websocket"
     close_timeout_s: ClassVar[float] = limits.CLOSE_TIMEOUT_S
 
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any]
     ) -> None:
+        super().__init__()
         self._server_state = server_state
-        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
-        self._conversation: Conversation | None = None
-        """None before the handshake and after our close frame."""
+        self._transport = cast(asyncio.Transport, None)
         self._is_begun = False
         """The handshake came, which there is one of."""
-        self._reader = MessageReader(limits.HELLO_BYTES_MAX)
         self._outbox = Outbox()
         self._is_dirty = False
-        self._is_holding = False
-        """Something incomplete of its client is counted in `incoming`."""
         self._write_is_paused = False
         self._is_starved = False
         """Somebody asked whether it is writable, and it was not."""
-        self._read_holds = 0
         self._cut_off_at = 0.0
         self.address: ClientAddress = UNKNOWN
         self.scheduled = float("inf")
@@ -110,13 +82,10 @@ class WebSocketConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Bytes of the client. After our close frame they mean nothing any more."""
         if self._conversation is not None:
-            events = self._reader.receive(data)
-            if self.registry.waits(self, len(data)):
-                self._hold(_TURN)
-                self.registry.later(self, events)
-            else:
-                self._work(self._conversation, events, self.registry.part_bytes(len(data)))
-        elif not self._is_begun:
+            self._hear(self._conversation, data)
+        elif self._is_begun:
+            self._drop(data)
+        else:
             self._is_begun = True
             self._shake_hands(data)
 
@@ -135,7 +104,7 @@ class WebSocketConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The socket has taken most of it."""
         self._write_is_paused = False
-        self._unhold(_UNREAD)
+        self._unhold(UNREAD)
         self._feed()
 
     def shutdown(self) -> None:
@@ -180,68 +149,14 @@ class WebSocketConnection(asyncio.Protocol):
             return
         registry.deadlines.set(self, self._conversation.next_deadline())
 
-    # --- Reading --------------------------------------------------------------------------------
-
-    def _work(self, conversation: Conversation, events: Iterator[Event], left: int) -> None:
-        """Hand over what the client has said, `left` bytes of it, which is its part of a turn."""
-        reader, now = self._reader, asyncio.get_running_loop().time()
-        conversation.heard(now=now)
-        for opcode, payload in events:
-            if opcode == TEXT:
-                conversation.receive(payload, now=now)
-                here = self._conversation  # not the shell that a hello came to
-                if here is not None and here.is_welcome:
-                    reader.bytes_max = limits.FRAME_BYTES_MAX
-            elif opcode == PING:
-                self._transport.write(control_frame(PONG, payload))
-            elif opcode == CLOSE:
-                # The client's own code, 5.5.1. One that only lost its way may come back.
-                is_end = payload[:2] in _LAST_WORDS
-                self._end(control_frame(CLOSE, payload), ends_session=is_end)
-            elif opcode == BINARY:
-                conversation.receive_binary()
-            if self._conversation is None:
-                return
-            conversation = self._conversation  # a hello may have brought back another one
-            left -= len(payload)
-            if left <= 0:
-                self._hold(_TURN)
-                self.registry.later(self, events)
-                break
-        else:
-            self._unhold(_TURN)
-        if reader.broken is not None:
-            if reader.broken == frames.TOO_LARGE:
-                detail = f"a WebSocket message has at most {reader.bytes_max} bytes here"
-                self.send(frames.error(Refused("request_too_large", detail)))
-            self.close(reader.broken)
-            return
-        self.registry.deadlines.set(self, conversation.next_deadline())
-        self._flush_early()
-        if self._is_holding or not reader.is_idle:
-            self._hold_incomplete(reader.held_bytes)
-
-    def _hold_incomplete(self, size: int) -> None:
-        self._is_holding = size > 0
-        self.registry.incoming.hold(self, size)
-
-    def give_up(self) -> None:
-        """As Holder.give_up of gateway.incoming."""
-        self._is_holding = False
-        self.send(frames.error(Refused("overloaded", "too many messages are not complete")))
-        self.close(frames.OVERLOADED)
-
-    def go_on(self, rest: Iterator[Event]) -> None:
-        """As Talker.go_on; then the socket is read again."""
-        if self._conversation is not None:  # else nobody listens any more
-            self._work(self._conversation, rest, self.registry.part_bytes(PART_BYTES_MAX))
+    # --- Writing --------------------------------------------------------------------------------
 
     def _flush_early(self) -> None:
         """One turn of the loop may read megabytes: their answers must not pile up until its end."""
         if self._outbox.byte_count > UNREAD_BYTES_MAX:
             self._write_out()
         if self._write_is_paused and self._transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
-            self._hold(_UNREAD)
+            self._hold(UNREAD)
 
     # --- Outlet ---------------------------------------------------------------------------------
 
@@ -275,11 +190,11 @@ class WebSocketConnection(asyncio.Protocol):
 
     def pause_reading(self) -> None:
         """As Outlet.pause_reading."""
-        self._hold(_ASKED)
+        self._hold(ASKED)
 
     def resume_reading(self) -> None:
         """As Outlet.resume_reading."""
-        self._unhold(_ASKED)
+        self._unhold(ASKED)
 
     def close(self, close: Close) -> None:
         """As Outlet.close. Closing again does nothing."""
@@ -377,16 +292,6 @@ class WebSocketConnection(asyncio.Protocol):
         if self._is_starved and not self._write_is_paused and self._conversation is not None:
             self._is_starved = False
             self._conversation.resume()
-
-    def _hold(self, why: int) -> None:
-        if not self._read_holds:
-            self._transport.pause_reading()
-        self._read_holds |= why
-
-    def _unhold(self, why: int) -> None:
-        if self._read_holds == why:
-            self._transport.resume_reading()
-        self._read_holds &= ~why
 
 
 def websocket_class(registry: Registry) -> type[WebSocketConnection]:

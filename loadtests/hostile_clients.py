@@ -2,7 +2,8 @@
 
 PLAN is JSON, the fields of `Attack`. They begin at once, say so in a line when all of them are at
 it, go on until a line comes on the standard input, and then say as one JSON object what became of
-them. Each opens a socket anew when the broker has closed it.
+them. Each opens a socket anew when the broker has closed it. They have the priority SCHED_IDLE; the
+line AT_NICE_19 does not end them but gives them an ordinary one, with nice 19.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ from loadtests.stalled_sockets import Narrow
 from loadtests.wire import TEXT, frame
 
 MIB: Final = 1024 * 1024
+AT_NICE_19: Final = "at nice 19"
 QUEUE: Final = "flooded"
 SLOW_TURN_S: Final = 0.5
 """A slow socket sends a byte in each."""
@@ -375,8 +377,14 @@ async def main(url: str, plan: Attack) -> None:
     """Until the standard input says so, or ends."""
     raise_file_limit(plan.slow + plan.readers + 2 * plan.hoards + 500)
     hostile = Hostile(url, plan)
-    await hostile.run(asyncio.to_thread(sys.stdin.readline))
+    await hostile.run(_until_told())
     print(json.dumps({"outcomes": hostile.outcomes, "problems": hostile.problems}))  # noqa: T201
+
+
+async def _until_told() -> None:
+    while (await asyncio.to_thread(sys.stdin.readline)).strip() == AT_NICE_19:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        os.nice(19)
 
 
 def arguments(plan: Attack) -> str:
@@ -385,5 +393,6 @@ def arguments(plan: Attack) -> str:
 
 
 if __name__ == "__main__":
-    os.nice(10)  # they would be other machines: the broker and who behaves go before
+    # They would be other machines: here they take what the others leave of the cores, all of it.
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     uvloop.run(main(sys.argv[1], Attack(**json.loads(sys.argv[2]))))

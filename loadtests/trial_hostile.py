@@ -3,7 +3,9 @@ notices (P9, P12).
 
 Slow headers, handshakes and bodies; a flood of headers; frames of 16 MiB; compression bombs;
 readers that never read; floods of subscribes, credit and tickets. They are a process of their own,
-at a lower priority, because they would be other machines.
+and would be other machines: first they are given only what broker and witness leave of the cores
+(SCHED_IDLE), which shows what the broker makes of them; then what any process with nice 19 is
+given, which shows in addition what the machine shares out, and is printed, not judged.
 """
 
 import asyncio
@@ -16,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from loadtests.histogram import Histogram
-from loadtests.hostile_clients import QUEUE, Attack, arguments
+from loadtests.hostile_clients import AT_NICE_19, QUEUE, Attack, arguments
 from loadtests.load import LoadFailed
 from loadtests.rest import Rest
 from loadtests.server import Process, Server, ServerFailed, raise_file_limit
@@ -48,9 +50,11 @@ sending takes longer than the broker lingers: then the socket was just closed.""
 
 @dataclass(frozen=True)
 class Plan:
-    """`seconds` in peace before, as long again afterwards, and so long under attack."""
+    """`seconds` under attack, half as long in peace before and again afterwards."""
 
     seconds: float = SECONDS
+    nice_seconds: float = SECONDS / 2
+    """Under attack with nice 19."""
     attack: Attack = field(default_factory=Attack)
 
 
@@ -127,6 +131,10 @@ class _Trial:
             if not arrived.done() or not arrived.result():
                 raise LoadFailed(f"the hostile clients were not there within {_ARRIVING_S:.0f} s")
             await self._phase("during", self._plan.seconds)
+            if self._plan.nice_seconds:
+                assert process.stdin is not None
+                process.stdin.write(f"{AT_NICE_19}\n".encode())
+                await self._phase("at_nice_19", self._plan.nice_seconds)
             async with asyncio.timeout(_STOP_S):
                 said, _ = await process.communicate(b"\n")
         finally:
@@ -180,7 +188,7 @@ async def hostile(plan: Plan, progress: Progress) -> Finding:
     )  # fmt: skip
     finding.conditions = {
         **vars(plan.attack), "seconds": plan.seconds, "witness_per_s": WITNESS_RATE,
-        "hostile_clients": "a process of their own, nice 10",
+        "hostile_clients": "a process of their own, SCHED_IDLE; at_nice_19: nice 19",
     }  # fmt: skip
     return finding
 
@@ -224,3 +232,6 @@ def _judge(finding: Finding, trial: _Trial, failure: str) -> None:
             f"the others' p99 is at most {RATIO_MAX:g} times what it was",
             during <= RATIO_MAX * before, f"{before:.2f} ms, then {during:.2f} ms", timed=True,
         )  # fmt: skip
+        for name in trial.latency.keys() & {"during", "at_nice_19"}:
+            ratio = _ms(trial.latency[name], 99) / max(before, 0.001)
+            finding.figures[f"p99_ratio_{name}"] = round(ratio, 2)

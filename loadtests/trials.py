@@ -316,7 +316,8 @@ def hostile(seconds: float, as_json: bool) -> None:
     1,000 sockets that send byte by byte, 64 MiB of headers, frames of 16 MiB, compression bombs,
     1,000 readers that never read, floods of subscribes, credit and tickets.
     """
-    _try(trial_hostile.hostile(trial_hostile.Plan(seconds), _progress), as_json)
+    plan = trial_hostile.Plan(seconds, seconds / 2)
+    _try(trial_hostile.hostile(plan, _progress), as_json)
 
 
 @trials.command()

@@ -77,6 +77,9 @@ class EchoPlace:
         """A list: confirmations wait in it until the test calls them."""
         self.verdicts: list[dict[str, object]] = [{"partition": 0, "verdict": "resumed"}]
 
+    given_total = 0
+    """Messages: none are ever told of."""
+
     def grant(self, granted_total: int) -> None:
         self.credit = granted_total
         self.pump()

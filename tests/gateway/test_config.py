@@ -57,6 +57,7 @@ TEXTS = {
     "TOCSIN_LIMIT_PRINCIPAL": "messages=1000/s+5000, sessions=100",
     "TOCSIN_LIMIT_ADDRESS": "",
     "TOCSIN_LIMIT_QUEUE": "bytes=10M/min",
+    "TOCSIN_LIMIT_SESSION": "frames=100/s+1000",
 }
 """Every setting as a text, but for keys."""
 
@@ -98,6 +99,7 @@ def test_every_setting_is_read_from_the_environment() -> None:
         limit_principal="messages=1000/s+5000, sessions=100",
         limit_address="",
         limit_queue="bytes=10M/min",
+        limit_session="frames=100/s+1000",
     )
     assert warnings == []
 
@@ -183,6 +185,8 @@ def test_a_flag_goes_before_the_environment() -> None:
         ("TOCSIN_LIMIT_PRINCIPAL", "failures=1/s"),
         ("TOCSIN_LIMIT_ADDRESS", "messages=1000/s+999"),
         ("TOCSIN_LIMIT_QUEUE", "sessions=10"),
+        ("TOCSIN_LIMIT_SESSION", "messages=1000/s"),
+        ("TOCSIN_LIMIT_SESSION", "frames=1000/s+511"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_it_may_be(variable: str, text: str) -> None:

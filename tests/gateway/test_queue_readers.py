@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.queue_readers import QueueReaders
+from gateway import queue_readers
+from gateway.queue_readers import SLICE, SLICE_BYTES, QueueReaders, slice_of
 from gateway.reader import Reader
 from gateway.spans import Stages
 from gateway.tail import Tail
 from metadata.catalog import Queue
+from push import limits
 from push.ports import Partition
 from push.record import Record
 from tests.histories.house import House, Session, eventually, numbered
@@ -106,3 +108,31 @@ async def test_a_stalled_reader_is_asked_again_by_its_credit_alone(second: Secon
     second.appended(*await second.publish(1, first=4))
     assert await session.get(5) == [0, 1, 2, 3, 4]
     reader.close()
+
+
+def test_a_turn_has_so_many_readers_and_so_many_bytes() -> None:
+    """P9. On both sides of where bytes begin to count, and of where a reader takes no more."""
+    assert slice_of(0) == slice_of(SLICE_BYTES // SLICE) == SLICE
+    assert slice_of(SLICE_BYTES // SLICE + 1) == SLICE - 1
+    most = SLICE_BYTES // (2 * limits.PUSH_BYTES_MAX)
+    assert slice_of(2 * limits.PUSH_BYTES_MAX) == slice_of(limits.RECORD_BYTES_MAX) == most
+    assert slice_of(limits.PUSH_BYTES_MAX) == 2 * most
+
+
+async def test_a_fan_out_goes_on_in_the_next_turns(
+    second: Second, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9."""
+    monkeypatch.setattr(queue_readers, "SLICE_BYTES", 1)
+    partition, record = await second.publish(1)
+    sessions = []
+    for _ in range(3):
+        session = Session("reader")
+        reader = Reader(second.readers, session, 1, None)
+        reader.credit.grant(10)
+        second.readers.add(reader)
+        sessions.append(session)
+    second.appended(partition, record)
+    for turn in range(4):
+        assert [bool(session.frames) for session in sessions] == [n < turn for n in range(3)]
+        await asyncio.sleep(0)

@@ -13,6 +13,8 @@ from websockets.protocol import CLIENT, OPEN, SERVER, Protocol
 from gateway.frames import CLOSES, TOO_LARGE
 from gateway.rfc6455 import (
     CLOSE,
+    CONTINUATION,
+    PIECE_BYTES,
     PING,
     PONG,
     TEXT,
@@ -22,6 +24,7 @@ from gateway.rfc6455 import (
     control_frame,
     text_frame,
 )
+from loadtests.wire import frame as wire_frame
 
 BYTES_MAX = 300
 
@@ -41,7 +44,7 @@ def read(*pieces: bytes) -> tuple[list[Event], int | None]:
     events: list[Event] = []
     for piece in pieces:
         if reader.broken is None and not (events and events[-1][0] == CLOSE):
-            events += list(reader.receive(piece))
+            events += [event for event in reader.receive(piece) if event[0] != CONTINUATION]
     return events, reader.broken.code if reader.broken else None
 
 
@@ -150,6 +153,42 @@ def test_fragments_of_nothing_cost_nothing() -> None:
     list(reader.receive(masked(TEXT, b"{", fin=False)))
     list(reader.receive(masked(0, b"", fin=False) * 10_000))
     assert reader._fragments == bytearray(b"{")
+
+
+@pytest.mark.parametrize("cut", [PIECE_BYTES - 1, PIECE_BYTES, 3 * PIECE_BYTES, 1000])
+def test_a_large_message_survives_its_cuts_in_few_pieces(cut: int) -> None:
+    """P9: what is held is as much as came, and no list of small things."""
+    reader = MessageReader(2**21)
+    payload = bytes(range(256)) * 4000
+    data = wire_frame(payload)
+    events, came = [], 0
+    for place in range(0, len(data), cut):
+        events += list(reader.receive(data[place : place + cut]))
+        came += len(data[place : place + cut])
+        assert reader.held_bytes == (came if came < len(data) else 0)
+        assert len(reader._pieces or ()) <= came // PIECE_BYTES
+        assert len(reader._buffer or b"") < PIECE_BYTES
+    assert events == [(TEXT, payload)]
+    assert reader.is_idle
+
+
+def test_a_fragment_of_which_nothing_is_complete_can_be_counted() -> None:
+    reader = MessageReader(BYTES_MAX)
+    data = masked(TEXT, b"{", fin=False) + masked(0, b"", fin=False) + masked(0, b"}")
+    nothing = (CONTINUATION, b"")
+    assert list(reader.receive(data)) == [nothing, nothing, (TEXT, b"{}")]
+    assert list(reader.receive(masked(TEXT, b"x"))) == [(TEXT, b"x")]
+
+
+def test_what_is_behind_an_event_is_unread_until_it_is_asked_for() -> None:
+    reader = MessageReader(BYTES_MAX)
+    one = masked(TEXT, b"x")
+    events = reader.receive(one * 3 + one[:4])
+    unread = []
+    for _ in events:
+        unread.append(reader.unread_bytes)
+    assert unread == [2 * len(one) + 4, len(one) + 4, 4]
+    assert (reader.unread_bytes, reader.held_bytes) == (0, 4)
 
 
 def test_nothing_is_read_behind_a_close() -> None:

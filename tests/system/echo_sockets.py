@@ -47,13 +47,14 @@ class _Echo(Conversation):
 
     is_welcome = True
 
-    def receive(self, data: bytes, *, now: float) -> None:
+    def receive(self, data: bytes, *, now: float) -> int:
         try:
             data.decode()  # the session's machine does it for us: gateway.frames.decode
         except UnicodeDecodeError:
             self._connection.close(INVALID_UTF8)
-            return
+            return 1
         self._connection.write(text_frame(data))
+        return 1
 
     def receive_binary(self) -> None:
         self._connection.write(_frame(BINARY, self._connection.reader.payload))
