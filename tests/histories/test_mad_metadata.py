@@ -1,58 +1,19 @@
 """The metadata stalls, fails, lies, and comes late: what is known goes on, the rest is told so."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from pathlib import Path
-from typing import Any, cast
+from collections.abc import Callable
 
 import msgspec
 import pytest
 
 from gateway.config import Config
 from metadata.catalog import ANYBODY, Membership, QueueSettings
-from metadata.client import Metadata
 from push import limits
 from push.errors import Refused, TocsinError
 from push.ports import Partition
-from tests.conformance.virtual import run
-from tests.histories.house import House, Socket, eventually, message, numbered
-from tests.mad import MadMetadata, code_of, renamed
-
-
-class MadHouse(House):
-    """A house whose metadata may go mad."""
-
-    mad: MadMetadata
-
-    async def open(self) -> None:
-        def wrap(metadata: Metadata) -> Metadata:
-            self.mad = MadMetadata(metadata)
-            return cast(Metadata, self.mad)
-
-        self.around_metadata = wrap
-        await super().open()
-
-    @property
-    def guard(self) -> dict[str, Any]:
-        """What the guard says of itself."""
-        return self.broker.metadata.facts()
-
-
-def mad(test: Callable[[MadHouse], Coroutine[Any, Any, None]]) -> Callable[[Path], None]:
-    """A test in virtual time, with the patience that ships."""
-
-    def in_virtual_time(folder: Path) -> None:
-        async def main() -> None:
-            house = MadHouse(folder, "memory")
-            await house.open()
-            await test(house)
-            house.mad.well()
-            await house.stop()
-
-        run(main())
-
-    in_virtual_time.__name__, in_virtual_time.__doc__ = test.__name__, test.__doc__
-    return in_virtual_time
+from tests.histories.house import Socket, eventually, message, numbered
+from tests.histories.mad_house import MadHouse, mad
+from tests.mad import code_of, renamed
 
 
 @mad
@@ -61,7 +22,7 @@ async def test_known_queues_and_groups_go_on_while_it_stalls(house: MadHouse) ->
     queue = await house.queue(partitions=4)
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
-    house.mad.stall()
+    house.metadata.stall()
     await house.publish(queue, [message(n, f"k{n}") for n in range(20)])
     taken = await session.take(20)
     places = [[*place, place[3]] for place, _, _ in taken[:10]]
@@ -76,9 +37,9 @@ async def test_known_queues_and_groups_go_on_while_it_stalls(house: MadHouse) ->
     assert await house.lag(queue, group) == 0
     assert house.guard["timeouts"] >= 1
     assert house.guard["memberships_ahead"] == 1
-    house.mad.well()
+    house.metadata.well()
     await eventually(lambda: not house.guard["memberships_ahead"])
-    kept = await house.mad.membership(group.group_id)
+    kept = await house.metadata.membership(group.group_id)
     assert kept == await house.broker.metadata.membership(group.group_id)
     assert kept.members == (other.name,)
 
@@ -94,7 +55,7 @@ async def test_a_minute_without_it_costs_who_publishes_and_consumes_no_error(
     session, consumer = await house.subscribe(queue, group)
     loop = asyncio.get_running_loop()
     joins, longest_s = 0, 0.0
-    house.mad.stall()
+    house.metadata.stall()
     for number in range(60):
         await house.publish(house.find(), [message(number, f"k{number}")])
         await session.get(number % 5 + 1)
@@ -110,7 +71,7 @@ async def test_a_minute_without_it_costs_who_publishes_and_consumes_no_error(
     assert joins == 12
     assert longest_s <= 2 * limits.MEMBERSHIP_DEADLINE_S
     assert house.guard["memberships_ahead"] == 1
-    house.mad.well()
+    house.metadata.well()
     await asyncio.sleep(10.0)
     assert house.guard["memberships_ahead"] == 0
     assert await house.lag(queue, group) == 0
@@ -126,7 +87,7 @@ async def test_a_client_that_comes_back_goes_on_while_it_stalls(house: MadHouse)
     await client.until("welcome")
     client.say(type="subscribe", ref=1, subscription=1, queue="orders", group="billing", credit=9)
     await client.until_ref(1)
-    house.mad.stall()
+    house.metadata.stall()
     client.say(type="unsubscribe", ref=2, subscription=1)
     client.say(type="subscribe", ref=3, subscription=2, queue="orders", group="billing", credit=9)
     assert (await client.until_ref(3))["type"] == "ok"
@@ -141,10 +102,10 @@ async def test_a_pull_that_could_not_join_leaves_the_next_one_free(house: MadHou
     queue = await house.queue()
     group = await house.group(queue)
     await house.publish(queue, numbered(1))
-    house.mad.stall()
+    house.metadata.stall()
     pull = house.broker.pulls.pull(queue, group, 1, 1.0)
     assert await code_of(pull) == "metadata_unavailable"
-    house.mad.well()
+    house.metadata.well()
     assert [one.body for one in await house.broker.pulls.pull(queue, group, 1, 1.0)] != []
 
 
@@ -152,20 +113,20 @@ async def test_a_pull_that_could_not_join_leaves_the_next_one_free(house: MadHou
 async def test_what_needs_it_is_refused_in_time_and_then_at_once(house: MadHouse) -> None:
     """P12: `metadata_unavailable` says when to come again; once it is known to be gone nobody
     waits for it; and when it answers, the next one that tries is served."""
-    house.mad.stall()
+    house.metadata.stall()
     loop = asyncio.get_running_loop()
     for number in range(limits.BREAKER_FAILURES):
         began = loop.time()
         made = house.broker.create_queue(ANYBODY, f"new{number}", QueueSettings())
         assert await code_of(made) == "metadata_unavailable"
         assert loop.time() - began <= limits.METADATA_DEADLINE_S + 0.001
-    calls = house.mad.calls["put_queue"]
+    calls = house.metadata.calls["put_queue"]
     with pytest.raises(Refused, match="does not answer") as refused:
         await house.broker.create_queue(ANYBODY, "one more", QueueSettings())
     assert 0 < (refused.value.retry_after_s or 0) <= limits.BREAKER_OPEN_S
     assert refused.value.code.retry
-    assert house.mad.calls["put_queue"] == calls
-    house.mad.well()
+    assert house.metadata.calls["put_queue"] == calls
+    house.metadata.well()
     await asyncio.sleep(limits.BREAKER_OPEN_S)
     await house.broker.create_queue(ANYBODY, "another", QueueSettings())
     assert house.guard["breaker"] == "closed"
@@ -175,8 +136,8 @@ async def test_what_needs_it_is_refused_in_time_and_then_at_once(house: MadHouse
 async def test_a_change_that_has_begun_is_finished_in_both(house: MadHouse) -> None:
     """R11: its caller was told that it may still come about. It does, in catalog and storage, and
     asking again finds it; whether the change is late or only its answer."""
-    await finished(house, house.mad.stall)
-    await finished(house, house.mad.late)
+    await finished(house, house.metadata.stall)
+    await finished(house, house.metadata.late)
 
 
 async def finished(house: MadHouse, goes_mad: Callable[..., None]) -> None:
@@ -185,7 +146,7 @@ async def finished(house: MadHouse, goes_mad: Callable[..., None]) -> None:
     goes_mad()
     assert await code_of(house.queue("new", partitions=2)) == "metadata_unavailable"
     storage = house.broker.storage
-    house.mad.well()
+    house.metadata.well()
     await eventually(lambda: house.guard["late"] == late + 1)
     await house.broker.changes.finish()
     queue = house.find("new")
@@ -194,17 +155,17 @@ async def finished(house: MadHouse, goes_mad: Callable[..., None]) -> None:
     assert not created
     goes_mad("put_group")
     assert await code_of(house.group(queue, "late")) == "metadata_unavailable"
-    house.mad.well()
+    house.metadata.well()
     await house.broker.changes.finish()
     group = house.broker.metadata.find_group(ANYBODY, queue, "late")
     assert len(await storage.cursors(queue.queue_id, group.group_id)) == 2
     goes_mad("delete_queue")
     gone = house.broker.delete_queue(ANYBODY, "new")
     assert await code_of(gone) == "metadata_unavailable"
-    house.mad.well()
+    house.metadata.well()
     await house.broker.changes.finish()
     assert await storage.partitions(queue.queue_id) == []
-    assert house.mad.dropped() == []
+    assert house.metadata.dropped() == []
 
 
 @mad
@@ -215,7 +176,7 @@ async def test_a_queue_that_might_be_made_is_refused_to_who_publishes(house: Mad
     client = Socket(house)
     client.say(type="hello")
     await client.until("welcome")
-    house.mad.stall()
+    house.metadata.stall()
     for ref, name in ((1, "known"), (2, "unknown"), (3, "known")):
         client.say(type="publish", ref=ref, queue=name, messages=[{"key": "k", "body": ref}])
     assert (await client.until_ref(1))["type"] == "ok"
@@ -227,22 +188,22 @@ async def test_a_queue_that_might_be_made_is_refused_to_who_publishes(house: Mad
 @mad
 async def test_equal_questions_are_asked_once(house: MadHouse) -> None:
     """Single flight: a hundred who want the same queue make it once, one of them is told so."""
-    house.mad.stall()
+    house.metadata.stall()
     asked = [
         asyncio.ensure_future(house.broker.create_queue(ANYBODY, "q", QueueSettings()))
         for _ in range(100)
     ]
     await eventually(lambda: house.guard["shared"] == 99)
-    house.mad.well()
+    house.metadata.well()
     made = [created for _, created in await asyncio.gather(*asked)]
     assert made.count(True) == 1
-    assert house.mad.calls["put_queue"] == 1
+    assert house.metadata.calls["put_queue"] == 1
 
 
 @mad
 async def test_no_more_than_so_many_wait_for_it(house: MadHouse) -> None:
     """P9: the bulkhead, on both sides of its bound."""
-    house.mad.stall()
+    house.metadata.stall()
     many = limits.METADATA_CALLS_MAX
     asked = [
         asyncio.ensure_future(house.broker.create_queue(ANYBODY, f"q{n}", QueueSettings()))
@@ -252,7 +213,7 @@ async def test_no_more_than_so_many_wait_for_it(house: MadHouse) -> None:
     one_more = house.broker.create_queue(ANYBODY, "q", QueueSettings())
     assert await code_of(one_more) == "metadata_unavailable"
     assert house.guard["refused_full"] == 1
-    house.mad.well()
+    house.metadata.well()
     assert len(await asyncio.gather(*asked)) == many
     await house.broker.create_queue(ANYBODY, "q", QueueSettings())
 
@@ -262,7 +223,7 @@ async def test_no_more_than_so_many_wait_for_it(house: MadHouse) -> None:
 
 def asked(house: MadHouse) -> int:
     """How often the metadata has been asked for a queue's name."""
-    return house.mad.calls["find_queue"]
+    return house.metadata.calls["find_queue"]
 
 
 @mad
@@ -312,7 +273,7 @@ async def test_what_was_made_elsewhere_is_known_within_a_second(house: MadHouse)
     queue = await house.queue("other")
     with pytest.raises(Refused):
         house.find("elsewhere")
-    house.mad.elsewhere = {"elsewhere": renamed(queue, "elsewhere")}
+    house.metadata.elsewhere = {"elsewhere": renamed(queue, "elsewhere")}
     await asyncio.sleep(limits.METADATA_FRESH_S)
     assert house.find("elsewhere").queue_id == queue.queue_id
 
@@ -338,7 +299,7 @@ async def test_what_is_known_counts_while_nobody_can_be_asked_but_not_for_ever(
     """The stated staleness, on both sides; what was never known is `metadata_unavailable`."""
     queue = await house.queue()
     house.find()
-    house.mad.fail = lambda name: Refused("metadata_unavailable") if "find" in name else None
+    house.metadata.fail = lambda name: Refused("metadata_unavailable") if "find" in name else None
     await asyncio.sleep(limits.METADATA_STALE_S - 1)
     assert house.find() == queue
     assert house.guard["queues"]["stale"] == 1
@@ -347,7 +308,7 @@ async def test_what_is_known_counts_while_nobody_can_be_asked_but_not_for_ever(
     await asyncio.sleep(1.0)
     with pytest.raises(TocsinError, match="metadata_unavailable"):
         house.find()
-    house.mad.well()
+    house.metadata.well()
     await asyncio.sleep(limits.METADATA_FRESH_S)
     assert house.find() == queue
 
@@ -357,7 +318,7 @@ async def test_an_answer_for_another_name_is_not_believed(house: MadHouse) -> No
     """P2: a message goes to the queue that it names, or nowhere."""
     right = await house.queue("right")
     wrong = await house.queue("wrong")
-    house.mad.swapped = {"right": "wrong", "new": "wrong"}
+    house.metadata.swapped = {"right": "wrong", "new": "wrong"}
     await asyncio.sleep(limits.METADATA_FRESH_S)
     assert house.find("right") == right
     with pytest.raises(TocsinError, match="metadata_unavailable"):
@@ -379,10 +340,10 @@ async def test_a_row_of_another_group_is_not_believed(house: MadHouse) -> None:
     group, other = await house.group(queue), await house.group(queue, "other")
 
     async def lie(group_id: str) -> Membership:
-        row: Membership = await house.mad.real.membership(other.group_id)
+        row: Membership = await house.metadata.real.membership(other.group_id)
         return row
 
-    vars(house.mad)["membership"] = lie
+    vars(house.metadata)["membership"] = lie
     asked_for = house.broker.metadata.membership(group.group_id)
     assert await code_of(asked_for) == "metadata_unavailable"
 
@@ -400,7 +361,7 @@ async def test_who_writes_a_row_with_an_old_generation_is_told_no(house: MadHous
         return msgspec.structs.replace(old, generation=generation, members=members)
 
     assert await metadata.change_membership(after(row, "a"), expected_generation=row.generation)
-    house.mad.stall()
+    house.metadata.stall()
     second = after(after(row, "a"), "b")
     changes = [
         metadata.change_membership(second, expected_generation=row.generation + 1),
@@ -408,9 +369,9 @@ async def test_who_writes_a_row_with_an_old_generation_is_told_no(house: MadHous
     ]
     assert await asyncio.gather(*changes) == [True, False]
     assert await metadata.membership(group.group_id) == second
-    house.mad.well()
+    house.metadata.well()
     await eventually(lambda: not house.guard["memberships_ahead"])
-    assert await house.mad.real.membership(group.group_id) == second
+    assert await house.metadata.real.membership(group.group_id) == second
 
 
 @mad
@@ -427,7 +388,7 @@ async def test_a_deleted_group_has_no_row(house: MadHouse) -> None:
 async def test_readiness_is_not_lost_with_the_metadata(house: MadHouse) -> None:
     """A load balancer that takes every gateway out would stop what goes on without it; the status
     tells."""
-    house.mad.stall()
+    house.metadata.stall()
     assert await house.broker.ready() == []
     described = await house.broker.describe()
     assert described["metadata"]["timeouts"] >= 1  # type: ignore[index]
@@ -436,7 +397,7 @@ async def test_readiness_is_not_lost_with_the_metadata(house: MadHouse) -> None:
 @mad
 async def test_a_stop_does_not_wait_for_ever(house: MadHouse) -> None:
     """P14."""
-    house.mad.stall()
+    house.metadata.stall()
     assert await code_of(house.queue("new")) == "metadata_unavailable"
     began = asyncio.get_running_loop().time()
     await house.stop()

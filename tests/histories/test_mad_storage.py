@@ -1,9 +1,8 @@
 """The storage stalls, fails and comes late; a queue floods: the others go on, nobody is lied to."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -16,49 +15,11 @@ from push import limits
 from push.company import COMPANY_S, ROOMS_HELD
 from push.errors import Refused, TocsinError, Unknown
 from push.message import Message
-from push.ports import Partition, Storage
-from tests.conformance.virtual import run
-from tests.histories.house import House, Session, codes, delivery, eventually, message, numbered
-from tests.mad import MadStorage
+from push.ports import Partition
+from tests.histories.house import codes, delivery, eventually, message, numbered
+from tests.histories.mad_house import MadHouse, mad
 
 ANN = b"producer-ann...."
-
-
-class MadHouse(House):
-    """A house whose storage may go mad."""
-
-    mad: MadStorage
-
-    async def open(self) -> None:
-        def wrap(storage: Storage) -> Storage:
-            self.mad = MadStorage(storage)
-            return cast(Storage, self.mad)
-
-        self.around_storage = wrap
-        await super().open()
-
-    async def settled(self, session: Session, consumer: Any, count: int) -> None:
-        """Wait for so many messages in all and settle the last one."""
-        place = (await session.take(count))[-1][0]
-        assert await self.confirm(consumer, [[*place, place[3]]]) == (1, 0)
-
-
-def mad(test: Callable[[MadHouse], Coroutine[Any, Any, None]]) -> Callable[[Path], None]:
-    """A test in virtual time, with the patience that ships."""
-
-    def in_virtual_time(folder: Path) -> None:
-        async def main() -> None:
-            house = MadHouse(folder, "memory")
-            await house.open()
-            await test(house)
-            house.mad.well()
-            house.mad.unstuck.set()
-            await house.stop()
-
-        run(main())
-
-    in_virtual_time.__name__, in_virtual_time.__doc__ = test.__name__, test.__doc__
-    return in_virtual_time
 
 
 def refusals(answer: Answer) -> set[str]:
@@ -79,7 +40,7 @@ async def test_a_slow_storage_refuses_early_and_what_is_certified_goes_on(house:
     session, consumer = await house.subscribe(queue, group)
     await house.publish(queue, numbered(2))
     await session.take(2)
-    house.mad.stall("append")
+    house.storage.stall("append")
     first = house.submit(queue, numbered(1))
     await asyncio.sleep(limits.COMMIT_SLOW_S - 0.5)
     behind = house.submit(queue, numbered(1))
@@ -90,7 +51,7 @@ async def test_a_slow_storage_refuses_early_and_what_is_certified_goes_on(house:
     assert refusals(refused.result()) == {"overloaded"}
     assert cast(TocsinError, refused.result().outcomes[0]).retry_after_s
     await house.settled(session, consumer, 2)
-    house.mad.well()
+    house.storage.well()
     assert codes(await first) == [(0, 2, False)]
     assert codes(await behind) == [(0, 3, False)]
     assert codes(await house.submit(queue, numbered(1))) == [(0, 4, False)]
@@ -106,7 +67,7 @@ async def test_what_takes_too_long_is_unknown_once_and_pushed_all_the_same(
     queue = await house.queue()
     group = await house.group(queue)
     session, _ = await house.subscribe(queue, group)
-    house.mad.stall("append")
+    house.storage.stall("append")
     answers: list[Answer] = []
     house.broker.publisher.submit(queue, numbered(3), answers.append, producer=ANN, sequence=0)
     await asyncio.sleep(limits.COMMIT_DEADLINE_S - 0.5)
@@ -115,7 +76,7 @@ async def test_what_takes_too_long_is_unknown_once_and_pushed_all_the_same(
     assert len(answers) == 1
     assert all(isinstance(outcome, Unknown) for outcome in answers[0].outcomes)
     assert house.broker.publisher.pending_messages == 3
-    house.mad.well()
+    house.storage.well()
     assert await session.get(3) == [0, 1, 2]
     assert len(answers) == 1
     assert all(isinstance(outcome, Unknown) for outcome in answers[0].outcomes)
@@ -130,14 +91,14 @@ async def test_what_takes_too_long_is_unknown_once_and_pushed_all_the_same(
 async def test_behind_what_is_unknown_a_producer_s_messages_wait(house: MadHouse) -> None:
     """R7: 0 is unknown and not stored; 1 must not be stored before 0 is sent again."""
     queue = await house.queue()
-    house.mad.stall("append")
+    house.storage.stall("append")
     first = house.submit(queue, [message(0)], producer=ANN, sequence=0)
     await asyncio.sleep(limits.COMMIT_DEADLINE_S + 1)
     assert refusals(await first) == {"unknown"}
-    house.mad.fail = lambda name: Refused("storage_unavailable") if name == "append" else None
-    house.mad._goes.set()
+    house.storage.fail = lambda name: Refused("storage_unavailable") if name == "append" else None
+    house.storage._goes.set()
     await asyncio.sleep(0.1)
-    house.mad.well()
+    house.storage.well()
     second = house.submit(queue, [message(1)], producer=ANN, sequence=1)
     assert refusals(await second) == {"out_of_sequence"}
     again = await house.publish(queue, numbered(2), producer=ANN, sequence=0)
@@ -150,17 +111,17 @@ async def test_a_storage_that_fails_again_and_again_is_left_alone_for_a_while(
 ) -> None:
     """The breaker: after so many failures publishes are refused without asking; then one tries."""
     queue = await house.queue()
-    house.mad.fail = lambda name: Unknown() if name == "append" else None
+    house.storage.fail = lambda name: Unknown() if name == "append" else None
     for _ in range(limits.BREAKER_FAILURES):
         assert refusals(await house.submit(queue, numbered(1))) == {"unknown"}
-    asked = house.mad.calls["append"]
+    asked = house.storage.calls["append"]
     refused = house.submit(queue, numbered(1))
     assert refused.done()
     assert refusals(refused.result()) == {"storage_unavailable"}
     await asyncio.sleep(limits.BREAKER_OPEN_S)
     assert refusals(await house.submit(queue, numbered(1))) == {"unknown"}
-    assert house.mad.calls["append"] == asked + 1
-    house.mad.well()
+    assert house.storage.calls["append"] == asked + 1
+    house.storage.well()
     await asyncio.sleep(limits.BREAKER_OPEN_S)
     assert codes(await house.submit(queue, numbered(1))) == [(0, 0, False)]
     assert codes(await house.submit(queue, numbered(1))) == [(0, 1, False)]
@@ -183,18 +144,18 @@ def test_reads_that_stall_hold_up_nobody_who_is_not_far_behind(
         for number in range(200):
             await house.publish(far, [message(number, f"k{number}")])
         await house.publish(near, numbered(3))
-        house.mad.stuck = {Partition(far.queue_id, number) for number in far.members}
+        house.storage.stuck = {Partition(far.queue_id, number) for number in far.members}
         follower, _ = await house.read(far, keys=None, start="latest")
         behind, _ = await house.subscribe(far, await house.group(far))
-        await eventually(lambda: house.mad.calls["stuck"] == limits.READS_BEHIND_MAX)
+        await eventually(lambda: house.storage.calls["stuck"] == limits.READS_BEHIND_MAX)
         await house.publish(far, [message(n, f"k{n}") for n in range(200, 220)])
         other, _ = await house.read(near, start="earliest")
         assert await other.get(3) == [0, 1, 2]
         assert sorted(await follower.get(20)) == list(range(200, 220))
         await asyncio.sleep(3 * limits.READ_DEADLINE_S)  # told that there is no answer, and again
-        assert house.mad.calls["stuck"] == limits.READS_BEHIND_MAX
-        house.mad.stuck = set()
-        house.mad.unstuck.set()
+        assert house.storage.calls["stuck"] == limits.READS_BEHIND_MAX
+        house.storage.stuck = set()
+        house.storage.unstuck.set()
         assert sorted(await behind.get(220)) == list(range(220))
 
     stalls(folder)
@@ -213,16 +174,16 @@ async def test_a_line_whose_reads_stall_is_read_again(house: MadHouse) -> None:
     consumer.leave()
     await house.broker.flusher.drain()
     await house.broker.parking.decide(queue, group, "release", WhichKey(key="stuck"))
-    house.mad.stall("read_side")
+    house.storage.stall("read_side")
     session, consumer = await house.subscribe(queue, group)
     for stalled in ("read_side", "read_each"):
         await asyncio.sleep(3 * (limits.READ_DEADLINE_S + 1))
-        assert house.mad.calls[stalled] >= 3
-        assert house.mad.under_way[stalled] == 1
+        assert house.storage.calls[stalled] >= 3
+        assert house.storage.under_way[stalled] == 1
         assert session.given == []
-        house.mad.well()
+        house.storage.well()
         if stalled == "read_side":
-            house.mad.stall("read_each")
+            house.storage.stall("read_each")
     for count in (1, 2, 3):
         consumer.ack(delivery((await session.take(count))[-1][0]), [], None)
     assert session.bodies == [0, 1, 2]
@@ -248,17 +209,17 @@ async def test_who_looks_is_told_in_time_that_the_storage_does_not_answer(house:
             house.broker.stock.changed(queue.queue_id)
             assert (await http.get(look)).status_code == 200, look
         for stalled in sorted(READS):
-            house.mad.stall(stalled)
+            house.storage.stall(stalled)
             for look in looks:
                 house.broker.stock.changed(queue.queue_id)
-                before = house.mad.calls[stalled]
+                before = house.storage.calls[stalled]
                 async with asyncio.timeout(limits.READ_DEADLINE_S + 0.01):
                     answer = await http.get(look)
-                if house.mad.calls[stalled] > before:
+                if house.storage.calls[stalled] > before:
                     assert answer.status_code == 503, (look, stalled)
                     assert answer.json()["code"] == "storage_unavailable"
-            house.mad.well()
-    assert {name for name in READS if house.mad.calls[name]} >= READS - {"offset_at"}
+            house.storage.well()
+    assert {name for name in READS if house.storage.calls[name]} >= READS - {"offset_at"}
 
 
 # --- A queue that floods --------------------------------------------------------------------------
@@ -272,7 +233,7 @@ def large(count: int, key: str = "k") -> list[Message]:
 async def flooded(house: MadHouse) -> tuple[Queue, list["asyncio.Future[Answer]"]]:
     """A queue that has published until it was refused, while the storage stalls."""
     flood = await house.queue("flood", partitions=16)
-    house.mad.stall("append")
+    house.storage.stall("append")
     answers = [house.submit(flood, large(1))]
     await asyncio.sleep(0.001)
     while not answers[-1].done():
@@ -289,7 +250,7 @@ async def test_a_queue_that_floods_leaves_room_for_every_other_one(house: MadHou
     assert cast(TocsinError, answers[-1].result().outcomes[0]).retry_after_s
     ours = [house.submit(steady, numbered(10)) for _ in range(100)]
     assert not any(answer.done() for answer in ours)
-    house.mad.well()
+    house.storage.well()
     for answer in (*answers[:-1], *ours):
         assert not any(isinstance(one, str) for one in codes(await answer))
     publisher = house.broker.publisher
@@ -305,10 +266,10 @@ async def test_the_next_commit_takes_what_others_have_beside_a_flood(house: MadH
     assert await house.publish(steady, numbered(1)) == [(0, 0, False)]
     flood, answers = await flooded(house)
     ours = house.submit(steady, numbered(5))
-    before = len(house.mad.appends)
-    house.mad.well()
+    before = len(house.storage.appends)
+    house.storage.well()
     await ours
-    commits = house.mad.appends[before:]
+    commits = house.storage.appends[before:]
     assert len(commits) <= 2
     assert Partition(steady.queue_id, 0) in commits[0]
     assert any(not answer.done() for answer in answers)
@@ -332,16 +293,16 @@ async def test_beside_a_flood_others_wait_for_none_of_its_commits(house: MadHous
     steady = await house.queue("steady")
     _, answers = await flooded(house)
     ours = [house.submit(steady, numbered(1))]
-    house.mad.well()
-    house.mad.stall("append")  # the next one
+    house.storage.well()
+    house.storage.stall("append")  # the next one
     await asyncio.sleep(0.001)
-    before = len(house.mad.appends)
+    before = len(house.storage.appends)
     for _ in range(CROWD_COMMITS_MAX + 3):
         ours.append(house.submit(steady, numbered(2)))
         await asyncio.sleep(0.001)
-    beside = house.mad.appends[before:]
+    beside = house.storage.appends[before:]
     assert beside == [[Partition(steady.queue_id, 0)]] * (CROWD_COMMITS_MAX - 1)
-    house.mad.well()
+    house.storage.well()
     places = [place for answer in ours for place in codes(await answer)]
     assert places == [(0, offset, False) for offset in range(len(places))]
     for answer in answers[:-1]:
@@ -355,12 +316,12 @@ async def test_who_floods_beside_others_is_refused_early(house: MadHouse) -> Non
     flood = await house.queue("flood", partitions=16)
     most = ROOMS_HELD * limits.COMMIT_BYTES_CROWDED
     for count, is_refused in ((most // 1000 - 20, False), (most // 1000 + 50, True)):
-        house.mad.stall("append")
+        house.storage.stall("append")
         answers = [house.submit(flood, large(1))]
         await asyncio.sleep(0.001)
         answers += [house.submit(flood, large(count)), house.submit(steady, numbered(1))]
-        house.mad.well()
-        house.mad.stall("append")  # the next one
+        house.storage.well()
+        house.storage.stall("append")  # the next one
         await asyncio.sleep(0.001)
         more = house.submit(flood, large(1))
         assert more.done() is is_refused
@@ -368,7 +329,7 @@ async def test_who_floods_beside_others_is_refused_early(house: MadHouse) -> Non
             assert refusals(more.result()) == {"overloaded"}
             assert cast(TocsinError, more.result().outcomes[0]).retry_after_s
         answers += [house.submit(steady, numbered(1))]
-        house.mad.well()
+        house.storage.well()
         for answer in answers:
             assert not any(isinstance(one, str) for one in codes(await answer))
         await asyncio.sleep(COMPANY_S)
@@ -380,17 +341,17 @@ async def test_beside_others_records_are_no_larger_than_goes_with_a_commit(house
     """P8: or one record of a flood would be a commit that others wait for."""
     steady = await house.queue("steady")
     flood = await house.queue("flood")
-    house.mad.stall("append")
+    house.storage.stall("append")
     answers = [house.submit(flood, large(1))]
     await asyncio.sleep(0.001)
     each = limits.RECORD_BYTES_SHARED // 1000 // 3
     answers += [house.submit(flood, large(each)) for _ in range(12)]
     answers += [house.submit(steady, numbered(1))]
-    before = len(house.mad.appends)
-    house.mad.well()
+    before = len(house.storage.appends)
+    house.storage.well()
     for answer in answers:
         assert not any(isinstance(one, str) for one in codes(await answer))
-    commits = [one for one in house.mad.appends[before:] if Partition(flood.queue_id, 0) in one]
+    commits = [one for one in house.storage.appends[before:] if Partition(flood.queue_id, 0) in one]
     assert [len(one) for one in commits] == [2, 1, 1, 1]
 
 
@@ -399,8 +360,8 @@ async def test_a_queue_that_is_alone_has_commits_as_large_as_its_load(house: Mad
     """What is shared costs who is alone nothing."""
     _, answers = await flooded(house)
     await asyncio.sleep(1.0)  # the last that published was another queue: none in a second
-    before = len(house.mad.appends)
-    house.mad.well()
+    before = len(house.storage.appends)
+    house.storage.well()
     for answer in answers[:-1]:
         await answer
-    assert len(house.mad.appends) - before <= 2
+    assert len(house.storage.appends) - before <= 2
