@@ -46,6 +46,14 @@ class Authority:
         self.ca = folder / f"{name}.pem"
         self.ca.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
+    def settings(self, pair: Pair) -> dict[str, str]:
+        """Of a broker with this certificate, which trusts this authority with its clients'."""
+        return {
+            "TOCSIN_TLS_CERT": str(pair.cert),
+            "TOCSIN_TLS_KEY": str(pair.key),
+            "TOCSIN_TLS_CLIENT_CA": str(self.ca),
+        }
+
     def issue(
         self,
         name: str,

@@ -2,9 +2,11 @@
 
 import asyncio
 import atexit
+import gc
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +39,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return LONG.index(folder) if folder in LONG else len(LONG)
 
     items.sort(key=rank)
+
+
+@pytest.fixture
+def broken_handshakes() -> Iterator[None]:
+    """For tests whose TLS handshakes fail: the HTTP library leaves the sockets of such to the
+    collector. It comes around here, and not in whichever test runs next."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture

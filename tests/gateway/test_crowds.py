@@ -19,14 +19,22 @@ from gateway.registry import PART_FRAMES_MAX, Registry
 from gateway.rest import Application
 from gateway.surroundings import Surroundings
 from gateway.turns import Turns
-from gateway.websocket import WebSocketConnection
 from loadtests.wire import frame as wire_frame
 from push import limits
 from push.errors import Refused
 from tests.gateway.asgi import client_of
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.plain_broker import PlainBroker
-from tests.gateway.wire import HANDSHAKE, Gateway, Wire, response, serve, session
+from tests.gateway.wire import (
+    HANDSHAKE,
+    Gateway,
+    Wire,
+    connection_of,
+    response,
+    serve,
+    session,
+    until,
+)
 
 BURST = 512
 PER_S = 4000
@@ -44,20 +52,6 @@ def paced(incoming: Incoming | None = None) -> Registry:
 async def gateway() -> AsyncIterator[Gateway]:
     async with serve(paced()) as made:
         yield made
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Let the loop turn until it is."""
-    async with asyncio.timeout(20):
-        while not true():  # noqa: ASYNC110
-            await asyncio.sleep(0)
-
-
-def connection_of(gateway: Gateway) -> WebSocketConnection:
-    """The only one."""
-    (connection,) = gateway.registry.connections()
-    assert isinstance(connection, WebSocketConnection)
-    return connection
 
 
 def pings(first: int, count: int) -> bytes:

@@ -32,10 +32,19 @@ from loadtests.wire import frame as wire_frame
 from metadata.catalog import ANYBODY
 from push import limits
 from tests.gateway.echo_broker import EchoBroker
-from tests.gateway.wire import HANDSHAKE, Gateway, connect, no_application, request, serve, session
+from tests.gateway.wire import (
+    HANDSHAKE,
+    Gateway,
+    connect,
+    connection_of,
+    no_application,
+    request,
+    serve,
+    session,
+    until,
+)
 
 TOKEN = "s3cret"
-UNTIL_S = 10.0
 """What has not come about by then does not."""
 
 
@@ -60,20 +69,6 @@ async def gateway(broker: EchoBroker) -> AsyncIterator[Gateway]:
 async def locked(broker: EchoBroker) -> AsyncIterator[Gateway]:
     async with serve(Registry(Surroundings(broker, Auth(TOKEN)))) as made:
         yield made
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Let the loop turn until it is."""
-    async with asyncio.timeout(UNTIL_S):
-        while not true():  # noqa: ASYNC110
-            await asyncio.sleep(0)
-
-
-def connection_of(gateway: Gateway) -> WebSocketConnection:
-    """The only one."""
-    (connection,) = gateway.registry.connections()
-    assert isinstance(connection, WebSocketConnection)
-    return connection
 
 
 async def subscribed(gateway: Gateway, credit: int = 10_000) -> Any:

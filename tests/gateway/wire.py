@@ -2,7 +2,7 @@
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -194,3 +194,17 @@ async def session(gateway: Gateway, **hello: object) -> Wire:
     welcome = await wire.receive()
     assert welcome["type"] == "welcome"
     return wire
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Let the loop turn until it is."""
+    async with asyncio.timeout(20):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+def connection_of(gateway: Gateway) -> WebSocketConnection:
+    """The only one."""
+    (connection,) = gateway.registry.connections()
+    assert isinstance(connection, WebSocketConnection)
+    return connection

@@ -7,10 +7,11 @@ from typing import cast
 import pytest
 
 from gateway.commits import CROWD_COMMITS_MAX
+from gateway.consumer import Consumer
 from gateway.guarded_storage import READS
 from gateway.ports import WhichKey
 from gateway.routing import Answer
-from metadata.catalog import Queue
+from metadata.catalog import Group, Queue
 from push import limits
 from push.company import COMPANY_S, ROOMS_HELD
 from push.errors import Refused, TocsinError, Unknown
@@ -161,16 +162,22 @@ def test_reads_that_stall_hold_up_nobody_who_is_not_far_behind(
     stalls(folder)
 
 
-@mad
-async def test_a_line_whose_reads_stall_is_read_again(house: MadHouse) -> None:
-    """P1, P6: a released key stands in its side line, and its messages in the log; no read of
-    either holds it up for ever, and those that were given up are not kept."""
+async def stuck(house: MadHouse) -> tuple[Queue, Group, Consumer]:
+    """A queue with a parked key of three messages, and the consumer that they were given to."""
     queue = await house.queue(on_exhausted="park", attempts_max=1)
     group = await house.group(queue)
     session, consumer = await house.subscribe(queue, group)
     await house.publish(queue, [message(number, "stuck") for number in range(3)])
     consumer.nack(delivery((await session.take(3))[0][0]), None, None)
     await house.broker.flusher.drain()
+    return queue, group, consumer
+
+
+@mad
+async def test_a_line_whose_reads_stall_is_read_again(house: MadHouse) -> None:
+    """P1, P6: a released key stands in its side line, and its messages in the log; no read of
+    either holds it up for ever, and those that were given up are not kept."""
+    queue, group, consumer = await stuck(house)
     consumer.leave()
     await house.broker.flusher.drain()
     await house.broker.parking.decide(queue, group, "release", WhichKey(key="stuck"))
@@ -192,12 +199,7 @@ async def test_a_line_whose_reads_stall_is_read_again(house: MadHouse) -> None:
 @mad
 async def test_who_looks_is_told_in_time_that_the_storage_does_not_answer(house: MadHouse) -> None:
     """P12: whatever is looked at, and whichever read of it stalls."""
-    queue = await house.queue(on_exhausted="park", attempts_max=1)
-    group = await house.group(queue)
-    session, consumer = await house.subscribe(queue, group)
-    await house.publish(queue, [message(number, "stuck") for number in range(3)])
-    consumer.nack(delivery((await session.take(3))[0][0]), None, None)
-    await house.broker.flusher.drain()
+    queue, group, _ = await stuck(house)
     path = "/v1/queues/orders"
     of_group = f"{path}/groups/{group.name}"
     looks = (

@@ -64,12 +64,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     folder = tmp_path_factory.mktemp("certificates")
     authority = Authority(folder)
     pair = authority.issue("broker")
-    settings = {
-        "TOCSIN_TLS_CERT": str(pair.cert),
-        "TOCSIN_TLS_KEY": str(pair.key),
-        "TOCSIN_TLS_CLIENT_CA": str(authority.ca),
-        "TOCSIN_TOKEN": TOKEN,
-    }
+    settings = authority.settings(pair) | {"TOCSIN_TOKEN": TOKEN}
     server = Server(folder / "data", settings=settings, ca=authority.ca)
     with server:
         made = Broker(server, authority)
@@ -131,6 +126,8 @@ async def test_what_it_stood_for_is_revoked_and_its_sessions_end(
         await broker.connect(name, transport).__aenter__()
 
 
+@pytest.mark.usefixtures("broken_handshakes")
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 async def test_one_of_another_authority_gets_no_connection(broker: Broker, tmp_path: Path) -> None:
     """It has the right name, and nothing of it is believed."""
     context = broker.shows(None)

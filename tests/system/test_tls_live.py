@@ -48,12 +48,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     folder = tmp_path_factory.mktemp("tls")
     authority = Authority(folder)
     pair = authority.issue("broker")
-    settings = {
-        "TOCSIN_TLS_CERT": str(pair.cert),
-        "TOCSIN_TLS_KEY": str(pair.key),
-        "TOCSIN_TLS_CLIENT_CA": str(authority.ca),
-        "TOCSIN_AUTO_CREATE": "yes",
-    }
+    settings = authority.settings(pair) | {"TOCSIN_AUTO_CREATE": "yes"}
     server = Server(folder / "data", settings=settings, ca=authority.ca)
     with server:
         yield Broker(server, authority, pair)
@@ -100,6 +95,8 @@ def test_the_command_trusts_the_authority_of_the_environment(broker: Broker) -> 
     assert "by-command" in done.output
 
 
+@pytest.mark.usefixtures("broken_handshakes")
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @pytest.mark.parametrize("arguments", [["queue", "list"], ["publish", "q", "1"]])
 def test_an_authority_that_is_not_known_is_told_with_what_to_do(
     broker: Broker, arguments: list[str]
