@@ -18,7 +18,7 @@ setup:  ## make .venv what the locks say; does nothing when it is
 	@scripts/setup dev
 
 test: setup  ## run the tests in four processes (ARGS="-k name" selects); pages: build/screenshots
-	@scripts/needs chromium haproxy
+	@scripts/needs chromium haproxy redis
 	$(python) -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: lint types layers test  ## lint, types, layers, tests

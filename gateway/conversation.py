@@ -1,9 +1,9 @@
 """The conversation: the shell between the session machine and the broker's inside.
 
 Effects of the machine come in, calls to publisher, groups and readers go out, and their outcomes
-become answers. One conversation belongs to one transport, its Outlet, and is the Link that
-consumers and readers push to. Everything here runs on the event loop and, but for opening a
-subscription and creating a queue on first use, without a task.
+become answers. It belongs to one transport, its Outlet, and is the Link that consumers and readers
+push to. Everything runs on the event loop and, but for opening a subscription and creating a queue
+on first use, without a task.
 """
 
 import asyncio
@@ -17,15 +17,11 @@ from gateway.admission import Admission
 from gateway.facts_values import SessionDescription, Transport
 from gateway.frames import Close
 from gateway.link import Broker, Outlet
-from gateway.publishing import Publishing, producer_id
-from gateway.returning import Returning
+from gateway.parts import Parts
+from gateway.publishing import producer_id
 from gateway.session import Effect, Ping, Reply, Session, State
 from gateway.session_facts import describe
-from gateway.sessions import is_session_id
-from gateway.settling import SettlingFrames
 from gateway.standing import Standing
-from gateway.subscribing import Subscribing
-from gateway.subscriptions import Subscriptions
 from gateway.surroundings import Surroundings
 from gateway.tasks import Tasks
 from metadata.catalog import Principal, check_name
@@ -37,11 +33,9 @@ logger = logging.getLogger("tocsin.session")
 class Conversation:
     """A session's shell. `admission`: None where a credential is still owed in `hello`."""
 
-    _subscribing: Subscribing
     __slots__ = (
-        "_around", "_is_closed", "_is_draining", "_outlet", "_publishing", "_returning",
-        "_session", "_settling", "_standing", "_subscribing", "_subscriptions", "_tasks",
-        "_unanswered", "account", "charges", "client", "linger_s", "opened_unix_ms",
+        "_around", "_is_closed", "_is_draining", "_outlet", "_parts", "_session", "_standing",
+        "_tasks", "_unanswered", "account", "charges", "client", "linger_s", "opened_unix_ms",
         "refusal", "session_id",
     )  # fmt: skip
 
@@ -61,20 +55,14 @@ class Conversation:
         self._outlet = outlet
         self._standing = Standing(around, self, admission, outlet.address)
         self.account, self.charges = self._standing.account, self._standing.charges
-        self._publishing = Publishing(self)
         right_ends = now + admission.lasts_s if admission is not None else inf
         self._session = Session(around.timing, now=now, right_ends=right_ends)
-        self._subscriptions = Subscriptions(around.broker, self)
-        self._returning: Returning = Returning(self, self._subscriptions)
-        self._settling: SettlingFrames = SettlingFrames(self, self._subscriptions)
-        self._subscribing = Subscribing(self, self._session, self._subscriptions, self._returning)
+        self._parts: Parts = Parts(self, around.broker, self._session)
         self._tasks: Tasks | None = None
-        self.linger_s = 0.0
-        """As Link.linger_s."""
+        self.linger_s = 0.0  # as Link.linger_s
         self.client: str | None = None
         self.opened_unix_ms = int(around.wall() * 1000)
-        self._unanswered = 0
-        """Publishes and confirmed acks whose answer the client still awaits."""
+        self._unanswered = 0  # publishes and confirmed acks whose answer the client awaits
         self._is_draining = self._is_closed = False
 
     def __repr__(self) -> str:
@@ -120,7 +108,8 @@ class Conversation:
 
     def described(self) -> SessionDescription:
         """As Resumable.described."""
-        return describe(self, self._outlet, self._subscriptions, self.heard_at, self._is_draining)
+        subscriptions, is_draining = self._parts.subscriptions, self._is_draining
+        return describe(self, self._outlet, subscriptions, self.heard_at, is_draining)
 
     @property
     def is_welcome(self) -> bool:
@@ -148,7 +137,8 @@ class Conversation:
 
     def pay(self, count: int, *, now: float) -> float:
         """As Pace.pay."""
-        return self.charges.pace.pay(count, self._subscriptions.given, now=now)
+        given = int if self._is_closed else self._parts.subscriptions.given
+        return self.charges.pace.pay(count, given, now=now)
 
     def receive_binary(self) -> None:
         """A binary message arrived."""
@@ -171,7 +161,7 @@ class Conversation:
     def resume(self) -> None:
         """The transport takes pushes again."""
         if not (self._is_draining or self._is_closed):
-            self._subscriptions.pump()
+            self._parts.subscriptions.pump()
 
     def drain(self, reconnect_after_s: float) -> None:
         """Tell the client to come back elsewhere, give it nothing more, and close as soon as what
@@ -192,14 +182,21 @@ class Conversation:
             return
         self._is_closed = True
         self._session.closed()
-        self._standing.leave()
-        self._publishing.closed()
-        self._returning.forget()
+        self._standing.end()
+        self._parts.publishing.closed()
+        self._parts.returning.forget()
         if self._standing.admission is not None:
             self._around.sessions.discard(self)
-        self._subscriptions.leave_all(moves=moves)
+        self._parts.subscriptions.leave_all(moves=moves)
         self.account.closed()
         self.charges.end()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Of its parts; see there."""
+        if self._is_closed and not self._tasks and hasattr(self, "_parts"):
+            del self._parts
+            self._tasks = None
 
     # --- Its right to be here -------------------------------------------------------------------
 
@@ -214,14 +211,14 @@ class Conversation:
         admission = self._standing.renew(frame.token, self._outlet.address, now=now)
         self._session.right_ends = now + admission.lasts_s
         self.send(frames.ok(frame.ref, right_lasts_s=frames.lasting(admission.lasts_s)))
-        self._subscriptions.judge()
+        self._parts.subscriptions.judge()
 
     # --- Between two transports -----------------------------------------------------------------
 
     def lost(self) -> None:
         """The transport is gone, and nobody said that this is the end. A session with a place in
         a group keeps it for a while: here, or at the next gateway when this one goes down."""
-        keeps = self.is_welcome and self._subscriptions.has_consumers and self.linger_s > 0
+        keeps = self.is_welcome and self._parts.subscriptions.has_consumers and self.linger_s > 0
         if not keeps or self._is_draining or self._around.sessions.going_down:
             self._end(moves=keeps)
             return
@@ -231,7 +228,7 @@ class Conversation:
 
     def _suspend(self) -> None:
         self.account.disconnected()
-        for number in (*self._returning.forget(), *self._subscriptions.suspend()):
+        for number in (*self._parts.returning.forget(), *self._parts.subscriptions.suspend()):
             self._session.dropped(number)
 
     def come_back(
@@ -242,16 +239,16 @@ class Conversation:
         self._outlet.let_go(frames.REPLACED)
         self._suspend()
         self._outlet, self.linger_s = outlet, linger_s
-        self._publishing.producer = producer or self._publishing.producer
+        self._parts.publishing.producer = producer or self._parts.publishing.producer
         now = asyncio.get_running_loop().time()
         self._standing.take(admission)
         self._session.came_back(now=now, right_ends=now + admission.lasts_s)
         self.charges.begin(admission, outlet.address, now=now, goes_on=True)
         outlet.adopt(self)
-        if self._publishing.is_waiting:
+        if self._parts.publishing.is_waiting:
             outlet.pause_reading()
         self._welcome(self._session.subscribed)
-        self._subscriptions.judge()
+        self._parts.subscriptions.judge()
 
     # --- Effects --------------------------------------------------------------------------------
 
@@ -260,7 +257,7 @@ class Conversation:
         for effect in effects:
             if self._is_closed:
                 return
-            if self._returning.defers(effect):
+            if self._parts.returning.defers(effect):
                 continue
             try:
                 _HANDLERS[type(effect)](self, effect)
@@ -294,20 +291,19 @@ class Conversation:
                 self.refuse(error, None)
                 self._outlet.close(frames.PROTOCOL)
                 return
-            self._publishing.producer = producer_id(self.principal, hello.producer)
+            self._parts.publishing.producer = producer_id(self.principal, hello.producer)
         if hello.session is not None:
             session = self._around.sessions.find(hello.session, self.principal)
             if session is not None:
                 self._is_closed = True  # an empty shell: its transport is the session's now
-                self._standing.leave()
-                producer, left_s = self._publishing.producer, self._session.right_ends - now
+                self._standing.end()
+                producer, left_s = self._parts.publishing.producer, self._session.right_ends - now
                 admission = self.admission._replace(lasts_s=left_s)
                 self.account.moved_to(session.account)
                 session.come_back(self._outlet, hello.linger_s, producer, admission)
+                self._let_go()
                 return
-            tenant = self.principal.tenant
-            is_free = not self._around.sessions.is_known(hello.session, tenant)
-            if hello.linger_s and is_session_id(hello.session) and is_free:
+            if hello.linger_s and self._around.sessions.is_free(hello.session, self.principal):
                 self.session_id = hello.session  # a gateway before this one gave it
         self.linger_s, self.client = hello.linger_s, hello.client
         if not self._around.sessions.add(self):
@@ -341,7 +337,7 @@ class Conversation:
             )
         )
 
-    # --- Publishing -----------------------------------------------------------------------------
+    # --- What its parts use ---------------------------------------------------------------------
 
     @property
     def broker(self) -> Broker:
@@ -361,24 +357,28 @@ class Conversation:
 
     def hold_reading(self, hold: bool) -> None:
         """As Host.hold_reading."""
-        if hold or self._publishing.is_waiting or self._returning.is_waiting:
+        if self._is_closed:
+            return
+        if hold or self._parts.is_waiting:
             self._outlet.pause_reading()
         else:
             self._outlet.resume_reading()
 
-    # --- Ends -----------------------------------------------------------------------------------
-
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """As Host.start."""
         if self._tasks is None:
-            self._tasks = Tasks(self.session_id, self.settled)
+            self._tasks = Tasks(self.session_id, self._task_ended)
         self._tasks.start(work)
+
+    def _task_ended(self) -> None:
+        self.settled()
+        self._let_go()
 
     def settled(self) -> None:
         """As Host.settled."""
         if not self._is_draining or self._is_closed:
             return
-        if not (self._unanswered or self._tasks or self._subscriptions.unsettled()):
+        if not (self._unanswered or self._tasks or self._parts.subscriptions.unsettled()):
             self._outlet.close(frames.DRAINING)
 
 
@@ -387,14 +387,14 @@ _HANDLERS: Final[dict[type, Callable[[Conversation, Any], None]]] = {
     Ping: lambda conversation, _: conversation._outlet.ping(),
     Close: lambda conversation, close: conversation._outlet.close(close),
     frames.Hello: Conversation._greet,
-    frames.Publish: lambda conversation, frame: conversation._publishing.publish(frame),
-    frames.Subscribe: lambda one, frame: one.start(one._subscribing.open(frame)),
-    frames.Unsubscribe: lambda conversation, frame: conversation._subscribing.leave(frame),
-    frames.Credit: lambda conversation, frame: conversation._subscribing.grant(frame),
-    frames.Ack: lambda conversation, frame: conversation._settling.ack(frame),
-    frames.Nack: lambda conversation, frame: conversation._settling.nack(frame),
-    frames.Extend: lambda conversation, frame: conversation._settling.extend(frame),
+    frames.Publish: lambda conversation, frame: conversation._parts.publishing.publish(frame),
+    frames.Subscribe: lambda one, frame: one.start(one._parts.subscribing.open(frame)),
+    frames.Unsubscribe: lambda conversation, frame: conversation._parts.subscribing.leave(frame),
+    frames.Credit: lambda conversation, frame: conversation._parts.subscribing.grant(frame),
+    frames.Ack: lambda conversation, frame: conversation._parts.settling.ack(frame),
+    frames.Nack: lambda conversation, frame: conversation._parts.settling.nack(frame),
+    frames.Extend: lambda conversation, frame: conversation._parts.settling.extend(frame),
     frames.Auth: Conversation._renew,
-    frames.Held: lambda conversation, frame: conversation._returning.hold(frame),
+    frames.Held: lambda conversation, frame: conversation._parts.returning.hold(frame),
     frames.Ping: lambda conversation, ping: conversation.send(frames.pong(ping.ref)),
 }

@@ -148,8 +148,14 @@ class Fetch:
             raise error
 
     def cancel(self) -> None:
-        """Stop reading; nothing is woken any more."""
+        """Stop reading; nothing is woken any more, and whoever was is let go of: else each slot
+        that has ended would wait for the garbage collector."""
+        self._wake = _nobody
         for task in list(self._jobs.values()):
             task.cancel()
         while self._ahead:
             self._take_ahead()
+
+
+def _nobody() -> None:
+    """Who is woken when the slot has ended."""

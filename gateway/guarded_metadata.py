@@ -43,6 +43,7 @@ class GuardedMetadata:
         self.data_keys = DataKeys(inner.data_keys.all(), self._put_data_keys)
         """See Metadata. Here are those that were told to be durable: one whose answer came late is
         put again by whoever made it."""
+        inner.data_keys.on_learned(self.data_keys.learn)
         self._queues: Lookups[tuple[str, str], Queue] = Lookups(
             "queue_not_found", known_max=limits.QUEUES_MAX
         )

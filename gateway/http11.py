@@ -20,6 +20,7 @@ from typing import Any, NoReturn, cast
 import httptools
 import msgspec
 from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway import problems
@@ -32,7 +33,8 @@ from push.errors import Refused, TocsinError
 
 logger = logging.getLogger("tocsin.http")
 
-
+PART_BYTES_MIN = 4096
+"""So much of a body is handed on before all of it is here. Less of each is counted nowhere."""
 _PLAIN = "other machines talk to this broker over TLS, or through its proxy: https:// and wss://"
 
 
@@ -243,6 +245,18 @@ class Http11Protocol(HttpToolsProtocol):
         if self.cycle is not parsed_before:  # a WebSocket's handshake gets none
             self._incoming = self.cycle
 
+    def on_body(self, body: bytes) -> None:
+        """A part of the body. As uvicorn's, but who reads it is woken when it is worth it, or
+        whole: a thousand clients that send a byte at a time would be a thousand tasks each time."""
+        cycle = self.cycle
+        if (self.parser.should_upgrade() and self._should_upgrade()) or cycle.response_complete:
+            return
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        if len(cycle.body) >= PART_BYTES_MIN:
+            cycle.message_event.set()
+
     def on_message_complete(self) -> None:
         """The body is whole, or there is none."""
         self._disarm()
@@ -302,7 +316,8 @@ class Http11Protocol(HttpToolsProtocol):
     # --- The end --------------------------------------------------------------------------------
 
     def _is_over(self) -> bool:
-        return self._phase in {_Phase.REFUSED, _Phase.OVER} or self.transport.is_closing()
+        phase = self._phase
+        return phase is _Phase.REFUSED or phase is _Phase.OVER or self.transport.is_closing()
 
     def _refuse(self, error: TocsinError) -> None:
         """Answer in its turn, if the answer cannot be taken for another request's, and close."""

@@ -203,10 +203,11 @@ class Pulling(Protocol):
     """The virtual consumer of HTTP pulls (R24)."""
 
     async def pull(
-        self, queue: Queue, group: Group, messages_max: int, wait_s: float
+        self, queue: Queue, group: Group, messages_max: int, wait_s: float, *, who: Principal
     ) -> list[PulledMessage]:
-        """Up to `messages_max` messages; waits up to `wait_s` seconds for the first one. Nothing
-        came, or the gateway drains: an empty list. Cancelled: nothing was given."""
+        """Up to `messages_max` messages for `who`; waits up to `wait_s` seconds for the first one.
+        Nothing came, or the gateway drains: an empty list. Cancelled: nothing was given. Raises
+        Refused(too_many): too many of his, or of everybody's, wait already."""
 
     def release(self, queue: Queue, group: Group, messages: Sequence[PulledMessage]) -> None:
         """These were given, but their client went away before the answer: they return to the

@@ -8,7 +8,7 @@ pull has come for a while, unless it holds messages that nobody else in the grou
 import asyncio
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -21,13 +21,14 @@ from gateway.ports import PulledMessage, PullSettled
 from gateway.receipts import Receipt, Receipts
 from gateway.settled import Settled
 from gateway.slot import Slot
-from metadata.catalog import Group, Queue
+from metadata.catalog import ANYBODY, Group, Principal, Queue
 from push import limits
 from push.errors import Refused
 from push.giving import GiveOut, Judged, Taken
 from push.message import Message
 from push.ports import OWNER_BYTES
 from push.record import Record
+from push.sharing import has_room
 
 _MESSAGE = msgspec.json.Decoder(Message)
 
@@ -240,21 +241,36 @@ class Pulls:
         self._joining: dict[str, asyncio.Lock] = {}
         self._sweeper: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.waiting = 0
+        self._held: Counter[Principal] = Counter()
+        """Pulls that wait, by who asked."""
         self._draining = False
 
     async def pull(
-        self, queue: Queue, group: Group, messages_max: int, wait_s: float
+        self,
+        queue: Queue,
+        group: Group,
+        messages_max: int,
+        wait_s: float,
+        *,
+        who: Principal = ANYBODY,
     ) -> list[PulledMessage]:
-        """Up to `messages_max` messages; waits up to `wait_s` seconds for the first one."""
-        if self.waiting >= limits.PULLS_WAITING_MAX:
+        """Up to `messages_max` messages; waits up to `wait_s` seconds for the first one. `who`
+        pulls: nobody takes all the places to wait."""
+        if not has_room(self._held[who], 1, self.waiting, limits.PULLS_WAITING_MAX):
             raise Refused("too_many", "too many pulls wait here", 1.0)
-        self.waiting += 1
+        self._held[who] += 1
         try:
             consumer = await self._consumer(queue, group)
             return await consumer.pull(messages_max, 0 if self._draining else wait_s)
         finally:
-            self.waiting -= 1
+            self._held[who] -= 1
+            if not self._held[who]:
+                del self._held[who]
+
+    @property
+    def waiting(self) -> int:
+        """How many pulls wait."""
+        return self._held.total()
 
     async def _consumer(self, queue: Queue, group: Group) -> PullConsumer:
         async with self._joining.setdefault(group.group_id, asyncio.Lock()):

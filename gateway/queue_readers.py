@@ -24,7 +24,7 @@ from push.record import Record
 
 SLICE = 256
 """Readers that are served in one turn of the loop: a fan-out to thousands holds up nobody else."""
-SLICE_BYTES = 2 * 1_048_576
+SLICE_BYTES = 512 * 1024
 """The same in bytes, which are copied into as many sockets."""
 CATCH_UPS_MAX = 16
 POSITIONS_EVERY_S = 30.0

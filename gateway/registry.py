@@ -37,8 +37,9 @@ loop and in small records; who is alone does not pay that."""
 UNTURNED_BYTES: Final = 4096
 """So little at once waits for nobody's turn."""
 _SPELL_S: Final = 0.25
-PART_FRAMES_MAX: Final = 128
-"""The same in frames that are no publishes: about a millisecond's work."""
+PART_FRAMES_MAX: Final = 32
+"""The same in frames that are no publishes: a third of a millisecond's work, or, where each of them
+subscribes, three."""
 _PAUSE_S: Final = 0.001
 """Between two such parts then: what the others have published needs the loop a dozen times, and the
 storage's threads need the interpreter, until it is there."""

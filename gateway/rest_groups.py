@@ -243,7 +243,8 @@ async def _pull_while_there(
     returns to the group at once, not when its lease ends."""
     admitted = admission(request)
     wait_s = 0 if broker.draining else min(wanted.wait_s, admitted.lasts_s)
-    pulling = asyncio.ensure_future(broker.pulls.pull(queue, group, wanted.messages_max, wait_s))
+    pull = broker.pulls.pull(queue, group, wanted.messages_max, wait_s, who=principal(request))
+    pulling = asyncio.ensure_future(pull)
     leaving = asyncio.ensure_future(_left(request))
     waiting = _Waiting()
     auth: Auth = request.app.auth

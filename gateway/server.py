@@ -8,7 +8,6 @@ at once  on the second signal; and with exit code 70 when the storage says that 
 """
 
 import asyncio
-import gc
 import logging
 import os
 import resource
@@ -29,6 +28,7 @@ from gateway.admin import AdminSocket
 from gateway.admin_tokens import token_routes
 from gateway.audit import BROKER
 from gateway.books import Books
+from gateway.collector import Collector
 from gateway.config import Config, describe
 from gateway.credentials import Credentials
 from gateway.http11 import http_class
@@ -49,10 +49,6 @@ logger = logging.getLogger("tocsin.server")
 
 EXIT_FATAL: Final = 70
 """EX_SOFTWARE: a supervisor shall start the process anew."""
-GC_THRESHOLDS: Final = (20_000, 20, 50)
-"""Objects between collections of the youngest generation, and how many of these between those of
-the older ones. Messages in flight are many containers and no cycles: at Python's 700 a quarter of
-the broker's time went into looking through them, at 50,000 it stood still for 15 ms at a time."""
 SWITCH_INTERVAL_S: Final = 0.0005
 """The storage's writer gives the GIL up for each call into SQLite and asks for it back after it;
 a busy event loop hands it over only when this interval has passed. With Python's default of 5 ms
@@ -261,11 +257,11 @@ async def _serve(
         await asyncio.wait((opening,))
         if opening.cancelled():
             return
-    server = opening.result()
+    server, collector = opening.result(), Collector()
     try:
         if server.tls is not None:
             _reload_on_hangup(server.tls)
-        _settle_heap()
+        collector.start()
         effective = describe(config).items()
         logger.info("in effect: %s", ", ".join(f"{name}={value}" for name, value in effective))
         announce(server)
@@ -275,6 +271,7 @@ async def _serve(
     finally:
         signal_came.cancel()
         await server.stop()
+        collector.stop()
     logger.info("everything is written; good-bye")
 
 
@@ -333,11 +330,3 @@ def _sessions_max() -> int:
     if files == resource.RLIM_INFINITY:
         return limits.SESSIONS_MAX
     return max(1, min(limits.SESSIONS_MAX, files - FILES_KEPT))
-
-
-def _settle_heap() -> None:
-    """What is loaded by now stays: code, the catalog, the ring. Frozen, the collector's oldest
-    generation no longer walks it, which takes it from tens of milliseconds to few."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)

@@ -92,9 +92,10 @@ class Sessions:
         if self._by_id.get(_place(session)) is session:
             del self._by_id[_place(session)]
 
-    def is_known(self, session_id: str, tenant: str) -> bool:
-        """Whether the tenant has a session of this id, whoever's it is."""
-        return (tenant, session_id) in self._by_id
+    def is_free(self, session_id: str, principal: Principal) -> bool:
+        """Whether it is an id as a gateway gives them, and no session of the principal's tenant has
+        it, whoever's that is."""
+        return is_session_id(session_id) and (principal.tenant, session_id) not in self._by_id
 
     def find(self, session_id: str, principal: Principal) -> Resumable | None:
         """The session of this id, where it belongs to the one who asks (P11)."""

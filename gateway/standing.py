@@ -17,11 +17,12 @@ class Standing:
     def __init__(
         self,
         around: Surroundings,
-        session: Endable,
+        session: Endable | None,
         admission: Admission | None,
         address: ClientAddress,
     ) -> None:
-        """`admission` None: a credential is owed. `address`: where its client is."""
+        """`session`: what the end of the credential ends. `admission` None: a credential is owed.
+        `address`: where its client is."""
         self._around = around
         self._session = session
         self.account = Account(around.books, around.has_queue, address.text or None, admission)
@@ -68,11 +69,16 @@ class Standing:
         self.account.admitted(admission)
 
     def _take(self, admission: Admission) -> None:
-        self.leave()
+        self._leave()
         self.admission = admission
-        self._around.auth.admitted.add(admission.credential, self._session)
+        if self._session is not None:
+            self._around.auth.admitted.add(admission.credential, self._session)
 
-    def leave(self) -> None:
-        """It has ended, or its transport is another session's now. Again: nothing happens."""
-        if self.admission is not None:
+    def end(self) -> None:
+        """The session has ended, or its transport is another one's now. Again: nothing happens."""
+        self._leave()
+        self._session = None
+
+    def _leave(self) -> None:
+        if self.admission is not None and self._session is not None:
             self._around.auth.admitted.discard(self.admission.credential, self._session)

@@ -9,9 +9,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-ARRIVALS_PER_TURN: Final = 2
-"""Handshakes, requests that begin, and those that were too slow: less than a millisecond's work. A
-message needs the loop a dozen times until it is there, and comes that much later twelve times."""
+ARRIVALS_PER_TURN: Final = 1
+"""Handshakes, requests that begin, and those that were too slow: less than half a millisecond's
+work. A message needs the loop a dozen times until it is there, and comes that much later twelve
+times."""
 
 
 class Turns:

@@ -5,7 +5,9 @@ Slow headers, handshakes and bodies; a flood of headers; frames of 16 MiB; compr
 readers that never read; floods of subscribes, credit and tickets. They are a process of their own,
 and would be other machines: first they are given only what broker and witness leave of the cores
 (SCHED_IDLE), which shows what the broker makes of them; then what any process with nice 19 is
-given, which shows in addition what the machine shares out, and is printed, not judged.
+given, which shows in addition what the machine shares out, and is printed, not judged. At the end
+nobody attacks, but two processes are as busy as broker and attackers were: what the witness notices
+of that (p99_ratio_machine) is the machine's own, and no broker could stay below it there.
 """
 
 import asyncio
@@ -17,6 +19,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from loadtests.busy import IDLE, beside
 from loadtests.histogram import Histogram
 from loadtests.hostile_clients import AT_NICE_19, QUEUE, Attack, arguments
 from loadtests.load import LoadFailed
@@ -93,6 +96,12 @@ class _Trial:
             self.highest = self.memory.highest(began)
             await self._phase("after", self._plan.seconds / 2)
             self.after = self.memory.now()
+            # What the cores make of as many busy processes, without a byte of an attack.
+            share, seconds = min(1.0, self.cpu["during"]), self._plan.seconds / 4
+            async with beside(2 * seconds + 10, (share, 0), (1.0, IDLE)):
+                await self._watched(min(1.0, seconds))
+                self.witness.measured()
+                await self._phase("machine", seconds)
         self.witnessed = await self.witness.finish()
 
     async def _phase(
@@ -232,6 +241,6 @@ def _judge(finding: Finding, trial: _Trial, failure: str) -> None:
             f"the others' p99 is at most {RATIO_MAX:g} times what it was",
             during <= RATIO_MAX * before, f"{before:.2f} ms, then {during:.2f} ms", timed=True,
         )  # fmt: skip
-        for name in trial.latency.keys() & {"during", "at_nice_19"}:
+        for name in trial.latency.keys() & {"during", "at_nice_19", "machine"}:
             ratio = _ms(trial.latency[name], 99) / max(before, 0.001)
             finding.figures[f"p99_ratio_{name}"] = round(ratio, 2)

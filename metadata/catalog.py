@@ -125,6 +125,9 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     lingers: dict[str, float] = {}
     """Consumer → for how many seconds after the start of the next gateway its place waits for it;
     who is not in it is not waited for. A row with some of these outlives its gateway."""
+    gateways: dict[str, tuple[str, ...]] = {}
+    """Gateway → those of the members that are connected to it, sorted; empty where one gateway
+    works on a catalog, and all are."""
 
 
 def check_name(name: str, what: str) -> None:

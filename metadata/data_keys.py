@@ -32,6 +32,7 @@ class DataKeys:
     ) -> None:
         self._rows = {row.key_id: row for row in rows}
         self._write = write
+        self._listeners: list[Callable[[Sequence[DataKey]], None]] = []
 
     def all(self) -> list[DataKey]:
         """The oldest first."""
@@ -51,6 +52,18 @@ class DataKeys:
         """
         await self._write(list(rows))
         self._rows |= {row.key_id: row for row in rows}
+
+    def learn(self, rows: Sequence[DataKey]) -> None:
+        """Another gateway has put these. None: nothing happens."""
+        self._rows |= {row.key_id: row for row in rows}
+        if rows:
+            for listener in self._listeners:
+                listener(rows)
+
+    def on_learned(self, listener: Callable[[Sequence[DataKey]], None]) -> None:
+        """Register for keys that other gateways put, each in place of the one of its id; called on
+        the event loop."""
+        self._listeners.append(listener)
 
 
 class _Run(Protocol):

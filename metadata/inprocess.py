@@ -1,16 +1,17 @@
-"""The metadata in this process: the catalog in memory, each change durable in SQLite first.
+"""The metadata in this process: the catalog in memory, each change durable in its store first.
 
-A shell: what is looked up comes from `CatalogIndex`, what changes goes through `CatalogStore` in a
-thread of its own, one change after another. A change that has begun is finished even when its
-caller is cancelled, so that memory and disk never part.
+A shell: what is looked up comes from `CatalogIndex`, what changes goes through a `Store`, one
+change after another. A change that has begun is finished even when its caller is cancelled, so
+that memory and store never part. Where other gateways change the same store, their changes come
+into the memory as news; a change that was decided without knowing them is decided again.
 """
 
 import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
@@ -32,46 +33,39 @@ from metadata.catalog import (
 from metadata.client import QueueListener
 from metadata.data_keys import DataKeys
 from metadata.index import CatalogIndex
-from metadata.store import CatalogStore, Contents
+from metadata.stores import Contents, News, Stale, Store
+from metadata.threaded_store import ThreadedStore
 from metadata.token_book import TokenBook
-from push.errors import Refused, Unknown
+from push.errors import Refused
 from push.limits import GROUPS_PER_QUEUE_MAX, QUEUES_MAX
 from push.ring import HASH_KEY_BYTES
 
 FILE: Final = "catalog.sqlite"
+STALE_MAX: Final = 100
+"""So often a change is decided again before it is refused."""
 _LOG: Final = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 ParamsT = ParamSpec("ParamsT")
 
 
 class InProcessMetadata:
-    """`metadata.client.Metadata` over one SQLite file; made by `open`."""
+    """`metadata.client.Metadata` over a store and what is in it; over one SQLite file: `open`."""
 
-    def __init__(
-        self,
-        store: CatalogStore,
-        contents: Contents,
-        thread: ThreadPoolExecutor,
-        on_fatal: Callable[[str], None] | None,
-    ) -> None:
+    def __init__(self, store: Store, contents: Contents) -> None:
         self._store = store
-        self._thread = thread
-        self._on_fatal = on_fatal
         self._index = CatalogIndex(contents.queues, contents.groups)
         self._dropped = contents.dropped
         self._marks = contents.marks
-        self._memberships: dict[str, Membership] = {}
-        self._before = {row.group_id: row for row in contents.memberships}
-        """What the process before this one has left, and what is kept for the next one."""
-        self._unwritten: dict[str, Membership] = {}
+        self._memberships = store.memberships(self._alone)
         self.data_keys = DataKeys(
-            contents.data_keys, lambda rows: self._alone(self._write, store.put_data_keys, rows)
+            contents.data_keys, lambda rows: self._alone(store.put_data_keys, rows)
         )
         self._listeners: list[QueueListener] = []
         self._one_at_a_time = asyncio.Lock()
         self._changes: set[asyncio.Task[Any]] = set()
         self._closed = False
-        self.tokens = TokenBook(store, contents.tokens, alone=self._alone, write=self._write)
+        self.tokens = TokenBook(store, contents.tokens, alone=self._alone)
+        store.follow(lambda: self._alone(self._no_change))
 
     @classmethod
     async def open(
@@ -87,22 +81,7 @@ class InProcessMetadata:
             Refused: storage_unavailable, with a sentence for the operator: in use by another
                 process, of a newer version, damaged, not readable or writable.
         """
-
-        def start() -> tuple[CatalogStore, Contents]:
-            store = CatalogStore(data_dir / FILE)
-            try:
-                return store, store.load()
-            except BaseException:
-                store.close()
-                raise
-
-        thread = ThreadPoolExecutor(1, thread_name_prefix="catalog")
-        try:
-            store, contents = await asyncio.get_running_loop().run_in_executor(thread, start)
-        except BaseException:
-            thread.shutdown(wait=False)
-            raise
-        return cls(store, contents, thread, on_fatal)
+        return cls(*await ThreadedStore.open(data_dir / FILE, on_fatal=on_fatal))
 
     # --- Looking up, from memory -----------------------------------------------------------------
 
@@ -166,7 +145,7 @@ class InProcessMetadata:
             if len(self._index) >= QUEUES_MAX:
                 raise Refused("too_many", f"at most {QUEUES_MAX} queues")
             queue = Queue(
-                queue_id=await self._write(self._store.fresh_id),
+                queue_id=await self._store.fresh_id(),
                 name=name,
                 tenant=principal.tenant,
                 holder=principal.name,
@@ -176,13 +155,13 @@ class InProcessMetadata:
                 members=tuple(range(settings.partitions)),
                 hash_key=secrets.token_bytes(HASH_KEY_BYTES),
             )
-            await self._write(self._store.create, [queue])
+            await self._store.create([queue])
         else:
             check_change(old.settings, settings)
             if settings == old.settings:
                 return old, False
             queue = msgspec.structs.replace(old, settings=settings)
-            await self._write(self._store.change, queue)
+            await self._store.change(queue)
         self._index.put_queue(queue)
         self._tell(queue, None, deleted=False)
         return queue, old is None
@@ -195,7 +174,7 @@ class InProcessMetadata:
         queue = self.find_queue(principal, name)
         if queue.paused != paused:
             queue = msgspec.structs.replace(queue, paused=paused)
-            await self._write(self._store.change, queue)
+            await self._store.change(queue)
             self._index.put_queue(queue)
             self._tell(queue, None, deleted=False)
         return queue
@@ -206,16 +185,18 @@ class InProcessMetadata:
 
     async def _delete_queue(self, principal: Principal, name: str) -> Queue:
         queue = self.find_queue(principal, name)
-        await self._write(self._store.drop_queue, queue.queue_id)
+        await self._store.drop_queue(queue.queue_id)
+        self._take_out(queue)
+        return queue
+
+    def _take_out(self, queue: Queue) -> None:
         groups = self._index.remove_queue(queue)
         self._dropped = [one for one in self._dropped if one[0] != queue.queue_id]
         self._dropped.append((queue.queue_id, None))
         for group in groups:
-            self._memberships.pop(group.group_id, None)
-            self._before.pop(group.group_id, None)
+            self._memberships.dropped(group.group_id)
             self._tell(queue, group, deleted=True)
         self._tell(queue, None, deleted=True)
-        return queue
 
     async def put_group(
         self, principal: Principal, queue: Queue, name: str, settings: GroupSettings
@@ -236,19 +217,19 @@ class InProcessMetadata:
             if len(self._index.groups(queue.queue_id)) >= GROUPS_PER_QUEUE_MAX:
                 raise Refused("too_many", f"at most {GROUPS_PER_QUEUE_MAX} groups of a queue")
             group = Group(
-                group_id=await self._write(self._store.fresh_id),
+                group_id=await self._store.fresh_id(),
                 name=name,
                 queue_id=queue.queue_id,
                 created_unix_ms=_unix_ms(),
                 settings=settings,
             )
-            await self._write(self._store.create, [group])
+            await self._store.create([group])
         else:
             settings = msgspec.structs.replace(settings, start=old.settings.start)
             if settings == old.settings:
                 return old, False
             group = msgspec.structs.replace(old, settings=settings)
-            await self._write(self._store.change, group)
+            await self._store.change(group)
         self._index.put_group(group)
         self._tell(current, group, deleted=False)
         return group, old is None
@@ -259,13 +240,15 @@ class InProcessMetadata:
 
     async def _delete_group(self, principal: Principal, queue: Queue, name: str) -> Group:
         group = self.find_group(principal, queue, name)
-        await self._write(self._store.drop_group, group.group_id)
-        self._index.remove_group(group)
-        self._dropped.append((queue.queue_id, group.group_id))
-        self._memberships.pop(group.group_id, None)
-        self._before.pop(group.group_id, None)
-        self._tell(self._index.queue(queue.queue_id) or queue, group, deleted=True)
+        await self._store.drop_group(group.group_id)
+        self._take_group_out(self._index.queue(queue.queue_id) or queue, group)
         return group
+
+    def _take_group_out(self, queue: Queue, group: Group) -> None:
+        self._index.remove_group(group)
+        self._dropped.append((group.queue_id, group.group_id))
+        self._memberships.dropped(group.group_id)
+        self._tell(queue, group, deleted=True)
 
     async def forget(self, queue_id: str, group_id: str | None) -> None:
         """See Metadata."""
@@ -273,7 +256,7 @@ class InProcessMetadata:
 
     async def _forget(self, queue_id: str, group_id: str | None) -> None:
         if (queue_id, group_id) in self._dropped:
-            await self._write(self._store.forget, group_id or queue_id)
+            await self._store.forget(group_id or queue_id)
             self._dropped.remove((queue_id, group_id))
 
     async def set_mark(self, name: str, value: str) -> None:
@@ -281,31 +264,21 @@ class InProcessMetadata:
         await self._alone(self._set_mark, name, value)
 
     async def _set_mark(self, name: str, value: str) -> None:
-        await self._write(self._store.set_mark, name, value)
+        await self._store.set_mark(name, value)
         self._marks[name] = value
 
     async def copy_to(self, path: Path) -> None:
         """A copy of the catalog in a new file, of one moment between two changes, fsynced; the
         folder is not. It holds secrets. Raises Refused(storage_unavailable)."""
-        await self._alone(self._write, self._store.copy_to, path)
+        await self._alone(self._store.copy_to, path)
 
-    # --- Membership: dies with this process, but for its generations (R14) and who lingers (R22) --
+    # --- Membership (R14) ------------------------------------------------------------------------
 
     async def membership(self, group_id: str) -> Membership:
         """See Metadata."""
         if self._index.group(group_id) is None:
             raise Refused("group_not_found", f"no group of the id {group_id!r}")
-        row = self._memberships.get(group_id)
-        if row is None:
-            before = self._before.get(group_id)
-            row = Membership(
-                group_id=group_id,
-                generation=self._store.boot << 32,
-                members=(),
-                assignment=before.assignment if before is not None else {},
-                lingers=before.lingers if before is not None else {},
-            )
-        return row
+        return await self._memberships.get(group_id)
 
     async def change_membership(self, new: Membership, *, expected_generation: int) -> bool:
         """See Metadata."""
@@ -314,24 +287,50 @@ class InProcessMetadata:
                 "invalid_request",
                 f"generation {new.generation} does not follow {expected_generation}",
             )
-        if (await self.membership(new.group_id)).generation != expected_generation:
-            return False
-        self._memberships[new.group_id] = new
-        if new.lingers or new.group_id in self._before:
-            self._before[new.group_id] = self._unwritten[new.group_id] = new
-            try:
-                await self._alone(self._keep_memberships)
-            except Refused as error:  # it holds here; who lingers would not be waited for
-                _LOG.warning("the members of group %s are not kept: %s", new.group_id, error)
-            if not new.lingers and self._before.get(new.group_id) is new:
-                del self._before[new.group_id]
-        return True
+        if self._index.group(new.group_id) is None:
+            raise Refused("group_not_found", f"no group of the id {new.group_id!r}")
+        return await self._memberships.change(new, expected_generation=expected_generation)
 
-    async def _keep_memberships(self) -> None:
-        """All that wait, in one commit: after a restart everybody joins at once."""
-        rows, self._unwritten = list(self._unwritten.values()), {}
-        if rows:
-            await self._write(self._store.put_memberships, rows)
+    async def beat(self, gateway: str, forget: Mapping[str, int]) -> dict[str, int]:
+        """Say that this gateway is there, and hear all gateways' numbers, which grow with each call
+        (`metadata.heartbeats`). Those to `forget` are no longer told, if they still stand at this
+        number. Raises Refused or Unknown: nobody answers."""
+        return await self._memberships.beat(gateway, forget)
+
+    def on_membership_changed(self, listener: Callable[[str, int], None]) -> None:
+        """Register for (group id, generation) of rows that a gateway has changed, this one too;
+        called on the event loop. Some may be lost: it is a hint to look. Where one gateway works
+        on a catalog, there is nothing to hear."""
+        self._memberships.on_changed(listener)
+
+    # --- What others change ----------------------------------------------------------------------
+
+    async def _no_change(self) -> None:
+        """What is run `_alone` has read the news: that is all."""
+
+    def _learn(self, news: News) -> None:
+        """As if it was done here: listeners hear of it, of what went before what came."""
+        for queue in filter(None, map(self._index.queue, news.queues_gone)):
+            self._take_out(queue)
+        for group in filter(None, map(self._index.group, news.groups_gone)):
+            owner = self._index.queue(group.queue_id)
+            if owner is not None:
+                self._take_group_out(owner, group)
+        rows = news.contents
+        for queue in rows.queues:
+            if queue != self._index.queue(queue.queue_id):
+                self._index.put_queue(queue)
+                self._tell(queue, None, deleted=False)
+        for group in rows.groups:
+            owner = self._index.queue(group.queue_id)
+            if owner is not None and group != self._index.group(group.group_id):
+                self._index.put_group(group)
+                self._tell(owner, group, deleted=False)
+        there = set(self._dropped) | set(rows.dropped)
+        self._dropped = [one for one in there if (one[1] or one[0]) not in news.forgotten]
+        self._marks |= rows.marks
+        self.data_keys.learn(rows.data_keys)
+        self.tokens.learn(rows.tokens, news.tokens_gone)
 
     # --- The rest --------------------------------------------------------------------------------
 
@@ -352,8 +351,7 @@ class InProcessMetadata:
         self._closed = True
         if self._changes:
             await asyncio.wait(self._changes)
-        await self._write(self._store.close)
-        self._thread.shutdown()
+        await self._store.close()
 
     async def _alone(
         self,
@@ -361,30 +359,25 @@ class InProcessMetadata:
         *args: ParamsT.args,
         **kwargs: ParamsT.kwargs,
     ) -> ResultT:
-        """Run one change after the others, to its end."""
+        """Run one change after the others, to its end, on what the store holds then."""
         if self._closed:
             raise Refused("storage_unavailable", "the catalog is closed")
 
         async def in_turn() -> ResultT:
             async with self._one_at_a_time:
-                return await change(*args, **kwargs)
+                for _ in range(STALE_MAX):
+                    # Also what changes nothing is decided by how it is, not by how it was here.
+                    news = await self._store.news()
+                    if news is not None:
+                        self._learn(news)
+                    with suppress(Stale):
+                        return await change(*args, **kwargs)
+            raise Refused("storage_unavailable", "others change the catalog all the time")
 
         task = asyncio.create_task(in_turn())
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
         return await asyncio.shield(task)
-
-    async def _write(
-        self, act: Callable[ParamsT, ResultT], *args: ParamsT.args, **kwargs: ParamsT.kwargs
-    ) -> ResultT:
-        loop = asyncio.get_running_loop()
-        try:
-            return await loop.run_in_executor(self._thread, lambda: act(*args, **kwargs))
-        except Unknown as error:
-            _LOG.critical("%s", error.detail)
-            if self._on_fatal is not None:
-                self._on_fatal(error.detail)
-            raise
 
     def _tell(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
         for listener in self._listeners:

@@ -11,7 +11,6 @@ import sqlite3
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeGuard, TypeVar
 
@@ -19,6 +18,7 @@ import msgspec
 
 from metadata.catalog import Group, Membership, Queue
 from metadata.data_keys import DataKey, mend_rows, put_rows, read_rows
+from metadata.stores import Contents
 from metadata.token_rows import drop_token, put_token, sound_tokens
 from metadata.tokens import TokenRecord
 from push.errors import Refused, Unknown
@@ -39,20 +39,6 @@ RowT = TypeVar("RowT", Queue, Group)
 def random_id() -> str:
     """50 random bits as ten letters and digits: short in a log, unlike any name."""
     return "".join(secrets.choice(ID_ALPHABET) for _ in range(ID_LETTERS))
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """All that is in the catalog. `dropped`: (queue_id, group_id or None), see `Metadata`."""
-
-    queues: list[Queue]
-    groups: list[Group]
-    dropped: list[tuple[str, str | None]]
-    marks: dict[str, str]
-    memberships: list[Membership]
-    """As they were when the process before this one ended, where somebody lingers."""
-    data_keys: list[DataKey]
-    tokens: list[TokenRecord]
 
 
 class CatalogStore:

@@ -1,14 +1,14 @@
 """The API tokens of one catalog: in memory, each change durable first. A shell around
-metadata.tokens; its writes go through the catalog's one thread, in turn with all others."""
+metadata.tokens; its writes take their turn with all others of the catalog."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Final
 
 import msgspec
 
-from metadata.store import CatalogStore
+from metadata.stores import Alone, Store
 from metadata.tokens import TokenIndex, TokenRecord, check_record
 from push.errors import Refused
 from push.limits import TOKENS_MAX
@@ -16,22 +16,16 @@ from push.limits import TOKENS_MAX
 USED_EVERY_MS: Final = 3_600_000
 """So coarse is `last_used_unix_ms`: who asks a thousand times a second costs one write an hour."""
 _LOG: Final = logging.getLogger(__name__)
-Alone = Callable[..., Awaitable[Any]]
-Write = Callable[..., Awaitable[Any]]
 RevokedListener = Callable[[TokenRecord], None]
 
 
 class TokenBook:
-    """`metadata.client.Tokens` over the catalog's file. `alone` runs a change after the others,
-    `write` an act of the store in its thread."""
+    """`metadata.client.Tokens` over the catalog's store. `alone` runs a change after the others."""
 
-    def __init__(
-        self, store: CatalogStore, records: list[TokenRecord], *, alone: Alone, write: Write
-    ) -> None:
+    def __init__(self, store: Store, records: list[TokenRecord], *, alone: Alone) -> None:
         self._store = store
         self._index = TokenIndex(records)
         self._alone = alone
-        self._write = write
         self._listeners: list[RevokedListener] = []
         self._noting: set[asyncio.Task[None]] = set()
 
@@ -61,7 +55,7 @@ class TokenBook:
             raise Refused("too_many", f"at most {TOKENS_MAX} tokens: revoke what is not used")
         if self._index.find(record.token_id) is not None:
             raise Refused("too_many", f"there is a token {record.token_id} already")
-        await self._write(self._store.put_token, record)
+        await self._store.put_token(record)
         self._index.put(record)
 
     async def revoke(self, token_id: str) -> TokenRecord:
@@ -75,14 +69,25 @@ class TokenBook:
             raise Refused(
                 "not_found", f"no token {token_id!r}: `tocsin admin token list` shows their ids"
             )
-        await self._write(self._store.drop_token, token_id)
+        await self._store.drop_token(token_id)
+        self._ended(record)
+        return record
+
+    def learn(self, records: Iterable[TokenRecord], gone: Iterable[str]) -> None:
+        """Others have put these, and revoked those of the ids `gone`: as if it was done here."""
+        for record in map(self._index.find, gone):
+            if record is not None:
+                self._ended(record)
+        for record in records:
+            self._index.put(record)
+
+    def _ended(self, record: TokenRecord) -> None:
         self._index.remove(record)
         for listener in self._listeners:
             try:
                 listener(record)
             except Exception:
-                _LOG.exception("a listener failed on the end of token %s", token_id)
-        return record
+                _LOG.exception("a listener failed on the end of token %s", record.token_id)
 
     def note_used(self, token_id: str, *, unix_ms: int) -> None:
         """See Tokens."""
@@ -104,4 +109,4 @@ class TokenBook:
     async def _keep(self, token_id: str) -> None:
         record = self._index.find(token_id)
         if record is not None:  # not revoked meanwhile
-            await self._write(self._store.put_token, record)
+            await self._store.put_token(record)

@@ -2,11 +2,11 @@
 
 alone     one queue publishes: its commits are as large as its load makes them
 company   several do: what goes with one commit is bounded, so that the next one is never far
-crowd     few of them have far more waiting than all others have: a commit takes hardly longer than
-          a small one, and what the others bring waits for none of those that flood
+crowd     few of them bring far more than all others do: a commit takes hardly longer than a small
+          one, and what the others bring waits for none of those that flood
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
 from push import limits
@@ -17,8 +17,9 @@ COMPANY_S: Final = 1.0
 """So long after several queues have published the next one is expected to be another one."""
 CROWD_BYTES_MIN: Final = 64 * 1024
 CROWD_SHARE: Final = 8
-"""A queue floods when it has so much waiting, and all that do not flood together an eighth of what
-those have that do."""
+"""A queue floods when it has so much waiting, no other one has brought eight times as much, and all
+that do not flood have together brought an eighth of what those have that do. What was brought is of
+the last second: what waits at one moment differs as much between queues that bring the same."""
 ROOMS_AHEAD: Final = 3
 """What of each queue that floods waits for the commits after the next one, in times of what one of
 them takes: enough for records that are worth a row each."""
@@ -27,6 +28,40 @@ ROOMS_HELD: Final = 16
 _SMALL_BYTES: Final = 4096
 _DOWN: Final = 0.1
 _UP: Final = 0.01
+
+
+class _Brought(Generic[OwnerT]):
+    """What each has brought lately that has gone: since half a span, or since a whole one."""
+
+    def __init__(self) -> None:
+        self._before: dict[OwnerT, int] = {}
+        self._lately: dict[OwnerT, int] = {}
+        self._totals = [0, 0]
+        self._turns_at = float("-inf")
+
+    def add(self, gone: Mapping[OwnerT, int], *, now: float) -> None:
+        """These went, owner by owner."""
+        self.forget(now=now)
+        for owner, size in gone.items():
+            self._lately[owner] = self._lately.get(owner, 0) + size
+            self._totals[1] += size
+
+    def forget(self, *, now: float) -> None:
+        """What is older."""
+        if now < self._turns_at:
+            return
+        is_long_ago = now >= self._turns_at + COMPANY_S / 2
+        self._before, self._lately = ({} if is_long_ago else self._lately), {}
+        self._totals = [0 if is_long_ago else self._totals[1], 0]
+        self._turns_at = now + COMPANY_S / 2
+
+    def of(self, owner: OwnerT) -> int:
+        """What he has brought."""
+        return self._before.get(owner, 0) + self._lately.get(owner, 0)
+
+    def total(self) -> int:
+        """What all have."""
+        return sum(self._totals)
 
 
 class Company(Generic[OwnerT]):
@@ -38,6 +73,7 @@ class Company(Generic[OwnerT]):
         self._shared_until = float("-inf")
         self._crowded_until = float("-inf")
         self._floods: set[OwnerT] = set()
+        self._brought: _Brought[OwnerT] = _Brought()
         self._quickest_s = 0.0
         """What the quickest of the last commits took; forgotten slowly."""
         self._small_s = 0.0
@@ -84,10 +120,11 @@ class Company(Generic[OwnerT]):
 
     def choose(self, waiting: Sequence[tuple[OwnerT, int]], *, now: float) -> list[int]:
         """The places of what goes with the next commit, ascending."""
-        self._look(waiting, now)
+        wanted = self._look(waiting, now)
         if now >= self._shared_until:
+            self._brought.add(wanted, now=now)
             return list(range(len(waiting)))
-        return self._turns.take(waiting, self.room(now=now))
+        return self._go(self._turns.take(waiting, self.room(now=now)), waiting, now)
 
     def choose_beside(self, waiting: Sequence[tuple[OwnerT, int]], *, now: float) -> list[int]:
         """The places of what goes at once, as a commit of its own beside one that is shared and
@@ -97,22 +134,45 @@ class Company(Generic[OwnerT]):
             return []
         places = [place for place, (owner, _) in enumerate(waiting) if owner not in self._floods]
         size = sum(waiting[place][1] for place in places)
-        return places if size <= self.room(now=now) else []
+        return self._go(places, waiting, now) if size <= self.room(now=now) else []
 
-    def _look(self, waiting: Sequence[tuple[OwnerT, int]], now: float) -> None:
-        wanted: dict[OwnerT, int] = {}
-        for owner, size in waiting:
-            wanted[owner] = wanted.get(owner, 0) + size
+    def _go(
+        self, places: list[int], waiting: Sequence[tuple[OwnerT, int]], now: float
+    ) -> list[int]:
+        self._brought.add(_sums(waiting[place] for place in places), now=now)
+        return places
+
+    def _look(self, waiting: Sequence[tuple[OwnerT, int]], now: float) -> dict[OwnerT, int]:
+        """Judge anew; returns what each has waiting."""
+        wanted = _sums(waiting)
         if len(wanted) > 1 or wanted.keys() != self._last:
             self._shared_until = now + COMPANY_S
         self._last = set(wanted)
-        if len(wanted) < 2:
-            return
+        is_crowded = now < self._crowded_until
         # Where they are held back, what they have waiting is less than it would be.
-        least = self.room(now=now) if now < self._crowded_until else CROWD_BYTES_MIN
-        floods = {owner for owner, size in wanted.items() if size >= least}
-        size = sum(wanted[owner] for owner in floods)
-        little = sum(wanted.values()) - size
-        if little and little * CROWD_SHARE <= size:
+        least = self.room(now=now) if is_crowded else CROWD_BYTES_MIN
+        many = {owner for owner, size in wanted.items() if size >= least}
+        if not many and not is_crowded:
+            return wanted
+        self._brought.forget(now=now)
+        sizes = {
+            owner: self._brought.of(owner) + wanted.get(owner, 0)
+            for owner in (many | self._floods if is_crowded else many)
+        }
+        most = max(sizes.values())
+        floods = {owner for owner, size in sizes.items() if size * CROWD_SHARE > most}
+        size = sum(sizes[owner] for owner in floods)
+        little = self._brought.total() + sum(wanted.values()) - size
+        if not 0 < little * CROWD_SHARE <= size:
+            self._crowded_until = float("-inf")
+        elif not many.isdisjoint(floods):
             self._floods = floods
             self._crowded_until = now + COMPANY_S
+        return wanted
+
+
+def _sums(waiting: Iterable[tuple[OwnerT, int]]) -> dict[OwnerT, int]:
+    sums: dict[OwnerT, int] = {}
+    for owner, size in waiting:
+        sums[owner] = sums.get(owner, 0) + size
+    return sums

@@ -180,6 +180,7 @@ PULL_WAIT_S_MAX: Final = 30.0
 POLL_BYTES_MAX: Final = 1_048_576
 """The frames of one answer to a poll; at least one frame."""
 PULLS_WAITING_MAX: Final = 10_000
+"""Of one principal, up to four times what is left free."""
 PULL_IDLE_S: Final = 30.0
 """After so long without a pull the group's virtual consumer leaves (R24)."""
 DRAIN_S: Final = 30.0

@@ -7,6 +7,7 @@ A key stays parked, here and in the storage, until the one write is durable that
 says what became of its head. So a crash finds it parked, or decided, and nothing in between.
 """
 
+import weakref
 from typing import TYPE_CHECKING, Literal
 
 from push.lines import Decision, Line
@@ -26,7 +27,9 @@ class Unparking:
     __slots__ = ("_burying", "_heads", "_opened", "_released", "_waiting")
 
     def __init__(self, waiting: "Waiting") -> None:
-        self._waiting = waiting
+        # Not held: what refers to itself in a circle stays until the garbage collector comes, and
+        # every consumer that joins and leaves has sixteen of these.
+        self._waiting: Waiting = weakref.proxy(waiting)
         self._heads: dict[int, int | None] = {}
         """Key → its head, of decisions that are on their way."""
         self._burying: set[int] = set()

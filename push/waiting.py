@@ -30,9 +30,9 @@ class Waiting:
     """See the module. `now` is monotonic seconds."""
 
     __slots__ = (
-        "_begun", "_dead", "_inherited", "_rescanned", "attempts", "attempts_max", "due_unix_ms",
-        "dying", "giveable", "lines", "not_before", "park", "pending", "pull", "returned",
-        "tally", "unparking",
+        "__weakref__", "_begun", "_dead", "_inherited", "_rescanned", "attempts", "attempts_max",
+        "due_unix_ms", "dying", "giveable", "lines", "not_before", "park", "pending", "pull",
+        "returned", "tally", "unparking",
     )  # fmt: skip
 
     def __init__(

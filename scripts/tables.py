@@ -40,7 +40,7 @@ def mentions(folders: tuple[str, ...]) -> dict[str, str]:
     return {
         str(path.relative_to(ROOT)): path.read_text()
         for folder in folders
-        for suffix in ("*.py", "*.sql")
+        for suffix in ("*.py", "*.sql", "*.lua")
         for path in sorted((ROOT / folder).rglob(suffix))
         if "layout" not in path.parts
     }

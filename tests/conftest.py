@@ -7,13 +7,14 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from loadtests.server import Server
+from tests.servers.binaries import Binary, ServerMissing, binaries
 
 # pytest-asyncio asks for the current event loop before it sets its own. Asked for the first time,
 # asyncio makes one that nobody closes, and whichever test runs when it is collected would fail.
@@ -27,7 +28,10 @@ atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
-LONG = ("system", "browser", "javascript", "loadtests", "push", "histories", "contract", "clients")
+LONG = (
+    "system", "browser", "javascript", "loadtests", "push", "histories", "contract", "servers",
+    "clients",
+)  # fmt: skip
 """Folders with tests that last, the longest first."""
 
 
@@ -39,6 +43,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return LONG.index(folder) if folder in LONG else len(LONG)
 
     items.sort(key=rank)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that wants `redis_binary`, or a fixture that does, runs with each that is here."""
+    if "redis_binary" not in metafunc.fixturenames:
+        return
+    here: Sequence[Binary | ServerMissing]
+    try:
+        here = binaries()
+    except ServerMissing as error:
+        here = [error]
+    ids = [one.engine if isinstance(one, Binary) else "none" for one in here]
+    metafunc.parametrize("redis_binary", here, ids=ids, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def redis_binary(request: pytest.FixtureRequest) -> Binary:
+    """A Valkey or Redis server that is here. Where there is none, what wants one fails."""
+    if isinstance(request.param, ServerMissing):
+        raise request.param
+    assert isinstance(request.param, Binary)
+    return request.param
 
 
 @pytest.fixture

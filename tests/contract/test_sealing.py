@@ -9,6 +9,7 @@ import pytest
 from push.errors import Refused
 from push.ports import Partition, Storage
 from push.record import RecordDamaged
+from tests.contract.conftest import OPENINGS
 from tests.contract.stores import (
     G0,
     P0,
@@ -17,10 +18,8 @@ from tests.contract.stores import (
     append,
     body,
     change,
-    memory_store,
     one,
     sequences,
-    sqlite_store,
     with_group,
 )
 
@@ -61,12 +60,12 @@ def keeping() -> Keeping:
     return Keeping()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=[*OPENINGS])
 async def sealed(
     request: pytest.FixtureRequest, tmp_path: Path, clock: Clock, keeping: Keeping
 ) -> AsyncIterator[Storage]:
     """A storage over `keeping`, with a queue of two partitions and a group."""
-    opening = memory_store if request.param == "memory" else sqlite_store
+    opening = OPENINGS[request.param]
     async with opening(tmp_path, clock, sealer=keeping) as store:
         await with_group(store)
         yield store

@@ -1,10 +1,11 @@
-"""Histories of acts over both storages and the naive model: all three agree (P2-P5, P7, R5-R16)."""
+"""Histories of acts over every storage and the naive model: all agree (P2-P5, P7, R5-R16)."""
 
 import asyncio
 import itertools
 import shutil
 import tempfile
 from collections.abc import Coroutine
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,9 +32,12 @@ from push.ports import (
 )
 from push.sending import SendingOrder
 from storage.memory import MemoryStorage
+from storage.redis_link import packed
+from storage.redis_store import RedisStorage
 from storage.sqlite import SqliteStorage
 from tests.contract import stores
 from tests.contract.model import Group, Message, Model
+from tests.contract.redis_single import redis_process, redis_store_of
 
 T = TypeVar("T")
 PRODUCERS = [b"producer-%07d" % number for number in range(3)]
@@ -50,7 +54,7 @@ messages_of = st.builds(
 
 
 class Stores:
-    """A memory and a SQLite storage, used by many histories, each with its own queue."""
+    """A memory, a SQLite and a Redis storage, used by many histories, each with its own queue."""
 
     def __init__(self) -> None:
         memory = Path("/dev/shm")  # the syncs of thousands of histories are not what is tested
@@ -59,6 +63,10 @@ class Stores:
         self.clock = stores.Clock()
         self.memory = MemoryStorage(wall=self.clock)
         self.sqlite: SqliteStorage | None = None
+        self.stack = AsyncExitStack()
+        self.settings = self.run(self.stack.enter_async_context(redis_process()))
+        opening = redis_store_of(self.settings, self.clock)
+        self.redis: RedisStorage = self.run(self.stack.enter_async_context(opening))
         self.reopen()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -71,9 +79,22 @@ class Stores:
             SqliteStorage.open(self.folder / "store.sqlite", free_bytes_reserve=0, wall=self.clock)
         )
 
+    def forget_refused(self, queue_id: str) -> None:
+        """Redis remembers what was refused of what is in flight, also when a gateway starts anew:
+        the others do not."""
+
+        async def forget() -> None:
+            link = await self.settings.open()
+            (keys,) = await link.ask([packed("KEYS", f"{{{queue_id}}}:lo:*")], 5)
+            await link.ask([packed("DEL", key) for key in keys], 5)
+            await link.close()
+
+        self.run(forget())
+
     def close(self) -> None:
         assert self.sqlite is not None
         self.run(self.sqlite.close())
+        self.run(self.stack.aclose())
         self.run(self.loop.shutdown_default_executor())
         self.loop.close()
         shutil.rmtree(self.folder)
@@ -90,13 +111,13 @@ class Histories(RuleBasedStateMachine):
         self.partition = Partition(self.queue_id, 0)
         self.model = Model()
 
-    def both(self, call: str, *args: object, **named: object) -> Any:
-        """Call both storages; their answers are one."""
+    def each(self, call: str, *args: object, **named: object) -> Any:
+        """Call all storages; their answers are one."""
         assert self.stores.sqlite is not None
         answers = []
-        for store in (self.stores.memory, self.stores.sqlite):
+        for store in (self.stores.memory, self.stores.sqlite, self.stores.redis):
             answers.append(self.stores.run(getattr(store, call)(*args, **named)))
-        assert answers[0] == answers[1]
+        assert answers[0] == answers[1] == answers[2]
         return answers[0]
 
     @property
@@ -105,7 +126,7 @@ class Histories(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.both("create_queue", self.queue_id, 1)
+        self.each("create_queue", self.queue_id, 1)
 
     # --- Appending ---------------------------------------------------------------------------
 
@@ -125,7 +146,7 @@ class Histories(RuleBasedStateMachine):
             published_unix_s=self.now,
             messages_max=messages_max,
         )  # fmt: skip
-        (appended,) = self.both("append", [record])
+        (appended,) = self.each("append", [record])
         expected = self.model.append(messages, now=self.now, messages_max=messages_max)
         assert stores.outcomes(appended) == expected
         assert appended.certified == self.model.next_offset
@@ -144,6 +165,7 @@ class Histories(RuleBasedStateMachine):
         if self.model.next_offset % 3 == 0:  # opening takes longer than everything else
             self.stores.reopen()
             self.model.restart()
+            self.stores.forget_refused(self.queue_id)
             for at in self.stores.memory._queues[self.queue_id]:
                 for line in at.lines.values():
                     line.order = SendingOrder()
@@ -153,7 +175,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: len(self.model.groups) < 2)
     @rule(group=st.sampled_from(GROUPS))
     def create_group(self, group: str) -> None:
-        self.both("create_group", group, self.queue_id, ["earliest"])
+        self.each("create_group", group, self.queue_id, ["earliest"])
         if group not in self.model.groups:
             settled = set(range(self.model.start()))
             self.model.groups[group] = Group(settled=settled)
@@ -163,7 +185,7 @@ class Histories(RuleBasedStateMachine):
     @rule(data=st.data())
     def drop_group(self, data: st.DataObject) -> None:
         group = data.draw(st.sampled_from(sorted(self.model.groups)))
-        self.both("drop_group", group, self.queue_id)
+        self.each("drop_group", group, self.queue_id)
         del self.model.groups[group]
 
     def own(self, group: str, owner: bytes = b"one") -> None:
@@ -174,7 +196,7 @@ class Histories(RuleBasedStateMachine):
         at.epoch += 1
         at.token = owner + b"%d" % at.epoch
         place = GroupPartition(group, self.partition)
-        owned = self.both("own", place, token=at.token, assignment=1)
+        owned = self.each("own", place, token=at.token, assignment=1)
         assert owned.previous == previous, "R22"
         cursor, floor = owned.cursor, self.model.floor(group)
         above = {n for first, last in cursor.passed for n in range(first, last + 1)}
@@ -195,7 +217,7 @@ class Histories(RuleBasedStateMachine):
         self.own(group, owner)
         place = GroupPartition(group, self.partition)
         if self.model.next_offset:
-            answer = self.both("write_cursors", [CursorWrite(place, *stale, settled=((0, 0),))])
+            answer = self.each("write_cursors", [CursorWrite(place, *stale, settled=((0, 0),))])
             assert answer == [Written(fenced=True)]
 
     @precondition(lambda self: self.model.groups and self.model.next_offset)
@@ -217,12 +239,12 @@ class Histories(RuleBasedStateMachine):
             retries=tuple(retries),
             aside=tuple(Side(key, (offset,)) for offset, key in aside.items()),
         )
-        (written,) = self.both("write_cursors", [write])
+        (written,) = self.each("write_cursors", [write])
         assert list(written.refused) == self.model.write(
             group, range(first, last + 1), retries, aside
         )
         for key in (5, 1 << 63):
-            line = self.both("read_side", write.place, key, -1, 100)
+            line = self.each("read_side", write.place, key, -1, 100)
             assert list(line) == sorted(o for o, k in at.aside.items() if k == key)
 
     # --- Reading and trimming ----------------------------------------------------------------
@@ -230,7 +252,7 @@ class Histories(RuleBasedStateMachine):
     @rule(retention_s=st.sampled_from([0, 500]), keep_all=st.booleans())
     def trim(self, retention_s: int, keep_all: bool) -> None:
         assert self.stores.sqlite is not None
-        stored: list[Storage] = [self.stores.memory, self.stores.sqlite]
+        stored: list[Storage] = [self.stores.memory, self.stores.sqlite, self.stores.redis]
         for store in stored:
             while self.stores.run(
                 store.trim(self.partition, retention_s=retention_s, keep_all=keep_all)
@@ -243,10 +265,13 @@ class Histories(RuleBasedStateMachine):
         assert self.stores.sqlite is not None
         one = self.stores.run(self.stores.memory.read(self.partition, offset, bytes_max))
         two = self.stores.run(self.stores.sqlite.read(self.partition, offset, bytes_max))
-        assert [(r.first, r.last, r.payload) for r in one.records] == [
-            (r.first, r.last, r.payload) for r in two.records
-        ]
-        assert (one.start, one.certified, two.damage) == (two.start, two.certified, ())
+        three = self.stores.run(self.stores.redis.read(self.partition, offset, bytes_max))
+        for other in (two, three):
+            assert [(r.first, r.last, r.payload) for r in one.records] == [
+                (r.first, r.last, r.payload) for r in other.records
+            ]
+            assert (one.start, one.certified) == (other.start, other.certified)
+            assert other.damage == ()
         expected = [
             (first, first + len(messages) - 1)
             for first, messages, _ in self.model.records
@@ -260,17 +285,17 @@ class Histories(RuleBasedStateMachine):
     def looks_the_same(self) -> None:
         if self.partition.queue_id not in self.stores.memory._queues:
             return
-        (state,) = self.both("partitions", self.queue_id)
+        (state,) = self.each("partitions", self.queue_id)
         assert (state.start, state.end) == (self.model.start(), self.model.next_offset)
         assert state.messages == self.model.retained()
         for group in self.model.groups:
-            (looked,) = self.both("cursors", self.queue_id, group)
+            (looked,) = self.each("cursors", self.queue_id, group)
             at = self.model.groups[group]
             assert looked.floor == self.model.floor(group)
             assert (looked.epoch, looked.aside) == (at.epoch, len(at.aside))
 
 
-def test_both_storages_behave_like_the_naive_model() -> None:
+def test_all_storages_behave_like_the_naive_model() -> None:
     shared = Stores()
     Histories.stores = shared
     try:

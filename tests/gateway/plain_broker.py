@@ -42,6 +42,7 @@ from gateway.upkeep_values import (
 )
 from gateway.usage import Counter
 from metadata.catalog import (
+    ANYBODY,
     Group,
     GroupSettings,
     Membership,
@@ -509,7 +510,13 @@ class PlainBroker:
         self.arrived.set()
 
     async def pull(
-        self, queue: Queue, group: Group, messages_max: int, wait_s: float
+        self,
+        queue: Queue,
+        group: Group,
+        messages_max: int,
+        wait_s: float,
+        *,
+        who: Principal = ANYBODY,
     ) -> list[PulledMessage]:
         self.pulling.add(group.group_id)
         try:

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from gateway.auth import Auth
+from gateway.conversation import Conversation
 from gateway.http11 import Http11Protocol
 from gateway.incoming import Incoming
 from gateway.intake import LARGE_READ_BYTES, Intake
@@ -286,6 +287,32 @@ async def test_who_is_refused_leaves_nothing_to_the_collector() -> None:
     finally:
         gc.enable()
     await broker.stop()
+
+
+async def test_an_ended_session_leaves_nothing_to_the_collector(gateway: Gateway) -> None:
+    """P9: thousands that end would live on until it comes around, and hold everybody up then:
+    one that asked for what takes a task and hung up, and one that broke the protocol."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = _conversations()
+        wire = await session(gateway)
+        subscribe = {"type": "subscribe", "ref": 1, "subscription": 1, "queue": "q", "credit": 1}
+        connection_of(gateway).data_received(wire_frame(msgspec.json.encode(subscribe)))
+        assert (await wire.receive())["code"] == "queue_not_found"
+        assert _conversations() == before + 1
+        await wire.close()
+        wire = await session(gateway)
+        connection_of(gateway).data_received(wire_frame(b"{"))
+        assert (await wire.receive())["code"] == "invalid_json"
+        await wire.close()
+        await until(lambda: _conversations() == before)
+    finally:
+        gc.enable()
+
+
+def _conversations() -> int:
+    return sum(isinstance(one, Conversation) for one in gc.get_objects())
 
 
 def _refusals() -> list[Refused]:

@@ -10,13 +10,22 @@ import pytest
 from websockets.frames import Frame, Opcode
 
 from gateway.auth import Auth
-from gateway.http11 import Http11Protocol, raw_problem
+from gateway.http11 import PART_BYTES_MIN, Http11Protocol, raw_problem
 from gateway.problems import SECURITY_HEADERS
 from gateway.registry import Registry
 from gateway.surroundings import Surroundings
 from push.errors import Refused
 from tests.gateway.echo_broker import EchoBroker
-from tests.gateway.wire import HANDSHAKE, Gateway, Wire, no_application, response, serve, session
+from tests.gateway.wire import (
+    HANDSHAKE,
+    Gateway,
+    Wire,
+    no_application,
+    response,
+    serve,
+    session,
+    until,
+)
 
 SHORT_S = 0.2
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -94,6 +103,41 @@ async def until_refused(gateway: Gateway) -> list[Any]:
 def assert_quiet(caplog: pytest.LogCaptureFixture) -> None:
     """A client's bytes are no trouble of ours: nothing from a warning on is logged (P12)."""
     assert [one for one in caplog.records if one.levelno >= logging.WARNING] == []
+
+
+async def test_who_reads_a_body_is_woken_when_it_is_worth_it() -> None:
+    """P9: not for each byte that a slow client sends. On both sides; the rest comes at its end."""
+    parts: list[int] = []
+
+    async def reads(scope: Any, receive: Any, send: Any) -> None:
+        more = True
+        while more:
+            event = await receive()
+            parts.append(len(event["body"]))
+            more = event["more_body"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"read"})
+
+    size = 3 * PART_BYTES_MIN
+    async with serve(registry(), http=Patient, app=reads) as gateway:
+        wire = await dial(gateway.port, b"POST / HTTP/1.1\r\nHost: localhost\r\n")
+        wire.writer.write(b"Content-Length: %d\r\n\r\n" % size)
+        await until(lambda: bool(gateway.state.tasks))
+        (connection,) = gateway.state.connections
+        assert isinstance(connection, Patient)
+        for sent, seen in (
+            (1, []),
+            (PART_BYTES_MIN - 2, []),
+            (1, [PART_BYTES_MIN]),
+            (size - PART_BYTES_MIN - 1, [PART_BYTES_MIN, size - PART_BYTES_MIN - 1]),
+            (1, [PART_BYTES_MIN, size - PART_BYTES_MIN - 1, 1]),
+        ):
+            connection.data_received(b"x" * sent)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert parts == seen
+        assert await answer(wire) == b"read"
+        await wire.close()
 
 
 # --- Time ---------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from gateway.master_key import LocalMasterKey
 from metadata.catalog import ANYBODY, QueueSettings
 from metadata.data_keys import DataKey, DataKeys
 from metadata.inprocess import InProcessMetadata
+from metadata.threaded_store import ThreadedStore
 from push import limits
 from push.errors import Refused, Unknown
 from push.ports import Partition
@@ -598,7 +599,8 @@ async def test_a_data_key_whose_commit_is_unknown_is_not_used(tmp_path: Path) ->
     def fails(_rows: object) -> None:
         raise Unknown("the commit's outcome is not known")
 
-    metadata._store.put_data_keys = fails  # type: ignore[method-assign,assignment]
+    assert isinstance(metadata._store, ThreadedStore)
+    metadata._store.file.put_data_keys = fails  # type: ignore[method-assign,assignment]
     with pytest.raises(Unknown):
         await Keyring.open(Config(data_dir=tmp_path, master_key=(OLD,)), metadata.data_keys)
     assert fatal

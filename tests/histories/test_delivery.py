@@ -1,13 +1,15 @@
 """Histories of delivering: numbers, gates, attempts, caps, acks (R16-R21, P3, P5, P6)."""
 
 import asyncio
+import gc
+import weakref
 from contextlib import suppress
 
 import pytest
 
 from metadata.catalog import ANYBODY
 from push.errors import Refused
-from tests.histories.house import Frame, House, delivery, message, numbered
+from tests.histories.house import Frame, House, delivery, eventually, message, numbered
 
 
 async def test_numbers_restart_under_a_higher_epoch(house: House) -> None:
@@ -361,3 +363,27 @@ async def test_nothing_is_kept_of_deliveries_that_are_over(house: House) -> None
     (slot,) = consumer.slots.values()
     assert len(slot._spans) == 1
     assert len(slot.reasons) == 1
+
+
+async def test_what_a_consumer_leaves_behind_is_free_at_once(house: House) -> None:
+    """P9: thousands that come and go would be kept until the garbage collector comes, a slot with
+    its lines, leases and reads for each partition; also where a key waits and one is parked."""
+    queue = await house.queue(partitions=2)
+    group = await house.group(queue, attempts_max=1, on_exhausted="park", backoff_s=60)
+    await house.publish(queue, [message(n, f"k{n}") for n in range(10)])
+    gc.collect()
+    gc.disable()
+    try:
+        session, consumer = await house.subscribe(queue, group)
+        given = await session.take(10)
+        for place, _, _ in given[:3]:
+            consumer.nack(delivery(place), None, None)
+        runtime = house.broker.groups.runtimes[group.group_id]
+        left = [weakref.ref(slot.delivery.waiting) for slot in runtime.slots.values()]
+        assert len(left) == 2
+        consumer.leave()
+        await eventually(lambda: not runtime.slots)
+        del consumer, session
+        await eventually(lambda: all(one() is None for one in left))
+    finally:
+        gc.enable()

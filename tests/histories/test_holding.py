@@ -1,8 +1,10 @@
 """Histories of keys that wait and of what is in flight, as they are listed."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.facts_values import HeldKey, Lease
@@ -143,6 +145,18 @@ async def test_lists_of_keys_go_on_where_they_ended(
     assert await pages(5) == [5, 5, 2]
 
 
+def assert_alike(found: Sequence[Lease], listed: Sequence[Lease]) -> None:
+    """The same, but that a time of the wall, made of the loop's, may come out 1 ms later."""
+    for one, other in zip(found, listed, strict=True):
+        assert abs(one.given_unix_ms - other.given_unix_ms) <= 2
+        assert abs(one.lease_until_unix_ms - other.lease_until_unix_ms) <= 2
+        assert one == msgspec.structs.replace(
+            other,
+            given_unix_ms=one.given_unix_ms,
+            lease_until_unix_ms=one.lease_until_unix_ms,
+        )
+
+
 async def test_what_is_in_flight_is_listed_with_its_leases(house: House) -> None:
     queue = await house.queue(partitions=2)
     group = await house.group(queue, lease_s=20)
@@ -167,12 +181,12 @@ async def test_what_is_in_flight_is_listed_with_its_leases(house: House) -> None
     longer = (await leases(house, queue, group))[0]
     assert 35_000 < longer.lease_until_unix_ms - first.lease_until_unix_ms < 45_000
     await house.confirm(consumer, delivery(place))
-    assert await leases(house, queue, group) == listed[1:]
+    assert_alike(await leases(house, queue, group), listed[1:])
     page = await house.broker.holding.leases(queue, group, 4, None)
     assert [one.offset for one in page.leases] == [one.offset for one in listed[1:5]]
     assert page.next is not None
     rest = await house.broker.holding.leases(queue, group, 1000, Place.parse(page.next))
-    assert page.leases + rest.leases == listed[1:]
+    assert_alike([*page.leases, *rest.leases], listed[1:])
     consumer.leave()
     await gone(house, group)
     assert await leases(house, queue, group) == []

@@ -9,7 +9,8 @@ import pytest
 
 from gateway.ports import PulledMessage
 from gateway.pulls import PullConsumer
-from metadata.catalog import ANYBODY, Group, Queue
+from metadata.catalog import ANYBODY, Group, Principal, Queue
+from push import limits
 from push.errors import Refused
 from tests.histories.house import House, eventually, message, numbered
 
@@ -24,6 +25,30 @@ async def pull(
 ) -> list[PulledMessage]:
     """One pull."""
     return await house.broker.pulls.pull(queue, group, count, wait_s)
+
+
+async def test_nobody_takes_all_the_places_to_wait(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9: alone four fifths of them, and there is one left for anybody else. On both sides; a place
+    is free again when its pull is over."""
+    monkeypatch.setattr(limits, "PULLS_WAITING_MAX", 10)
+    queue = await house.queue()
+    group = await house.group(queue)
+    pulls = house.broker.pulls
+    greedy, other = Principal("greedy", "t"), Principal("other", "t")
+    waiting = [asyncio.ensure_future(pulls.pull(queue, group, 1, 20, who=greedy)) for _ in range(8)]
+    await eventually(lambda: pulls.waiting == 8)
+    with pytest.raises(Refused, match="too many pulls"):
+        await pulls.pull(queue, group, 1, 0, who=greedy)
+    assert await pulls.pull(queue, group, 1, 0, who=other) == []
+    await house.publish(queue, [message("x", "k")])
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    assert await pulls.pull(queue, group, 1, 0, who=greedy) == []
+    for one in waiting:
+        one.cancel()
+    await asyncio.wait(waiting)
+    await eventually(lambda: pulls.waiting == 0)
 
 
 async def test_a_key_in_flight_is_closed_to_the_next_pull(house: House) -> None:

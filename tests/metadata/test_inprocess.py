@@ -4,7 +4,6 @@ import asyncio
 import logging
 import resource
 import time
-from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
@@ -24,23 +23,27 @@ from metadata.catalog import (
 from metadata.client import Metadata
 from metadata.inprocess import FILE, InProcessMetadata
 from metadata.store import CatalogStore
+from metadata.threaded_store import ThreadedStore
 from push.errors import Refused, Unknown
+from tests.metadata.keepers import Keeper
 
 ALICE = Principal("alice", tenant="a")
 BOB = Principal("bob", tenant="b")
 SETTINGS = QueueSettings(partitions=4)
 
 
-@pytest.fixture
-async def catalog(tmp_path: Path) -> AsyncIterator[InProcessMetadata]:
-    opened = await InProcessMetadata.open(tmp_path)
-    yield opened
-    await opened.close()
+ON_DISK = pytest.mark.parametrize("keeper", ["sqlite"], indirect=True)
+"""What only one gateway with a folder promises."""
 
 
-async def reopened(catalog: InProcessMetadata, tmp_path: Path) -> InProcessMetadata:
+async def reopened(catalog: InProcessMetadata, keeper: Keeper) -> InProcessMetadata:
     await catalog.close()
-    return await InProcessMetadata.open(tmp_path)
+    return await keeper.open()
+
+
+def file_of(catalog: InProcessMetadata) -> CatalogStore:
+    assert isinstance(catalog._store, ThreadedStore)
+    return catalog._store.file
 
 
 async def test_it_is_the_client_interface(catalog: InProcessMetadata) -> None:
@@ -64,7 +67,7 @@ async def test_a_created_queue_is_found_by_name_and_id(catalog: InProcessMetadat
 
 
 async def test_a_pause_is_durable_and_no_setting(
-    catalog: InProcessMetadata, tmp_path: Path
+    catalog: InProcessMetadata, keeper: Keeper
 ) -> None:
     """Listeners hear of each change, and of nothing where nothing changes; putting settings leaves
     it as it is; another tenant cannot do it (P11)."""
@@ -80,7 +83,7 @@ async def test_a_pause_is_durable_and_no_setting(
     assert queue.paused
     with pytest.raises(Refused, match="queue_not_found"):
         await catalog.pause_queue(BOB, "orders", paused=False)
-    again = await reopened(catalog, tmp_path)
+    again = await reopened(catalog, keeper)
     assert again.find_queue(ALICE, "orders") == queue
     await again.close()
 
@@ -165,7 +168,7 @@ async def test_unknown_names_are_refused(catalog: InProcessMetadata) -> None:
 
 
 async def test_a_queue_made_again_under_its_name_has_a_new_id(
-    catalog: InProcessMetadata, tmp_path: Path
+    catalog: InProcessMetadata, keeper: Keeper
 ) -> None:
     """R1: and nothing of the old one: no groups, no secrets of its hash."""
     old, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
@@ -184,7 +187,7 @@ async def test_a_queue_made_again_under_its_name_has_a_new_id(
         catalog.find_group(ALICE, old, "g")
     new_group, _ = await catalog.put_group(ALICE, new, "g", GroupSettings())
     assert new_group.group_id != old_group.group_id
-    again = await reopened(catalog, tmp_path)
+    again = await reopened(catalog, keeper)
     assert again.list_queues(ALICE) == [new]
     assert again.list_groups(ALICE, new) == [new_group]
     assert again.queue_by_id(old.queue_id) is None
@@ -245,7 +248,7 @@ async def test_a_deleted_group_is_gone_and_its_id_is_to_be_dropped(
 
 
 async def test_what_was_dropped_is_remembered_until_the_storage_dropped_it_too(
-    catalog: InProcessMetadata, tmp_path: Path
+    catalog: InProcessMetadata, keeper: Keeper
 ) -> None:
     """A crash between the two leaves no orphan for ever."""
     one, _ = await catalog.put_queue(ALICE, "one", SETTINGS)
@@ -258,14 +261,14 @@ async def test_what_was_dropped_is_remembered_until_the_storage_dropped_it_too(
     await catalog.delete_queue(ALICE, "two")
     expected = [(one.queue_id, group.group_id), (two.queue_id, None)]
     assert catalog.dropped() == expected
-    catalog = await reopened(catalog, tmp_path)
+    catalog = await reopened(catalog, keeper)
     assert sorted(catalog.dropped(), key=str) == sorted(expected, key=str)
     await catalog.forget(two.queue_id, gone_with_two.group_id)  # went with its queue: nothing
     await catalog.forget(one.queue_id, None)  # still there: nothing happens
     assert len(catalog.dropped()) == 2
     await catalog.forget(two.queue_id, None)
     assert catalog.dropped() == [(one.queue_id, group.group_id)]
-    catalog = await reopened(catalog, tmp_path)
+    catalog = await reopened(catalog, keeper)
     assert catalog.dropped() == [(one.queue_id, group.group_id)]
     assert catalog.find_queue(ALICE, "one") == one
     await catalog.close()
@@ -275,7 +278,7 @@ async def test_what_was_dropped_is_remembered_until_the_storage_dropped_it_too(
 
 
 async def test_everything_is_there_after_a_restart(
-    catalog: InProcessMetadata, tmp_path: Path
+    catalog: InProcessMetadata, keeper: Keeper
 ) -> None:
     queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
     changed, _ = await catalog.put_queue(ALICE, "orders", QueueSettings(partitions=4, lease_s=7))
@@ -284,7 +287,7 @@ async def test_everything_is_there_after_a_restart(
     await catalog.set_mark("storage", "first")
     await catalog.set_mark("storage", "second")
     receipts = catalog.secret("receipts")
-    catalog = await reopened(catalog, tmp_path)
+    catalog = await reopened(catalog, keeper)
     assert catalog.list_queues(ALICE) == [changed]
     assert catalog.list_groups(ALICE, changed) == [group]
     assert catalog.mark("storage") == "second"
@@ -293,6 +296,7 @@ async def test_everything_is_there_after_a_restart(
     await catalog.close()
 
 
+@ON_DISK
 async def test_secrets_differ_by_name_and_by_catalog(
     catalog: InProcessMetadata, tmp_path: Path
 ) -> None:
@@ -302,6 +306,7 @@ async def test_secrets_differ_by_name_and_by_catalog(
     await other.close()
 
 
+@ON_DISK
 async def test_a_second_process_on_the_same_folder_is_refused(
     catalog: InProcessMetadata, tmp_path: Path
 ) -> None:
@@ -388,15 +393,16 @@ async def test_a_generation_that_does_not_grow_is_refused(
         await catalog.change_membership(row(group, seen + step, "a"), expected_generation=seen)
 
 
+@ON_DISK
 async def test_generations_grow_over_restarts(
-    catalog: InProcessMetadata, group: Group, tmp_path: Path
+    catalog: InProcessMetadata, group: Group, keeper: Keeper
 ) -> None:
     """R14: an assignment of before the restart names an older generation, and is refused."""
     seen = (await catalog.membership(group.group_id)).generation
     for _ in range(3):
         assert await catalog.change_membership(row(group, seen + 1, "a"), expected_generation=seen)
         seen += 1
-    catalog = await reopened(catalog, tmp_path)
+    catalog = await reopened(catalog, keeper)
     after = await catalog.membership(group.group_id)
     assert after.generation > seen
     assert after.members == ()
@@ -404,14 +410,15 @@ async def test_generations_grow_over_restarts(
     await catalog.close()
 
 
+@ON_DISK
 async def test_who_lingers_is_known_after_a_restart(
-    catalog: InProcessMetadata, group: Group, tmp_path: Path
+    catalog: InProcessMetadata, group: Group, keeper: Keeper
 ) -> None:
     """R22: by the assignment of before; who does not is forgotten, and with the last one all."""
     seen = (await catalog.membership(group.group_id)).generation
     lingering = msgspec.structs.replace(row(group, seen + 1, "a", "b"), lingers={"a": 30.0})
     assert await catalog.change_membership(lingering, expected_generation=seen)
-    catalog = await reopened(catalog, tmp_path)
+    catalog = await reopened(catalog, keeper)
     after = await catalog.membership(group.group_id)
     assert (after.members, after.assignment, after.lingers) == (
         (), lingering.assignment, {"a": 30.0},
@@ -419,27 +426,29 @@ async def test_who_lingers_is_known_after_a_restart(
     assert after.generation > lingering.generation
     gone = row(group, after.generation + 1, "b")
     assert await catalog.change_membership(gone, expected_generation=after.generation)
-    catalog = await reopened(catalog, tmp_path)
+    catalog = await reopened(catalog, keeper)
     after = await catalog.membership(group.group_id)
     assert (after.assignment, after.lingers) == ({}, {})
     await catalog.close()
 
 
+@ON_DISK
 async def test_who_joins_at_once_is_kept_in_few_commits(
-    catalog: InProcessMetadata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    catalog: InProcessMetadata, keeper: Keeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a restart everybody comes back in the same second, each to its group."""
     queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
     groups = [
         (await catalog.put_group(ALICE, queue, f"g{n}", GroupSettings()))[0] for n in range(50)
     ]
-    put, sizes = catalog._store.put_memberships, list[int]()
+    file = file_of(catalog)
+    put, sizes = file.put_memberships, list[int]()
 
     def counted(rows: list[Membership]) -> None:
         sizes.append(len(rows))
         put(rows)
 
-    monkeypatch.setattr(catalog._store, "put_memberships", counted)
+    monkeypatch.setattr(file, "put_memberships", counted)
 
     async def join(group: Group) -> None:
         seen = (await catalog.membership(group.group_id)).generation
@@ -449,12 +458,13 @@ async def test_who_joins_at_once_is_kept_in_few_commits(
     await asyncio.gather(*map(join, groups))
     assert sum(sizes) == 50
     assert len(sizes) <= 3
-    catalog = await reopened(catalog, tmp_path)
+    catalog = await reopened(catalog, keeper)
     for group in groups:
         assert (await catalog.membership(group.group_id)).lingers == {"a": 30.0}
     await catalog.close()
 
 
+@ON_DISK
 async def test_a_membership_that_cannot_be_kept_holds_nevertheless(
     catalog: InProcessMetadata, group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -463,7 +473,7 @@ async def test_a_membership_that_cannot_be_kept_holds_nevertheless(
     def full(_: object) -> None:
         raise Refused("storage_unavailable", "the disk is full")
 
-    monkeypatch.setattr(catalog._store, "put_memberships", full)
+    monkeypatch.setattr(file_of(catalog), "put_memberships", full)
     seen = (await catalog.membership(group.group_id)).generation
     lingering = msgspec.structs.replace(row(group, seen + 1, "a"), lingers={"a": 30.0})
     assert await catalog.change_membership(lingering, expected_generation=seen)
@@ -489,9 +499,9 @@ async def test_a_deleted_group_has_no_membership(catalog: InProcessMetadata, gro
 # --- Listeners, order, ends ----------------------------------------------------------------------
 
 
-async def test_listeners_hear_of_every_change_after_it_is_durable(tmp_path: Path) -> None:
+async def test_listeners_hear_of_every_change_after_it_is_durable(keeper: Keeper) -> None:
     told: list[tuple[str, str | None, bool]] = []
-    catalog = await InProcessMetadata.open(tmp_path)
+    catalog = await keeper.open()
 
     def listen(queue: Queue, group: Group | None, *, deleted: bool) -> None:
         told.append((queue.name, None if group is None else group.name, deleted))
@@ -540,7 +550,7 @@ async def test_concurrent_puts_of_one_name_make_one_queue(catalog: InProcessMeta
 
 
 async def test_a_change_whose_caller_is_cancelled_is_finished(
-    catalog: InProcessMetadata, tmp_path: Path
+    catalog: InProcessMetadata, keeper: Keeper
 ) -> None:
     """Memory and disk never part: what is on the disk is found, and the other way round."""
     task = asyncio.create_task(catalog.put_queue(ALICE, "orders", SETTINGS))
@@ -550,13 +560,13 @@ async def test_a_change_whose_caller_is_cancelled_is_finished(
         await task
     queue, created = await catalog.put_queue(ALICE, "orders", SETTINGS)
     assert not created
-    catalog = await reopened(catalog, tmp_path)
+    catalog = await reopened(catalog, keeper)
     assert catalog.list_queues(ALICE) == [queue]
     await catalog.close()
 
 
 async def test_closing_finishes_what_has_begun_and_refuses_the_rest(
-    catalog: InProcessMetadata, tmp_path: Path
+    catalog: InProcessMetadata, keeper: Keeper
 ) -> None:
     begun = [asyncio.create_task(catalog.put_queue(ALICE, f"q{n}", SETTINGS)) for n in range(5)]
     await asyncio.sleep(0)
@@ -566,7 +576,7 @@ async def test_closing_finishes_what_has_begun_and_refuses_the_rest(
     assert await catalog.state() == (False, "the catalog is closed")
     with pytest.raises(Refused, match="storage_unavailable"):
         await catalog.put_queue(ALICE, "late", SETTINGS)
-    catalog = await InProcessMetadata.open(tmp_path)
+    catalog = await keeper.open()
     assert [queue.name for queue in catalog.list_queues(ALICE)] == [f"q{n}" for n in range(5)]
     await catalog.close()
 

@@ -1,7 +1,6 @@
 """API tokens (P11): their form, who is let in and for how long, and what is kept of them."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from metadata.verify import verify_catalog
 from push import limits
 from push.errors import Refused
 from tests.gateway.plain_tokens import record, text
+from tests.metadata.keepers import Keeper
 
 WALL = 1_763_690_400.0
 TOKEN = text("abcdefgh")
@@ -134,15 +134,8 @@ def test_what_a_token_may_be() -> None:
 # --- The catalog --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-async def catalog(tmp_path: Path) -> AsyncIterator[InProcessMetadata]:
-    made = await InProcessMetadata.open(tmp_path)
-    yield made
-    await made.close()
-
-
-async def test_tokens_outlive_a_restart_and_revoked_ones_do_not(tmp_path: Path) -> None:
-    catalog = await InProcessMetadata.open(tmp_path)
+async def test_tokens_outlive_a_restart_and_revoked_ones_do_not(keeper: Keeper) -> None:
+    catalog = await keeper.open()
     ended: list[TokenRecord] = []
     catalog.tokens.on_revoked(ended.append)
     for token_id in ("abcdefgh", "bbbbbbbb"):
@@ -150,7 +143,7 @@ async def test_tokens_outlive_a_restart_and_revoked_ones_do_not(tmp_path: Path) 
     assert await catalog.tokens.revoke("bbbbbbbb") == record("bbbbbbbb")
     assert ended == [record("bbbbbbbb")]
     await catalog.close()
-    catalog = await InProcessMetadata.open(tmp_path)
+    catalog = await keeper.open()
     assert catalog.tokens.listed() == [record("abcdefgh")]
     with pytest.raises(Refused) as refused:
         await catalog.tokens.revoke("bbbbbbbb")
@@ -191,12 +184,11 @@ async def test_the_last_use_is_kept_to_the_hour(
     written = asyncio.Event()
     put = catalog._store.put_token
 
-    def counted(one: TokenRecord) -> None:
-        put(one)
+    async def counted(one: TokenRecord) -> None:
+        await put(one)
         kept.append(one.last_used_unix_ms)
-        loop.call_soon_threadsafe(written.set)
+        written.set()
 
-    loop = asyncio.get_running_loop()
     await catalog.tokens.create(record("abcdefgh"))
     monkeypatch.setattr(catalog._store, "put_token", counted)
     hour = token_book.USED_EVERY_MS

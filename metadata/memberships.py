@@ -1,0 +1,87 @@
+"""The groups' rows where one gateway works on a catalog: in memory, and on the disk while somebody
+lingers (R22). They die with the process, but for their generations (R14)."""
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final
+
+from metadata.catalog import Membership
+from metadata.stores import Alone
+from push.errors import Refused
+
+_LOG: Final = logging.getLogger("metadata.inprocess")
+
+
+class KeptMemberships:
+    """`metadata.stores.MembershipRows`. `boot` is higher at each start; `before` is what the
+    process before this one has left; `put` makes rows durable, all or none."""
+
+    def __init__(
+        self,
+        boot: int,
+        before: Iterable[Membership],
+        put: Callable[[list[Membership]], Awaitable[None]],
+        alone: Alone,
+    ) -> None:
+        self._boot = boot
+        self._rows: dict[str, Membership] = {}
+        self._before = {row.group_id: row for row in before}
+        """What the process before this one has left, and what is kept for the next one."""
+        self._unwritten: dict[str, Membership] = {}
+        self._beats: dict[str, int] = {}
+        self._put = put
+        self._alone = alone
+
+    async def get(self, group_id: str) -> Membership:
+        """See MembershipRows."""
+        return self._get(group_id)
+
+    def _get(self, group_id: str) -> Membership:
+        row = self._rows.get(group_id)
+        if row is None:
+            before = self._before.get(group_id)
+            row = Membership(
+                group_id=group_id,
+                generation=self._boot << 32,
+                members=(),
+                assignment=before.assignment if before is not None else {},
+                lingers=before.lingers if before is not None else {},
+            )
+        return row
+
+    async def change(self, new: Membership, *, expected_generation: int) -> bool:
+        """See MembershipRows. One that cannot be kept holds nevertheless."""
+        if self._get(new.group_id).generation != expected_generation:
+            return False
+        self._rows[new.group_id] = new
+        if new.lingers or new.group_id in self._before:
+            self._before[new.group_id] = self._unwritten[new.group_id] = new
+            try:
+                await self._alone(self._keep)
+            except Refused as error:  # it holds here; who lingers would not be waited for
+                _LOG.warning("the members of group %s are not kept: %s", new.group_id, error)
+            if not new.lingers and self._before.get(new.group_id) is new:
+                del self._before[new.group_id]
+        return True
+
+    async def _keep(self) -> None:
+        """All that wait, in one commit: after a restart everybody joins at once."""
+        rows, self._unwritten = list(self._unwritten.values()), {}
+        if rows:
+            await self._put(rows)
+
+    async def beat(self, gateway: str, forget: Mapping[str, int]) -> dict[str, int]:
+        """See MembershipRows."""
+        self._beats = {
+            other: number for other, number in self._beats.items() if forget.get(other) != number
+        }
+        self._beats[gateway] = self._beats.get(gateway, 0) + 1
+        return dict(self._beats)
+
+    def on_changed(self, listener: Callable[[str, int], None]) -> None:
+        """See MembershipRows: nobody else changes one."""
+
+    def dropped(self, group_id: str) -> None:
+        """See MembershipRows."""
+        self._rows.pop(group_id, None)
+        self._before.pop(group_id, None)

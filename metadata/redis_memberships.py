@@ -1,0 +1,87 @@
+"""The groups' rows where several gateways share a catalog: one compare-and-set each (R14), apart
+from the catalog's own changes. They outlive every gateway."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from metadata.catalog import Membership
+from metadata.redis_rows import (
+    BEATS,
+    MEMBERS_CHANGED,
+    STATE,
+    Damaged,
+    key_of,
+    pack_struct,
+    read_struct,
+)
+from metadata.shards import Arg, Shard
+from push.errors import Refused
+
+_LOG: Final = logging.getLogger(__name__)
+_KIND: Final = "memberships"
+_KEYS: Final = (key_of(_KIND), key_of("groups"), STATE)
+
+
+class RedisMemberships:
+    """`metadata.stores.MembershipRows` on a shard."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+
+    async def get(self, group_id: str) -> Membership:
+        """See MembershipRows; on all copies that could be elected. Nobody has changed it yet:
+        generation 0. A damaged one is without members, and the next change mends it. Raises
+        Unknown: too few copies have it."""
+        value = await self._shard.act("catalog_member", _KEYS, [group_id], level="all")
+        row = Membership(group_id=group_id, generation=0, members=(), assignment={})
+        if value is None:
+            return row
+        generation, _, content = bytes(value).partition(b" ")
+        try:
+            return read_struct(_KIND, f"{group_id}:{generation.decode()}", content, Membership)
+        except (Damaged, UnicodeDecodeError) as error:
+            if not generation.isdigit():
+                raise Refused(
+                    "storage_unavailable", f"the members of {group_id}: {error}"
+                ) from None
+            _LOG.error("the members of group %s are forgotten: %s", group_id, error)
+            return msgspec.structs.replace(row, generation=int(generation))
+
+    async def change(self, new: Membership, *, expected_generation: int) -> bool:
+        """See MembershipRows. Raises Unknown: it may have happened; Refused(group_not_found)."""
+        value = pack_struct(_KIND, f"{new.group_id}:{new.generation}", new)
+        args: list[Arg] = [
+            new.group_id,
+            expected_generation,
+            new.generation,
+            value,
+            MEMBERS_CHANGED,
+        ]
+        answer = await self._shard.act("catalog_membership", _KEYS, args, level="all")
+        if answer == -1:
+            raise Refused("group_not_found", f"no group of the id {new.group_id!r}")
+        return bool(answer == 1)
+
+    async def beat(self, gateway: str, forget: Mapping[str, int]) -> dict[str, int]:
+        """See MembershipRows. Of the level `local`: a number that a failover takes back moves, too,
+        and a dead replica must not make gateways look gone."""
+        args: list[Arg] = [gateway]
+        for other, number in forget.items():
+            args += [other, number]
+        flat = await self._shard.act("catalog_beat", [BEATS], args, level="local")
+        return {flat[i].decode(): int(flat[i + 1]) for i in range(0, len(flat), 2)}
+
+    def on_changed(self, listener: Callable[[str, int], None]) -> None:
+        """See MembershipRows."""
+
+        def heard(_channel: bytes, message: bytes) -> None:
+            group_id, _, generation = message.decode().partition(" ")
+            listener(group_id, int(generation))
+
+        self._shard.on_message(MEMBERS_CHANGED, heard)
+
+    def dropped(self, group_id: str) -> None:
+        """See MembershipRows: it went with the group."""

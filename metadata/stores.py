@@ -1,0 +1,132 @@
+"""What the rules of the catalog (`metadata.inprocess`) ask of whoever keeps its rows.
+
+Two keep them: one SQLite file for one gateway (`metadata.threaded_store`), and Redis for several
+(`metadata.redis_store`). With the second one others change rows too: a write that was decided upon
+older rows is `Stale`; the rules read the news and decide again, so that no change is lost.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from metadata.catalog import Group, Membership, Queue
+from metadata.data_keys import DataKey
+from metadata.tokens import TokenRecord
+
+Alone = Callable[..., Awaitable[Any]]
+"""Runs a change (a coroutine function and its arguments) after the others, to its end."""
+
+
+class Stale(Exception):
+    """Nothing was written: others have changed the catalog since its news were read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Rows of the catalog: all of them, or those that changed."""
+
+    queues: list[Queue]
+    groups: list[Group]
+    dropped: list[tuple[str, str | None]]
+    """(queue_id, group_id or None), see `Metadata`."""
+    marks: dict[str, str]
+    memberships: list[Membership]
+    """As they were when the process before this one ended, where somebody lingers."""
+    data_keys: list[DataKey]
+    tokens: list[TokenRecord]
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What others have changed, as it is now; the ids of what is no longer there."""
+
+    contents: Contents
+    queues_gone: list[str] = field(default_factory=list)
+    groups_gone: list[str] = field(default_factory=list)
+    tokens_gone: list[str] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+    """Were in `dropped`."""
+
+
+class MembershipRows(Protocol):
+    """The one row of each group (R14), of groups that the catalog has."""
+
+    async def get(self, group_id: str) -> Membership:
+        """See Metadata.membership."""
+
+    async def change(self, new: Membership, *, expected_generation: int) -> bool:
+        """See Metadata.change_membership; that the generation grows was looked at."""
+
+    async def beat(self, gateway: str, forget: Mapping[str, int]) -> dict[str, int]:
+        """See InProcessMetadata.beat."""
+
+    def on_changed(self, listener: Callable[[str, int], None]) -> None:
+        """See InProcessMetadata.on_membership_changed."""
+
+    def dropped(self, group_id: str) -> None:
+        """The group is gone."""
+
+
+class Store(Protocol):
+    """The rows of a catalog. What a method wrote is durable when it returns.
+
+    Every method that writes raises `Refused` (storage_unavailable, with a sentence): nothing was
+    written; `Unknown`: it may have been; `Stale`: see there. They are called one after another.
+    """
+
+    @property
+    def root_secret(self) -> bytes:
+        """32 bytes that were made with the catalog."""
+
+    @property
+    def broken(self) -> str | None:
+        """Why nothing is accepted any more. None: all is well."""
+
+    def follow(self, read: Callable[[], Awaitable[None]]) -> None:
+        """Have `read` called soon after others have changed something, and now and then. A store
+        that nobody else changes never does."""
+
+    async def news(self) -> News | None:
+        """What others have changed since the last time; written by this one is no news. None:
+        nothing. Raises Refused: nobody answers, or this catalog must not be followed any more."""
+
+    def memberships(self, alone: Alone) -> MembershipRows:
+        """The groups' rows, of which there is one keeper. `alone`: where that is needed."""
+
+    async def fresh_id(self) -> str:
+        """An id that no queue or group has or ever had (R1)."""
+
+    async def create(self, rows: Sequence[Queue | Group]) -> None:
+        """Add queues and groups with fresh ids, all or none; a group behind its queue."""
+
+    async def change(self, row: Queue | Group) -> None:
+        """Replace the value of a queue or group that is there."""
+
+    async def drop_queue(self, queue_id: str) -> None:
+        """Take a queue and its groups out; the queue's id is to be forgotten later, the groups'
+        with it."""
+
+    async def drop_group(self, group_id: str) -> None:
+        """Take a group out; its id is to be forgotten later."""
+
+    async def forget(self, any_id: str) -> None:
+        """A dropped queue or group is gone everywhere. Its id stays taken (R1)."""
+
+    async def put_token(self, record: TokenRecord) -> None:
+        """Keep it, in place of the one of its id."""
+
+    async def drop_token(self, token_id: str) -> None:
+        """Take it out."""
+
+    async def put_data_keys(self, rows: Sequence[DataKey]) -> None:
+        """Add these data keys, each in place of the one of its id; all or none."""
+
+    async def set_mark(self, name: str, value: str) -> None:
+        """Remember a mark, in place of the last one of this name."""
+
+    async def copy_to(self, path: Path) -> None:
+        """A copy of the catalog in a new file, fsynced; the folder is not. It holds secrets."""
+
+    async def close(self) -> None:
+        """Let go of it."""

@@ -1,0 +1,294 @@
+-- Appending and what deduplicates it (R5-R9): the rules of storage/appending.py and dedup.py.
+
+local function line_of(prefix, n, producer, bucket)
+  local line = {
+    producer = producer, bucket = bucket, resolved = 0, top = -1, fresh = {}, adds = {},
+    stored = prefix .. 'ls:' .. n .. ':' .. producer,
+    held = prefix .. 'lo:' .. n .. ':' .. producer,
+  }
+  local row = redis.call('HGET', prefix .. 'l:' .. n, producer)
+  if row then
+    local seen, resolved, top = string.match(row, '^(%-?%d+):(%-?%d+):(%-?%d+)$')
+    local age = bucket - tonumber(seen)
+    line.resolved, line.top = tonumber(resolved), tonumber(top)
+    if age > IDLE_BUCKETS then
+      redis.call('UNLINK', line.stored, line.held)
+      if age > FORGOTTEN_BUCKETS then
+        line.resolved, line.top = 0, -1
+      else
+        line.resolved = line.top + 1
+      end
+    end
+    line.bucket = math.max(bucket, tonumber(seen))
+  end
+  line.count = redis.call('ZCARD', line.stored)
+  line.holding = redis.call('EXISTS', line.held) == 1
+  return line
+end
+
+local function flush(line)
+  in_parts('ZADD', line.stored, line.adds)
+  line.adds = {}
+end
+
+local function keep_line(prefix, n, line)
+  flush(line)
+  redis.call('HSET', prefix .. 'l:' .. n, line.producer,
+    text(line.bucket) .. ':' .. text(line.resolved) .. ':' .. text(line.top))
+  redis.call('ZADD', prefix .. 'lb:' .. n, text(line.bucket), line.producer)
+end
+
+-- The sequence was refused: what is behind it waits (R7).
+local function hold(line, sequence)
+  line.holding = true
+  redis.call('ZADD', line.held, text(sequence), text(sequence))
+  redis.call('ZREMRANGEBYRANK', line.held, REFUSED_MAX, -1)
+end
+
+-- What is known of a message; nil: it is new, and may be stored now.
+local function judge(line, sequence, resolved)
+  if resolved > line.resolved then
+    flush(line)
+    line.resolved = resolved
+    line.top = math.max(line.top, resolved - 1)
+    if line.count > 0 then
+      redis.call('ZREMRANGEBYSCORE', line.stored, '-inf', '(' .. text(resolved))
+      line.count = redis.call('ZCARD', line.stored)
+    end
+  end
+  if sequence < line.resolved then
+    return 'sequence_too_old'
+  end
+  local known = line.fresh[sequence]
+  if not known and sequence <= line.top then
+    local row = redis.call('ZRANGEBYSCORE', line.stored, text(sequence), text(sequence))
+    known = row[1] and tonumber(string.match(row[1], ':(%d+)$'))
+  end
+  if known then
+    return '=' .. text(known)
+  end
+  if line.holding then
+    redis.call('ZREMRANGEBYSCORE', line.held, '-inf', '(' .. text(line.resolved))
+    local least = redis.call('ZRANGE', line.held, 0, 0)[1]
+    line.holding = least and true or false
+    if least and sequence > tonumber(least) then
+      hold(line, sequence)
+      return 'out_of_sequence'
+    end
+  end
+  if line.count >= IN_FLIGHT_MAX then
+    hold(line, sequence)
+    return 'too_many_in_flight'
+  end
+  return nil
+end
+
+local function remember(line, sequence, offset)
+  line.fresh[sequence] = offset
+  line.adds[#line.adds + 1] = text(sequence)
+  line.adds[#line.adds + 1] = text(sequence) .. ':' .. text(offset)
+  line.count = line.count + 1
+  line.top = math.max(line.top, sequence)
+  if line.holding then
+    redis.call('ZREM', line.held, text(sequence))
+  end
+end
+
+-- Which of a record's client ids are remembered: digest -> offset. Buckets that passed go.
+local function ids_known(prefix, n, wall, digests)
+  local known, buckets = {}, prefix .. 'ib:' .. n
+  for _, passed in ipairs(redis.call('ZRANGEBYSCORE', buckets, '-inf', text(wall))) do
+    redis.call('UNLINK', prefix .. 'i:' .. n .. ':' .. passed)
+    redis.call('ZREM', buckets, passed)
+  end
+  if #digests == 0 then
+    return known
+  end
+  for _, bucket in ipairs(redis.call('ZRANGE', buckets, 0, -1)) do
+    for first = 1, #digests, 1000 do
+      local last = math.min(first + 999, #digests)
+      local found = redis.call('HMGET', prefix .. 'i:' .. n .. ':' .. bucket,
+        unpack(digests, first, last))
+      for place, offset in ipairs(found) do
+        if offset then
+          known[digests[first + place - 1]] = tonumber(offset)
+        end
+      end
+    end
+  end
+  return known
+end
+
+-- Producers that are forgotten leave, a few with each append.
+local function forget_lines(prefix, n, bucket)
+  local old = redis.call('ZRANGEBYSCORE', prefix .. 'lb:' .. n,
+    '-inf', '(' .. text(bucket - FORGOTTEN_BUCKETS), 'LIMIT', 0, 8)
+  for _, producer in ipairs(old) do
+    redis.call('HDEL', prefix .. 'l:' .. n, producer)
+    redis.call('ZREM', prefix .. 'lb:' .. n, producer)
+    redis.call('UNLINK', prefix .. 'ls:' .. n .. ':' .. producer,
+      prefix .. 'lo:' .. n .. ':' .. producer)
+  end
+end
+
+-- Written out: a library that is loading has no `string`.
+local NO_DIGEST = '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
+  .. '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0'
+
+local function columns_of(args)
+  local record = {
+    wall = tonumber(args[3]), bucket = tonumber(args[4]), until_ms = args[5],
+    messages_max = tonumber(args[6]), bytes_max = tonumber(args[7]), refuse = args[8],
+    published = args[9], checksum = args[10], header = args[11], payload = args[12],
+    sizes = args[13], producers = args[14], indexes = args[15], sequences = args[16],
+    digests = {}, listed = {},
+  }
+  record.count = #record.sizes / 4
+  if #args[17] > 0 then
+    for place = 1, record.count do
+      local digest = string.sub(args[17], 32 * place - 31, 32 * place)
+      record.digests[place] = digest
+      if digest ~= NO_DIGEST then
+        record.listed[#record.listed + 1] = digest
+      end
+    end
+  end
+  return record
+end
+
+-- The code that a new message is answered with; nil: it is stored.
+local function refusal(record, log, total, size)
+  if record.refuse ~= '' then
+    return record.refuse
+  end
+  if log.sealed then
+    return 'storage_unavailable'
+  end
+  if (record.messages_max > 0 and total.messages + 1 > record.messages_max)
+    or (record.bytes_max > 0 and total.bytes + size > record.bytes_max)
+    or log.next + 1 > OFFSET_MAX then
+    return 'queue_full'
+  end
+  return nil
+end
+
+-- Judge the messages one by one: outcomes, what was stored of them, and the lines they changed.
+local function place_all(prefix, n, record, log, total)
+  local known = ids_known(prefix, n, record.wall, record.listed)
+  local done = {outcomes = {}, skips = {}, lines = {}, ids = {}, count = 0, size = 0}
+  for place = 1, record.count do
+    local size = struct.unpack('<I4', record.sizes, 4 * place - 3)
+    local index = 0
+    if #record.indexes > 0 then
+      index = struct.unpack('<I2', record.indexes, 2 * place - 1)
+    end
+    local line, sequence, outcome
+    if index > 0 then
+      local at = 24 * index - 23
+      local producer = string.sub(record.producers, at, at + 15)
+      line = done.lines[producer]
+      if not line then
+        line = line_of(prefix, n, producer, record.bucket)
+        done.lines[producer] = line
+      end
+      sequence = struct.unpack('<I8', record.sequences, 8 * place - 7)
+      outcome = judge(line, sequence, struct.unpack('<I8', record.producers, at + 16))
+    end
+    if not outcome then
+      local digest = record.digests[place] or NO_DIGEST
+      local offset = known[digest]
+      local code = not offset and refusal(record, log, total, size) or nil
+      if code then
+        outcome = code
+        if line then
+          hold(line, sequence)
+        end
+      else
+        outcome = offset and ('=' .. text(offset)) or ('+' .. text(log.next))
+        if line then
+          remember(line, sequence, offset or log.next)
+        end
+        if not offset then
+          if digest ~= NO_DIGEST then
+            known[digest] = log.next
+            done.ids[#done.ids + 1] = digest
+            done.ids[#done.ids + 1] = text(log.next)
+          end
+          log.next = log.next + 1
+          log.messages, log.bytes = log.messages + 1, log.bytes + size
+          total.messages, total.bytes = total.messages + 1, total.bytes + size
+          done.count, done.size = done.count + 1, done.size + size
+        end
+      end
+    end
+    if string.sub(outcome, 1, 1) ~= '+' then
+      done.skips[#done.skips + 1] = text(place - 1)
+    end
+    done.outcomes[place] = outcome
+  end
+  return done
+end
+
+-- args: partition, level, wall ms, line bucket, id bucket ('': ids do not count), messages_max,
+-- bytes_max, the code that new messages are refused with or '', published ms, checksum, header,
+-- payload, and the header's columns as they stand in it: sizes, producers, indexes, sequences,
+-- digests. The answer: first, count, certified, next, generation, then one outcome per message
+-- where not all were stored: '+<offset>' stored, '=<offset>' duplicate, or a code. Empty: no such
+-- partition.
+local function append(keys, args)
+  local prefix, n = prefix_of(keys), args[1]
+  touch(prefix)
+  local log = partition_of(prefix, n)
+  if not log then
+    return {}
+  end
+  local record, first = columns_of(args), log.next
+  local row = redis.call('HMGET', prefix .. 'queue', 'messages', 'bytes')
+  local total = {messages = tonumber(row[1]), bytes = tonumber(row[2])}
+  forget_lines(prefix, n, record.bucket)
+  local done = place_all(prefix, n, record, log, total)
+  for _, line in pairs(done.lines) do
+    keep_line(prefix, n, line)
+  end
+  if #done.ids > 0 then
+    in_parts('HSET', prefix .. 'i:' .. n .. ':' .. record.until_ms, done.ids)
+    redis.call('ZADD', prefix .. 'ib:' .. n, record.until_ms, record.until_ms)
+  end
+  if done.count > 0 then
+    local id, skips = text(first + 1) .. '-0', table.concat(done.skips, ',')
+    local count, size = text(done.count), text(done.size)
+    local seal = redis.sha1hex(table.concat(
+      {text(first), count, size, record.published, skips, record.checksum}, ':'))
+    redis.call('XADD', prefix .. 'log:' .. n, id, 'n', count, 'z', size, 'm', record.published,
+      's', skips, 'c', record.checksum, 'd', seal, 'h', record.header, 'p', record.payload)
+    redis.call('XADD', prefix .. 'idx:' .. n, id, 'n', count, 'z', size, 'm', record.published)
+    redis.call('HSET', prefix .. 'p:' .. n, 'next', text(log.next),
+      'messages', text(log.messages), 'bytes', text(log.bytes))
+    redis.call('HSET', prefix .. 'queue',
+      'messages', text(total.messages), 'bytes', text(total.bytes))
+    if args[2] == 'local' and log.certified == first then
+      certify(prefix, n, log, log.next)
+    end
+  end
+  local answer = {first, done.count, log.certified, log.next, log.generation}
+  if #done.skips > 0 then
+    for _, outcome in ipairs(done.outcomes) do
+      answer[#answer + 1] = outcome
+    end
+  end
+  return answer
+end
+
+act('append', append)
+-- The same at memory's end, for what stores nothing: duplicates and refusals.
+act('append_refused', append, {'allow-oom'})
+
+-- args: partition, end. Copies of everything below the end were counted. The certified end.
+change('certify', function(prefix, args)
+  local log = partition_of(prefix, args[1])
+  if not log then
+    return refused('queue_not_found', 'the storage has no such partition')
+  end
+  certify(prefix, args[1], log, tonumber(args[2]))
+  return log.certified
+end)

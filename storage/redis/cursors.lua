@@ -1,0 +1,81 @@
+-- Cursors. What a write does to one is decided where its owner is (storage/cursor.py); here it is
+-- fenced, by epoch and token (P7), and by the version that it was decided on.
+
+-- args: partition, group, token, its owner's part, assignment, epoch_seen. The epoch of before
+-- where it was the same owner's, or -1; then as `tocsin_cursor`.
+change('own', function(prefix, args)
+  local n, group = args[1], args[2]
+  local key = cursor_key('c', prefix, n, group)
+  local row = redis.call('HMGET', key, 'epoch', 'token', 'assignment')
+  if not row[1] or not partition_of(prefix, n) then
+    return refused('group_not_found', 'the storage has no group ' .. group .. ' here')
+  end
+  local epoch, previous = tonumber(row[1]), -1
+  if tonumber(args[5]) < tonumber(row[3]) then
+    return refused('fenced', 'assignment ' .. args[5] .. ' is older than ' .. row[3]
+      .. ', which owned this')
+  end
+  if row[2] ~= '' and string.sub(row[2], 1, OWNER_BYTES) == args[4] then
+    previous = epoch
+  end
+  redis.call('HSET', key, 'epoch', text(math.max(epoch, tonumber(args[6])) + 1),
+    'token', args[3], 'assignment', args[5])
+  redis.call('HINCRBY', key, 'version', 1)
+  local answer = cursor_of(prefix, n, group)
+  table.insert(answer, 1, previous)
+  return answer
+end)
+
+-- Lists in the arguments: a count, and so many items.
+local function list_from(args, at)
+  local count = tonumber(args[at])
+  local list = {}
+  for place = 1, count do
+    list[place] = args[at + place]
+  end
+  return list, at + count + 1
+end
+
+local LINE = '%s:%s'
+
+-- args: partition, group, epoch, token, version, floor, passed, then lists: retries (offset, row),
+-- offsets of retries that go, side lines (offset, key hash), those that go, lengths of lines (key
+-- hash, count), lines that go, parked (key hash, row), unparked. 1; 0: fenced; -1: the cursor has
+-- another version, so that it must be decided again. Nothing happened in both.
+change('write_cursor', function(prefix, args)
+  local n, group = args[1], args[2]
+  local key = cursor_key('c', prefix, n, group)
+  local row = redis.call('HMGET', key, 'epoch', 'token', 'version')
+  if not row[1] or row[2] == '' or row[1] ~= args[3] or row[2] ~= args[4] then
+    return 0
+  end
+  if row[3] ~= args[5] then
+    return -1
+  end
+  redis.call('HSET', key, 'version', text(tonumber(row[3]) + 1),
+    'floor', args[6], 'passed', args[7])
+  local list, at = list_from(args, 8)
+  in_parts('HSET', cursor_key('cr', prefix, n, group), list)
+  list, at = list_from(args, at)
+  in_parts('HDEL', cursor_key('cr', prefix, n, group), list)
+  local aside, lines = cursor_key('ca', prefix, n, group), cursor_key('ck', prefix, n, group)
+  list, at = list_from(args, at)
+  for place = 1, #list, 2 do
+    redis.call('ZADD', aside, list[place], string.format(LINE, list[place], list[place + 1]))
+    redis.call('ZADD', lines, 0, string.format('%s:%013.0f', list[place + 1], list[place]))
+  end
+  list, at = list_from(args, at)
+  for place = 1, #list, 2 do
+    redis.call('ZREM', aside, string.format(LINE, list[place], list[place + 1]))
+    redis.call('ZREM', lines, string.format('%s:%013.0f', list[place + 1], list[place]))
+  end
+  list, at = list_from(args, at)
+  in_parts('HSET', cursor_key('cn', prefix, n, group), list)
+  list, at = list_from(args, at)
+  in_parts('HDEL', cursor_key('cn', prefix, n, group), list)
+  list, at = list_from(args, at)
+  in_parts('HSET', cursor_key('cp', prefix, n, group), list)
+  list, at = list_from(args, at)
+  in_parts('HDEL', cursor_key('cp', prefix, n, group), list)
+  return 1
+end)

@@ -1,0 +1,316 @@
+-- Queues, groups, and what operators drop.
+
+-- Everything of a cursor but its row.
+local function forget_beside(prefix, n, group)
+  for _, kind in ipairs({'cr', 'ca', 'ck', 'cn', 'cp'}) do
+    redis.call('UNLINK', cursor_key(kind, prefix, n, group))
+  end
+end
+
+-- A fresh cursor at this floor under a raised epoch: every owner is fenced.
+local function replace(prefix, n, group, floor)
+  local key = cursor_key('c', prefix, n, group)
+  redis.call('HINCRBY', key, 'epoch', 1)
+  redis.call('HINCRBY', key, 'version', 1)
+  redis.call('HSET', key, 'token', '', 'floor', text(floor), 'passed', '')
+  forget_beside(prefix, n, group)
+end
+
+local function floor_of(start, log)
+  if start == 'earliest' then
+    return log.start
+  end
+  if start == 'latest' then
+    return log.certified
+  end
+  return math.min(math.max(tonumber(start), log.start), log.certified)
+end
+
+-- Sum of the lengths of "first-last,first-last".
+local function size_of(passed)
+  local size = 0
+  for first, last in string.gmatch(passed, '(%d+)%-(%d+)') do
+    size = size + tonumber(last) - tonumber(first) + 1
+  end
+  return size
+end
+
+-- The partitions of a queue and one start for each; or the refusal.
+local function with_starts(prefix, args)
+  local count = partitions_of(prefix)
+  if not count then
+    return nil, refused('queue_not_found', 'the storage has no such queue')
+  end
+  if #args - 1 ~= count then
+    return nil, refused('invalid_request', (#args - 1) .. ' starts for ' .. count .. ' partitions')
+  end
+  return count
+end
+
+-- Whether the group has a cursor in every partition.
+local function is_whole(prefix, count, group)
+  for n = 0, count - 1 do
+    if redis.call('EXISTS', cursor_key('c', prefix, n, group)) == 0 then
+      return false
+    end
+  end
+  return true
+end
+
+-- args: number of partitions.
+change('create_queue', function(prefix, args)
+  local wanted, count = tonumber(args[1]), partitions_of(prefix) or 0
+  if count == 0 then
+    redis.call('HSET', prefix .. 'queue', 'partitions', 0, 'messages', 0, 'bytes', 0)
+  end
+  for n = count, wanted - 1 do
+    redis.call('HSET', prefix .. 'p:' .. n, 'next', 0, 'start', 0, 'certified', 0,
+      'generation', 1, 'messages', 0, 'bytes', 0)
+  end
+  redis.call('HSET', prefix .. 'queue', 'partitions', math.max(wanted, count))
+  return 1
+end)
+
+-- Producers of a partition that is gone; whether more are left.
+local function drop_lines(prefix, n)
+  local some = redis.call('ZPOPMIN', prefix .. 'lb:' .. n, 500)
+  for place = 1, #some, 2 do
+    redis.call('UNLINK', prefix .. 'ls:' .. n .. ':' .. some[place],
+      prefix .. 'lo:' .. n .. ':' .. some[place])
+  end
+  return #some > 0
+end
+
+local function drop_group(prefix, count, group)
+  for n = 0, count - 1 do
+    redis.call('UNLINK', cursor_key('c', prefix, n, group))
+    forget_beside(prefix, n, group)
+  end
+  redis.call('SREM', prefix .. 'groups', group)
+end
+
+-- One slice; 1: more is left. The first makes the queue unknown.
+change('drop_queue', function(prefix)
+  local count = partitions_of(prefix)
+  if count then
+    redis.call('SET', prefix .. 'gone', count)
+    for n = 0, count - 1 do
+      redis.call('UNLINK', prefix .. 'p:' .. n, prefix .. 'log:' .. n, prefix .. 'idx:' .. n)
+    end
+    redis.call('DEL', prefix .. 'queue')
+    return 1
+  end
+  count = tonumber(redis.call('GET', prefix .. 'gone') or nil)
+  if not count then
+    return 0
+  end
+  local group = redis.call('SRANDMEMBER', prefix .. 'groups')
+  if group then
+    drop_group(prefix, count, group)
+    return 1
+  end
+  for n = 0, count - 1 do
+    if drop_lines(prefix, n) then
+      return 1
+    end
+    for _, bucket in ipairs(redis.call('ZRANGE', prefix .. 'ib:' .. n, 0, -1)) do
+      redis.call('UNLINK', prefix .. 'i:' .. n .. ':' .. bucket)
+    end
+    redis.call('UNLINK', prefix .. 'l:' .. n, prefix .. 'lb:' .. n, prefix .. 'ib:' .. n,
+      prefix .. 'bad:' .. n, prefix .. 'quarantine:' .. n)
+  end
+  redis.call('DEL', prefix .. 'gone')
+  return 0
+end)
+
+-- args: group, a start for each partition.
+change('create_group', function(prefix, args)
+  local group = args[1]
+  local count, reply = with_starts(prefix, args)
+  if not count then
+    return reply
+  end
+  for n = 0, count - 1 do
+    local key = cursor_key('c', prefix, n, group)
+    if redis.call('EXISTS', key) == 0 then
+      local floor = floor_of(args[n + 2], partition_of(prefix, n))
+      redis.call('HSET', key, 'version', 1, 'epoch', 0, 'token', '', 'assignment', 0,
+        'floor', text(floor), 'passed', '')
+    end
+  end
+  redis.call('SADD', prefix .. 'groups', group)
+  return 1
+end)
+
+-- args: group.
+change('drop_group', function(prefix, args)
+  drop_group(prefix, partitions_of(prefix) or 0, args[1])
+  return 1
+end)
+
+-- args: group, a start for each partition.
+change('seek', function(prefix, args)
+  local count, reply = with_starts(prefix, args)
+  if not count then
+    return reply
+  end
+  if not is_whole(prefix, count, args[1]) then
+    return refused('group_not_found', 'the storage has no group ' .. args[1])
+  end
+  for n = 0, count - 1 do
+    replace(prefix, n, args[1], floor_of(args[n + 2], partition_of(prefix, n)))
+  end
+  return 1
+end)
+
+-- args: group, or '' for all. How many messages went.
+change('purge', function(prefix, args)
+  local count, gone = partitions_of(prefix), 0
+  if not count then
+    return refused('queue_not_found', 'the storage has no such queue')
+  end
+  local groups = {args[1]}
+  if args[1] == '' then
+    groups = redis.call('SMEMBERS', prefix .. 'groups')
+  elseif not is_whole(prefix, count, args[1]) then
+    return refused('group_not_found', 'the storage has no group ' .. args[1])
+  end
+  for n = 0, count - 1 do
+    local log = partition_of(prefix, n)
+    if args[1] == '' then
+      gone = gone + log.messages
+      remove(prefix, n, log, log.messages, log.bytes)
+      redis.call('UNLINK', prefix .. 'log:' .. n, prefix .. 'idx:' .. n,
+        prefix .. 'bad:' .. n, prefix .. 'quarantine:' .. n)
+      -- all of it is gone for everybody: what had no copies yet as well
+      certify(prefix, n, log, log.next)
+      redis.call('HSET', prefix .. 'p:' .. n, 'start', text(log.next))
+    else
+      local row = redis.call('HMGET', cursor_key('c', prefix, n, args[1]), 'floor', 'passed')
+      gone = gone + log.certified - tonumber(row[1]) - size_of(row[2])
+        + redis.call('ZCARD', cursor_key('ca', prefix, n, args[1]))
+    end
+    for _, group in ipairs(groups) do
+      if redis.call('EXISTS', cursor_key('c', prefix, n, group)) == 1 then
+        replace(prefix, n, group, log.certified)
+      end
+    end
+  end
+  return gone
+end)
+
+-- args: partition, successors as JSON. The end.
+change('seal', function(prefix, args)
+  local log = partition_of(prefix, args[1])
+  if not log then
+    return refused('queue_not_found', 'the storage has no such partition')
+  end
+  if not log.sealed then
+    log.sealed = log.next
+    redis.call('HSET', prefix .. 'p:' .. args[1],
+      'sealed', text(log.next), 'successors', args[2])
+  end
+  return log.sealed
+end)
+
+-- args: partition, first offset, count, bytes, reason. A record that cannot be read is put aside
+-- (R30); put aside already: nothing happens.
+change('quarantine', function(prefix, args)
+  local n, id = args[1], text(tonumber(args[2]) + 1) .. '-0'
+  local log = partition_of(prefix, n)
+  local row = redis.call('XRANGE', prefix .. 'log:' .. n, id, id)[1]
+  if not log or not row then
+    return 0
+  end
+  local entry = redis.call('XRANGE', prefix .. 'idx:' .. n, id, id)[1]
+  local count, size = tonumber(args[3]), 0
+  if entry then
+    count, size = entry_of(entry).count, entry_of(entry).size
+  end
+  redis.call('XADD', prefix .. 'quarantine:' .. n, '*', 'id', id, unpack(row[2]))
+  redis.call('XDEL', prefix .. 'log:' .. n, id)
+  redis.call('XDEL', prefix .. 'idx:' .. n, id)
+  redis.call('HSET', prefix .. 'bad:' .. n, args[2], text(count) .. " " .. args[4])
+  remove(prefix, n, log, count, size)
+  return 1
+end)
+
+-- The ranges of a cursor: {firsts, lasts}.
+local function ranges_of(passed)
+  local firsts, lasts = {}, {}
+  for first, last in string.gmatch(passed, '(%d+)%-(%d+)') do
+    firsts[#firsts + 1], lasts[#lasts + 1] = tonumber(first), tonumber(last)
+  end
+  return firsts, lasts
+end
+
+-- Whether the group has settled first..last. Records come in order: `at` moves along the ranges.
+local function has_settled(group, first, last)
+  if last >= group.floor then
+    local from = math.max(first, group.floor)
+    while group.lasts[group.at] and group.lasts[group.at] < from do
+      group.at = group.at + 1
+    end
+    if not group.firsts[group.at] or group.firsts[group.at] > from
+      or group.lasts[group.at] < last then
+      return false
+    end
+  end
+  return redis.call('ZCOUNT', group.aside, text(first), text(last)) == 0
+end
+
+local function groups_of(prefix, n)
+  local groups = {}
+  for _, name in ipairs(redis.call('SMEMBERS', prefix .. 'groups')) do
+    local row = redis.call('HMGET', cursor_key('c', prefix, n, name), 'floor', 'passed')
+    if row[1] then
+      local firsts, lasts = ranges_of(row[2])
+      groups[#groups + 1] = {
+        floor = tonumber(row[1]), firsts = firsts, lasts = lasts, at = 1,
+        aside = cursor_key('ca', prefix, n, name),
+      }
+    end
+  end
+  return groups
+end
+
+-- args: partition, published up to (ms), keep_all, the offset to go on from, entries at most,
+-- bytes at most. The bytes freed, and where to go on; -1: the end was reached (R12).
+change('trim', function(prefix, args)
+  local n, due = args[1], tonumber(args[2])
+  local log, groups = partition_of(prefix, n), groups_of(prefix, n)
+  if not log or (args[3] == '1' and #groups == 0) then
+    return {0, -1}
+  end
+  local index, ids, count, size = prefix .. 'idx:' .. n, {}, 0, 0
+  local entries = redis.call('XRANGE', index, text(tonumber(args[4]) + 1), '+',
+    'COUNT', args[5])
+  local next_from = #entries < tonumber(args[5]) and -1 or nil
+  for _, raw in ipairs(entries) do
+    local entry = entry_of(raw)
+    if size >= tonumber(args[6]) then
+      next_from = entry.first
+      break
+    end
+    local may_go = entry.published <= due and entry.last < log.certified
+    for place = 1, #groups do
+      may_go = may_go and has_settled(groups[place], entry.first, entry.last)
+    end
+    if may_go then
+      ids[#ids + 1] = entry.id
+      count, size = count + entry.count, size + entry.size
+    end
+    if not next_from or next_from > 0 then
+      next_from = entry.last + 1
+    end
+  end
+  in_parts('XDEL', index, ids)
+  in_parts('XDEL', prefix .. 'log:' .. n, ids)
+  if count > 0 then
+    remove(prefix, n, log, count, size)
+  end
+  local oldest = redis.call('XRANGE', index, '-', '+', 'COUNT', 1)[1]
+  redis.call('HSET', prefix .. 'p:' .. n, 'start',
+    text(oldest and entry_of(oldest).first or log.next))
+  return {size, next_from}
+end)

@@ -1,0 +1,73 @@
+"""What a reply of Redis means to who asked: an answer, a refusal, or that nobody knows."""
+
+from typing import Any, Final
+
+from redis import exceptions
+
+from push.errors import CODES, Fenced, Refused, TocsinError, Unknown
+
+NOT_EXECUTED: Final = (
+    exceptions.ReadOnlyError,
+    exceptions.MovedError,
+    exceptions.AskError,
+    exceptions.TryAgainError,
+    exceptions.ClusterDownError,
+    exceptions.ClusterCrossSlotError,
+    exceptions.MasterDownError,
+    exceptions.BusyLoadingError,
+    exceptions.AuthenticationError,
+    exceptions.NoPermissionError,
+)
+"""Errors that Redis gives before it begins a function, as classes of redis-py."""
+NOT_EXECUTED_WORDS: Final = ("BUSY ", "MISCONF ", "NOREPLICAS ", "Function not found")
+"""The same, by the words that they begin with, where redis-py has no class for them."""
+OURS: Final = "TOCSIN "
+
+
+def refusal(reply: Any) -> TocsinError | None:
+    """Refused or Fenced where the reply itself says that the act did not happen; None: it is no
+    error, or one that leaves it open. True on this server, however many copies there are.
+
+    A function refuses with `TOCSIN <code> <detail>`. Source: the errors of `processCommand` and of
+    `scriptPrepareForRun` in Redis 7.0's server.c and script.c.
+    """
+    if not isinstance(reply, exceptions.RedisError):
+        return None
+    text = str(reply)
+    if text.startswith(OURS):
+        code, _, detail = text[len(OURS) :].partition(" ")
+        if code == "fenced":
+            return Fenced(detail) if detail else Fenced()
+        return Refused(code, detail) if code in CODES else Refused("internal", text)
+    if isinstance(reply, exceptions.OutOfMemoryError):
+        return Refused("storage_full")
+    if isinstance(reply, NOT_EXECUTED) or text.startswith(NOT_EXECUTED_WORDS):
+        return unavailable(text)
+    return None
+
+
+def answer(reply: Any, doubt: str) -> Any:
+    """What the act's caller is given; `doubt`: why the group is not confirmed, "": it is.
+
+    Raises Refused and Fenced as the reply says, else Unknown where there is a doubt or an error
+    that says nothing about what has happened. What a function refuses on a shard that is in doubt
+    (one emptied, one cut off) is Unknown, too: `group_not_found` would be believed.
+    """
+    error = refusal(reply)
+    if doubt and not (isinstance(error, Fenced) or is_sure(reply)):
+        raise Unknown(doubt)
+    if error is not None:
+        raise error
+    if isinstance(reply, exceptions.RedisError):
+        raise Unknown(str(reply))
+    return reply
+
+
+def is_sure(reply: Any) -> bool:
+    """Whether Redis itself has refused: not begun, whatever becomes of the group around it."""
+    return refusal(reply) is not None and not str(reply).startswith(OURS)
+
+
+def unavailable(detail: str) -> Refused:
+    """The store cannot be asked now, and nothing has happened."""
+    return Refused("storage_unavailable", detail)

@@ -1,0 +1,189 @@
+"""A Redis Cluster as a shard: each act goes to the primary that has its keys' slot.
+
+redis-py's own client of a Cluster is not used: it sends WAIT to any node, adds up what several
+answer, and sends an act again by itself. Here each primary is a `RedisShard` with its own held
+connections, found by its slots. Slots stay where they were when the Cluster was opened: a failover
+does not move them, and resharding is an operator's work, with the gateways stopped.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, Final, NamedTuple
+
+from redis.crc import key_slot
+from redis.exceptions import RedisError
+
+from push.ports import Durability
+from storage.redis_answers import unavailable
+from storage.redis_link import Address, Reach, packed
+from storage.redis_ports import Arg, Heard
+from storage.redis_primary import Find
+from storage.redis_shard import Marks, RedisShard, Settings
+
+SLOTS: Final = 16384
+NODE_S: Final = 1.0
+"""How long one node may take to say what it knows, in seconds; all are asked at once."""
+NOWHERE: Final = -1
+
+
+class Claim(NamedTuple):
+    """That a primary has slots, as some node knows it. The higher configuration epoch is right."""
+
+    epoch: int
+    address: Address
+    ranges: tuple[tuple[int, int], ...]
+    """(first, last) slots."""
+
+    def has(self, slot: int) -> bool:
+        """Whether the slot is among them."""
+        return any(first <= slot <= last for first, last in self.ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One primary's slots, and how it is spoken to, whoever is primary."""
+
+    ranges: tuple[tuple[int, int], ...]
+    settings: Settings
+
+
+def claims_of(nodes: bytes) -> list[Claim]:
+    """What CLUSTER NODES says of primaries with slots.
+
+    Source: https://redis.io/docs/latest/commands/cluster-nodes/
+    """
+    found = []
+    for line in nodes.decode().splitlines():
+        words = line.split()
+        if len(words) < 9 or "master" not in words[2].split(","):
+            continue
+        # `[slot->-node]` stands for one that is being moved, and still is where it was
+        spans = [word.split("-") for word in words[8:] if not word.startswith("[")]
+        ranges = tuple((int(span[0]), int(span[-1])) for span in spans)
+        host, _, port = words[1].split("@")[0].split(",")[0].rpartition(":")
+        found.append(Claim(int(words[6]), Address(host, int(port)), ranges))
+    return found
+
+
+async def known(seeds: Sequence[Address], reach: Reach) -> list[Claim]:
+    """What those of the nodes know that answer. Raises Refused: none does."""
+    answers = await asyncio.gather(*(_asked(seed, reach) for seed in seeds))
+    if all(isinstance(answer, str) for answer in answers):
+        raise unavailable("no node of the cluster answers: " + "; ".join(map(str, answers)))
+    return [claim for answer in answers if not isinstance(answer, str) for claim in answer]
+
+
+def primary_of(slot: int, seeds: Sequence[Address], reach: Reach) -> Find:
+    """The primary that has this slot: of all that are said to, the one with the highest
+    configuration epoch. A node that was cut off still names the one of before."""
+
+    async def find() -> Address:
+        claims = [claim for claim in await known(seeds, reach) if claim.has(slot)]
+        if not claims:
+            raise unavailable(f"no node of the cluster has the slot {slot}")
+        return max(claims).address
+
+    return find
+
+
+async def parts_of(seeds: Sequence[Address], like: Settings) -> list[Part]:
+    """The primaries of the Cluster that these nodes belong to, each with a key of its own in its
+    slots, in the slots' order. `like`: how they are spoken to, but for `find` and `key`.
+
+    Raises Refused: no node answers.
+    """
+    newest: dict[tuple[tuple[int, int], ...], Claim] = {}
+    for claim in await known(seeds, like.reach):
+        if claim.ranges:
+            newest[claim.ranges] = max(claim, newest.get(claim.ranges, claim))
+    parts = []
+    for ranges, claim in sorted(newest.items()):
+        keys = (f"{{tocsin-{number}}}:shard" for number in count())
+        key = next(key for key in keys if claim.has(key_slot(key.encode())))
+        find = primary_of(key_slot(key.encode()), seeds, like.reach)
+        parts.append(Part(ranges, replace(like, find=find, key=key)))
+    return parts
+
+
+class ClusterShard:
+    """See `redis_ports.Shard`. Make one with `open`."""
+
+    def __init__(self, parts: Sequence[Part], shards: Sequence[RedisShard]) -> None:
+        self._parts = parts
+        self._shards = shards
+        self._at = array("h", [NOWHERE] * SLOTS)
+        for number, part in enumerate(parts):
+            for first, last in part.ranges:
+                for slot in range(first, last + 1):
+                    self._at[slot] = number
+
+    @classmethod
+    async def open(
+        cls, parts: Sequence[Part], incarnation: str, touches: Mapping[str, int]
+    ) -> "ClusterShard":
+        """All primaries, each of them checked as `RedisShard.open` does; `touches` as `touches`
+        gave them. Raises what that raises: a Cluster that lacks one of them is not opened."""
+        shards: list[RedisShard] = []
+        try:
+            for part in parts:
+                marks = Marks(incarnation, touches.get(part.settings.key, 0))
+                shards.append(await RedisShard.open(part.settings, marks))
+        except BaseException:
+            await asyncio.gather(*(shard.close() for shard in shards))
+            raise
+        return cls(parts, shards)
+
+    @property
+    def touches(self) -> dict[str, int]:
+        """Of each primary, by its key: see `RedisShard.touches`."""
+        pairs = zip(self._parts, self._shards, strict=True)
+        return {part.settings.key: shard.touches for part, shard in pairs}
+
+    async def act(
+        self, function: str, keys: Sequence[str], args: Sequence[Arg], *, level: Durability
+    ) -> Any:
+        """See `redis_ports.Shard`; all `keys`, at least one, have one slot."""
+        return await self._of(keys).act(function, keys, args, level=level)
+
+    async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+        """See `redis_ports.Shard`; all `keys`, at least one, have one slot."""
+        return await self._of(keys).look(function, keys, args)
+
+    def on_message(self, channel_prefix: str, heard: Heard) -> None:
+        """See `redis_ports.Shard`. The nodes pass on to each other what is published, so one
+        connection hears all of it."""
+        self._shards[0].on_message(channel_prefix, heard)
+
+    async def heard(self) -> None:
+        """See `RedisShard.heard`."""
+        await self._shards[0].heard()
+
+    async def close(self) -> None:
+        """See `redis_ports.Shard`."""
+        await asyncio.gather(*(shard.close() for shard in self._shards))
+
+    def _of(self, keys: Sequence[str]) -> RedisShard:
+        slot = key_slot(keys[0].encode())
+        number = self._at[slot]
+        if number == NOWHERE:
+            raise unavailable(f"no primary had the slot {slot} when the cluster was opened")
+        return self._shards[number]
+
+
+async def _asked(node: Address, reach: Reach) -> list[Claim] | str:
+    """What this node knows, or a sentence why it does not say."""
+    try:
+        async with asyncio.timeout(NODE_S):
+            link = await reach.link(node)
+            try:
+                (reply,) = await link.ask([packed("CLUSTER", "NODES")], NODE_S)
+            finally:
+                await link.close()
+        if isinstance(reply, RedisError):
+            raise reply
+        return claims_of(reply)
+    except (RedisError, OSError, ValueError) as error:
+        return f"{node}: {error or 'no reply in time'}"

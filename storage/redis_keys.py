@@ -1,0 +1,39 @@
+"""The names of what the storage keeps in Redis or Valkey, in one place.
+
+    {q}:queue          partitions, messages, bytes, acts: of all of them together
+    {q}:groups         the groups that have cursors
+    {q}:p:<n>          a partition: next, start, certified, generation, messages, bytes, sealed
+    {q}:log:<n>        its records, a stream; the record of offset o has the id <o + 1>-0
+    {q}:idx:<n>        the same ids with count, bytes, time: what trimming and looking read
+    {q}:l:<n>          producers: bucket, resolved, top; {q}:lb:<n> by bucket
+    {q}:ls:<n>:<p>     a producer's stored sequences, {q}:lo:<n>:<p> those that were refused
+    {q}:ib:<n>         buckets of client ids; {q}:i:<n>:<until> digest -> offset
+    {q}:bad:<n>        what was put aside, {q}:quarantine:<n> the records themselves
+    {q}:c:<n>:<g>      a cursor: version, epoch, token, assignment, floor, passed
+    {q}:cr|cn|cp:…     its retries, the lengths of its side lines, its parked keys
+    {q}:ca|ck:…        what stands aside, by offset and by key
+
+All keys of a queue have one hash tag, and so one slot: what the functions do is atomic. The other
+names are made in the functions (redis/begin.lua), which are given the first one.
+"""
+
+from typing import Final
+
+from push.ports import Partition
+
+CERTIFIED_CHANNELS: Final = "tocsin:certified:"
+"""Messages there: a certified end, in decimal."""
+
+
+def queue_key(queue_id: str) -> str:
+    """The key that a queue's functions are given."""
+    return f"{{{queue_id}}}:queue"
+
+
+def partition_of(channel: bytes) -> Partition | None:
+    """Whose certified end is told there; None: it is none of these channels."""
+    name = channel.decode("utf-8", "replace")
+    queue, _, number = name.removeprefix(CERTIFIED_CHANNELS).rpartition(":")
+    if not queue.startswith("{") or not queue.endswith("}") or not number.isdecimal():
+        return None
+    return Partition(queue[1:-1], int(number))

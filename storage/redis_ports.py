@@ -1,0 +1,52 @@
+"""What the storage port asks of its connections to Redis or Valkey: the seam between the two.
+
+The port (which keys, which acts) knows a `Shard` and no socket; the connections know functions,
+levels and answers, and no key but the few of the shard itself.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from push.ports import Durability
+
+Arg = str | bytes | int
+"""An argument of a function, as Redis is sent it: text as UTF-8, a whole number in decimal."""
+
+Heard = Callable[[bytes, bytes], None]
+"""Called on the event loop with (channel, message)."""
+
+
+class Shard(Protocol):
+    """One primary with its replicas. Calls may overlap; acts of one level take effect in the order
+    of the calls. Text in answers is `bytes`, as Redis gave it."""
+
+    async def act(
+        self, function: str, keys: Sequence[str], args: Sequence[Arg], *, level: Durability
+    ) -> Any:
+        """One FCALL on the held connection of its level, in a group commit; its answer once WAIT
+        has counted the copies that the level asks for.
+
+        Every act must write, whatever it finds: from Redis 7.2 on, a WAIT behind one that wrote
+        nothing counts copies of something older (R9).
+
+        Raises:
+            Unknown: it may have happened, and fewer copies may have it than the level asks for.
+            Refused: it did not happen, and why: what the function said (`TOCSIN <code> <detail>`),
+                `storage_full`, `storage_unavailable`.
+            Fenced: the function said `TOCSIN fenced <detail>`; it did not happen.
+        """
+
+    async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+        """One FCALL_RO on a pooled connection; waits for no copies.
+
+        Raises:
+            Refused: what the function said, or `storage_unavailable`.
+            Fenced: the function said `TOCSIN fenced <detail>`.
+        """
+
+    def on_message(self, channel_prefix: str, heard: Heard) -> None:
+        """Have `heard` called for each message published on a channel that begins with
+        `channel_prefix`. Messages may be lost, at a reconnect or without: it is a hint to look."""
+
+    async def close(self) -> None:
+        """Finish what was accepted, then close. Calls after it raise Refused."""

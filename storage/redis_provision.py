@@ -1,0 +1,105 @@
+"""Acts of an operator: make a shard ours, say how many replicas it has, examine it (R28, R30)."""
+
+from collections.abc import Sequence
+
+from redis.exceptions import RedisError
+
+from push.errors import Unknown
+from storage.redis_answers import answer, unavailable
+from storage.redis_copies import doubt_of, fields
+from storage.redis_link import Address, Link, Reach, packed
+from storage.redis_ports import Arg
+from storage.redis_settings import as_mapping, broken_promises
+from storage.redis_shard import Settings
+
+
+async def provision(settings: Settings, incarnation: str, replicas: int) -> None:
+    """Make an empty shard ours, with so many replicas that could be elected. Ours already, under
+    this incarnation: nothing happens, and the replicas stay as many as they were set to.
+
+    Raises:
+        Refused: it belongs to another incarnation, or holds something else; or it is not there.
+        Unknown: fewer copies than `replicas` have confirmed it, or the connection was lost; doing
+            it again is safe.
+    """
+    link = await settings.open()
+    try:
+        await settings.load(link)
+        await _govern(
+            settings, link, "provision", [incarnation, replicas], copies=replicas, replicas=replicas
+        )
+    finally:
+        await link.close()
+
+
+async def set_replicas(settings: Settings, replicas: int) -> None:
+    """Say how many replicas could be elected: raised before one is attached, lowered only when the
+    one that went cannot be elected any more.
+
+    Raises:
+        Refused: more than that are attached; the shard was never provisioned; it is not there.
+        Unknown: as `provision` does.
+    """
+    link = await settings.open()
+    try:
+        await settings.load(link)
+        before = await settings.ask(link, packed("HGET", settings.key, "replicas"))
+        if not isinstance(before, bytes):
+            raise unavailable(f"{link.address} was never provisioned: {before}")
+        info = await settings.ask(link, packed("INFO", "replication"))
+        doubt = doubt_of(fields(info), replicas) if isinstance(info, bytes) else str(info)
+        if doubt:
+            raise unavailable(f"{link.address}: {doubt}")
+        # One that is yet to be attached cannot confirm, nor can one that has gone.
+        copies = min(int(before), replicas)
+        await _govern(settings, link, "set_replicas", [replicas], copies=copies, replicas=replicas)
+    finally:
+        await link.close()
+
+
+async def examine(address: Address, reach: Reach, *, silence_s: float = 2.0) -> list[str]:
+    """A sentence for each setting of this server that breaks a promise; none: all is well. To be
+    asked of each one of a shard: any of them may become the primary.
+
+    Raises Refused(storage_unavailable): it cannot be asked.
+    Source: https://redis.io/docs/latest/commands/config-get/
+    """
+    try:
+        link = await reach.link(address)
+        try:
+            commands = [packed("INFO", "server"), packed("CONFIG", "GET", "*")]
+            server, config = await link.ask(commands, silence_s)
+        finally:
+            await link.close()
+    except (RedisError, OSError) as error:
+        raise unavailable(f"{address}: {error or 'no reply in time'}") from None
+    if not isinstance(server, bytes) or not isinstance(config, list):
+        raise unavailable(f"{address} does not show its settings: {server!r:.80} {config!r:.80}")
+    return broken_promises(as_mapping(config), fields(server))
+
+
+async def _govern(
+    settings: Settings,
+    link: Link,
+    function: str,
+    args: Sequence[Arg],
+    *,
+    copies: int,
+    replicas: int,
+) -> None:
+    """One act that so many copies must confirm, of `replicas` that may be attached."""
+    commands = [
+        settings.call(function, [settings.key], args),
+        packed("WAIT", copies, round(settings.wait_s * 1000)),
+        packed("INFO", "replication"),
+    ]
+    try:
+        reply, counted, info = await link.ask(commands, settings.wait_s + settings.silence_s)
+    except (RedisError, OSError) as error:
+        raise Unknown(f"{link.address}: {error or 'no reply in time'}") from None
+    answer(reply, "")
+    if not isinstance(counted, int) or counted < copies:
+        raise Unknown(f"{counted} of {copies} replicas have confirmed it")
+    doubt = doubt_of(fields(info), replicas) if isinstance(info, bytes) else str(info)
+    if doubt:
+        raise Unknown(doubt)

@@ -1,0 +1,112 @@
+"""Whether a server's settings can keep the promises: each that cannot, in a sentence for people."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+VERSION_MIN: Final = (7, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """A setting, the values that will do, and what another one breaks."""
+
+    name: str
+    values: tuple[str, ...]
+    why: str
+    in_cluster: bool = False
+    """It matters in a Cluster only."""
+
+
+ALWAYS: Final = (
+    Needed("appendonly", ("yes",), "a restart loses what was acknowledged"),
+    Needed("appendfsync", ("always",), "a power loss, and a kill, loses what was acknowledged"),
+    Needed(
+        "no-appendfsync-on-rewrite",
+        ("no",),
+        "while the append-only file is rewritten, nothing is synced",
+    ),
+    Needed(
+        "replica-ignore-disk-write-errors",
+        ("no",),
+        "a replica confirms what it could not write to its disk",
+    ),
+    Needed("maxmemory-policy", ("noeviction",), "stored messages are deleted when memory is short"),
+    Needed("save", ("",), "a snapshot that fails refuses every write, acknowledgements too"),
+    Needed(
+        "min-replicas-to-write",
+        ("0",),
+        "a dead replica refuses every level, and acknowledgements too; copies are counted anyway",
+    ),
+    Needed("replica-read-only", ("yes",), "a replica takes writes that no other copy has"),
+    Needed("repl-diskless-load", ("disabled",), "a replica deletes its copy before it has another"),
+    Needed("io-threads", ("1",), "answers are known to follow the disk with one thread only"),
+    Needed("timeout", ("0",), "idle connections are closed under the next write: it is unknown"),
+    Needed(
+        "cluster-replica-validity-factor",
+        (),
+        "at 0 a replica without any data can be elected",
+        in_cluster=True,
+    ),
+    Needed(
+        "cluster-allow-replica-migration",
+        ("no",),
+        "replicas wander between primaries, and more of them than were counted can be elected",
+        in_cluster=True,
+    ),
+    Needed(
+        "cluster-allow-reads-when-down",
+        ("no",),
+        "a node that is cut off answers from what it had",
+        in_cluster=True,
+    ),
+)
+"""An empty `values`: anything but 0."""
+UNBOUNDED: Final = "maxmemory is 0: the system kills the server when memory ends; set a bound"
+
+
+def version_of(server: Mapping[str, str]) -> tuple[int, ...]:
+    """Of INFO server; () where it is not told. Valkey names the Redis that it is compatible with.
+
+    Source: https://redis.io/docs/latest/commands/info/
+    """
+    parts = server.get("redis_version", "").split(".")
+    return tuple(int(part) for part in parts if part.isdigit())
+
+
+def broken_promises(config: Mapping[str, str], server: Mapping[str, str]) -> list[str]:
+    """A sentence for each setting that breaks a promise; none: all is well.
+
+    `config`: what CONFIG GET * answers; `server`: the fields of INFO server. A setting that is
+    not in `config` breaks a promise, too: it could not be read. To be asked of each server,
+    replicas too: any of them may become the primary.
+    Source: https://redis.io/docs/latest/operate/oss_and_stack/management/config-file/
+    """
+    version = version_of(server)
+    if version < VERSION_MIN:
+        named = server.get("redis_version", "unknown")
+        return [f"the server is of version {named}, and 7.0 is the first with functions"]
+    in_cluster = config.get("cluster-enabled") == "yes"
+    found = [
+        sentence
+        for needed in ALWAYS
+        if (in_cluster or not needed.in_cluster)
+        and (sentence := _sentence(needed, config.get(needed.name)))
+    ]
+    if config.get("maxmemory") in (None, "0"):
+        found.append(UNBOUNDED)
+    return found
+
+
+def _sentence(needed: Needed, value: str | None) -> str:
+    wanted = " or ".join(f'"{text}"' for text in needed.values) or "more than 0"
+    if value is None:
+        return f"{needed.name} could not be read; it must be {wanted}"
+    good = value in needed.values if needed.values else value != "0"
+    return "" if good else f'{needed.name} is "{value}" and must be {wanted}: {needed.why}'
+
+
+def as_mapping(reply: Sequence[bytes]) -> dict[str, str]:
+    """What CONFIG GET answers, names and values in turns."""
+    words = [word.decode("utf-8", "replace") for word in reply]
+    return dict(zip(words[::2], words[1::2], strict=True))

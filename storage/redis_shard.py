@@ -1,0 +1,235 @@
+"""A shard: one primary with its replicas, found, checked, and spoken to (`redis_ports.Shard`)."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from redis.exceptions import RedisError
+
+from push.ports import Durability
+from storage.redis_answers import unavailable
+from storage.redis_copies import fields
+from storage.redis_held import REPLICAS, Held, Terms
+from storage.redis_library import Library, library
+from storage.redis_link import Address, Link, Reach, packed
+from storage.redis_looks import Looks, Subscriber
+from storage.redis_ports import Arg, Heard
+from storage.redis_primary import Find
+from storage.redis_replicas import readiness
+
+LEVELS: Final[tuple[Durability, ...]] = ("local", "quorum", "all")
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What must be found in the shard (R30): kept outside of it, in the metadata."""
+
+    incarnation: str
+    touches: int = 0
+    """A number of touches that every copy had once. Fewer: an older copy has come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a shard is spoken to. `key`: its own hash; in a Cluster its tag names the slots' shard.
+    `wait_s`: how long copies are waited for; `silence_s`: how long any reply may take besides."""
+
+    find: Find
+    reach: Reach = field(default_factory=Reach)
+    key: str = "{tocsin}:shard"
+    wait_s: float = 1.0
+    silence_s: float = 2.0
+    library: Library = field(default_factory=library)
+
+    def call(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> bytes:
+        """A packed FCALL. Source: https://redis.io/docs/latest/commands/fcall/"""
+        return packed("FCALL", self.library.function(function), len(keys), *keys, *args)
+
+    async def open(self) -> Link:
+        """A link to a server that says that it is the primary. Raises Refused."""
+        address = await self.find()
+        try:
+            link = await self.reach.link(address)
+        except (RedisError, OSError) as error:
+            raise unavailable(f"{address}: {error or 'no connection in time'}") from None
+        info = await self.ask(link, packed("INFO", "replication"))
+        role = fields(info).get("role") if isinstance(info, bytes) else ""
+        if role != "master":
+            await link.close()
+            raise unavailable(f"{address} is no primary: {role or info}")
+        return link
+
+    async def ask(self, link: Link, command: bytes) -> Any:
+        """One reply; an error of Redis is a value. Raises Refused: the connection is gone."""
+        try:
+            return (await link.ask([command], self.silence_s))[0]
+        except (RedisError, OSError) as error:
+            raise unavailable(f"{link.address}: {error or 'no reply in time'}") from None
+
+    async def load(self, link: Link) -> None:
+        """Have the library where it is not. Raises Refused: it is not and cannot be.
+
+        Source: https://redis.io/docs/latest/commands/function-load/"""
+        name = self.library.name
+        listed = await self.ask(link, packed("FUNCTION", "LIST", "LIBRARYNAME", name))
+        if isinstance(listed, list) and listed:
+            return
+        # REPLACE: another gateway may have loaded the same text in between
+        loaded = await self.ask(link, packed("FUNCTION", "LOAD", "REPLACE", self.library.code))
+        if isinstance(loaded, RedisError):
+            await link.close()
+            raise unavailable(f"the functions of this version cannot be loaded: {loaded}")
+
+
+class RedisShard:
+    """See `redis_ports.Shard`. Make one with `open`."""
+
+    def __init__(self, settings: Settings, marks: Marks) -> None:
+        self._settings = settings
+        self._marks = marks
+        self._touches = marks.touches
+        self._address: Address | None = None
+        self._renewing: set[asyncio.Task[None]] = set()
+        terms = Terms(
+            settings.call("touch", [settings.key], [marks.incarnation]),
+            settings.wait_s,
+            settings.silence_s,
+        )
+        self._held = {
+            level: Held(level, partial(self._hold, level), terms, self._confirmed)
+            for level in LEVELS
+        }
+        self._looks = Looks(self._connect, settings.silence_s)
+        self._subscribers: list[Subscriber] = []
+        self._closed = False
+
+    @classmethod
+    async def open(cls, settings: Settings, marks: Marks) -> "RedisShard":
+        """A shard whose primary was found, is ours and as new as `marks` says.
+
+        Raises Refused(storage_unavailable), with a sentence: it is not there; it has another
+        incarnation or none; an older copy stands in its place; its functions cannot be loaded.
+        """
+        shard = cls(settings, marks)
+        try:
+            link = await shard._connect()
+        except BaseException:
+            await shard.close()
+            raise
+        await link.close()
+        return shard
+
+    @property
+    def touches(self) -> int:
+        """A number of touches that every copy has: what `Marks.touches` may be from now on."""
+        return self._touches
+
+    async def act(
+        self, function: str, keys: Sequence[str], args: Sequence[Arg], *, level: Durability
+    ) -> Any:
+        """See `redis_ports.Shard`."""
+        return await self._held[level].act(self._settings.call(function, keys, args))
+
+    async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+        """See `redis_ports.Shard`."""
+        name = self._settings.library.function(function)
+        return await self._looks.look(packed("FCALL_RO", name, len(keys), *keys, *args))
+
+    def on_message(self, channel_prefix: str, heard: Heard) -> None:
+        """See `redis_ports.Shard`."""
+        self._subscribers.append(Subscriber(self._connect, channel_prefix, heard))
+
+    async def heard(self) -> None:
+        """Wait until every subscription stands: what is published from then on is heard."""
+        for subscriber in self._subscribers:
+            await subscriber.is_heard.wait()
+
+    async def close(self) -> None:
+        """See `redis_ports.Shard`."""
+        self._closed = True
+        await asyncio.gather(*(held.close() for held in self._held.values()))
+        for subscriber in self._subscribers:
+            await subscriber.close()
+        await self._looks.close()
+        await asyncio.gather(*self._renewing)
+
+    async def _connect(self) -> Link:
+        """A link to the primary, found anew and checked. Raises Refused."""
+        link = await self._settings.open()
+        try:
+            await self._check(link)
+            await self._settings.load(link)
+        except BaseException:
+            await link.close()
+            raise
+        self._found(link.address)
+        return link
+
+    async def _hold(self, level: Durability) -> Link:
+        """A link for acts of this level; its replicas have what they confirm. Raises Refused.
+
+        At `all`, one that cannot be asked is as one that has nothing. At `quorum` it may well be
+        the dead one that must not hold it up; those that are known to have nothing do not count.
+        """
+        link = await self._connect()
+        if level == "local":
+            return link
+        settings = self._settings
+        try:
+            info = await settings.ask(link, REPLICAS)
+            if not isinstance(info, bytes):
+                raise unavailable(f"{link.address}: {info}")
+            told = fields(info)
+            said = await readiness(told, settings.reach, settings.silence_s)
+            if level == "all" and (said.unready or said.unasked):
+                raise unavailable("; ".join([*said.unready, *said.unasked]))
+        except BaseException:
+            await link.close()
+            raise
+        link.syncs = told.get("sync_full", "")
+        link.unready = len(said.unready)
+        return link
+
+    async def _check(self, link: Link) -> None:
+        """The guard of R30. A store without its mark is not ours to fill: whoever took it for a new
+        one would delete what other copies still have."""
+        command = packed("HMGET", self._settings.key, "incarnation", "replicas", "touches")
+        held = await self._settings.ask(link, command)
+        if not isinstance(held, list):
+            raise unavailable(f"{link.address}: {held}")
+        incarnation, replicas, touches = held
+        if incarnation is None:
+            raise unavailable(
+                f"{link.address} has no incarnation: it was emptied, or it was never provisioned"
+            )
+        if incarnation.decode() != self._marks.incarnation:
+            raise unavailable(
+                f"{link.address} is of the incarnation {incarnation.decode()}, "
+                f"and {self._marks.incarnation} is expected"
+            )
+        if int(touches or 0) < self._touches:
+            raise unavailable(
+                f"{link.address} holds an older copy: {int(touches or 0)} touches, "
+                f"and there were {self._touches}"
+            )
+        link.replicas = int(replicas)
+
+    def _found(self, address: Address) -> None:
+        """When the primary is elsewhere, nobody stays with the one of before."""
+        before, self._address = self._address, address
+        if before in (None, address) or self._closed:
+            return
+        for held in self._held.values():
+            held.renew()
+        others: list[Looks | Subscriber] = [self._looks, *self._subscribers]
+        for other in others:
+            task = asyncio.create_task(other.renew())
+            self._renewing.add(task)
+            task.add_done_callback(self._renewing.discard)
+
+    def _confirmed(self, level: Durability, touches: int) -> None:
+        # At the other levels a failover may take touches back, and rightly so.
+        if level == "all":
+            self._touches = max(self._touches, touches)

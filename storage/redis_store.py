@@ -1,0 +1,383 @@
+"""The storage on Redis or Valkey: `push.ports.Storage` over one shard.
+
+What an act does is in redis/, one atomic call each; here it is asked for, at its level,
+and its answer is opened. A record at a level above `local` is certified by a second act once its
+copies were counted (R10): until then nobody is given it.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from push import limits
+from push.errors import Refused
+from push.ports import (
+    Append,
+    Appended,
+    Cursor,
+    CursorState,
+    CursorWrite,
+    Durability,
+    GroupPartition,
+    Owned,
+    ParkedLine,
+    Partition,
+    PartitionState,
+    Read,
+    Standing,
+    Start,
+    StorageState,
+    WakeUp,
+    Written,
+)
+from push.record import Header, Record
+from push.sealing import PLAIN, Sealer
+from storage import redis_keys
+from storage.appending import open_header
+from storage.redis_cursors import RedisCursors
+from storage.redis_keys import queue_key
+from storage.redis_ports import Arg, Shard
+from storage.redis_reading import RedisReading
+from storage.redis_records import Placed, all_placed, append_args, placed
+
+T = TypeVar("T")
+TRIM_ENTRIES: int = 512
+"""Records that one act of trimming looks at: a function holds up everybody else."""
+
+
+class RedisStorage:
+    """See the module. `incarnation` is that which the shard was opened with; `wall` the unix clock,
+    in seconds; `level`: the copies that cursors wait for."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        incarnation: str,
+        *,
+        wall: Callable[[], float] = time.time,
+        sealer: Sealer = PLAIN,
+        level: Durability = "all",
+    ) -> None:
+        self._shard = shard
+        self._incarnation = incarnation
+        self._wall = wall
+        self._sealer = sealer
+        self._cursors = RedisCursors(shard, level=level)
+        self._reading = RedisReading(shard, sealer)
+        self._wake_up: WakeUp | None = None
+        self._told: dict[Partition, int] = {}
+        """The certified ends that the wake-up was called with."""
+        self._sealing = ThreadPoolExecutor(1, thread_name_prefix="sealing")
+        self._running: set[asyncio.Task[Any]] = set()
+        self._closed = False
+        self.publishable = True
+        """False: memory is below the reserve; new messages are answered `storage_full`."""
+        shard.on_message(redis_keys.CERTIFIED_CHANNELS, self._heard)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Refused("storage_unavailable", "the storage is closed")
+
+    def _wall_unix_ms(self) -> int:
+        return int(self._wall() * 1000)
+
+    async def _act(self, name: str, queue_id: str, *args: Arg, level: Durability = "all") -> Any:
+        self._check_open()
+        work = self._shard.act(name, [queue_key(queue_id)], args, level=level)
+        return await self._whole(work)
+
+    async def _look(self, name: str, queue_id: str, *args: Arg) -> Any:
+        self._check_open()
+        return await self._shard.look(name, [queue_key(queue_id)], args)
+
+    async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
+        """Its answer. A caller that is cancelled does not take it back."""
+        task = asyncio.ensure_future(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await asyncio.shield(task)
+
+    async def incarnation(self) -> str:
+        """As Storage.incarnation: the shard sees to it that it is this one."""
+        self._check_open()
+        return self._incarnation
+
+    # --- Queues and groups -------------------------------------------------------------------
+
+    async def create_queue(self, queue_id: str, partitions: int) -> None:
+        """As Storage.create_queue."""
+        await self._act("create_queue", queue_id, partitions)
+
+    async def drop_queue(self, queue_id: str) -> None:
+        """As Storage.drop_queue."""
+        while await self._act("drop_queue", queue_id):
+            pass
+        self._cursors.forget(lambda place: place.partition.queue_id == queue_id)
+        for partition in [one for one in self._told if one.queue_id == queue_id]:
+            del self._told[partition]
+
+    async def create_group(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
+        """As Storage.create_group."""
+        await self._act("create_group", queue_id, group_id, *starts)
+
+    async def drop_group(self, group_id: str, queue_id: str) -> None:
+        """As Storage.drop_group."""
+        await self._act("drop_group", queue_id, group_id)
+        self._forget(queue_id, group_id)
+
+    async def seek(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
+        """As Storage.seek."""
+        await self._act("seek", queue_id, group_id, *starts)
+        self._forget(queue_id, group_id)
+
+    async def purge(self, queue_id: str, group_id: str | None) -> int:
+        """As Storage.purge."""
+        count: int = await self._act("purge", queue_id, group_id or "")
+        self._forget(queue_id, group_id)
+        return count
+
+    def _forget(self, queue_id: str, group_id: str | None) -> None:
+        self._cursors.forget(
+            lambda place: (
+                place.partition.queue_id == queue_id and group_id in (None, place.group_id)
+            )
+        )
+
+    # --- Appending ---------------------------------------------------------------------------
+
+    async def append(self, appends: Sequence[Append]) -> list[Appended]:
+        """As Storage.append."""
+        self._check_open()
+        headers = [open_header(append) for append in appends]
+        return await self._whole(self._append(appends, headers))
+
+    async def _append(self, appends: Sequence[Append], headers: Sequence[Header]) -> list[Appended]:
+        sealed = await self._seal(appends, headers)
+        wall = self._wall_unix_ms()
+        refuse = "" if self.publishable else "storage_full"
+        args = [
+            append_args(append, header, blob, wall_unix_ms=wall, refuse=refuse)
+            for append, header, blob in zip(appends, headers, sealed, strict=True)
+        ]
+        works = [
+            self._append_one(append, header, each)
+            for append, header, each in zip(appends, headers, args, strict=True)
+        ]
+        results = await asyncio.gather(*works, return_exceptions=True)
+        return await self._certified(appends, all_placed(results))
+
+    async def _seal(self, appends: Sequence[Append], headers: Sequence[Header]) -> list[bytes]:
+        """The payloads as they are stored, sealed in a thread: a key may have to be waited for."""
+        if self._sealer is PLAIN:
+            return [append.payload for append in appends]
+
+        def seal() -> list[bytes]:
+            return [
+                self._sealer.seal(append.partition, append.header, append.payload, header.count)
+                for append, header in zip(appends, headers, strict=True)
+            ]
+
+        return await asyncio.get_running_loop().run_in_executor(self._sealing, seal)
+
+    async def _append_one(self, append: Append, header: Header, args: list[Arg]) -> Placed:
+        """A record's place.
+
+        Raises:
+            Refused: the store did not judge it, and remembers nothing of it.
+        """
+        key, level = queue_key(append.partition.queue_id), append.durability
+        name = "append" if self.publishable else "append_refused"
+        try:
+            answer = await self._shard.act(name, [key], args, level=level)
+        except Refused as refused:
+            if refused.code.name != "storage_full":
+                raise
+            args[7] = "storage_full"  # duplicates are answered, and the order is kept (R7)
+            answer = await self._shard.act("append_refused", [key], args, level=level)
+        return placed(answer, header.count)
+
+    async def _certified(
+        self, appends: Sequence[Append], answers: Sequence[Placed]
+    ) -> list[Appended]:
+        """The answers, once what they name may be given to anybody."""
+        ends: dict[Partition, int] = {}
+        local: set[Partition] = set()
+        for append, answer in zip(appends, answers, strict=True):
+            if answer.next_offset > answer.appended.certified:
+                ends[append.partition] = answer.next_offset
+                if append.durability == "local":
+                    local.add(append.partition)
+        grown = {
+            append.partition: answer.appended.certified
+            for append, answer in zip(appends, answers, strict=True)
+            if answer.appended.count
+        }
+
+        async def one(partition: Partition) -> int:
+            number, queue_id = partition.number, partition.queue_id
+            key, end = queue_key(queue_id), ends[partition]
+            if partition in local:  # behind records of a higher level, whose copies are not counted
+                await self._shard.act("certify", [key], [number, 0], level="all")
+            certified: int = await self._shard.act("certify", [key], [number, end], level="local")
+            return certified
+
+        found = await asyncio.gather(*map(one, ends))
+        reached = dict(zip(ends, found, strict=True))
+        for partition, end in (grown | reached).items():
+            self._tell(partition, end)
+        return [
+            Appended(
+                each.first,
+                each.count,
+                max(each.certified, reached.get(append.partition, 0)),
+                each.generation,
+                each.outcomes,
+                each.skips,
+            )
+            for append, each in zip(appends, (answer.appended for answer in answers), strict=True)
+        ]
+
+    def _tell(self, partition: Partition, certified: int) -> None:
+        if certified > self._told.get(partition, 0):
+            self._told[partition] = certified
+            if self._wake_up is not None:
+                self._wake_up(partition, certified)
+
+    def _heard(self, channel: bytes, message: bytes) -> None:
+        partition = redis_keys.partition_of(channel)
+        if partition is not None and message.isdigit() and not self._closed:
+            self._tell(partition, int(message))
+
+    def on_certified(self, wake_up: WakeUp) -> None:
+        """As Storage.on_certified; also for what other gateways append."""
+        self._wake_up = wake_up
+
+    # --- Reading -----------------------------------------------------------------------------
+
+    async def read(
+        self, partition: Partition, offset: int, bytes_max: int, *, until: int | None = None
+    ) -> Read:
+        """As Storage.read."""
+        self._check_open()
+        return await self._reading.read(partition, offset, bytes_max, until)
+
+    async def read_each(
+        self, partition: Partition, offsets: Sequence[int], bytes_max: int
+    ) -> tuple[Record | None, ...]:
+        """As Storage.read_each."""
+        self._check_open()
+        return await self._reading.read_each(partition, offsets, bytes_max)
+
+    async def offset_at(self, partition: Partition, unix_ms: int) -> int:
+        """As Storage.offset_at."""
+        self._check_open()
+        return await self._reading.offset_at(partition, unix_ms)
+
+    async def published(self, places: Sequence[tuple[Partition, int]]) -> list[int | None]:
+        """As Looking.published."""
+        self._check_open()
+        return await self._reading.published(places)
+
+    async def partitions(self, queue_id: str) -> list[PartitionState]:
+        """As Looking.partitions."""
+        self._check_open()
+        return await self._reading.partitions(queue_id)
+
+    # --- Cursors -----------------------------------------------------------------------------
+
+    async def own(
+        self, place: GroupPartition, *, token: bytes, assignment: int, epoch_seen: int = 0
+    ) -> Owned:
+        """As Storage.own."""
+        self._check_open()
+        return await self._whole(
+            self._cursors.own(place, token=token, assignment=assignment, epoch_seen=epoch_seen)
+        )
+
+    async def write_cursors(self, writes: Sequence[CursorWrite]) -> list[Written]:
+        """As Storage.write_cursors."""
+        self._check_open()
+        return await self._whole(self._cursors.write(writes))
+
+    async def read_side(
+        self, place: GroupPartition, key_hash: int, after: int, count_max: int
+    ) -> tuple[int, ...]:
+        """As Storage.read_side."""
+        self._check_open()
+        return await self._cursors.read_side(place, key_hash, after, count_max)
+
+    async def cursors(self, queue_id: str, group_id: str) -> list[CursorState]:
+        """As Looking.cursors."""
+        self._check_open()
+        return await self._cursors.states(queue_id, group_id)
+
+    async def cursor(self, place: GroupPartition) -> Cursor | None:
+        """As Looking.cursor."""
+        self._check_open()
+        found = await self._cursors.load(place)
+        return found[0].snapshot() if found is not None else None
+
+    async def standings(self, place: GroupPartition, first: int, last: int) -> list[Standing]:
+        """As Looking.standings."""
+        self._check_open()
+        return await self._cursors.standings(place, first, last)
+
+    async def parked(self, place: GroupPartition) -> list[ParkedLine]:
+        """As Looking.parked."""
+        self._check_open()
+        return await self._cursors.parked(place)
+
+    # --- Upkeep ------------------------------------------------------------------------------
+
+    async def trim(self, partition: Partition, *, retention_s: float, keep_all: bool) -> int:
+        """As Storage.trim."""
+        due = self._wall_unix_ms() - int(retention_s * 1000)
+        offset = 0
+        while offset >= 0:
+            freed, offset = await self._act(
+                "trim",
+                partition.queue_id,
+                partition.number,
+                due,
+                int(keep_all),
+                offset,
+                TRIM_ENTRIES,
+                limits.TRIM_BYTES_PER_COMMIT_MAX,
+                level="local",
+            )
+            if freed:
+                return int(freed)
+        return 0
+
+    async def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
+        """As Storage.seal."""
+        named = json.dumps([[*successor] for successor in successors])
+        sealed: int = await self._act("seal", partition.queue_id, partition.number, named)
+        await self._act("certify", partition.queue_id, partition.number, sealed, level="local")
+        return sealed
+
+    async def state(self) -> StorageState:
+        """As Storage.state."""
+        if self._closed:
+            return StorageState(False, False, ("the storage is closed",))
+        if not self.publishable:
+            return StorageState(True, False, ("free memory is below the reserve",))
+        try:
+            await self._look("partitions", "")
+        except Refused as refused:
+            return StorageState(False, False, (refused.detail,))
+        return StorageState(True, True)
+
+    async def close(self) -> None:
+        """As Storage.close."""
+        if self._closed:
+            return
+        self._closed = True
+        while self._running:
+            await asyncio.gather(*self._running, return_exceptions=True)
+        self._sealing.shutdown()
+        self._reading.close()
+        await self._shard.close()

@@ -1,0 +1,121 @@
+"""Which gateways are there, and whose members a group has (R14)."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metadata.catalog import Membership
+from metadata.heartbeats import GONE_S, Heartbeats, with_members
+from metadata.inprocess import InProcessMetadata
+
+
+def row(**gateways: tuple[str, ...]) -> Membership:
+    return Membership(
+        group_id="g", generation=7,
+        members=tuple(sorted(name for part in gateways.values() for name in part)),
+        assignment={0: "a"}, gateways=gateways,
+    )  # fmt: skip
+
+
+def test_a_gateway_whose_number_stands_still_is_gone() -> None:
+    seen = Heartbeats()
+    assert seen.gone() == {}
+    assert not seen.is_gone("x", now=0)
+    seen.saw({"x": 1, "y": 1}, now=100)
+    seen.saw({"x": 1, "y": 2}, now=100 + GONE_S - 0.1)
+    assert seen.gone() == {}
+    seen.saw({"x": 1, "y": 2}, now=100 + GONE_S)
+    assert seen.gone() == {"x": 1}
+    now = 100 + GONE_S
+    assert (seen.is_gone("x", now=now), seen.is_gone("y", now=now)) == (True, False)
+    seen.saw({"x": 2, "y": 3}, now=101 + GONE_S)
+    assert seen.gone() == {}  # it is back
+
+
+def test_a_number_that_goes_back_is_one_that_moves() -> None:
+    """A failover may take beats back; a gateway that started anew counts from one."""
+    seen = Heartbeats()
+    seen.saw({"x": 9}, now=0)
+    seen.saw({"x": 3}, now=GONE_S)
+    assert seen.gone() == {}
+
+
+def test_who_was_frozen_takes_nobody_for_gone() -> None:
+    """Minutes pass for it between two looks; at the second one the others have moved."""
+    seen = Heartbeats()
+    seen.saw({"me": 1, "x": 1}, now=0)
+    assert not seen.is_alone(now=GONE_S - 0.1)
+    assert seen.is_alone(now=90)  # others have taken over
+    assert seen.gone() == {}
+    seen.saw({"me": 2, "x": 80}, now=90)
+    assert seen.gone() == {}
+    assert not seen.is_alone(now=90)
+
+
+def test_a_gateway_that_is_forgotten_is_not_told_any_more() -> None:
+    seen = Heartbeats()
+    seen.saw({"x": 1, "y": 1}, now=0)
+    seen.saw({"y": 1}, now=GONE_S)
+    assert seen.gone() == {"y": 1}
+
+
+def test_a_gateway_that_has_just_come_is_not_gone() -> None:
+    """It is in the row before its number is heard of; without one it is gone after a while."""
+    seen = Heartbeats()
+    seen.saw({"me": 1}, now=0)
+    assert not seen.is_gone("x", now=50)
+    seen.saw({"me": 2}, now=50 + GONE_S - 0.1)
+    assert not seen.is_gone("x", now=60)
+    seen.saw({"me": 3}, now=50 + GONE_S)
+    assert seen.is_gone("x", now=60)
+    seen.saw({"me": 4, "x": 1}, now=61)
+    assert not seen.is_gone("x", now=61)
+    seen.saw({"me": 5}, now=62)
+    assert "x" not in seen.gone(0)
+
+
+def test_a_gateway_says_its_own_members_and_leaves_the_others() -> None:
+    new = with_members(row(x=("a",)), "y", ["c", "b"])
+    assert new.gateways == {"x": ("a",), "y": ("b", "c")}
+    assert (new.members, new.generation, new.assignment) == (("a", "b", "c"), 8, {0: "a"})
+    assert with_members(new, "y", {"b", "c"}) is new
+    assert with_members(new, "y", []).gateways == {"x": ("a",)}
+
+
+def test_members_of_a_gateway_that_is_gone_are_taken_out() -> None:
+    new = with_members(row(x=("a",), y=("b",), z=("c",)), "y", ["b"], gone={"x"})
+    assert (new.gateways, new.members) == ({"y": ("b",), "z": ("c",)}, ("b", "c"))
+
+
+def test_who_comes_to_another_gateway_has_moved() -> None:
+    """R22: it is a member once, and its place stays its own."""
+    new = with_members(row(x=("a", "b")), "y", ["a"])
+    assert (new.gateways, new.members) == ({"x": ("b",), "y": ("a",)}, ("a", "b"))
+
+
+NAMES = st.sampled_from("abcdef")
+GATEWAYS = st.sampled_from("xyz")
+
+
+@given(st.lists(st.tuples(GATEWAYS, st.sets(NAMES), st.sets(GATEWAYS))))
+def test_everybody_is_a_member_of_one_gateway_and_generations_grow(
+    steps: list[tuple[str, set[str], set[str]]],
+) -> None:
+    """Whatever gateways say, in whatever order."""
+    now = row()
+    for gateway, members, gone in steps:
+        new = with_members(now, gateway, members, gone - {gateway})
+        assert new.generation == now.generation + (new is not now)
+        parts = [name for part in new.gateways.values() for name in part]
+        assert tuple(sorted(parts)) == new.members
+        assert set(new.gateways.get(gateway, ())) == members
+        assert not set(new.gateways) & (gone - {gateway})
+        now = new
+
+
+async def test_each_gateway_hears_of_all(catalog: InProcessMetadata) -> None:
+    """And those that stand still are forgotten, unless they have moved meanwhile."""
+    assert await catalog.beat("x", {}) == {"x": 1}
+    assert await catalog.beat("x", {}) == {"x": 2}
+    assert await catalog.beat("y", {}) == {"x": 2, "y": 1}
+    assert await catalog.beat("y", {"x": 1}) == {"x": 2, "y": 2}
+    assert await catalog.beat("y", {"x": 2}) == {"y": 3}

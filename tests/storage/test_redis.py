@@ -1,0 +1,345 @@
+"""What the storage on Redis promises beside the contract: copies, gateways, memory's end."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from push.errors import Refused, Unknown
+from push.ports import Append, Durability, Partition, Side
+from storage.redis_link import packed
+from storage.redis_ports import Arg, Heard, Shard
+from storage.redis_shard import Marks, RedisShard, Settings
+from storage.redis_store import RedisStorage
+from tests.contract.redis_single import INCARNATION, redis_process, redis_store_of
+from tests.contract.stores import (
+    ANN,
+    G0,
+    P0,
+    P1,
+    Clock,
+    append,
+    change,
+    outcomes,
+    sequences,
+    with_group,
+)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Settings]:
+    """One process."""
+    async with redis_process() as settings:
+        yield settings
+
+
+@pytest.fixture
+async def store(server: Settings) -> AsyncIterator[RedisStorage]:
+    """A gateway's storage there."""
+    async with redis_store_of(server, Clock()) as opened:
+        yield opened
+
+
+async def ask(server: Settings, *command: Arg) -> Any:
+    """One command, past everything."""
+    link = await server.open()
+    try:
+        (answer,) = await link.ask([packed(*command)], 5)
+        return answer
+    finally:
+        await link.close()
+
+
+class Losing:
+    """A shard that loses answers of acts that happened, and refuses others."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self.lost: set[str] = set()
+        self.refused: set[str] = set()
+        """Queues whose acts do not happen."""
+        self.acts: list[tuple[str, Durability]] = []
+
+    async def act(
+        self, function: str, keys: Sequence[str], args: Sequence[Arg], *, level: Durability
+    ) -> Any:
+        """As Shard.act."""
+        self.acts.append((function, level))
+        if keys[0] in self.refused:
+            raise Refused("storage_unavailable", "it is not there")
+        answer = await self._shard.act(function, keys, args, level=level)
+        if function in self.lost:
+            self.lost.remove(function)
+            raise Unknown("the answer was lost")
+        return answer
+
+    async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
+        """As Shard.look."""
+        return await self._shard.look(function, keys, args)
+
+    def on_message(self, channel_prefix: str, heard: Heard) -> None:
+        """As Shard.on_message."""
+        self._shard.on_message(channel_prefix, heard)
+
+    async def close(self) -> None:
+        """As Shard.close."""
+        await self._shard.close()
+
+
+@pytest.fixture
+async def losing(server: Settings) -> AsyncIterator[tuple[RedisStorage, Losing]]:
+    """A storage, and the shard under it that loses answers."""
+    shard = Losing(await RedisShard.open(server, Marks(INCARNATION)))
+    store = RedisStorage(shard, INCARNATION, wall=Clock())
+    yield store, shard
+    await store.close()
+
+
+# --- Certifying (R10) ---------------------------------------------------------------------------
+
+
+async def test_what_has_no_copies_yet_is_given_to_nobody(
+    losing: tuple[RedisStorage, Losing],
+) -> None:
+    """R10: not read, not found by time, not started behind, not settled."""
+    store, shard = losing
+    await with_group(store, messages=1)
+    shard.lost = {"append"}
+    with pytest.raises(Unknown):
+        await store.append([append(messages=2)])
+    read = await store.read(P0, 0, 10**6)
+    assert ([record.first for record in read.records], read.certified) == ([0], 1)
+    assert await store.published([(P0, 1)]) == [None]
+    assert await store.offset_at(P0, 1 << 50) == 1
+    await store.create_group("g-2", "q-1", ["latest", "latest"])
+    assert [state.floor for state in await store.cursors("q-1", "g-2")] == [1, 0]
+    with pytest.raises(Refused, match="invalid_request"):
+        await store.write_cursors([change(settled=[(1, 1)])])
+    state = (await store.partitions("q-1"))[0]
+    assert (state.end, state.certified, state.messages) == (3, 1, 3)
+
+
+async def test_whatever_comes_next_certifies_what_was_left_behind(
+    losing: tuple[RedisStorage, Losing],
+) -> None:
+    """R9, R10: also a duplicate, which stores nothing itself."""
+    store, shard = losing
+    await store.create_queue("q-1", 2)
+    shard.lost = {"append"}
+    with pytest.raises(Unknown):
+        await sequences(store, [1, 2])
+    seen: list[tuple[Partition, int]] = []
+    store.on_certified(lambda partition, end: seen.append((partition, end)))
+    assert await sequences(store, [1, 2]) == [-1, -2]
+    assert seen == [(P0, 2)]
+    assert (await store.read(P0, 0, 1)).certified == 2
+
+
+async def test_a_local_append_certifies_itself_in_one_act(
+    losing: tuple[RedisStorage, Losing],
+) -> None:
+    store, shard = losing
+    await store.create_queue("q-1", 2)
+    shard.acts.clear()
+    record = append(messages=2)
+    local = Append(P0, record.header, record.payload, durability="local")
+    (appended,) = await store.append([local])
+    assert (outcomes(appended), appended.certified) == ([0, 1], 2)
+    assert shard.acts == [("append", "local")]
+
+
+async def test_a_local_append_does_not_certify_what_is_before_it(
+    losing: tuple[RedisStorage, Losing],
+) -> None:
+    """R10: copies of that are counted first, at its own level."""
+    store, shard = losing
+    await store.create_queue("q-1", 2)
+    shard.lost = {"append"}
+    with pytest.raises(Unknown):
+        await store.append([append(messages=1)])
+    shard.acts.clear()
+    record = append(messages=1)
+    local = Append(P0, record.header, record.payload, durability="local")
+    assert (await store.append([local]))[0].certified == 2
+    assert shard.acts == [("append", "local"), ("certify", "all"), ("certify", "local")]
+
+
+async def test_a_call_that_was_judged_in_part_is_unknown(
+    losing: tuple[RedisStorage, Losing],
+) -> None:
+    """R5, R7: what the store did not judge it does not hold up; sent again, nothing is doubled."""
+    store, shard = losing
+    await store.create_queue("q-1", 2)
+    await store.create_queue("q-2", 1)
+    elsewhere = append(Partition("q-2", 0), runs=[(ANN, 0, [1])])
+    here = append(runs=[(ANN, 0, [1])])
+    shard.refused = {"{q-2}:queue"}
+    with pytest.raises(Unknown):
+        await store.append([here, elsewhere])
+    with pytest.raises(Refused, match="storage_unavailable"):
+        await store.append([elsewhere])
+    shard.refused = set()
+    answers = await store.append([here, elsewhere])
+    assert [outcomes(answer) for answer in answers] == [[-1], [0]]
+
+
+# --- Several gateways ---------------------------------------------------------------------------
+
+
+async def test_two_gateways_write_one_cursor_one_after_the_other(
+    server: Settings, store: RedisStorage
+) -> None:
+    """R15: each decides on what the other left; nothing of either is lost."""
+    await with_group(store, messages=10)
+    async with redis_store_of(server, Clock()) as other:
+        for first in range(0, 8, 2):
+            await store.write_cursors([change(settled=[(first, first)])])
+            await other.write_cursors([change(settled=[(first + 1, first + 1)])])
+        await store.write_cursors([change(aside=[Side(7, (9,))])])
+        await other.write_cursors([change(settled=[(9, 9)])])
+        assert await store.read_side(G0, 7, -1, 9) == ()
+        (state,) = [s for s in await other.cursors("q-1", "g-1") if s.place == G0]
+    assert (state.floor, state.settled_above, state.aside) == (8, 1, 0)
+
+
+async def test_an_owner_elsewhere_fences_what_is_kept_here(
+    server: Settings, store: RedisStorage
+) -> None:
+    """P7: the cursor that this gateway remembers does not outlive its epoch."""
+    await with_group(store, messages=4)
+    await store.write_cursors([change(settled=[(0, 0)])])
+    async with redis_store_of(server, Clock()) as other:
+        owned = await other.own(G0, token=b"other", assignment=1)
+    assert (owned.epoch, owned.cursor.floor) == (2, 1)
+    (written,) = await store.write_cursors([change(settled=[(1, 1)])])
+    assert written.fenced
+    assert (await store.cursors("q-1", "g-1"))[0].floor == 1
+
+
+async def test_what_one_gateway_appends_wakes_the_others(server: Settings) -> None:
+    """R10: once it is certified, and each of them once."""
+    shard = await RedisShard.open(server, Marks(INCARNATION))
+    store = RedisStorage(shard, INCARNATION, wall=Clock())
+    heard: asyncio.Queue[tuple[Partition, int]] = asyncio.Queue()
+    store.on_certified(lambda partition, end: heard.put_nowait((partition, end)))
+    await shard.heard()
+    async with redis_store_of(server, Clock()) as other, asyncio.timeout(10):
+        await other.create_queue("q-1", 2)
+        await other.append([append(messages=3)])
+        assert await heard.get() == (P0, 3)
+        await store.append([append(messages=1)])
+        assert await heard.get() == (P0, 4)
+        await other.append([append(P1, messages=1)])
+        assert await heard.get() == (P1, 1)
+        assert heard.empty()
+    await store.close()
+
+
+async def test_a_cursor_write_whose_answer_is_lost_can_come_again(
+    losing: tuple[RedisStorage, Losing],
+) -> None:
+    """R29."""
+    store, shard = losing
+    await with_group(store, messages=6)
+    write = change(settled=[(0, 1)], aside=[Side(7, (2, 4))])
+    shard.lost = {"write_cursor"}
+    with pytest.raises(Unknown):
+        await store.write_cursors([write])
+    assert (await store.write_cursors([write]))[0].refused == ()
+    await store.write_cursors([change(settled=[(3, 4)])])
+    (state,) = [s for s in await store.cursors("q-1", "g-1") if s.place == G0]
+    assert (state.floor, state.settled_above, state.aside) == (5, 0, 1)
+
+
+# --- Memory's end (R29), damage (R30), leaving nothing ------------------------------------------
+
+
+async def test_at_memory_s_end_publishing_stops_and_delivery_goes_on(
+    server: Settings, store: RedisStorage
+) -> None:
+    """R29: duplicates are known, what was refused holds up what is behind it (R7)."""
+    await with_group(store)
+    assert await sequences(store, [1, 2]) == [0, 1]
+    await ask(server, "CONFIG", "SET", "maxmemory", "1")
+    assert await sequences(store, [2, 3]) == [-2, "storage_full"]
+    owned = await store.own(G0, token=b"next", assignment=1)
+    (written,) = await store.write_cursors(
+        [change(epoch=owned.epoch, token=b"next", settled=[(0, 1)])]
+    )
+    assert not written.fenced
+    assert await store.trim(P0, retention_s=0, keep_all=True) > 0
+    assert await store.seal(P1, []) == 0
+    await ask(server, "CONFIG", "SET", "maxmemory", "0")
+    assert await sequences(store, [4]) == ["out_of_sequence"]
+    assert await sequences(store, [3, 4]) == [2, 3]
+
+
+@pytest.mark.parametrize("field", ["p", "h", "n", "s", "m", "c", "d"])
+async def test_a_row_that_was_changed_costs_its_record(
+    server: Settings, store: RedisStorage, field: str
+) -> None:
+    """R30: whatever of it was changed; what is behind it flows."""
+    await store.create_queue("q-1", 2)
+    for number in range(3):
+        await sequences(store, [number])
+    rows = await ask(server, "XRANGE", "{q-1}:log:0", "-", "+")
+    changed = rows[1][1]
+    changed[changed.index(field.encode()) + 1] += b"7"
+    await ask(server, "DEL", "{q-1}:log:0")
+    for identifier, fields in rows:
+        await ask(server, "XADD", "{q-1}:log:0", identifier, *fields)
+    for _ in range(2):
+        read = await store.read(P0, 0, 10**6)
+        assert [record.first for record in read.records] == [0, 2]
+        assert [(each.first, each.count) for each in read.damage] == [(1, 1)]
+    assert (await store.partitions("q-1"))[0].messages == 2
+    assert await ask(server, "XLEN", "{q-1}:quarantine:0") == 1
+
+
+async def test_a_dropped_queue_leaves_no_key(server: Settings, store: RedisStorage) -> None:
+    """R1: nor does a dropped group."""
+    before = await ask(server, "KEYS", "{q-1}:*")
+    await with_group(store)
+    kinds = await ask(server, "KEYS", "{q-1}:c*")
+    for producer in range(1200):
+        name = b"%016d" % producer
+        await store.append([append(runs=[(name, 0, [1])], ids=["a"])])
+    assert await sequences(store, [1, 2, 3], messages_max=1202) != []
+    await store.write_cursors([change(aside=[Side(7, (0, 1))])])
+    await store.drop_group("g-1", "q-1")
+    assert len(kinds) == 2
+    assert await ask(server, "KEYS", "{q-1}:c*") == []
+    await store.create_group("g-1", "q-1", [0, 0])
+    await store.drop_queue("q-1")
+    left = {*await ask(server, "KEYS", "{q-1}:*")} - {b"{q-1}:touch"}
+    assert left == set(before)
+
+
+async def test_long_logs_are_trimmed_and_searched_in_slices(
+    store: RedisStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R31: one act looks at so many records, the next goes on behind them."""
+    monkeypatch.setattr("storage.redis_store.TRIM_ENTRIES", 3)
+    monkeypatch.setattr("storage.redis_reading._SCAN_ENTRIES", 3)
+    await with_group(store)
+    for _ in range(10):
+        await store.append([append(messages=1)])
+    await store.write_cursors([change(settled=[(7, 9)])])
+    assert await store.trim(P0, retention_s=0, keep_all=True) > 0
+    freed = 0
+    while more := await store.trim(P0, retention_s=0, keep_all=True):
+        freed += more
+    assert [r.first for r in (await store.read(P0, 0, 10**6)).records] == [*range(7)]
+    assert await store.offset_at(P0, 1 << 50) == 10
+    assert await store.published([(P0, 7)]) == [None]
+
+
+async def test_a_sequence_beyond_what_functions_count_is_refused(store: RedisStorage) -> None:
+    """P12: 2^53 and 2^53 + 1 are one number there."""
+    await store.create_queue("q-1", 2)
+    largest = (1 << 53) - 1
+    assert await sequences(store, [largest]) == [0]
+    with pytest.raises(Refused, match="invalid_message"):
+        await sequences(store, [largest + 1])
+    assert await sequences(store, [largest]) == [-1]

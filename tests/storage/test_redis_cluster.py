@@ -1,0 +1,92 @@
+"""A Cluster: acts go to the primary that has their slot, before a failover and after it."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from push.errors import Refused, Unknown
+from storage.redis_cluster import SLOTS, ClusterShard, claims_of, known, parts_of
+from storage.redis_link import Address, Reach
+from storage.redis_primary import fixed
+from storage.redis_provision import provision
+from tests.servers.binaries import Binary, binaries
+from tests.servers.layouts import clustered
+from tests.servers.node import until
+from tests.storage.shards import MARKS, address, settings
+
+NODES = b"""\
+a1 10.0.0.1:6379@16379 myself,master - 0 1 3 connected 0-99 200 [300->-b2]
+b2 10.0.0.2:6379@16379,host master - 0 1 7 connected 100-199
+c3 10.0.0.3:6379@16379 slave b2 0 1 7 connected
+d4 10.0.0.4:6379@16379 master,fail - 0 1 2 disconnected 100-199
+e5 10.0.0.5:6379@16379 master - 0 1 0 connected
+"""
+
+
+def test_of_two_that_claim_a_slot_the_one_with_the_newest_configuration_is_believed() -> None:
+    claims = claims_of(NODES)
+    assert [claim.address.host[-1] for claim in claims] == ["1", "2", "4"]
+    assert claims[0].ranges == ((0, 99), (200, 200))
+    assert [claim.has(200) for claim in claims] == [True, False, False]
+    assert max(claim for claim in claims if claim.has(150)).address == Address("10.0.0.2", 6379)
+
+
+async def test_without_a_node_that_answers_nothing_is_opened() -> None:
+    with pytest.raises(Refused, match="no node of the cluster answers"):
+        await known([Address("127.0.0.1", 1)], Reach(connect_s=0.5))
+
+
+@pytest.mark.parametrize("binary", binaries(), ids=str)
+async def test_acts_go_where_their_slot_is_and_follow_a_failover(
+    binary: Binary, tmp_path: Path
+) -> None:
+    with clustered(binary, tmp_path, primaries=3, replicas=1) as servers:
+        seeds = [address(node) for node in servers.nodes]
+        parts = await parts_of(seeds, settings(fixed(seeds[0])))
+        assert sum(last - first + 1 for part in parts for first, last in part.ranges) == SLOTS
+        assert len({part.settings.key for part in parts}) == 3
+        for part in parts:
+            await provision(part.settings, MARKS.incarnation, 1)
+        opened = await ClusterShard.open(parts, MARKS.incarnation, {})
+        try:
+            heard: asyncio.Queue[bytes] = asyncio.Queue()
+            opened.on_message("said:", lambda _, text: heard.put_nowait(text))
+            await opened.heard()
+            keys = [f"{{q-{number}}}:list" for number in range(60)]
+            done = await asyncio.gather(*(note(opened, key, "1") for key in keys))
+            assert done == [1] * 60
+            holding = [node for node in servers.nodes[:3] if node.ask("DBSIZE") > 1]
+            assert holding == servers.nodes[:3]
+            assert min(opened.touches.values()) > 1
+            for number, key in enumerate(keys):
+                await opened.act("say", [key], ["said:x", str(number)], level="local")
+            async with asyncio.timeout(10):
+                assert len({await heard.get() for _ in keys}) == 60
+
+            lost, heir = servers.nodes[0], servers.nodes[3]
+            lost.kill()
+            await asyncio.to_thread(until, lambda: heir.role() == "master", "a new primary")
+            done = await asyncio.gather(*(tried(opened, key) for key in keys))
+            assert all(length >= 2 for length in done)  # tried again, it may stand there twice
+            assert await opened.look("find", [keys[0]], []) != []
+        finally:
+            await opened.close()
+
+
+async def note(on: ClusterShard, key: str, text: str) -> int:
+    """Append to the list of this key, on all copies; its length then."""
+    length: int = await on.act("note", [key], [text], level="all")
+    return length
+
+
+async def tried(on: ClusterShard, key: str) -> int:
+    """Append at `local`, for one copy is all that is left, until it is done, within 30 s."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                length: int = await on.act("note", [key], ["2"], level="local")
+            except (Refused, Unknown):
+                await asyncio.sleep(0.05)
+            else:
+                return length

@@ -1,0 +1,54 @@
+"""The storage on Redis with a replica: what is answered and given is what the copies have (R10)."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from push.errors import Unknown
+from storage.redis_link import Address
+from storage.redis_primary import fixed
+from storage.redis_provision import provision
+from storage.redis_shard import Settings
+from tests.contract.redis_single import INCARNATION, redis_store_of
+from tests.contract.stores import P0, Clock, sequences, with_group
+from tests.servers.binaries import Binary, binaries
+from tests.servers.layouts import Replicated, replicated
+
+
+@pytest.fixture(scope="module", params=binaries(), ids=str)
+def binary(request: pytest.FixtureRequest) -> Binary:
+    """Each engine that is here."""
+    found: Binary = request.param
+    return found
+
+
+@pytest.fixture
+def two(binary: Binary, tmp_path: Path) -> Iterator[Replicated]:
+    """A primary and a replica."""
+    with replicated(binary, tmp_path, replicas=1) as servers:
+        yield servers
+
+
+async def test_what_a_replica_has_not_confirmed_is_neither_answered_nor_given(
+    two: Replicated,
+) -> None:
+    """P1, P2: and once it is back, the same messages are duplicates that everybody gets."""
+    primary, replica = two.nodes
+    settings = Settings(fixed(Address(primary.address, primary.port)))
+    await provision(settings, INCARNATION, 1)
+    async with redis_store_of(settings, Clock()) as store:
+        await with_group(store)
+        assert await sequences(store, [1]) == [0]
+        replica.freeze()
+        with pytest.raises(Unknown):
+            await sequences(store, [2])
+        read = await store.read(P0, 0, 10**6)
+        assert ([record.first for record in read.records], read.certified) == ([0], 1)
+        replica.thaw()
+        two.wait_in_sync()
+        assert await sequences(store, [2, 3]) == [-2, 2]
+        read = await store.read(P0, 0, 10**6)
+        assert ([record.first for record in read.records], read.certified) == ([0, 1, 2], 3)
+        end = (await store.partitions("q-1"))[0].end
+    assert replica.ask("HGET", "{q-1}:p:0", "next") in (str(end), str(end).encode())
