@@ -3,11 +3,11 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from gateway.audit import BROKER, Audit, Who
 from gateway.backup import Backups
-from gateway.backup_folder import MANIFEST_FILE
 from gateway.caretaker import Caretaker
 from gateway.changes import Changes
 from gateway.config import Config
@@ -37,6 +37,7 @@ from gateway.routing import any_storable, nowhere
 from gateway.slot_context import Context
 from gateway.spans import SpanLog
 from gateway.stock import Stock
+from gateway.stores import open_stores
 from gateway.tail import Tail
 from gateway.upkeep import Upkeep
 from metadata.catalog import (
@@ -49,15 +50,10 @@ from metadata.catalog import (
     dead_letter_name,
 )
 from metadata.client import STORAGE_INCARNATION, Metadata
-from metadata.inprocess import FILE as CATALOG_FILE
-from metadata.inprocess import InProcessMetadata
 from push import limits
 from push.errors import Refused, TocsinError
 from push.message import Message
 from push.ports import Partition, Storage
-from push.sealing import PLAIN
-from storage.sqlite import SqliteStorage
-from storage.sqlite_open import FILE as STORE_FILE
 
 RESTORED_AT_ONCE = 1000
 
@@ -121,52 +117,28 @@ class Broker:
         """None: nothing here is sealed."""
         self.audit = Audit(None, None, wall=time.time)
         """Where it notes what is done without an operator; set by whoever keeps a trail."""
+        self._rest = AsyncExitStack()
+        """What is closed last."""
         self.drain_sessions: Callable[[], Awaitable[None]] | None = None
         """Sends the sessions elsewhere; set by whoever has sessions."""
 
     @classmethod
     async def open(cls, config: Config, *, on_fatal: Callable[[str], None]) -> "Broker":
-        """A started broker over the stores of `config.data_dir`.
+        """A started broker over the stores that the settings name.
 
         Raises:
             TocsinError: a store cannot be opened; the text says what to do.
         """
-        data_dir = config.data_dir
-        await asyncio.to_thread(data_dir.mkdir, 0o700, parents=True, exist_ok=True)
-        store = data_dir / STORE_FILE
-        if (data_dir / MANIFEST_FILE).exists():  # R30: of what follows it knows nothing
-            raise Refused(
-                "storage_unavailable",
-                f"{data_dir} is a backup: `tocsin admin restore {data_dir} --data-dir …` makes a "
-                "data folder of it",
-            )
-        if store.exists() and not (data_dir / CATALOG_FILE).exists():
-            raise Refused(
-                "storage_unavailable",
-                f"{data_dir} has a {STORE_FILE} without its {CATALOG_FILE}: put that back, or move "
-                "the store away to begin anew",
-            )
-        metadata = await InProcessMetadata.open(data_dir, on_fatal=on_fatal)
-        keyring = None
+        stores = await open_stores(config, on_fatal=on_fatal)
+        broker = cls(config, stores.metadata, stores.storage)
+        broker.keyring, broker.backups, broker._rest = stores.keyring, stores.backups, stores.rest
+        if broker.keyring is not None:
+            broker.keyring.guard(broker.metadata.data_keys)
         try:
-            keyring = await Keyring.open(config, metadata.data_keys)
-            storage = await SqliteStorage.open(
-                store,
-                free_bytes_reserve=config.free_bytes_reserve,
-                on_fatal=on_fatal,
-                sealer=keyring.sealer if keyring is not None else PLAIN,
-            )
+            await broker.start()
         except BaseException:
-            if keyring is not None:
-                await keyring.close()
-            await metadata.close()
+            await broker.stop()
             raise
-        broker = cls(config, metadata, storage)
-        if keyring is not None:
-            keyring.guard(broker.metadata.data_keys)
-        broker.keyring = keyring
-        broker.backups = Backups(metadata, storage)
-        await broker.start()
         return broker
 
     # --- Life ----------------------------------------------------------------------------------
@@ -212,7 +184,7 @@ class Broker:
             raise Refused(
                 "storage_unavailable",
                 f"the storage is of incarnation {incarnation}, the catalog knows {known}: one of "
-                "the two files was emptied or exchanged; put back the one that belongs to the "
+                "the two was emptied or exchanged; put back the one that belongs to the "
                 "other, or move both away to begin anew",
             )
 
@@ -265,6 +237,7 @@ class Broker:
         if self.keyring is not None:
             await self.keyring.close()
         await self.metadata.close()
+        await self._rest.aclose()
 
     async def ready(self) -> list[str]:
         """What is not ready, one sentence each; empty: ready."""

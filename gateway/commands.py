@@ -19,7 +19,9 @@ from gateway.master_key_commands import master_key
 from gateway.pages import Site, pages
 from gateway.park_commands import park
 from gateway.ports import WholeBroker
+from gateway.setting_values import SQLITE
 from gateway.settings_table import SETTINGS, Setting
+from gateway.store_commands import doctor, provision, set_replicas
 from gateway.token_commands import token
 
 SERVE_EXAMPLES = """
@@ -73,8 +75,8 @@ def serve(as_json: bool, **flags: Any) -> None:
     """Start the broker.
 
     It keeps its queues and messages in the data folder and acknowledges a message when it is
-    fsynced there. A setting comes from its flag, else from its environment variable, else it is
-    the one in brackets.
+    fsynced there; or in Redis or Valkey (--storage), which several brokers share. A setting comes
+    from its flag, else from its environment variable, else it is the one in brackets.
     """
     config = load_config(flags)
     logs.configure(config.log_level, as_json=as_json)
@@ -101,15 +103,20 @@ def start_line(url: str, config: Config, *, as_json: bool) -> str:
             "event": "started",
             "url": url,
             "data_dir": str(config.data_dir),
+            "storage": config.storage_shown,
             "durability": "fsync",
             "token": config.needs_credentials,
             "pid": os.getpid(),
         }
         return msgspec.json.encode(fields).decode()
     who = "clients with a token" if config.needs_credentials else "this machine only"
+    if config.storage == SQLITE:
+        where, when = str(config.data_dir), "after fsync"
+    else:
+        where, when = config.storage_shown, "when every copy is on its disk"
     return (
-        f"Tocsin listens on {url} for {who}, keeps its data in {config.data_dir} and acknowledges "
-        "after fsync. Stop it with Ctrl-C."
+        f"Tocsin listens on {url} for {who}, keeps its data in {where} and acknowledges {when}. "
+        "Stop it with Ctrl-C."
     )
 
 
@@ -168,5 +175,7 @@ def status(data_dir: str | None, as_json: bool) -> None:
         click.echo(f"{name:<{width}}  {shown}")
 
 
-for _command in (token, park, backup, restore, verify, master_key, usage, audit):
+for _command in (
+    token, park, backup, restore, verify, master_key, usage, audit, doctor, provision, set_replicas,
+):  # fmt: skip
     admin.add_command(_command)

@@ -18,6 +18,7 @@ from gateway.books import AUDIT_BYTES_MAX, USAGE_BYTES_MAX
 from gateway.setting_values import AUTO, IN_PROCESS, REQUIRED, SQLITE
 from gateway.settings_table import PREFIX, SETTINGS, Setting
 from push import limits
+from storage import redis_target
 
 ELSEWHERE: Final = frozenset(
     {
@@ -94,6 +95,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     def needs_credentials(self) -> bool:
         """Whether nobody is let in without."""
         return self.token is not None or self.jwt_keys is not None or self.auth == REQUIRED
+
+    @property
+    def storage_shown(self) -> str:
+        """Without a password."""
+        return SQLITE if self.storage == SQLITE else redis_target.parse(self.storage).shown
 
     @property
     def is_loopback(self) -> bool:
@@ -267,6 +273,7 @@ def describe(config: Config) -> dict[str, object]:
         if isinstance(value, Path):
             shown[name] = os.fspath(value)
     shown["data_dir"] = os.fspath(config.data_dir)
+    shown["storage"] = config.storage_shown
     shown["master_key_file"] = str(config.master_key_file or "none")
     return {
         **shown,

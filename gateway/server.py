@@ -146,7 +146,7 @@ class Server:
             broker = await build(config, on_fatal)
         except TocsinError as error:
             bound.close()
-            raise StartError(f"The broker cannot start: {error.detail}.") from error
+            raise StartError(f"The broker cannot start: {error.detail.rstrip('.')}.") from error
         except OSError as error:
             bound.close()
             raise StartError(f"The data folder {config.data_dir} fails: {error}.") from error

@@ -13,6 +13,7 @@ from gateway import limit_values
 from gateway.addresses import parse_networks
 from gateway.jwt_keys import ALGORITHMS
 from metadata.rights import PLACEHOLDER, parse_right
+from storage import redis_target
 
 SQLITE: Final = "sqlite:"
 IN_PROCESS: Final = "in-process"
@@ -56,7 +57,7 @@ def path(text: str) -> Path:
 def storage(text: str) -> str:
     """Which store."""
     if text != SQLITE:
-        raise ValueError
+        redis_target.parse(text)
     return text
 
 

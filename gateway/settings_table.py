@@ -55,18 +55,22 @@ SETTINGS: Final = (
         "data_dir",
         values.path,
         "a path",
-        "Where messages are kept. [$XDG_DATA_HOME/tocsin, else ~/.local/share/tocsin]",
+        "Where this broker keeps its files. [$XDG_DATA_HOME/tocsin, else ~/.local/share/tocsin]",
     ),
     Setting(
         "storage",
         values.storage,
-        "'sqlite:', which keeps messages in the data folder; this build stores in SQLite only",
-        "The store. [sqlite:]",
+        "'sqlite:', which keeps messages in the data folder, or where Redis or Valkey is: "
+        "redis://user:password@host:6379, redis+sentinel://user:password@host,host,host/name or "
+        "redis+cluster://user:password@host,host; with rediss for redis and ?ca_file=… over TLS",
+        "The store: sqlite:, in the data folder; or redis://…, redis+sentinel://… or "
+        "redis+cluster://…, which any number of brokers share. With a password it is better in "
+        "the environment: other users of this machine see flags. [sqlite:]",
     ),
     Setting(
         "metadata",
         values.metadata,
-        "'in-process', which keeps the catalog in the data folder; this build knows no other",
+        "'in-process', which keeps the catalog where the messages are; this build knows no other",
         "The metadata service. [in-process]",
     ),
     Setting(

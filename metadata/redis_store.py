@@ -88,9 +88,7 @@ class RedisStore:
         store = cls(shard, on_fatal, draw_id)
         shard.on_message(CHANGED, store._heard)  # first: what changes from now on is not missed
         if found:
-            secret = pack("catalog", "secret", secrets.token_bytes(32))
-            args: list[Arg] = [secrets.token_hex(8), secrets.token_hex(8), secret]
-            await shard.act("catalog_found", KEYS, args, level="all")
+            await found_catalog(shard)
         try:
             reading = await read_since(shard, NOWHERE)
             assert reading is not None  # a catalog has a first version: that is news
@@ -295,6 +293,13 @@ class RedisStore:
             self._following.cancel()
             with suppress(asyncio.CancelledError):
                 await self._following
+
+
+async def found_catalog(shard: Shard) -> None:
+    """Make an empty catalog where there is none; else nothing happens. Raises Refused, Unknown."""
+    secret = pack("catalog", "secret", secrets.token_bytes(32))
+    args: list[Arg] = [secrets.token_hex(8), secrets.token_hex(8), secret]
+    await shard.act("catalog_found", KEYS, args, level="all")
 
 
 def _place_of(row: Queue | Group) -> tuple[str, str]:

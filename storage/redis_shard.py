@@ -122,6 +122,11 @@ class RedisShard:
         return shard
 
     @property
+    def key(self) -> str:
+        """Of its own hash, which tells it from other shards."""
+        return self._settings.key
+
+    @property
     def touches(self) -> int:
         """A number of touches that every copy has: what `Marks.touches` may be from now on."""
         return self._touches

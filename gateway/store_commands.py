@@ -1,0 +1,186 @@
+"""`tocsin admin doctor`, `provision` and `set-replicas`: the Redis or Valkey of a broker."""
+
+import asyncio
+import os
+import secrets
+import sys
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+import click
+
+from gateway.admin_options import json_option, to_json
+from gateway.config import ConfigError, load
+from gateway.setting_values import SQLITE
+from gateway.stores import examine_all
+from metadata.redis_store import found_catalog
+from push.errors import TocsinError
+from storage import redis_provision, redis_target
+from storage.redis_cluster import ClusterShard
+from storage.redis_examining import Examined
+from storage.redis_shard import Marks, RedisShard
+from storage.redis_target import Target
+
+T = TypeVar("T")
+REPLICAS_MAX: Final = 16
+
+storage_option: Final = click.option(
+    "--storage",
+    default=None,
+    metavar="TEXT",
+    help="Where it is, as for tocsin serve. (env TOCSIN_STORAGE)",
+)
+replicas_option: Final = click.option(
+    "--replicas",
+    type=click.IntRange(0, REPLICAS_MAX),
+    required=True,
+    help="How many replicas of each primary could be elected.",
+)
+
+
+def _target(text: str | None) -> Target | None:
+    """None: it is the embedded store. What is wrong ends the command."""
+    # Only this setting: whoever looks at a store need not have the others right.
+    environ = {name: value for name, value in os.environ.items() if name == "TOCSIN_STORAGE"}
+    try:
+        storage = load(environ, {"storage": text})[0].storage
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
+    return None if storage == SQLITE else redis_target.parse(storage)
+
+
+def _shared(text: str | None) -> Target:
+    target = _target(text)
+    if target is None:
+        raise click.UsageError(
+            "There is nothing to do for the store in the data folder; name another one by "
+            "--storage or TOCSIN_STORAGE."
+        )
+    return target
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return asyncio.run(work)
+    except TocsinError as error:
+        raise click.ClickException(f"{error.detail.rstrip('.')}.") from None
+
+
+@click.command()
+@storage_option
+@json_option
+def doctor(storage: str | None, as_json: bool) -> None:
+    """Say whether the store's servers keep what is promised.
+
+    Asks each of them for its settings, which a broker does before it starts, and whether all
+    copies are there. Ends with 1 when something breaks a promise.
+
+    \b
+    Examples:
+      tocsin admin doctor --storage redis://127.0.0.1:6379
+      TOCSIN_STORAGE=redis+sentinel://… tocsin admin doctor --json
+    """
+    target = _target(storage)
+    if target is None:
+        message = "The store in the data folder is checked at each start; `tocsin admin verify` "
+        click.echo(to_json({}) if as_json else message + "reads all of it.")
+        return
+    found = _run(examine_all(target))
+    is_well = not any(one.problems or one.incarnation is None for one in found)
+    if as_json:
+        click.echo(to_json({"ok": is_well, "shards": [_as_json(one) for one in found]}))
+    else:
+        for one in found:
+            _tell(one)
+        verdict = "keeps what is promised" if is_well else "does NOT keep what is promised"
+        click.echo(f"{target.shown} {verdict}.")
+    sys.exit(0 if is_well else 1)
+
+
+def _as_json(found: Examined) -> dict[str, object]:
+    servers = [
+        {
+            "address": str(one.place),
+            "role": one.role,
+            "problems": list(one.problems),
+            "unasked": one.unasked,
+        }
+        for one in found.servers
+    ]
+    return {
+        "incarnation": found.incarnation,
+        "replicas": found.replicas,
+        "servers": servers,
+        "doubts": list(found.doubts),
+    }
+
+
+def _tell(found: Examined) -> None:
+    for one in found.servers:
+        said = f"not examined: {one.unasked}" if one.unasked else "well"
+        click.echo(f"{one.place}  {one.role}  {said if not one.problems else ''}".rstrip())
+        for problem in one.problems:
+            click.echo(f"  BROKEN  {problem}")
+    if found.incarnation is None:
+        click.echo("  BROKEN  no incarnation: it was emptied, or `tocsin admin provision` is to do")
+    else:
+        click.echo(f"  incarnation {found.incarnation}, {found.replicas} replicas")
+    for doubt in found.doubts:
+        click.echo(f"  now  {doubt}")
+
+
+@click.command()
+@storage_option
+@replicas_option
+def provision(storage: str | None, replicas: int) -> None:
+    """Make empty servers a store of this broker, once, and load its functions.
+
+    Where the broker's own user may not load functions, run this with the admin's user, and again
+    with each new version before it starts: on a store that is ours it changes nothing else.
+
+    \b
+    Examples:
+      tocsin admin provision --storage redis://127.0.0.1:6379 --replicas 0
+      TOCSIN_STORAGE=redis+sentinel://…/tocsin tocsin admin provision --replicas 2
+    """
+    target = _shared(storage)
+    incarnation = _run(_provision(target, replicas))
+    click.echo(f"{target.shown} is a store of the incarnation {incarnation}.")
+
+
+async def _provision(target: Target, replicas: int) -> str:
+    found = await examine_all(target)
+    incarnation = next((one.incarnation for one in found if one.incarnation), None)
+    incarnation = incarnation or secrets.token_hex(8)
+    parts = await target.parts()
+    for part in parts:
+        await redis_provision.provision(part.settings, incarnation, replicas)
+    shard: RedisShard | ClusterShard
+    if target.kind == "cluster":
+        shard = await ClusterShard.open(parts, incarnation, {})
+    else:
+        shard = await RedisShard.open(parts[0].settings, Marks(incarnation))
+    try:
+        await found_catalog(shard)
+    finally:
+        await shard.close()
+    return incarnation
+
+
+@click.command("set-replicas")
+@storage_option
+@replicas_option
+def set_replicas(storage: str | None, replicas: int) -> None:
+    """Say how many replicas of each primary could be elected.
+
+    Raise it before a replica is attached, and lower it when one cannot be elected any more: until
+    then publishing waits for it. The level `all` counts so many copies besides the primary.
+    """
+    target = _shared(storage)
+    _run(_set_replicas(target, replicas))
+    click.echo(f"{target.shown} has {replicas} replicas of each primary now.")
+
+
+async def _set_replicas(target: Target, replicas: int) -> None:
+    for part in await target.parts():
+        await redis_provision.set_replicas(part.settings, replicas)
