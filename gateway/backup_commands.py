@@ -22,7 +22,7 @@ from gateway.audit import LOCAL
 from gateway.audit_trail import Entry, Trail
 from gateway.backup_folder import BackupError
 from gateway.books import AUDIT_BYTES_MAX
-from gateway.keyring import opener
+from gateway.wrapping import opener
 from push.errors import Refused
 
 LIVE_EVERY_S: Final = 0.2

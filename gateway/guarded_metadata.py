@@ -40,7 +40,8 @@ class GuardedMetadata:
         self._calls = GuardedCalls("the metadata")
         self.tokens: Tokens = GuardedTokens(inner, self._calls)
         """See Metadata."""
-        self.data_keys = DataKeys(inner.data_keys.all(), self._put_data_keys)
+        refresh = self._refresh_data_keys if inner.data_keys.refresh is not None else None
+        self.data_keys = DataKeys(inner.data_keys.all(), self._put_data_keys, refresh)
         """See Metadata. Here are those that were told to be durable: one whose answer came late is
         put again by whoever made it."""
         inner.data_keys.on_learned(self.data_keys.learn)
@@ -208,6 +209,12 @@ class GuardedMetadata:
         await self._calls.run(
             "data keys", lambda: self.inner.data_keys.put(rows), limits.METADATA_DEADLINE_S
         )
+
+    async def _refresh_data_keys(self) -> None:
+        if self.inner.data_keys.refresh is not None:
+            await self._calls.run(
+                "data keys", self.inner.data_keys.refresh, limits.METADATA_DEADLINE_S
+            )
 
     # --- Membership ------------------------------------------------------------------------------
 

@@ -10,9 +10,12 @@ import asyncio
 import logging
 import os
 import secrets
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import CancelledError
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -21,12 +24,12 @@ import msgspec
 from gateway.config import Config, default_master_key_file
 from gateway.encryption import AHEAD, DATA_KEY_BYTES, KEY_ID_BYTES, RecordSealer
 from gateway.key_file import is_open_to_others, read_keys, replace_keys
-from gateway.master_key import LocalMasterKey, MasterKey, Source, Wanted, find_source, load_provider
+from gateway.master_key import LocalMasterKey, MasterKey, Source, find_source, load_provider
 from gateway.setting_values import MASTER_KEY_BYTES
+from gateway.wrapping import check_master_key, open_key, rewrapped, wrap
 from metadata.data_keys import DataKey, DataKeys
 from push import limits
-from push.errors import Refused
-from push.record import RecordDamaged
+from push.errors import Refused, TocsinError
 
 logger = logging.getLogger("tocsin.encryption")
 
@@ -49,10 +52,14 @@ class Rotated(msgspec.Struct, frozen=True, kw_only=True):
 class Keyring:
     """See the module. Made by `open`."""
 
-    def __init__(self, data_keys: DataKeys, source: Source) -> None:
+    def __init__(
+        self, data_keys: DataKeys, source: Source, find_again: Callable[[], Source]
+    ) -> None:
         self._data_keys = data_keys
         self._source = source
+        self._find_source = find_again
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._one_at_a_time = asyncio.Lock()
         self._rotations = asyncio.Lock()
         self._rotating: set[asyncio.Task[Rotated]] = set()
@@ -80,7 +87,7 @@ class Keyring:
         default = default_master_key_file(os.environ)
         source = await asyncio.to_thread(find_source, config, default, may_generate=not rows)
         _tell(source)
-        ring = cls(data_keys, source)
+        ring = cls(data_keys, source, partial(find_source, config, default, may_generate=False))
         if rows:
             await asyncio.to_thread(check_master_key, rows, source)
             if any(row.master_key_id != source.current.key_id for row in rows):
@@ -110,7 +117,42 @@ class Keyring:
 
     def _open_key(self, key_id: bytes) -> bytes:
         """A data key, for the sealer. In any thread."""
-        return open_key(self._data_keys.find(key_id), key_id, self._source)
+        row = self._data_keys.find(key_id)
+        if self._data_keys.refresh is not None:
+            row = self._shared(key_id, row)
+        return open_key(row, key_id, self._source)
+
+    def _shared(self, key_id: bytes, row: DataKey | None) -> DataKey | None:
+        """The row as the gateways that share the catalog have it by now. One of them has made it
+        since, or has put it under another master key: that damages nothing.
+
+        Raises Refused(storage_unavailable): nobody can say."""
+        if row is None:
+            row = self._asked(key_id)
+        if row is not None and self._source.find(row.master_key_id) is None:
+            fresh = self._find_source()
+            if fresh.find(row.master_key_id) is None:
+                raise Refused(
+                    "storage_unavailable",
+                    f"another gateway has wrapped the data keys under {row.master_key_id}, and "
+                    f"{fresh} does not have that master key: give it to this gateway, too",
+                )
+            known = [*self._source.former, fresh.current, *fresh.former]
+            self._source = replace(self._source, former=known)
+        return row
+
+    def _asked(self, key_id: bytes) -> DataKey | None:
+        refresh = self._data_keys.refresh
+        if refresh is None or threading.get_ident() == self._thread:
+            return None  # the loop cannot wait for itself: whoever asks again is told
+        asked = asyncio.run_coroutine_threadsafe(refresh(), self._loop)
+        try:
+            asked.result(limits.METADATA_DEADLINE_S)
+        except (TocsinError, TimeoutError, CancelledError) as error:
+            raise Refused(
+                "storage_unavailable", f"the catalog's data keys cannot be read: {error}"
+            ) from None
+        return self._data_keys.find(key_id)
 
     async def _add_key(self) -> tuple[bytes, bytes]:
         """Make a data key, durable when this returns: (id, key)."""
@@ -122,7 +164,7 @@ class Keyring:
                 time.time_ns() // 1_000_000,
             )
             key_id, key, _ = self._begun
-            row = await asyncio.to_thread(_wrap, self._source.current, *self._begun)
+            row = await asyncio.to_thread(wrap, self._source.current, *self._begun)
             await self._data_keys.put([row])
             self._begun = None
             return key_id, key
@@ -227,8 +269,8 @@ class Keyring:
         async with self._one_at_a_time:
             source, known = self._source, self._data_keys.all()
             if self._begun is not None:
-                known.append(await asyncio.to_thread(_wrap, source.current, *self._begun))
-            rows = await asyncio.to_thread(_rewrapped, known, source, key)
+                known.append(await asyncio.to_thread(wrap, source.current, *self._begun))
+            rows = await asyncio.to_thread(rewrapped, known, source, key)
             # Other threads open data keys meanwhile: none may find a row before its master key, or
             # a sound record is taken for a damaged one (P13). It stays known also where nobody can
             # say whether they were written.
@@ -261,116 +303,6 @@ class Keyring:
             "sealed_messages": current.messages if current is not None else 0,
             "sealed_bytes": current.bytes if current is not None else 0,
         }
-
-
-# --- Wrapping ------------------------------------------------------------------------------------
-
-
-def _bound(key_id: bytes, master_key_id: str) -> bytes:
-    return b"tocsin data key\0" + key_id + master_key_id.encode()
-
-
-def _wrap(master: MasterKey, key_id: bytes, key: bytes, created_unix_ms: int) -> DataKey:
-    wrapped = master.wrap(key, _bound(key_id, master.key_id))
-    return DataKey(
-        key_id=key_id,
-        master_key_id=master.key_id,
-        created_unix_ms=created_unix_ms,
-        wrapped=wrapped,
-    )
-
-
-def _unwrap(row: DataKey, master: MasterKey) -> bytes:
-    """Raises ValueError: it is not wrapped under this one; Refused: nobody can say."""
-    try:
-        return master.unwrap(row.wrapped, _bound(row.key_id, row.master_key_id))
-    except ValueError:
-        raise
-    except Exception as error:  # a key management service that does not answer
-        raise Refused(
-            "storage_unavailable",
-            f"the master key {row.master_key_id} cannot be asked ({type(error).__name__}: {error})",
-        ) from error
-
-
-def _rewrapped(rows: Sequence[DataKey], source: Source, key: MasterKey) -> list[DataKey]:
-    """The rows, wrapped under `key`. Nothing is changed when it raises."""
-    fresh = []
-    for row in rows:
-        old = source.find(row.master_key_id)
-        try:
-            plain = _unwrap(row, old) if old is not None else b""
-            new = _wrap(key, row.key_id, plain, row.created_unix_ms)
-            is_right = len(plain) == DATA_KEY_BYTES and _unwrap(new, key) == plain
-        except ValueError:
-            is_right = False
-        if not is_right:
-            raise Refused(
-                "storage_unavailable",
-                f"the data key {row.key_id.hex()} cannot be wrapped anew: nothing was changed",
-            )
-        fresh.append(new)
-    return fresh
-
-
-def open_key(row: DataKey | None, key_id: bytes, source: Source) -> bytes:
-    """The data key of this id, of which the catalog has this row. Raises as
-    `push.sealing.Sealer.unseal` does."""
-    if row is None:
-        raise RecordDamaged(f"its data key {key_id.hex()} is not known")
-    master = source.find(row.master_key_id)
-    try:
-        key = _unwrap(row, master) if master is not None else b""
-    except ValueError:
-        key = b""
-    if len(key) != DATA_KEY_BYTES:
-        raise RecordDamaged(f"its data key {key_id.hex()} does not unwrap")
-    return key
-
-
-def check_master_key(rows: Sequence[DataKey], source: Source) -> None:
-    """That this master key opens the catalog's data keys: with a wrong one, every record would be
-    taken for damaged.
-
-    Raises:
-        Refused: storage_unavailable: it is another one, or cannot be asked.
-    """
-    newest = max(rows, key=lambda row: row.created_unix_ms)
-    master = source.find(newest.master_key_id)
-    try:
-        if master is not None and len(_unwrap(newest, master)) == DATA_KEY_BYTES:
-            return
-    except ValueError:
-        pass
-    raise Refused(
-        "storage_unavailable",
-        f"the data is sealed under the master key {newest.master_key_id}, and {source} is another "
-        "one: give the right one with TOCSIN_MASTER_KEY_FILE or TOCSIN_MASTER_KEY; nothing was "
-        "changed",
-    )
-
-
-def opener(wanted: Wanted) -> Callable[[Sequence[DataKey]], RecordSealer | None]:
-    """For files at rest: what opens payloads under the data keys of a catalog. None: no master key
-    was named, and the one where it is looked for unless told otherwise is not there or another.
-
-    It raises Refused(storage_unavailable): the master key that was named is not the right one.
-    """
-    default = default_master_key_file(os.environ)
-    is_named = wanted.master_key or wanted.master_key_file or wanted.master_key_provider
-
-    def opened(rows: Sequence[DataKey]) -> RecordSealer | None:
-        kept = {row.key_id: row for row in rows}
-        try:
-            source = find_source(wanted, default, may_generate=False)
-            check_master_key(rows, source)
-        except Refused:
-            if is_named:
-                raise
-            return None
-        return RecordSealer(lambda key_id: open_key(kept.get(key_id), key_id, source))
-
-    return opened
 
 
 def _put_first(path: Path, raw: bytes, current_id: str) -> None:

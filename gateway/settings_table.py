@@ -60,9 +60,9 @@ SETTINGS: Final = (
     Setting(
         "storage",
         values.storage,
-        "'sqlite:', which keeps messages in the data folder, or where Redis or Valkey is: "
-        "redis://user:password@host:6379, redis+sentinel://user:password@host,host,host/name or "
-        "redis+cluster://user:password@host,host; with rediss for redis and ?ca_file=… over TLS",
+        "'sqlite:', or where Redis or Valkey is: redis://user:password@host:6379, "
+        "redis+sentinel://user:password@host,host,host/name or redis+cluster://user:…@host,host; "
+        "over TLS rediss… with ?ca_file=…",
         "The store: sqlite:, in the data folder; or redis://…, redis+sentinel://… or "
         "redis+cluster://…, which any number of brokers share. With a password it is better in "
         "the environment: other users of this machine see flags. [sqlite:]",

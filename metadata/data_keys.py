@@ -3,7 +3,7 @@ nobody in the metadata can open one."""
 
 import logging
 import zlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol, TypeGuard
 
 import msgspec
@@ -28,10 +28,16 @@ class DataKeys:
     """The keys of a catalog: read from memory, durable before they are in it."""
 
     def __init__(
-        self, rows: Sequence[DataKey], write: Callable[[list[DataKey]], Awaitable[None]]
+        self,
+        rows: Sequence[DataKey],
+        write: Callable[[list[DataKey]], Awaitable[None]],
+        refresh: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self._rows = {row.key_id: row for row in rows}
         self._write = write
+        self.refresh = refresh
+        """Has what other gateways have put by now; None: one gateway works on the catalog. Raises
+        TocsinError: nobody answers."""
         self._listeners: list[Callable[[Sequence[DataKey]], None]] = []
 
     def all(self) -> list[DataKey]:

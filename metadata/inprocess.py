@@ -58,7 +58,9 @@ class InProcessMetadata:
         self._marks = contents.marks
         self._memberships = store.memberships(self._alone)
         self.data_keys = DataKeys(
-            contents.data_keys, lambda rows: self._alone(store.put_data_keys, rows)
+            contents.data_keys,
+            lambda rows: self._alone(store.put_data_keys, rows),
+            (lambda: self._alone(self._no_change)) if store.is_shared else None,
         )
         self._listeners: list[QueueListener] = []
         self._one_at_a_time = asyncio.Lock()

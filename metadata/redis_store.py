@@ -47,6 +47,9 @@ Write = tuple[str, str, bytes]
 class RedisStore:
     """`metadata.stores.Store` on a shard; made by `open`."""
 
+    is_shared = True
+    """See Store."""
+
     def __init__(
         self, shard: Shard, on_fatal: Callable[[str], None] | None, draw_id: Callable[[], str]
     ) -> None:

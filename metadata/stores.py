@@ -76,6 +76,10 @@ class Store(Protocol):
     """
 
     @property
+    def is_shared(self) -> bool:
+        """Whether other gateways change it, too."""
+
+    @property
     def root_secret(self) -> bytes:
         """32 bytes that were made with the catalog."""
 

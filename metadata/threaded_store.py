@@ -23,6 +23,9 @@ ParamsT = ParamSpec("ParamsT")
 class ThreadedStore:
     """`metadata.stores.Store` over one SQLite file, which nobody else changes; made by `open`."""
 
+    is_shared = False
+    """See Store."""
+
     def __init__(
         self,
         file: CatalogStore,

@@ -207,10 +207,12 @@ def test_a_wrong_token_is_refused_and_not_shown(token: str) -> None:
     assert not token or token not in str(caught.value)
 
 
-def test_redis_is_refused_with_what_this_build_has_and_without_its_password() -> None:
-    with pytest.raises(ConfigError, match="this build stores in SQLite only") as caught:
-        load({**HOME, "TOCSIN_STORAGE": "redis://user:hunter2@db:6379"})
-    assert "redis://" in str(caught.value)
+def test_a_store_is_named_without_its_password() -> None:
+    config, _ = load({**HOME, "TOCSIN_STORAGE": "redis+sentinel://user:hunter2@a,b"})
+    assert config.storage_shown == "redis+sentinel://user@a:26379,b:26379/tocsin"
+    assert "hunter2" not in str(describe(config))
+    with pytest.raises(ConfigError, match="redis") as caught:
+        load({**HOME, "TOCSIN_STORAGE": "redis://user:hunter2@db:0"})
     assert "hunter2" not in str(caught.value)
 
 

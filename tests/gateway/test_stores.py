@@ -1,0 +1,219 @@
+"""What a broker keeps its messages in, opened on real servers: nothing is opened that cannot keep
+the promises, and nobody takes another's store for its own."""
+
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from gateway.config import Config
+from gateway.store_commands import doctor, provision, set_replicas
+from gateway.store_marks import FILE, Mark, MarkKeeper, read_mark, write_mark
+from gateway.stores import Stores, open_stores
+from metadata.catalog import Principal, QueueSettings
+from push.errors import Refused
+from push.ports import Partition
+from tests.contract.stores import append as make_append
+from tests.servers.binaries import Binary
+from tests.servers.layouts import Guarded, clustered, guarded, single
+from tests.servers.node import Node
+from tests.servers.shipped import login
+
+ME = Principal("me")
+
+
+@pytest.fixture
+def node(redis_binary: Binary, tmp_path: Path) -> Iterator[Node]:
+    """An empty server with the shipped settings."""
+    with single(redis_binary, tmp_path / "servers") as node:
+        yield node
+
+
+def url(node: Node, login: str = "") -> str:
+    """The server as a setting names it."""
+    return f"redis://{login}{node.address}:{node.port}"
+
+
+def run(command: click.Command, *args: str) -> tuple[int, str]:
+    """(exit code, what it said). It has an event loop of its own, so a thread of its own."""
+    with ThreadPoolExecutor(1) as thread:
+        done = thread.submit(CliRunner().invoke, command, args).result()
+    return done.exit_code, done.output
+
+
+@asynccontextmanager
+async def opened(
+    tmp_path: Path, storage: str, name: str = "gateway", fatal: list[str] | None = None
+) -> AsyncIterator[Stores]:
+    """The stores of a gateway with this data folder."""
+    config = Config(
+        data_dir=tmp_path / name, storage=storage, master_key_file=tmp_path / "key"
+    )  # fmt: skip
+    (tmp_path / "key").write_text("01" * 32)
+    (tmp_path / "key").chmod(0o600)
+    on_fatal = fatal.append if fatal is not None else pytest.fail
+    stores = await open_stores(config, on_fatal=on_fatal)
+    try:
+        yield stores
+    finally:
+        await stores.storage.close()
+        await stores.rest.aclose()
+
+
+async def test_two_gateways_share_what_an_operator_has_provisioned(
+    node: Node, tmp_path: Path
+) -> None:
+    code, said = run(doctor, "--storage", url(node))
+    assert code == 1
+    assert "no incarnation" in said
+    code, said = run(provision, "--storage", url(node), "--replicas", "0")
+    assert code == 0, said
+    assert run(provision, "--storage", url(node), "--replicas", "0") == (0, said)  # nothing changed
+    code, said = run(doctor, "--storage", url(node))
+    assert code == 0, said
+    async with (
+        opened(tmp_path, url(node), "a") as one,
+        opened(tmp_path, url(node), "b") as other,
+    ):
+        assert await one.storage.incarnation() == await other.storage.incarnation()
+        assert one.metadata.secret("receipts") == other.metadata.secret("receipts")
+        queue, _ = await one.metadata.put_queue(ME, "orders", QueueSettings(partitions=1))
+        await one.storage.create_queue(queue.queue_id, 1)
+        await other.metadata.set_mark("looked", "yes")  # a change reads the news first
+        assert other.metadata.find_queue(ME, "orders") == queue
+        (stored,) = await other.storage.append(
+            [make_append(Partition(queue.queue_id, 0), messages=1)]
+        )
+        assert (stored.first, stored.certified) == (0, 1)
+
+
+async def test_a_store_that_nobody_provisioned_is_not_adopted(node: Node, tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="tocsin admin provision"):
+        async with opened(tmp_path, url(node)):
+            pass
+
+
+async def test_settings_that_break_a_promise_stop_the_start(node: Node, tmp_path: Path) -> None:
+    run(provision, "--storage", url(node), "--replicas", "0")
+    node.ask("CONFIG", "SET", "appendfsync", "everysec")
+    with pytest.raises(Refused, match='must be "always": a power loss'):
+        async with opened(tmp_path, url(node)):
+            pass
+    code, said = run(doctor, "--storage", url(node))
+    assert code == 1
+    assert "BROKEN  appendfsync" in said
+
+
+async def test_an_emptied_store_is_refused_by_who_knew_it(node: Node, tmp_path: Path) -> None:
+    run(provision, "--storage", url(node), "--replicas", "0")
+    async with opened(tmp_path, url(node)):
+        pass
+    node.ask("FLUSHALL")
+    with pytest.raises(Refused, match="emptied"):
+        async with opened(tmp_path, url(node)):
+            pass
+    run(provision, "--storage", url(node), "--replicas", "0")  # somebody takes it for a new one
+    with pytest.raises(Refused, match="incarnation"):
+        async with opened(tmp_path, url(node)):
+            pass
+    async with opened(tmp_path, url(node), "new"):
+        pass
+
+
+async def test_a_data_folder_is_one_gateways(node: Node, tmp_path: Path) -> None:
+    run(provision, "--storage", url(node), "--replicas", "0")
+    async with opened(tmp_path, url(node)):
+        with pytest.raises(Refused, match="in use by another process"):
+            async with opened(tmp_path, url(node)):
+                pass
+    (tmp_path / "gateway" / "store.sqlite").touch()
+    with pytest.raises(Refused, match="not moved there by themselves"):
+        async with opened(tmp_path, url(node)):
+            pass
+
+
+async def test_the_brokers_user_opens_what_the_admins_user_provisioned(
+    redis_binary: Binary, tmp_path: Path
+) -> None:
+    with guarded(redis_binary, tmp_path / "servers", replicas=1, with_users=True) as shard:
+        broker = sentinel_url(shard, "tocsin")
+        nodes = f"redis://tocsin-admin:{login('tocsin-admin').password}@"
+        code, said = run(provision, "--storage", nodes + at(shard.primary), "--replicas", "1")
+        assert code == 0, said
+        async with opened(tmp_path, broker) as stores:
+            assert (await stores.storage.state()).writable
+        code, said = run(doctor, "--storage", broker, "--json")
+        assert code == 0, said
+        assert '"role":"replica"' in said
+
+
+async def test_a_cluster_is_provisioned_and_opened_whole(
+    redis_binary: Binary, tmp_path: Path
+) -> None:
+    with clustered(redis_binary, tmp_path / "servers", primaries=3, replicas=0) as cluster:
+        target = "redis+cluster://" + ",".join(at(node) for node in cluster.nodes[:2])
+        code, said = run(provision, "--storage", target, "--replicas", "0")
+        assert code == 0, said
+        async with opened(tmp_path, target) as stores:
+            for number in range(4):
+                queue, _ = await stores.metadata.put_queue(ME, f"q{number}", QueueSettings())
+                await stores.storage.create_queue(queue.queue_id, 16)
+        assert len(read_marks(tmp_path).touches) == 3
+
+
+def test_the_number_of_replicas_is_set_by_a_command(node: Node) -> None:
+    run(provision, "--storage", url(node), "--replicas", "0")
+    assert run(set_replicas, "--storage", url(node), "--replicas", "2")[0] == 0
+    code, said = run(doctor, "--storage", url(node))
+    assert (code, "0 of 2 replicas are attached" in said) == (0, True)
+
+
+def test_commands_for_a_store_ask_for_one() -> None:
+    code, said = run(provision, "--storage", "sqlite:", "--replicas", "0")
+    assert code == 2
+    assert "TOCSIN_STORAGE" in said
+    code, said = run(doctor, "--storage", "redis://u:s3cret@h:0")
+    assert code == 1
+    assert "s3cret" not in said
+    assert run(doctor, "--storage", "sqlite:")[0] == 0
+
+
+async def test_a_mark_is_written_at_the_end_too(tmp_path: Path) -> None:
+    touches = {"s": 1}
+    keeper = MarkKeeper(tmp_path, "i", lambda: touches)
+    await keeper.start()
+    assert read_mark(tmp_path) == Mark(incarnation="i", touches={"s": 1})
+    touches["s"] = 7
+    await keeper.close()
+    await keeper.close()
+    assert read_mark(tmp_path) == Mark(incarnation="i", touches={"s": 7})
+
+
+def test_a_mark_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
+    assert read_mark(tmp_path) is None
+    write_mark(tmp_path, Mark(incarnation="i"))
+    (tmp_path / FILE).write_bytes(b'{"incar')
+    with pytest.raises(Refused, match="remove it when you know"):
+        read_mark(tmp_path)
+
+
+def at(node: Node) -> str:
+    """host:port"""
+    return f"{node.address}:{node.port}"
+
+
+def sentinel_url(shard: Guarded, user: str) -> str:
+    """Its Sentinels, as a setting names them."""
+    places = ",".join(map(at, shard.sentinels))
+    return f"redis+sentinel://{user}:{login(user).password}@{places}/tocsin"
+
+
+def read_marks(tmp_path: Path) -> Mark:
+    """The gateway's."""
+    mark = read_mark(tmp_path / "gateway")
+    assert mark is not None
+    return mark
