@@ -97,6 +97,8 @@ async def test_the_keyboard_alone_reaches_and_works_everything(visit: Visit) -> 
             break
         reached.append(focused)
     assert [one for one in reached if one in ORDER] == ORDER
+    # The first lane is to be one whose key gets more messages, and not the one published here.
+    await expect(visit.at("lane").first).to_be_visible()
     for name, press, then in (
         ("publish", "Enter", visit.at("way").first),
         ("worker-add", "Space", visit.page.locator('[data-testid="worker"][data-letter="B"]')),

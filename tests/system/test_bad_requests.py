@@ -81,10 +81,11 @@ async def scene(server: Server) -> AsyncIterator[Scene]:
         group = f"{queue}/groups/billing"
         assert (await http.put(queue, json={"partitions": 1})).status_code == 201
         messages = [{"key": f"k{n}", "body": n} for n in range(4)]
-        await http.post(f"{queue}/messages", json={"messages": messages})
-        pulled = (await http.post(f"{group}/pull", json={"messages_max": 2, "wait_s": 5})).json()
+        stored = (await http.post(f"{queue}/messages", json={"messages": messages})).json()
+        assert [one.get("offset") for one in stored["results"]] == [0, 1, 2, 3], stored
+        pulled = (await http.post(f"{group}/pull", json={"messages_max": 2, "wait_s": 20})).json()
         receipts = [one["receipt"] for one in pulled["messages"]]
-        assert len(receipts) == 2
+        assert len(receipts) == 2, pulled
         yield Scene(http, queue, group, receipts)
 
 
