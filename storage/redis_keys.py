@@ -6,7 +6,7 @@
     {q}:log:<n>        its records, a stream; the record of offset o has the id <o + 1>-0
     {q}:idx:<n>        the same ids with count, bytes, time: what trimming and looking read
     {q}:l:<n>          producers: bucket, resolved, top; {q}:lb:<n> by bucket
-    {q}:ls:<n>:<p>     a producer's stored sequences, {q}:lo:<n>:<p> those that were refused
+    {q}:ls:<n>:<p>     a producer's stored sequences as runs, {q}:lo:<n>:<p> those that were refused
     {q}:ib:<n>         buckets of client ids; {q}:i:<n>:<until> digest -> offset
     {q}:bad:<n>        what was put aside, {q}:quarantine:<n> the records themselves
     {q}:c:<n>:<g>      a cursor: version, epoch, token, assignment, floor, passed

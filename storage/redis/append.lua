@@ -1,41 +1,97 @@
 -- Appending and what deduplicates it (R5-R9): the rules of storage/appending.py and dedup.py.
 
+-- A producer's line in a partition. Its row is 'bucket:resolved:top:count'. What it has stored stands
+-- in a list of runs: the first offset, then the sequences that ascend from there, 8 bytes each. So an
+-- ordinary record costs one command, however many messages it has. Runs whose sequences are all
+-- resolved leave at the front; others, in part resolved, count until the list is made anew.
 local function line_of(prefix, n, producer, bucket)
   local line = {
-    producer = producer, bucket = bucket, resolved = 0, top = -1, fresh = {}, adds = {},
-    stored = prefix .. 'ls:' .. n .. ':' .. producer,
+    producer = producer, bucket = bucket, seen = nil, resolved = 0, top = -1, count = 0,
+    fresh = {}, runs = {}, stored = prefix .. 'ls:' .. n .. ':' .. producer,
     held = prefix .. 'lo:' .. n .. ':' .. producer,
   }
   local row = redis.call('HGET', prefix .. 'l:' .. n, producer)
   if row then
-    local seen, resolved, top = string.match(row, '^(%-?%d+):(%-?%d+):(%-?%d+)$')
+    local seen, resolved, top, count = string.match(row, '^(%-?%d+):(%-?%d+):(%-?%d+):(%d+)$')
     local age = bucket - tonumber(seen)
-    line.resolved, line.top = tonumber(resolved), tonumber(top)
+    line.resolved, line.top, line.count = tonumber(resolved), tonumber(top), tonumber(count)
     if age > IDLE_BUCKETS then
       redis.call('UNLINK', line.stored, line.held)
+      line.count = 0
       if age > FORGOTTEN_BUCKETS then
         line.resolved, line.top = 0, -1
       else
         line.resolved = line.top + 1
       end
     end
-    line.bucket = math.max(bucket, tonumber(seen))
+    line.seen = tonumber(seen)
+    line.bucket = math.max(bucket, line.seen)
+    line.holding = redis.call('EXISTS', line.held) == 1
   end
-  line.count = redis.call('ZCARD', line.stored)
-  line.holding = redis.call('EXISTS', line.held) == 1
   return line
 end
 
 local function flush(line)
-  in_parts('ZADD', line.stored, line.adds)
-  line.adds = {}
+  in_parts('RPUSH', line.stored, line.runs)
+  line.runs, line.ends = {}, nil
 end
 
 local function keep_line(prefix, n, line)
   flush(line)
   redis.call('HSET', prefix .. 'l:' .. n, line.producer,
-    text(line.bucket) .. ':' .. text(line.resolved) .. ':' .. text(line.top))
-  redis.call('ZADD', prefix .. 'lb:' .. n, text(line.bucket), line.producer)
+    text(line.bucket) .. ':' .. text(line.resolved) .. ':' .. text(line.top) .. ':'
+    .. text(line.count))
+  if line.bucket ~= line.seen then
+    redis.call('ZADD', prefix .. 'lb:' .. n, text(line.bucket), line.producer)
+  end
+end
+
+-- Everything below `resolved` was answered.
+local function raise(line, resolved)
+  if resolved <= line.resolved then
+    return
+  end
+  flush(line)
+  line.resolved = resolved
+  line.top = math.max(line.top, resolved - 1)
+  local run = line.count > 0 and redis.call('LINDEX', line.stored, 0)
+  while run and struct.unpack('<I8', run, #run - 7) < resolved do
+    redis.call('LPOP', line.stored)
+    line.count = line.count - (#run / 8 - 1)
+    run = redis.call('LINDEX', line.stored, 0)
+  end
+end
+
+-- So many sequences of a record begin to be stored at an offset.
+local function add_run(line, offset, sequences)
+  line.runs[#line.runs + 1] = struct.pack('<I8', offset) .. sequences
+  line.count = line.count + #sequences / 8
+end
+
+-- The sequences that are stored, by themselves; the list is made anew without those resolved.
+local function load(line)
+  if line.known then
+    return
+  end
+  flush(line)
+  line.known = {}
+  local kept = {}
+  for _, run in ipairs(redis.call('LRANGE', line.stored, 0, -1)) do
+    local offset = struct.unpack('<I8', run)
+    for at = 9, #run, 8 do
+      local sequence = struct.unpack('<I8', run, at)
+      if sequence >= line.resolved then
+        line.known[sequence] = offset
+        kept[#kept + 1] = struct.pack('<I8I8', offset, sequence)
+      end
+      offset = offset + 1
+    end
+  end
+  if #kept < line.count then
+    redis.call('DEL', line.stored)
+    in_parts('RPUSH', line.stored, kept)
+    line.count = #kept
+  end
 end
 
 -- The sequence was refused: what is behind it waits (R7).
@@ -47,22 +103,14 @@ end
 
 -- What is known of a message; nil: it is new, and may be stored now.
 local function judge(line, sequence, resolved)
-  if resolved > line.resolved then
-    flush(line)
-    line.resolved = resolved
-    line.top = math.max(line.top, resolved - 1)
-    if line.count > 0 then
-      redis.call('ZREMRANGEBYSCORE', line.stored, '-inf', '(' .. text(resolved))
-      line.count = redis.call('ZCARD', line.stored)
-    end
-  end
+  raise(line, resolved)
   if sequence < line.resolved then
     return 'sequence_too_old'
   end
   local known = line.fresh[sequence]
   if not known and sequence <= line.top then
-    local row = redis.call('ZRANGEBYSCORE', line.stored, text(sequence), text(sequence))
-    known = row[1] and tonumber(string.match(row[1], ':(%d+)$'))
+    load(line)
+    known = line.known[sequence]
   end
   if known then
     return '=' .. text(known)
@@ -77,6 +125,10 @@ local function judge(line, sequence, resolved)
     end
   end
   if line.count >= IN_FLIGHT_MAX then
+    line.known = nil
+    load(line)
+  end
+  if line.count >= IN_FLIGHT_MAX then
     hold(line, sequence)
     return 'too_many_in_flight'
   end
@@ -85,9 +137,7 @@ end
 
 local function remember(line, sequence, offset)
   line.fresh[sequence] = offset
-  line.adds[#line.adds + 1] = text(sequence)
-  line.adds[#line.adds + 1] = text(sequence) .. ':' .. text(offset)
-  line.count = line.count + 1
+  add_run(line, offset, struct.pack('<I8', sequence))
   line.top = math.max(line.top, sequence)
   if line.holding then
     redis.call('ZREM', line.held, text(sequence))
@@ -172,10 +222,96 @@ local function refusal(record, log, total, size)
   return nil
 end
 
+-- The whole numbers of a column, so many bytes each.
+local function numbers_of(column, width)
+  local found = {}
+  for first = 1, #column, 128 * width do
+    local count = math.min(128, (#column - first + 1) / width)
+    local some = {struct.unpack('<' .. string.rep('I' .. width, count), column, first)}
+    for place = 1, count do
+      found[#found + 1] = some[place]
+    end
+  end
+  return found
+end
+
+local function line_in(lines, prefix, n, producer, bucket)
+  local line = lines[producer]
+  if not line then
+    line = line_of(prefix, n, producer, bucket)
+    lines[producer] = line
+  end
+  return line
+end
+
+-- Where message `place` of a record is its producer's, and up to where: (last place, index).
+local function run_at(place, indexes, sequences)
+  local index, last = indexes[place], place
+  while indexes[last + 1] == index and sequences[last + 1] > sequences[last] do
+    last = last + 1
+  end
+  return last, index
+end
+
+-- Whether all messages are new to their lines and may be stored, by their runs: then the lines
+-- have them, from `offset` on. Else no line has any of them.
+local function are_new(prefix, n, record, lines, offset)
+  local indexes, sequences = numbers_of(record.indexes, 2), numbers_of(record.sequences, 8)
+  local before, place = {}, 1
+  while place <= #indexes do
+    local last, index = run_at(place, indexes, sequences)
+    if index > 0 then
+      local at = 24 * index - 23
+      local line = line_in(lines, prefix, n,
+        string.sub(record.producers, at, at + 15), record.bucket)
+      local resolved = struct.unpack('<I8', record.producers, at + 16)
+      if resolved > line.resolved then
+        if before[line] then
+          break
+        end
+        raise(line, resolved)
+      end
+      before[line] = before[line] or {line.top, line.count}
+      if line.holding or sequences[place] <= line.top
+        or line.count + last - place + 1 > IN_FLIGHT_MAX then
+        break
+      end
+      add_run(line, offset + place - 1, string.sub(record.sequences, 8 * place - 7, 8 * last))
+      line.top = sequences[last]
+    end
+    place = last + 1
+  end
+  if place > #indexes then
+    return true
+  end
+  for line, was in pairs(before) do
+    line.top, line.count, line.runs = was[1], was[2], {}
+  end
+  return false
+end
+
+-- An ordinary record: every message is new, and there is room for all. nil: it is none.
+local function place_ordinary(prefix, n, record, log, total, lines)
+  local size = 0
+  for _, one in ipairs(numbers_of(record.sizes, 4)) do
+    size = size + one
+  end
+  if record.refuse ~= '' or log.sealed or #record.listed > 0
+    or log.next + record.count > OFFSET_MAX
+    or (record.messages_max > 0 and total.messages + record.count > record.messages_max)
+    or (record.bytes_max > 0 and total.bytes + size > record.bytes_max)
+    or not are_new(prefix, n, record, lines, log.next) then
+    return nil
+  end
+  log.next = log.next + record.count
+  log.messages, log.bytes = log.messages + record.count, log.bytes + size
+  total.messages, total.bytes = total.messages + record.count, total.bytes + size
+  return {outcomes = {}, skips = {}, lines = lines, ids = {}, count = record.count, size = size}
+end
+
 -- Judge the messages one by one: outcomes, what was stored of them, and the lines they changed.
-local function place_all(prefix, n, record, log, total)
-  local known = ids_known(prefix, n, record.wall, record.listed)
-  local done = {outcomes = {}, skips = {}, lines = {}, ids = {}, count = 0, size = 0}
+local function place_each(prefix, n, record, log, total, lines, known)
+  local done = {outcomes = {}, skips = {}, lines = lines, ids = {}, count = 0, size = 0}
   for place = 1, record.count do
     local size = struct.unpack('<I4', record.sizes, 4 * place - 3)
     local index = 0
@@ -185,12 +321,7 @@ local function place_all(prefix, n, record, log, total)
     local line, sequence, outcome
     if index > 0 then
       local at = 24 * index - 23
-      local producer = string.sub(record.producers, at, at + 15)
-      line = done.lines[producer]
-      if not line then
-        line = line_of(prefix, n, producer, record.bucket)
-        done.lines[producer] = line
-      end
+      line = line_in(lines, prefix, n, string.sub(record.producers, at, at + 15), record.bucket)
       sequence = struct.unpack('<I8', record.sequences, 8 * place - 7)
       outcome = judge(line, sequence, struct.unpack('<I8', record.producers, at + 16))
     end
@@ -246,7 +377,9 @@ local function append(keys, args)
   local row = redis.call('HMGET', prefix .. 'queue', 'messages', 'bytes')
   local total = {messages = tonumber(row[1]), bytes = tonumber(row[2])}
   forget_lines(prefix, n, record.bucket)
-  local done = place_all(prefix, n, record, log, total)
+  local lines, known = {}, ids_known(prefix, n, record.wall, record.listed)
+  local done = place_ordinary(prefix, n, record, log, total, lines)
+    or place_each(prefix, n, record, log, total, lines, known)
   for _, line in pairs(done.lines) do
     keep_line(prefix, n, line)
   end
