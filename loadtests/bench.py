@@ -181,6 +181,10 @@ def _storage(run: Bench) -> str:
     if run.server is None:
         return "unknown"
     place = Path(f"/proc/{run.server.pid}/environ").read_bytes().split(b"\0")
+    stores = [text.partition(b"=")[2].decode() for text in place if b"TOCSIN_STORAGE=" in text]
+    if stores and "://" in stores[0]:
+        scheme, _, rest = stores[0].partition("://")
+        return f"{scheme}://{rest.rpartition('@')[2]}, appendfsync always"
     folders = [text.partition(b"=")[2].decode() for text in place if b"TOCSIN_DATA_DIR=" in text]
     kind = "unknown file system"
     if folders:
