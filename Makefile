@@ -5,7 +5,7 @@ code := push storage metadata gateway clients/python/src
 .DEFAULT_GOAL := help
 # Tests start hundreds of processes: who compiles nothing to keep would compile it all in each.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help run setup test check lint types layers format bench soak chaos trials autobahn mutants lock clean
+.PHONY: help run setup test check lint types layers format bench soak chaos trials contract autobahn mutants lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -55,6 +55,10 @@ chaos: setup  ## the short runs of kill -9, power loss, bad networks and slow ha
 trials: setup  ## the whole runs of every bad day: --help lists them (an hour, 10 GB)
 	@failed=0; for trial in churn stuck "stuck --keys 30000" stalled switch proxy kills slow calm noisy seal fuzz schema hostile page console; do \
 	  $(python) -m loadtests.trials $$trial $(ARGS) || failed=1; done; exit $$failed
+
+contract: setup  ## the contract of storage and catalog on every Redis and Valkey here, alone, with Sentinels, as a Cluster
+	@scripts/needs redis
+	TOCSIN_CONTRACT=all $(python) -m pytest tests/contract tests/metadata -n 2 $(ARGS)
 
 autobahn: setup  ## the Autobahn test suite against our WebSockets (amd64 Debian; unpacks 60 MB)
 	@scripts/autobahn

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from loadtests.server import Server
 from tests.servers.binaries import Binary, ServerMissing, binaries
+from tests.storage.standing import Pool
 
 # pytest-asyncio asks for the current event loop before it sets its own. Asked for the first time,
 # asyncio makes one that nobody closes, and whichever test runs when it is collected would fail.
@@ -65,6 +66,14 @@ def redis_binary(request: pytest.FixtureRequest) -> Binary:
         raise request.param
     assert isinstance(request.param, Binary)
     return request.param
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """Redis and Valkey servers that stand for many tests, which empty them."""
+    pool = Pool(tmp_path_factory.mktemp)
+    yield pool
+    pool.close()
 
 
 @pytest.fixture

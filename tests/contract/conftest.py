@@ -2,7 +2,9 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,21 @@ from push.ports import Storage
 from push.sealing import PLAIN
 from tests.contract.redis_single import redis_store
 from tests.contract.stores import Clock, memory_store, sealing, sqlite_store
+from tests.storage.standing import Kind, Pool, kinds
+
+Opening = Callable[..., AbstractAsyncContextManager[Storage]]
+"""Given a clock and a sealer: an empty storage."""
+EMBEDDED = {"memory": memory_store, "sqlite": sqlite_store}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Over each storage; on Redis and Valkey over those that `kinds` says."""
+    if "opening" in metafunc.fixturenames:
+        selected = metafunc.definition.get_closest_marker("layouts") is not None
+        each: list[str | Kind] = [*EMBEDDED, *kinds(selected)]
+        metafunc.parametrize("opening", each, ids=str, indirect=True)
+    if "is_sealed" in metafunc.fixturenames:
+        metafunc.parametrize("is_sealed", [False, True], ids=["plain", "sealed"])
 
 
 @pytest.fixture
@@ -18,19 +35,16 @@ def clock() -> Clock:
     return Clock()
 
 
-OPENINGS: dict[str, Callable[..., AbstractAsyncContextManager[Storage]]] = {
-    "memory": memory_store,
-    "sqlite": sqlite_store,
-    "redis": redis_store,
-}
+@pytest.fixture
+def opening(request: pytest.FixtureRequest, tmp_path: Path, servers: Pool) -> Opening:
+    """How one of the storages is opened."""
+    if isinstance(request.param, Kind):
+        return partial(redis_store, servers.of(request.param))
+    return partial(EMBEDDED[request.param], tmp_path)
 
 
-@pytest.fixture(params=[*OPENINGS, *(f"sealed {name}" for name in OPENINGS)])
-async def store(
-    request: pytest.FixtureRequest, tmp_path: Path, clock: Clock
-) -> AsyncIterator[Storage]:
+@pytest.fixture
+async def store(opening: Opening, clock: Clock, is_sealed: Any) -> AsyncIterator[Storage]:
     """An empty storage."""
-    opening = OPENINGS[request.param.rpartition(" ")[2]]
-    sealer = sealing() if request.param.startswith("sealed") else PLAIN
-    async with opening(tmp_path, clock, sealer=sealer) as opened:
+    async with opening(clock, sealer=sealing() if is_sealed else PLAIN) as opened:
         yield opened

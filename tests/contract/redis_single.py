@@ -1,52 +1,36 @@
-"""The storage on one real Redis or Valkey process without replicas, which ends with the test."""
+"""The storage on real Redis or Valkey processes, which end with the tests."""
 
-import asyncio
-import os
 import shutil
-import socket
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from push.errors import Refused
 from push.sealing import PLAIN, Sealer
-from storage.redis_link import Address
-from storage.redis_primary import fixed
-from storage.redis_provision import provision
+from storage.redis_link import packed
+from storage.redis_ports import Arg
 from storage.redis_shard import Marks, RedisShard, Settings
 from storage.redis_store import RedisStorage
 from tests.contract.stores import Clock
+from tests.servers.binaries import binaries
+from tests.storage.standing import Standing, reach_of, standing
 
-BINARY = os.environ.get("TOCSIN_TEST_REDIS") or shutil.which("redis-server")
 INCARNATION = "incarnation-1"
 
 
 @asynccontextmanager
 async def redis_process() -> AsyncIterator[Settings]:
-    """A server of its own, provisioned without replicas."""
-    assert BINARY is not None, "no redis-server in PATH, and no TOCSIN_TEST_REDIS"
-    folder = tempfile.mkdtemp(prefix="tocsin-redis-")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    process = await asyncio.create_subprocess_exec(
-        BINARY, "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", folder,
-        stdout=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
-    settings = Settings(fixed(Address("127.0.0.1", port)))
+    """A server of its own, alone, provisioned."""
+    memory = Path("/dev/shm")  # the syncs of thousands of histories are not what is tested
+    folder = Path(tempfile.mkdtemp(prefix="tocsin-redis-", dir=memory if memory.is_dir() else None))
     try:
-        while True:
-            try:
-                await provision(settings, INCARNATION, 0)
-                break
-            except Refused as refused:  # it has not begun to listen
-                if process.returncode is not None:
-                    raise RuntimeError(f"{BINARY} has ended") from refused
-                await asyncio.sleep(0.005)
-        yield settings
+        with standing(binaries()[0], "single", folder) as servers:
+            await servers.empty(INCARNATION)
+            (settings,) = await servers.settings()
+            yield settings
     finally:
-        process.kill()
-        await process.wait()
         shutil.rmtree(folder)
 
 
@@ -54,7 +38,7 @@ async def redis_process() -> AsyncIterator[Settings]:
 async def redis_store_of(
     settings: Settings, clock: Clock, *, sealer: Sealer = PLAIN
 ) -> AsyncIterator[RedisStorage]:
-    """A gateway's storage on this server."""
+    """A gateway's storage on this primary."""
     shard = await RedisShard.open(settings, Marks(INCARNATION))
     store = RedisStorage(shard, INCARNATION, wall=clock, sealer=sealer)
     try:
@@ -65,8 +49,23 @@ async def redis_store_of(
 
 @asynccontextmanager
 async def redis_store(
-    _folder: Path, clock: Clock, *, sealer: Sealer = PLAIN
+    servers: Standing, clock: Clock, *, sealer: Sealer = PLAIN
 ) -> AsyncIterator[RedisStorage]:
-    """An empty storage in a process of its own."""
-    async with redis_process() as settings, redis_store_of(settings, clock, sealer=sealer) as store:
+    """An empty storage on these servers."""
+    await servers.empty(INCARNATION)
+    shard = await servers.open(INCARNATION)
+    store = RedisStorage(shard, INCARNATION, wall=clock, sealer=sealer)
+    try:
         yield store
+    finally:
+        await store.close()
+
+
+async def ask(server: Settings, *command: Arg) -> Any:
+    """One command of the operator's, past everything."""
+    link = await replace(server, reach=reach_of("operator")).open()
+    try:
+        (answer,) = await link.ask([packed(*command)], 5)
+        return answer
+    finally:
+        await link.close()

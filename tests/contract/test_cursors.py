@@ -81,6 +81,7 @@ async def test_a_dropped_group_is_gone_for_its_owner_too(store: Storage) -> None
         await store.own(G0, token=TOKEN, assignment=2)
 
 
+@pytest.mark.layouts
 async def test_seeking_fences_and_forgets_what_was_settled(store: Storage) -> None:
     await with_group(store, messages=6)
     parked = replace(change(), parked=(Parked(KEY, "because", 1),))
@@ -101,6 +102,7 @@ async def test_seeking_fences_and_forgets_what_was_settled(store: Storage) -> No
 # --- Owning (R14, R15) --------------------------------------------------------------------------
 
 
+@pytest.mark.layouts
 async def test_every_owner_gets_a_higher_epoch(store: Storage) -> None:
     """P7, R15."""
     await with_group(store)
@@ -183,6 +185,7 @@ async def test_nobody_owns_a_cursor_that_was_never_owned(store: Storage) -> None
 # --- Settling (R10, R29) ------------------------------------------------------------------------
 
 
+@pytest.mark.layouts
 async def test_settles_are_absolute_and_may_come_again(store: Storage) -> None:
     """R29. [Unconfirmed deltas vanish: the floor sticks.]"""
     await with_group(store, messages=10)
@@ -255,6 +258,7 @@ async def test_a_retry_of_a_settled_message_is_refused(store: Storage) -> None:
 # --- Side lines (R18) ---------------------------------------------------------------------------
 
 
+@pytest.mark.layouts
 async def test_a_side_line_is_passed_and_kept_in_order(store: Storage) -> None:
     """R18."""
     await with_group(store, messages=10)
@@ -357,6 +361,7 @@ async def retained(store: Storage) -> list[int]:
     return [record.first for record in (await store.read(P0, 0, 10**6)).records]
 
 
+@pytest.mark.layouts
 async def test_a_record_goes_when_every_group_has_settled_all_of_it(store: Storage) -> None:
     """R12."""
     await with_group(store)

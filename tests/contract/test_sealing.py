@@ -2,14 +2,13 @@
 damage and costs its record (R30, P13). Over every storage."""
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from push.errors import Refused
 from push.ports import Partition, Storage
 from push.record import RecordDamaged
-from tests.contract.conftest import OPENINGS
+from tests.contract.conftest import Opening
 from tests.contract.stores import (
     G0,
     P0,
@@ -60,13 +59,10 @@ def keeping() -> Keeping:
     return Keeping()
 
 
-@pytest.fixture(params=[*OPENINGS])
-async def sealed(
-    request: pytest.FixtureRequest, tmp_path: Path, clock: Clock, keeping: Keeping
-) -> AsyncIterator[Storage]:
+@pytest.fixture
+async def sealed(opening: Opening, clock: Clock, keeping: Keeping) -> AsyncIterator[Storage]:
     """A storage over `keeping`, with a queue of two partitions and a group."""
-    opening = OPENINGS[request.param]
-    async with opening(tmp_path, clock, sealer=keeping) as store:
+    async with opening(clock, sealer=keeping) as store:
         await with_group(store)
         yield store
 

@@ -30,6 +30,7 @@ async def queue(store: Storage) -> None:
 # --- Offsets and records ------------------------------------------------------------------------
 
 
+@pytest.mark.layouts
 async def test_offsets_are_dense_from_zero_in_the_order_of_the_calls(store: Storage) -> None:
     calls = [store.append([append(messages=2), append(P1, messages=1)]) for _ in range(3)]
     answers = await asyncio.gather(*calls)
@@ -38,6 +39,7 @@ async def test_offsets_are_dense_from_zero_in_the_order_of_the_calls(store: Stor
     assert [answer[0].certified for answer in answers] == [2, 4, 6]
 
 
+@pytest.mark.layouts
 async def test_what_was_appended_is_read_byte_for_byte(store: Storage) -> None:
     """P2."""
     record = append(runs=[(ANN, 0, [0, 1, 2])])
@@ -66,6 +68,7 @@ async def test_a_read_is_bounded_but_holds_a_record(store: Storage) -> None:
         assert [r.first for r in (await store.read(P0, 0, bytes_max)).records] == expected
 
 
+@pytest.mark.layouts
 async def test_single_offsets_are_read_each_with_the_record_that_holds_it(store: Storage) -> None:
     for _ in range(3):
         await store.append([append(messages=2, size=100)])
@@ -114,6 +117,7 @@ async def test_reading_from_anywhere_is_harmless(store: Storage, offset: int) ->
     assert (await store.read(P0, 0, 10**6, until=1 << 70)).records[0].last == 1
 
 
+@pytest.mark.layouts
 async def test_the_wake_up_comes_before_the_answer(store: Storage) -> None:
     """R10: and names the certified end."""
     seen: list[object] = []
@@ -166,6 +170,7 @@ async def test_what_is_no_record_is_refused_and_changes_nothing(
 # --- Sequences (R6, R7) -------------------------------------------------------------------------
 
 
+@pytest.mark.layouts
 async def test_a_sequence_is_stored_once_and_every_answer_names_its_offset(store: Storage) -> None:
     """P4, R5."""
     assert await sequences(store, [0, 1, 2]) == [0, 1, 2]
@@ -215,6 +220,7 @@ async def test_a_resender_in_a_shared_record_delays_nobody(store: Storage) -> No
     assert record.payload == b",".join(map(body, (1, 2, 3)))
 
 
+@pytest.mark.layouts
 async def test_a_refused_message_holds_up_those_behind_it(store: Storage) -> None:
     """R7."""
     assert await sequences(store, [1, 2, 3], messages_max=1) == [
@@ -270,6 +276,7 @@ async def test_a_producer_is_forgotten_in_the_end(store: Storage, clock: Clock) 
 # --- Client ids (R8) ----------------------------------------------------------------------------
 
 
+@pytest.mark.layouts
 async def test_an_id_is_stored_once_within_its_window(store: Storage, clock: Clock) -> None:
     """P4, R8."""
     assert await one(store, append(ids=["a", "b"])) == [0, 1]
@@ -322,6 +329,7 @@ async def test_making_a_queue_again_changes_nothing(store: Storage) -> None:
     assert [state.end for state in await store.partitions("q-1")] == [2, 0]
 
 
+@pytest.mark.layouts
 async def test_a_dropped_queue_is_gone_and_its_neighbours_are_not(store: Storage) -> None:
     """R1: ids are not reused, so nothing of it can come back."""
     await store.create_queue("q-2", 1)
@@ -338,6 +346,7 @@ async def test_a_dropped_queue_is_gone_and_its_neighbours_are_not(store: Storage
     assert (await store.read(Partition("q-3", 0), 0, 10**6)).records == ()
 
 
+@pytest.mark.layouts
 async def test_a_sealed_partition_takes_nothing_more_but_knows_its_duplicates(
     store: Storage,
 ) -> None:
@@ -351,6 +360,7 @@ async def test_a_sealed_partition_takes_nothing_more_but_knows_its_duplicates(
         await store.seal(Partition("q-9", 0), [])
 
 
+@pytest.mark.layouts
 async def test_an_offset_is_found_by_time(store: Storage, clock: Clock) -> None:
     for minute in range(5):
         clock.unix_s = START_UNIX_S + 60 * minute

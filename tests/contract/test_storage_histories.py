@@ -32,12 +32,11 @@ from push.ports import (
 )
 from push.sending import SendingOrder
 from storage.memory import MemoryStorage
-from storage.redis_link import packed
 from storage.redis_store import RedisStorage
 from storage.sqlite import SqliteStorage
 from tests.contract import stores
 from tests.contract.model import Group, Message, Model
-from tests.contract.redis_single import redis_process, redis_store_of
+from tests.contract.redis_single import ask, redis_process, redis_store_of
 
 T = TypeVar("T")
 PRODUCERS = [b"producer-%07d" % number for number in range(3)]
@@ -84,10 +83,9 @@ class Stores:
         the others do not."""
 
         async def forget() -> None:
-            link = await self.settings.open()
-            (keys,) = await link.ask([packed("KEYS", f"{{{queue_id}}}:lo:*")], 5)
-            await link.ask([packed("DEL", key) for key in keys], 5)
-            await link.close()
+            keys = await ask(self.settings, "KEYS", f"{{{queue_id}}}:lo:*")
+            if keys:
+                await ask(self.settings, "DEL", *keys)
 
         self.run(forget())
 

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from metadata.inprocess import InProcessMetadata
-from tests.metadata.keepers import Keeper, RedisKeeper, SqliteKeeper
+from tests.metadata.keepers import Keeper, LayoutKeeper, SqliteKeeper
 from tests.servers.binaries import binaries
 from tests.servers.layouts import single
 from tests.servers.node import Node
+from tests.storage.standing import Kind, Pool, kinds
 
 
 @pytest.fixture(scope="session")
@@ -19,15 +20,26 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         yield started
 
 
-@pytest.fixture(params=["sqlite", "redis"])
-async def keeper(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Keeper]:
-    """Whoever keeps the rows; each promise holds with both."""
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """What the catalog promises over a file, and over the servers that `kinds` says."""
+    own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if "keeper" in metafunc.fixturenames and "keeper" not in own:
+        selected = metafunc.definition.get_closest_marker("layouts") is not None
+        each: list[str | Kind] = ["sqlite", *kinds(selected)]
+        metafunc.parametrize("keeper", each, ids=str, indirect=True)
+
+
+@pytest.fixture
+async def keeper(
+    request: pytest.FixtureRequest, tmp_path: Path, servers: Pool
+) -> AsyncIterator[Keeper]:
+    """Whoever keeps the rows; each promise holds with all of them."""
     made: Keeper
-    if request.param == "sqlite":
-        made = SqliteKeeper(tmp_path)
-    else:
-        made = RedisKeeper(request.getfixturevalue("node"))
+    if isinstance(request.param, Kind):
+        made = LayoutKeeper(servers.of(request.param))
         await made.empty()
+    else:
+        made = SqliteKeeper(tmp_path)
     yield made
     await made.close()
 

@@ -11,6 +11,7 @@ from storage.redis_primary import fixed
 from storage.redis_provision import provision
 from storage.redis_shard import Marks, RedisShard, Settings
 from tests.servers.node import Node
+from tests.storage.standing import Standing
 
 MARKS = Marks("history-1")
 
@@ -63,4 +64,28 @@ class RedisKeeper:
         await self._shards.aclose()
 
 
-Keeper = SqliteKeeper | RedisKeeper
+class LayoutKeeper:
+    """Servers that stand for many tests, in one layout; emptied first."""
+
+    def __init__(self, servers: Standing) -> None:
+        self._servers = servers
+        self._shards = AsyncExitStack()
+
+    async def empty(self) -> None:
+        """As when they were new."""
+        await self._servers.empty(MARKS.incarnation)
+
+    async def open(self, on_fatal: Callable[[str], None] | None = None) -> InProcessMetadata:
+        """What they hold, as one more gateway sees it; the first one makes it."""
+        shard = await self._servers.open(MARKS.incarnation)
+        self._shards.push_async_callback(shard.close)
+        opened = await RedisStore.open(shard, found=True, on_fatal=on_fatal)
+        await shard.heard()
+        return InProcessMetadata(*opened)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._shards.aclose()
+
+
+Keeper = SqliteKeeper | LayoutKeeper

@@ -277,6 +277,7 @@ async def test_what_was_dropped_is_remembered_until_the_storage_dropped_it_too(
 # --- Restarts, secrets, marks --------------------------------------------------------------------
 
 
+@pytest.mark.layouts
 async def test_everything_is_there_after_a_restart(
     catalog: InProcessMetadata, keeper: Keeper
 ) -> None:
@@ -365,6 +366,7 @@ async def group(catalog: InProcessMetadata) -> Group:
     return (await catalog.put_group(ALICE, queue, "g", GroupSettings()))[0]
 
 
+@pytest.mark.layouts
 async def test_a_membership_changes_by_compare_and_set(
     catalog: InProcessMetadata, group: Group
 ) -> None:
@@ -480,6 +482,7 @@ async def test_a_membership_that_cannot_be_kept_holds_nevertheless(
     assert await catalog.membership(group.group_id) == lingering
 
 
+@pytest.mark.layouts
 async def test_a_deleted_group_has_no_membership(catalog: InProcessMetadata, group: Group) -> None:
     queue = catalog.find_queue(ALICE, "orders")
     seen = (await catalog.membership(group.group_id)).generation
@@ -541,6 +544,7 @@ async def test_a_listener_that_fails_does_not_undo_a_durable_change(
     assert "listener failed" in caplog.text
 
 
+@pytest.mark.layouts
 async def test_concurrent_puts_of_one_name_make_one_queue(catalog: InProcessMetadata) -> None:
     answers = await asyncio.gather(
         *(catalog.put_queue(ALICE, "orders", SETTINGS) for _ in range(20))

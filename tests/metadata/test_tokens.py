@@ -134,6 +134,7 @@ def test_what_a_token_may_be() -> None:
 # --- The catalog --------------------------------------------------------------------------------
 
 
+@pytest.mark.layouts
 async def test_tokens_outlive_a_restart_and_revoked_ones_do_not(keeper: Keeper) -> None:
     catalog = await keeper.open()
     ended: list[TokenRecord] = []

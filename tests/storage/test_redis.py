@@ -8,11 +8,10 @@ import pytest
 
 from push.errors import Refused, Unknown
 from push.ports import Append, Durability, Partition, Side
-from storage.redis_link import packed
 from storage.redis_ports import Arg, Heard, Shard
 from storage.redis_shard import Marks, RedisShard, Settings
 from storage.redis_store import RedisStorage
-from tests.contract.redis_single import INCARNATION, redis_process, redis_store_of
+from tests.contract.redis_single import INCARNATION, ask, redis_store_of
 from tests.contract.stores import (
     ANN,
     G0,
@@ -25,13 +24,18 @@ from tests.contract.stores import (
     sequences,
     with_group,
 )
+from tests.servers.shipped import MEMORY_MAX
+from tests.storage.standing import Pool, all_kinds
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Settings]:
-    """One process."""
-    async with redis_process() as settings:
-        yield settings
+async def server(servers: Pool) -> AsyncIterator[Settings]:
+    """One server, empty."""
+    alone = servers.of(all_kinds()[0])
+    await alone.empty(INCARNATION)
+    (settings,) = await alone.settings()
+    yield settings
+    alone.nodes[0].ask("CONFIG", "SET", "maxmemory", MEMORY_MAX)
 
 
 @pytest.fixture
@@ -39,16 +43,6 @@ async def store(server: Settings) -> AsyncIterator[RedisStorage]:
     """A gateway's storage there."""
     async with redis_store_of(server, Clock()) as opened:
         yield opened
-
-
-async def ask(server: Settings, *command: Arg) -> Any:
-    """One command, past everything."""
-    link = await server.open()
-    try:
-        (answer,) = await link.ask([packed(*command)], 5)
-        return answer
-    finally:
-        await link.close()
 
 
 class Losing:

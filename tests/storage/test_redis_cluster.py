@@ -10,7 +10,7 @@ from storage.redis_cluster import SLOTS, ClusterShard, claims_of, known, parts_o
 from storage.redis_link import Address, Reach
 from storage.redis_primary import fixed
 from storage.redis_provision import provision
-from tests.servers.binaries import Binary, binaries
+from tests.servers.binaries import Binary
 from tests.servers.layouts import clustered
 from tests.servers.node import until
 from tests.storage.shards import MARKS, address, settings
@@ -37,11 +37,10 @@ async def test_without_a_node_that_answers_nothing_is_opened() -> None:
         await known([Address("127.0.0.1", 1)], Reach(connect_s=0.5))
 
 
-@pytest.mark.parametrize("binary", binaries(), ids=str)
 async def test_acts_go_where_their_slot_is_and_follow_a_failover(
-    binary: Binary, tmp_path: Path
+    redis_binary: Binary, tmp_path: Path
 ) -> None:
-    with clustered(binary, tmp_path, primaries=3, replicas=1) as servers:
+    with clustered(redis_binary, tmp_path, primaries=3, replicas=1) as servers:
         seeds = [address(node) for node in servers.nodes]
         parts = await parts_of(seeds, settings(fixed(seeds[0])))
         assert sum(last - first + 1 for part in parts for first, last in part.ranges) == SLOTS

@@ -12,21 +12,14 @@ from storage.redis_provision import provision
 from storage.redis_shard import Settings
 from tests.contract.redis_single import INCARNATION, redis_store_of
 from tests.contract.stores import P0, Clock, sequences, with_group
-from tests.servers.binaries import Binary, binaries
+from tests.servers.binaries import Binary
 from tests.servers.layouts import Replicated, replicated
 
 
-@pytest.fixture(scope="module", params=binaries(), ids=str)
-def binary(request: pytest.FixtureRequest) -> Binary:
-    """Each engine that is here."""
-    found: Binary = request.param
-    return found
-
-
 @pytest.fixture
-def two(binary: Binary, tmp_path: Path) -> Iterator[Replicated]:
+def two(redis_binary: Binary, tmp_path: Path) -> Iterator[Replicated]:
     """A primary and a replica."""
-    with replicated(binary, tmp_path, replicas=1) as servers:
+    with replicated(redis_binary, tmp_path, replicas=1) as servers:
         yield servers
 
 

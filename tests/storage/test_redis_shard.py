@@ -13,30 +13,23 @@ from push.ports import Durability
 from storage.redis_link import Address, Reach
 from storage.redis_provision import examine, provision, set_replicas
 from storage.redis_shard import Marks, RedisShard
-from tests.servers.binaries import Binary, binaries
+from tests.servers.binaries import Binary
 from tests.servers.layouts import Guarded, Replicated, guarded, replicated
 from tests.servers.node import Node, until
 from tests.storage.shards import LIST, MARKS, address, sentinels, settings, shard
 
 
-@pytest.fixture(scope="module", params=binaries(), ids=str)
-def binary(request: pytest.FixtureRequest) -> Binary:
-    """Each engine that is here."""
-    found: Binary = request.param
-    return found
-
-
 @pytest.fixture
-def three(binary: Binary, tmp_path: Path) -> Iterator[Replicated]:
+def three(redis_binary: Binary, tmp_path: Path) -> Iterator[Replicated]:
     """A primary and two replicas."""
-    with replicated(binary, tmp_path, replicas=2) as servers:
+    with replicated(redis_binary, tmp_path, replicas=2) as servers:
         yield servers
 
 
 @pytest.fixture
-def alone(binary: Binary, tmp_path: Path) -> Iterator[Node]:
+def alone(redis_binary: Binary, tmp_path: Path) -> Iterator[Node]:
     """A primary without replicas."""
-    with replicated(binary, tmp_path, replicas=0) as servers:
+    with replicated(redis_binary, tmp_path, replicas=0) as servers:
         yield servers.nodes[0]
 
 
@@ -391,12 +384,12 @@ async def test_the_settings_that_are_shipped_break_no_promise_and_others_are_nam
 
 
 async def test_when_one_level_finds_the_primary_elsewhere_all_go_there(
-    binary: Binary, tmp_path: Path
+    redis_binary: Binary, tmp_path: Path
 ) -> None:
     """The primary of before still answers, as one that was cut off from the others does."""
     with (
-        replicated(binary, tmp_path / "old", replicas=0) as old,
-        replicated(binary, tmp_path / "new", replicas=0) as new,
+        replicated(redis_binary, tmp_path / "old", replicas=0) as old,
+        replicated(redis_binary, tmp_path / "new", replicas=0) as new,
     ):
         before, after = old.nodes[0], new.nodes[0]
         await provision(settings(after), MARKS.incarnation, 0)
@@ -419,9 +412,9 @@ async def test_when_one_level_finds_the_primary_elsewhere_all_go_there(
 
 
 @pytest.fixture
-def watched(binary: Binary, tmp_path: Path) -> Iterator[Guarded]:
+def watched(redis_binary: Binary, tmp_path: Path) -> Iterator[Guarded]:
     """A primary, two replicas, three Sentinels."""
-    with guarded(binary, tmp_path, replicas=2) as servers:
+    with guarded(redis_binary, tmp_path, replicas=2) as servers:
         yield servers
 
 
