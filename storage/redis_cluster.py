@@ -8,7 +8,7 @@ does not move them, and resharding is an operator's work, with the gateways stop
 
 import asyncio
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Final, NamedTuple
@@ -122,15 +122,20 @@ class ClusterShard:
 
     @classmethod
     async def open(
-        cls, parts: Sequence[Part], incarnation: str, touches: Mapping[str, int]
+        cls,
+        parts: Sequence[Part],
+        incarnation: str,
+        touches: Mapping[str, int],
+        *,
+        on_fatal: Callable[[str], None] | None = None,
     ) -> "ClusterShard":
         """All primaries, each of them checked as `RedisShard.open` does; `touches` as `touches`
-        gave them. Raises what that raises: a Cluster that lacks one of them is not opened."""
+        gave them; `on_fatal` as there, once for each that is not the store any more. Raises what that raises: a Cluster that lacks one of them is not opened."""
         shards: list[RedisShard] = []
         try:
             for part in parts:
                 marks = Marks(incarnation, touches.get(part.settings.key, 0))
-                shards.append(await RedisShard.open(part.settings, marks))
+                shards.append(await RedisShard.open(part.settings, marks, on_fatal=on_fatal))
         except BaseException:
             await asyncio.gather(*(shard.close() for shard in shards))
             raise
@@ -141,6 +146,12 @@ class ClusterShard:
         """Of each primary, by its key: see `RedisShard.touches`."""
         pairs = zip(self._parts, self._shards, strict=True)
         return {part.settings.key: shard.touches for part, shard in pairs}
+
+    def has_room(self, key: str | None = None) -> bool:
+        """See `redis_ports.Shard`."""
+        if key is None:
+            return all(shard.has_room() for shard in self._shards)
+        return self._of([key]).has_room()
 
     async def act(
         self, function: str, keys: Sequence[str], args: Sequence[Arg], *, level: Durability

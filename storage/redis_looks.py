@@ -30,6 +30,8 @@ class Looks:
         self._silence_s = silence_s
         self._places = asyncio.Semaphore(LINKS)
         self._idle: list[Link] = []
+        self._moves = 0
+        """How often the primary has been found elsewhere."""
         self._closed = False
 
     async def look(self, command: bytes) -> Any:
@@ -39,7 +41,7 @@ class Looks:
             while True:
                 if self._closed:
                     raise unavailable("the storage is closed")
-                was_idle = bool(self._idle)
+                was_idle, moves = bool(self._idle), self._moves
                 link = self._idle.pop() if self._idle else await self._connect()
                 try:
                     (reply,) = await link.ask([command], self._silence_s)
@@ -51,19 +53,20 @@ class Looks:
             if isinstance(reply, RedisError):
                 await link.close()
                 raise _refused(reply)
-            if self._closed:
+            if self._closed or moves != self._moves:
                 await link.close()
             else:
                 self._idle.append(link)
             return reply
 
     async def renew(self) -> None:
-        """The primary is elsewhere: let go of what is idle."""
+        """The primary is elsewhere: let go of what is idle, and of the others when they are done."""
+        self._moves += 1
         while self._idle:
             await self._idle.pop().close()
 
     async def close(self) -> None:
-        """Let go of what is idle, and of the others when they come back."""
+        """Let go of all of them, too."""
         self._closed = True
         await self.renew()
 

@@ -48,5 +48,9 @@ class Shard(Protocol):
         """Have `heard` called for each message published on a channel that begins with
         `channel_prefix`. Messages may be lost, at a reconnect or without: it is a hint to look."""
 
+    def has_room(self, key: str | None = None) -> bool:
+        """Whether the memory that is free there is above the reserve (R29); without a key, whether
+        it is everywhere. As it was seen last; nobody is asked."""
+
     async def close(self) -> None:
         """Finish what was accepted, then close. Calls after it raise Refused."""

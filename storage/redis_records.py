@@ -27,7 +27,7 @@ def checksum(partition: Partition, header: bytes, sealed: bytes) -> str:
 
 
 def append_args(
-    append: Append, header: Header, sealed: bytes, *, wall_unix_ms: int, refuse: str
+    append: Append, header: Header, sealed: bytes, *, wall_unix_ms: int
 ) -> list[Arg]:
     """The arguments of `append`.
 
@@ -49,7 +49,7 @@ def append_args(
         until,
         append.messages_max,
         append.bytes_max,
-        refuse,
+        "",
         min(header.published_unix_ms, wall_unix_ms),
         checksum(append.partition, append.header, sealed),
         append.header,

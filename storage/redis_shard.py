@@ -1,46 +1,46 @@
 """A shard: one primary with its replicas, found, checked, and spoken to (`redis_ports.Shard`)."""
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
 from redis.exceptions import RedisError
 
+from push import limits
 from push.ports import Durability
 from storage.redis_answers import unavailable
 from storage.redis_copies import fields
+from storage.redis_guard import MARKED, Marks, check_held
 from storage.redis_held import REPLICAS, Held, Terms
 from storage.redis_library import Library, library
 from storage.redis_link import Address, Link, Reach, packed
 from storage.redis_looks import Looks, Subscriber
+from storage.redis_memory import Reserve
 from storage.redis_ports import Arg, Heard
 from storage.redis_primary import Find
 from storage.redis_replicas import readiness
+from storage.redis_watch import PERIOD_S, Watch
 
+__all__ = ["LEVELS", "Marks", "RedisShard", "Settings"]
 LEVELS: Final[tuple[Durability, ...]] = ("local", "quorum", "all")
-
-
-@dataclass(frozen=True, slots=True)
-class Marks:
-    """What must be found in the shard (R30): kept outside of it, in the metadata."""
-
-    incarnation: str
-    touches: int = 0
-    """A number of touches that every copy had once. Fewer: an older copy has come back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """How a shard is spoken to. `key`: its own hash; in a Cluster its tag names the slots' shard.
-    `wait_s`: how long copies are waited for; `silence_s`: how long any reply may take besides."""
+    `wait_s`: how long copies are waited for; `silence_s`: how long any reply may take besides;
+    `watch_s`: how often it is looked after; `reserve_share`: of its memory, below which publishing
+    stops (R29)."""
 
     find: Find
     reach: Reach = field(default_factory=Reach)
     key: str = "{tocsin}:shard"
     wait_s: float = 1.0
     silence_s: float = 2.0
+    watch_s: float = PERIOD_S
+    reserve_share: float = limits.MEMORY_RESERVE_SHARE
     library: Library = field(default_factory=library)
 
     def call(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> bytes:
@@ -86,9 +86,14 @@ class Settings:
 class RedisShard:
     """See `redis_ports.Shard`. Make one with `open`."""
 
-    def __init__(self, settings: Settings, marks: Marks) -> None:
+    def __init__(
+        self, settings: Settings, marks: Marks, on_fatal: Callable[[str], None] | None = None
+    ) -> None:
         self._settings = settings
         self._marks = marks
+        self._on_fatal = on_fatal
+        self.broken: str | None = None
+        """Why the store must not be used any more; None: it is well."""
         self._touches = marks.touches
         self._address: Address | None = None
         self._renewing: set[asyncio.Task[None]] = set()
@@ -103,22 +108,39 @@ class RedisShard:
         }
         self._looks = Looks(self._connect, settings.silence_s)
         self._subscribers: list[Subscriber] = []
+        self._reserve = Reserve(settings.reserve_share)
+        self._watch: Watch | None = None
         self._closed = False
 
     @classmethod
-    async def open(cls, settings: Settings, marks: Marks) -> "RedisShard":
+    async def open(
+        cls,
+        settings: Settings,
+        marks: Marks,
+        *,
+        on_fatal: Callable[[str], None] | None = None,
+    ) -> "RedisShard":
         """A shard whose primary was found, is ours and as new as `marks` says.
+
+        `on_fatal` is called on the event loop, once, with a sentence, when the store was emptied or
+        exchanged, or an older copy was put in its place (R30), also while nobody asks for anything:
+        what this gateway remembers is then about another store, and it must end. All acts and looks
+        are refused from then on.
 
         Raises Refused(storage_unavailable), with a sentence: it is not there; it has another
         incarnation or none; an older copy stands in its place; its functions cannot be loaded.
         """
-        shard = cls(settings, marks)
+        shard = cls(settings, marks, on_fatal)
         try:
             link = await shard._connect()
         except BaseException:
             await shard.close()
             raise
         await link.close()
+        shard._watch = Watch(
+            settings.find, shard._connect, shard._check, shard._reserve, shard._stop,
+            period_s=settings.watch_s, silence_s=settings.silence_s,
+        )  # fmt: skip
         return shard
 
     @property
@@ -131,14 +153,20 @@ class RedisShard:
         """A number of touches that every copy has: what `Marks.touches` may be from now on."""
         return self._touches
 
+    def has_room(self, key: str | None = None) -> bool:
+        """See `redis_ports.Shard`."""
+        return self._reserve.is_open
+
     async def act(
         self, function: str, keys: Sequence[str], args: Sequence[Arg], *, level: Durability
     ) -> Any:
         """See `redis_ports.Shard`."""
+        self._check_well()
         return await self._held[level].act(self._settings.call(function, keys, args))
 
     async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         """See `redis_ports.Shard`."""
+        self._check_well()
         name = self._settings.library.function(function)
         return await self._looks.look(packed("FCALL_RO", name, len(keys), *keys, *args))
 
@@ -154,6 +182,8 @@ class RedisShard:
     async def close(self) -> None:
         """See `redis_ports.Shard`."""
         self._closed = True
+        if self._watch is not None:
+            await self._watch.close()
         await asyncio.gather(*(held.close() for held in self._held.values()))
         for subscriber in self._subscribers:
             await subscriber.close()
@@ -198,28 +228,21 @@ class RedisShard:
         return link
 
     async def _check(self, link: Link) -> None:
-        """The guard of R30. A store without its mark is not ours to fill: whoever took it for a new
-        one would delete what other copies still have."""
-        command = packed("HMGET", self._settings.key, "incarnation", "replicas", "touches")
-        held = await self._settings.ask(link, command)
+        """The guard of R30. Raises NotOurs, and Refused where it cannot be asked."""
+        marks = replace(self._marks, touches=self._touches)  # as of before: more come meanwhile
+        held = await self._settings.ask(link, packed("HMGET", self._settings.key, *MARKED))
         if not isinstance(held, list):
             raise unavailable(f"{link.address}: {held}")
-        incarnation, replicas, touches = held
-        if incarnation is None:
-            raise unavailable(
-                f"{link.address} has no incarnation: it was emptied, or it was never provisioned"
-            )
-        if incarnation.decode() != self._marks.incarnation:
-            raise unavailable(
-                f"{link.address} is of the incarnation {incarnation.decode()}, "
-                f"and {self._marks.incarnation} is expected"
-            )
-        if int(touches or 0) < self._touches:
-            raise unavailable(
-                f"{link.address} holds an older copy: {int(touches or 0)} touches, "
-                f"and there were {self._touches}"
-            )
-        link.replicas = int(replicas)
+        link.replicas = check_held(held, marks, str(link.address))
+
+    def _stop(self, why: str) -> None:
+        self.broken = why
+        if self._on_fatal is not None:
+            self._on_fatal(why)
+
+    def _check_well(self) -> None:
+        if self.broken is not None:
+            raise unavailable(self.broken)
 
     def _found(self, address: Address) -> None:
         """When the primary is elsewhere, nobody stays with the one of before."""

@@ -73,8 +73,6 @@ class RedisStorage:
         self._sealing = ThreadPoolExecutor(1, thread_name_prefix="sealing")
         self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
-        self.publishable = True
-        """False: memory is below the reserve; new messages are answered `storage_full`."""
         shard.on_message(redis_keys.CERTIFIED_CHANNELS, self._heard)
 
     def _check_open(self) -> None:
@@ -157,9 +155,8 @@ class RedisStorage:
     async def _append(self, appends: Sequence[Append], headers: Sequence[Header]) -> list[Appended]:
         sealed = await self._seal(appends, headers)
         wall = self._wall_unix_ms()
-        refuse = "" if self.publishable else "storage_full"
         args = [
-            append_args(append, header, blob, wall_unix_ms=wall, refuse=refuse)
+            append_args(append, header, blob, wall_unix_ms=wall)
             for append, header, blob in zip(appends, headers, sealed, strict=True)
         ]
         works = [
@@ -189,14 +186,15 @@ class RedisStorage:
             Refused: the store did not judge it, and remembers nothing of it.
         """
         key, level = queue_key(append.partition.queue_id), append.durability
-        name = "append" if self.publishable else "append_refused"
-        try:
-            answer = await self._shard.act(name, [key], args, level=level)
-        except Refused as refused:
-            if refused.code.name != "storage_full":
-                raise
-            args[7] = "storage_full"  # duplicates are answered, and the order is kept (R7)
-            answer = await self._shard.act("append_refused", [key], args, level=level)
+        if self._shard.has_room(key):
+            try:
+                answer = await self._shard.act("append", [key], args, level=level)
+                return placed(answer, header.count)
+            except Refused as refused:
+                if refused.code.name != "storage_full":
+                    raise
+        args[7] = "storage_full"  # duplicates are answered, and the order is kept (R7)
+        answer = await self._shard.act("append_refused", [key], args, level=level)
         return placed(answer, header.count)
 
     async def _certified(
@@ -363,7 +361,7 @@ class RedisStorage:
         """As Storage.state."""
         if self._closed:
             return StorageState(False, False, ("the storage is closed",))
-        if not self.publishable:
+        if not self._shard.has_room():
             return StorageState(True, False, ("free memory is below the reserve",))
         try:
             await self._look("partitions", "")

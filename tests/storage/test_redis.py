@@ -76,6 +76,10 @@ class Losing:
         """As Shard.on_message."""
         self._shard.on_message(channel_prefix, heard)
 
+    def has_room(self, key: str | None = None) -> bool:
+        """As Shard.has_room."""
+        return self._shard.has_room(key)
+
     async def close(self) -> None:
         """As Shard.close."""
         await self._shard.close()

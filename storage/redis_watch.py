@@ -1,0 +1,105 @@
+"""Looks after a shard between its acts: where its primary is, whether that is the store, and how
+much memory it has left. An idle gateway must know, too, when the store was emptied, and looks must
+not stay with a primary that was cut off and replaced.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from push.errors import Refused
+from storage.redis_copies import fields
+from storage.redis_guard import NotOurs
+from storage.redis_link import Link, packed
+from storage.redis_memory import Reserve, memory_of
+from storage.redis_primary import Find
+
+PERIOD_S: Final = 1.0
+MEMORY: Final = packed("INFO", "memory")
+_LOG: Final = logging.getLogger(__name__)
+
+
+class Watch:
+    """`connect` finds the primary and checks it; `check` does so on a link that stands; both raise
+    Refused, and NotOurs where the store is not the store. `broken` is called once, with a sentence,
+    when that was so twice, `period_s` apart: once may be a primary of before whom a Sentinel, cut
+    off with it, still named."""
+
+    def __init__(
+        self,
+        find: Find,
+        connect: Callable[[], Awaitable[Link]],
+        check: Callable[[Link], Awaitable[None]],
+        reserve: Reserve,
+        broken: Callable[[str], None],
+        *,
+        period_s: float,
+        silence_s: float,
+    ) -> None:
+        self._find = find
+        self._connect = connect
+        self._check = check
+        self._reserve = reserve
+        self._broken = broken
+        self._period_s = period_s
+        self._silence_s = silence_s
+        self._link: Link | None = None
+        self._task = asyncio.create_task(self._run(), name="shard watch")
+
+    async def close(self) -> None:
+        """Look no more."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        refused = False
+        try:
+            while True:
+                try:
+                    await self._look()
+                    refused = False
+                except NotOurs as error:
+                    if refused:
+                        _LOG.critical("the store must not be used any more: %s", error.detail)
+                        self._broken(error.detail)
+                        return
+                    refused = True
+                except Refused:  # it is not there: acts and looks say so themselves
+                    pass
+                except Exception:  # whatever a server may say, who watches goes on
+                    _LOG.exception("the store could not be watched")
+                await asyncio.sleep(self._period_s)
+        finally:
+            await self._let_go()
+
+    async def _look(self) -> None:
+        try:
+            link = self._link
+            if link is None or not link.is_open or link.address != await self._find():
+                await self._let_go()
+                self._link = link = await self._connect()
+            else:
+                await self._check(link)
+            (told,) = await link.ask([MEMORY], self._silence_s)
+        except OSError as error:
+            await self._let_go()
+            raise Refused("storage_unavailable", str(error)) from None
+        except BaseException:
+            await self._let_go()
+            raise
+        if not isinstance(told, bytes):
+            return
+        before, memory = self._reserve.is_open, memory_of(fields(told))
+        if self._reserve.seen(memory) != before:
+            _LOG.warning(
+                "publishing %s: %d of %d bytes of memory are taken",
+                "stops" if before else "goes on", memory.used, memory.bound,
+            )  # fmt: skip
+
+    async def _let_go(self) -> None:
+        if self._link is not None:
+            await self._link.close()
+            self._link = None
