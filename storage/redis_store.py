@@ -42,6 +42,7 @@ from storage.redis_keys import queue_key
 from storage.redis_ports import Arg, Shard
 from storage.redis_reading import RedisReading
 from storage.redis_records import Placed, all_placed, append_args, placed
+from storage.redis_tails import PERIOD_S, Tails
 
 T = TypeVar("T")
 TRIM_ENTRIES: int = 512
@@ -50,7 +51,8 @@ TRIM_ENTRIES: int = 512
 
 class RedisStorage:
     """See the module. `incarnation` is that which the shard was opened with; `wall` the unix clock,
-    in seconds; `level`: the copies that cursors wait for."""
+    in seconds; `level`: the copies that cursors wait for; `tails_s`: how often the ends of what is
+    read here are looked at, besides what is heard of them."""
 
     def __init__(
         self,
@@ -60,6 +62,7 @@ class RedisStorage:
         wall: Callable[[], float] = time.time,
         sealer: Sealer = PLAIN,
         level: Durability = "all",
+        tails_s: float = PERIOD_S,
     ) -> None:
         self._shard = shard
         self._incarnation = incarnation
@@ -73,6 +76,7 @@ class RedisStorage:
         self._sealing = ThreadPoolExecutor(1, thread_name_prefix="sealing")
         self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
+        self._tails = Tails(shard, self._tell, period_s=tails_s)
         shard.on_message(redis_keys.CERTIFIED_CHANNELS, self._heard)
 
     def _check_open(self) -> None:
@@ -114,6 +118,7 @@ class RedisStorage:
         while await self._act("drop_queue", queue_id):
             pass
         self._cursors.forget(lambda place: place.partition.queue_id == queue_id)
+        self._tails.forget(queue_id)
         for partition in [one for one in self._told if one.queue_id == queue_id]:
             del self._told[partition]
 
@@ -260,6 +265,7 @@ class RedisStorage:
     ) -> Read:
         """As Storage.read."""
         self._check_open()
+        self._tails.watch(partition)
         return await self._reading.read(partition, offset, bytes_max, until)
 
     async def read_each(
@@ -291,6 +297,7 @@ class RedisStorage:
     ) -> Owned:
         """As Storage.own."""
         self._check_open()
+        self._tails.watch(place.partition)
         return await self._whole(
             self._cursors.own(place, token=token, assignment=assignment, epoch_seen=epoch_seen)
         )
@@ -374,6 +381,7 @@ class RedisStorage:
         if self._closed:
             return
         self._closed = True
+        await self._tails.close()
         while self._running:
             await asyncio.gather(*self._running, return_exceptions=True)
         self._sealing.shutdown()

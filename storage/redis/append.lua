@@ -360,6 +360,8 @@ local function place_each(prefix, n, record, log, total, lines, known)
   return done
 end
 
+local RANKS = {['local'] = 0, quorum = 1, all = 2}
+
 -- args: partition, level, wall ms, line bucket, id bucket ('': ids do not count), messages_max,
 -- bytes_max, the code that new messages are refused with or '', published ms, checksum, header,
 -- payload, and the header's columns as they stand in it: sizes, producers, indexes, sequences,
@@ -395,7 +397,11 @@ local function append(keys, args)
     redis.call('XADD', prefix .. 'log:' .. n, id, 'n', count, 'z', size, 'm', record.published,
       's', skips, 'c', record.checksum, 'd', seal, 'h', record.header, 'p', record.payload)
     redis.call('XADD', prefix .. 'idx:' .. n, id, 'n', count, 'z', size, 'm', record.published)
-    redis.call('HSET', prefix .. 'p:' .. n, 'next', text(log.next),
+    local level = args[2] -- of everything that is not certified
+    if log.certified < first and RANKS[log.level] > RANKS[level] then
+      level = log.level
+    end
+    redis.call('HSET', prefix .. 'p:' .. n, 'next', text(log.next), 'level', level,
       'messages', text(log.messages), 'bytes', text(log.bytes))
     redis.call('HSET', prefix .. 'queue',
       'messages', text(total.messages), 'bytes', text(total.bytes))

@@ -42,14 +42,14 @@ end
 -- A partition's row; nil: unknown.
 local function partition_of(prefix, n)
   local row = redis.call('HMGET', prefix .. 'p:' .. n,
-    'next', 'start', 'certified', 'generation', 'messages', 'bytes', 'sealed')
+    'next', 'start', 'certified', 'generation', 'messages', 'bytes', 'sealed', 'level')
   if not row[1] then
     return nil
   end
   return {
     next = tonumber(row[1]), start = tonumber(row[2]), certified = tonumber(row[3]),
     generation = tonumber(row[4]), messages = tonumber(row[5]), bytes = tonumber(row[6]),
-    sealed = row[7] and tonumber(row[7]) or nil,
+    sealed = row[7] and tonumber(row[7]) or nil, level = row[8] or 'all',
   }
 end
 

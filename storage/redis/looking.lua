@@ -87,6 +87,22 @@ look('published', function(prefix, args)
   return found and entry_of(found).published or -1
 end)
 
+-- args: partitions. For each: certified, next, the level of what is between; 0, 0 where there is
+-- none. Empty: no such queue.
+look('tails', function(prefix, args)
+  if not partitions_of(prefix) then
+    return {}
+  end
+  local flat = {}
+  for _, n in ipairs(args) do
+    local row = redis.call('HMGET', prefix .. 'p:' .. n, 'certified', 'next', 'level')
+    flat[#flat + 1] = tonumber(row[1] or '0')
+    flat[#flat + 1] = tonumber(row[2] or '0')
+    flat[#flat + 1] = row[3] or 'all'
+  end
+  return flat
+end)
+
 -- Rows of all partitions; empty: unknown.
 look('partitions', function(prefix)
   local rows = {}

@@ -16,7 +16,7 @@ from tests.storage.standing import Kind, Pool, kinds
 
 Opening = Callable[..., AbstractAsyncContextManager[Storage]]
 """Given a clock and a sealer: an empty storage."""
-EMBEDDED = {"memory": memory_store, "sqlite": sqlite_store}
+EMBEDDED: dict[str, Opening] = {"memory": memory_store, "sqlite": sqlite_store}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

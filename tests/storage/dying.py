@@ -1,0 +1,42 @@
+"""A gateway that dies when the copies of what it has appended were counted, and before it is
+certified.
+
+Usage: dying.py HOST PORT INCARNATION PARTITION
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from push.ports import Durability, Partition
+from storage.redis_link import Address
+from storage.redis_ports import Arg
+from storage.redis_primary import fixed
+from storage.redis_shard import Marks, RedisShard, Settings
+from storage.redis_store import RedisStorage
+from tests.contract.stores import append
+
+
+class Dying(RedisShard):
+    """Kills its process before it certifies."""
+
+    async def act(
+        self, function: str, keys: Sequence[str], args: Sequence[Arg], *, level: Durability
+    ) -> Any:
+        if function == "certify":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await super().act(function, keys, args, level=level)
+
+
+async def main(host: str, port: str, incarnation: str, number: str) -> None:
+    """One record of two messages."""
+    shard = await Dying.open(Settings(fixed(Address(host, int(port)))), Marks(incarnation))
+    store = RedisStorage(shard, incarnation)
+    await store.append([append(Partition("q-1", int(number)), messages=2)])
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))
