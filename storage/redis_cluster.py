@@ -130,7 +130,8 @@ class ClusterShard:
         on_fatal: Callable[[str], None] | None = None,
     ) -> "ClusterShard":
         """All primaries, each of them checked as `RedisShard.open` does; `touches` as `touches`
-        gave them; `on_fatal` as there, once for each that is not the store any more. Raises what that raises: a Cluster that lacks one of them is not opened."""
+        gave them; `on_fatal` as there, once for each that is not the store any more. Raises what
+        that raises: a Cluster that lacks one of them is not opened."""
         shards: list[RedisShard] = []
         try:
             for part in parts:

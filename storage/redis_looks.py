@@ -60,7 +60,7 @@ class Looks:
             return reply
 
     async def renew(self) -> None:
-        """The primary is elsewhere: let go of what is idle, and of the others when they are done."""
+        """The primary is elsewhere: let go of what is idle, and of the rest when it is done."""
         self._moves += 1
         while self._idle:
             await self._idle.pop().close()

@@ -13,8 +13,6 @@ from storage.redis_keys import queue_key
 from storage.redis_ports import Shard
 from storage.redis_records import damage_of, row_of
 
-_SCAN_ENTRIES: Final = 5000
-"""Index entries that one look by time goes over."""
 _OPENERS: Final = 2
 
 
@@ -92,30 +90,36 @@ class RedisReading:
         self, partition: Partition, offsets: Sequence[int], bytes_max: int
     ) -> tuple[Record | None, ...]:
         """As Storage.read_each."""
+        if not offsets:
+            return ()
+        args = [min(max(offset, 0), limits.OFFSET_MAX + 1) for offset in offsets]
+        key = queue_key(partition.queue_id)
+        count, *rows = await self._shard.look(
+            "read_each", [key], [partition.number, bytes_max, *args]
+        )
+        if not count:
+            return (None,) * len(offsets)
+        records = []
+        for one in await self._open(partition, [row for row in rows if row]):
+            if isinstance(one, Damage):
+                await self._put_aside(one)
+            else:
+                records.append(one)
         found: list[Record | None] = []
-        record: Record | None = None
-        size = 0
-        for offset in offsets:
-            if record is None or not record.first <= offset <= record.last:
-                records = (await self.read(partition, offset, 1, offset)).records
-                record = records[0] if records else None
-                size += record.memory_bytes if record is not None else 0
-                if found and size > bytes_max:
-                    break
-            found.append(record if record is not None and record.last >= offset else None)
+        at = 0
+        for offset in offsets[:count]:
+            while at < len(records) and records[at].last < offset:
+                at += 1
+            holds = at < len(records) and records[at].first <= offset
+            found.append(records[at] if holds else None)
         return tuple(found)
 
     async def offset_at(self, partition: Partition, unix_ms: int) -> int:
         """As Storage.offset_at."""
-        at = 0
-        while True:
-            found, at = await self._shard.look(
-                "offset_at",
-                [queue_key(partition.queue_id)],
-                [partition.number, at, unix_ms, _SCAN_ENTRIES],
-            )
-            if at < 0:
-                return int(found)
+        found: int = await self._shard.look(
+            "offset_at", [queue_key(partition.queue_id)], [partition.number, unix_ms]
+        )
+        return found
 
     async def published(self, places: Sequence[tuple[Partition, int]]) -> list[int | None]:
         """As Looking.published."""

@@ -26,9 +26,7 @@ def checksum(partition: Partition, header: bytes, sealed: bytes) -> str:
     return str(zlib.crc32(sealed, zlib.crc32(header, zlib.crc32(at))))
 
 
-def append_args(
-    append: Append, header: Header, sealed: bytes, *, wall_unix_ms: int
-) -> list[Arg]:
+def append_args(append: Append, header: Header, sealed: bytes, *, wall_unix_ms: int) -> list[Arg]:
     """The arguments of `append`.
 
     Raises:

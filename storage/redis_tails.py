@@ -81,11 +81,11 @@ class Tails:
         if not flat:
             self.forget(queue_id)
             return
-        for number, certified, end, level in zip(
+        for number, told, end, level in zip(
             numbers, flat[::3], flat[1::3], flat[2::3], strict=True
         ):
             partition = Partition(queue_id, number)
-            seen = self._loose.get(partition)
+            certified, seen = told, self._loose.get(partition)
             if seen is not None and certified < seen:
                 certified = await self._certified(partition, seen, level.decode())
             if end > certified:

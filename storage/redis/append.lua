@@ -396,12 +396,15 @@ local function append(keys, args)
       {text(first), count, size, record.published, skips, record.checksum}, ':'))
     redis.call('XADD', prefix .. 'log:' .. n, id, 'n', count, 'z', size, 'm', record.published,
       's', skips, 'c', record.checksum, 'd', seal, 'h', record.header, 'p', record.payload)
-    redis.call('XADD', prefix .. 'idx:' .. n, id, 'n', count, 'z', size, 'm', record.published)
+    local latest = text(math.max(log.latest, tonumber(record.published)))
+    redis.call('XADD', prefix .. 'idx:' .. n, id, 'n', count, 'z', size, 'm', record.published,
+      'x', latest)
     local level = args[2] -- of everything that is not certified
     if log.certified < first and RANKS[log.level] > RANKS[level] then
       level = log.level
     end
     redis.call('HSET', prefix .. 'p:' .. n, 'next', text(log.next), 'level', level,
+      'latest', latest,
       'messages', text(log.messages), 'bytes', text(log.bytes))
     redis.call('HSET', prefix .. 'queue',
       'messages', text(total.messages), 'bytes', text(total.bytes))

@@ -42,7 +42,8 @@ end
 -- A partition's row; nil: unknown.
 local function partition_of(prefix, n)
   local row = redis.call('HMGET', prefix .. 'p:' .. n,
-    'next', 'start', 'certified', 'generation', 'messages', 'bytes', 'sealed', 'level')
+    'next', 'start', 'certified', 'generation', 'messages', 'bytes', 'sealed', 'level',
+    'latest')
   if not row[1] then
     return nil
   end
@@ -50,6 +51,7 @@ local function partition_of(prefix, n)
     next = tonumber(row[1]), start = tonumber(row[2]), certified = tonumber(row[3]),
     generation = tonumber(row[4]), messages = tonumber(row[5]), bytes = tonumber(row[6]),
     sealed = row[7] and tonumber(row[7]) or nil, level = row[8] or 'all',
+    latest = tonumber(row[9] or '0'),
   }
 end
 
@@ -75,12 +77,14 @@ local function first_of(id)
   return tonumber(string.match(id, '^%d+')) - 1
 end
 
--- An index entry is {id, {'n', count, 'z', bytes, 'm', published}}.
+-- An index entry is {id, {'n', count, 'z', bytes, 'm', published, 'x', latest}}: the last is when
+-- the latest of all records so far was published. The clocks of gateways differ, it only grows.
 local function entry_of(raw)
   local first, fields = first_of(raw[1]), raw[2]
   return {
     id = raw[1], first = first, count = tonumber(fields[2]), size = tonumber(fields[4]),
-    published = tonumber(fields[6]), last = first + tonumber(fields[2]) - 1,
+    published = tonumber(fields[6]), latest = tonumber(fields[8]),
+    last = first + tonumber(fields[2]) - 1,
   }
 end
 

@@ -6,6 +6,13 @@ local function look(name, callback)
   end, {'no-writes'})
 end
 
+local READ_EACH_MAX = 1000
+
+-- What a record takes in the memory of who reads it, by its index entry.
+local function memory_of(entry)
+  return RECORD_MEMORY_BYTES + (MESSAGE_MEMORY_BYTES + 1) * entry.count + entry.size - 1
+end
+
 -- The last record, from `from` on and beginning below `upto`, that `bytes_max` bytes of memory have
 -- room for, but at least one; nil: there is none.
 local function last_that_fits(prefix, n, from, upto, bytes_max)
@@ -15,7 +22,7 @@ local function last_that_fits(prefix, n, from, upto, bytes_max)
       'COUNT', 64)
     for _, raw in ipairs(entries) do
       local entry = entry_of(raw)
-      local more = RECORD_MEMORY_BYTES + (MESSAGE_MEMORY_BYTES + 1) * entry.count + entry.size - 1
+      local more = memory_of(entry)
       if last and size + more > bytes_max then
         return last, entry.first
       end
@@ -46,30 +53,50 @@ look('read', function(prefix, args)
   return {log.start, log.certified, ends, redis.call('HGETALL', prefix .. 'bad:' .. n), records}
 end)
 
--- args: partition, offset to go on from, published ms, entries at most. The first record that was
--- published then or later, or -1; where to go on, -1: nowhere.
+-- args: partition, time (ms). Where the first certified record begins of which, or before which, one
+-- was published then or later; the certified end where there is none.
 look('offset_at', function(prefix, args)
-  local log = partition_of(prefix, args[1])
+  local log, time = partition_of(prefix, args[1]), tonumber(args[2])
   if not log then
     return refused('queue_not_found', 'the storage has no such partition')
   end
-  local from, most = tonumber(args[2]), tonumber(args[4])
-  if from >= log.certified then
-    return {log.certified, -1}
-  end
-  local entries = redis.call('XRANGE', prefix .. 'idx:' .. args[1],
-    text(from + 1), text(log.certified), 'COUNT', most)
-  for _, raw in ipairs(entries) do
-    local entry = entry_of(raw)
-    if entry.published >= tonumber(args[3]) then
-      return {entry.first, -1}
+  local low, high, found = log.start, log.certified, log.certified
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    local raw = redis.call('XRANGE', prefix .. 'idx:' .. args[1],
+      text(middle + 1), text(log.certified), 'COUNT', 1)[1]
+    local entry = raw and entry_of(raw)
+    if entry and entry.latest < time then
+      low = entry.last + 1
+    else
+      high, found = middle, entry and entry.first or found
     end
-    from = entry.last + 1
   end
-  if #entries < most then
-    return {log.certified, -1}
+  return found
+end)
+
+-- args: partition, bytes, offsets. How many of the offsets are answered, as many as these bytes of
+-- memory have room for but at least one, and the records that hold them, each once in a row.
+look('read_each', function(prefix, args)
+  local n, log = args[1], partition_of(prefix, args[1])
+  local answer, size, last = {0}, 0, nil
+  for place = 3, log and math.min(#args, READ_EACH_MAX + 2) or 0 do
+    local offset = tonumber(args[place])
+    if not last or offset < last.first or offset > last.last then
+      local raw = redis.call('XREVRANGE', prefix .. 'idx:' .. n, text(offset + 1), '-',
+        'COUNT', 1)[1]
+      last = raw and entry_of(raw)
+      if last and last.last >= offset and last.first < log.certified then
+        size = size + memory_of(last)
+        if place > 3 and size > tonumber(args[2]) then
+          break
+        end
+        answer[#answer + 1] = redis.call('XRANGE', prefix .. 'log:' .. n, raw[1], raw[1])[1]
+      end
+    end
+    answer[1] = place - 2
   end
-  return {-1, from}
+  return answer
 end)
 
 -- args: partition, offset. When the record was published that holds it or is the first behind it.

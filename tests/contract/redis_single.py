@@ -18,13 +18,14 @@ from tests.servers.binaries import binaries
 from tests.storage.standing import Standing, reach_of, standing
 
 INCARNATION = "incarnation-1"
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""The syncs of thousands of histories are not what is tested."""
 
 
 @asynccontextmanager
 async def redis_process() -> AsyncIterator[Settings]:
     """A server of its own, alone, provisioned."""
-    memory = Path("/dev/shm")  # the syncs of thousands of histories are not what is tested
-    folder = Path(tempfile.mkdtemp(prefix="tocsin-redis-", dir=memory if memory.is_dir() else None))
+    folder = Path(tempfile.mkdtemp(prefix="tocsin-redis-", dir=MEMORY))
     try:
         with standing(binaries()[0], "single", folder) as servers:
             await servers.empty(INCARNATION)

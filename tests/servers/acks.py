@@ -1,17 +1,18 @@
-"""A replica's way to its primary, on which acknowledgements get lost: a TCP proxy of the test's that
-reads what the replica says."""
+"""A replica's way to its primary, on which acknowledgements get lost: a TCP proxy of the test's own
+that reads what the replica says."""
 
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Literal, Self
 
 from tests.servers.node import Node
 
 Mode = Literal["pass", "deaf", "held"]
-"""`deaf`: the replica gets everything, and what it confirms does not arrive. `held`: nor does it get
-anything, until the mode changes; nothing of that is lost, and the connections stand."""
+"""`deaf`: the replica gets everything, and what it confirms does not arrive. `held`: nor does it
+get anything, until the mode changes; nothing of that is lost, and the connections stand."""
 CHUNK_BYTES: Final = 64 << 10
 ACK: Final = b"REPLCONF\r\n$3\r\nACK\r\n"
 
@@ -48,7 +49,10 @@ class Way:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
     ) -> None:
         self.mode = "pass"
         for each in (self._listener, *self._sockets):
@@ -62,7 +66,10 @@ class Way:
                 replica, _ = self._listener.accept()
                 primary = socket.create_connection(self._primary)
                 self._sockets += [replica, primary]
-                for work, ends in ((self._down, (primary, replica)), (self._up, (replica, primary))):
+                for work, ends in (
+                    (self._down, (primary, replica)),
+                    (self._up, (replica, primary)),
+                ):
                     threading.Thread(target=_until_it_ends, args=(work, *ends), daemon=True).start()
 
     def _down(self, primary: socket.socket, replica: socket.socket) -> None:
@@ -83,10 +90,12 @@ class Way:
 
 
 def _until_it_ends(
-    work: "object", source: socket.socket, sink: socket.socket
+    work: Callable[[socket.socket, socket.socket], None],
+    source: socket.socket,
+    sink: socket.socket,
 ) -> None:
     with contextlib.suppress(OSError):
-        work(source, sink)  # type: ignore[operator]
+        work(source, sink)
     for each in (source, sink):
         with contextlib.suppress(OSError):
             each.shutdown(socket.SHUT_RDWR)

@@ -1,6 +1,8 @@
 """What the tests of shards share: a library with acts of their own, settings, and a shard."""
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib.resources import files
@@ -66,3 +68,15 @@ async def shard(
         yield opened
     finally:
         await opened.close()
+
+
+async def becomes(is_so: Callable[[], object], within_s: float = 30.0) -> None:
+    """Wait until it is so; what it answers may have to be awaited. Raises AssertionError."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while True:
+        answer = is_so()
+        if await answer if inspect.isawaitable(answer) else answer:
+            return
+        assert loop.time() - began < within_s, "it does not become so"
+        await asyncio.sleep(0.005)

@@ -17,6 +17,7 @@ from tests.contract.stores import (
     G0,
     P0,
     P1,
+    START_UNIX_S,
     Clock,
     append,
     change,
@@ -54,6 +55,7 @@ class Losing:
         self.refused: set[str] = set()
         """Queues whose acts do not happen."""
         self.acts: list[tuple[str, Durability]] = []
+        self.looks: list[str] = []
 
     async def act(
         self, function: str, keys: Sequence[str], args: Sequence[Arg], *, level: Durability
@@ -70,6 +72,7 @@ class Losing:
 
     async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         """As Shard.look."""
+        self.looks.append(function)
         return await self._shard.look(function, keys, args)
 
     def on_message(self, channel_prefix: str, heard: Heard) -> None:
@@ -314,12 +317,11 @@ async def test_a_dropped_queue_leaves_no_key(server: Settings, store: RedisStora
     assert left == set(before)
 
 
-async def test_long_logs_are_trimmed_and_searched_in_slices(
+async def test_long_logs_are_trimmed_in_slices(
     store: RedisStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R31: one act looks at so many records, the next goes on behind them."""
     monkeypatch.setattr("storage.redis_store.TRIM_ENTRIES", 3)
-    monkeypatch.setattr("storage.redis_reading._SCAN_ENTRIES", 3)
     await with_group(store)
     for _ in range(10):
         await store.append([append(messages=1)])
@@ -331,6 +333,33 @@ async def test_long_logs_are_trimmed_and_searched_in_slices(
     assert [r.first for r in (await store.read(P0, 0, 10**6)).records] == [*range(7)]
     assert await store.offset_at(P0, 1 << 50) == 10
     assert await store.published([(P0, 7)]) == [None]
+
+
+async def test_an_offset_is_found_by_time_whatever_the_clocks_of_gateways_say(
+    store: RedisStorage,
+) -> None:
+    """The second gateway's clock is behind: the first record of that time or later is found, as by
+    going over all of them."""
+    await store.create_queue("q-1", 1)
+    late, early = START_UNIX_S - 50, START_UNIX_S - 500
+    times = [early, early + 1, late, early + 2, early + 3, late, late + 9, early, late + 9]
+    for second in times:
+        await store.append([append(messages=2, published_unix_s=second)])
+    for second in {*times, early - 1, late + 1}:
+        first = [2 * n for n, published in enumerate(times) if published >= second]
+        assert await store.offset_at(P0, int(second * 1000)) == (first or [18])[0]
+    assert await store.offset_at(P0, 1 << 50) == 18
+
+
+async def test_single_records_are_read_in_one_look(losing: tuple[RedisStorage, Losing]) -> None:
+    store, shard = losing
+    await store.create_queue("q-1", 1)
+    for _ in range(30):
+        await store.append([append(messages=2)])
+    shard.looks.clear()
+    found = await store.read_each(P0, range(0, 60, 3), 10**6)
+    assert [record.first for record in found if record] == [n - n % 2 for n in range(0, 60, 3)]
+    assert shard.looks == ["read_each"]
 
 
 async def test_a_sequence_beyond_what_functions_count_is_refused(store: RedisStorage) -> None:

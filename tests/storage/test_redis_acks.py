@@ -8,7 +8,7 @@ again, on fresh connections. What the replicas have is read from them while they
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
@@ -23,12 +23,12 @@ from storage.redis_provision import provision
 from storage.redis_shard import Marks, RedisShard, Settings
 from storage.redis_store import RedisStorage
 from tests.contract.redis_single import INCARNATION
-from tests.contract.stores import P0, append
-from tests.servers.acks import Way
+from tests.contract.stores import append
+from tests.servers.acks import Mode, Way
 from tests.servers.binaries import Binary
 from tests.servers.layouts import Replicated, replicated
 from tests.servers.node import Node
-from tests.storage.shards import settings
+from tests.storage.shards import becomes, settings
 
 WHOLE = bool(os.environ.get("TOCSIN_SOAK"))
 PUBLISHES = 10_000 if WHOLE else 400
@@ -36,6 +36,15 @@ PUBLISHERS = 24
 ROUND = 80
 """Receipts before something happens to the acknowledgements."""
 WAIT_S = 0.05
+SHAPES: tuple[tuple[tuple[int, ...], Mode, bool], ...] = (
+    ((0,), "held", False),
+    ((0, 1), "deaf", True),
+    ((1,), "held", True),
+    ((0, 1), "held", False),
+    ((0,), "deaf", False),
+    ((0, 1), "held", True),
+)
+"""Which replicas, what happens to them, and whether it ends while publishing goes on."""
 
 
 @pytest.fixture
@@ -67,6 +76,7 @@ class Trial:
     unknown: int = 0
     duplicates: int = 0
     names: int = 0
+    rounds: int = 0
     missing: list[str] = field(default_factory=list)
     _gateways: list[RedisStorage] = field(default_factory=list)
     _pending: list[Append] = field(default_factory=list)
@@ -93,14 +103,16 @@ class Trial:
         work = [asyncio.create_task(self._publish()) for _ in range(PUBLISHERS)]
         goal = len(self.receipts) + self.random.randrange(ROUND // 2, ROUND)
         await self._until(lambda: len(self.receipts) >= goal)
-        for way in self.random.choice([self.ways, self.ways[:1], self.ways[1:]]):
-            way.mode = self.random.choice(["deaf", "held", "held"])
+        which, mode, ends = SHAPES[self.rounds % len(SHAPES)]
+        self.rounds += 1
+        for number in which:
+            self.ways[number].mode = mode
         unknown = self.unknown
-        await self._until(lambda: self.unknown > unknown or bool(self.missing))
+        await self._until(lambda: self.unknown > unknown, within_s=40 * WAIT_S)
         await self.open()  # while it lasts
         unknown = self.unknown
         await self._until(lambda: self.unknown >= unknown + 10, within_s=10 * WAIT_S)
-        if self.random.random() < 0.5:  # and goes on
+        if ends:
             for way in self.ways:
                 way.mode = "pass"
             goal = len(self.receipts) + 20
@@ -127,11 +139,9 @@ class Trial:
         if end < certified:
             self.missing.append(f"{replica!r} ends at {end}, and {certified} was certified")
 
-    async def _until(self, is_so: "object", within_s: float = 30) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                while not is_so():  # type: ignore[operator]
-                    await asyncio.sleep(0.002)
+    async def _until(self, is_so: Callable[[], bool], within_s: float = 30) -> None:
+        with contextlib.suppress(AssertionError):
+            await becomes(is_so, within_s)
 
     async def _publish(self) -> None:
         while not self._stop:
@@ -160,11 +170,11 @@ class Trial:
             return self._pending.pop(self.random.randrange(len(self._pending)))
         self.names += 1
         if self.names % 2:  # a duplicate of these changes nothing at all
-            return replace(append(ids=[f"id-{self.names}"]), payload=b"%012d" % self.names + b" " * 8)
+            return replace(
+                append(ids=[f"id-{self.names}"]), payload=b"%012d" % self.names + b" " * 8
+            )
         producer = b"producer-%07d" % self.names
-        return replace(
-            append(runs=[(producer, 0, [1])]), payload=b"%012d" % self.names + b" " * 8
-        )
+        return replace(append(runs=[(producer, 0, [1])]), payload=b"%012d" % self.names + b" " * 8)
 
 
 async def trial(
@@ -195,9 +205,7 @@ async def test_no_receipt_has_fewer_copies_than_its_level(
     assert found.unknown >= PUBLISHES // 20
     assert found.duplicates >= PUBLISHES // 100
     assert sum(way.dropped for way in servers[1]) > 0
-    print(
-        f"{len(found.receipts)} receipts, {found.unknown} unknown, {found.duplicates} duplicates"
-    )
+    print(f"{len(found.receipts)} receipts, {found.unknown} unknown, {found.duplicates} duplicates")
 
 
 def without_touches() -> Library:

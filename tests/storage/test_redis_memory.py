@@ -10,19 +10,18 @@ from pathlib import Path
 import pytest
 
 from push import limits
-from push.errors import Unknown
-from push.ports import Appended, CursorWrite, Partition
+from push.ports import Appended, CursorWrite
 from storage.redis_library import library
 from storage.redis_memory import Memory, Reserve, memory_of
 from storage.redis_provision import provision
 from storage.redis_shard import Marks, RedisShard
 from storage.redis_store import RedisStorage
 from tests.contract.redis_single import INCARNATION
-from tests.contract.stores import G0, P0, P1, TOKEN, Clock, append, outcomes, sequences, with_group
+from tests.contract.stores import G0, P0, P1, Clock, append, outcomes, sequences, with_group
 from tests.servers.binaries import Binary
 from tests.servers.layouts import replicated
 from tests.servers.node import Node
-from tests.storage.shards import settings
+from tests.storage.shards import becomes, settings
 
 BOUND_BYTES = 12 << 20
 WATCH_S = 0.02
@@ -50,9 +49,7 @@ def small(redis_binary: Binary, tmp_path: Path) -> Iterator[Node]:
 
 @asynccontextmanager
 async def store_on(node: Node, reserve_share: float) -> AsyncIterator[RedisStorage]:
-    given = replace(
-        settings(node), library=library(), watch_s=WATCH_S, reserve_share=reserve_share
-    )
+    given = replace(settings(node), library=library(), watch_s=WATCH_S, reserve_share=reserve_share)
     await provision(given, INCARNATION, 0)
     store = RedisStorage(
         await RedisShard.open(given, Marks(INCARNATION)), INCARNATION, wall=Clock()
@@ -85,9 +82,11 @@ async def drained(store: RedisStorage, stored: int) -> None:
 
 async def accepts(store: RedisStorage) -> None:
     """Wait until there is room; nobody helps."""
-    async with asyncio.timeout(10):
-        while not (await store.state()).publishable:
-            await asyncio.sleep(0.01)
+
+    async def opens() -> bool:
+        return (await store.state()).publishable
+
+    await becomes(opens)
 
 
 async def test_at_the_reserve_publishing_stops_the_rest_drains_and_it_accepts_again(
