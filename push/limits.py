@@ -263,8 +263,8 @@ them: 1 KiB each. Beyond it those are forgotten that owe least."""
 FREE_BYTES_RESERVE: Final = 256 * 1_048_576
 """Below so much free space publishes are refused while acks and deletes go on (R31)."""
 MEMORY_RESERVE_SHARE: Final = 0.1
-"""Of a Redis or Valkey's memory: when less is free, publishes are refused, while what drains it goes
-on, and that takes memory, too (R29)."""
+"""Of a Redis or Valkey's memory: when less is free, publishes are refused, while what drains it
+goes on, and that takes memory, too (R29)."""
 MEMORY_RESERVE_REOPENS: Final = 1.5
 """Publishing opens again when so many times the reserve is free."""
 TRIM_BYTES_PER_COMMIT_MAX: Final = 4 * 1_048_576

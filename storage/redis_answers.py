@@ -8,8 +8,6 @@ from push.errors import CODES, Fenced, Refused, TocsinError, Unknown
 
 NOT_EXECUTED: Final = (
     exceptions.ReadOnlyError,
-    exceptions.MovedError,
-    exceptions.AskError,
     exceptions.TryAgainError,
     exceptions.ClusterDownError,
     exceptions.ClusterCrossSlotError,
@@ -22,6 +20,14 @@ NOT_EXECUTED: Final = (
 NOT_EXECUTED_WORDS: Final = ("BUSY ", "MISCONF ", "NOREPLICAS ", "Function not found")
 """The same, by the words that they begin with, where redis-py has no class for them."""
 OURS: Final = "TOCSIN "
+
+
+class Moved(Refused):
+    """In a Cluster: the keys are not (all) at this primary any more. Nothing has happened."""
+
+    def __init__(self, where: str) -> None:
+        slot, _, place = where.partition(" ")
+        super().__init__("storage_unavailable", f"the slot {slot} of the cluster moves to {place}")
 
 
 def refusal(reply: Any) -> TocsinError | None:
@@ -39,6 +45,8 @@ def refusal(reply: Any) -> TocsinError | None:
         if code == "fenced":
             return Fenced(detail) if detail else Fenced()
         return Refused(code, detail) if code in CODES else Refused("internal", text)
+    if isinstance(reply, exceptions.AskError):  # of which MovedError is one
+        return Moved(text)
     if isinstance(reply, exceptions.OutOfMemoryError):
         return Refused("storage_full")
     if isinstance(reply, NOT_EXECUTED) or text.startswith(NOT_EXECUTED_WORDS):

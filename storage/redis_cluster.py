@@ -2,11 +2,13 @@
 
 redis-py's own client of a Cluster is not used: it sends WAIT to any node, adds up what several
 answer, and sends an act again by itself. Here each primary is a `RedisShard` with its own held
-connections, found by its slots. Slots stay where they were when the Cluster was opened: a failover
-does not move them, and resharding is an operator's work, with the gateways stopped.
+connections, found by its slots. A failover does not move slots. When an operator has moved some,
+acts there are refused until the slots have been read again; a primary that is new must be
+provisioned first, and the gateways started again.
 """
 
 import asyncio
+import logging
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,8 +18,9 @@ from typing import Any, Final, NamedTuple
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
+from push.errors import Refused
 from push.ports import Durability
-from storage.redis_answers import unavailable
+from storage.redis_answers import Moved, unavailable
 from storage.redis_link import Address, Reach, packed
 from storage.redis_ports import Arg, Heard
 from storage.redis_primary import Find
@@ -27,6 +30,7 @@ SLOTS: Final = 16384
 NODE_S: Final = 1.0
 """How long one node may take to say what it knows, in seconds; all are asked at once."""
 NOWHERE: Final = -1
+_LOG: Final = logging.getLogger(__name__)
 
 
 class Claim(NamedTuple):
@@ -48,6 +52,8 @@ class Part:
 
     ranges: tuple[tuple[int, int], ...]
     settings: Settings
+    seeds: tuple[Address, ...] = ()
+    """Nodes of its Cluster."""
 
 
 def claims_of(nodes: bytes) -> list[Claim]:
@@ -104,7 +110,7 @@ async def parts_of(seeds: Sequence[Address], like: Settings) -> list[Part]:
         keys = (f"{{tocsin-{number}}}:shard" for number in count())
         key = next(key for key in keys if claim.has(key_slot(key.encode())))
         find = primary_of(key_slot(key.encode()), seeds, like.reach)
-        parts.append(Part(ranges, replace(like, find=find, key=key)))
+        parts.append(Part(ranges, replace(like, find=find, key=key), tuple(seeds)))
     return parts
 
 
@@ -114,6 +120,7 @@ class ClusterShard:
     def __init__(self, parts: Sequence[Part], shards: Sequence[RedisShard]) -> None:
         self._parts = parts
         self._shards = shards
+        self._reading: asyncio.Task[None] | None = None
         self._at = array("h", [NOWHERE] * SLOTS)
         for number, part in enumerate(parts):
             for first, last in part.ranges:
@@ -158,11 +165,19 @@ class ClusterShard:
         self, function: str, keys: Sequence[str], args: Sequence[Arg], *, level: Durability
     ) -> Any:
         """See `redis_ports.Shard`; all `keys`, at least one, have one slot."""
-        return await self._of(keys).act(function, keys, args, level=level)
+        try:
+            return await self._of(keys).act(function, keys, args, level=level)
+        except Moved:
+            self._read_again()
+            raise
 
     async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         """See `redis_ports.Shard`; all `keys`, at least one, have one slot."""
-        return await self._of(keys).look(function, keys, args)
+        try:
+            return await self._of(keys).look(function, keys, args)
+        except Moved:
+            self._read_again()
+            raise
 
     def on_message(self, channel_prefix: str, heard: Heard) -> None:
         """See `redis_ports.Shard`. The nodes pass on to each other what is published, so one
@@ -175,14 +190,45 @@ class ClusterShard:
 
     async def close(self) -> None:
         """See `redis_ports.Shard`."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
         await asyncio.gather(*(shard.close() for shard in self._shards))
 
     def _of(self, keys: Sequence[str]) -> RedisShard:
         slot = key_slot(keys[0].encode())
         number = self._at[slot]
         if number == NOWHERE:
-            raise unavailable(f"no primary had the slot {slot} when the cluster was opened")
+            raise unavailable(
+                f"the slot {slot} is at no primary that the cluster had when it was opened: one "
+                "that is new must be provisioned, and this gateway started again"
+            )
         return self._shards[number]
+
+    def _read_again(self) -> None:
+        """Some slots are elsewhere: find out which, unless that is being done."""
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._read_slots(), name="cluster slots")
+
+    async def _read_slots(self) -> None:
+        part = self._parts[0]
+        try:
+            claims = sorted(await known(part.seeds, part.settings.reach))
+        except Refused as refused:
+            _LOG.warning("the slots of the cluster cannot be read: %s", refused.detail)
+            return
+        primaries: list[Address | None] = [None] * SLOTS
+        for claim in claims:  # the newest configuration comes last
+            for first, last in claim.ranges:
+                primaries[first : last + 1] = [claim.address] * (last + 1 - first)
+        ours = {
+            primaries[key_slot(each.settings.key.encode())]: number
+            for number, each in enumerate(self._parts)
+        }
+        found = array("h", (ours.get(place, NOWHERE) for place in primaries))
+        moved = sum(one != other for one, other in zip(self._at, found, strict=True))
+        _LOG.warning("%d slots of the cluster have moved", moved)
+        self._at = found
 
 
 async def _asked(node: Address, reach: Reach) -> list[Claim] | str:

@@ -47,6 +47,8 @@ from storage.redis_tails import PERIOD_S, Tails
 T = TypeVar("T")
 TRIM_ENTRIES: int = 512
 """Records that one act of trimming looks at: a function holds up everybody else."""
+PURGE_PARTITIONS: int = 64
+"""Partitions that one act purges, for the same reason: 1,024 of them with ten groups took 0.6 s."""
 
 
 class RedisStorage:
@@ -138,7 +140,12 @@ class RedisStorage:
 
     async def purge(self, queue_id: str, group_id: str | None) -> int:
         """As Storage.purge."""
-        count: int = await self._act("purge", queue_id, group_id or "")
+        count = number = 0
+        while number >= 0:
+            gone, number = await self._act(
+                "purge", queue_id, group_id or "", number, PURGE_PARTITIONS
+            )
+            count += gone
         self._forget(queue_id, group_id)
         return count
 

@@ -163,7 +163,8 @@ change('seek', function(prefix, args)
   return 1
 end)
 
--- args: group, or '' for all. How many messages went.
+-- args: group, or '' for all; the partition to go on from, partitions at most. How many messages
+-- went, and where to go on; -1: nowhere.
 change('purge', function(prefix, args)
   local count, gone = partitions_of(prefix), 0
   if not count then
@@ -175,7 +176,9 @@ change('purge', function(prefix, args)
   elseif not is_whole(prefix, count, args[1]) then
     return refused('group_not_found', 'the storage has no group ' .. args[1])
   end
-  for n = 0, count - 1 do
+  local from = tonumber(args[2])
+  local upto = math.min(from + tonumber(args[3]), count)
+  for n = from, upto - 1 do
     local log = partition_of(prefix, n)
     if args[1] == '' then
       gone = gone + log.messages
@@ -196,7 +199,7 @@ change('purge', function(prefix, args)
       end
     end
   end
-  return gone
+  return {gone, upto < count and upto or -1}
 end)
 
 -- args: partition, successors as JSON. The end.

@@ -335,6 +335,20 @@ async def test_long_logs_are_trimmed_in_slices(
     assert await store.published([(P0, 7)]) == [None]
 
 
+async def test_a_queue_of_many_partitions_is_purged_in_slices(
+    store: RedisStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.redis_store.PURGE_PARTITIONS", 3)
+    await with_group(store, partitions=8)
+    await store.append([append(Partition("q-1", n), messages=n + 1) for n in range(8)])
+    assert await store.purge("q-1", "g-1") == 36
+    assert [state.floor for state in await store.cursors("q-1", "g-1")] == [*range(1, 9)]
+    assert await store.purge("q-1", None) == 36
+    assert [(s.start, s.messages) for s in await store.partitions("q-1")] == [
+        (n + 1, 0) for n in range(8)
+    ]
+
+
 async def test_an_offset_is_found_by_time_whatever_the_clocks_of_gateways_say(
     store: RedisStorage,
 ) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from redis.crc import key_slot
 
 from push.errors import Refused, Unknown
 from storage.redis_cluster import SLOTS, ClusterShard, claims_of, known, parts_of
@@ -69,6 +70,31 @@ async def test_acts_go_where_their_slot_is_and_follow_a_failover(
             done = await asyncio.gather(*(tried(opened, key) for key in keys))
             assert all(length >= 2 for length in done)  # tried again, it may stand there twice
             assert await opened.look("find", [keys[0]], []) != []
+        finally:
+            await opened.close()
+
+
+async def test_slots_that_an_operator_has_moved_are_found_again(
+    redis_binary: Binary, tmp_path: Path
+) -> None:
+    with clustered(redis_binary, tmp_path, primaries=3, replicas=0) as servers:
+        seeds = [address(node) for node in servers.nodes]
+        parts = await parts_of(seeds, settings(fixed(seeds[0])))
+        for part in parts:
+            await provision(part.settings, MARKS.incarnation, 0)
+        opened = await ClusterShard.open(parts, MARKS.incarnation, {})
+        try:
+            key = "{q-1}:list"
+            slot = key_slot(key.encode())
+            before = servers.primary_of(slot)
+            after = next(node for node in servers.nodes if node is not before)
+            for node in (after, before):
+                node.ask("CLUSTER", "SETSLOT", slot, "NODE", after.ask("CLUSTER", "MYID"))
+            with pytest.raises(Refused, match=f"the slot {slot} of the cluster moves to"):
+                await note(opened, key, "1")
+            assert await tried(opened, key) == 1
+            assert after.ask("LRANGE", key, 0, -1) == ["2"]
+            assert await opened.look("find", [key], []) == [b"2"]
         finally:
             await opened.close()
 

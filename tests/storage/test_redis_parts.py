@@ -8,7 +8,7 @@ from redis import exceptions
 
 from push.errors import Fenced, Refused, Unknown
 from push.ports import Durability
-from storage.redis_answers import answer, refusal
+from storage.redis_answers import Moved, answer, refusal
 from storage.redis_copies import copies_needed, doubt_of, fields
 from storage.redis_library import joined, library
 from storage.redis_link import Address, Reach, packed
@@ -91,6 +91,12 @@ def test_what_redis_has_not_begun_is_refused_whatever_becomes_of_the_group(
         with pytest.raises(Refused) as refused:
             answer(reply, doubt)
         assert refused.value.code.name == "storage_unavailable"
+
+
+def test_where_a_slot_has_gone_is_said() -> None:
+    for error in (exceptions.MovedError, exceptions.AskError):
+        with pytest.raises(Moved, match=r"the slot 3999 of the cluster moves to 127\.0\.0\.1:6381"):
+            answer(error("3999 127.0.0.1:6381"), "too few copies")
 
 
 def test_a_store_that_is_full_says_so_and_an_error_that_says_nothing_is_unknown() -> None:
