@@ -13,6 +13,7 @@ from storage.dedup import FORGOTTEN_BUCKETS, IDLE_BUCKETS
 
 BEGIN = "begin.lua"
 VERSION = "VERSION"
+PREFIX = "tocsin_"
 NUMBERS = {
     "FORGOTTEN_BUCKETS": FORGOTTEN_BUCKETS,
     "IDLE_BUCKETS": IDLE_BUCKETS,
@@ -59,5 +60,5 @@ def joined(begin: str, *others: str) -> Library:
     numbers = [f"local {name} = {value}" for name, value in NUMBERS.items()]
     body = "\n".join([*numbers, begin, *(f"do\n{fragment}\nend" for fragment in others)])
     version = sha256(body.encode()).hexdigest()[:12]
-    name = f"tocsin_{version}"
+    name = f"{PREFIX}{version}"
     return Library(name, f"#!lua name={name}\n{body.replace(VERSION, version)}")

@@ -1,16 +1,21 @@
 """Acts of an operator: make a shard ours, say how many replicas it has, examine it (R28, R30)."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from redis.exceptions import RedisError
 
 from push.errors import Unknown
 from storage.redis_answers import answer, unavailable
 from storage.redis_copies import doubt_of, fields
+from storage.redis_library import PREFIX
 from storage.redis_link import Address, Link, Reach, packed
 from storage.redis_ports import Arg
 from storage.redis_settings import as_mapping, broken_promises
 from storage.redis_shard import Settings
+
+UNUSED_S: Final = 7 * 86_400
+"""Functions that no gateway has used for so long belong to a version that was replaced."""
 
 
 async def provision(settings: Settings, incarnation: str, replicas: int) -> None:
@@ -21,6 +26,8 @@ async def provision(settings: Settings, incarnation: str, replicas: int) -> None
         Refused: it belongs to another incarnation, or holds something else; or it is not there.
         Unknown: fewer copies than `replicas` have confirmed it, or the connection was lost; doing
             it again is safe.
+
+    Functions that nobody uses any more are deleted (see `retire`).
     """
     link = await settings.open()
     try:
@@ -28,8 +35,31 @@ async def provision(settings: Settings, incarnation: str, replicas: int) -> None
         await _govern(
             settings, link, "provision", [incarnation, replicas], copies=replicas, replicas=replicas
         )
+        await retire(settings, link)
     finally:
         await link.close()
+
+
+async def retire(settings: Settings, link: Link) -> list[str]:
+    """Delete the functions of versions of the broker that nobody has used for UNUSED_S; which. A
+    gateway says now and then that it uses its own: in a rollout, several are in use for a while.
+
+    Raises Refused(storage_unavailable): the connection is gone. Who may not delete deletes nothing.
+    Source: https://redis.io/docs/latest/commands/function-delete/
+    """
+    listed = await settings.ask(link, packed("FUNCTION", "LIST", "LIBRARYNAME", f"{PREFIX}*"))
+    if not isinstance(listed, list):
+        return []
+    names = [bytes(one[one.index(b"library_name") + 1]).decode() for one in listed]
+    others = [name for name in names if name != settings.library.name]
+    call = settings.call("unused", [settings.key], [UNUSED_S, *others])
+    unused = await settings.ask(link, call) if others else []
+    gone = []
+    for name in unused if isinstance(unused, list) else ():
+        deleted = await settings.ask(link, packed("FUNCTION", "DELETE", name))
+        if not isinstance(deleted, RedisError):
+            gone.append(bytes(name).decode())
+    return gone
 
 
 async def set_replicas(settings: Settings, replicas: int) -> None:

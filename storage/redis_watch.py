@@ -17,6 +17,7 @@ from storage.redis_memory import Reserve, memory_of
 from storage.redis_primary import Find
 
 PERIOD_S: Final = 1.0
+USED_EVERY_S: Final = 3600.0
 MEMORY: Final = packed("INFO", "memory")
 _LOG: Final = logging.getLogger(__name__)
 
@@ -25,7 +26,8 @@ class Watch:
     """`connect` finds the primary and checks it; `check` does so on a link that stands; both raise
     Refused, and NotOurs where the store is not the store. `broken` is called once, with a sentence,
     when that was so twice, `period_s` apart: once may be a primary of before whom a Sentinel, cut
-    off with it, still named."""
+    off with it, still named. `used` is the packed FCALL that says now and then that these functions are
+    in use."""
 
     def __init__(
         self,
@@ -35,6 +37,7 @@ class Watch:
         reserve: Reserve,
         broken: Callable[[str], None],
         *,
+        used: bytes,
         period_s: float,
         silence_s: float,
     ) -> None:
@@ -45,6 +48,8 @@ class Watch:
         self._broken = broken
         self._period_s = period_s
         self._silence_s = silence_s
+        self._used = used
+        self._used_at: float | None = None
         self._link: Link | None = None
         self._task = asyncio.create_task(self._run(), name="shard watch")
 
@@ -84,6 +89,10 @@ class Watch:
             else:
                 await self._check(link)
             (told,) = await link.ask([MEMORY], self._silence_s)
+            now = asyncio.get_running_loop().time()
+            if self._used_at is None or now - self._used_at >= USED_EVERY_S:
+                await link.ask([self._used], self._silence_s)
+                self._used_at = now
         except OSError as error:
             await self._let_go()
             raise Refused("storage_unavailable", str(error)) from None

@@ -1,5 +1,6 @@
 -- The shard's own hash, keys[1]: `incarnation` (its history, R30), `replicas` (how many could be
--- elected, R28), `touches` (a number that only grows: a lower one is an older copy).
+-- elected, R28), `touches` (a number that only grows: a lower one is an older copy), and when each
+-- version of the functions was last in use.
 
 -- The last write of every group on a connection, so that the WAIT behind it counts copies of
 -- everything that the group has found, whoever wrote it. args[1]: the incarnation.
@@ -9,6 +10,28 @@ act('touch', function(keys, args)
     return refused('storage_unavailable', 'the incarnation of the store has changed')
   end
   return {redis.call('HINCRBY', keys[1], 'touches', 1), held[2]}
+end, {'allow-oom'})
+
+-- This version of the functions is in use: used:<library> is when, in seconds of the server.
+act('used', function(keys)
+  return redis.call('HSET', keys[1], 'used:tocsin_VERSION', redis.call('TIME')[1])
+end, {'allow-oom'})
+
+-- args[1]: how long a library must not have been used, in seconds; then libraries. Those of them;
+-- of one that never told, the time begins now.
+act('unused', function(keys, args)
+  local now, unused = tonumber(redis.call('TIME')[1]), {}
+  for place = 2, #args do
+    local field = 'used:' .. args[place]
+    local used = redis.call('HGET', keys[1], field)
+    if not used then
+      redis.call('HSET', keys[1], field, now)
+    elseif now - tonumber(used) >= tonumber(args[1]) then
+      redis.call('HDEL', keys[1], field)
+      unused[#unused + 1] = args[place]
+    end
+  end
+  return unused
 end, {'allow-oom'})
 
 -- Make an empty store ours. args[1]: the incarnation, args[2]: the number of replicas. Done

@@ -1,6 +1,7 @@
 """The shipped configurations of deploy/redis, as servers run with them: what they set, whom they
 let in, and what each of these may do."""
 
+import asyncio
 import re
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 import redis
 
+from storage.redis_link import Address, Reach
+from storage.redis_provision import examine
 from tests.layout.tree import table_rows
 from tests.servers.binaries import Binary
 from tests.servers.layouts import clustered, guarded, single
@@ -91,6 +94,22 @@ def test_what_the_files_set_is_in_force(node: Node) -> None:
     assert settings("node")["maxmemory-policy"] == "noeviction"
     assert settings("cluster")["cluster-replica-validity-factor"] == "10"
     check(node, "node", "primary")
+
+
+def examined(node: Node) -> list[str]:
+    """What the broker finds wrong with it before it starts, as its own user."""
+    reach = Reach(BROKER.user, BROKER.password)
+    return asyncio.run(examine(Address(node.address, node.port), reach))
+
+
+def test_the_broker_finds_nothing_wrong_with_what_is_shipped(node: Node) -> None:
+    assert examined(node) == []
+    node.ask("CONFIG", "SET", "appendfsync", "everysec")
+    try:
+        (sentence,) = examined(node)
+    finally:
+        node.ask("CONFIG", "SET", "appendfsync", "always")
+    assert sentence.startswith('appendfsync is "everysec"')
 
 
 def test_every_setting_has_its_reason_in_the_page() -> None:
@@ -220,12 +239,15 @@ def test_sentinels_and_replicas_get_in_and_a_failover_weakens_nothing(
             check(node, "node")
         shard.wait_in_sync()
         assert shard.primary is found
+        for node in shard.nodes:
+            assert examined(node) == []
 
 
 def test_a_cluster_is_as_the_files_say(redis_binary: Binary, tmp_path: Path) -> None:
     with clustered(redis_binary, tmp_path, replicas=0, with_users=True) as cluster:
         for node in cluster.nodes:
             check(node, "node", "cluster")
+            assert examined(node) == []
             node.ask("FUNCTION", "LOAD", FUNCTIONS, login=ADMIN)
         slot: Any = cluster.nodes[0].ask("CLUSTER", "KEYSLOT", "{q}", login=BROKER)
         home = cluster.primary_of(slot)
