@@ -43,10 +43,12 @@ bench: setup  ## measure every scenario against a broker of its own
 	.venv/bin/tocsin bench --scenario all $(ARGS)
 
 soak: setup  ## the whole runs of kill -9, power loss (an hour; needs root), tenants and properties
-	@scripts/needs
+	@scripts/needs redis
 	TOCSIN_SOAK=1 $(python) -m pytest tests/push tests/histories/test_any_*.py -n 2
 	TOCSIN_SOAK=1 $(python) -m pytest tests/system tests/histories/test_two_tenants.py \
 	  -k "kill or power or nothing_crosses" -v -s -o faulthandler_timeout=3600 $(ARGS)
+	TOCSIN_SOAK=1 $(python) -m pytest tests/storage/test_redis_acks.py tests/storage/test_redis_guard.py -s \
+	  -o faulthandler_timeout=3600
 
 chaos: setup  ## the short runs of kill -9, power loss, bad networks and slow handlers alone
 	@scripts/needs
@@ -56,7 +58,7 @@ trials: setup  ## the whole runs of every bad day: --help lists them (an hour, 1
 	@failed=0; for trial in churn stuck "stuck --keys 30000" stalled switch proxy kills slow calm noisy seal fuzz schema hostile page console; do \
 	  $(python) -m loadtests.trials $$trial $(ARGS) || failed=1; done; exit $$failed
 
-contract: setup  ## the contract of storage and catalog on every Redis and Valkey here, alone, with Sentinels, as a Cluster
+contract: setup  ## the whole contract of storage and catalog on Redis and Valkey in every layout
 	@scripts/needs redis
 	TOCSIN_CONTRACT=all $(python) -m pytest tests/contract tests/metadata -n 2 $(ARGS)
 

@@ -26,8 +26,9 @@ class Watch:
     """`connect` finds the primary and checks it; `check` does so on a link that stands; both raise
     Refused, and NotOurs where the store is not the store. `broken` is called once, with a sentence,
     when that was so twice, `period_s` apart: once may be a primary of before whom a Sentinel, cut
-    off with it, still named. `used` is the packed FCALL that says now and then that these functions are
-    in use."""
+    off with it, still named. `used` is the packed FCALL that says now and then that these functions
+    are in use.
+    """
 
     def __init__(
         self,

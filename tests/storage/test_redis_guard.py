@@ -21,7 +21,7 @@ from tests.servers.layouts import replicated
 from tests.servers.node import Node, until
 from tests.storage.shards import LIST, address, becomes, settings
 
-ROUNDS = 20 if os.environ.get("TOCSIN_SOAK") else 2
+WHOLE = bool(os.environ.get("TOCSIN_SOAK"))
 WATCH_S = 0.02
 FILES = "appendonlydir"
 
@@ -33,6 +33,7 @@ class Store:
         self.nodes = nodes
         self.settings = replace(settings(nodes[0], wait_s=5.0), watch_s=WATCH_S)
         self._wait_in_sync = wait_in_sync
+        self.rounds = 20 if WHOLE else 2 // len(nodes)
 
     async def begin(self, incarnation: str) -> None:
         """Empty, and ours under this incarnation."""
@@ -101,7 +102,7 @@ async def ended(opened: RedisShard, fatal: list[str], why: str) -> None:
 async def test_an_emptied_store_is_refused_and_ends_a_gateway_that_is_there(
     store: Store, way: Callable[[Store], None]
 ) -> None:
-    for number in range(ROUNDS):
+    for number in range(store.rounds):
         marks = Marks(f"history-{number}")
         await store.begin(marks.incarnation)
         async with running(store.settings, marks) as (opened, fatal):
@@ -116,7 +117,7 @@ async def test_an_emptied_store_is_refused_and_ends_a_gateway_that_is_there(
 async def test_a_rolled_back_store_is_refused_and_ends_a_gateway_that_is_there(
     store: Store,
 ) -> None:
-    for number in range(ROUNDS):
+    for number in range(store.rounds):
         marks = Marks(f"history-{number}")
         await store.begin(marks.incarnation)
         async with running(store.settings, marks) as (opened, fatal):
