@@ -135,11 +135,15 @@ class ModelPool:
         self.recalls: dict[str, set[tuple[str, Rate]]] = {}
         self._buckets_max = buckets_max
 
+    def check_all(self) -> None:
+        """That there was something to agree about."""
+        assert self.buckets
+
     def tick(self, time_us: int) -> int:
-        if self._time is not None:
+        if self._time is not None and time_us:
             self.now += max(0, min(int(STEP_S * 1e6), time_us - self._time))
         self._time = time_us
-        return self.now
+        return self.now  # time_us 0: it was set
 
     def _living(self) -> dict[str, Gateway]:
         for name, one in list(self.gateways.items()):
