@@ -175,7 +175,7 @@ class SharedBucket(Bucket):
         self._low = self._full
         return Ask(
             self.name, self.rate, self.life, self._confirmed, self._full, used, self._back,
-            want, 0 if is_over else self._need, is_idle,
+            want, 0 if is_over else self._need, is_idle and not is_over,
         )  # fmt: skip
 
     def _begin(self, at_ns: int) -> None:

@@ -190,7 +190,7 @@ local function waiting(bucket)
 end
 
 -- What is free goes to the first in the line. Who was given as much as it is to hold, and uses it so
--- fast that it never does, goes to the end.
+-- fast that it never does, goes to the end. (Nobody holds less than nothing: it ends.)
 local function hand_out(bucket)
   local free, line = bucket.burst - bucket.level - outstanding(bucket), waiting(bucket)
   while free > 0 and line[1] do
@@ -249,10 +249,11 @@ local function entry_of(bucket, gateway, ask, now)
       bucket.implied[gateway], bucket.at = nil, now
     end
   end
-  entry.granted = math.max(entry.granted, ask.known)
   bucket.level = bucket.level + math.max(0, ask.used - entry.counted)
   entry.counted = math.max(entry.counted, ask.used)
   entry.back = math.max(entry.back, ask.back)
+  -- a failover may have taken back what was handed out, and never makes it less than nothing
+  entry.granted = math.max(entry.granted, ask.known, entry.counted + entry.back)
   entry.want, entry.need = ask.want, ask.need
   return entry
 end

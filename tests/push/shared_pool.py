@@ -218,10 +218,10 @@ class ModelPool:
             if gateway in whole.implied:
                 whole.implied.discard(gateway)
                 whole.at = self.now
-        entry.granted = max(entry.granted, ask.known)
         whole.level += max(0, ask.used - entry.counted)
         entry.counted = max(entry.counted, ask.used)
         entry.back = max(entry.back, ask.back)
+        entry.granted = max(entry.granted, ask.known, entry.counted + entry.back)
         entry.want, entry.need = ask.want, ask.need
         return entry
 

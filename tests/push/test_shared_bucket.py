@@ -39,6 +39,15 @@ def flood(cost: int) -> Callable[[One], None]:
     return act
 
 
+def once(cost: int) -> Callable[[One], None]:
+    """Takes it if it can."""
+
+    def act(one: One) -> None:
+        one.take(cost)
+
+    return act
+
+
 def step(world: World, verb: str, number: int, amount: int, *, silent_s: float) -> None:
     """One thing that happens."""
     one = world.gateways[number % len(world.gateways)]
@@ -164,7 +173,7 @@ def test_two_gateways_have_half_each_whenever_they_call() -> None:
 def test_a_request_of_the_whole_burst_is_admitted_wherever_it_comes() -> None:
     """What others hold is recalled for it; two of them do not hold each other up for ever."""
     world = World(RATE, 2)
-    world.run(1, lambda one: one.take(40) and None)
+    world.run(1, once(40))
     done: Counter[int] = Counter()
 
     def whole(one: One) -> None:
@@ -237,7 +246,7 @@ def test_what_a_gateway_held_that_ends_counts_as_used_and_then_leaks() -> None:
     world.run(2, lambda one: flood(10)(one) if one is dead else None)
     dead.alive = False
     world.cuts += 1
-    world.run(LEASE_S + 1, lambda one: one.take(1) and None)
+    world.run(LEASE_S + 1, once(1))
     assert set(world.pool.gateways) == {other.name}
     assert world.run(10, flood(10)) >= 9_000
     assert not world.pool.buckets[NAME].implied
