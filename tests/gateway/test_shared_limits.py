@@ -3,20 +3,28 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from gateway.broker import Broker
+from gateway.config import Config
 from gateway.limit_values import OF_ADDRESS, parse_limits
 from gateway.limiter import Allowance, Limiter
 from gateway.shared_limits import SharedLimits
+from gateway.store_commands import provision
 from metadata.catalog import Principal, Queue, QueueSettings
 from push.errors import Refused
 from push.message import Message
 from storage.redis_limits import RedisPool
 from storage.redis_shard import Marks, RedisShard, Settings
 from tests.contract.redis_single import INCARNATION, redis_process
+from tests.servers.binaries import Binary
+from tests.servers.layouts import single
 
 WHO = Principal("who")
 ONE = Message(body=msgspec.Raw(b"1"))
@@ -193,3 +201,29 @@ async def test_what_a_publish_costs_where_limits_are_shared(server: Settings) ->
             allowance.publish(orders, [ONE], now=now() + number / 1000)()
         took_ns = (time.perf_counter() - began) / 2000 * 1e9
         print(f"{took_ns:.0f} ns a frame")  # noqa: T201
+
+
+async def test_brokers_over_one_store_share_their_limits(
+    redis_binary: Binary, tmp_path: Path
+) -> None:
+    """As the settings compose them; the embedded store is asked for nothing."""
+    with single(redis_binary, tmp_path / "servers") as node:
+        storage = f"redis://{node.address}:{node.port}"
+        with ThreadPoolExecutor(1) as thread:
+            args = ["--storage", storage, "--replicas", "0"]
+            assert thread.submit(CliRunner().invoke, provision, args).result().exit_code == 0
+        brokers = [
+            await Broker.open(
+                Config(
+                    data_dir=tmp_path / name, storage=storage, encryption=False,
+                    limit_principal="messages=1/s+1000",
+                ),
+                on_fatal=pytest.fail,
+            )
+            for name in ("a", "b")
+        ]  # fmt: skip
+        allowances = [broker.limiter.allowance(WHO, None) for broker in brokers]
+        taken = await flood(allowances, 1.5, queue())
+        assert 950 <= sum(taken) <= 1002
+        for broker in brokers:
+            await broker.stop()
