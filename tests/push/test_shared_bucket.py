@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from copy import deepcopy
 
 import pytest
 from hypothesis import given, settings
@@ -288,3 +289,24 @@ def test_who_comes_later_has_no_share_of_what_is_in_use() -> None:
     assert not late.take(1)
     fresh = late.shares.bucket("messages:another", RATE, now=late.now)
     assert fresh.take(62, now=late.now) == 0
+
+
+def test_a_failover_forgives_what_was_said_in_its_last_moments_and_no_more() -> None:
+    """The store is as it was half a second ago: gateways say again what they hold and have used."""
+    world = World(RATE, 2)
+    world.run(5, flood(10))
+    before = deepcopy(world.pool.buckets)
+    lost = world.run(0.5, flood(10))
+    world.pool.buckets = before
+    world.spare = lost
+    assert world.run(5, flood(10)) >= 4_500
+    assert sum(one.held for one in before[NAME].entries.values()) <= RATE.burst
+
+
+def test_a_store_that_has_forgotten_everything_is_told_what_is_held() -> None:
+    world = World(RATE, 2)
+    world.run(5, flood(10))
+    world.pool.buckets.clear()
+    world.pool.due.clear()
+    world.spare = RATE.burst
+    assert world.run(5, flood(10)) >= 4_500

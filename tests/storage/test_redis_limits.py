@@ -191,3 +191,18 @@ async def test_whoever_invents_names_makes_the_store_forget_the_smallest_debts()
         assert stands is not None
         assert stands.level > 800
         await shard.close()
+
+
+async def test_a_jump_of_the_servers_clock_is_a_second_at_most(
+    server: Settings, pool: RedisPool
+) -> None:
+    """[An hour forward: every debt is forgiven, and every gateway is given up.]"""
+    await pool.join("g")
+    before = int(await command(server, "HGET", f"{BASE}clock", "now"))
+    for jump_s in (3600, -3600):
+        time_us = int(await command(server, "HGET", f"{BASE}clock", "time"))
+        await command(server, "HSET", f"{BASE}clock", "time", time_us - jump_s * 1_000_000)
+        assert await pool.ask("g", 3600 - jump_s + 1, []) is not None
+        now = int(await command(server, "HGET", f"{BASE}clock", "now"))
+        assert now - before <= 2_000_000
+    assert now - before >= 1_000_000
