@@ -107,11 +107,11 @@ class Whole:
                 entry.place = entry.served = 0
             line = self.waiting()
 
-    def check(self) -> None:
-        """Nothing is negative, and never more is out than the burst."""
+    def check(self, *, forgot: int = 0) -> None:
+        """Nothing is negative, and never more is out than the burst and what it once forgot."""
         assert self.level >= 0
         assert all(entry.held >= 0 for entry in self.entries.values())
-        assert self.level + self.outstanding() <= self.rate.burst
+        assert self.level + self.outstanding() <= self.rate.burst + forgot
 
 
 @dataclass

@@ -124,9 +124,9 @@ class World:
         return f"g{self.names}"
 
     def check(self) -> None:
-        """What the store holds is never more than the bucket."""
+        """What the store holds is never more than the bucket, unless it has forgotten something."""
         for whole in self.pool.buckets.values():
-            whole.check()
+            whole.check(forgot=self.spare)
 
     def admitted(self, one: One, cost: int) -> None:
         """No window admits more than burst + rate * t, but for what is said to be besides."""
