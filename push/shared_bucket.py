@@ -16,6 +16,8 @@ used is given back, at once if others need it.
 A gateway that hears nothing of the store for LAPSE_S goes on with its standing share alone; the
 store counts what it held as used, after longer. This, and a gateway's end, is where more may be
 admitted: the standing share of each gateway that is cut off or has ended, (burst + rate * t) / 16.
+A standing share holds one unit at least: of a burst that is smaller than the number of gateways,
+each of them may admit one.
 
 `now` is in seconds, of this gateway's clock, which never goes back. `expire` says what time alone
 makes due, `next_deadline` when to come back.
@@ -240,9 +242,7 @@ class Shares:
 
     def part_of(self, rate: Rate) -> int:
         """The burst of a standing share here."""
-        if self.is_cut_off:
-            return max(1, rate.burst // PARTS)
-        return rate.burst // PARTS if self._is_seated else 0
+        return max(1, rate.burst // PARTS) if self._is_seated or self.is_cut_off else 0
 
     def next_life(self) -> int:
         """A number that was never used here."""

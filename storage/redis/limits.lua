@@ -44,7 +44,7 @@ local function living(base, now)
 end
 
 local function share_of(bucket)
-  return math.floor(bucket.burst / LIMITS_PARTS)
+  return math.max(1, math.floor(bucket.burst / LIMITS_PARTS))
 end
 
 local function count_of(set)
@@ -173,8 +173,13 @@ end
 
 -- Those that hold less than they are to, in the order in which they began to wait.
 local function waiting(bucket)
-  local line = {}
-  for gateway, entry in pairs(bucket.entries) do
+  local line, names = {}, {}
+  for gateway in pairs(bucket.entries) do
+    names[#names + 1] = gateway
+  end
+  table.sort(names)
+  for _, gateway in ipairs(names) do
+    local entry = bucket.entries[gateway]
     if target_of(bucket, entry) <= held_by(entry) then
       entry.place, entry.served = 0, 0
     else

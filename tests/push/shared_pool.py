@@ -54,7 +54,7 @@ class Whole:
 
     @property
     def share(self) -> int:
-        return self.rate.burst // PARTS
+        return max(1, self.rate.burst // PARTS)
 
     @property
     def per_us(self) -> float:
@@ -85,7 +85,7 @@ class Whole:
         return max(min(entry.need, self.rate.burst), min(entry.want, slice_))
 
     def waiting(self) -> list[tuple[str, Entry]]:
-        for entry in self.entries.values():
+        for _, entry in sorted(self.entries.items()):
             if self.target(entry) <= entry.held:
                 entry.place = entry.served = 0
             elif not entry.place:

@@ -102,8 +102,8 @@ class World:
         self.cuts = 0
         """Standing shares that may be used besides: of gateways that were cut off or ended."""
         self.allowed = 0
-        self.spare = 0
-        """Units that may pass besides, for other reasons."""
+        self.spare = max(0, count - rate.burst)
+        """Units that may pass besides, for other reasons: each gateway has one at least."""
         self._level = 0.0
         self._level_s = 0.0
         self.log: list[tuple[float, int]] = []
