@@ -9,6 +9,8 @@ gateways share a store, what is kept of a rate is what this one holds of it ahea
 a session says, are counted by each gateway for itself.
 """
 
+import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +30,8 @@ from gateway.limit_values import (
     parse_limits,
     per_second,
 )
-from gateway.shared_limits import SharedLimits
+from gateway.shared_limits import SOON_S, SharedLimits
+from gateway.till import Till
 from metadata.catalog import Principal, Queue
 from push import limits
 from push.bucket import Bucket, Rate, nanoseconds, pour_all
@@ -57,6 +60,10 @@ class Allowance(Protocol):
             Refused: rate_limited, too_many_in_flight; nothing is charged then.
         """
 
+    async def heard(self, refused: Refused) -> bool:
+        """Whether to try once more what was refused: that may only say that the store, which the
+        limit is shared through, had not been asked yet. Not shared: False, at once."""
+
     def open(self, *, now: float, goes_on: bool = False) -> None:
         """A session begins. `goes_on`: it had begun before, and nobody is asked.
 
@@ -82,7 +89,7 @@ class Limiter:
         shared: SharedLimits | None = None,
     ) -> None:
         """`shared`: rates are of all gateways together. None: of this one."""
-        self._shared = shared
+        self.shared = shared
         self._make = own if shared is None else shared.bucket
         self.pour = pour_all if shared is None else shared.shares.pour
         """As push.bucket.pour_all."""
@@ -101,13 +108,13 @@ class Limiter:
 
     async def start(self) -> None:
         """Begin to share; where nothing is shared, nothing happens."""
-        if self._shared is not None:
-            await self._shared.start()
+        if self.shared is not None:
+            await self.shared.start()
 
     async def close(self) -> None:
         """Give back what is held. Not started: nothing happens."""
-        if self._shared is not None:
-            await self._shared.close()
+        if self.shared is not None:
+            await self.shared.close()
 
     # --- Who is charged ------------------------------------------------------------------------
 
@@ -234,50 +241,9 @@ class Limiter:
 
     def described(self) -> dict[str, object]:
         """For `tocsin admin status`."""
-        shared = {} if self._shared is None else {"shared": self._shared.described()}
+        shared = {} if self.shared is None else {"shared": self.shared.described()}
         refused = dict(sorted(self.refused.items()))
         return {"debtors": len(self.debtors), "refused": refused, **shared}
-
-
-class _Till:
-    """What publishes of one session to one queue are charged to, found once for many of them."""
-
-    __slots__ = ("_limits", "_pour", "bytes", "counted", "debtors", "messages", "settings")
-
-    def __init__(
-        self, debtors: Sequence[Debtor], of_queue: Debtor | None, settings: object,
-        pour: Callable[[Sequence[tuple[Bucket, int]], int], bool],
-    ) -> None:  # fmt: skip
-        self._pour = pour
-        self.settings = settings
-        """The queue's, of which it was made."""
-        self.debtors = debtors if of_queue is None else (*debtors, of_queue)
-        self._limits = [debtor.limits for debtor in self.debtors]
-        self.counted = [debtor for debtor in debtors if debtor.limits.in_flight is not None]
-        """Those whose messages in flight have a bound."""
-        buckets = [debtor.buckets for debtor in self.debtors]
-        self.messages = [own["messages"] for own in buckets if "messages" in own]
-        self.bytes = [own["bytes"] for own in buckets if "bytes" in own]
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether a debtor has other limits by now."""
-        for debtor, limits_then in zip(self.debtors, self._limits, strict=True):
-            if debtor.limits is not limits_then:
-                return True
-        return False
-
-    def pour(self, messages: Sequence[Message], now: float) -> bool:
-        """Whether all of it fits; then it is charged."""
-        count, charges = len(messages), []
-        for bucket in self.messages:
-            charges.append((bucket, count))
-        if self.bytes:
-            size = published_bytes(messages)
-            for bucket in self.bytes:
-                burst = bucket.rate.burst
-                charges.append((bucket, size if size < burst else burst))
-        return self._pour(charges, nanoseconds(now))
 
 
 class _Charged:
@@ -294,7 +260,7 @@ class _Charged:
         self._claims = claims
         self._held: Sequence[Debtor] = ()
         """Of a session that is open."""
-        self._tills: dict[str, _Till] = {}
+        self._tills: dict[str, Till] = {}
         """By queue id, while it is."""
 
     def _found(self, now: float) -> Sequence[Debtor]:
@@ -333,14 +299,22 @@ class _Charged:
         self._limiter.debtors.hold(till.counted)
         return partial(self._answered, till.counted, count)
 
-    def _till(self, queue: Queue, now: float) -> _Till:
+    def _till(self, queue: Queue, now: float) -> Till:
         debtors, limiter = self._found(now), self._limiter
-        till = _Till(debtors, limiter.of_queue(queue, now), queue.settings, limiter.pour)
+        till = Till(debtors, limiter.of_queue(queue, now), queue.settings, limiter.pour)
         if self._held or not self._claims:  # else they may be forgotten meanwhile
             if len(self._tills) >= _TILLS_MAX:
                 self._tills.clear()
             self._tills[queue.queue_id] = till
         return till
+
+    async def heard(self, refused: Refused) -> bool:
+        """As Allowance.heard."""
+        after_s = refused.retry_after_s or math.inf
+        if self._limiter.shared is None or after_s > SOON_S:
+            return False
+        await asyncio.sleep(after_s)
+        return True
 
     def _answered(self, debtors: Sequence[Debtor], count: int) -> None:
         for debtor in debtors:

@@ -17,9 +17,11 @@ from gateway.limit_values import Kind
 from push.bucket import Rate
 from push.errors import Refused, Unknown
 from push.pooling import BEAT_S, GAP_S, Pool
-from push.shared_bucket import ASKS_MAX, SharedBucket, Shares
+from push.shared_bucket import ASK_S, ASKS_MAX, SharedBucket, Shares
 
 _LOG: Final = logging.getLogger(__name__)
+SOON_S: Final = 2 * ASK_S
+"""Who is to come again after no longer may wait here: the store has only to be asked, perhaps."""
 CLOSE_S: Final = 2.0
 """So long an end waits for the store: what is not given back then, the store finds out itself."""
 

@@ -163,6 +163,20 @@ async def test_who_is_far_below_the_limit_never_meets_the_store(server: Settings
         assert limiter.described()["shared"] == {"cut_off": False, "held": 0}
 
 
+async def test_a_large_request_waits_for_the_store_and_is_not_refused(server: Settings) -> None:
+    """One that is more than a standing share, of a limit that nobody else has used."""
+    async with gateway(server, "messages=1000/s") as limiter:
+        allowance = limiter.allowance(WHO, None)
+        with pytest.raises(Refused) as refused:
+            allowance.publish(queue(), [ONE] * 900, now=now())
+        assert await allowance.heard(refused.value)
+        assert not publish(allowance, 900, queue())
+        with pytest.raises(Refused) as refused:
+            allowance.publish(queue(), [ONE] * 1000, now=now())
+    alone = Limiter(parse_limits("messages=1000/s")).allowance(WHO, None)
+    assert not await alone.heard(Refused("rate_limited", retry_after_s=0.01))
+
+
 async def test_without_the_store_nobody_is_locked_out(server: Settings) -> None:
     async with gateway(server, "messages=160/s+1600") as limiter:
         allowance, orders = limiter.allowance(WHO, None), queue()
