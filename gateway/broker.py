@@ -62,24 +62,22 @@ RESTORED_AT_ONCE = 1000
 
 class Broker:
     """See the module. `on_fatal` is called when the storage can no longer be trusted (R31): the
-    process must end and start again from the file."""
+    process must end and start again from the file. `pool`: where rates are shared with others;
+    None: there are none."""
 
     def __init__(
         self, config: Config, metadata: Metadata, storage: Storage, pool: Pool | None = None
     ) -> None:
-        """`pool`: where rates are shared with other gateways. None: there are none."""
         self.config = config
         self.metadata = metadata = GuardedMetadata(metadata)
         self.storage = storage
         self.draining = False
         self.started_unix_ms = int(time.time() * 1000)
         self.changes = Changes(metadata, storage)
-        self.tail = Tail(storage)
-        self.spans = SpanLog()
+        self.tail, self.spans = Tail(storage), SpanLog()
         self.flusher = Flusher(storage)
         looking = guarded(storage)
-        self.deadlines = Deadlines()
-        self.counting = Counting()
+        self.deadlines, self.counting = Deadlines(), Counting()
         self.limiter = limiter_of(config, SharedLimits(pool) if pool is not None else None)
         self.limiter.on_refused = self._limited
         self.stock = Stock(looking)

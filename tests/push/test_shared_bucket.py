@@ -80,7 +80,7 @@ def step(world: World, verb: str, number: int, amount: int, *, silent_s: float) 
             each.hear()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(rates, st.integers(1, 4), acts)
 def test_all_gateways_together_admit_no_more_than_one(
     rate: Rate, count: int, history: list[tuple[str, int, int]]
@@ -92,7 +92,7 @@ def test_all_gateways_together_admit_no_more_than_one(
     assert not world.cuts
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(rates, st.integers(1, 4), acts)
 def test_who_is_cut_off_admits_its_standing_share_besides_and_no_more(
     rate: Rate, count: int, history: list[tuple[str, int, int]]
@@ -102,7 +102,7 @@ def test_who_is_cut_off_admits_its_standing_share_besides_and_no_more(
         step(world, verb, number, amount * 4 if verb == "wait" else amount, silent_s=0.0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(rates, acts, st.lists(st.integers(-(10**10), 10**10), min_size=1, max_size=3))
 def test_a_clock_that_jumps_forgives_a_second_of_the_rate_at_most(
     rate: Rate, history: list[tuple[str, int, int]], jumps: list[int]
@@ -113,6 +113,16 @@ def test_a_clock_that_jumps_forgives_a_second_of_the_rate_at_most(
             world.jump_us += jumps.pop()
             world.spare += -(-rate.units // rate.per_s)
         step(world, verb, number, amount, silent_s=2.0)
+
+
+def test_standing_shares_together_are_half_of_the_rate() -> None:
+    """The store hears nothing of them."""
+    world = World(RATE, 8)
+    for _ in range(round(4 / TICK_S)):
+        world.ticks += 1
+        for one in world.gateways:
+            flood(1)(one)
+    assert 496 + 1900 <= sum(cost for _, cost in world.log) <= 496 + 2000
 
 
 # --- No less than there is ------------------------------------------------------------------------
