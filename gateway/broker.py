@@ -34,6 +34,7 @@ from gateway.pulls import Pulls
 from gateway.readers import Readers
 from gateway.receipts import Receipts
 from gateway.routing import any_storable, nowhere
+from gateway.shared_limits import SharedLimits
 from gateway.slot_context import Context
 from gateway.spans import SpanLog
 from gateway.stock import Stock
@@ -53,6 +54,7 @@ from metadata.client import STORAGE_INCARNATION, Metadata
 from push import limits
 from push.errors import Refused, TocsinError
 from push.message import Message
+from push.pooling import Pool
 from push.ports import Partition, Storage
 
 RESTORED_AT_ONCE = 1000
@@ -60,22 +62,23 @@ RESTORED_AT_ONCE = 1000
 
 class Broker:
     """See the module. `on_fatal` is called when the storage can no longer be trusted (R31): the
-    process must end and start again from the file."""
+    process must end and start again from the file. `pool`: where rates are shared with others;
+    None: there are none."""
 
-    def __init__(self, config: Config, metadata: Metadata, storage: Storage) -> None:
+    def __init__(
+        self, config: Config, metadata: Metadata, storage: Storage, pool: Pool | None = None
+    ) -> None:
         self.config = config
         self.metadata = metadata = GuardedMetadata(metadata)
         self.storage = storage
         self.draining = False
         self.started_unix_ms = int(time.time() * 1000)
         self.changes = Changes(metadata, storage)
-        self.tail = Tail(storage)
-        self.spans = SpanLog()
+        self.tail, self.spans = Tail(storage), SpanLog()
         self.flusher = Flusher(storage)
         looking = guarded(storage)
-        self.deadlines = Deadlines()
-        self.counting = Counting()
-        self.limiter = limiter_of(config)
+        self.deadlines, self.counting = Deadlines(), Counting()
+        self.limiter = limiter_of(config, SharedLimits(pool) if pool is not None else None)
         self.limiter.on_refused = self._limited
         self.stock = Stock(looking)
         self.publisher = Publisher(storage, self.tail, self.counting)
@@ -130,7 +133,7 @@ class Broker:
             TocsinError: a store cannot be opened; the text says what to do.
         """
         stores = await open_stores(config, on_fatal=on_fatal)
-        broker = cls(config, stores.metadata, stores.storage)
+        broker = cls(config, stores.metadata, stores.storage, stores.pool)
         broker.keyring, broker.backups, broker._rest = stores.keyring, stores.backups, stores.rest
         if broker.keyring is not None:
             broker.keyring.guard(broker.metadata.data_keys)
@@ -162,6 +165,7 @@ class Broker:
         for first in range(0, len(queues), RESTORED_AT_ONCE):
             batch = queues[first : first + RESTORED_AT_ONCE]
             await asyncio.gather(*(self._restore(queue) for queue in batch))
+        await self.limiter.start()
         self.groups.started = asyncio.get_running_loop().time()
         self.janitor.start()
 
@@ -233,6 +237,7 @@ class Broker:
         await self.flusher.drain()
         await self.changes.finish()
         self.deadlines.close()
+        await self.limiter.close()
         await self.storage.close()
         if self.keyring is not None:
             await self.keyring.close()

@@ -10,7 +10,7 @@ debt under each of them (P9).
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from gateway.limit_values import KINDS, Kind, Limits
@@ -23,17 +23,29 @@ Claim = tuple[Name, Limits]
 """Who is to be charged, and what is allowed there."""
 
 
+Make = Callable[[Name, Kind, Rate], Bucket]
+"""Where a debtor's buckets come from."""
+
+
+def own(name: Name, kind: Kind, rate: Rate) -> Bucket:
+    """As Make: of this gateway alone."""
+    return Bucket(rate)
+
+
 class Debtor:
     """What one name has used, by kind, and its bounds."""
 
-    __slots__ = ("buckets", "holders", "in_flight", "is_listed", "limits", "name", "sessions")
+    __slots__ = (
+        "_make", "buckets", "holders", "in_flight", "is_listed", "limits", "name", "sessions",
+    )  # fmt: skip
 
-    def __init__(self, name: Name, limits: Limits) -> None:
+    def __init__(self, name: Name, limits: Limits, make: Make = own) -> None:
         self.name = name
         self.limits = limits
+        self._make = make
         rates = {kind: getattr(limits, kind) for kind in KINDS}
         self.buckets: dict[Kind, Bucket] = {
-            kind: Bucket(rate) for kind, rate in rates.items() if rate is not None
+            kind: make(name, kind, rate) for kind, rate in rates.items() if rate is not None
         }
         self.holders = 0
         """Sessions that are charged to it: until they end it is not forgotten."""
@@ -54,7 +66,7 @@ class Debtor:
             if rate is None:
                 self.buckets.pop(kind, None)
             elif bucket is None:
-                self.buckets[kind] = Bucket(rate)
+                self.buckets[kind] = self._make(self.name, kind, rate)
             elif bucket.rate != rate:
                 bucket.change(rate, now=now)
         self.limits = limits
@@ -63,8 +75,9 @@ class Debtor:
 class Debtors:
     """See the module. `now`: seconds, monotonic."""
 
-    def __init__(self, debtors_max: int) -> None:
+    def __init__(self, debtors_max: int, make: Make = own) -> None:
         self._max = debtors_max
+        self._make = make
         self._known: dict[Name, Debtor] = {}
         self._idle: list[tuple[float, int, Debtor]] = []
         """Those that nobody holds, by when each was to be empty when it was looked at last."""
@@ -84,7 +97,7 @@ class Debtors:
     def _one(self, name: Name, limits: Limits, now: float) -> Debtor:
         debtor = self._known.get(name)
         if debtor is None:
-            debtor = self._known[name] = Debtor(name, limits)
+            debtor = self._known[name] = Debtor(name, limits, self._make)
             self._list(debtor, now)
         elif debtor.limits is not limits and debtor.limits != limits:
             debtor.change(limits, now=now)

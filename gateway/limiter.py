@@ -3,11 +3,14 @@
 A session or request has an **allowance**: the debtors that it is charged to, all or none. What is
 over is refused with `rate_limited` and the time after which the same is admitted.
 
-Everything is kept in memory, of this gateway: `gateway.debtors` says for how long. A limiter that
-several gateways share fits behind the same calls if each is granted its part of a rate ahead of
-time: a take never waits for anybody.
+Everything is kept in memory, of this gateway: `gateway.debtors` says for how long. Where several
+gateways share a store, what is kept of a rate is what this one holds of it ahead of time
+(`push.shared_bucket`, `gateway.shared_limits`): a take never waits for anybody. Bounds, and what
+a session says, are counted by each gateway for itself.
 """
 
+import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +18,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from gateway.config import Config
-from gateway.debtors import Claim, Debtor, Debtors, published_bytes
+from gateway.debtors import Claim, Debtor, Debtors, Name, own, published_bytes
 from gateway.limit_values import (
     NONE,
     OF_ADDRESS,
@@ -27,9 +30,11 @@ from gateway.limit_values import (
     parse_limits,
     per_second,
 )
+from gateway.shared_limits import SOON_S, SharedLimits
+from gateway.till import Till
 from metadata.catalog import Principal, Queue
 from push import limits
-from push.bucket import Rate, nanoseconds, pour_all, take_all
+from push.bucket import Bucket, Rate, nanoseconds, pour_all
 from push.errors import Refused
 from push.message import Message
 
@@ -55,6 +60,10 @@ class Allowance(Protocol):
             Refused: rate_limited, too_many_in_flight; nothing is charged then.
         """
 
+    async def heard(self, refused: Refused) -> bool:
+        """Whether to try once more what was refused: that may only say that the store, which the
+        limit is shared through, had not been asked yet. Not shared: False, at once."""
+
     def open(self, *, now: float, goes_on: bool = False) -> None:
         """A session begins. `goes_on`: it had begun before, and nobody is asked.
 
@@ -77,19 +86,35 @@ class Limiter:
         session: Limits = NONE,
         *,
         debtors_max: int = limits.DEBTORS_MAX,
+        shared: SharedLimits | None = None,
     ) -> None:
+        """`shared`: rates are of all gateways together. None: of this one."""
+        self.shared = shared
+        self._make = own if shared is None else shared.bucket
+        self.pour = pour_all if shared is None else shared.shares.pour
+        """As push.bucket.pour_all."""
         self._principal = principal
         self._address = address
         self._queue = queue
         self.session = session
         """What each session may (gateway.pace)."""
-        self.debtors = Debtors(debtors_max)
+        self.debtors = Debtors(debtors_max, self._make)
         self._queues: dict[str, tuple[object, Debtor | None]] = {}
         """Of a queue: the settings of which its debtor was made, and that."""
         self.on_refused: Callable[[Queue, int], None] = lambda queue, count: None
         """Is told of a queue's messages that were refused."""
         self.refused: Counter[str] = Counter()
         """What was refused, by scope and kind."""
+
+    async def start(self) -> None:
+        """Begin to share; where nothing is shared, nothing happens."""
+        if self.shared is not None:
+            await self.shared.start()
+
+    async def close(self) -> None:
+        """Give back what is held. Not started: nothing happens."""
+        if self.shared is not None:
+            await self.shared.close()
 
     # --- Who is charged ------------------------------------------------------------------------
 
@@ -160,11 +185,14 @@ class Limiter:
         if wanted == NONE:
             debtor = None
         elif debtor is None:
-            debtor = Debtor(("queue", queue.name), wanted)
+            debtor = Debtor(("queue", queue.name), wanted, partial(self._of_id, queue.queue_id))
         else:
             debtor.change(wanted, now=now)
         self._queues[queue.queue_id] = (settings, debtor)
         return debtor
+
+    def _of_id(self, queue_id: str, name: Name, kind: Kind, rate: Rate) -> Bucket:
+        return self._make((name[0], queue_id), kind, rate)  # a name may be another queue's later
 
     def forget_queue(self, queue_id: str) -> None:
         """It is deleted. Not there: nothing happens."""
@@ -175,7 +203,7 @@ class Limiter:
     def charge(self, debtors: Sequence[Debtor], kind: Kind, cost: int, now: float) -> None:
         """All of these, or none. Raises Refused(rate_limited)."""
         charges = [(a.buckets[kind], cost) for a in debtors if kind in a.buckets]
-        if charges and take_all(charges, now=now):
+        if charges and not self.pour(charges, nanoseconds(now)):
             raise self._refused(debtors, {kind: cost}, now)
 
     def over(self, debtors: Sequence[Debtor], messages: Sequence[Message], now: float) -> Refused:
@@ -213,44 +241,9 @@ class Limiter:
 
     def described(self) -> dict[str, object]:
         """For `tocsin admin status`."""
-        return {"debtors": len(self.debtors), "refused": dict(sorted(self.refused.items()))}
-
-
-class _Till:
-    """What publishes of one session to one queue are charged to, found once for many of them."""
-
-    __slots__ = ("_limits", "bytes", "counted", "debtors", "messages", "settings")
-
-    def __init__(self, debtors: Sequence[Debtor], of_queue: Debtor | None, settings: object):
-        self.settings = settings
-        """The queue's, of which it was made."""
-        self.debtors = debtors if of_queue is None else (*debtors, of_queue)
-        self._limits = [debtor.limits for debtor in self.debtors]
-        self.counted = [debtor for debtor in debtors if debtor.limits.in_flight is not None]
-        """Those whose messages in flight have a bound."""
-        buckets = [debtor.buckets for debtor in self.debtors]
-        self.messages = [own["messages"] for own in buckets if "messages" in own]
-        self.bytes = [own["bytes"] for own in buckets if "bytes" in own]
-
-    @property
-    def is_stale(self) -> bool:
-        """Whether a debtor has other limits by now."""
-        for debtor, limits_then in zip(self.debtors, self._limits, strict=True):
-            if debtor.limits is not limits_then:
-                return True
-        return False
-
-    def pour(self, messages: Sequence[Message], now: float) -> bool:
-        """Whether all of it fits; then it is charged."""
-        count, charges = len(messages), []
-        for bucket in self.messages:
-            charges.append((bucket, count))
-        if self.bytes:
-            size = published_bytes(messages)
-            for bucket in self.bytes:
-                burst = bucket.rate.burst
-                charges.append((bucket, size if size < burst else burst))
-        return pour_all(charges, nanoseconds(now))
+        shared = {} if self.shared is None else {"shared": self.shared.described()}
+        refused = dict(sorted(self.refused.items()))
+        return {"debtors": len(self.debtors), "refused": refused, **shared}
 
 
 class _Charged:
@@ -267,7 +260,7 @@ class _Charged:
         self._claims = claims
         self._held: Sequence[Debtor] = ()
         """Of a session that is open."""
-        self._tills: dict[str, _Till] = {}
+        self._tills: dict[str, Till] = {}
         """By queue id, while it is."""
 
     def _found(self, now: float) -> Sequence[Debtor]:
@@ -306,14 +299,22 @@ class _Charged:
         self._limiter.debtors.hold(till.counted)
         return partial(self._answered, till.counted, count)
 
-    def _till(self, queue: Queue, now: float) -> _Till:
+    def _till(self, queue: Queue, now: float) -> Till:
         debtors, limiter = self._found(now), self._limiter
-        till = _Till(debtors, limiter.of_queue(queue, now), queue.settings)
+        till = Till(debtors, limiter.of_queue(queue, now), queue.settings, limiter.pour)
         if self._held or not self._claims:  # else they may be forgotten meanwhile
             if len(self._tills) >= _TILLS_MAX:
                 self._tills.clear()
             self._tills[queue.queue_id] = till
         return till
+
+    async def heard(self, refused: Refused) -> bool:
+        """As Allowance.heard."""
+        after_s = refused.retry_after_s or math.inf
+        if self._limiter.shared is None or after_s > SOON_S:
+            return False
+        await asyncio.sleep(after_s)
+        return True
 
     def _answered(self, debtors: Sequence[Debtor], count: int) -> None:
         for debtor in debtors:
@@ -358,11 +359,12 @@ def _nothing() -> None:
     """Nobody counts what awaits its answer."""
 
 
-def limiter_of(config: Config) -> Limiter:
-    """As the settings say."""
+def limiter_of(config: Config, shared: SharedLimits | None = None) -> Limiter:
+    """As the settings say. `shared`: see Limiter."""
     return Limiter(
         parse_limits(config.limit_principal, OF_PRINCIPAL),
         parse_limits(config.limit_address, OF_ADDRESS),
         parse_limits(config.limit_queue, OF_QUEUE),
         parse_limits(config.limit_session, OF_SESSION),
+        shared=shared,
     )

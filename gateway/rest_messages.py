@@ -23,7 +23,7 @@ from gateway.operation import (
 from gateway.ports import Answered, BrokerPort
 from gateway.rest_account import counter_of
 from push import limits
-from push.errors import TocsinError
+from push.errors import Refused, TocsinError
 from push.message import Message
 from push.ports import Durability
 
@@ -83,7 +83,12 @@ async def publish(broker: BrokerPort, request: Request) -> Response:
     allowed = [one for one in wanted.messages if keys.is_all or keys.allow(one.key)]
     queue = await broker.queue_for_publish(principal(request), name, allowed)
     loop, charged = asyncio.get_running_loop(), allowance(request)
-    owed = charged.publish(queue, wanted.messages, now=loop.time())
+    try:
+        owed = charged.publish(queue, wanted.messages, now=loop.time())
+    except Refused as refused:
+        if not await charged.heard(refused):
+            raise
+        owed = charged.publish(queue, wanted.messages, now=loop.time())
     future: asyncio.Future[Answered] = loop.create_future()
 
     def answered(answer: Answered) -> None:

@@ -24,11 +24,13 @@ from metadata.inprocess import FILE as CATALOG_FILE
 from metadata.inprocess import InProcessMetadata
 from metadata.redis_store import RedisStore
 from push.errors import Refused
+from push.pooling import Pool
 from push.ports import Storage
 from push.sealing import PLAIN
 from storage import redis_target
 from storage.redis_cluster import ClusterShard
 from storage.redis_examining import Examined, examined
+from storage.redis_limits import RedisPool
 from storage.redis_shard import Marks, RedisShard
 from storage.redis_store import RedisStorage
 from storage.redis_target import Target
@@ -53,6 +55,8 @@ class Stores:
     backups: Backups | None
     rest: AsyncExitStack
     """What is closed after both."""
+    pool: Pool | None = None
+    """Where rates are shared with other gateways. None: there are none."""
 
 
 async def open_stores(config: Config, *, on_fatal: OnFatal) -> Stores:
@@ -139,7 +143,7 @@ async def _open_shared(config: Config, target: Target, on_fatal: OnFatal) -> Sto
         sealer = keyring.sealer if keyring is not None else PLAIN
         storage = RedisStorage(shard, incarnation, sealer=sealer)
         await shard.heard()
-        return Stores(metadata, storage, keyring, None, opened.pop_all())
+        return Stores(metadata, storage, keyring, None, opened.pop_all(), RedisPool(shard))
 
 
 async def _open_shard(

@@ -258,6 +258,9 @@ JOURNAL_FILE_BYTES_MAX: Final = 16 * 1_048_576
 DEBTORS_MAX: Final = 100_000
 """Names (principals, addresses, credentials) whose use is remembered while no session is charged to
 them: 1 KiB each. Beyond it those are forgotten that owe least."""
+SHARED_BUCKETS_MAX: Final = 100_000
+"""Buckets that gateways share and of which one has used more than its standing share: 0.5 KiB each,
+in the store. Beyond it those are forgotten that are empty soonest."""
 
 # --- Storage -----------------------------------------------------------------------------------
 FREE_BYTES_RESERVE: Final = 256 * 1_048_576

@@ -6,6 +6,7 @@ from hashlib import sha256
 from importlib.resources import files
 
 from push import limits
+from push.pooling import LEASE_S, LOOK_S, PARTS, RECALLED_MAX, SEATS, SLICES, STEP_S
 from push.ports import OWNER_BYTES
 from push.record import MESSAGE_MEMORY_BYTES, RECORD_MEMORY_BYTES
 from push.sending import REFUSED_MAX
@@ -18,6 +19,14 @@ NUMBERS = {
     "FORGOTTEN_BUCKETS": FORGOTTEN_BUCKETS,
     "IDLE_BUCKETS": IDLE_BUCKETS,
     "IN_FLIGHT_MAX": limits.IN_FLIGHT_PER_PRODUCER_MAX,
+    "LIMITS_BUCKETS_MAX": limits.SHARED_BUCKETS_MAX,
+    "LIMITS_LEASE_US": int(LEASE_S * 1e6),
+    "LIMITS_LOOK_US": int(LOOK_S * 1e6),
+    "LIMITS_PARTS": PARTS,
+    "LIMITS_RECALLED_MAX": RECALLED_MAX,
+    "LIMITS_SEATS": SEATS,
+    "LIMITS_SLICES": SLICES,
+    "LIMITS_STEP_US": int(STEP_S * 1e6),
     "MESSAGE_MEMORY_BYTES": MESSAGE_MEMORY_BYTES,
     "OFFSET_MAX": limits.OFFSET_MAX,
     "OWNER_BYTES": OWNER_BYTES,
