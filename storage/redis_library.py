@@ -6,6 +6,7 @@ from hashlib import sha256
 from importlib.resources import files
 
 from push import limits
+from push.letters import ASKER_CHARS
 from push.ports import OWNER_BYTES
 from push.record import MESSAGE_MEMORY_BYTES, RECORD_MEMORY_BYTES
 from push.sending import REFUSED_MAX
@@ -14,6 +15,7 @@ from storage.dedup import FORGOTTEN_BUCKETS, IDLE_BUCKETS
 BEGIN = "begin.lua"
 VERSION = "VERSION"
 NUMBERS = {
+    "ASKER_CHARS": ASKER_CHARS,
     "FORGOTTEN_BUCKETS": FORGOTTEN_BUCKETS,
     "IDLE_BUCKETS": IDLE_BUCKETS,
     "IN_FLIGHT_MAX": limits.IN_FLIGHT_PER_PRODUCER_MAX,

@@ -85,6 +85,7 @@ local function drop_group(prefix, count, group)
   for n = 0, count - 1 do
     redis.call('UNLINK', cursor_key('c', prefix, n, group))
     forget_beside(prefix, n, group)
+    forget_letters(prefix, n, group)
   end
   redis.call('SREM', prefix .. 'groups', group)
 end
