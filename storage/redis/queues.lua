@@ -120,7 +120,7 @@ change('drop_queue', function(prefix)
     redis.call('UNLINK', prefix .. 'l:' .. n, prefix .. 'lb:' .. n, prefix .. 'ib:' .. n,
       prefix .. 'bad:' .. n, prefix .. 'quarantine:' .. n)
   end
-  redis.call('DEL', prefix .. 'gone')
+  redis.call('DEL', prefix .. 'gone', prefix .. 'inbox')
   return 0
 end)
 
