@@ -435,6 +435,39 @@ async def test_what_the_pulls_have_left_is_stale_and_nobody_waits_for_it(
         assert (done.settled, done.stale) == (0, [one.receipt])
 
 
+async def test_what_is_for_an_owner_to_come_is_left_to_it(two: Make) -> None:
+    """R15: A gives under epoch 1, the letter is of a later one: perhaps A only does not know yet.
+    It is neither judged nor called stale; what lies beside it is answered."""
+    here = await two()
+    await here.a.publish(here.queue, numbered(1))
+    (one,) = await here.pull()
+    later = Letter(verb="ack", epoch=2, runs=letter_of(one, here).runs)
+    assert await here.inbox.post(here.place, "f" * 32, later) is None
+    assert (await here.ack(one.receipt)).settled == 1
+    assert [name for name, _ in await here.inbox.letters(here.place)] == ["f" * 32]
+
+
+async def test_a_gateway_asks_no_more_at_a_time_than_it_may(
+    two: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9: on both sides of the bound; what was refused was not put in."""
+    monkeypatch.setattr(limits, "LETTERS_UNDER_WAY_MAX", 1)
+    monkeypatch.setattr(limits, "LETTER_DEADLINE_S", 20)
+    here = await two()
+    await here.a.publish(here.queue, [message(n, f"k{n}") for n in range(2)])
+    first, second = await here.pull()
+    here.inboxes._closed = True
+    acking = asyncio.ensure_future(here.ack(first.receipt))
+    async with asyncio.timeout(10):
+        while not await here.inbox.letters(here.place):  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.005)
+    with pytest.raises(Refused, match="overloaded"):
+        await here.ack(second.receipt)
+    here.inboxes._closed = False
+    assert (await acking).settled == 1
+    assert (await here.ack(second.receipt)).settled == 1
+
+
 # --- What is in the way -------------------------------------------------------------------------
 
 
@@ -495,7 +528,8 @@ async def test_an_ack_waits_until_it_is_durable(two: Make, monkeypatch: pytest.M
 
     monkeypatch.setattr(here.a.broker.flusher._storage, "write_cursors", write_cursors)
     acking = asyncio.ensure_future(here.ack(one.receipt))
-    await asked.wait()
+    async with asyncio.timeout(10):
+        await asked.wait()
     await asyncio.wait((acking,), timeout=0.2)
     assert not acking.done()
     assert await here.lag() == 1
