@@ -169,12 +169,17 @@ async def test_what_nobody_takes_expires(
     two: Gateways, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P9: letters of dead askers, answers for them, and the list of places."""
-    monkeypatch.setattr(limits, "LETTERS_KEPT_S", 0.05)
     before = set(node.ask("KEYS", "{q-1}:*"))
-    await two.inbox.post(G0, ASKER + "1", ONE)
-    await two.inbox.post(G1, ASKER + "2", ONE)
-    await two.inbox.answer(G0, {ASKER + "1": SETTLED}, None)
-    assert set(node.ask("KEYS", "{q-1}:*")) > before
+    for kept_s in (limits.LETTERS_KEPT_S, 0.05):
+        monkeypatch.setattr(limits, "LETTERS_KEPT_S", kept_s)
+        for letter_id in (ASKER + f"1 {kept_s}", ASKER + f"2 {kept_s}"):
+            await two.inbox.post(G0, letter_id, ONE)
+            await two.inbox.post(G1, letter_id, ONE)
+        await two.inbox.answer(G0, {ASKER + f"1 {kept_s}": SETTLED}, None)
+        if kept_s > 1:
+            made = set(node.ask("KEYS", "{q-1}:*")) - before
+            assert len(made) == 5  # two inboxes, the answers and their order, the places
+            assert all(0 < node.ask("PTTL", key) <= kept_s * 1000 for key in made)
     async with asyncio.timeout(10):
         while set(node.ask("KEYS", "{q-1}:*")) != before:  # noqa: ASYNC110 (nobody tells)
             await asyncio.sleep(0.01)

@@ -528,10 +528,12 @@ async def test_an_ack_waits_until_it_is_durable(two: Make, monkeypatch: pytest.M
 
     monkeypatch.setattr(here.a.broker.flusher._storage, "write_cursors", write_cursors)
     acking = asyncio.ensure_future(here.ack(one.receipt))
-    async with asyncio.timeout(10):
-        await asked.wait()
-    await asyncio.wait((acking,), timeout=0.2)
-    assert not acking.done()
-    assert await here.lag() == 1
-    goes.set()
+    try:
+        async with asyncio.timeout(10):
+            await asked.wait()
+        await asyncio.wait((acking,), timeout=0.2)
+        assert not acking.done()
+        assert await here.lag() == 1
+    finally:
+        goes.set()
     assert (await acking).settled == 1
