@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from push import limits
-from push.letters import Letter, letter_of, runs_of
+from push.letters import Letter, Verb, letter_of, runs_of
 
 deliveries = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), max_size=30)
 
@@ -23,8 +23,8 @@ def test_runs_name_what_they_were_made_of_in_its_order(named: list[tuple[int, in
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "extend"])
 @pytest.mark.parametrize("seconds", [None, 0.0, 2.5])
-def test_a_letter_is_read_as_it_was_written(verb: str, seconds: float | None) -> None:
-    letter = Letter(verb=verb, epoch=7, runs=[(3, 5, 9), (4, 0, 0)], seconds=seconds)  # type: ignore[arg-type]
+def test_a_letter_is_read_as_it_was_written(verb: Verb, seconds: float | None) -> None:
+    letter = Letter(verb=verb, epoch=7, runs=[(3, 5, 9), (4, 0, 0)], seconds=seconds)
     assert letter_of(letter.encode()) == letter
 
 
