@@ -98,7 +98,7 @@ class Broker:
         self.explaining = Explaining(looking, self.groups, metadata)
         self.holding = Holding(looking, self.groups)
         self.readers = Readers(looking, self.tail)
-        self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")))
+        self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")), storage.inbox)
         self.janitor = Janitor(
             storage,
             metadata,

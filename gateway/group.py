@@ -93,6 +93,8 @@ class GroupRuntime:
         self.generation = 0
         self.epochs: dict[int, int] = {}
         """The newest epoch seen per partition: what is at most that and not current is stale."""
+        self.ended: dict[int, int] = {}
+        """The newest epoch per partition that was owned here and has ended."""
         self.closed = False
         self.left_at = asyncio.get_running_loop().time()
         """When it had its last member, where it has none (R11)."""
@@ -295,6 +297,7 @@ class GroupRuntime:
 
     def _slot_gone(self, slot: Slot) -> None:
         number = slot.partition.number
+        self.ended[number] = max(slot.delivery.epoch, self.ended.get(number, 0))
         if self.slots.get(number) is slot:
             del self.slots[number]
         member = slot.owner

@@ -9,22 +9,25 @@ import asyncio
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from gateway.asking import Asking
 from gateway.facts_values import OwnerDescription
 from gateway.group import GroupRuntime
 from gateway.groups import Groups
+from gateway.inboxes import Inboxes
 from gateway.ports import PulledMessage, PullSettled
+from gateway.pull_settling import PullSettling
 from gateway.receipts import Receipt, Receipts
-from gateway.settled import Settled
 from gateway.slot import Slot
 from metadata.catalog import ANYBODY, Group, Principal, Queue
 from push import limits
 from push.errors import Refused
-from push.giving import GiveOut, Judged, Taken
+from push.giving import GiveOut, Taken
+from push.letters import Inbox
 from push.message import Message
 from push.ports import OWNER_BYTES
 from push.record import Record
@@ -234,9 +237,13 @@ class PullConsumer:
 class Pulls:
     """See the module."""
 
-    def __init__(self, groups: Groups, receipts: Receipts) -> None:
+    def __init__(self, groups: Groups, receipts: Receipts, inbox: Inbox | None = None) -> None:
+        """`inbox`: where owners at other gateways are asked; None: there are none."""
         self._groups = groups
         self._receipts = receipts
+        self._inboxes = Inboxes(inbox, groups) if inbox is not None else None
+        asking = Asking(inbox) if inbox is not None else None
+        self._settling = PullSettling(groups, receipts, asking)
         self._consumers: dict[str, PullConsumer] = {}
         self._joining: dict[str, asyncio.Lock] = {}
         self._sweeper: asyncio.TimerHandle | None = None
@@ -305,68 +312,25 @@ class Pulls:
 
     async def ack(self, queue: Queue, group: Group, receipts: list[str]) -> PullSettled:
         """Settle; durable when this returns."""
-        return await self._act(
-            queue, group, receipts, lambda slot, r, now: slot.ack(r.push, r.offset, r.offset, now)
-        )
+        return await self._settling.settle(queue, group, receipts, "ack", None)
 
     async def nack(
         self, queue: Queue, group: Group, receipts: list[str], delay_s: float | None
     ) -> PullSettled:
         """Return them; they come again after `delay_s` or the backoff."""
-        return await self._act(
-            queue, group, receipts,
-            lambda slot, r, now: slot.nack(r.push, r.offset, r.offset, now, delay_s=delay_s),
-        )  # fmt: skip
+        return await self._settling.settle(queue, group, receipts, "nack", delay_s)
 
     async def extend(
         self, queue: Queue, group: Group, receipts: list[str], lease_s: float | None
     ) -> PullSettled:
         """Prolong leases to `lease_s` seconds from now, or the group's lease."""
-        return await self._act(
-            queue, group, receipts,
-            lambda slot, r, now: slot.delivery.extend(
-                r.push, r.offset, r.offset,
-                lease_s=lease_s or slot.delivery.settings.lease_s, now=now,
-            ),
-        )  # fmt: skip
+        return await self._settling.settle(queue, group, receipts, "extend", lease_s)
 
     def release(self, queue: Queue, group: Group, messages: Sequence[PulledMessage]) -> None:
         """These were given and could not be handed over: they return at once."""
         consumer = self._consumers.get(group.group_id)
         if consumer is not None:
             consumer.give_back(messages)
-
-    async def _act(
-        self,
-        queue: Queue,
-        group: Group,
-        receipts: list[str],
-        act: Callable[[Slot, Receipt, float], Judged],
-    ) -> PullSettled:
-        """Judge each receipt by the slot that gave it; answer when the effect is durable."""
-        runtime = self._groups.runtimes.get(group.group_id)
-        now = asyncio.get_running_loop().time()
-        stale: list[str] = []
-        invalid: list[str] = []
-        count = 0
-        touched: dict[int, Slot] = {}
-        for text in receipts:
-            receipt = self._receipts.decode(queue.queue_id, group.group_id, text)
-            if receipt is None:
-                invalid.append(text)
-                continue
-            slot = runtime.slots.get(receipt.partition) if runtime is not None else None
-            if slot is None or slot.ended or slot.delivery.epoch != receipt.epoch:
-                stale.append(text)
-                continue
-            settled = Settled()
-            settled.add((receipt.partition, receipt.epoch, receipt.push), act(slot, receipt, now))
-            touched[receipt.partition] = slot
-            count += settled.settled
-            if settled.stale or settled.not_delivered:
-                stale.append(text)
-        await _durable(touched, now)
-        return PullSettled(settled=count, stale=stale, invalid=invalid)
 
     def drain(self) -> None:
         """Answer every waiting pull with what there is: nothing."""
@@ -375,24 +339,8 @@ class Pulls:
             consumer.answer_all()
 
     def close(self) -> None:
-        """No sweeping any more."""
+        """No sweeping any more, and no looking for letters."""
         if self._sweeper is not None:
             self._sweeper.cancel()
-
-
-async def _durable(touched: dict[int, Slot], now: float) -> None:
-    """Wait until what was done to these slots is durable."""
-    loop = asyncio.get_running_loop()
-    waits: list[asyncio.Future[bool]] = []
-    for slot in touched.values():
-        future: asyncio.Future[bool] = loop.create_future()
-        waits.append(future)
-
-        def confirmed(durable: bool, future: "asyncio.Future[bool]" = future) -> None:
-            if not future.done():
-                future.set_result(durable)
-
-        slot.settled(now, confirmed)
-    for future in waits:
-        if not await future:
-            raise Refused("unknown")
+        if self._inboxes is not None:
+            self._inboxes.close()

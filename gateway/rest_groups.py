@@ -335,7 +335,7 @@ def _settling(verb: str, summary: str, handler: Any, request: Any) -> Operation:
         {200: Answer("What it did.", SettleAnswer)},
         needs="consume",
         request=request,
-        errors=(*_FIND, *_BODY, "group_not_found", "invalid_receipt"),
+        errors=(*_FIND, *_BODY, "group_not_found", "invalid_receipt", "overloaded"),
     )
 
 

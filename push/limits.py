@@ -183,6 +183,25 @@ PULLS_WAITING_MAX: Final = 10_000
 """Of one principal, up to four times what is left free."""
 PULL_IDLE_S: Final = 30.0
 """After so long without a pull the group's virtual consumer leaves (R24)."""
+INBOX_LETTERS_MAX: Final = 256
+INBOX_BYTES_MAX: Final = 256 * 1024
+"""Requests that wait in the inbox of a (group, partition): acks, nacks and extends that reached
+another gateway than its owner's (R24). One is 80 bytes as a rule and 60 KiB at most; the next one
+beyond either bound is `overloaded`. [The owner is gone, and its group's clients send again.]"""
+ANSWERS_KEPT_MAX: Final = 4 * INBOX_LETTERS_MAX
+"""Answers that lie beside an inbox until who asked has seen them, of one byte for each delivery."""
+LETTERS_KEPT_S: Final = 60.0
+"""So long after the last request an inbox and its answers are there: far longer than anybody waits
+for one. Who asked, or was asked, may have died."""
+LETTER_DEADLINE_S: Final = 5.0
+"""Whoever asks another gateway's owner is answered within it, if only that nobody knows."""
+LETTER_AGAIN_S: Final = 0.5
+"""Meanwhile it asks again so often: a message between the two may be lost."""
+LETTERS_LOOK_S: Final = 1.0
+"""And so often an owner of what was pulled and is unsettled looks without having been told."""
+LETTERS_UNDER_WAY_MAX: Final = 4096
+"""Requests to owners elsewhere that wait for an answer here, and those of others that wait here for
+what they did to be durable."""
 DRAIN_S: Final = 30.0
 """The longest a moving partition waits for its old owner (R20)."""
 BACKOFF_S_MAX: Final = 3600.0

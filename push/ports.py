@@ -13,11 +13,14 @@ Nothing beyond the certified offset leaves a storage (R10).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
 from push.looking import Looking
 from push.ranges import Range
 from push.record import Record
+
+if TYPE_CHECKING:
+    from push.letters import Inbox
 
 Durability = Literal["local", "quorum", "all"]
 
@@ -284,6 +287,10 @@ WakeUp = Callable[[Partition, int], None]
 
 class Storage(Looking, Protocol):
     """The port. Calls may overlap; acts on one partition take effect in the order of the calls."""
+
+    @property
+    def inbox(self) -> "Inbox | None":
+        """Where settlements reach owners at other gateways (R24); None: one gateway works on it."""
 
     async def incarnation(self) -> str:
         """The store's history: another one after `tocsin admin restore` (R30)."""

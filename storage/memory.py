@@ -46,6 +46,8 @@ from storage.memory_partition import MemoryPartition, StoredRecord
 class MemoryStorage:
     """`push.ports.Storage` without a disk. `wall` is the unix clock, in seconds."""
 
+    inbox = None
+
     def __init__(self, *, wall: Callable[[], float] = time.time, sealer: Sealer = PLAIN) -> None:
         self._wall = wall
         self._sealer = sealer

@@ -12,6 +12,8 @@
     {q}:c:<n>:<g>      a cursor: version, epoch, token, assignment, floor, passed
     {q}:cr|cn|cp:…     its retries, the lengths of its side lines, its parked keys
     {q}:ca|ck:…        what stands aside, by offset and by key
+    {q}:in:<n>:<g>     an inbox, id -> letter; {q}:ia:… id -> verdicts, {q}:iq:… those ids in order
+    {q}:inbox          where letters wait: <n>:<g>
 
 All keys of a queue have one hash tag, and so one slot: what the functions do is atomic. The other
 names are made in the functions (redis/begin.lua), which are given the first one.
@@ -19,10 +21,14 @@ names are made in the functions (redis/begin.lua), which are given the first one
 
 from typing import Final
 
-from push.ports import Partition
+from push.ports import GroupPartition, Partition
 
 CERTIFIED_CHANNELS: Final = "tocsin:certified:"
 """Messages there: a certified end, in decimal."""
+LETTER_CHANNELS: Final = "tocsin:letters:"
+"""Behind it the place; messages there: the id of a letter that came."""
+ANSWER_CHANNELS: Final = "tocsin:answers:"
+"""Behind it the name of who asked; messages there: the id of a letter that was answered."""
 
 
 def queue_key(queue_id: str) -> str:
@@ -37,3 +43,13 @@ def partition_of(channel: bytes) -> Partition | None:
     if not queue.startswith("{") or not queue.endswith("}") or not number.isdecimal():
         return None
     return Partition(queue[1:-1], int(number))
+
+
+def place_of(channel: bytes) -> GroupPartition | None:
+    """Where a letter came; None: it is none of these channels."""
+    name = channel.decode("utf-8", "replace").removeprefix(LETTER_CHANNELS)
+    queue, closed, place = name.partition("}:")
+    number, _, group = place.partition(":")
+    if not closed or not queue.startswith("{") or not number.isdecimal() or not group:
+        return None
+    return GroupPartition(group, Partition(queue[1:], int(number)))

@@ -7,6 +7,7 @@ from importlib.resources import files
 
 from push import limits
 from push.pooling import LEASE_S, LOOK_S, PARTS, RECALLED_MAX, SEATS, SLICES, STEP_S
+from push.letters import ASKER_CHARS
 from push.ports import OWNER_BYTES
 from push.record import MESSAGE_MEMORY_BYTES, RECORD_MEMORY_BYTES
 from push.sending import REFUSED_MAX
@@ -16,6 +17,7 @@ BEGIN = "begin.lua"
 VERSION = "VERSION"
 PREFIX = "tocsin_"
 NUMBERS = {
+    "ASKER_CHARS": ASKER_CHARS,
     "FORGOTTEN_BUCKETS": FORGOTTEN_BUCKETS,
     "IDLE_BUCKETS": IDLE_BUCKETS,
     "IN_FLIGHT_MAX": limits.IN_FLIGHT_PER_PRODUCER_MAX,

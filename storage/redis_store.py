@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from push import limits
 from push.errors import Refused
+from push.letters import Inbox
 from push.ports import (
     Append,
     Appended,
@@ -38,6 +39,7 @@ from push.sealing import PLAIN, Sealer
 from storage import redis_keys
 from storage.appending import open_header
 from storage.redis_cursors import RedisCursors
+from storage.redis_inbox import RedisInbox
 from storage.redis_keys import queue_key
 from storage.redis_ports import Arg, Shard
 from storage.redis_reading import RedisReading
@@ -72,6 +74,7 @@ class RedisStorage:
         self._sealer = sealer
         self._cursors = RedisCursors(shard, level=level)
         self._reading = RedisReading(shard, sealer)
+        self.inbox: Inbox = RedisInbox(shard)
         self._wake_up: WakeUp | None = None
         self._told: dict[Partition, int] = {}
         """The certified ends that the wake-up was called with."""

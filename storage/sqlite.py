@@ -88,6 +88,8 @@ class SqliteStorage:
     `local`, `quorum` and `all` are the same single fsync, and the certified end is the end.
     """
 
+    inbox = None
+
     def __init__(
         self,
         opened: Opened,

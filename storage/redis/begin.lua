@@ -143,6 +143,16 @@ local function cursor_of(prefix, n, group)
   }
 end
 
+-- A group's inbox in a partition, what was answered there, and in which order.
+local function letter_keys(prefix, n, group)
+  return cursor_key('in', prefix, n, group), cursor_key('ia', prefix, n, group),
+    cursor_key('iq', prefix, n, group)
+end
+
+local function forget_letters(prefix, n, group)
+  redis.call('UNLINK', letter_keys(prefix, n, group))
+end
+
 -- An act on a queue: `callback` is given the prefix of its keys, and the arguments.
 local function change(name, callback)
   act(name, function(keys, args)

@@ -85,6 +85,7 @@ local function drop_group(prefix, count, group)
   for n = 0, count - 1 do
     redis.call('UNLINK', cursor_key('c', prefix, n, group))
     forget_beside(prefix, n, group)
+    forget_letters(prefix, n, group)
   end
   redis.call('SREM', prefix .. 'groups', group)
 end
@@ -119,7 +120,7 @@ change('drop_queue', function(prefix)
     redis.call('UNLINK', prefix .. 'l:' .. n, prefix .. 'lb:' .. n, prefix .. 'ib:' .. n,
       prefix .. 'bad:' .. n, prefix .. 'quarantine:' .. n)
   end
-  redis.call('DEL', prefix .. 'gone')
+  redis.call('DEL', prefix .. 'gone', prefix .. 'inbox')
   return 0
 end)
 

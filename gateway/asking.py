@@ -1,0 +1,76 @@
+"""Asking owners at other gateways: what becomes of a delivery is theirs to say (R24).
+
+The request is put into the inbox of the (group, partition), again and again under one id, until it
+is answered: who is told of it may not have heard, and who answered may not have been heard.
+"""
+
+import asyncio
+import os
+from contextlib import suppress
+
+from push import limits
+from push.errors import Fenced, Refused, TocsinError, Unknown
+from push.letters import ASKER_CHARS, STALE, Inbox, Letter
+from push.ports import GroupPartition
+
+
+class Asking:
+    """See the module."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._name = os.urandom(ASKER_CHARS // 2).hex()
+        self._waits: dict[str, asyncio.Event] = {}
+        inbox.on_answer(self._name, self._answered)
+
+    def _answered(self, letter_id: str) -> None:
+        wait = self._waits.get(letter_id)
+        if wait is not None:
+            wait.set()
+
+    async def ask(self, place: GroupPartition, letter: Letter) -> str:
+        """The owner's verdicts, one character for each delivery, once they are durable.
+
+        Raises:
+            Unknown: nobody has answered within LETTER_DEADLINE_S; asking anew is safe.
+            Refused: nothing happened: overloaded, group_not_found, storage_unavailable.
+        """
+        if len(self._waits) >= limits.LETTERS_UNDER_WAY_MAX:
+            raise Refused("overloaded", "too many settlements wait for other gateways", 1.0)
+        count = len(letter.deliveries())
+        letter_id = self._name + os.urandom(8).hex()
+        self._waits[letter_id] = asyncio.Event()
+        try:
+            verdicts = await self._answer(place, letter_id, letter)
+        finally:
+            del self._waits[letter_id]
+        if len(verdicts) != count:
+            raise Unknown("the owner at another gateway could not read what it was asked")
+        return verdicts
+
+    async def _answer(self, place: GroupPartition, letter_id: str, letter: Letter) -> str:
+        may_be_there = False
+        why = "has not answered"
+        try:
+            async with asyncio.timeout(limits.LETTER_DEADLINE_S):
+                while True:
+                    self._waits[letter_id].clear()
+                    try:
+                        answer = await self._inbox.post(place, letter_id, letter)
+                        if answer is not None:
+                            return answer
+                        may_be_there = True
+                    except Fenced:
+                        return STALE * len(letter.deliveries())
+                    except TocsinError as error:
+                        may_be_there = may_be_there or isinstance(error, Unknown)
+                        if not may_be_there or error.code.name == "group_not_found":
+                            raise
+                        why = f"cannot be asked: {error.detail}"
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(limits.LETTER_AGAIN_S):
+                            await self._waits[letter_id].wait()
+        except TimeoutError:
+            raise Unknown(
+                f"the owner of partition {place.partition.number} is at another gateway, and {why}"
+            ) from None

@@ -1,0 +1,539 @@
+"""Histories of settlements that reach another gateway than the owner's (R24): A pulls, so that it
+owns everything, and B gets the acks. A real store between them, one engine for all."""
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.asking import Asking
+from gateway.inboxes import Inboxes
+from gateway.ports import PulledMessage, PullSettled
+from metadata.catalog import ANYBODY, Group, Queue
+from push import limits
+from push.errors import Refused, Unknown
+from push.letters import ASKER_CHARS, SETTLED, STALE, Inbox, Letter
+from push.ports import CursorWrite, GroupPartition, Partition
+from storage.redis_inbox import RedisInbox
+from tests.histories.conftest import MEMORY_FOLDER
+from tests.histories.gateways import Gateway, emptied
+from tests.histories.house import eventually, message, numbered
+from tests.histories.test_pulling import bodies, pull
+from tests.servers.binaries import binaries
+from tests.servers.layouts import single
+from tests.servers.node import Node
+
+
+@pytest.fixture(scope="session")
+def node() -> Iterator[Node]:
+    """A server for all histories here; kill -9 and power loss are not theirs."""
+    where = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
+    with (
+        tempfile.TemporaryDirectory(dir=where) as name,
+        single(binaries()[0], Path(name)) as started,
+    ):
+        yield started
+
+
+@dataclass
+class Two:
+    """Two gateways, a queue and a group that both know. A owns what is pulled."""
+
+    a: Gateway
+    b: Gateway
+    queue: Queue
+    group: Group
+
+    @property
+    def place(self) -> GroupPartition:
+        """Of partition 0."""
+        return GroupPartition(self.group.group_id, Partition(self.queue.queue_id, 0))
+
+    @property
+    def inbox(self) -> Inbox:
+        """As B sees it."""
+        found = self.b.broker.storage.inbox
+        assert found is not None
+        return found
+
+    @property
+    def inboxes(self) -> Inboxes:
+        """Those that A takes letters from."""
+        found = self.a.broker.pulls._inboxes
+        assert found is not None
+        return found
+
+    async def pull(self, count: int = 10, wait_s: float = 2) -> list[PulledMessage]:
+        """Through A."""
+        return await pull(self.a, self.queue, self.group, count, wait_s)
+
+    async def ack(self, *receipts: str) -> PullSettled:
+        """Through B."""
+        return await self.b.broker.pulls.ack(self.queue, self.group, list(receipts))
+
+    async def lag(self) -> int:
+        """Durably, as A tells."""
+        return await self.a.lag(self.queue, self.group)
+
+
+Make = Callable[..., Awaitable[Two]]
+
+
+@pytest.fixture
+async def two(node: Node, folder: Path) -> AsyncIterator[Make]:
+    """Makes them."""
+    unexpected: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: unexpected.append(context))
+    url = await emptied(node)
+    houses: list[Gateway] = []
+
+    async def make(partitions: int = 1, lease_s: float = 30) -> Two:
+        for name in ("a", "b"):
+            houses.append(Gateway(folder / name, url))
+            await houses[-1].open()
+        a, b = houses
+        queue = await a.queue(partitions=partitions)
+        group = await a.group(queue)
+        await b.learn()
+        # shorter than the catalog takes it, which is how A's pulls come to know it
+        settings_now = msgspec.structs.replace(group.settings, lease_s=lease_s)
+        return Two(a, b, queue, msgspec.structs.replace(group, settings=settings_now))
+
+    yield make
+    for house in houses:
+        await house.stop()
+    assert not unexpected, unexpected
+
+
+# --- What comes of them -------------------------------------------------------------------------
+
+
+async def timely_ack(here: Two) -> PulledMessage:
+    """The ack comes through B while A's lease lasts: its key is open again at once, and nothing is
+    left to come again when the lease would have ended."""
+    await here.a.publish(here.queue, numbered(2))
+    (one,) = await here.pull(1)
+    done = await here.ack(one.receipt)
+    assert (done.settled, done.stale, done.invalid) == (1, [], [])
+    behind = await here.pull(wait_s=0.4)
+    assert bodies(behind) == [1], "the key stays closed"
+    assert (await here.ack(behind[0].receipt)).settled == 1
+    assert await here.pull(wait_s=0.8) == []
+    assert await here.lag() == 0
+    return one
+
+
+async def test_an_ack_through_another_gateway_settles_at_the_owner(two: Make) -> None:
+    """R24. [The ack through G2 is durable; G1's timer redelivers.] And the owner who comes after a
+    restart knows it, too."""
+    here = await two(lease_s=0.7)
+    one = await timely_ack(here)
+    done = await here.ack(one.receipt)  # settled again, under the same epoch (R21)
+    assert (done.settled, done.stale) == (1, [])
+    await here.a.restart()
+    here.queue, here.group = await here.a.learn()
+    assert await here.pull(wait_s=0.2) == []
+    await eventually(lambda: here.a.broker.groups.runtimes[here.group.group_id].slots)
+    assert (await here.ack(one.receipt)).stale == [one.receipt]
+
+
+async def test_a_nack_through_another_gateway_returns_the_message_after_its_delay(
+    two: Make,
+) -> None:
+    """And what one pull carried of the key behind it returns with it (R17)."""
+    here = await two()
+    await here.a.publish(here.queue, numbered(2))
+    first, second = await here.pull()
+    began = asyncio.get_running_loop().time()
+    nack = here.b.broker.pulls.nack
+    assert (await nack(here.queue, here.group, [first.receipt], 0.3)).settled == 1
+    assert (await here.ack(second.receipt)).stale == [second.receipt]
+    again = await here.pull()
+    assert asyncio.get_running_loop().time() - began >= 0.3
+    assert (bodies(again)[0], again[0].attempt) == (0, 2)
+
+
+async def test_an_extend_through_another_gateway_prolongs_the_lease(two: Make) -> None:
+    """R20."""
+    here = await two(lease_s=0.3)
+    await here.a.publish(here.queue, numbered(1))
+    (one,) = await here.pull()
+    extend = here.b.broker.pulls.extend
+    assert (await extend(here.queue, here.group, [one.receipt], 30)).settled == 1
+    assert await here.pull(wait_s=0.6) == []
+    assert (await here.ack(one.receipt)).settled == 1
+
+
+async def late_ack(here: Two) -> None:
+    """The lease has ended and the message was given again, when the first ack comes through B."""
+    await here.a.publish(here.queue, numbered(1))
+    (old,) = await here.pull()
+    (new,) = await here.pull()
+    assert new.attempt == 2
+    done = await here.ack(old.receipt)
+    assert await here.lag() == 1, "the next delivery is settled while it is worked on"
+    assert (done.settled, done.stale) == (0, [old.receipt])
+    slot = here.a.broker.groups.runtimes[here.group.group_id].slots[0]
+    assert slot.delivery.leases.open_count == 1
+    assert (await here.b.broker.pulls.extend(here.queue, here.group, [new.receipt], 9)).settled == 1
+    assert (await here.ack(new.receipt)).settled == 1
+    assert await here.lag() == 0
+
+
+async def test_a_late_ack_through_another_gateway_settles_nothing_of_the_next_delivery(
+    two: Make,
+) -> None:
+    """R21."""
+    await late_ack(await two(lease_s=0.2))
+
+
+@pytest.mark.parametrize(
+    ("history", "found"),
+    [(timely_ack, "the key stays closed"), (late_ack, "the next delivery is settled")],
+)
+async def test_a_gateway_that_settles_what_it_does_not_own_is_found_out(
+    two: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    history: Callable[[Two], Awaitable[object]],
+    found: str,
+) -> None:
+    """The negative control of these histories: B writes the cursor itself, in A's name."""
+    here = await two(lease_s=0.7)
+    tokens: list[bytes] = []
+    storage = here.a.broker.storage
+    own = storage.own
+
+    async def owned(place: GroupPartition, *, token: bytes, **named: Any) -> Any:
+        tokens.append(token)
+        return await own(place, token=token, **named)
+
+    async def ask(_: Asking, place: GroupPartition, letter: Letter) -> str:
+        write = CursorWrite(place, letter.epoch, tokens[-1], settled=((0, 0),))
+        (written,) = await here.b.broker.storage.write_cursors([write])
+        assert not written.fenced
+        return SETTLED * len(letter.deliveries())
+
+    monkeypatch.setattr(storage, "own", owned)
+    monkeypatch.setattr(Asking, "ask", ask)
+    with pytest.raises(AssertionError, match=found):
+        await history(here)
+
+
+async def test_receipts_of_one_request_go_to_each_partition_and_are_answered_in_their_order(
+    two: Make,
+) -> None:
+    """Those that count, those that have ended, and those that are none, in one answer."""
+    here = await two(partitions=4)
+    await here.a.publish(here.queue, [message(n, f"k{n}") for n in range(40)])
+    pulled: list[PulledMessage] = []
+    while len(pulled) < 40:
+        pulled += await here.pull(50)
+    assert {one.partition for one in pulled} == {0, 1, 2, 3}
+    gone, *rest = pulled
+    await here.a.broker.pulls.nack(here.queue, here.group, [gone.receipt], 30)
+    receipts = [one.receipt for one in [*rest[:20], gone, *rest[20:]]]
+    mixed = [*receipts[:10], "no receipt", *receipts[10:]]
+    done = await here.b.broker.pulls.nack(here.queue, here.group, mixed, 30)
+    assert (done.settled, done.stale, done.invalid) == (39, [gone.receipt], ["no receipt"])
+    assert (await here.ack(*receipts)).settled == 40  # none was given again since (R21)
+    assert await here.lag() == 0
+
+
+# --- Asking again -------------------------------------------------------------------------------
+
+
+def letter_of(one: PulledMessage, two: Two, verb: Any = "ack") -> Letter:
+    """About this one message."""
+    receipt = two.a.broker.pulls._receipts.decode(
+        two.queue.queue_id, two.group.group_id, one.receipt
+    )
+    assert receipt is not None
+    run = (receipt.push, receipt.offset, receipt.offset)
+    return Letter(verb=verb, epoch=receipt.epoch, runs=[run])
+
+
+async def answered(inbox: Inbox, place: GroupPartition, letter_id: str, letter: Letter) -> str:
+    """Put it in until it is answered."""
+    async with asyncio.timeout(10):
+        while True:
+            said = await inbox.post(place, letter_id, letter)
+            if said is not None:
+                return said
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack"])
+async def test_what_is_asked_twice_is_judged_once_and_answered_twice(two: Make, verb: str) -> None:
+    """Under one id: also a nack, which judged again would be stale."""
+    here = await two()
+    await here.a.publish(here.queue, numbered(1))
+    (one,) = await here.pull()
+    letter = letter_of(one, here, verb)
+    place, inbox = here.place, here.inbox
+    said = await asyncio.gather(*(answered(inbox, place, "a" * 32, letter) for _ in range(4)))
+    assert said == [SETTLED] * 4
+    assert await answered(inbox, place, "a" * 32, letter) == SETTLED
+    tally = here.a.broker.groups.runtimes[here.group.group_id].slots[0].delivery.tally
+    assert (tally.settled, tally.nacked) == ((1, 0) if verb == "ack" else (0, 1))
+    if verb == "nack":
+        assert await answered(inbox, place, "b" * 32, letter) == STALE
+
+
+async def test_an_answer_that_did_not_reach_the_inbox_is_given_again_and_not_judged_again(
+    two: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R5: the first answer of the owner is lost on its way, the nack has counted all the same."""
+    here = await two()
+    await here.a.publish(here.queue, numbered(1))
+    (one,) = await here.pull()
+    real, calls = RedisInbox.answer, 0
+
+    async def answer(*args: Any) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise Unknown("the answer was lost")
+        return await real(*args)
+
+    monkeypatch.setattr(RedisInbox, "answer", answer)
+    monkeypatch.setattr(limits, "LETTER_AGAIN_S", 0.05)
+    nack = here.b.broker.pulls.nack
+    assert (await nack(here.queue, here.group, [one.receipt], 30)).settled == 1
+    assert calls >= 2
+
+
+@pytest.mark.parametrize("deaf", ["on_letter", "on_answer"])
+async def test_messages_between_gateways_may_be_lost(
+    two: Make, monkeypatch: pytest.MonkeyPatch, deaf: str
+) -> None:
+    """R10: the owner looks by itself, and who asked asks again."""
+    monkeypatch.setattr(RedisInbox, deaf, lambda *_: None)
+    monkeypatch.setattr(limits, "LETTERS_LOOK_S", 0.05)
+    monkeypatch.setattr(limits, "LETTER_AGAIN_S", 0.05)
+    here = await two()
+    await here.a.publish(here.queue, numbered(1))
+    (one,) = await here.pull()
+    assert (await here.ack(one.receipt)).settled == 1
+
+
+# --- Owners that are gone -----------------------------------------------------------------------
+
+
+async def test_an_owner_that_does_not_answer_makes_an_honest_answer(
+    two: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R5: unknown, within its time, and to be sent again; over HTTP 503. When there is a new owner
+    it is stale, at once, and the message comes again."""
+    monkeypatch.setattr(limits, "LETTER_DEADLINE_S", 0.4)
+    here = await two()
+    await here.a.publish(here.queue, numbered(1))
+    (one,) = await here.pull()
+    here.inboxes.close()  # frozen
+    path = "/v1/queues/orders/groups/billing/ack"
+    async with asyncio.timeout(5), here.b.http() as http:
+        refused = await http.post(path, json={"receipts": [one.receipt]})
+    problem = refused.json()
+    assert (refused.status_code, problem["code"], problem["retry"]) == (503, "unknown", True)
+    assert "partition 0" in problem["detail"]
+    assert await here.lag() == 1
+
+    monkeypatch.setattr(limits, "LETTER_DEADLINE_S", 20)
+    await here.a.restart()
+    here.queue, here.group = await here.a.learn()
+    (again,) = await here.pull()
+    async with asyncio.timeout(20), here.b.http() as http:
+        stale = await http.post(path, json={"receipts": [one.receipt]})
+        settled = await http.post(path, json={"receipts": [again.receipt]})
+    assert (stale.status_code, stale.json()) == (200, {"settled": 0, "stale": [one.receipt]})
+    assert settled.json() == {"settled": 1, "stale": []}
+
+
+async def test_where_one_owner_is_silent_the_whole_request_is_unknown_and_may_be_sent_again(
+    two: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A confirmed ack is of all of its receipts. What counted the first time counts again."""
+    monkeypatch.setattr(limits, "LETTER_DEADLINE_S", 0.4)
+    here = await two(partitions=2)
+    await here.a.publish(here.queue, [message(n, f"k{n}") for n in range(20)])
+    pulled: list[PulledMessage] = []
+    while len(pulled) < 20:
+        pulled += await here.pull(50)
+    receipts = [one.receipt for one in pulled]
+    real = RedisInbox.letters
+
+    async def letters(self: RedisInbox, place: GroupPartition) -> list[tuple[str, bytes]]:
+        if place.partition.number == 1:
+            raise Refused("storage_unavailable")
+        return await real(self, place)
+
+    monkeypatch.setattr(RedisInbox, "letters", letters)
+    with pytest.raises(Unknown, match="partition 1"):
+        await here.ack(*receipts)
+    assert await here.lag() == sum(one.partition for one in pulled)
+    monkeypatch.setattr(RedisInbox, "letters", real)
+    monkeypatch.setattr(limits, "LETTER_DEADLINE_S", 20)
+    assert (await here.ack(*receipts)).settled == 20
+    assert await here.lag() == 0
+
+
+async def test_what_another_epoch_gave_is_stale_at_once(
+    two: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R15: the inbox lies beside the cursor, which knows: nobody is asked."""
+    here = await two()
+    await here.a.publish(here.queue, numbered(1))
+    (old,) = await here.pull()
+    here.inboxes.close()
+    await here.a.broker.seek_group(ANYBODY, here.queue, "billing", "earliest")
+    done = await here.ack(old.receipt)
+    assert (done.settled, done.stale) == (0, [old.receipt])
+    assert await here.inbox.letters(here.place) == []
+
+
+async def test_letters_of_before_are_answered_stale_by_the_owner_of_now(two: Make) -> None:
+    """Nothing that a dead gateway has left piles up: who owns the place now takes it out, judged as
+    what it is."""
+    here = await two()
+    await here.a.publish(here.queue, numbered(1))
+    (old,) = await here.pull()
+    letter = letter_of(old, here)
+    here.inboxes._closed = True  # it does not look for a while
+    dead = "d" * ASKER_CHARS
+    assert await here.inbox.post(here.place, dead + "1", letter) is None
+    await here.a.broker.seek_group(ANYBODY, here.queue, "billing", "earliest")
+    (new,) = await here.pull()
+    here.inboxes._closed = False
+    here.inboxes.came(here.place)
+    async with asyncio.timeout(10):
+        while await here.inbox.letters(here.place):  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.005)
+    assert await here.inbox.post(here.place, dead + "1", letter) == STALE
+    assert (await here.ack(new.receipt)).settled == 1
+
+
+async def test_what_the_pulls_have_left_is_stale_and_nobody_waits_for_it(
+    two: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R20, R24: A's pulls were idle and have drained, nobody has owned the place since: A knows
+    that its epoch has ended, and says so."""
+    monkeypatch.setattr(limits, "PULL_IDLE_S", 0.1)
+    here = await two()
+    await here.a.publish(here.queue, numbered(1))
+    (one,) = await here.pull()
+    assert (await here.ack(one.receipt)).settled == 1
+    runtime = here.a.broker.groups.runtimes[here.group.group_id]
+    await eventually(lambda: not runtime.members and not runtime.slots)
+    for gateway in (here.a, here.b):
+        done = await gateway.broker.pulls.ack(here.queue, here.group, [one.receipt])
+        assert (done.settled, done.stale) == (0, [one.receipt])
+
+
+async def test_what_is_for_an_owner_to_come_is_left_to_it(two: Make) -> None:
+    """R15: A gives under epoch 1, the letter is of a later one: perhaps A only does not know yet.
+    It is neither judged nor called stale; what lies beside it is answered."""
+    here = await two()
+    await here.a.publish(here.queue, numbered(1))
+    (one,) = await here.pull()
+    later = Letter(verb="ack", epoch=2, runs=letter_of(one, here).runs)
+    assert await here.inbox.post(here.place, "f" * 32, later) is None
+    assert (await here.ack(one.receipt)).settled == 1
+    assert [name for name, _ in await here.inbox.letters(here.place)] == ["f" * 32]
+
+
+async def test_a_gateway_asks_no_more_at_a_time_than_it_may(
+    two: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9: on both sides of the bound; what was refused was not put in."""
+    monkeypatch.setattr(limits, "LETTERS_UNDER_WAY_MAX", 1)
+    monkeypatch.setattr(limits, "LETTER_DEADLINE_S", 20)
+    here = await two()
+    await here.a.publish(here.queue, [message(n, f"k{n}") for n in range(2)])
+    first, second = await here.pull()
+    here.inboxes._closed = True
+    acking = asyncio.ensure_future(here.ack(first.receipt))
+    async with asyncio.timeout(10):
+        while not await here.inbox.letters(here.place):  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.005)
+    with pytest.raises(Refused, match="overloaded"):
+        await here.ack(second.receipt)
+    here.inboxes._closed = False
+    assert (await acking).settled == 1
+    assert (await here.ack(second.receipt)).settled == 1
+
+
+# --- What is in the way -------------------------------------------------------------------------
+
+
+async def test_a_full_inbox_refuses_and_takes_more_when_there_is_room(
+    two: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9: on both sides of the bound; nothing happened to what was refused."""
+    monkeypatch.setattr(limits, "INBOX_LETTERS_MAX", 2)
+    monkeypatch.setattr(limits, "LETTER_DEADLINE_S", 5)
+    here = await two()
+    await here.a.publish(here.queue, [message(n, f"k{n}") for n in range(3)])
+    pulled = await here.pull()
+    here.inboxes._closed = True
+    acks = [asyncio.ensure_future(here.ack(one.receipt)) for one in pulled]
+    done, waiting = await asyncio.wait(acks, return_when=asyncio.FIRST_COMPLETED)
+    (refused,) = done
+    error = refused.exception()
+    assert isinstance(error, Refused)
+    assert (error.code.name, error.code.retry) == ("overloaded", True)
+    here.inboxes._closed = False
+    here.inboxes.came(here.place)
+    assert [(await one).settled for one in waiting] == [1, 1]
+    assert await here.lag() == 1
+    assert (await here.ack(pulled[acks.index(refused)].receipt)).settled == 1
+
+
+async def test_what_is_no_letter_is_passed_over_and_reported(
+    two: Make, node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    """P12, P13: whatever lies in an inbox, those beside it are answered."""
+    here = await two()
+    await here.a.publish(here.queue, numbered(1))
+    (one,) = await here.pull()
+    key = f"{{{here.queue.queue_id}}}:in:0:{here.group.group_id}"
+    node.ask("HSET", key, "x", "{", "y" * 32, '{"verb":"ack","epoch":1,"runs":[[1,0,99999999]]}')
+    node.ask("HSET", key, "\xff\xfe", "\x00\xff", "z", '{"verb":"drop","epoch":1,"runs":[]}')
+    with caplog.at_level(logging.WARNING, logger="tocsin.inbox"):
+        assert (await here.ack(one.receipt)).settled == 1
+        await eventually(lambda: node.ask("EXISTS", key) == 0)
+    assert here.inboxes.unreadable_total == 4
+    assert caplog.text.count("no letter") == 4
+
+
+async def test_an_ack_waits_until_it_is_durable(two: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R21: a confirmed ack, through whichever gateway. Whoever asks again meanwhile is not told
+    sooner."""
+    monkeypatch.setattr(limits, "LETTER_AGAIN_S", 0.02)
+    here = await two()
+    await here.a.publish(here.queue, numbered(1))
+    (one,) = await here.pull()
+    goes, asked = asyncio.Event(), asyncio.Event()
+    real = here.a.broker.storage.write_cursors
+
+    async def write_cursors(writes: Any) -> Any:
+        asked.set()
+        await goes.wait()
+        return await real(writes)
+
+    monkeypatch.setattr(here.a.broker.flusher._storage, "write_cursors", write_cursors)
+    acking = asyncio.ensure_future(here.ack(one.receipt))
+    try:
+        async with asyncio.timeout(10):
+            await asked.wait()
+        await asyncio.wait((acking,), timeout=0.2)
+        assert not acking.done()
+        assert await here.lag() == 1
+    finally:
+        goes.set()
+    assert (await acking).settled == 1
