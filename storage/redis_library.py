@@ -6,8 +6,8 @@ from hashlib import sha256
 from importlib.resources import files
 
 from push import limits
-from push.pooling import LEASE_S, LOOK_S, PARTS, RECALLED_MAX, SEATS, SLICES, STEP_S
 from push.letters import ASKER_CHARS
+from push.pooling import LEASE_S, LOOK_S, PARTS, RECALLED_MAX, SEATS, SLICES, STEP_S
 from push.ports import OWNER_BYTES
 from push.record import MESSAGE_MEMORY_BYTES, RECORD_MEMORY_BYTES
 from push.sending import REFUSED_MAX
