@@ -299,13 +299,21 @@ class Consumer:
         known = delivery[0] in self._runtime.epochs and (
             delivery[1] <= self._runtime.epochs[delivery[0]]
         )
-        (settled.stale if known and not newer else settled.not_delivered).append(delivery)
+        is_stale = known and not newer
+        (settled.stale if is_stale else settled.not_delivered).append(delivery)
+        if is_stale:
+            self._runtime.count_stale()
         return None, 0
 
     def deleted(self, why: Refused) -> None:
         """Its group is gone: the session hears of it; who is away, when it says what it holds."""
         self.left, self._ended = True, why
         self._link.send(frames.error(why, subscription=self.subscription))
+
+    def moved_away(self) -> None:
+        """As Member.moved_away: its session is over here, with all its subscriptions."""
+        self.left, self._adopting = True, None
+        self._link.moved_away()
 
     def end(self, why: Refused) -> None:
         """As Consumer.end of gateway.link. Over already: nothing happens."""
@@ -342,6 +350,7 @@ class Consumer:
         if offsets_in(said.before) > limits.NAMED_AS_HELD_MAX:
             raise Refused("invalid_request", "more deliveries than a subscription ever has")
         self._credit.received(received)
+        self._runtime.part.claim(self.name)
         if self._ended is not None:  # nobody may have heard it; nothing will ever be pushed
             self._link.send(frames.error(self._ended, subscription=self.subscription))
         now = asyncio.get_running_loop().time()

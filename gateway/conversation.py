@@ -126,6 +126,15 @@ class Conversation:
         if self._is_draining:
             asyncio.get_running_loop().call_soon(self.settled)
 
+    def moved_away(self) -> None:
+        """As Link.moved_away; in the next turn of the loop, because groups are asking."""
+        asyncio.get_running_loop().call_soon(self._move_away)
+
+    def _move_away(self) -> None:
+        if not self._is_closed:
+            self._outlet.let_go(frames.REPLACED)
+            self._end(moves=True)
+
     # --- What the transport calls ---------------------------------------------------------------
 
     def receive(self, data: bytes, *, now: float) -> int:

@@ -90,6 +90,9 @@ class Slot:
             return False
         delivery, owner = self.delivery, self.owner
         now, wall_unix_ms = asyncio.get_running_loop().time(), int(time.time() * 1000)
+        if now >= self._context.gives_until:  # it may be another gateway's by now
+            self.blocked = "moving"
+            return False
         left = count_max
         if delivery.waiting.stirs(now) and owner.available() > 0:
             left -= self._pump_lines(min(left, owner.available()), now, wall_unix_ms)

@@ -59,10 +59,10 @@ class MembershipRows(Protocol):
         """See Metadata.change_membership; that the generation grows was looked at."""
 
     async def beat(self, gateway: str, forget: Mapping[str, int]) -> dict[str, int]:
-        """See InProcessMetadata.beat."""
+        """See Metadata.beat."""
 
     def on_changed(self, listener: Callable[[str, int], None]) -> None:
-        """See InProcessMetadata.on_membership_changed."""
+        """See Metadata.on_membership_changed."""
 
     def dropped(self, group_id: str) -> None:
         """The group is gone."""
@@ -74,6 +74,9 @@ class Store(Protocol):
     Every method that writes raises `Refused` (storage_unavailable, with a sentence): nothing was
     written; `Unknown`: it may have been; `Stale`: see there. They are called one after another.
     """
+
+    is_shared: bool
+    """Whether others may change these rows, too."""
 
     @property
     def is_shared(self) -> bool:
