@@ -60,6 +60,11 @@ class Absent:
         self._given_up |= before.difference(self._until, present)
         return left
 
+    def forget_all_but(self, named: Collection[str]) -> None:
+        """Another gateway has given up who is not among these."""
+        for name in self._until.keys() - set(named):
+            del self._until[name], self._linger_s[name]
+
     def moved(self, name: str, linger_s: float, until: float = float("inf")) -> None:
         """It goes on at another gateway, and its place waits there; here it is nobody else's."""
         self._until[name], self._linger_s[name] = until, linger_s

@@ -14,7 +14,7 @@ from gateway.hand_over import LOOK_S, HandOver
 from gateway.presence import Presence
 from metadata.catalog import Membership
 from metadata.client import Metadata
-from metadata.group_row import Part, gateway_of, is_draining_elsewhere, missing, next_row
+from metadata.group_row import Part, drains, gateway_of, gateways_in, missing, next_row
 from push.errors import TocsinError
 
 RETRY_AFTER_S: Final = 0.5
@@ -93,7 +93,7 @@ class GroupPart:
         self._writing: asyncio.Task[None] | None = None
         self._look_again: asyncio.TimerHandle | None = None
 
-    # --- When --------------------------------------------------------------------------------------
+    # --- When ------------------------------------------------------------------------------------
 
     def write_soon(self) -> None:
         """Something here has changed, or may have elsewhere."""
@@ -109,7 +109,7 @@ class GroupPart:
 
     def gateways_gone(self, gone: set[str]) -> None:
         """These gateways are not there any more."""
-        if not gone.isdisjoint({*self.row.gateways, *self.row.draining.values()}):
+        if not gone.isdisjoint(gateways_in(self.row)):
             self.write_soon()
 
     def _begin(self) -> None:
@@ -153,7 +153,7 @@ class GroupPart:
         if self._writing is not None:
             await asyncio.wait([self._writing])
 
-    # --- Reading and writing -----------------------------------------------------------------------
+    # --- Reading and writing ---------------------------------------------------------------------
 
     async def write(self, joining: str | None = None) -> None:
         """Bring the row up to date and carry it out. `joining`: there is nothing but this member
@@ -170,7 +170,7 @@ class GroupPart:
         """After `close`, when the slots have ended: nobody need wait for this gateway to be taken
         for gone. Raises TocsinError: it was not to be told."""
         here = self._presence.gateway
-        if here in self.row.gateways or here in self.row.draining.values():
+        if here in gateways_in(self.row):
             async with self._lock:
                 await self._write()
 
@@ -182,10 +182,12 @@ class GroupPart:
             new = next_row(row, self._part(row, gone), self._host.partitions())
             if new is row:  # somebody who waited for the lock, too, was here before
                 break
-            self._told.update(new.gateways.get(here, ()))  # also where the answer is lost
+            told, self._told = self._told, self._told.union(new.gateways.get(here, ()))
+            # Where the answer is lost, it may have been told all of that.
             if await self._metadata.change_membership(new, expected_generation=row.generation):
                 self._taken_out |= gone.intersection(row.gateways)
                 break
+            self._told = told
         self.row = new
         if here:
             self._told = {*new.gateways.get(here, ())}
@@ -200,6 +202,7 @@ class GroupPart:
                 name for gateway, names in row.gateways.items()
                 if gateway != here and gateway not in gone for name in names
             }  # fmt: skip
+            self._absent.forget_all_but(row.lingers)
             lingers = self._absent.look_around(missing(row, gone), others | members, now)
         else:
             lingers = self._absent.look(row.lingers, members, now)
@@ -238,9 +241,9 @@ class GroupPart:
             self._presence.heard(back)  # it has written its part again
         self._taken_out.difference_update(row.gateways)
         self.begun_anew = row.begun_anew
-        return self._presence.gone({*row.gateways, *row.draining.values()})
+        return self._presence.gone(gateways_in(row))
 
-    # --- What is known -----------------------------------------------------------------------------
+    # --- What is known ---------------------------------------------------------------------------
 
     @property
     def absent(self) -> dict[str, float]:
@@ -265,12 +268,12 @@ class GroupPart:
         """Wait until no other gateway has the partition, or it is not wanted any more."""
         here = self._presence.gateway
         await self._hand_over.freed(
-            lambda: is_wanted() and is_draining_elsewhere(self.row, number, here)
+            lambda: is_wanted() and drains(self.row, number) not in (None, here)
         )
 
     def let_go(self, number: int) -> None:
         """It is not owned here any more; others may wait to hear that."""
-        if self.row.draining.get(number) == self._presence.gateway:
+        if drains(self.row, number) == self._presence.gateway:
             self.write_soon()
 
     def others(self) -> set[str]:

@@ -138,7 +138,7 @@ class Groups:
             what = "group" if self._metadata.queue_by_id(queue.queue_id) else "queue"
             found.delete(Refused(f"{what}_not_found", f"the {what} was deleted"))
 
-    # --- Among several gateways --------------------------------------------------------------------
+    # --- Among several gateways -------------------------------------------------------------------
 
     def _row_changed(self, group_id: str, generation: int) -> None:
         runtime = self.runtimes.get(group_id)
@@ -195,7 +195,7 @@ class Groups:
             **self.presence.facts(),
         }
 
-    # --- The end -----------------------------------------------------------------------------------
+    # --- The end ----------------------------------------------------------------------------------
 
     async def close(self) -> None:
         """All consumers leave; returns when nobody owns anything (the flusher writes the rest), and

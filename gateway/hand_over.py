@@ -34,7 +34,8 @@ class HandOver:
     def look(self, before: Membership, row: Membership, now: float) -> None:
         """The row is now this one, behind `before`."""
         until: dict[int, tuple[str, float]] = {}
-        for number, gateway in row.draining.items():
+        for number, drain in row.draining.items():
+            gateway = drain.gateway
             if gateway == self._gateway:
                 continue
             known = self._until.get(number)

@@ -111,6 +111,13 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     settings: GroupSettings
 
 
+class Drain(msgspec.Struct, frozen=True, array_like=True):
+    """Who has a partition that is to be another gateway's consumer's."""
+
+    gateway: str
+    member: str
+
+
 class Membership(msgspec.Struct, frozen=True, kw_only=True):
     """The one row of a group that is changed by compare-and-set (R14)."""
 
@@ -130,8 +137,8 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     works on a catalog, and all are."""
     staying: tuple[str, ...] = ()
     """Of the members of several gateways: have still to say what they hold (R22), sorted."""
-    draining: dict[int, str] = {}
-    """Partition → the gateway that has still to let go of it before its consumer begins (R20)."""
+    draining: dict[int, Drain] = {}
+    """Partition → who has still to let go of it before its consumer begins (R20)."""
     begun_anew: int = 0
     """How often the group's cursors were set anew: what was given before does not count."""
 

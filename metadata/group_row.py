@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from metadata.catalog import Membership
+from metadata.catalog import Drain, Membership
 from metadata.heartbeats import with_members
 from push.assignment import assign_around
 
@@ -48,9 +48,15 @@ def gateway_of(row: Membership, member: str | None) -> str | None:
     return next((one for one, names in row.gateways.items() if member in names), None)
 
 
-def is_draining_elsewhere(row: Membership, partition: int, gateway: str) -> bool:
-    """Whether a new owner at this gateway has to wait."""
-    return row.draining.get(partition, gateway) != gateway
+def drains(row: Membership, partition: int) -> str | None:
+    """The gateway that has still to let go of a partition; None: none has."""
+    drain = row.draining.get(partition)
+    return drain.gateway if drain is not None else None
+
+
+def gateways_in(row: Membership) -> set[str]:
+    """All that it names."""
+    return {*row.gateways, *(drain.gateway for drain in row.draining.values())}
 
 
 def missing(row: Membership, gone: Collection[str]) -> dict[str, float]:
@@ -73,11 +79,13 @@ def next_row(row: Membership, part: Part, partitions: Sequence[int]) -> Membersh
     absent = set(part.absent).difference(present)
     staying = theirs.intersection(row.staying).union(part.staying)
     lingers = {name: linger_s for name, linger_s in row.lingers.items() if name in theirs}
+    # Who has still to say what it holds keeps also what it was to let go of (R22).
+    kept = {n: d.member for n, d in row.draining.items() if d.member in staying | absent}
     new = msgspec.structs.replace(
         joined,
         generation=row.generation,
         members=tuple(sorted(absent.union(present))),
-        assignment=assign_around(partitions, present, row.assignment, staying | absent),
+        assignment=assign_around(partitions, present, row.assignment | kept, staying | absent),
         lingers=lingers | {n: s for n, s in part.lingers.items() if n not in theirs},
         staying=tuple(sorted(staying)) if part.gateway else (),
     )
@@ -86,16 +94,21 @@ def next_row(row: Membership, part: Part, partitions: Sequence[int]) -> Membersh
     return row if new == row else msgspec.structs.replace(new, generation=row.generation + 1)
 
 
-def _draining(row: Membership, new: Membership, part: Part) -> dict[int, str]:
-    """Partition → the gateway that has it, where it is to be another one's. Who drains it already
-    still has it, whoever was to have it next."""
-    draining: dict[int, str] = {}
+def _draining(row: Membership, new: Membership, part: Part) -> dict[int, Drain]:
+    """Who has a partition that is to be another gateway's. Who drains it already still has it,
+    whoever was to have it next."""
+    draining: dict[int, Drain] = {}
     for number in sorted({*row.draining, *row.assignment}):
-        holder = row.draining.get(number) or gateway_of(row, row.assignment.get(number))
-        if holder is None or holder in part.gone or number in part.overdue:
+        holder = row.draining.get(number) or _holder(row, row.assignment.get(number))
+        if holder is None or holder.gateway in part.gone or number in part.overdue:
             continue
-        if holder == part.gateway and number not in part.has:
+        if holder.gateway == part.gateway and number not in part.has:
             continue  # it has let go
-        if gateway_of(new, new.assignment.get(number)) != holder:
+        if gateway_of(new, new.assignment.get(number)) != holder.gateway:
             draining[number] = holder
     return draining
+
+
+def _holder(row: Membership, member: str | None) -> Drain | None:
+    gateway = gateway_of(row, member)
+    return Drain(gateway, member) if gateway is not None and member is not None else None
