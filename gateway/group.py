@@ -80,10 +80,8 @@ class GroupRuntime:
     """See the module. Lives while it has members or slots."""
 
     def __init__(
-        self, context: Context, metadata: Metadata, presence: Presence, queue: Queue, group: Group,
-        started: float,
-    ) -> None:  # fmt: skip
-        """`started`: when the gateway began to wait for who was there before it."""
+        self, context: Context, metadata: Metadata, presence: Presence, queue: Queue, group: Group
+    ) -> None:
         self._context = context
         self.tail = context.tail
         self._metadata = metadata
@@ -96,7 +94,7 @@ class GroupRuntime:
         self.closed = False
         self.left_at = asyncio.get_running_loop().time()
         """When it had its last member, where it has none (R11)."""
-        self.part = GroupPart(metadata, presence, group.group_id, self, started)
+        self.part = GroupPart(metadata, presence, group.group_id, self)
         """Of the group's row."""
         self._owning: dict[int, asyncio.Task[None]] = {}
         self._acquiring: set[int] = set()

@@ -66,11 +66,9 @@ class Host(Protocol):
 
 
 class GroupPart:
-    """See the module. `started`: when the gateway began to wait for who was there before it."""
+    """See the module."""
 
-    def __init__(
-        self, metadata: Metadata, presence: Presence, group_id: str, host: Host, started: float
-    ) -> None:
+    def __init__(self, metadata: Metadata, presence: Presence, group_id: str, host: Host) -> None:
         self.row = Membership(group_id=group_id, generation=0, members=(), assignment={})
         """The newest one that was seen."""
         self.is_shared = presence.is_shared
@@ -78,10 +76,10 @@ class GroupPart:
         self._metadata = metadata
         self._presence = presence
         self._host = host
-        self._absent = Absent(started)
+        self._absent = Absent(presence.started)
         self._hand_over = HandOver(presence.gateway, self.write_soon)
         self.begun_anew: int | None = None
-        """As the row said of its cursors when the slots that are here began; None: none was seen."""
+        """As the row said of its cursors when the slots here began; None: no row was seen."""
         self._told: set[str] = set()
         """Members here of whom the row has been told."""
         self._taken_out: set[str] = set()

@@ -36,8 +36,6 @@ class Groups:
         """This gateway, among the others that serve groups."""
         self._watch = Watch(context.storage, context.tail)
         self.runtimes: dict[str, GroupRuntime] = {}
-        self.started = float("-inf")
-        """When this gateway began to wait for who had a place in a group before it (R22)."""
         self.closed = False
         self._missed: dict[str, tuple[int, float]] = {}
         """Group → the generation of its row, and when it was seen first that somebody of it is
@@ -46,7 +44,6 @@ class Groups:
 
     def start(self) -> None:
         """From now on this gateway is there."""
-        self.started = asyncio.get_running_loop().time()
         if self.presence.is_shared:
             self._metadata.on_membership_changed(self._row_changed)
             self.presence.came_back = self._came_back
@@ -64,7 +61,7 @@ class Groups:
             # What the caller has may be of before a pause.
             now = self._metadata.queue_by_id(queue.queue_id) or queue
             runtime = self.runtimes[group.group_id] = GroupRuntime(
-                self._context, self._metadata, self.presence, now, group, self.started
+                self._context, self._metadata, self.presence, now, group
             )
         return runtime
 
@@ -73,7 +70,7 @@ class Groups:
         whose gateway is gone."""
         row = await self._metadata.membership(group.group_id)
         if not self.presence.is_shared:
-            return self.started + max(row.lingers.values(), default=0.0) > now
+            return self.presence.started + max(row.lingers.values(), default=0.0) > now
         lingers = missing(row, self.presence.gone(row.gateways))
         if not lingers:
             self._missed.pop(group.group_id, None)

@@ -34,6 +34,8 @@ class Presence:
         self.is_shared = metadata.is_shared
         self.gateway = secrets.token_hex(8) if metadata.is_shared else ""
         """This process's name; another one after each start."""
+        self.started = float("-inf")
+        """When this gateway began to wait for who had a place in a group before it (R22)."""
         self.came_back: Callable[[], Awaitable[None]] | None = None
         """Called after it was alone; when it returns every group's row has been read."""
         self.goes_on: Callable[[], None] = lambda: None
@@ -51,10 +53,11 @@ class Presence:
         self._returning: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to beat."""
+        """It is there from now on."""
+        loop = asyncio.get_running_loop()
+        self.started = loop.time()
         if self.is_shared:
-            loop = asyncio.get_running_loop()
-            self._asked_at = loop.time()
+            self._asked_at = self.started
             self._context.gives_until = self._asked_at + GONE_S
             self._beating = loop.create_task(self._beat(), name="beats")
 
