@@ -75,9 +75,6 @@ class Store(Protocol):
     written; `Unknown`: it may have been; `Stale`: see there. They are called one after another.
     """
 
-    is_shared: bool
-    """Whether others may change these rows, too."""
-
     @property
     def is_shared(self) -> bool:
         """Whether other gateways change it, too."""

@@ -65,9 +65,6 @@ class ThreadedStore:
             raise
         return cls(file, contents, thread, on_fatal), contents
 
-    is_shared = False
-    """See Store: the file is held alone."""
-
     @property
     def root_secret(self) -> bytes:
         """See Store."""
