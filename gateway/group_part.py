@@ -14,7 +14,7 @@ from gateway.hand_over import LOOK_S, HandOver
 from gateway.presence import Presence
 from metadata.catalog import Membership
 from metadata.client import Metadata
-from metadata.group_row import Part, drains, gateway_of, gateways_in, missing, next_row
+from metadata.group_row import Part, drains, gateway_of, gateways_in, missing, next_row, others
 from push.errors import TocsinError
 
 RETRY_AFTER_S: Final = 0.5
@@ -196,12 +196,9 @@ class GroupPart:
         here, now = self._presence.gateway, asyncio.get_running_loop().time()
         members = {seat.name for seat in self._host.seats()}
         if here:
-            others = {
-                name for gateway, names in row.gateways.items()
-                if gateway != here and gateway not in gone for name in names
-            }  # fmt: skip
+            present = members.union(others(row, here, gone))
             self._absent.forget_all_but(row.lingers)
-            lingers = self._absent.look_around(missing(row, gone), others | members, now)
+            lingers = self._absent.look_around(missing(row, gone), present, now)
         else:
             lingers = self._absent.look(row.lingers, members, now)
         lingers |= {seat.name: seat.linger_s for seat in self._host.seats() if seat.linger_s}
@@ -276,17 +273,7 @@ class GroupPart:
 
     def others(self) -> set[str]:
         """Members at other gateways."""
-        here = self._presence.gateway
-        return {
-            name for gateway, names in self.row.gateways.items() if gateway != here
-            for name in names
-        }  # fmt: skip
-
-    def elsewhere(self, number: int) -> str | None:
-        """The other gateway whose consumer has a partition, or is to have it; None: it is ours, or
-        nobody's."""
-        gateway = gateway_of(self.row, self.row.assignment.get(number))
-        return gateway if gateway != self._presence.gateway else None
+        return {*others(self.row, self._presence.gateway, ())}
 
     def is_silent(self, name: str) -> bool:
         """Whether a member that is not here has still to say what it holds; who is absent has."""

@@ -16,7 +16,7 @@ from gateway.slot_context import Context
 from gateway.watch import Watch
 from metadata.catalog import Group, Membership, Queue
 from metadata.client import Metadata
-from metadata.group_row import missing
+from metadata.group_row import elsewhere, gateways_in, missing, others
 from push.errors import Refused, TocsinError
 
 logger = logging.getLogger("tocsin.groups")
@@ -81,22 +81,27 @@ class Groups:
         self._missed[group.group_id] = (row.generation, since)
         return since + max(lingers.values()) > now
 
-    async def row(self, group: Group) -> Membership | None:
-        """The group's row, where other gateways may have members in it; None: they cannot."""
+    async def row(self, group: Group, *, fresh: bool = False) -> Membership | None:
+        """The group's row, where other gateways may serve it too; None: they cannot. For looking at
+        it may be that of the last look here; `fresh`: to decide by."""
         if not self.presence.is_shared:
             return None
+        runtime = self.runtimes.get(group.group_id)
+        if runtime is not None and runtime.members and not fresh:
+            return runtime.row
         return await self._metadata.membership(group.group_id)
 
-    async def others(self, group: Group) -> dict[str, str]:
+    def others(self, row: Membership | None) -> dict[str, str]:
         """Consumer → its gateway, of those that are connected to other gateways."""
-        row = await self.row(group)
         if row is None:
             return {}
-        here, gone = self.presence.gateway, self.presence.gone(row.gateways)
-        return {
-            name: gateway for gateway, names in row.gateways.items()
-            if gateway != here and gateway not in gone for name in names
-        }  # fmt: skip
+        return others(row, self.presence.gateway, self.presence.gone(row.gateways))
+
+    def elsewhere(self, row: Membership | None) -> dict[int, str]:
+        """Partition → the other gateway whose consumer has it, or is to have it."""
+        if row is None:
+            return {}
+        return elsewhere(row, self.presence.gateway, self.presence.gone(gateways_in(row)))
 
     async def subscribe(
         self,

@@ -1,7 +1,7 @@
 """Several gateways over one catalog and one storage, in one process and in virtual time."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -222,7 +222,7 @@ def town(count: int = 2) -> Callable[[Callable[[Town], Awaitable[None]]], Callab
                 finally:
                     await made.close()
 
-            run(cast(Coroutine[Any, Any, None], main()))
+            run(main())
 
         in_virtual_time.__name__, in_virtual_time.__doc__ = test.__name__, test.__doc__
         return in_virtual_time
