@@ -37,8 +37,12 @@ class Expiry:
     async def look(self, *, now: float) -> None:
         """Delete what has been abandoned for long enough; `now` in seconds of the loop's clock.
         Looks at every group there is."""
-        since, due = self._abandoned(now)
+        since, due, fresh = self._abandoned(now)
         self._since = since
+        for group in fresh:
+            row = await self._groups.row(group, fresh=True)
+            if row is not None:
+                self._generations[group.group_id] = row.generation
         known = {*since, *self._groups.runtimes}
         self._generations = {one: n for one, n in self._generations.items() if one in known}
         await self._end(due, now)
@@ -73,17 +77,24 @@ class Expiry:
         if row is None:
             return True
         is_empty = not self._groups.others(row) and not await self._groups.awaits(group, now)
-        if is_empty and self._generations.get(group.group_id) == row.generation:
+        runtime = self._groups.runtimes.get(group.group_id)
+        known = self._generations.get(group.group_id)
+        if known is None and runtime is not None:
+            known = runtime.row.generation  # of when the last one left here
+        if is_empty and known == row.generation:
             return self._groups.presence.is_chosen(group.group_id)
         self._generations[group.group_id] = row.generation
         self._since[group.group_id] = now
-        runtime = self._groups.runtimes.get(group.group_id)
         if runtime is not None:
             runtime.left_at = now
         return False
 
-    def _abandoned(self, now: float) -> tuple[dict[str, float], list[tuple[Queue, Group]]]:
+    def _abandoned(
+        self, now: float
+    ) -> tuple[dict[str, float], list[tuple[Queue, Group]], list[Group]]:
+        """(since when, those that are due, those that were seen so for the first time)"""
         since: dict[str, float] = {}
+        fresh: list[Group] = []
         due: list[tuple[Queue, Group]] = []
         for queue in self._metadata.list_all_queues():
             for group in self._metadata.list_groups(Principal(queue.holder, queue.tenant), queue):
@@ -92,7 +103,9 @@ class Expiry:
                     continue
                 if group.group_id in self._groups.runtimes:
                     continue  # `look_here` knows better
+                if group.group_id not in self._since:
+                    fresh.append(group)
                 first = since[group.group_id] = self._since.get(group.group_id, now)
                 if now - first >= expires_s:
                     due.append((queue, group))
-        return since, due
+        return since, due, fresh

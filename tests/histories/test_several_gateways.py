@@ -2,13 +2,22 @@
 
 import asyncio
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
-from metadata.catalog import Group
+import pytest
+
+from gateway import frames
+from gateway.auth import Auth
+from gateway.ports import WhichKey
+from gateway.sessions import fresh_session_id
+from gateway.surroundings import Surroundings
+from metadata.catalog import ANYBODY, Group
 from metadata.heartbeats import GONE_S
 from push import limits
+from push.errors import Refused
 from tests.histories.gateways import Gateway, Town, becomes, town
 from tests.histories.house import Session, delivery, message
+from tests.histories.test_adopting import Mover, whole
 
 SESSION = "a-session-of-22-signs_"
 
@@ -326,3 +335,162 @@ async def test_who_comes_back_while_its_gateway_has_not_heard_stays(town: Town) 
     await asyncio.sleep(10)
     assert not old.has_moved
     assert one.runtime(group).members
+
+
+def around(gateway: Gateway) -> Surroundings:
+    """What all clients of a gateway share."""
+    return Surroundings(gateway.broker, Auth(None))
+
+
+async def connected(town: Town, count: int = 6) -> tuple[Group, Mover, list[Any]]:
+    """A client at the first gateway that holds so many messages."""
+    group = await town.group(partitions=4, lease_s=600)
+    client = Mover(town.gateways[0], around(town.gateways[0]), SESSION)
+    await client.join()
+    await town.shared(group, town.gateways[0])
+    await publish(town.gateways[0], count)
+    return group, client, [place for place, *_ in await client.given(count)]
+
+
+@town()
+async def test_a_client_that_lost_its_socket_is_only_where_it_came_back(town: Town) -> None:
+    """R22: its session lingers at the one gateway and goes on at the other one."""
+    one, two = town.gateways
+    _, client, held = await connected(town)
+    sessions = client.around.sessions
+    client.conversation.lost()
+    assert len(sessions) == 1
+    back = Mover(two, around(two), fresh_session_id())
+    assert (await back.rejoin(session=SESSION))["type"] == "ok"
+    assert await back.held(*whole(held)) == []
+    assert await back.acked(*whole(held)) == (6, [])
+    assert len(sessions) == 0
+    assert sessions.is_free(SESSION, Session.principal)
+    await publish(one, 2, first=6)
+    assert sorted(body for _, body, _ in await back.given(2)) == [6, 7]  # type: ignore[type-var]
+    assert len(client.pushed) == 6
+
+
+@town()
+async def test_a_client_whose_old_socket_still_stands_is_told_there(town: Town) -> None:
+    """The gateway that it left did not notice: whoever listens there need not come back."""
+    one, two = town.gateways
+    _, client, held = await connected(town)
+    back = Mover(two, around(two), fresh_session_id())
+    await back.rejoin(session=SESSION)
+    assert await back.held(*whole(held)) == []
+    assert client.close_code == frames.REPLACED
+    assert await back.acked(*whole(held)) == (6, [])
+    assert not one.broker.groups.runtimes[next(iter(one.broker.groups.runtimes))].members
+
+
+# --- Whoever else looks after groups --------------------------------------------------------------
+
+
+@town()
+async def test_pulls_through_two_gateways_are_two_consumers(town: Town) -> None:
+    """R24: each has its share, and no message comes twice."""
+    one, two = town.gateways
+    group = await town.group(partitions=4, lease_s=600)
+    queue = one.find()
+
+    async def pull(gateway: Gateway, wait_s: float) -> list[Any]:
+        return [m.key for m in await gateway.broker.pulls.pull(queue, group, 100, wait_s)]
+
+    await asyncio.gather(pull(one, 1), pull(two, 1))
+    await town.shared(group)
+    await publish(one, 20)
+    got = [*await pull(one, 1), *await pull(two, 1)]
+    assert sorted(got) == sorted(f"k{n}" for n in range(20))
+    described = await one.broker.describe_group(ANYBODY, queue, "billing")
+    assert described["members"] == sorted(
+        f"pulls-{gateway.broker.groups.presence.gateway}" for gateway in town.gateways
+    )
+
+
+@town()
+async def test_a_seek_through_another_gateway_begins_anew_here(town: Town) -> None:
+    """What was given before no longer counts, though nobody writes a cursor."""
+    one, two = town.gateways
+    group = await town.group(partitions=4, lease_s=600)
+    session, consumer = await one.consumer(group)
+    await publish(one, 8)
+    await session.take(8)
+    await ack_all(one, session, consumer)
+    await two.broker.seek_group(ANYBODY, two.find(), "billing", "earliest")
+    await session.take(16)
+    assert sorted(session.bodies) == sorted([*range(8)] * 2)
+
+
+@town()
+async def test_a_group_with_consumers_elsewhere_is_not_abandoned(town: Town) -> None:
+    """R11: and ends when it is, once."""
+    one, two = town.gateways
+    group = await town.group(expires_s=100)
+    _, consumer = await two.consumer(group)
+    _, visitor = await one.consumer(group)
+    visitor.leave()
+    await asyncio.sleep(500)
+    assert one.broker.metadata.list_groups(ANYBODY, one.find()) == [group]
+    consumer.leave()
+    await asyncio.sleep(90)
+    assert one.broker.metadata.list_groups(ANYBODY, one.find()) == [group]
+    await becomes(lambda: not one.broker.metadata.list_groups(ANYBODY, one.find()), 300)
+
+
+@town()
+async def test_parked_keys_are_decided_where_their_partition_is_served(town: Town) -> None:
+    """R18: another gateway names the one that is to be asked; without consumers any decides."""
+    one, two = town.gateways
+    group = await town.group(partitions=1, attempts_max=1, on_exhausted="park")
+    session, consumer = await one.consumer(group)
+    await publish(one, 1)
+    ((place, *_),) = await session.take(1)
+    consumer.nack(delivery(place), 0.0, None)
+    every = WhichKey(every=True)
+
+    async def parked(gateway: Gateway) -> int:
+        return (await gateway.broker.parking.parked(gateway.find(), group, 10)).keys_parked
+
+    for _ in range(100):
+        if await parked(two):
+            break
+        await asyncio.sleep(0.1)
+    with pytest.raises(Refused, match=one.broker.groups.presence.gateway):
+        await two.broker.parking.decide(two.find(), group, "retry", every)
+    described = await two.broker.describe_group(ANYBODY, two.find(), "billing")
+    (partition,) = cast(list[dict[str, object]], described["partitions"])
+    assert (partition["owner"], partition["waits_for"]) == (None, "elsewhere")
+    assert described["members"] == [consumer.name]
+    explained = await two.broker.explaining.explain(ANYBODY, two.find(), "k0", "billing", "")
+    assert explained.groups[0].also == ["elsewhere"]
+    consumer.leave()
+    await becomes(lambda: not one.runtime(group).slots)
+    await asyncio.sleep(1)
+    decided = await two.broker.parking.decide(two.find(), group, "skip", every)
+    assert len(decided.keys) == 1
+    assert await two.lag(two.find(), group) == 0
+
+
+@town()
+async def test_what_overflows_moves_once_whoever_sees_it(town: Town) -> None:
+    """Each gateway moves its part; without consumers one of them moves all."""
+    one, _ = town.gateways
+    queue = await one.queue(partitions=4, messages_max=8, overflow="dead_letter")
+    for name in ("served", "idle"):
+        await one.group(queue, name)
+    served = one.broker.metadata.find_group(ANYBODY, queue, "served")
+    for gateway in town.gateways:
+        await gateway.consumer(served, credit=0)
+    await town.shared(served)
+    await publish(one, 40)
+
+    async def lags() -> list[int]:
+        return [
+            int(str((await one.broker.describe_group(ANYBODY, queue, name))["lag"]))
+            for name in ("served", "idle")
+        ]
+
+    for _ in range(60):
+        await asyncio.sleep(1)
+    assert await lags() == [8, 8]
