@@ -48,8 +48,11 @@ class Consumer:
         self._runtime = runtime
         self._link = link
         self.subscription = subscription
-        self.name = f"{link.session_id}.{subscription}"
+        self._place = f"{link.session_id}.{subscription}"
         self.principal = link.principal
+        self.name = self._place
+        if runtime.part.is_shared:  # nobody takes another one's place by his session's name (P11)
+            self.name += f"~{self.owner.hex()[:8]}"
         self._credit = Credit()
         self._credit.grant(credit)
         self._reserved = 0
@@ -77,7 +80,12 @@ class Consumer:
     def owner(self) -> bytes:
         """Its name in owner tokens (R22): the same when its session comes back, and another one
         for every tenant and principal."""
-        who = [self.principal.tenant, self.principal.name, self._runtime.group.group_id, self.name]
+        who = [
+            self.principal.tenant,
+            self.principal.name,
+            self._runtime.group.group_id,
+            self._place,
+        ]
         parts = msgspec.json.encode(who)
         return blake2b(parts, digest_size=OWNER_BYTES, person=b"tocsin-owner").digest()
 

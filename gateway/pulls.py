@@ -251,14 +251,9 @@ class Pulls:
         self._draining = False
 
     async def pull(
-        self,
-        queue: Queue,
-        group: Group,
-        messages_max: int,
-        wait_s: float,
-        *,
+        self, queue: Queue, group: Group, messages_max: int, wait_s: float, *,
         who: Principal = ANYBODY,
-    ) -> list[PulledMessage]:
+    ) -> list[PulledMessage]:  # fmt: skip
         """Up to `messages_max` messages; waits up to `wait_s` seconds for the first one. `who`
         pulls: nobody takes all the places to wait."""
         if not has_room(self._held[who], 1, self.waiting, limits.PULLS_WAITING_MAX):

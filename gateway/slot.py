@@ -32,16 +32,9 @@ class Slot:
     fenced."""
 
     def __init__(
-        self,
-        context: Context,
-        queue: Queue,
-        group: Group,
-        partition: Partition,
-        *,
-        delivery: Delivery,
-        owner: Owner,
-        gone: "Callable[[Slot], None]",
-    ) -> None:
+        self, context: Context, queue: Queue, group: Group, partition: Partition, *,
+        delivery: Delivery, owner: Owner, gone: "Callable[[Slot], None]",
+    ) -> None:  # fmt: skip
         self._context = context
         self.queue = queue
         self.group = group

@@ -11,7 +11,7 @@ from gateway.auth import Auth
 from gateway.ports import WhichKey
 from gateway.sessions import fresh_session_id
 from gateway.surroundings import Surroundings
-from metadata.catalog import ANYBODY, Group
+from metadata.catalog import ANYBODY, Group, Principal
 from metadata.heartbeats import GONE_S
 from push import limits
 from push.errors import Refused
@@ -382,6 +382,23 @@ async def test_a_client_whose_old_socket_still_stands_is_told_there(town: Town) 
     assert client.close_code == frames.REPLACED
     assert await back.acked(*whole(held)) == (6, [])
     assert not one.broker.groups.runtimes[next(iter(one.broker.groups.runtimes))].members
+
+
+@town()
+async def test_nobody_takes_anothers_place_by_the_name_of_his_session(town: Town) -> None:
+    """P11: whoever may look at the group knows the name."""
+    one, two = town.gateways
+    group, old, held = await moving(town)
+    thief = Session(SESSION, linger_s=30)
+    thief.principal = Principal("somebody-else")
+    await two.broker.groups.subscribe(thief, 1, two.find(), group, 1000, held=True)
+    await asyncio.sleep(2 * GONE_S)
+    assert one.runtime(group).members
+    assert not old.has_moved
+    (consumer,) = one.runtime(group).members.values()
+    acked = [one for place in held for one in delivery(place)]
+    assert await one.confirm(consumer, acked) == (6, 0)  # type: ignore[arg-type]
+    assert thief.bodies == []
 
 
 # --- Whoever else looks after groups --------------------------------------------------------------
