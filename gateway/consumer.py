@@ -37,14 +37,9 @@ class Consumer:
     pulls = False
 
     def __init__(
-        self,
-        runtime: "GroupRuntime",
-        link: Link,
-        subscription: int,
-        credit: int,
-        *,
+        self, runtime: "GroupRuntime", link: Link, subscription: int, credit: int, *,
         held: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._runtime = runtime
         self._link = link
         self.subscription = subscription
@@ -80,13 +75,8 @@ class Consumer:
     def owner(self) -> bytes:
         """Its name in owner tokens (R22): the same when its session comes back, and another one
         for every tenant and principal."""
-        who = [
-            self.principal.tenant,
-            self.principal.name,
-            self._runtime.group.group_id,
-            self._place,
-        ]
-        parts = msgspec.json.encode(who)
+        who, group_id = self.principal, self._runtime.group.group_id
+        parts = msgspec.json.encode([who.tenant, who.name, group_id, self._place])
         return blake2b(parts, digest_size=OWNER_BYTES, person=b"tocsin-owner").digest()
 
     def described(self) -> OwnerDescription:

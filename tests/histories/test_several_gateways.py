@@ -28,6 +28,12 @@ async def publish(gateway: Gateway, count: int, first: int = 0) -> None:
     await gateway.publish(queue, [message(n, f"k{n}") for n in range(first, first + count)])
 
 
+def only(gateway: Gateway, group: Group) -> Any:
+    """The one consumer there."""
+    (consumer,) = gateway.runtime(group).members.values()
+    return consumer
+
+
 def times_given(*sessions: Session) -> Counter[Any]:
     """How often each body was pushed."""
     return Counter(body for session in sessions for body in session.bodies)
@@ -138,8 +144,8 @@ async def test_who_is_cut_off_stops_giving_before_others_begin(town: Town) -> No
     await first.take(10)
     one.cut_off()
     await asyncio.sleep(GONE_S + 0.01)
-    consumer = next(iter(one.runtime(group).members.values()))
-    consumer.grant(20)  # type: ignore[attr-defined]
+    consumer = only(one, group)
+    consumer.grant(20)
     await asyncio.sleep(1)
     assert len(first.given) == 10
     assert (await two.broker.describe())["is_alone"] is False
@@ -261,8 +267,8 @@ async def test_what_it_has_settled_just_before_is_written_first(town: Town) -> N
     """The gateway that it left lives: its last writes are waited for."""
     one, two = town.gateways
     group, old, held = await moving(town)
-    (consumer,) = one.runtime(group).members.values()
-    consumer.ack([one for place in held for one in delivery(place)], [], None)  # type: ignore[attr-defined]
+    consumer = only(one, group)
+    consumer.ack([one for place in held for one in delivery(place)], [], None)
     session, _ = await comes_to(two, group, [])
     await town.shared(group, two)
     await asyncio.sleep(5)
@@ -314,8 +320,8 @@ async def test_who_does_not_come_is_not_waited_for_any_longer(town: Town) -> Non
     group, old, _ = await moving(town)
     other, _ = await two.consumer(group)
     await asyncio.sleep(1)
-    (consumer,) = one.runtime(group).members.values()
-    consumer.leave(moves=True)  # type: ignore[attr-defined]
+    consumer = only(one, group)
+    consumer.leave(moves=True)
     assert 29 < await becomes(lambda: len(two.owns(group)) == 4) < 32
     await becomes(lambda: sorted(other.bodies) == sorted(old.bodies))
 
@@ -327,9 +333,9 @@ async def test_who_comes_back_while_its_gateway_has_not_heard_stays(town: Town) 
     group, old, held = await moving(town)
     one.metadata.is_deaf = True
     await comes_to(two, group, held)
-    (consumer,) = one.runtime(group).members.values()
-    consumer.suspend()  # type: ignore[attr-defined]
-    consumer.hold(6, [one for place in held for one in delivery(place)])  # type: ignore[attr-defined]
+    consumer = only(one, group)
+    consumer.suspend()
+    consumer.hold(6, [one for place in held for one in delivery(place)])
     await becomes(lambda: not two.runtime(group).members)
     await town.shared(group, one)
     await asyncio.sleep(10)
@@ -395,9 +401,9 @@ async def test_nobody_takes_anothers_place_by_the_name_of_his_session(town: Town
     await asyncio.sleep(2 * GONE_S)
     assert one.runtime(group).members
     assert not old.has_moved
-    (consumer,) = one.runtime(group).members.values()
+    consumer = only(one, group)
     acked = [one for place in held for one in delivery(place)]
-    assert await one.confirm(consumer, acked) == (6, 0)  # type: ignore[arg-type]
+    assert await one.confirm(consumer, acked) == (6, 0)
     assert thief.bodies == []
 
 
