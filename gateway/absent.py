@@ -1,7 +1,8 @@
 """Members of a group that are not here, and whose place waits for them for a while (R22).
 
-They were there when the gateway before this one ended, and their sessions asked to linger. Until
-they come, or their time is up, they stay in the assignment, and what is theirs is given to nobody.
+They were there when their gateway ended, and their sessions asked to linger. Until they come, or
+their time is up, they stay in the assignment, and what is theirs is given to nobody. Where several
+gateways serve a group, each waits for who is with none of them.
 """
 
 import asyncio
@@ -15,6 +16,8 @@ class Absent:
         self._started = started
         self._until: dict[str, float] = {}
         self._linger_s: dict[str, float] = {}
+        self._given_up: set[str] = set()
+        """Whose time is up, and whom the row still names."""
         self._is_first_look = True
         self._timer: asyncio.TimerHandle | None = None
 
@@ -42,9 +45,29 @@ class Absent:
                 del self._until[name], self._linger_s[name]
         return dict(self._linger_s)
 
-    def moved(self, name: str, linger_s: float) -> None:
-        """It goes on at the next gateway, and its place waits there; here it is nobody else's."""
-        self._until[name], self._linger_s[name] = float("inf"), linger_s
+    def look_around(
+        self, missing: Mapping[str, float], present: Collection[str], now: float
+    ) -> dict[str, float]:
+        """As `look`, among several gateways: `missing` is who lingers and is with none of them, as
+        the row says. Each is waited for from when it was missed first."""
+        self._is_first_look = False
+        self._given_up &= missing.keys()
+        for name, linger_s in missing.items():
+            if name not in self._until and name not in self._given_up:
+                self._until[name], self._linger_s[name] = now + linger_s, linger_s
+        before = {*self._until}
+        left = self.look({}, present, now)
+        self._given_up |= before.difference(self._until, present)
+        return left
+
+    def forget_all_but(self, named: Collection[str]) -> None:
+        """Another gateway has given up who is not among these."""
+        for name in self._until.keys() - set(named):
+            del self._until[name], self._linger_s[name]
+
+    def moved(self, name: str, linger_s: float, until: float = float("inf")) -> None:
+        """It goes on at another gateway, and its place waits there; here it is nobody else's."""
+        self._until[name], self._linger_s[name] = until, linger_s
 
     def call_at(self, gone: Callable[[], None]) -> None:
         """Call `gone` when the next one's time is up."""

@@ -166,7 +166,7 @@ class Broker:
             batch = queues[first : first + RESTORED_AT_ONCE]
             await asyncio.gather(*(self._restore(queue) for queue in batch))
         await self.limiter.start()
-        self.groups.started = asyncio.get_running_loop().time()
+        self.groups.start()
         self.janitor.start()
 
     async def _restore(self, queue: Queue) -> None:
@@ -364,7 +364,7 @@ class Broker:
             "commits": self.publisher.commits.total,
             "messages_pending": self.publisher.pending_messages,
             "pulls_waiting": self.pulls.waiting,
-            "groups_running": len(self.groups.runtimes),
+            **self.groups.facts(),
             "dead_letters_moved": self.dead_letters.moved_total,
             "damage_reports": int((await self.storage.state()).detail.get("damage_reports", "0")),
             "caches": described(self.hit_rates),

@@ -69,23 +69,23 @@ class Caretaker:
         self, queue: Queue, group: Group, partition: Partition
     ) -> AsyncIterator[Slot | None]:
         """A slot of its own; afterwards what dies in it is buried, all is written and the slot
-        ended. After an error it ends as it is. None: the group has consumers, or the caretaker
-        owns the place already.
+        ended. After an error it ends as it is. None: the group has consumers, here or at another
+        gateway, or the caretaker owns the place already.
 
         Raises:
             TocsinError: owning failed; nothing happened.
         """
         place = GroupPartition(group.group_id, partition)
-        generation = (await self._metadata.membership(group.group_id)).generation
+        row = await self._metadata.membership(group.group_id)
         # Looked at in the turn in which we own: who comes later, owns later, and fences us.
-        if self.is_served(group) or place in self._owning:
+        if self.is_served(group) or self._groups.others(row) or place in self._owning:
             yield None
             return
         self._owning.add(place)
         gone = asyncio.Event()
         try:
             token = os.urandom(16)
-            owned = await self._context.storage.own(place, token=token, assignment=generation)
+            owned = await self._context.storage.own(place, token=token, assignment=row.generation)
         except BaseException:
             self._owning.discard(place)
             raise

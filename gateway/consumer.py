@@ -37,19 +37,17 @@ class Consumer:
     pulls = False
 
     def __init__(
-        self,
-        runtime: "GroupRuntime",
-        link: Link,
-        subscription: int,
-        credit: int,
-        *,
+        self, runtime: "GroupRuntime", link: Link, subscription: int, credit: int, *,
         held: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._runtime = runtime
         self._link = link
         self.subscription = subscription
-        self.name = f"{link.session_id}.{subscription}"
+        self._place = f"{link.session_id}.{subscription}"
         self.principal = link.principal
+        self.name = self._place
+        if runtime.part.is_shared:  # nobody takes another one's place by his session's name (P11)
+            self.name += f"~{self.owner.hex()[:8]}"
         self._credit = Credit()
         self._credit.grant(credit)
         self._reserved = 0
@@ -77,8 +75,8 @@ class Consumer:
     def owner(self) -> bytes:
         """Its name in owner tokens (R22): the same when its session comes back, and another one
         for every tenant and principal."""
-        who = [self.principal.tenant, self.principal.name, self._runtime.group.group_id, self.name]
-        parts = msgspec.json.encode(who)
+        who, group_id = self.principal, self._runtime.group.group_id
+        parts = msgspec.json.encode([who.tenant, who.name, group_id, self._place])
         return blake2b(parts, digest_size=OWNER_BYTES, person=b"tocsin-owner").digest()
 
     def described(self) -> OwnerDescription:
@@ -299,13 +297,21 @@ class Consumer:
         known = delivery[0] in self._runtime.epochs and (
             delivery[1] <= self._runtime.epochs[delivery[0]]
         )
-        (settled.stale if known and not newer else settled.not_delivered).append(delivery)
+        is_stale = known and not newer
+        (settled.stale if is_stale else settled.not_delivered).append(delivery)
+        if is_stale:
+            self._runtime.count_stale()
         return None, 0
 
     def deleted(self, why: Refused) -> None:
         """Its group is gone: the session hears of it; who is away, when it says what it holds."""
         self.left, self._ended = True, why
         self._link.send(frames.error(why, subscription=self.subscription))
+
+    def moved_away(self) -> None:
+        """As Member.moved_away: its session is over here, with all its subscriptions."""
+        self.left, self._adopting = True, None
+        self._link.moved_away()
 
     def end(self, why: Refused) -> None:
         """As Consumer.end of gateway.link. Over already: nothing happens."""
@@ -342,6 +348,7 @@ class Consumer:
         if offsets_in(said.before) > limits.NAMED_AS_HELD_MAX:
             raise Refused("invalid_request", "more deliveries than a subscription ever has")
         self._credit.received(received)
+        self._runtime.part.claim(self.name)
         if self._ended is not None:  # nobody may have heard it; nothing will ever be pushed
             self._link.send(frames.error(self._ended, subscription=self.subscription))
         now = asyncio.get_running_loop().time()

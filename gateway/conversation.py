@@ -40,14 +40,9 @@ class Conversation:
     )  # fmt: skip
 
     def __init__(
-        self,
-        around: Surroundings,
-        outlet: Outlet,
-        session_id: str,
-        admission: Admission | None,
-        *,
+        self, around: Surroundings, outlet: Outlet, session_id: str, admission: Admission | None, *,
         now: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.session_id = session_id
         self.refusal: Refused | None = None
         """Why it was not welcomed, where a limit was reached."""
@@ -125,6 +120,15 @@ class Conversation:
         the ack that did it is yet to be answered."""
         if self._is_draining:
             asyncio.get_running_loop().call_soon(self.settled)
+
+    def moved_away(self) -> None:
+        """As Link.moved_away; in the next turn of the loop, because groups are asking."""
+        asyncio.get_running_loop().call_soon(self._move_away)
+
+    def _move_away(self) -> None:
+        if not self._is_closed:
+            self._outlet.let_go(frames.REPLACED)
+            self._end(moves=True)
 
     # --- What the transport calls ---------------------------------------------------------------
 
@@ -326,16 +330,12 @@ class Conversation:
 
     def _welcome(self, resumed: list[int] | None) -> None:
         self.account.connected(self._outlet.transport)
-        self.send(
-            frames.welcome(
-                session=self.session_id,
-                broker=self._around.broker_name,
-                heartbeat_s=self._around.timing.heartbeat_s,
-                linger_s=self.linger_s,
-                resumed=resumed,
-                right_lasts_s=self._session.right_ends - self._session.heard_at,
-            )
-        )
+        welcome = frames.welcome(
+            session=self.session_id, broker=self._around.broker_name,
+            heartbeat_s=self._around.timing.heartbeat_s, linger_s=self.linger_s, resumed=resumed,
+            right_lasts_s=self._session.right_ends - self._session.heard_at,
+        )  # fmt: skip
+        self.send(welcome)
 
     # --- What its parts use ---------------------------------------------------------------------
 

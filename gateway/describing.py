@@ -16,9 +16,9 @@ from gateway.group import GroupRuntime
 from gateway.groups import Groups
 from gateway.slot import Slot
 from gateway.stock import GroupStock, Stock
-from metadata.catalog import Group, Principal, Queue, dead_letter_name
+from metadata.catalog import Group, Membership, Principal, Queue, dead_letter_name
 from metadata.client import Metadata
-from push.errors import Refused
+from push.errors import Refused, TocsinError
 from push.ports import CursorState, PartitionState
 from push.reasons import holds_up, is_open
 
@@ -58,10 +58,20 @@ class Describing:
             "counters": self._counting.of_queue(queue.queue_id),
             "dead_letters": await self._dead_letters(principal, queue),
             "groups": [
-                {"name": group.name, **self._figures(group, stock.groups[group.group_id])}
+                {
+                    "name": group.name,
+                    **self._figures(group, stock.groups[group.group_id], await self._seen(group)),
+                }
                 for group in groups
             ],
         }
+
+    async def _seen(self, group: Group) -> Membership | None:
+        """The group's row, as far as it is to be had; see Groups.row."""
+        try:
+            return await self._groups.row(group)
+        except TocsinError:
+            return None
 
     async def _dead_letters(self, principal: Principal, queue: Queue) -> dict[str, object]:
         name = dead_letter_name(queue)
@@ -80,28 +90,36 @@ class Describing:
         group = self._metadata.find_group(principal, queue, name)
         stock = await self._stock.of(queue, [group])
         runtime = self._groups.runtimes.get(group.group_id)
-        standing = stock.groups[group.group_id]
+        standing, row = stock.groups[group.group_id], await self._seen(group)
+        here = runtime.members.keys() if runtime is not None else set[str]()
+        there = self._groups.elsewhere(row)
         return {
             "name": group.name,
             "group_id": group.group_id,
             "queue": queue.name,
             "created_unix_ms": group.created_unix_ms,
             "settings": msgspec.to_builtins(group.settings),
-            **self._figures(group, standing),
-            "members": sorted(runtime.members) if runtime is not None else [],
+            **self._figures(group, standing, row),
+            "members": sorted({*here, *self._groups.others(row)}),
             "absent": sorted(runtime.absent) if runtime is not None else [],
             "partitions": [
-                msgspec.to_builtins(_partition(state, standing, runtime)) for state in stock.states
+                msgspec.to_builtins(
+                    _partition(state, standing, runtime, there.get(state.partition.number))
+                )
+                for state in stock.states
             ],
         }
 
-    def _figures(self, group: Group, standing: GroupStock) -> dict[str, object]:
+    def _figures(
+        self, group: Group, standing: GroupStock, row: Membership | None
+    ) -> dict[str, object]:
         """What a queue's description says of a group, too."""
         runtime = self._groups.runtimes.get(group.group_id)
         slots = runtime.slots.values() if runtime is not None else ()
+        here = len(runtime.members) if runtime is not None else 0
         return {
             "lag": standing.lag,
-            "consumers": len(runtime.members) if runtime is not None else 0,
+            "consumers": here + len(self._groups.others(row)),
             "in_flight": sum(slot.delivery.leases.open_count for slot in slots),
             "aside": standing.aside,
             "keys_parked": standing.parked,
@@ -111,8 +129,9 @@ class Describing:
 
 
 def _partition(
-    state: PartitionState, standing: GroupStock, runtime: GroupRuntime | None
+    state: PartitionState, standing: GroupStock, runtime: GroupRuntime | None, gateway: str | None
 ) -> GroupPartition:
+    """`gateway`: another one whose consumer has it."""
     number, now = state.partition.number, asyncio.get_running_loop().time()
     cursor = standing.cursors.get(number)
     lag = standing.lags.get(number, 0)
@@ -130,7 +149,7 @@ def _partition(
             keys_parked=cursor.parked if cursor is not None else 0,
             held=0,
             aside=cursor.aside if cursor is not None else 0,
-            waits_for=owner_wanted(runtime, number) if lag else "",
+            waits_for=owner_wanted(runtime, number, gateway) if lag else "",
             draining=False,
         )
     delivery = slot.delivery
@@ -165,9 +184,11 @@ def owner_of(slot: Slot) -> OwnerDescription | None:
 
 
 def owner_wanted(
-    runtime: GroupRuntime | None, number: int
-) -> Literal["no_consumer", "absent", "moving"]:
-    """Why nobody here has a partition."""
+    runtime: GroupRuntime | None, number: int, gateway: str | None
+) -> Literal["no_consumer", "absent", "moving", "elsewhere"]:
+    """Why nobody here has a partition; `gateway`: another one whose consumer has it."""
+    if gateway is not None:
+        return "elsewhere"
     if runtime is None:
         return "no_consumer"
     name = runtime.assignment.get(number)

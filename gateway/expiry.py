@@ -2,7 +2,8 @@
 
 A group is abandoned while it has no consumer. The time counts from when this process saw its last
 one leave, or saw first that there is none. So a restart gives it its whole time again: it never
-ends too early.
+ends too early. Where several gateways may serve it, one of them sees to it, and the group's row
+must say that nobody came meanwhile.
 """
 
 import logging
@@ -11,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from gateway.groups import Groups
 from metadata.catalog import Group, Principal, Queue
 from metadata.client import Metadata
+from push.errors import Refused
 
 logger = logging.getLogger("tocsin.expiry")
 
@@ -29,13 +31,21 @@ class Expiry:
         self._delete = delete
         self._since: dict[str, float] = {}
         """Group id → when it was seen abandoned first, where nobody has been here."""
+        self._generations: dict[str, int] = {}
+        """Group id → the generation of its row when it was seen abandoned."""
 
     async def look(self, *, now: float) -> None:
         """Delete what has been abandoned for long enough; `now` in seconds of the loop's clock.
         Looks at every group there is."""
-        since, due = self._abandoned(now)
+        since, due, fresh = self._abandoned(now)
         self._since = since
-        await self._end(due)
+        for group in fresh:
+            row = await self._groups.row(group, fresh=True)
+            if row is not None:
+                self._generations[group.group_id] = row.generation
+        known = {*since, *self._groups.runtimes}
+        self._generations = {one: n for one, n in self._generations.items() if one in known}
+        await self._end(due, now)
         await self.look_here(now=now)
 
     async def look_here(self, *, now: float) -> None:
@@ -47,15 +57,44 @@ class Expiry:
                 continue
             if now - runtime.left_at >= expires_s:
                 due.append((runtime.queue, runtime.group))
-        await self._end(due)
+        await self._end(due, now)
 
-    async def _end(self, due: list[tuple[Queue, Group]]) -> None:
+    async def _end(self, due: list[tuple[Queue, Group]], now: float) -> None:
         for queue, group in due:
+            if not await self._is_abandoned(group, now):
+                continue
             logger.info("group %s of queue %s was abandoned: it ends", group.name, queue.name)
-            await self._delete(Principal(queue.holder, queue.tenant), queue, group.name)
+            try:
+                await self._delete(Principal(queue.holder, queue.tenant), queue, group.name)
+            except Refused as error:
+                if error.code.name not in ("group_not_found", "queue_not_found"):
+                    raise  # another gateway was here before
 
-    def _abandoned(self, now: float) -> tuple[dict[str, float], list[tuple[Queue, Group]]]:
+    async def _is_abandoned(self, group: Group, now: float) -> bool:
+        """Whether nobody was there at other gateways either, for as long as here. Else the time
+        begins anew."""
+        row = await self._groups.row(group, fresh=True)
+        if row is None:
+            return True
+        is_empty = not self._groups.others(row) and not await self._groups.awaits(group, now)
+        runtime = self._groups.runtimes.get(group.group_id)
+        known = self._generations.get(group.group_id)
+        if known is None and runtime is not None:
+            known = runtime.row.generation  # of when the last one left here
+        if is_empty and known == row.generation:
+            return self._groups.presence.is_chosen(group.group_id)
+        self._generations[group.group_id] = row.generation
+        self._since[group.group_id] = now
+        if runtime is not None:
+            runtime.left_at = now
+        return False
+
+    def _abandoned(
+        self, now: float
+    ) -> tuple[dict[str, float], list[tuple[Queue, Group]], list[Group]]:
+        """(since when, those that are due, those that were seen so for the first time)"""
         since: dict[str, float] = {}
+        fresh: list[Group] = []
         due: list[tuple[Queue, Group]] = []
         for queue in self._metadata.list_all_queues():
             for group in self._metadata.list_groups(Principal(queue.holder, queue.tenant), queue):
@@ -64,7 +103,9 @@ class Expiry:
                     continue
                 if group.group_id in self._groups.runtimes:
                     continue  # `look_here` knows better
+                if group.group_id not in self._since:
+                    fresh.append(group)
                 first = since[group.group_id] = self._since.get(group.group_id, now)
                 if now - first >= expires_s:
                     due.append((queue, group))
-        return since, due
+        return since, due, fresh

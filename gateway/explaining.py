@@ -47,6 +47,8 @@ class Seen:
     side_first: int | None
     start: int
     """From where on its messages are in the log."""
+    gateway: str | None = None
+    """Another one, whose consumer has the partition."""
 
 
 @dataclass(slots=True)
@@ -137,7 +139,9 @@ class Explaining:
             lines = dict(cursor.lines) if cursor is not None else {}
             side = await self._storage.read_side(place, key, -1, 1) if key in lines else ()
             start = cursor.floor if cursor is not None else 0
-            return Seen(group, None, cursor, side[0] if side else None, start)
+            there = self._groups.elsewhere(await self._groups.row(group))
+            gateway = there.get(partition.number)
+            return Seen(group, None, cursor, side[0] if side else None, start, gateway)
         line = slot.delivery.waiting.lines.by_key.get(key)
         cursor, first = None, None
         if line is not None and line.aside:
@@ -162,7 +166,7 @@ class Explaining:
         standing.is_torn = seen.slot is not slot or (standing.head is None and standing.waiting > 0)
         standing.is_exact = standing.is_exact and not standing.is_torn
         is_in_log = slot is not None and (standing.head or 0) >= slot.delivery.frontier
-        blocked = self._blocked(queue, partition, seen.group, slot, is_in_log=is_in_log)
+        blocked = self._blocked(queue, partition, seen, slot, is_in_log=is_in_log)
         if standing.before:
             blocked.append("backlog")
         if standing.code == "in_flight":
@@ -180,7 +184,7 @@ class Explaining:
         self,
         queue: Queue,
         partition: Partition,
-        group: Group,
+        seen: Seen,
         slot: Slot | None,
         *,
         is_in_log: bool,
@@ -188,8 +192,8 @@ class Explaining:
         """What holds up everything of the partition, or all of it that has yet to be given."""
         blocked: list[KeyWaits] = ["paused"] if queue.paused else []
         if slot is None:
-            runtime = self._groups.runtimes.get(group.group_id)
-            return [*blocked, owner_wanted(runtime, partition.number)]
+            runtime = self._groups.runtimes.get(seen.group.group_id)
+            return [*blocked, owner_wanted(runtime, partition.number, seen.gateway)]
         if slot.delivery.draining:
             return [*blocked, "draining"]  # whatever room its owner has: the next one gives it
         if is_in_log and not slot.delivery.wants_log:  # a bound of what may wait is reached

@@ -66,6 +66,7 @@ _WHY: dict[KeyWaits, str] = {
     "no_consumer": "the group has no consumer here.",
     "absent": "its consumer was here before the broker began anew, and is waited for.",
     "moving": "the partition's next owner begins.",
+    "elsewhere": "a consumer at another gateway has the partition; that gateway knows more.",
     "socket": "its consumer's connection takes no more bytes, or is gone.",
     "full": "its consumer holds as many unsettled messages as it may.",
     "credit": "its consumer takes no more messages at the moment; or nobody pulls.",

@@ -12,8 +12,8 @@ Transport = Literal["websocket", "long-poll", "pull"]
 """How an owner is reached; pulls are requests over HTTP, of nobody in particular."""
 
 PartitionWaits = Literal[
-    "", "paused", "draining", "no_consumer", "absent", "moving", "credit", "socket", "full",
-    "backoff", "parked", "gate", "commit", "read",
+    "", "paused", "draining", "no_consumer", "absent", "moving", "elsewhere", "credit", "socket",
+    "full", "backoff", "parked", "gate", "commit", "read",
 ]  # fmt: skip
 """What a partition of a group waits for: see PROTOCOL.md."""
 
@@ -175,8 +175,8 @@ class SessionList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 KeyWaits = Literal[
     "in_flight", "parked", "dead_letter", "backoff", "commit", "behind", "gate", "draining",
-    "paused", "no_consumer", "absent", "moving", "socket", "full", "credit", "backlog", "unknown",
-    "nothing",
+    "paused", "no_consumer", "absent", "moving", "elsewhere", "socket", "full", "credit", "backlog",
+    "unknown", "nothing",
 ]  # fmt: skip
 """What a key waits for: see PROTOCOL.md."""
 

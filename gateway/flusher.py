@@ -43,6 +43,8 @@ class Flusher:
         self._timer: asyncio.TimerHandle | None = None
         self._soon: asyncio.Handle | None = None
         self._flushes: set[asyncio.Task[None]] = set()
+        self.fenced_writes = 0
+        """Writes that the storage refused, because somebody else owned the place by then."""
         self.on_written: Callable[[Partition], None] = lambda _: None
         """Called with each partition of which something was settled: there may be room now."""
 
@@ -89,6 +91,7 @@ class Flusher:
             return
         for (writer, write), answer in zip(taken, answers, strict=True):
             if answer.fenced:
+                self.fenced_writes += 1
                 writer.fenced()
             else:
                 self.on_written(write.place.partition)

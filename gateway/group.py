@@ -4,31 +4,29 @@
                                                                   │
     a partition that moves:  drain the old slot ─▶ written ─▶ own (epoch + 1) ─▶ new slot
 
-Partitions that do not move never pause.
+Partitions that do not move never pause. Where several gateways serve the group, each writes its
+part of the row and carries out what the row says of it (`gateway.group_part`): a partition begins
+here when no other gateway drains it any more.
 """
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-import msgspec
-
-from gateway.absent import Absent
 from gateway.facts_values import OwnerDescription
+from gateway.group_part import RETRY_AFTER_S, GroupPart
+from gateway.presence import Presence
 from gateway.slot import Slot
 from gateway.slot_context import Context, Owner
 from metadata.catalog import Group, Membership, Queue
 from metadata.client import Metadata
 from push import limits
-from push.assignment import assign_around
 from push.delivery import Delivery
-from push.errors import Refused, TocsinError
+from push.errors import Fenced, Refused, TocsinError
 from push.giving import DeliverySettings
 from push.ports import GroupPartition, Partition
-
-RETRY_AFTER_S = 0.5
 
 
 class Member(Owner, Protocol):
@@ -55,6 +53,9 @@ class Member(Owner, Protocol):
     def deleted(self, why: Refused) -> None:
         """Its group is gone."""
 
+    def moved_away(self) -> None:
+        """It goes on at another gateway, and is none here any more."""
+
 
 def delivery_settings(queue: Queue, group: Group, *, pulls: bool) -> DeliverySettings:
     """The group's settings, and where it has none, its queue's."""
@@ -79,9 +80,8 @@ class GroupRuntime:
     """See the module. Lives while it has members or slots."""
 
     def __init__(
-        self, context: Context, metadata: Metadata, queue: Queue, group: Group, started: float
+        self, context: Context, metadata: Metadata, presence: Presence, queue: Queue, group: Group
     ) -> None:
-        """`started`: when the gateway began to wait for who was there before it."""
         self._context = context
         self.tail = context.tail
         self._metadata = metadata
@@ -89,8 +89,6 @@ class GroupRuntime:
         self.group = group
         self.members: dict[str, Member] = {}
         self.slots: dict[int, Slot] = {}
-        self.assignment: dict[int, str] = {}
-        self.generation = 0
         self.epochs: dict[int, int] = {}
         """The newest epoch seen per partition: what is at most that and not current is stale."""
         self.ended: dict[int, int] = {}
@@ -98,10 +96,21 @@ class GroupRuntime:
         self.closed = False
         self.left_at = asyncio.get_running_loop().time()
         """When it had its last member, where it has none (R11)."""
-        self._absent = Absent(started)
+        self.part = GroupPart(metadata, presence, group.group_id, self)
+        """Of the group's row."""
         self._owning: dict[int, asyncio.Task[None]] = {}
-        self._lock = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._acquiring: set[int] = set()
+        """Of these: the storage has been asked."""
+
+    @property
+    def row(self) -> Membership:
+        """The group's row, as it was seen last."""
+        return self.part.row
+
+    @property
+    def assignment(self) -> dict[int, str]:
+        """Partition → the consumer that shall have it, here or elsewhere."""
+        return self.part.row.assignment
 
     # --- Members -------------------------------------------------------------------------------
 
@@ -109,12 +118,14 @@ class GroupRuntime:
         """Take part in the assignment. Returns when the membership says so."""
         self.members[member.name] = member
         try:
-            await self._reassign()
+            await self.part.write(member.name)
             if self.closed:
                 await self._metadata.membership(self.group.group_id)  # deleted: says so
                 raise Refused("draining")
         except BaseException:
             self._remove(member)  # else partitions wait for nobody
+            if self.part.is_shared:
+                self.part.write_soon()  # the row may have been told
             raise
 
     def _remove(self, member: Member) -> bool:
@@ -126,28 +137,15 @@ class GroupRuntime:
 
     def leave(self, member: Member, *, moves: bool = False) -> None:
         """The member is gone: its slots end, its deliveries return, others take over. One that
-        `moves` to the next gateway keeps its place: this one goes down."""
+        `moves` keeps its place, for another gateway: this one goes down."""
         if not self._remove(member):
             return
         for slot in list(member.slots.values()):
             slot.abandon(moves=moves)
         if moves:
-            self._absent.moved(member.name, member.linger_s)
-        else:
-            self._reassign_soon()
-
-    def _reassign_soon(self) -> None:
-        task = asyncio.get_running_loop().create_task(self._reassign_after(), name="reassign")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _reassign_after(self) -> None:
-        while not self.closed:
-            try:
-                await self._reassign()
-                return
-            except TocsinError:
-                await asyncio.sleep(RETRY_AFTER_S)
+            self.part.wait_for(member)
+        if not moves or self.part.is_shared:
+            self.part.write_soon()
 
     async def retire(self, member: Member, drain_s: float = limits.DRAIN_S) -> None:
         """The member leaves in an orderly way: its slots drain first."""
@@ -155,46 +153,25 @@ class GroupRuntime:
             deadline = asyncio.get_running_loop().time() + drain_s
             for slot in list(member.slots.values()):
                 slot.drain(deadline)
-            await self._reassign()
+            await self.part.write()
 
-    async def _reassign(self) -> None:
-        loop = asyncio.get_running_loop()
-        async with self._lock:
-            if self.closed:
+    async def look(self) -> None:
+        """Read the row and carry it out; returns when that is done, or nothing is served here."""
+        while not self.closed and (self.members or self.slots):
+            try:
+                await self.part.write()
                 return
-            while True:
-                row = await self._metadata.membership(self.group.group_id)
-                lingers = self._absent.look(row.lingers, self.members, loop.time())
-                lingers |= {m.name: m.linger_s for m in self.members.values() if m.linger_s}
-                members = tuple(sorted({*self.members, *self._absent.names}))
-                staying = {name for name in members if self._stays(name)}
-                # Who is absent keeps what it had, and is given nothing that somebody could take.
-                present = sorted(self.members)
-                assignment = assign_around(self.queue.members, present, row.assignment, staying)
-                new = Membership(
-                    group_id=self.group.group_id,
-                    generation=row.generation + 1,
-                    members=members,
-                    assignment=assignment,
-                    lingers=lingers,
-                )
-                if msgspec.structs.replace(new, generation=row.generation) == row:
-                    new = row  # somebody who waited for the lock, too, was here before
-                    break
-                if await self._metadata.change_membership(new, expected_generation=row.generation):
-                    break
-            self.generation, self.assignment = new.generation, assignment
-        self._absent.call_at(self._absent_for_good)
-        self._carry_out()
-
-    @property
-    def absent(self) -> dict[str, float]:
-        """Members that are not here and are waited for, and until when, by the loop's clock."""
-        return self._absent.until
+            except TocsinError:
+                await asyncio.sleep(RETRY_AFTER_S)
 
     def _stays(self, name: str) -> bool:
         member = self.members.get(name)
-        return member is None or member.stays  # who is absent cannot say anything
+        return member.stays if member is not None else self.part.is_silent(name)
+
+    @property
+    def absent(self) -> dict[str, float]:
+        """Members that are nowhere and are waited for, and until when, by the loop's clock."""
+        return self.part.absent
 
     def is_undecided(self, number: int) -> bool:
         """Whether somebody has still to say what of a partition is held (R22)."""
@@ -202,14 +179,31 @@ class GroupRuntime:
 
     def rebalance(self) -> None:
         """A member does not stay any more: its partitions may move."""
-        self._reassign_soon()
+        self.part.write_soon()
 
-    def _absent_for_good(self) -> None:
-        """Nobody came: others take over."""
-        if not self.closed:
-            self._reassign_soon()
+    # --- As its part of the row sees it: group_part.Host -----------------------------------------
 
-    def _carry_out(self) -> None:
+    def seats(self) -> Sequence[Member]:
+        """As Host.seats."""
+        return list(self.members.values())
+
+    def partitions(self) -> Sequence[int]:
+        """As Host.partitions."""
+        return self.queue.members
+
+    def has(self) -> set[int]:
+        """As Host.has."""
+        return {*self.slots, *self._acquiring}
+
+    def moved_away(self, name: str) -> None:
+        """As Host.moved_away."""
+        member = self.members[name]
+        self._remove(member)
+        for slot in list(member.slots.values()):
+            slot.abandon(moves=True)
+        member.moved_away()
+
+    def carry_out(self) -> None:
         """Drain what moves away, start what nobody here holds."""
         deadline = asyncio.get_running_loop().time() + limits.DRAIN_S
         for number, name in self.assignment.items():
@@ -223,11 +217,13 @@ class GroupRuntime:
 
     def _start(self, number: int) -> None:
         # Named by an assignment of before a leave: the next one comes, and starts it then.
-        is_owned = self.assignment.get(number) in self.members
-        if is_owned and number not in self._owning and not self.closed:
+        if self._is_wanted(number) and number not in self._owning:
             task = asyncio.get_running_loop().create_task(self._own(number), name=f"own {number}")
             self._owning[number] = task
             task.add_done_callback(lambda task: self._owned(number, task))
+
+    def _is_wanted(self, number: int) -> bool:
+        return self.assignment.get(number) in self.members and not self.closed
 
     def _owned(self, number: int, task: asyncio.Task[None]) -> None:
         del self._owning[number]
@@ -240,22 +236,30 @@ class GroupRuntime:
     async def _own(self, number: int) -> None:
         partition = Partition(self.queue.queue_id, number)
         place = GroupPartition(self.group.group_id, partition)
+        await self.part.freed(lambda: self._is_wanted(number), number)
         member = self.members.get(self.assignment.get(number, ""))
-        if member is None:
+        if member is None or self.closed:
             return
         token = member.owner + os.urandom(16)
+        self._acquiring.add(number)
         try:
             owned = await self._context.storage.own(
-                place, token=token, assignment=self.generation,
+                place, token=token, assignment=self.row.generation,
                 epoch_seen=self.epochs.get(number, 0),
             )  # fmt: skip
         except TocsinError as error:
+            self._acquiring.discard(number)
+            if isinstance(error, Fenced):  # by who goes by a newer row
+                self.part.write_soon()
+            self.part.let_go(number)
             await asyncio.sleep(RETRY_AFTER_S)
             if error.code.name == "group_not_found":
                 await self._make_cursors()
             return
+        self._acquiring.discard(number)
         self.epochs[number] = owned.epoch
         if member is not self.members.get(self.assignment.get(number, "")) or self.closed:
+            self.part.let_go(number)
             return  # it was owned in the name of somebody who has left, or gave it up
         delivery = Delivery(
             place, owned, token,
@@ -271,6 +275,10 @@ class GroupRuntime:
         # Records may have been certified while the epoch was on its way.
         delivery.certify(self._context.tail.ends.get(partition, 0))
         member.pump()
+
+    def count_stale(self) -> None:
+        """Something was to be settled under an epoch that is over."""
+        self._context.stale_settlements += 1
 
     def is_coming(self, number: int, member: Member) -> bool:
         """Whether a partition that nobody here has yet will be this member's."""
@@ -304,6 +312,7 @@ class GroupRuntime:
         slots = getattr(member, "slots", {})
         if slots.get(number) is slot:
             del slots[number]
+        self.part.let_go(number)
         self._start(number)
 
     def queue_changed(self, queue: Queue) -> None:
@@ -314,10 +323,12 @@ class GroupRuntime:
 
     # --- Ending --------------------------------------------------------------------------------
 
-    def fence(self) -> None:
-        """The group was sought: what is in flight no longer counts. Members stay and own anew."""
-        for slot in list(self.slots.values()):
-            slot.fenced()
+    def fence(self, is_over: Callable[[int, str], bool] = lambda number, owner: True) -> None:
+        """The group was sought: what is in flight no longer counts. Members stay and own anew.
+        Or as Host.fence."""
+        for number, slot in list(self.slots.items()):
+            if is_over(number, getattr(slot.owner, "name", "")):
+                slot.fenced()
 
     def delete(self, why: Refused) -> None:
         """The group is gone: what is in flight no longer counts, and its members hear of it."""
@@ -331,11 +342,13 @@ class GroupRuntime:
         """No member owns anything any more; slots end after their last write. Who lingers keeps
         what it holds, and comes back to the next gateway."""
         self.closed = True
-        self._absent.close()
         for member in list(self.members.values()):
+            if member.linger_s:
+                self.part.wait_for(member)
             for slot in list(member.slots.values()):
                 slot.abandon(moves=member.linger_s > 0)
         self.members.clear()
-        waits: Sequence[asyncio.Task[None]] = [*self._owning.values(), *self._tasks]
+        await self.part.close()
+        waits: Sequence[asyncio.Task[None]] = [*self._owning.values()]
         if waits:
             await asyncio.wait(waits)

@@ -2,17 +2,19 @@
 
     looking up a name        from memory (`gateway.lookups`), for METADATA_STALE_S also when nobody
                              answers: publishing and pushing on known queues go on
-    who is in a group        what this gateway knows, which alone changes it; what could not be
-                             told the metadata is told when it answers again
+    who is in a group        one gateway: what it knows, which alone changes it; what could not be
+                             told the metadata is told when it answers again. Several: what the
+                             metadata says, each time; a change that it did not take did not happen
     changes                  within METADATA_DEADLINE_S, or `metadata_unavailable`; one that has
                              begun is finished, and its late answer is in `Late.outcome`
 
-One gateway works on a catalog, which the lock on its data folder sees to: so its own view of a
-group's members is the newest there is, and may go on alone (R14).
+Where one gateway works on a catalog, which the lock on its data folder sees to, its own view of a
+group's members is the newest there is, and may go on alone (R14). Where several do, none may.
 """
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from gateway.guarded_calls import FAILURES, GuardedCalls
@@ -37,6 +39,8 @@ class GuardedMetadata:
     def __init__(self, inner: Metadata) -> None:
         self.inner = inner
         """What is guarded."""
+        self.is_shared = inner.is_shared
+        """See Metadata."""
         self._calls = GuardedCalls("the metadata")
         self.tokens: Tokens = GuardedTokens(inner, self._calls)
         """See Metadata."""
@@ -219,8 +223,10 @@ class GuardedMetadata:
     # --- Membership ------------------------------------------------------------------------------
 
     async def membership(self, group_id: str) -> Membership:
-        """See Metadata. What is known here is the answer; else Unavailable or Refused:
-        metadata_unavailable."""
+        """See Metadata. What is known here is the answer, where nobody else could know better; else
+        Unavailable or Refused: metadata_unavailable."""
+        if self.is_shared:
+            return await self._ask_membership(group_id)
         row = self._rows.get(group_id)
         if row is None:
             deletions = self._deletions
@@ -233,17 +239,25 @@ class GuardedMetadata:
         return row
 
     async def _ask_membership(self, group_id: str) -> Membership:
-        row, _ = await self._calls.run_shared(
-            "membership", group_id, lambda: self.inner.membership(group_id),
-            limits.MEMBERSHIP_DEADLINE_S, is_change=False,
-        )  # fmt: skip
+        if self.is_shared:  # what was asked before is perhaps of before
+            row = await self._calls.run(
+                "membership", lambda: self.inner.membership(group_id), limits.MEMBERSHIP_DEADLINE_S
+            )
+        else:
+            row, _ = await self._calls.run_shared(
+                "membership", group_id, lambda: self.inner.membership(group_id),
+                limits.MEMBERSHIP_DEADLINE_S, is_change=False,
+            )  # fmt: skip
         if row.group_id != group_id:
             self._groups.counted.lies += 1
             raise Unavailable("metadata_unavailable", "the metadata answered something else", 1.0)
         return row
 
     async def change_membership(self, new: Membership, *, expected_generation: int) -> bool:
-        """See Metadata. When it does not answer, the row holds here, and is told it later."""
+        """See Metadata. When it does not answer, the row holds here, and is told it later; where
+        others may change it too, nothing holds, and it may have been changed."""
+        if self.is_shared:
+            return await self._write_membership(new, expected_generation)
         known = self._rows.get(new.group_id)
         if known is not None and known.generation != expected_generation:
             return False
@@ -271,6 +285,16 @@ class GuardedMetadata:
         if self._telling is None and not self._closed:
             self._telling = asyncio.get_running_loop().create_task(self._tell_later())
         return True
+
+    async def beat(self, gateway: str, forget: Mapping[str, int]) -> dict[str, int]:
+        """See Metadata. Raises Unavailable or Refused: metadata_unavailable, too."""
+        return await self._calls.run(
+            "beat", lambda: self.inner.beat(gateway, forget), limits.MEMBERSHIP_DEADLINE_S
+        )
+
+    def on_membership_changed(self, listener: Callable[[str, int], None]) -> None:
+        """See Metadata."""
+        self.inner.on_membership_changed(listener)
 
     async def _write_membership(self, new: Membership, expected_generation: int) -> bool:
         return await self._calls.run(

@@ -63,6 +63,9 @@ class Link(Protocol):
         """A consumer of the session holds nothing any more: it has settled or returned the last
         delivery, or time has ended it."""
 
+    def moved_away(self) -> None:
+        """Its client goes on with the session at another gateway: it is none here any more."""
+
 
 class Outlet(Protocol):
     """A transport, as the conversation sees it."""

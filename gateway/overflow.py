@@ -3,11 +3,12 @@
 The bounds hold for what a group has not settled in the whole queue. What is beyond goes to the
 dead letters, reason `overflow`, and counts as settled for that group: from the partitions where
 most waits, the oldest first, and never more than is beyond. Publishing is never refused for it.
-With `reject` the storage refuses at the append, and nothing happens here.
+With `reject` the storage refuses at the append, and nothing happens here. Where several gateways
+serve the group, each moves its part from the partitions that it has itself.
 """
 
 from asyncio import get_running_loop
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from gateway.caretaker import Caretaker
@@ -29,6 +30,8 @@ class _Backlog:
     """Those of them that were not given out yet, which alone can be moved."""
     slot: Slot | None
     """Whose they are, if a consumer here owns the partition."""
+    is_elsewhere: bool = False
+    """Another gateway moves them."""
 
 
 def shares(waiting: Mapping[int, int], excess: int) -> dict[int, int]:
@@ -69,7 +72,12 @@ class Overflow:
             return False
         again = False
         for group in self._metadata.list_groups(Principal(queue.holder, queue.tenant), queue):
-            backlogs = await self._backlogs(queue, group, states)
+            row = await self._groups.row(group, fresh=True)
+            is_served = self._caretaker.is_served(group) or bool(self._groups.others(row))
+            if not is_served and not self._groups.presence.is_chosen(group.group_id):
+                continue  # another gateway sees to it
+            there = self._groups.elsewhere(row)
+            backlogs = await self._backlogs(queue, group, states, there, is_served=is_served)
             excess = sum(backlog.unsettled for backlog in backlogs.values()) - bound
             if excess <= 0:
                 continue
@@ -79,7 +87,7 @@ class Overflow:
                 slot = backlogs[number].slot
                 if slot is not None:
                     slot.evict(count)
-                else:
+                elif not backlogs[number].is_elsewhere:
                     partition = Partition(queue_id, number)
                     async with self._caretaker.own(queue, group, partition) as own:
                         if own is not None:
@@ -87,14 +95,14 @@ class Overflow:
         return again
 
     async def _backlogs(
-        self, queue: Queue, group: Group, states: list[PartitionState]
-    ) -> dict[int, _Backlog]:
+        self, queue: Queue, group: Group, states: list[PartitionState], there: Container[int],
+        *, is_served: bool,
+    ) -> dict[int, _Backlog]:  # fmt: skip
         """By partition, what the group has left, as its cursors say, and where it has consumers
-        here, as these know better."""
+        here, as these know better. `there`: partitions that other gateways have."""
         found = await self._context.storage.cursors(queue.queue_id, group.group_id)
         cursors = {cursor.place.partition: cursor for cursor in found}
         runtime = self._groups.runtimes.get(group.group_id)
-        is_served = self._caretaker.is_served(group)
         awaits = not is_served and await self._groups.awaits(group, get_running_loop().time())
         backlogs: dict[int, _Backlog] = {}
         for state in states:
@@ -110,6 +118,9 @@ class Overflow:
                 dying = len(delivery.waiting.dying)
                 unsettled = min(max(0, unsettled - dying), delivery.unsettled)
                 ahead = 0 if delivery.draining else min(ahead, delivery.end - delivery.frontier)
+            elif number in there:
+                backlogs[number] = _Backlog(unsettled, ahead, None, is_elsewhere=True)
+                continue
             elif is_served or awaits:
                 ahead = 0  # between two consumers: the next look finds its owner
             if runtime is not None and runtime.is_undecided(number):

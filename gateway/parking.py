@@ -1,7 +1,8 @@
 """Operators and parked keys: what is parked, and what becomes of it (R17, R18).
 
-A decision goes to the slot that owns the key's partition; where the group has no consumers here,
-to one that the caretaker owns for a moment. It is answered when it is durable.
+A decision goes to the slot that owns the key's partition; where the group has no consumers, to one
+that the caretaker owns for a moment. It is answered when it is durable. Where another gateway's
+consumer has the partition, that gateway is to be asked.
 """
 
 import asyncio
@@ -101,7 +102,8 @@ class Parking:
         """Retry, skip or release one parked key, or as many as one call may; see push.unparking.
 
         Raises:
-            Refused: not_parked: the key is not; nothing happened.
+            Refused: not_parked: the key is not; invalid_request: another gateway serves all that
+                was asked for, and is named. Nothing happened.
             Unknown: it is not durable yet, and may become so.
         """
         found = await self._find(queue, group)
@@ -112,7 +114,15 @@ class Parking:
             found = [(place, line) for place, line in found if line.key_hash == wanted]
             if not found:
                 raise Refused("not_parked", f"{which} is not parked in the group {group.name}")
-        now, later = found[: limits.PARKED_PER_CALL_MAX], found[limits.PARKED_PER_CALL_MAX :]
+        there = self._groups.elsewhere(await self._groups.row(group, fresh=True))
+        count, found = len(found), [one for one in found if one[0].number not in there]
+        if count and not found:
+            gateways = " and ".join(sorted(set(there.values())))
+            raise Refused(
+                "invalid_request",
+                f"the group {group.name} is served by another gateway, {gateways}: decide there",
+            )
+        now = found[: limits.PARKED_PER_CALL_MAX]
         keys = await self._describe(group, now)
         by_partition: dict[Partition, list[ParkedLine]] = {}
         for partition, line in now:
@@ -131,7 +141,7 @@ class Parking:
         if not done and not which.every:
             raise Refused("not_parked", f"{which} was unparked by somebody else meanwhile")
         keys = [key for key in keys if (key.partition, key.key_hash) in done]
-        return Decided(decision=verb, keys=keys, keys_parked=len(later))
+        return Decided(decision=verb, keys=keys, keys_parked=count - len(now))
 
     async def _decide(
         self, queue: Queue, group: Group, partition: Partition, lines: list[ParkedLine], verb: Verb

@@ -52,9 +52,10 @@ class PullConsumer:
 
     pulls = True
 
-    def __init__(self, runtime: GroupRuntime, receipts: Receipts) -> None:
+    def __init__(self, runtime: GroupRuntime, receipts: Receipts, gateway: str) -> None:
+        """`gateway`: its name, where there are several."""
         self.runtime = runtime
-        self.name = "pulls"
+        self.name = f"pulls-{gateway}" if gateway else "pulls"
         self.linger_s = 0.0
         self.stays = False
         self.owner = os.urandom(OWNER_BYTES)
@@ -81,7 +82,8 @@ class PullConsumer:
         is nobody else: leaving would cut them off and help nobody."""
         if self.busy or now - self.last_pull <= limits.PULL_IDLE_S:
             return False
-        return not self._in_flight or len(self.runtime.members) > 1
+        others = len(self.runtime.members) > 1 or self.runtime.part.others()
+        return not self._in_flight or bool(others)
 
     def available(self) -> int:
         """What the pull that is being served still takes, within what all of them may hold."""
@@ -194,6 +196,9 @@ class PullConsumer:
         """Its group is gone: nobody waits any longer."""
         self.answer_all()
 
+    def moved_away(self) -> None:
+        """Never: its name is this gateway's."""
+
     def answer_all(self) -> None:
         """Nobody waits any longer."""
         for pull in self._waiting:
@@ -253,14 +258,9 @@ class Pulls:
         self._draining = False
 
     async def pull(
-        self,
-        queue: Queue,
-        group: Group,
-        messages_max: int,
-        wait_s: float,
-        *,
+        self, queue: Queue, group: Group, messages_max: int, wait_s: float, *,
         who: Principal = ANYBODY,
-    ) -> list[PulledMessage]:
+    ) -> list[PulledMessage]:  # fmt: skip
         """Up to `messages_max` messages; waits up to `wait_s` seconds for the first one. `who`
         pulls: nobody takes all the places to wait."""
         if not has_room(self._held[who], 1, self.waiting, limits.PULLS_WAITING_MAX):
@@ -283,7 +283,9 @@ class Pulls:
         async with self._joining.setdefault(group.group_id, asyncio.Lock()):
             consumer = self._consumers.get(group.group_id)
             if consumer is None or consumer.runtime.closed:
-                consumer = PullConsumer(self._groups.runtime(queue, group), self._receipts)
+                runtime = self._groups.runtime(queue, group)
+                gateway = self._groups.presence.gateway
+                consumer = PullConsumer(runtime, self._receipts, gateway)
                 consumer.last_pull = asyncio.get_running_loop().time()
                 await consumer.runtime.join(consumer)  # or else the next pull tries again
                 self._consumers[group.group_id] = consumer

@@ -186,15 +186,15 @@ class Redriving:
     async def own(self, place: GroupPartition) -> tuple[int, bytes]:
         """(epoch, token) under which letters are settled there."""
         runtime = self._groups.runtimes.get(place.group_id)
-        if runtime is not None and runtime.members:
+        row = await self._metadata.membership(place.group_id)
+        if (runtime is not None and runtime.members) or self._groups.others(row):
             raise Refused(
                 "invalid_request",
                 f"the group {GROUP} has consumers: what it settles counts as sent back, so let "
                 "them leave first",
             )
         token = os.urandom(16)
-        generation = (await self._metadata.membership(place.group_id)).generation
-        owned = await self._storage.own(place, token=token, assignment=generation)
+        owned = await self._storage.own(place, token=token, assignment=row.generation)
         return owned.epoch, token
 
     async def publish(self, queue: Queue, letters: Sequence[_Letter]) -> Answer:

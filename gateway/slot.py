@@ -32,16 +32,9 @@ class Slot:
     fenced."""
 
     def __init__(
-        self,
-        context: Context,
-        queue: Queue,
-        group: Group,
-        partition: Partition,
-        *,
-        delivery: Delivery,
-        owner: Owner,
-        gone: "Callable[[Slot], None]",
-    ) -> None:
+        self, context: Context, queue: Queue, group: Group, partition: Partition, *,
+        delivery: Delivery, owner: Owner, gone: "Callable[[Slot], None]",
+    ) -> None:  # fmt: skip
         self._context = context
         self.queue = queue
         self.group = group
@@ -90,6 +83,9 @@ class Slot:
             return False
         delivery, owner = self.delivery, self.owner
         now, wall_unix_ms = asyncio.get_running_loop().time(), int(time.time() * 1000)
+        if now >= self._context.gives_until:  # it may be another gateway's by now
+            self.blocked = "moving"
+            return False
         left = count_max
         if delivery.waiting.stirs(now) and owner.available() > 0:
             left -= self._pump_lines(min(left, owner.available()), now, wall_unix_ms)

@@ -79,3 +79,8 @@ class Context:
     """Append it to the dead-letter queue, durably, once."""
     counting: Counting
     random: Random = field(default_factory=Random)
+    gives_until: float = float("inf")
+    """The moment of the loop's clock from which on others must take this gateway for gone, and it
+    gives out nothing; see gateway.presence."""
+    stale_settlements: int = 0
+    """Acks, nacks and extends of epochs that are over, delivery by delivery as they were named."""

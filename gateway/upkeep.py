@@ -80,9 +80,7 @@ class Upkeep:
         """The cursors of these groups are fresh ones."""
         self._touched(queue)
         for group in groups:
-            runtime = self._groups.runtimes.get(group.group_id)
-            if runtime is not None:
-                runtime.fence()
+            self._groups.begin_anew(group)
 
     async def peek(
         self, principal: Principal, queue: Queue, look: Look, group: str | None

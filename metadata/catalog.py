@@ -111,6 +111,13 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     settings: GroupSettings
 
 
+class Drain(msgspec.Struct, frozen=True, array_like=True):
+    """Who has a partition that is to be another gateway's consumer's."""
+
+    gateway: str
+    member: str
+
+
 class Membership(msgspec.Struct, frozen=True, kw_only=True):
     """The one row of a group that is changed by compare-and-set (R14)."""
 
@@ -128,6 +135,12 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     gateways: dict[str, tuple[str, ...]] = {}
     """Gateway → those of the members that are connected to it, sorted; empty where one gateway
     works on a catalog, and all are."""
+    staying: tuple[str, ...] = ()
+    """Of the members of several gateways: have still to say what they hold (R22), sorted."""
+    draining: dict[int, Drain] = {}
+    """Partition → who has still to let go of it before its consumer begins (R20)."""
+    begun_anew: int = 0
+    """How often the group's cursors were set anew: what was given before does not count."""
 
 
 def check_name(name: str, what: str) -> None:

@@ -4,7 +4,7 @@ Principal and tenant are on every call. Every method raises `push.errors.Refused
 refuses and returns only what is durable.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from metadata.catalog import Group, GroupSettings, Membership, Principal, Queue, QueueSettings
@@ -86,6 +86,20 @@ class Metadata(Protocol):
         A row with somebody who lingers is durable, or that could not be and was logged.
         Raises Refused: group_not_found; invalid_request: `new.generation` is not above
         `expected_generation`."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other gateways may work on the same catalog."""
+
+    async def beat(self, gateway: str, forget: Mapping[str, int]) -> dict[str, int]:
+        """Say that this gateway is there, and hear all gateways' numbers, which grow with each call
+        (`metadata.heartbeats`). Those to `forget` are no longer told, if they still stand at this
+        number; "" is no gateway and only forgets. Raises Refused or Unknown: nobody answers."""
+
+    def on_membership_changed(self, listener: Callable[[str, int], None]) -> None:
+        """Register for (group id, generation) of rows that a gateway has changed, this one too;
+        called on the event loop. Some may be lost: it is a hint to look. Where one gateway works
+        on a catalog, there is nothing to hear."""
 
     @property
     def tokens(self) -> "Tokens":

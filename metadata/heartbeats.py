@@ -37,8 +37,9 @@ class Heartbeats:
         """Gateway → its number, and when it was seen first."""
         self._looked_at: float | None = None
 
-    def saw(self, beats: Mapping[str, int], *, now: float) -> None:
-        """All gateways' numbers, as they were answered at `now`."""
+    def saw(self, beats: Mapping[str, int], *, now: float, asked_at: float | None = None) -> None:
+        """All gateways' numbers, as they were answered at `now`. `asked_at`: when they were asked
+        for, if that was not the same moment: of what came after it the answer knows nothing."""
         silent = {
             gateway: (number, since)
             for gateway, (number, since) in self._seen.items()
@@ -50,7 +51,23 @@ class Heartbeats:
             else (number, now)
             for gateway, number in beats.items()
         }
-        self._looked_at = now
+        self._looked_at = now if asked_at is None else asked_at
+
+    def heard(self, gateway: str, *, now: float) -> None:
+        """It has done something, whatever its number says: it stands still since now."""
+        number, _ = self._seen.get(gateway, (_NEVER, now))
+        self._seen[gateway] = (number, now)
+
+    def number_of(self, gateway: str) -> int:
+        """The last one that was heard; 0: none was."""
+        return self._seen.get(gateway, (_NEVER, 0.0))[0]
+
+    def there(self) -> list[str]:
+        """Those that have a number and are not gone, sorted."""
+        gone = self.gone()
+        return sorted(
+            one for one, (number, _) in self._seen.items() if number != _NEVER and one not in gone
+        )
 
     def gone(self, for_s: float = GONE_S) -> dict[str, int]:
         """Those that have stood still for so long, with the number they stand at. Judged by when

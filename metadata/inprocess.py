@@ -57,6 +57,7 @@ class InProcessMetadata:
         self._dropped = contents.dropped
         self._marks = contents.marks
         self._memberships = store.memberships(self._alone)
+        self.is_shared = store.is_shared
         self.data_keys = DataKeys(
             contents.data_keys,
             lambda rows: self._alone(store.put_data_keys, rows),
@@ -294,15 +295,11 @@ class InProcessMetadata:
         return await self._memberships.change(new, expected_generation=expected_generation)
 
     async def beat(self, gateway: str, forget: Mapping[str, int]) -> dict[str, int]:
-        """Say that this gateway is there, and hear all gateways' numbers, which grow with each call
-        (`metadata.heartbeats`). Those to `forget` are no longer told, if they still stand at this
-        number. Raises Refused or Unknown: nobody answers."""
+        """See Metadata."""
         return await self._memberships.beat(gateway, forget)
 
     def on_membership_changed(self, listener: Callable[[str, int], None]) -> None:
-        """Register for (group id, generation) of rows that a gateway has changed, this one too;
-        called on the event loop. Some may be lost: it is a hint to look. Where one gateway works
-        on a catalog, there is nothing to hear."""
+        """See Metadata."""
         self._memberships.on_changed(listener)
 
     # --- What others change ----------------------------------------------------------------------

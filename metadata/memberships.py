@@ -75,7 +75,8 @@ class KeptMemberships:
         self._beats = {
             other: number for other, number in self._beats.items() if forget.get(other) != number
         }
-        self._beats[gateway] = self._beats.get(gateway, 0) + 1
+        if gateway:
+            self._beats[gateway] = self._beats.get(gateway, 0) + 1
         return dict(self._beats)
 
     def on_changed(self, listener: Callable[[str, int], None]) -> None:

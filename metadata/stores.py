@@ -59,10 +59,10 @@ class MembershipRows(Protocol):
         """See Metadata.change_membership; that the generation grows was looked at."""
 
     async def beat(self, gateway: str, forget: Mapping[str, int]) -> dict[str, int]:
-        """See InProcessMetadata.beat."""
+        """See Metadata.beat."""
 
     def on_changed(self, listener: Callable[[str, int], None]) -> None:
-        """See InProcessMetadata.on_membership_changed."""
+        """See Metadata.on_membership_changed."""
 
     def dropped(self, group_id: str) -> None:
         """The group is gone."""

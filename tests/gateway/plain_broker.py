@@ -7,7 +7,7 @@ outside assert behaviour. Leases never expire here and partitions have no owners
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,6 +65,13 @@ NOW_UNIX_MS = 1_700_000_000_000
 
 class PlainMetadata:
     """The catalog as dicts."""
+
+    is_shared = False
+
+    async def beat(self, gateway: str, forget: Mapping[str, int]) -> dict[str, int]:
+        return {}
+
+    def on_membership_changed(self, listener: Callable[[str, int], None]) -> None: ...
 
     def __init__(self) -> None:
         self.queues: dict[str, Queue] = {}

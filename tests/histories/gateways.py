@@ -1,60 +1,230 @@
-"""Several brokers in this process over one real Redis or Valkey, as several gateways are."""
+"""Several gateways over one catalog and one storage, in one process and in virtual time."""
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
 from gateway.broker import Broker
 from gateway.config import Config
-from metadata.catalog import ANYBODY, Group, Queue
-from metadata.redis_store import found_catalog
-from push.errors import Refused
-from storage.redis_provision import provision
-from storage.redis_shard import Marks, RedisShard
-from storage.redis_target import parse
-from tests.histories.house import House, eventually, never
-from tests.servers.node import Node
+from gateway.group import GroupRuntime
+from metadata.catalog import ANYBODY, Group, GroupSettings, Membership
+from metadata.client import Metadata
+from metadata.inprocess import InProcessMetadata
+from push.errors import TocsinError
+from push.ports import GroupPartition, Owned, Partition, Storage, WakeUp
+from storage.memory import MemoryStorage
+from tests.conformance.virtual import run
+from tests.histories.house import House, Session
+from tests.mad import Mad, MadMetadata
 
-INCARNATION = "incarnation-1"
+
+class SharedMetadata(MadMetadata):
+    """One gateway's way to the catalog that all share. Notices can be lost."""
+
+    is_shared = True
+
+    def __init__(
+        self, real: InProcessMetadata, listeners: list[Callable[[str, int], None]]
+    ) -> None:
+        super().__init__(real)
+        self._all = listeners
+        self.is_deaf = False
+
+    def on_membership_changed(self, listener: Callable[[str, int], None]) -> None:
+        """As Metadata.on_membership_changed."""
+
+        def heard(group_id: str, generation: int) -> None:
+            if not self.is_deaf:
+                listener(group_id, generation)
+
+        self._all.append(heard)
+
+    async def change_membership(self, new: Membership, *, expected_generation: int) -> bool:
+        """As the real one; and all hear of it."""
+        changed: bool = await self._run(
+            "change_membership", self.real.change_membership, (new,),
+            {"expected_generation": expected_generation},
+        )  # fmt: skip
+        if changed:
+            for listener in self._all:
+                asyncio.get_running_loop().call_soon(listener, new.group_id, new.generation)
+        return changed
+
+    async def close(self) -> None:
+        """The others go on."""
 
 
-async def emptied(node: Node) -> str:
-    """The URL of this server, without replicas, as when it was new."""
-    node.ask("FLUSHALL")
-    url = f"redis://{node.address}:{node.port}"
-    (part,) = await parse(url).parts()
-    await provision(part.settings, INCARNATION, 0)
-    shard = await RedisShard.open(part.settings, Marks(INCARNATION))
-    await found_catalog(shard)
-    await shard.close()
-    return url
+class SharedStorage(Mad):
+    """One gateway's way to the storage that all share; remembers who owned what."""
+
+    def __init__(
+        self, real: MemoryStorage, wake_ups: list[WakeUp], owned: list[tuple[int, int]]
+    ) -> None:
+        super().__init__(real)
+        self._all = wake_ups
+        self.owned = owned
+        """(partition, epoch) of every start of an owner, on any gateway."""
+        self.is_deaf = False
+
+    def on_certified(self, wake_up: WakeUp) -> None:
+        """As Storage.on_certified."""
+
+        def heard(partition: Partition, end: int) -> None:
+            if not self.is_deaf:
+                wake_up(partition, end)
+
+        self._all.append(heard)
+
+    async def own(self, place: GroupPartition, **options: Any) -> Owned:
+        """As the real one."""
+        owned: Owned = await self._run("own", self.real.own, (place,), options)
+        self.owned.append((place.partition.number, owned.epoch))
+        return owned
+
+    async def close(self) -> None:
+        """The others go on."""
 
 
 class Gateway(House):
-    """One of them, which can be stopped and opened again. It shares nothing with the others but the
-    store; `folder` is its own."""
+    """One of them, with what a house can do."""
 
-    def __init__(self, folder: Path, url: str) -> None:
-        super().__init__(folder, "redis")
-        self._config = Config(data_dir=folder, storage=url, encryption=False)
+    def __init__(self, town: "Town", folder: Path, name: str) -> None:
+        super().__init__(folder, "memory")
+        self.town = town
+        self.name = name
+        self.metadata: SharedMetadata
+        self.storage: SharedStorage
 
     async def open(self) -> None:
-        """Start it."""
-        self.broker = await Broker.open(self._config, on_fatal=never)
+        """It comes to the others."""
+        town = self.town
+        self.metadata = SharedMetadata(town.catalog, town.listeners)
+        self.storage = SharedStorage(town.memory, town.wake_ups, town.owned)
+        self.broker = Broker(
+            Config(data_dir=self.folder), cast(Metadata, self.metadata), cast(Storage, self.storage)
+        )
+        await self.broker.start()
 
-    async def restart(self) -> None:
-        """Stop it in an orderly way, and start it."""
-        await self.stop()
-        await self.open()
+    def cut_off(self) -> None:
+        """Nothing that it asks of catalog or storage happens, until `come_back`."""
+        self.metadata.stall()
+        self.storage.stall()
+        self.metadata.is_deaf = self.storage.is_deaf = True
 
-    async def learn(self, name: str = "orders", group: str = "billing") -> tuple[Queue, Group]:
-        """A queue and a group that another one has made, as soon as they are known here."""
+    def come_back(self) -> None:
+        """What it asked for happens now, and what it asks for from now on."""
+        self.metadata.is_deaf = self.storage.is_deaf = False
+        self.metadata.well()
+        self.storage.well()
 
-        def known() -> bool:
-            try:
-                self.broker.metadata.find_group(ANYBODY, self.find(name), group)
-            except Refused:
-                return False
-            return True
+    def runtime(self, group: Group) -> GroupRuntime:
+        """The group here."""
+        return self.broker.groups.runtimes[group.group_id]
 
-        await eventually(known)
-        queue = self.find(name)
-        return queue, self.broker.metadata.find_group(ANYBODY, queue, group)
+    async def consumer(self, group: Group, name: str = "", **options: Any) -> tuple[Session, Any]:
+        """A consumer of the group here, whose session has this name."""
+        session = Session(name or f"{self.name}-{next(self._names)}", options.pop("linger_s", 0.0))
+        subscribed = await self.broker.groups.subscribe(
+            session, 1, self.find(), group, options.pop("credit", 1000), **options
+        )
+        return session, subscribed
+
+    def owns(self, group: Group) -> set[int]:
+        """Partitions that are served here."""
+        runtime = self.broker.groups.runtimes.get(group.group_id)
+        slots = runtime.slots if runtime is not None else {}
+        return {number for number, slot in slots.items() if not slot.delivery.draining}
+
+
+class Town:
+    """Gateways that share a catalog and a storage."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.memory = MemoryStorage()
+        self.catalog: InProcessMetadata
+        self.listeners: list[Callable[[str, int], None]] = []
+        self.wake_ups: list[WakeUp] = []
+        self.owned: list[tuple[int, int]] = []
+        self.gateways: list[Gateway] = []
+
+    async def open(self, count: int) -> None:
+        """So many gateways."""
+        self.catalog = await InProcessMetadata.open(self.folder)
+
+        def wake_all(partition: Partition, end: int) -> None:
+            for wake_up in self.wake_ups:
+                wake_up(partition, end)
+
+        self.memory.on_certified(wake_all)
+        for _ in range(count):
+            await self.another()
+
+    async def another(self) -> Gateway:
+        """One more."""
+        gateway = Gateway(self, self.folder, f"g{len(self.gateways) + 1}")
+        await gateway.open()
+        self.gateways.append(gateway)
+        return gateway
+
+    async def group(self, partitions: int = 4, **settings: Any) -> Group:
+        """A queue with a group that all of them know."""
+        first = self.gateways[0]
+        queue = await first.queue(partitions=partitions)
+        group, _ = await first.broker.put_group(
+            ANYBODY, queue, "billing", GroupSettings(**settings), None
+        )
+        return group
+
+    async def shared(self, group: Group, *gateways: Gateway) -> None:
+        """Wait until each partition is served by one of these, each by its part."""
+        wanted = gateways or tuple(self.gateways)
+        count = len(self.gateways[0].find().members)
+
+        def is_shared() -> bool:
+            parts = [gateway.owns(group) for gateway in wanted]
+            return sum(map(len, parts)) == count == len(set[int]().union(*parts)) and all(parts)
+
+        await becomes(is_shared)
+
+    async def close(self) -> None:
+        """All go."""
+        for gateway in self.gateways:
+            gateway.come_back()
+            with suppress(TocsinError):
+                await gateway.stop()
+        await self.memory.close()
+        await self.catalog.close()
+
+
+async def becomes(is_so: Callable[[], object], within_s: float = 60.0) -> float:
+    """Wait until it is so; how many seconds that took."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while not is_so():
+        assert loop.time() - began < within_s, "it does not become so"
+        await asyncio.sleep(0.01)
+    return loop.time() - began
+
+
+def town(count: int = 2) -> Callable[[Callable[[Town], Awaitable[None]]], Callable[[Path], None]]:
+    """A test of so many gateways, in virtual time."""
+
+    def around(test: Callable[[Town], Awaitable[None]]) -> Callable[[Path], None]:
+        def in_virtual_time(folder: Path) -> None:
+            async def main() -> None:
+                made = Town(folder)
+                await made.open(count)
+                try:
+                    await test(made)
+                finally:
+                    await made.close()
+
+            run(main())
+
+        in_virtual_time.__name__, in_virtual_time.__doc__ = test.__name__, test.__doc__
+        return in_virtual_time
+
+    return around

@@ -66,6 +66,7 @@ class Session:
         self.account = Account(Books(), lambda principal, name: True)
         self.frames: list[Frame] = []
         self.is_writable = True
+        self.has_moved = False
         self._news = asyncio.Event()
 
     def send(self, frame: bytes) -> None:
@@ -79,6 +80,10 @@ class Session:
 
     def emptied(self) -> None:
         """As Link.emptied."""
+
+    def moved_away(self) -> None:
+        """As Link.moved_away."""
+        self.has_moved = True
 
     async def until(self, true: Callable[[], object]) -> None:
         """Wait until something that frames change is true."""

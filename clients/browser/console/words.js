@@ -14,6 +14,7 @@ const WAITS = {
   no_consumer: ["no consumer", "bad", "Nobody consumes in this group. Start a consumer."],
   absent: ["consumer away", "warn", "Its consumer lost its connection and is waited for."],
   moving: ["moving", "accent", "It goes to another consumer when what is in flight is settled."],
+  elsewhere: ["at another gateway", "", "A consumer that is connected to another gateway has it."],
   credit: ["credit", "accent", "Its consumer is at work on as many messages as it asked for."],
   socket: ["connection slow or gone", "warn",
     "Its consumer's connection takes no more bytes, because it reads too slowly, or is gone."],

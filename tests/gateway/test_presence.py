@@ -1,0 +1,140 @@
+"""This gateway among the others: when it is alone, and what it hears of them."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, cast
+
+from gateway.presence import Presence
+from gateway.slot_context import Context
+from metadata.client import Metadata
+from metadata.heartbeats import BEAT_S, GONE_S
+from push.errors import Refused
+from tests.conformance.virtual import VirtualLoop, run
+
+
+class Beats:
+    """A metadata that only counts beats; `others` move by themselves."""
+
+    is_shared = True
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, int] = {}
+        self.others: set[str] = set()
+        self.is_away = False
+        self.answers_after_s = 0.0
+
+    async def beat(self, gateway: str, forget: Mapping[str, int]) -> dict[str, int]:
+        if self.is_away:
+            raise Refused("metadata_unavailable")
+        for one in {gateway, *self.others} - {""}:
+            self.numbers[one] = self.numbers.get(one, 0) + 1
+        for one, number in forget.items():
+            if self.numbers.get(one) == number:
+                del self.numbers[one]
+        answer = dict(self.numbers)
+        await asyncio.sleep(self.answers_after_s)
+        return answer
+
+
+def presence() -> tuple[Presence, Context, Beats]:
+    parts = cast(Any, None)
+    context, beats = Context(parts, parts, parts, parts, parts, parts, parts), Beats()
+    made = Presence(context, cast(Metadata, beats))
+    made.start()
+    return made, context, beats
+
+
+def test_who_is_not_answered_is_alone_and_looks_before_it_goes_on() -> None:
+    """R14: from the moment on from which others must take it for gone, and not a beat later."""
+
+    async def main() -> None:
+        one, context, beats = presence()
+        loop, looks, goes = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        one.came_back, one.goes_on = looks.wait, goes.set  # type: ignore[assignment]
+        await asyncio.sleep(10.5)
+        assert not one.is_alone
+        asked_at = loop.time() - 0.5
+        beats.is_away = True
+        await asyncio.sleep(GONE_S - 0.6)
+        assert not one.is_alone
+        await asyncio.sleep(0.1)
+        assert one.is_alone
+        assert context.gives_until == asked_at + GONE_S
+        beats.is_away = False
+        await asyncio.sleep(3 * BEAT_S)
+        assert one.is_alone, "the groups' rows are still being read"
+        looks.set()
+        await goes.wait()
+        assert not one.is_alone
+        await one.stop()
+        assert beats.numbers == {}
+
+    run(main())
+
+
+def test_an_answer_that_waited_while_the_process_stood_still_is_an_old_one() -> None:
+    """It says nothing about now: neither that this gateway is there nor that others are not."""
+
+    async def main() -> None:
+        one, _, beats = presence()
+        loop = cast(VirtualLoop, asyncio.get_running_loop())
+        beats.others = {"x"}
+        await asyncio.sleep(2.5)
+        beats.answers_after_s = 0.2
+        await asyncio.sleep(0.6)  # a beat is under way
+        loop.now += 90
+        beats.answers_after_s = 0.0
+        assert one.is_alone
+        await asyncio.sleep(0)
+        assert one.gone(["x"]) == set()
+        await asyncio.sleep(2 * BEAT_S)
+        assert not one.is_alone
+        assert one.gone(["x", "never-seen"]) == set()
+        beats.others = set()
+        await asyncio.sleep(GONE_S + 2 * BEAT_S)
+        assert one.gone(["x", one.gateway]) == {"x"}
+        await one.stop()
+
+    run(main())
+
+
+def test_all_gateways_choose_the_same_one() -> None:
+    """Of those that are there: for each group one, and not for all the same."""
+
+    async def main() -> None:
+        beats = Beats()
+        parts = cast(Any, None)
+        all_of_them = [
+            Presence(
+                Context(parts, parts, parts, parts, parts, parts, parts), cast(Metadata, beats)
+            )
+            for _ in range(3)
+        ]
+        for one in all_of_them:
+            one.start()
+        await asyncio.sleep(3)
+        chosen = [
+            [one.is_chosen(f"group-{n}") for one in all_of_them].index(True) for n in range(30)
+        ]
+        assert set(chosen) == {0, 1, 2}
+        for n in range(30):
+            assert sum(one.is_chosen(f"group-{n}") for one in all_of_them) == 1
+        for one in all_of_them:
+            await one.stop()
+
+    run(main())
+
+
+def test_one_gateway_alone_does_nothing() -> None:
+    async def main() -> None:
+        parts, beats = cast(Any, None), Beats()
+        beats.is_shared = False
+        context = Context(parts, parts, parts, parts, parts, parts, parts)
+        one = Presence(context, cast(Metadata, beats))
+        one.start()
+        await asyncio.sleep(100)
+        assert (one.gateway, one.is_alone, one.facts(), beats.numbers) == ("", False, {}, {})
+        assert one.is_chosen("g")
+        await one.stop()
+
+    run(main())

@@ -1,0 +1,174 @@
+"""Histories of two brokers over one real Redis or Valkey, in real time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gateway.broker import Broker
+from gateway.config import Config
+from metadata.catalog import ANYBODY, Group, GroupSettings
+from metadata.client import Metadata
+from metadata.heartbeats import GONE_S
+from metadata.redis_store import found_catalog
+from storage.redis_link import Address
+from storage.redis_primary import fixed
+from storage.redis_provision import provision
+from storage.redis_shard import Marks, RedisShard, Settings
+from tests.histories.gateways import becomes
+from tests.histories.house import House, Session, delivery, message, never
+from tests.mad import MadMetadata
+from tests.servers.binaries import binaries
+from tests.servers.layouts import single
+from tests.servers.node import Node
+
+SESSION = "a-session-of-22-signs_"
+
+
+class Gateway(House):
+    """A broker over the server."""
+
+    def __init__(self, folder: Path, node: Node) -> None:
+        super().__init__(folder, "redis")
+        self._node = node
+
+    async def open(self) -> None:
+        """As the process does it."""
+        (self.folder / "key").write_text("01" * 32)
+        (self.folder / "key").chmod(0o600)
+        config = Config(
+            data_dir=self.folder, storage=f"redis://{self._node.address}:{self._node.port}",
+            master_key_file=self.folder / "key",
+        )  # fmt: skip
+        self.broker = await Broker.open(config, on_fatal=never)
+
+    async def consumer(self, group: Group, name: str, **options: Any) -> tuple[Session, Any]:
+        """A consumer of the group."""
+        session = Session(name, options.pop("linger_s", 0.0))
+        subscribed = await self.broker.groups.subscribe(
+            session, 1, self.find(), group, 1000, **options
+        )
+        return session, subscribed
+
+    def owns(self, group: Group) -> set[int]:
+        """Partitions that are served here."""
+        runtime = self.broker.groups.runtimes.get(group.group_id)
+        slots = runtime.slots if runtime is not None else {}
+        return {number for number, slot in slots.items() if not slot.delivery.draining}
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """A server of its own."""
+    with single(binaries()[0], tmp_path_factory.mktemp("server")) as started:
+        yield started
+
+
+@pytest.fixture
+async def gateways(node: Node, tmp_path: Path) -> AsyncIterator[list[Gateway]]:
+    """Two, over an empty server."""
+    node.ask("FLUSHALL")
+    settings = Settings(fixed(Address(node.address, node.port)))
+    await provision(settings, "history-1", 0)
+    shard = await RedisShard.open(settings, Marks("history-1"))
+    await found_catalog(shard)
+    await shard.close()
+    async with AsyncExitStack() as stack:
+        opened = []
+        for name in "ab":
+            (tmp_path / name).mkdir(mode=0o700)
+            gateway = Gateway(tmp_path / name, node)
+            await gateway.open()
+            stack.push_async_callback(gateway.stop)
+            opened.append(gateway)
+        yield opened
+
+
+async def group_of(gateways: list[Gateway], **settings: Any) -> Group:
+    """A queue with a group, which both know."""
+    one, two = gateways
+    queue = await one.queue(partitions=4)
+    group, _ = await one.broker.put_group(
+        ANYBODY, queue, "billing", GroupSettings(**settings), None
+    )
+    await becomes(lambda: two.broker.metadata.inner.queue_by_id(queue.queue_id))
+    await becomes(lambda: two.broker.metadata.inner.list_groups(ANYBODY, queue))
+    return group
+
+
+async def publish(gateway: Gateway, count: int, first: int = 0) -> None:
+    """Messages of as many keys."""
+    answers = await gateway.publish(
+        gateway.find(), [message(n, f"k{n}") for n in range(first, first + count)]
+    )
+    assert not any(isinstance(answer, str) for answer in answers), answers
+
+
+async def test_two_gateways_serve_a_group_and_a_reader(gateways: list[Gateway]) -> None:
+    """R10, R20: what one publishes both push, each message once; a join moves half."""
+    one, two = gateways
+    group = await group_of(gateways)
+    first, consumer = await one.consumer(group, "s1")
+    reading, _ = await two.read(two.find(), start="earliest")
+    await publish(two, 40)
+    await first.take(40)
+    assert sorted(await reading.get(40)) == list(range(40))
+    second, other = await two.consumer(group, "s2")
+    await becomes(lambda: len(one.owns(group)) == 2)
+    assert not two.owns(group)
+    acked = [one for place, *_ in first.given for one in delivery(place)]
+    assert await one.confirm(consumer, acked) == (40, 0)
+    assert await becomes(lambda: len(two.owns(group)) == 2) < 2
+    await publish(one, 40, first=40)
+    await becomes(lambda: len(first.bodies) + len(second.bodies) == 80)
+    assert sorted(first.bodies + second.bodies) == list(range(80))
+    assert second.bodies
+    mine = [one for place, *_ in second.given for one in delivery(place)]
+    assert await two.confirm(other, mine) == (len(second.bodies), 0)
+
+
+async def test_a_session_moves_and_its_gateway_goes_down(gateways: list[Gateway]) -> None:
+    """R22, P14."""
+    one, two = gateways
+    group = await group_of(gateways)
+    old, _ = await one.consumer(group, SESSION, linger_s=30)
+    await becomes(lambda: len(one.owns(group)) == 4)
+    await publish(one, 8)
+    held = [one for place, *_ in await old.take(8) for one in delivery(place)]
+    session, consumer = await two.consumer(group, SESSION, linger_s=30, held=True)
+    assert await consumer.hold(0, held) == []
+    assert await two.confirm(consumer, held) == (8, 0)
+    assert old.has_moved
+    third, _ = await one.consumer(group, "s3")
+    await becomes(lambda: len(one.owns(group)) == len(two.owns(group)) == 2)
+    await one.broker.groups.close()
+    assert await becomes(lambda: len(two.owns(group)) == 4) < 1
+    await publish(two, 8, first=8)
+    await session.take(8)
+    assert third.bodies == []
+    assert sorted(session.bodies) == list(range(8, 16))
+
+
+async def test_a_gateway_that_beats_no_longer_is_taken_over_from(gateways: list[Gateway]) -> None:
+    """P6, P7: the metadata does not answer it; the storage does, and refuses what it settles."""
+    one, two = gateways
+    group = await group_of(gateways)
+    first, consumer = await one.consumer(group, "s1")
+    second, other = await two.consumer(group, "s2")
+    await becomes(lambda: len(one.owns(group)) == len(two.owns(group)) == 2)
+    await publish(two, 20)
+    await becomes(lambda: len(first.bodies) + len(second.bodies) == 20)
+    mad = MadMetadata(one.broker.metadata.inner)
+    mad.stall()
+    one.broker.metadata.inner = cast(Metadata, mad)
+    assert await becomes(lambda: len(two.owns(group)) == 4) < GONE_S + 2
+    done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    consumer.ack([x for place, *_ in first.given for x in delivery(place)], [], done.set_result)
+    assert not (await done).durable
+    await becomes(lambda: sorted(second.bodies) == list(range(20)))
+    await two.confirm(other, [x for place, *_ in second.given for x in delivery(place)])
+    mad.well()
+    await becomes(lambda: len(one.owns(group)) == 2)

@@ -1,0 +1,519 @@
+"""Histories of groups that several gateways serve together (R14, R15, R20, R22, P6, P7)."""
+
+import asyncio
+from collections import Counter
+from typing import Any, cast
+
+import pytest
+
+from gateway import frames
+from gateway.auth import Auth
+from gateway.ports import WhichKey
+from gateway.sessions import fresh_session_id
+from gateway.surroundings import Surroundings
+from metadata.catalog import ANYBODY, Group, Principal
+from metadata.heartbeats import GONE_S
+from push import limits
+from push.errors import Refused
+from tests.histories.gateways import Gateway, Town, becomes, town
+from tests.histories.house import Session, delivery, message
+from tests.histories.test_adopting import Mover, whole
+
+SESSION = "a-session-of-22-signs_"
+
+
+async def publish(gateway: Gateway, count: int, first: int = 0) -> None:
+    """Messages of as many keys."""
+    queue = gateway.find()
+    await gateway.publish(queue, [message(n, f"k{n}") for n in range(first, first + count)])
+
+
+def only(gateway: Gateway, group: Group) -> Any:
+    """The one consumer there."""
+    (consumer,) = gateway.runtime(group).members.values()
+    return consumer
+
+
+def times_given(*sessions: Session) -> Counter[Any]:
+    """How often each body was pushed."""
+    return Counter(body for session in sessions for body in session.bodies)
+
+
+async def ack_all(gateway: Gateway, session: Session, consumer: Any) -> tuple[int, int]:
+    """(settled, stale), durably, of all that the session was given."""
+    fresh = session.given
+    return await gateway.confirm(consumer, [one for place, *_ in fresh for one in delivery(place)])
+
+
+@town()
+async def test_a_join_elsewhere_moves_half_and_nothing_comes_twice(town: Town) -> None:
+    """R20: what moves is drained first; what does not never pauses."""
+    one, two = town.gateways
+    group = await town.group(partitions=8)
+    first, consumer = await one.consumer(group)
+    await publish(one, 40)
+    await first.take(40)
+    second, other = await two.consumer(group)
+    await becomes(lambda: len(one.owns(group)) == 4)
+    await publish(two, 40, first=40)
+    assert not two.owns(group), "what is in flight at the other gateway is not owned here"
+    count = len(first.given)
+    assert await ack_all(one, first, consumer) == (count, 0)
+    await town.shared(group)
+    await becomes(lambda: len(times_given(first, second)) == 80)
+    await ack_all(one, first, consumer)
+    await ack_all(two, second, other)
+    assert set(times_given(first, second).values()) == {1}
+    assert second.bodies
+    assert await two.lag(two.find(), group) == 0
+    assert len(town.owned) == 12, "each partition once, and what has moved once more"
+
+
+@town()
+async def test_a_drain_that_does_not_end_is_cut_off(town: Town) -> None:
+    """R20: whoever hangs holds a partition up for DRAIN_S."""
+    one, two = town.gateways
+    group = await town.group(partitions=2, lease_s=600)
+    first, _ = await one.consumer(group)
+    await publish(one, 20)
+    await first.take(20)
+    second, _ = await two.consumer(group)
+    took_s = await becomes(lambda: two.owns(group))
+    assert limits.DRAIN_S - 1 < took_s < limits.DRAIN_S + 1
+    await becomes(lambda: len(times_given(first, second)) == 20 and second.bodies)
+
+
+@town()
+async def test_a_gateway_that_dies_is_taken_over_from(town: Town) -> None:
+    """P6, P7: within GONE_S + 2 s, under higher epochs."""
+    one, two = town.gateways
+    group = await town.group(partitions=4, lease_s=600)
+    first, _ = await one.consumer(group)
+    second, other = await two.consumer(group)
+    await town.shared(group)
+    await publish(two, 20)
+    await becomes(lambda: len(times_given(first, second)) == 20)
+    epochs = {place[0]: place[1] for place, *_ in first.given}
+    one.cut_off()
+    took_s = await becomes(lambda: two.owns(group) == {0, 1, 2, 3})
+    assert GONE_S - 1 <= took_s <= GONE_S + 2
+    await becomes(lambda: set(times_given(second)) == set(range(20)))
+    for place, *_ in second.given:
+        assert place[1] > epochs.get(place[0], 0)
+    await ack_all(two, second, other)
+    assert await two.lag(two.find(), group) == 0
+
+
+@town()
+async def test_who_was_cut_off_gives_nothing_settles_nothing_and_joins_again(town: Town) -> None:
+    """P7: what it had is others' by then; its client hears that its deliveries are none."""
+    one, two = town.gateways
+    group = await town.group(partitions=4, lease_s=600)
+    first, consumer = await one.consumer(group)
+    second, other = await two.consumer(group)
+    await town.shared(group)
+    await publish(two, 20)
+    await becomes(lambda: len(times_given(first, second)) == 20)
+    held = [place for place, *_ in first.given]
+    one.cut_off()
+    await becomes(lambda: two.owns(group) == {0, 1, 2, 3})
+    confirmed: list[Any] = []
+    consumer.ack([one for place in held[::2] for one in delivery(place)], [], confirmed.append)
+    before = len(first.given)
+    one.come_back()
+    await becomes(lambda: confirmed)
+    assert not confirmed[0].durable
+    assert (await one.broker.describe())["fenced_writes"] > 0  # type: ignore[operator]
+    assert await two.lag(two.find(), group) == 20, "nothing was settled"
+    assert first.of_type("revoked")
+    await becomes(lambda: set(times_given(second)) == set(range(20)))
+    await ack_all(two, second, other)
+    await town.shared(group)
+    await publish(one, 20, first=20)
+    await becomes(lambda: len(times_given(first, second)) == 40)
+    assert all(body >= 20 for _, body, _ in first.given[before:])
+
+
+@town()
+async def test_who_is_cut_off_stops_giving_before_others_begin(town: Town) -> None:
+    """Its own clock tells it; the log it knows of goes on growing."""
+    one, two = town.gateways
+    group = await town.group(partitions=1)
+    first, _ = await one.consumer(group, credit=10)
+    await publish(one, 20)
+    await first.take(10)
+    one.cut_off()
+    await asyncio.sleep(GONE_S + 0.01)
+    consumer = only(one, group)
+    consumer.grant(20)
+    await asyncio.sleep(1)
+    assert len(first.given) == 10
+    assert (await two.broker.describe())["is_alone"] is False
+    one.come_back()
+    await first.take(20)  # nobody else has taken over: it goes on as it was
+    assert {place[1] for place, *_ in first.given} == {1}
+
+
+@town()
+async def test_a_pause_of_the_store_revokes_nothing(town: Town) -> None:
+    """All are alone for a while, and nobody has taken over: everybody goes on under its epochs."""
+    group = await town.group(partitions=4, lease_s=600)
+    pairs = [await gateway.consumer(group) for gateway in town.gateways]
+    await town.shared(group)
+    await publish(town.gateways[0], 20)
+    sessions = [session for session, _ in pairs]
+    await becomes(lambda: len(times_given(*sessions)) == 20)
+    owned = len(town.owned)
+    for gateway in town.gateways:
+        gateway.cut_off()
+    await asyncio.sleep(3 * GONE_S)
+    for gateway in town.gateways:
+        gateway.come_back()
+    for gateway, (session, consumer) in zip(town.gateways, pairs, strict=True):
+        assert await ack_all(gateway, session, consumer) == (len(session.given), 0)
+    await asyncio.sleep(3 * GONE_S)
+    assert len(town.owned) == owned
+    assert not any(session.of_type("revoked") for session in sessions)
+
+
+@town(3)
+async def test_gateways_that_come_at_once_agree(town: Town) -> None:
+    """R14: nobody leapfrogs; a partition is owned no more often than there are gateways."""
+    group = await town.group(partitions=16)
+    await asyncio.gather(*(gateway.consumer(group) for gateway in town.gateways))
+    await town.shared(group)
+    assert sorted(len(gateway.owns(group)) for gateway in town.gateways) == [5, 5, 6]
+    rows = {gateway.runtime(group).row.generation for gateway in town.gateways}
+    before = len(town.owned)
+    await asyncio.sleep(60)
+    assert len(town.owned) == before <= 16 * 3
+    assert {gateway.runtime(group).row.generation for gateway in town.gateways} == rows
+    assert len(rows) == 1
+
+
+@town()
+async def test_lost_notices_are_made_good_by_looking(town: Town) -> None:
+    """R10: of who joined, and of what was published."""
+    one, two = town.gateways
+    group = await town.group(partitions=4, lease_s=600)
+    first, _ = await one.consumer(group)
+    await town.shared(group, one)
+    one.metadata.is_deaf = one.storage.is_deaf = True
+    await two.consumer(group, credit=0)
+    assert await becomes(lambda: two.owns(group)) < 16
+    await publish(two, 20)
+    assert await becomes(lambda: first.bodies) < 3
+
+
+@town()
+async def test_a_gateway_that_goes_down_is_not_waited_for(town: Town) -> None:
+    """P14: the others have its partitions at once, and nothing comes twice that was settled."""
+    one, two = town.gateways
+    group = await town.group(partitions=4, lease_s=600)
+    first, consumer = await one.consumer(group)
+    second, _ = await two.consumer(group)
+    await town.shared(group)
+    await publish(two, 20)
+    await becomes(lambda: len(times_given(first, second)) == 20)
+    mine = len(first.given)
+    consumer.ack([one for place, *_ in first.given for one in delivery(place)], [], None)
+    await one.stop()
+    assert await becomes(lambda: two.owns(group) == {0, 1, 2, 3}) < 0.5
+    await asyncio.sleep(30)
+    assert len(second.given) == 20 - mine
+    assert one.broker.groups.presence.gateway not in await town.catalog.beat("", {})
+    town.gateways.remove(one)
+
+
+# --- Sessions that move (R22) -------------------------------------------------------------------
+
+
+async def moving(town: Town, count: int = 6) -> tuple[Group, Session, list[Any]]:
+    """A session at the first gateway that holds so many messages."""
+    group = await town.group(partitions=4, lease_s=600)
+    session, _ = await town.gateways[0].consumer(group, SESSION, linger_s=30)
+    await town.shared(group, town.gateways[0])
+    await publish(town.gateways[0], count)
+    return group, session, [place for place, *_ in await session.take(count)]
+
+
+async def comes_to(gateway: Gateway, group: Group, held: list[Any]) -> tuple[Session, Any]:
+    """The same session at another gateway, which says what it holds."""
+    session, consumer = await gateway.consumer(group, SESSION, linger_s=30, held=True)
+    revoked = consumer.hold(0, [one for place in held for one in delivery(place)])
+    assert (revoked if isinstance(revoked, list) else await revoked) == []
+    return session, consumer
+
+
+@town()
+async def test_a_session_that_moves_takes_what_it_holds_with_it(town: Town) -> None:
+    """R22: nothing comes again, its acks count, and it is nowhere else any more."""
+    one, two = town.gateways
+    group, old, held = await moving(town)
+    session, consumer = await comes_to(two, group, held)
+    assert old.has_moved
+    assert not one.runtime(group).members
+    assert await two.confirm(consumer, [x for place in held for x in delivery(place)]) == (6, 0)
+    await publish(one, 4, first=6)
+    await session.take(4)
+    assert sorted(session.bodies) == [6, 7, 8, 9]
+    assert old.bodies == [*old.bodies[:6]]
+    await asyncio.sleep(30)
+    assert len(session.given) == 4
+
+
+@town()
+async def test_what_it_has_settled_just_before_is_written_first(town: Town) -> None:
+    """The gateway that it left lives: its last writes are waited for."""
+    one, two = town.gateways
+    group, old, held = await moving(town)
+    consumer = only(one, group)
+    consumer.ack([one for place in held for one in delivery(place)], [], None)
+    session, _ = await comes_to(two, group, [])
+    await town.shared(group, two)
+    await asyncio.sleep(5)
+    assert session.bodies == []
+    assert await two.lag(two.find(), group) == 0
+    assert len(old.bodies) == 6
+
+
+@town()
+async def test_a_session_whose_gateway_has_died_need_not_wait(town: Town) -> None:
+    """It says itself where it is: nobody has to be taken for gone first."""
+    one, two = town.gateways
+    group, _, held = await moving(town)
+    one.cut_off()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    session, consumer = await comes_to(two, group, held)
+    assert loop.time() - began < GONE_S / 2
+    assert await two.confirm(consumer, [x for place in held for x in delivery(place)]) == (6, 0)
+    assert session.bodies == []
+    one.come_back()
+    await becomes(lambda: not one.runtime(group).members)
+
+
+@town(3)
+async def test_others_leave_what_a_session_holds_to_it(town: Town) -> None:
+    """R22: it has not said yet what that is, and a third gateway shares the group meanwhile; its
+    gateway is dead, and its place waits for as long as it asked for."""
+    one, two, three = town.gateways
+    group, _, held = await moving(town)
+    one.cut_off()
+    other, _ = await three.consumer(group)
+    await asyncio.sleep(2 * GONE_S)
+    assert not three.owns(group)
+    session, consumer = await two.consumer(group, SESSION, linger_s=30, held=True)
+    await three.consumer(group)
+    await asyncio.sleep(2 * GONE_S)
+    assert not three.owns(group)
+    assert await consumer.hold(0, [one for place in held for one in delivery(place)]) == []
+    assert await two.confirm(consumer, [x for place in held for x in delivery(place)]) == (6, 0)
+    await town.shared(group, two, three)
+    assert session.bodies == other.bodies == []
+
+
+@town()
+async def test_who_does_not_come_is_not_waited_for_any_longer(town: Town) -> None:
+    """Its gateway went down, and it asked to be waited for for 30 s."""
+    one, two = town.gateways
+    group, old, _ = await moving(town)
+    other, _ = await two.consumer(group)
+    await asyncio.sleep(1)
+    consumer = only(one, group)
+    consumer.leave(moves=True)
+    assert 29 < await becomes(lambda: len(two.owns(group)) == 4) < 32
+    await becomes(lambda: sorted(other.bodies) == sorted(old.bodies))
+
+
+@town()
+async def test_who_comes_back_while_its_gateway_has_not_heard_stays(town: Town) -> None:
+    """It went to another gateway and came back before a notice did: it is here, as it says."""
+    one, two = town.gateways
+    group, old, held = await moving(town)
+    one.metadata.is_deaf = True
+    await comes_to(two, group, held)
+    consumer = only(one, group)
+    consumer.suspend()
+    consumer.hold(6, [one for place in held for one in delivery(place)])
+    await becomes(lambda: not two.runtime(group).members)
+    await town.shared(group, one)
+    await asyncio.sleep(10)
+    assert not old.has_moved
+    assert one.runtime(group).members
+
+
+def around(gateway: Gateway) -> Surroundings:
+    """What all clients of a gateway share."""
+    return Surroundings(gateway.broker, Auth(None))
+
+
+async def connected(town: Town, count: int = 6) -> tuple[Group, Mover, list[Any]]:
+    """A client at the first gateway that holds so many messages."""
+    group = await town.group(partitions=4, lease_s=600)
+    client = Mover(town.gateways[0], around(town.gateways[0]), SESSION)
+    await client.join()
+    await town.shared(group, town.gateways[0])
+    await publish(town.gateways[0], count)
+    return group, client, [place for place, *_ in await client.given(count)]
+
+
+@town()
+async def test_a_client_that_lost_its_socket_is_only_where_it_came_back(town: Town) -> None:
+    """R22: its session lingers at the one gateway and goes on at the other one."""
+    one, two = town.gateways
+    _, client, held = await connected(town)
+    sessions = client.around.sessions
+    client.conversation.lost()
+    assert len(sessions) == 1
+    back = Mover(two, around(two), fresh_session_id())
+    assert (await back.rejoin(session=SESSION))["type"] == "ok"
+    assert await back.held(*whole(held)) == []
+    assert await back.acked(*whole(held)) == (6, [])
+    assert len(sessions) == 0
+    assert sessions.is_free(SESSION, Session.principal)
+    await publish(one, 2, first=6)
+    assert sorted(body for _, body, _ in await back.given(2)) == [6, 7]  # type: ignore[type-var]
+    assert len(client.pushed) == 6
+
+
+@town()
+async def test_a_client_whose_old_socket_still_stands_is_told_there(town: Town) -> None:
+    """The gateway that it left did not notice: whoever listens there need not come back."""
+    one, two = town.gateways
+    _, client, held = await connected(town)
+    back = Mover(two, around(two), fresh_session_id())
+    await back.rejoin(session=SESSION)
+    assert await back.held(*whole(held)) == []
+    assert client.close_code == frames.REPLACED
+    assert await back.acked(*whole(held)) == (6, [])
+    assert not one.broker.groups.runtimes[next(iter(one.broker.groups.runtimes))].members
+
+
+@town()
+async def test_nobody_takes_anothers_place_by_the_name_of_his_session(town: Town) -> None:
+    """P11: whoever may look at the group knows the name."""
+    one, two = town.gateways
+    group, old, held = await moving(town)
+    thief = Session(SESSION, linger_s=30)
+    thief.principal = Principal("somebody-else")
+    await two.broker.groups.subscribe(thief, 1, two.find(), group, 1000, held=True)
+    await asyncio.sleep(2 * GONE_S)
+    assert one.runtime(group).members
+    assert not old.has_moved
+    consumer = only(one, group)
+    acked = [one for place in held for one in delivery(place)]
+    assert await one.confirm(consumer, acked) == (6, 0)
+    assert thief.bodies == []
+
+
+# --- Whoever else looks after groups --------------------------------------------------------------
+
+
+@town()
+async def test_pulls_through_two_gateways_are_two_consumers(town: Town) -> None:
+    """R24: each has its share, and no message comes twice."""
+    one, two = town.gateways
+    group = await town.group(partitions=4, lease_s=600)
+    queue = one.find()
+
+    async def pull(gateway: Gateway, wait_s: float) -> list[Any]:
+        return [m.key for m in await gateway.broker.pulls.pull(queue, group, 100, wait_s)]
+
+    await asyncio.gather(pull(one, 1), pull(two, 1))
+    await town.shared(group)
+    await publish(one, 20)
+    got = [*await pull(one, 1), *await pull(two, 1)]
+    assert sorted(got) == sorted(f"k{n}" for n in range(20))
+    described = await one.broker.describe_group(ANYBODY, queue, "billing")
+    assert described["members"] == sorted(
+        f"pulls-{gateway.broker.groups.presence.gateway}" for gateway in town.gateways
+    )
+
+
+@town()
+async def test_a_seek_through_another_gateway_begins_anew_here(town: Town) -> None:
+    """What was given before no longer counts, though nobody writes a cursor."""
+    one, two = town.gateways
+    group = await town.group(partitions=4, lease_s=600)
+    session, consumer = await one.consumer(group)
+    await publish(one, 8)
+    await session.take(8)
+    await ack_all(one, session, consumer)
+    await two.broker.seek_group(ANYBODY, two.find(), "billing", "earliest")
+    await session.take(16)
+    assert sorted(session.bodies) == sorted([*range(8)] * 2)
+
+
+@town()
+async def test_a_group_with_consumers_elsewhere_is_not_abandoned(town: Town) -> None:
+    """R11: and ends when it is, once."""
+    one, two = town.gateways
+    group = await town.group(expires_s=100)
+    _, consumer = await two.consumer(group)
+    _, visitor = await one.consumer(group)
+    visitor.leave()
+    await asyncio.sleep(500)
+    assert one.broker.metadata.list_groups(ANYBODY, one.find()) == [group]
+    consumer.leave()
+    await asyncio.sleep(90)
+    assert one.broker.metadata.list_groups(ANYBODY, one.find()) == [group]
+    await becomes(lambda: not one.broker.metadata.list_groups(ANYBODY, one.find()), 300)
+
+
+@town()
+async def test_parked_keys_are_decided_where_their_partition_is_served(town: Town) -> None:
+    """R18: another gateway names the one that is to be asked; without consumers any decides."""
+    one, two = town.gateways
+    group = await town.group(partitions=1, attempts_max=1, on_exhausted="park")
+    session, consumer = await one.consumer(group)
+    await publish(one, 1)
+    ((place, *_),) = await session.take(1)
+    consumer.nack(delivery(place), 0.0, None)
+    every = WhichKey(every=True)
+
+    async def parked(gateway: Gateway) -> int:
+        return (await gateway.broker.parking.parked(gateway.find(), group, 10)).keys_parked
+
+    for _ in range(100):
+        if await parked(two):
+            break
+        await asyncio.sleep(0.1)
+    with pytest.raises(Refused, match=one.broker.groups.presence.gateway):
+        await two.broker.parking.decide(two.find(), group, "retry", every)
+    described = await two.broker.describe_group(ANYBODY, two.find(), "billing")
+    (partition,) = cast(list[dict[str, object]], described["partitions"])
+    assert (partition["owner"], partition["waits_for"]) == (None, "elsewhere")
+    assert described["members"] == [consumer.name]
+    explained = await two.broker.explaining.explain(ANYBODY, two.find(), "k0", "billing", "")
+    assert explained.groups[0].also == ["elsewhere"]
+    consumer.leave()
+    await becomes(lambda: not one.runtime(group).slots)
+    await asyncio.sleep(1)
+    decided = await two.broker.parking.decide(two.find(), group, "skip", every)
+    assert len(decided.keys) == 1
+    assert await two.lag(two.find(), group) == 0
+
+
+@town()
+async def test_what_overflows_moves_once_whoever_sees_it(town: Town) -> None:
+    """Each gateway moves its part; without consumers one of them moves all."""
+    one, _ = town.gateways
+    queue = await one.queue(partitions=4, messages_max=8, overflow="dead_letter")
+    for name in ("served", "idle"):
+        await one.group(queue, name)
+    served = one.broker.metadata.find_group(ANYBODY, queue, "served")
+    for gateway in town.gateways:
+        await gateway.consumer(served, credit=0)
+    await town.shared(served)
+    await publish(one, 40)
+
+    async def lags() -> list[int]:
+        return [
+            int(str((await one.broker.describe_group(ANYBODY, queue, name))["lag"]))
+            for name in ("served", "idle")
+        ]
+
+    for _ in range(60):
+        await asyncio.sleep(1)
+    assert await lags() == [8, 8]
