@@ -22,8 +22,8 @@ from push.letters import ASKER_CHARS, SETTLED, STALE, Inbox, Letter
 from push.ports import CursorWrite, GroupPartition, Partition
 from storage.redis_inbox import RedisInbox
 from tests.histories.conftest import MEMORY_FOLDER
-from tests.histories.redis_gateways import Gateway, emptied
 from tests.histories.house import eventually, message, numbered
+from tests.histories.redis_gateways import Gateway, emptied
 from tests.histories.test_pulling import bodies, pull
 from tests.servers.binaries import binaries
 from tests.servers.layouts import single
