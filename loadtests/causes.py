@@ -15,6 +15,8 @@ from loadtests.history import Acked, Confirmed, Delivered, Event, Extended, Revo
 NS: Final = 1_000_000_000
 EARLY: Final = 0.9
 """A lease may be over from this share of it on: it began before its message was seen."""
+PULL: Final = "pull"
+"""How the streams of pulls begin."""
 AFTERMATH_S: Final = 10.0
 """So long after a fault's end its consequences go on: gateways are taken back, places are owned."""
 
@@ -114,6 +116,8 @@ class Causes:
         self._lost: set[str] = set()
         self._ended: set[int] = set()
         self._gateways: dict[int, str] = {}
+        self._pulled: dict[tuple[str, str | None], list[str]] = {}
+        """What one pull gave of one key."""
         self._acks: dict[str, dict[str, _Named | None]] = {}
 
     def is_late(self, event: Delivered) -> bool:
@@ -152,6 +156,8 @@ class Causes:
         place = (event.group, event.partition, event.offset)
         self._places[event.by] = place
         self._epochs[event.by] = (event.epoch, event.session)
+        if event.stream.startswith(PULL):
+            self._pulled.setdefault((event.stream, event.key), []).append(event.by)
         if self.is_late(event):
             if place in self._latest:
                 self.causes["late"] += 1
@@ -182,7 +188,7 @@ class Causes:
         if event.epoch > given.epoch:
             if self.faults.touched(self._gateways.get(given.server, ""), before.at, event.at):
                 return "owner cut off"
-            if given.stream.startswith("pull"):
+            if given.stream.startswith(PULL):
                 return "drain ended"
         return ""
 
@@ -193,8 +199,15 @@ class Causes:
         return latest if latest is not None and latest.event.by == name else None
 
     def _end(self, name: str, why: str) -> None:
-        if (latest := self._of(name)) is not None:
-            latest.ended = latest.ended or why
+        latest = self._of(name)
+        if latest is None or latest.ended:
+            return
+        latest.ended = why
+        # R17: later ones of its key return with it, and nobody tells who has pulled them
+        for other in self._pulled.get((latest.event.stream, latest.event.key), ()):
+            behind = self._of(other)
+            if behind is not None and behind.event.offset > latest.event.offset:
+                behind.ended = behind.ended or why
 
     def _acked(self, event: Acked) -> None:
         if event.returned:

@@ -91,6 +91,25 @@ class Crew:
             if time.monotonic() > deadline:
                 raise ClientFailed(f"no {messages} messages were stored within {timeout_s} s")
 
+    async def all_flowing(self, messages: int, timeout_s: float) -> bool:
+        """Wait until each producer has so many more receipts; whether that came in time."""
+        wanted = [producer.stored + messages for producer in self.producers]
+        deadline = time.monotonic() + timeout_s
+        while any(one.stored < least for one, least in zip(self.producers, wanted, strict=True)):
+            if time.monotonic() > deadline:
+                return False
+            await self.wait(0.02)
+        return True
+
+    def consuming(self, *, goes_on: bool) -> None:
+        """Consumers leave without a word, or come back."""
+        for puller in self.pullers:
+            puller.is_away = not goes_on
+        for consumer in self.consumers:
+            consumer.is_away = not goes_on
+            if not goes_on and consumer.wire is not None:
+                consumer.wire.abort()
+
     @property
     def in_flight(self) -> int:
         """Messages that the producers have on the way to the living broker."""
@@ -117,6 +136,11 @@ class Crew:
             await self._until(deadline, "the consumers did not come to an end")
         while time.monotonic() - self.field.delivered_at < REST_S:
             await self._until(deadline, "more and more is delivered")
+        deadline = time.monotonic() + QUIET_S  # what is missing then, the judge calls lost
+        while any(reader.given < self.field.acknowledged for reader in self.readers):
+            await self.wait(0.05)
+            if time.monotonic() > deadline:
+                break
 
     async def _lag(self) -> object:
         description = await self.description()

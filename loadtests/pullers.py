@@ -47,11 +47,16 @@ class Puller:
         ]
         self._at = number % len(self._ways)
         self._socket = next(field.sockets)
+        self.is_away = False
+        """Told to stay away until it is told otherwise."""
 
     async def run(self) -> None:
         """Until the field stops. Raises ClientFailed."""
         try:
             while not self._field.stopping:
+                if self.is_away:
+                    await asyncio.sleep(RECONNECT_S)
+                    continue
                 try:
                     await self._pull()
                 except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):

@@ -87,11 +87,16 @@ class Survivor(ABC):
         self._ref = 0
         self.failure: Exception | None = None
         self._away_s = 0.0
+        self.is_away = False
+        """Told to stay away until it is told otherwise."""
 
     async def run(self) -> None:
         """Until the field stops. Raises ClientFailed."""
         habits = self.field.habits
         while not self.field.stopping:
+            if self.is_away:
+                await asyncio.sleep(RECONNECT_S)
+                continue
             closed = asyncio.Event()
             door = next(self._doors)
             self._server, self.socket = door.server, next(self.field.sockets)
@@ -198,6 +203,8 @@ class SurvivingProducer(Survivor):
         self._rate_per_s = 0
         self._allowed = 0.0
         self._pacing: asyncio.TimerHandle | None = None
+        self.stored = 0
+        """Messages that it has a receipt of."""
 
     @property
     def in_flight(self) -> int:
@@ -235,6 +242,7 @@ class SurvivingProducer(Survivor):
     def _answered(self, sequence: int, error: _Error | None) -> None:
         if error is None:
             if self._unanswered.pop(sequence, None) is not None:
+                self.stored += 1
                 self.field.stored(self._number << 40 | sequence)
         elif error.retry:
             self._again = True

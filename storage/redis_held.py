@@ -141,10 +141,12 @@ class Held:
         except (RedisError, OSError) as error:  # asyncio's TimeoutError is an OSError
             for act in group:
                 _give(act, error=Unknown(f"{link.address}: {error or 'no reply in time'}"))
+            self._refuse_waiting("what was asked before it may not have happened")
             return
         doubt = self._doubt(link, replies[len(group) :])
         if doubt:
             await self._let_go()
+            self._refuse_waiting("what was asked before it may not have happened")
         for act, reply in zip(group, replies, strict=False):
             _answer(act, reply, doubt)
 
@@ -170,6 +172,12 @@ class Held:
                 return "a replica was synced anew, and may not have it on its disk yet"
         self._confirmed(self.level, touches)
         return ""
+
+    def _refuse_waiting(self, why: str) -> None:
+        """What was asked behind a group that may not have happened must not happen before it is
+        asked again (R7): its asker meant it to come behind."""
+        while self._waiting:
+            _give(self._waiting.popleft(), error=unavailable(why))
 
     async def _standing(self) -> Link:
         """The link, made anew where there is none. Raises Refused at once while the last failure is
