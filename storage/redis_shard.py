@@ -201,6 +201,7 @@ class RedisShard:
         """The guard of R30. A store without its mark is not ours to fill: whoever took it for a new
         one would delete what other copies still have."""
         command = packed("HMGET", self._settings.key, "incarnation", "replicas", "touches")
+        known = self._touches  # it grows while this is asked
         held = await self._settings.ask(link, command)
         if not isinstance(held, list):
             raise unavailable(f"{link.address}: {held}")
@@ -214,10 +215,10 @@ class RedisShard:
                 f"{link.address} is of the incarnation {incarnation.decode()}, "
                 f"and {self._marks.incarnation} is expected"
             )
-        if int(touches or 0) < self._touches:
+        if int(touches or 0) < known:
             raise unavailable(
                 f"{link.address} holds an older copy: {int(touches or 0)} touches, "
-                f"and there were {self._touches}"
+                f"and there were {known}"
             )
         link.replicas = int(replicas)
 

@@ -5,6 +5,7 @@ to be broken (tests.chaos.breaks), and runs `tocsin` with the rest of the argume
 itself has no switch for any of it.
 """
 
+import asyncio
 import ctypes
 import os
 import signal
@@ -29,8 +30,17 @@ def enter(pid: str) -> None:
             raise OSError(ctypes.get_errno(), "setns")
 
 
+def write_down(*_: object) -> None:
+    """What every task waits for, in the log: for who looks why something does not go on."""
+    for task in list(asyncio.tasks._all_tasks):  # type: ignore[attr-defined]
+        if not task.done():
+            task.print_stack(file=sys.stderr)
+    sys.stderr.flush()
+
+
 def main() -> None:
     """See the module."""
+    signal.signal(signal.SIGUSR1, write_down)
     pid, broken, *rest = sys.argv[1:]
     enter(pid.removeprefix("--inside="))
     if os.getppid() == 1:

@@ -31,6 +31,8 @@ BETWEEN_S: Final = (0.2, 1.0)
 FROZEN_S: Final = 7.0
 """Beyond metadata.heartbeats.GONE_S: the others have taken over."""
 FROZEN_WHOLE_S: Final = 90.0
+STALE_CHANCE: Final = 0.3
+"""Of a failover to a replica that was cut off before."""
 FLOWING_MESSAGES: Final = 200
 HEALED_TIMEOUT_S: Final = 60.0
 ELECTED_TIMEOUT_S: Final = 30.0
@@ -54,11 +56,15 @@ class Nemesis:
     async def fault(self, kind: str) -> None:
         """One of this kind, or of this shape, from its beginning to when all is as before."""
         doing: Callable[[], Awaitable[None]]
+        asked = kind
         if kind == "partition":
-            kind = SHAPES[self.faults % len(SHAPES)]
+            kind = SHAPES[self.random.randrange(len(SHAPES))]
         match kind:
             case "failover":
-                doing = self._stale_failover if self.random.random() < 0.3 else self._failover
+                stale = self.random.random() < STALE_CHANCE
+                doing = self._stale_failover if stale else self._failover
+            case "stale-failover":
+                doing = self._stale_failover
             case "kill":
                 doing = self._kill
             case "freeze":
@@ -76,13 +82,14 @@ class Nemesis:
                     "store-from-store": self._store_from_store,
                 }[kind]
         await doing()
-        self.done.append(kind)
+        self.done.append(kind if asked != "failover" else asked)
         await self.healed()
 
     async def healed(self) -> None:
         """All follow the primary again, and messages of every producer flow. Where they do not,
         the checker will say so."""
         await asyncio.to_thread(self.world.store.wait_in_sync)
+        self.world.weaken()
         if not await self.crew.all_flowing(FLOWING_MESSAGES, HEALED_TIMEOUT_S):
             self.progress(f"not everybody's messages flow after {HEALED_TIMEOUT_S:.0f} s")
         await self.crew.wait(self.random.uniform(*BETWEEN_S))

@@ -2,7 +2,9 @@
 
 import asyncio
 import gzip
+import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -147,12 +149,22 @@ async def _round(plan: Plan, made: World, crew: Crew, nemesis: Nemesis, report: 
             await _drain(crew, nemesis.progress, healthy=False)
         log.world("publishing", goes_on=False)
         await crew.drain(nemesis.progress)
+        if crew.field.missing:
+            await _say_why(made, crew, nemesis.progress)
     except (ClientFailed, ServerFailed, TimeoutError) as error:
         report.failure = str(error) or repr(error)
         return False
     finally:
         await crew.leave()
     return True
+
+
+async def _say_why(made: World, crew: Crew, progress: Callable[[str], None]) -> None:
+    """Something is missing: what the broker says of the group, and what its tasks wait for."""
+    progress(f"{len(crew.field.missing):,} are missing: {await crew.description()}")
+    for gateway in made.gateways:
+        os.kill(gateway.server.pid, signal.SIGUSR1)
+    await crew.wait(1.0)
 
 
 async def _drain(crew: Crew, progress: Callable[[str], None], *, healthy: bool) -> None:

@@ -17,6 +17,7 @@ from typing import Final
 
 from loadtests.field import Door
 from loadtests.server import Server
+from tests.chaos.breaks import BREAKS
 from tests.servers.binaries import Binary
 from tests.servers.layouts import Guarded, guarded
 from tests.servers.network import Host, Network, network
@@ -53,6 +54,8 @@ class World:
     hosts: dict[Node, Host]
     sentinel_hosts: list[Host]
     gateways: list[Gateway]
+    on_nodes: tuple[str, ...] = ()
+    """What CONFIG SET is told, of a negative control."""
     starts: int = 0
     """Of gateways, all together."""
     _blocked: list[tuple[Host | None, Host | None]] = field(default_factory=list)
@@ -99,6 +102,12 @@ class World:
         assert found is not None
         return found
 
+    def weaken(self) -> None:
+        """Set on every node what a negative control sets. A node that restarts has it no more."""
+        if self.on_nodes:
+            for node in self.store.nodes:
+                node.ask("CONFIG", "SET", *self.on_nodes)
+
     def spawn(self, gateway: Gateway) -> int:
         """Start it; the number of this start, from now on its door's."""
         gateway.server.spawn()
@@ -124,8 +133,9 @@ def world(binary: Binary, folder: Path, *, gateways: int = 2, broken: str = "") 
         url = f"redis+sentinel://{places}/{MASTER}"
         _provision(url)
         made = World(
-            net, store, dict(zip(store.nodes, store_hosts, strict=True)), sentinel_hosts, []
-        )
+            net, store, dict(zip(store.nodes, store_hosts, strict=True)), sentinel_hosts, [],
+            BREAKS[broken].on_nodes if broken else (),
+        )  # fmt: skip
         for number in range(gateways):
             gateway = _gateway(net.host(f"gateway-{number}"), folder, url, broken)
             stack.callback(_end, gateway)
