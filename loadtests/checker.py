@@ -88,6 +88,7 @@ class _Comeback:
         """Producer → a fault that has ended: when, its number and kind."""
         self._sent: dict[tuple[str, int], int] = {}
         self._producers: set[str] = set()
+        """Who has ever had a receipt."""
         self._kinds: dict[int, str] = {}
         self._open: set[int] = set()
         self.slowest_s = 0.0
@@ -96,11 +97,12 @@ class _Comeback:
         """Take the next event."""
         match event:
             case Attempt():
-                self._producers.add(event.producer)
                 self._sent[event.producer, event.sequence] = event.at
             case Answered():
                 sent = self._sent.pop((event.producer, event.sequence), 0)
                 waiting = self._waiting.get(event.producer)
+                if event.outcome == "ok":
+                    self._producers.add(event.producer)
                 if event.outcome == "ok" and waiting is not None and sent >= waiting[0]:
                     del self._waiting[event.producer]
                     self._judge(event.producer, waiting, event.at)

@@ -149,8 +149,9 @@ async def _round(plan: Plan, made: World, crew: Crew, nemesis: Nemesis, report: 
             await _drain(crew, nemesis.progress, healthy=False)
         log.world("publishing", goes_on=False)
         await crew.drain(nemesis.progress)
-        if crew.field.missing:
-            await _say_why(made, crew, nemesis.progress)
+        if crew.field.missing and (said := await crew.description()).get("lag"):
+            nemesis.progress(f"{len(crew.field.missing):,} are missing: {said}")
+            await _say_why(made, crew)
     except (ClientFailed, ServerFailed, TimeoutError) as error:
         report.failure = str(error) or repr(error)
         return False
@@ -159,9 +160,8 @@ async def _round(plan: Plan, made: World, crew: Crew, nemesis: Nemesis, report: 
     return True
 
 
-async def _say_why(made: World, crew: Crew, progress: Callable[[str], None]) -> None:
-    """Something is missing: what the broker says of the group, and what its tasks wait for."""
-    progress(f"{len(crew.field.missing):,} are missing: {await crew.description()}")
+async def _say_why(made: World, crew: Crew) -> None:
+    """Something is missing: have the gateways write down what their tasks wait for."""
     for gateway in made.gateways:
         os.kill(gateway.server.pid, signal.SIGUSR1)
     await crew.wait(1.0)
