@@ -26,6 +26,11 @@ class Disks:
     folder: Path
     nodes: Sequence[Node] = ()
 
+    def settle(self) -> None:
+        """What was set up until now lay there for long: it is synced from outside."""
+        for node in self.nodes:
+            _run("sync", "-f", str(node.folder))
+
     def power_off(self) -> None:
         """All nodes end at once, with what was synced by then."""
         for node in self.nodes:

@@ -107,6 +107,7 @@ def play(
         )
         if cut is not None:
             cut.nodes = made.store.nodes
+            cut.settle()
         shared = Field(
             [gateway.door for gateway in made.gateways], log, Random(plan.seed + 1),
             Habits(RATES_PER_S, TOKEN, SILENCE_S, at_other_doors=not plan.serving),

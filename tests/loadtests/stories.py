@@ -71,8 +71,10 @@ class Story:
         self._numbers = iter(range(1, 1_000_000))
         self._servers = 2
         self._reads = [0] * PARTITIONS
-        for server in (1, 2):
-            self.tell(Serves(self.now(), server, f"gateway-{server}"))
+        self.names = {server: f"gateway-{server}" for server in (1, 2)}
+        """Of each start, whose it was."""
+        for server, name in self.names.items():
+            self.tell(Serves(self.now(), server, name))
         for log in self.logs:
             self.own(log)
 
@@ -217,14 +219,15 @@ class Story:
     def fault(self) -> None:
         """A gateway is killed, or cut off: others own what it had, and it may not know that yet."""
         number, log = self.number(), self.random.choice(self.logs)
-        self.tell(FaultBegins(self.now(), number, "kill", (f"gateway-{log.server}",)))
+        self.tell(FaultBegins(self.now(), number, "kill", (self.names[log.server],)))
         before = replace(log)
         old = [place.given for place in log.places if place.given is not None]
         is_dead = self.random.random() < 0.5
         if is_dead:
             self.tell(Ended(self.now(), before.server))
             self._servers += 1
-            self.tell(Serves(self.now(), self._servers, f"gateway-{before.server}"))
+            self.names[self._servers] = self.names[before.server]
+            self.tell(Serves(self.now(), self._servers, self.names[before.server]))
         self.at += int(self.random.uniform(0, 8) * NS)
         for one in self.logs:
             if one is log or (is_dead and one.server == before.server):
