@@ -300,7 +300,29 @@ class Publisher:
             self._refused(producer, route.partitions[route.place(key)[0]], sequence)
 
     def hold_up(self, partition: Partition, header: Header) -> None:
-        """As Owner.hold_up."""
+        """As Owner.hold_up. What waits there already, of the same producers, would overtake it with
+        the next commit: it is answered now."""
+        self._remember(partition, header)
+        held = {producer for producer, _ in header.producers}
+        waiting = [*self._closed, *self._open.items()]
+        behind = [
+            (place, record) for place, record in waiting
+            if place == partition and not held.isdisjoint(record.builder.producers)
+        ]  # fmt: skip
+        for one in behind:
+            if one in self._closed:
+                self._closed.remove(one)
+            else:
+                del self._open[partition]
+            record = one[1]
+            self._waiting -= len(record.builder)
+            self._remember(partition, record.builder.close(
+                record_id=bytes(16), published_unix_ms=0, ring_epoch=0, tenant=0
+            )[2])  # fmt: skip
+            self.released(record)
+            record.failed(Refused("storage_unavailable", "what came before it was not stored"))
+
+    def _remember(self, partition: Partition, header: Header) -> None:
         for index, sequence, hashed in zip(
             header.producer_indexes, header.sequences, header.key_hashes, strict=False
         ):

@@ -12,6 +12,7 @@ from loadtests.field import GROUP, GROUP_PLACE, QUEUE, ClientFailed, Field
 from loadtests.history import read_lines
 from loadtests.judge import judge
 from loadtests.pullers import Puller
+from loadtests.reading import SurvivingReader
 from loadtests.rest import Rest
 from loadtests.survivors import SurvivingConsumer, SurvivingProducer, Survivor
 from loadtests.verdict import Verdict
@@ -41,25 +42,30 @@ STALL_TIMEOUT_S: Final = 60.0
 class Crew:
     """Runs the clients; the owner starts and kills the broker meanwhile."""
 
-    def __init__(self, field: Field, *, producers: int = PRODUCERS) -> None:
+    def __init__(self, field: Field, *, producers: int = PRODUCERS, readers: int = 0) -> None:
         self.field = field
         self.producers = [SurvivingProducer(field, number) for number in range(producers)]
         self.consumers = [SurvivingConsumer(field, number) for number in range(CONSUMERS)]
-        self.pullers = [Puller(field) for _ in range(PULLERS)]
+        self.pullers = [Puller(field, number) for number in range(PULLERS)]
+        self.readers = [SurvivingReader(field, number) for number in range(readers)]
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def prepare(self) -> None:
-        """Create the queue and the group, so that P1 counts from the first message on (R11)."""
-        rest = Rest(self.field.url)
+    async def prepare(self, **settings: object) -> None:
+        """Create the queue, with these settings besides, and the group, so that P1 counts from the
+        first message on (R11)."""
+        rest = self._rest()
         try:
-            await rest.call("PUT", f"/v1/queues/{QUEUE}", QUEUE_SETTINGS)
+            await rest.call("PUT", f"/v1/queues/{QUEUE}", QUEUE_SETTINGS | settings)
             await rest.call("PUT", f"/v1/queues/{QUEUE}/groups/{GROUP}", {})
         finally:
             rest.close()
 
+    def _rest(self) -> Rest:
+        return Rest(self.field.serving[0].url, self.field.habits.token)
+
     def start(self) -> None:
         """Let everyone go."""
-        survivors: list[Survivor] = [*self.producers, *self.consumers]
+        survivors: list[Survivor] = [*self.producers, *self.consumers, *self.readers]
         for run in (*(one.run for one in survivors), *(one.run for one in self.pullers)):
             self._tasks.append(asyncio.create_task(run()))
 
@@ -84,6 +90,25 @@ class Crew:
             await self.wait(0.01)
             if time.monotonic() > deadline:
                 raise ClientFailed(f"no {messages} messages were stored within {timeout_s} s")
+
+    async def all_flowing(self, messages: int, timeout_s: float) -> bool:
+        """Wait until each producer has so many more receipts; whether that came in time."""
+        wanted = [producer.stored + messages for producer in self.producers]
+        deadline = time.monotonic() + timeout_s
+        while any(one.stored < least for one, least in zip(self.producers, wanted, strict=True)):
+            if time.monotonic() > deadline:
+                return False
+            await self.wait(0.02)
+        return True
+
+    def consuming(self, *, goes_on: bool) -> None:
+        """Consumers leave without a word, or come back."""
+        for puller in self.pullers:
+            puller.is_away = not goes_on
+        for consumer in self.consumers:
+            consumer.is_away = not goes_on
+            if not goes_on and consumer.wire is not None:
+                consumer.wire.abort()
 
     @property
     def in_flight(self) -> int:
@@ -111,6 +136,11 @@ class Crew:
             await self._until(deadline, "the consumers did not come to an end")
         while time.monotonic() - self.field.delivered_at < REST_S:
             await self._until(deadline, "more and more is delivered")
+        deadline = time.monotonic() + QUIET_S  # what is missing then, the judge calls lost
+        while any(reader.given < self.field.acknowledged for reader in self.readers):
+            await self.wait(0.05)
+            if time.monotonic() > deadline:
+                break
 
     async def _lag(self) -> object:
         description = await self.description()
@@ -118,7 +148,7 @@ class Crew:
 
     async def description(self) -> dict[str, object]:
         """What the broker says of the group."""
-        rest = Rest(self.field.url)
+        rest = self._rest()
         try:
             said: dict[str, object] = await rest.call("GET", f"/v1/queues/{QUEUE}/groups/{GROUP}")
             return said
@@ -136,7 +166,7 @@ class Crew:
     async def leave(self) -> None:
         """Everyone goes."""
         self.field.stopping, self.field.producing = True, False
-        for client in (*self.producers, *self.consumers):
+        for client in (*self.producers, *self.consumers, *self.readers):
             client.leave()
         for task in self._tasks:
             task.cancel()

@@ -3,9 +3,13 @@
 import itertools
 import re
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import BinaryIO, Final
+
+import msgspec
 
 _IDENTITY: Final = re.compile(rb"p(\d+)-(\d+)-")
 QUEUE: Final = "soak"
@@ -45,6 +49,21 @@ class Recorder:
             )
         )  # fmt: skip
 
+    def read(self, server: int, socket: int, reader: str, frame: bytes) -> None:
+        """A frame came to a reader."""
+        self._file.write(
+            b'{"at":%d,"server":%d,"socket":%d,"via":"read","way":"in","queue":"%b","group":"%b",'
+            b'"frame":%b}\n'
+            % (time.monotonic_ns(), server, socket, QUEUE.encode(), reader.encode(), frame)
+        )
+
+    def world(self, call: str, *, server: int = 0, socket: int = 0, **told: object) -> None:
+        """Something happened to the clients' world: `loadtests.chaos_history` knows what."""
+        self._file.write(
+            b'{"at":%d,"server":%d,"socket":%d,"via":"world","way":"out","call":"%b","frame":%b}\n'
+            % (time.monotonic_ns(), server, socket, call.encode(), msgspec.json.encode(told))
+        )
+
     def size(self) -> int:
         """Bytes written so far; what lies before was seen before now."""
         self._file.flush()
@@ -55,14 +74,41 @@ class Recorder:
         self._file.close()
 
 
-class Field:
-    """What all clients of a run share. `server` counts the starts of the broker."""
+@dataclass
+class Door:
+    """Where clients meet a gateway. `server`: the number of its start, over all gateways."""
 
-    def __init__(self, url: str, log: Path, random: Random) -> None:
-        self.url = url
+    url: str
+    server: int = 0
+
+
+@dataclass(frozen=True)
+class Habits:
+    """How the clients of a run behave."""
+
+    rates_per_s: tuple[int, ...] = (300, 1500, 9000)
+    """Of a producer, drawn at each connect: idle, busy, and more than the consumers can take."""
+    token: str | None = None
+    silence_s: float = 0.0
+    """A broker that says nothing for so long, though it was asked, is left for the next one; 0: it
+    is trusted to end, so that its sockets do."""
+    at_other_doors: bool = False
+    """What was pulled is settled through any gateway (R24)."""
+
+
+class Field:
+    """What all clients of a run share: where they find the broker, and how far all of them are."""
+
+    def __init__(
+        self, doors: Sequence[Door] | str, log: Path, random: Random, habits: Habits | None = None
+    ) -> None:
+        """`doors`: the gateways; a text is the address of the only one."""
+        self.doors = [Door(doors)] if isinstance(doors, str) else list(doors)
+        self.serving = self.doors
+        """Those of them where consumers go."""
+        self.habits = habits or Habits()
         self.log = Recorder(log)
         self.random = random
-        self.server = 0
         self.sockets = itertools.count(1)
         self.stopping = False
         self.producing = True
@@ -74,6 +120,15 @@ class Field:
         self.consumed = {"ws": 0, "pull": 0}
         """Confirmed acks, by the way they went."""
         self._settled: set[int] = set()
+
+    @property
+    def server(self) -> int:
+        """The number of the first gateway's start."""
+        return self.doors[0].server
+
+    @server.setter
+    def server(self, number: int) -> None:
+        self.doors[0].server = number
 
     def stored(self, identity: int) -> None:
         """A producer has a receipt."""

@@ -28,7 +28,7 @@ class Line(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
     at: int
     server: int
     socket: int
-    via: Literal["ws", "pull"]
+    via: Literal["ws", "pull", "world", "read"]
     way: Literal["out", "in"]
     frame: msgspec.Raw
     call: str = ""

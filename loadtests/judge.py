@@ -177,20 +177,44 @@ class Judge:
 
     # --- delivering
 
-    def _delivered(self, event: Delivered) -> None:
-        counts = self._verdict.counts
-        counts["delivered"] += 1
+    def late(self, event: Delivered) -> bool:
+        """A delivery of an owner of before, seen behind one of its successor: its socket was slow,
+        or its gateway has not heard of it. It says nothing of the order, and who knows its epoch
+        discards it. Whether its message had been settled by a confirmed ack."""
+        self._verdict.counts["delivered late"] += 1
+        if self._known(event) is None:
+            return False
+        key = self._keys.get((event.group, event.key))
+        given = key.given.get(event.offset) if key is not None else None
+        return given is not None and given.confirmed
+
+    def _known(self, event: Delivered) -> _Message | None:
+        """The message that was given; None: there is none such, and that was flagged."""
         queue = event.group.partition("/")[0]
-        message = self._bodies.get(event.body)
+        return self.read(queue, event.partition, event.offset, event.key, event.body)
+
+    def read(
+        self, queue: str, partition: int, offset: int, key: str | None, body: bytes
+    ) -> _Message | None:
+        """Somebody was given this: a group, or a reader. Returns as `_known`."""
+        message = self._bodies.get(body)
+        where = f"in {partition}:{offset} of {queue}"
         if message is None or message.queue != queue:
-            meant = self._places.get((queue, event.partition, event.offset))
+            meant = self._places.get((queue, partition, offset))
             kind = "invented" if meant is None else "altered"
-            self._verdict.flag(kind, f"{event.body[:80]!r} {_where(event)}; known there: {meant}")
-            return
-        if message.key != event.key:
-            self._verdict.flag("altered", f"{message}; given with key {event.key}")
+            self._verdict.flag(kind, f"{body[:80]!r} {where}; known there: {meant}")
+            return None
+        if message.key != key:
+            self._verdict.flag("altered", f"{message}; given with key {key}")
         message.delivered = True
-        self._stored(message, event.partition, event.offset, "a delivery")
+        self._stored(message, partition, offset, "a delivery")
+        return message
+
+    def _delivered(self, event: Delivered) -> None:
+        self._verdict.counts["delivered"] += 1
+        message = self._known(event)
+        if message is None:
+            return
         key = self._keys.setdefault((event.group, event.key), _Key(event.partition))
         if event.key is not None and key.partition != event.partition:
             self._verdict.flag("key_moved", f"{message}; its key was in {key.partition}")
@@ -297,6 +321,12 @@ class Judge:
                 key.open.add(offset)
 
     # --- the end
+
+    def acknowledged(self) -> Iterator[tuple[str, int, int]]:
+        """(queue, partition, offset) of every message that its producer has a receipt of."""
+        for message in self._bodies.values():
+            if message.ok and message.place is not None:
+                yield (message.queue, *message.place)
 
     def verdict(self, *, drained: bool) -> Verdict:
         """`drained`: the groups went on until nothing was left to give."""

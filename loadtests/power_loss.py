@@ -47,7 +47,7 @@ def why_not() -> str | None:
     with tempfile.TemporaryDirectory(prefix="tocsin-probe-") as name:
         folder = Path(name)
         try:
-            with _mounted(_new_image(folder / "probe.img", 16 << 20), folder / "probe"):
+            with _mounted(new_image(folder / "probe.img", 16 << 20), folder / "probe"):
                 pass
         except subprocess.CalledProcessError as error:
             return f"power losses need loop mounts: {error.stderr.decode().strip()}"
@@ -84,7 +84,8 @@ def _run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def _new_image(path: Path, size: int) -> Path:
+def new_image(path: Path, size: int) -> Path:
+    """An empty ext4 in a sparse file. Needs root."""
     with path.open("wb") as file:
         file.truncate(size)
     _run("mkfs.ext4", "-q", "-F", str(path))
@@ -119,7 +120,7 @@ async def power_losses(
             wanted = min(LOSSES_PER_LIFE, losses - report.losses)
             if not wanted:
                 break
-            image = _new_image(folder / f"life{life}.img", IMAGE_BYTES)
+            image = new_image(folder / f"life{life}.img", IMAGE_BYTES)
             with _mounted(image, folder / f"life{life}") as place:
                 server = Server(place / "data", command=command, level="warning")
                 server.log_path = image.with_suffix(".log")

@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from loadtests.field import GROUP, QUEUE, Field, identity
-from loadtests.rest import Rest
+from loadtests.rest import REQUEST_TIMEOUT_S, Rest
 from loadtests.survivors import NACK_CHANCE, RECONNECT_S
 
 PULL_MESSAGES_MAX: Final = 50
@@ -38,27 +38,42 @@ _PULL_BODY: Final = _ENCODE({"messages_max": PULL_MESSAGES_MAX, "wait_s": PULL_W
 class Puller:
     """One of the clients whose pulls form the group's virtual consumer (R24)."""
 
-    def __init__(self, field: Field) -> None:
+    def __init__(self, field: Field, number: int = 0) -> None:
         self._field = field
-        self._rest = Rest(field.url)
+        habits = field.habits
+        timeout_s = habits.silence_s + PULL_WAIT_S if habits.silence_s else REQUEST_TIMEOUT_S
+        self._ways = [
+            (door, Rest(door.url, habits.token, timeout_s=timeout_s)) for door in field.serving
+        ]
+        self._at = number % len(self._ways)
         self._socket = next(field.sockets)
+        self.is_away = False
+        """Told to stay away until it is told otherwise."""
 
     async def run(self) -> None:
         """Until the field stops. Raises ClientFailed."""
         try:
             while not self._field.stopping:
+                if self.is_away:
+                    await asyncio.sleep(RECONNECT_S)
+                    continue
                 try:
                     await self._pull()
                 except (OSError, EOFError, TimeoutError, asyncio.LimitOverrunError):
+                    self._at = (self._at + 1) % len(self._ways)
                     await asyncio.sleep(RECONNECT_S * (0.5 + self._field.random.random()))
         finally:
-            self._rest.close()
+            for _, rest in self._ways:
+                rest.close()
 
     async def _call(self, call: str, body: bytes) -> bytes | None:
         """The answer; None where the broker said no."""
-        server = self._field.server
+        door, rest = self._ways[self._at]
+        if call != "pull" and self._field.habits.at_other_doors:
+            door, rest = self._field.random.choice(self._ways)
+        server = door.server
         self._field.log.pull(server, self._socket, b"out", call, body)
-        status, answer = await self._rest.request("POST", f"{_PATH}/{call}", body)
+        status, answer = await rest.request("POST", f"{_PATH}/{call}", body)
         self._field.log.pull(server, self._socket, b"in", call, answer, status=status)
         if status == 200:
             return answer

@@ -12,11 +12,14 @@ class Rest:
     """One connection to the broker's HTTP interface, opened on first use and reopened on the next
     use after it broke. One request at a time."""
 
-    def __init__(self, url: str, token: str | None = None) -> None:
+    def __init__(
+        self, url: str, token: str | None = None, *, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> None:
         place = urlsplit(url)
         self._host, self._port, self._netloc = place.hostname or "", place.port or 80, place.netloc
         self.token = token
         """Presented with each request; None: none is."""
+        self._timeout_s = timeout_s
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
@@ -25,10 +28,10 @@ class Rest:
         Raises:
             OSError, EOFError or TimeoutError: there is no answer; whether it was done is unknown.
         """
-        if self._streams is None:
-            self._streams = await asyncio.open_connection(self._host, self._port)
         try:
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            async with asyncio.timeout(self._timeout_s):
+                if self._streams is None:
+                    self._streams = await asyncio.open_connection(self._host, self._port)
                 return await self._exchange(*self._streams, method, path, body)
         except BaseException:
             self.close()

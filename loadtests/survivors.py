@@ -6,21 +6,24 @@ confirmed and in random order across keys, and nacks one in a hundred.
 """
 
 import asyncio
+import contextlib
+import itertools
+import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from loadtests import wire
-from loadtests.field import GROUP, QUEUE, ClientFailed, Field, identity, message
+from loadtests.field import GROUP, QUEUE, ClientFailed, Door, Field, identity, message
+from loadtests.places import Place, delivery_list, places
 from loadtests.wire import offsets_of
 
 WINDOW: Final = 1500
 """Unanswered messages of a producer; the protocol allows 10,000."""
 FRAME_MESSAGES_MAX: Final = 60
-RATES_PER_S: Final = (300, 1500, 9000)
-"""Of a producer, drawn at each connect: idle, busy, and more than the consumers can take."""
 PACE_S: Final = 0.005
 AGAIN_DELAY_S: Final = 0.02
 RECONNECT_S: Final = 0.05
@@ -72,35 +75,62 @@ _ONE: Final = msgspec.json.Decoder(_Received)
 class Survivor(ABC):
     """A client that connects again for as long as the run lasts."""
 
-    def __init__(self, field: Field, name: str) -> None:
+    def __init__(self, field: Field, name: str, doors: Sequence[Door] | None = None) -> None:
+        """`doors`: where it looks for the broker, the first one first; all, if it is not said."""
         self.field = field
         self.name = name
+        self._doors = itertools.cycle(doors or field.doors)
+        self._heard_at = 0.0
         self.socket = 0
         self.wire: wire.Wire | None = None
         self._server = 0
         self._ref = 0
         self.failure: Exception | None = None
         self._away_s = 0.0
+        self.is_away = False
+        """Told to stay away until it is told otherwise."""
 
     async def run(self) -> None:
         """Until the field stops. Raises ClientFailed."""
+        habits = self.field.habits
         while not self.field.stopping:
+            if self.is_away:
+                await asyncio.sleep(RECONNECT_S)
+                continue
             closed = asyncio.Event()
+            door = next(self._doors)
+            self._server, self.socket = door.server, next(self.field.sockets)
             try:
-                self._server, self.socket = self.field.server, next(self.field.sockets)
-                self.wire = await wire.connect(
-                    self.field.url, self._message, self._turn, closed.set
-                )
+                async with asyncio.timeout(habits.silence_s or None):
+                    self.wire = await wire.connect(
+                        door.url, self._message, self._turn, closed.set, token=habits.token
+                    )
                 self._connected()
-                await closed.wait()
+                await self._until(closed)
             except (OSError, TimeoutError):
                 pass
             self.wire = None
+            self.field.log.world("lost", socket=self.socket)
             self._lost()
             if self.failure is not None:
                 raise self.failure
             away_s, self._away_s = self._away_s, 0.0
             await asyncio.sleep(away_s + RECONNECT_S * (0.5 + self.field.random.random()))
+
+    async def _until(self, closed: asyncio.Event) -> None:
+        """Until the socket is closed, or was silent for too long and is given up."""
+        silence_s = self.field.habits.silence_s
+        self._heard_at = time.monotonic()
+        while not closed.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(silence_s / 2 or None):
+                    await closed.wait()
+            if self.wire is None or closed.is_set():
+                return
+            if time.monotonic() - self._heard_at > silence_s:
+                self.wire.abort()
+                return
+            self.ask(type="ping")
 
     def leave(self) -> None:
         """The end of the run: close the socket."""
@@ -110,8 +140,11 @@ class Survivor(ABC):
     def send(self, frame: bytes) -> None:
         """Log it and send it."""
         if self.wire is not None and not self.wire.closed:
-            self.field.log.ws(self._server, self.socket, b"out", frame)
+            self._log(b"out", frame)
             self.wire.send(frame)
+
+    def _log(self, way: bytes, frame: bytes) -> None:
+        self.field.log.ws(self._server, self.socket, way, frame)
 
     def ask(self, **fields: object) -> int:
         """Send a frame with a ref; returns the ref."""
@@ -120,22 +153,31 @@ class Survivor(ABC):
         return self._ref
 
     def _message(self, data: bytes) -> None:
-        self.field.log.ws(self._server, self.socket, b"in", data)
+        self.heard(data)
         try:
             for frame in wire.split(data):
                 self._received(_ONE.decode(frame))
         except (ClientFailed, msgspec.DecodeError) as error:
-            self.failure = ClientFailed(f"{self.name}: {error}")
-            assert self.wire is not None
-            self.wire.abort()
+            self.fail(error)
+
+    def heard(self, data: bytes) -> None:
+        """Log what came."""
+        self._heard_at = time.monotonic()
+        self._log(b"in", data)
+
+    def fail(self, error: Exception) -> None:
+        """The broker said what it never should: the run ends, red."""
+        self.failure = ClientFailed(f"{self.name}: {error}")
+        assert self.wire is not None
+        self.wire.abort()
 
     @abstractmethod
     def _connected(self) -> None:
         """The socket is open: say hello."""
 
-    @abstractmethod
     def _received(self, frame: _Received) -> None:
         """A frame came. Raises ClientFailed for one that never should."""
+        raise AssertionError(frame)
 
     @abstractmethod
     def _turn(self) -> None:
@@ -150,7 +192,8 @@ class SurvivingProducer(Survivor):
     """Publishes, pipelined, until the field no longer produces and everything is answered."""
 
     def __init__(self, field: Field, number: int) -> None:
-        super().__init__(field, f"producer-{number}")
+        doors = field.doors
+        super().__init__(field, f"producer-{number}", doors[number % len(doors) :] + doors)
         self._number = number
         self._next = 0
         self._unanswered: dict[int, bytes] = {}
@@ -160,6 +203,8 @@ class SurvivingProducer(Survivor):
         self._rate_per_s = 0
         self._allowed = 0.0
         self._pacing: asyncio.TimerHandle | None = None
+        self.stored = 0
+        """Messages that it has a receipt of."""
 
     @property
     def in_flight(self) -> int:
@@ -172,7 +217,7 @@ class SurvivingProducer(Survivor):
         return len(self._unanswered)
 
     def _connected(self) -> None:
-        self._rate_per_s = self.field.random.choice(RATES_PER_S)
+        self._rate_per_s = self.field.random.choice(self.field.habits.rates_per_s)
         self.send(_ENCODE({"type": "hello", "producer": self.name, "client": self.name}))
 
     def _lost(self) -> None:
@@ -197,6 +242,7 @@ class SurvivingProducer(Survivor):
     def _answered(self, sequence: int, error: _Error | None) -> None:
         if error is None:
             if self._unanswered.pop(sequence, None) is not None:
+                self.stored += 1
                 self.field.stored(self._number << 40 | sequence)
         elif error.retry:
             self._again = True
@@ -256,15 +302,12 @@ class SurvivingProducer(Survivor):
         )
 
 
-Place = tuple[int, int, int, int]
-"""(partition, epoch, push, offset): one delivery."""
-
-
 class SurvivingConsumer(Survivor):
     """A member of the group over WebSocket."""
 
     def __init__(self, field: Field, number: int) -> None:
-        super().__init__(field, f"consumer-{number}")
+        doors = field.serving
+        super().__init__(field, f"consumer-{number}", doors[number % len(doors) :] + doors)
         self._lines: dict[str, deque[Place]] = {}
         self._open: dict[Place, int] = {}
         """Deliveries that are neither settled nor given up → identity."""
@@ -346,25 +389,3 @@ class SurvivingConsumer(Survivor):
             self._freed = 0
             self.send(b'{"type":"credit","subscription":1,"granted":%d}' % self._granted)
         self._turn()
-
-
-def places(deliveries: list[list[int]]) -> list[Place]:
-    """The deliveries that a delivery list names."""
-    return [
-        (partition, epoch, push, offset)
-        for partition, epoch, push, *ranges in deliveries
-        for first, last in zip(ranges[::2], ranges[1::2], strict=True)
-        for offset in range(first, last + 1)
-    ]
-
-
-def delivery_list(named: list[Place]) -> list[list[int]]:
-    """The delivery list that names these."""
-    lists: dict[tuple[int, int, int], list[int]] = {}
-    for partition, epoch, push, offset in sorted(named):
-        ranges = lists.setdefault((partition, epoch, push), [])
-        if ranges and ranges[-1] == offset - 1:
-            ranges[-1] = offset
-        else:
-            ranges += [offset, offset]
-    return [[*place, *ranges] for place, ranges in lists.items()]

@@ -220,15 +220,20 @@ def guarded(
     replicas: int = 2,
     sentinels: int = 3,
     hosts: Sequence[Host] = (),
+    sentinel_hosts: Sequence[Host] = (),
     with_users: bool = False,
 ) -> Iterator[Guarded]:
     """A primary with replicas, in sync, and Sentinels that know each other and them. Where there
-    are hosts, each server has the next one, and so has each Sentinel, from the first again."""
+    are hosts, each server has the next one, and so has each Sentinel: from the first again, or of
+    hosts of their own."""
     with _places(binary, folder, with_users) as places:
         shard = _follow(places, replicas, hosts)
         guards = [
             places.node(
-                f"sentinel-{number}", "sentinel", host=_nth(hosts, number), primary=shard.nodes[0]
+                f"sentinel-{number}",
+                "sentinel",
+                host=_nth(sentinel_hosts or hosts, number),
+                primary=shard.nodes[0],
             )
             for number in range(sentinels)
         ]

@@ -11,7 +11,7 @@ import itertools
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from tests.servers.node import until
 
 _NETS = 512
 """198.18.0.0/15 is for measuring networks (RFC 2544): no network that a machine is in has it."""
+_NOBODY = "02:00:00:00:00:00"
+"""A link address of no host."""
 _numbers = itertools.count(os.getpid())
 
 
@@ -53,6 +55,8 @@ class Network:
     def __init__(self, stack: contextlib.ExitStack) -> None:
         self._stack = stack
         self._net = self._free_net()
+        self.address = f"{self._net}.1"
+        """Our own."""
         self._hosts = 0
         self._switch = self._keeper()
         self._in_switch("link", "add", "switch", "type", "bridge", "forward_delay", "0")
@@ -70,7 +74,7 @@ class Network:
             "netns",
             str(self._switch),
         )
-        _ip("address", "add", f"{self._net}.1/24", "dev", self.interface)
+        _ip("address", "add", f"{self.address}/24", "dev", self.interface)
         _ip("link", "set", self.interface, "up")
         self._plug("test")
 
@@ -97,6 +101,32 @@ class Network:
     def heal(self, host: Host) -> None:
         """End a cut."""
         self._in_switch("link", "set", host.link, "up")
+
+    def block(self, ways: Iterable[tuple[Host | None, Host | None]]) -> None:
+        """From now on nothing passes from the first to the second of each pair (None: from or to
+        us); the other way it does. What is sent there goes to a link address that nobody has."""
+        self._ways(ways, ("replace", "lladdr", _NOBODY, "nud", "permanent"))
+
+    def unblock(self, ways: Iterable[tuple[Host | None, Host | None]]) -> None:
+        """End a block."""
+        self._ways(ways, ("delete",))
+
+    def _ways(
+        self, ways: Iterable[tuple[Host | None, Host | None]], words: tuple[str, ...]
+    ) -> None:
+        verb, *rest = words
+        lines: dict[Host | None, list[str]] = {}
+        for source, target in ways:
+            address = target.address if target is not None else self.address
+            link = "eth0" if source is not None else self.interface
+            line = " ".join(["neigh", verb, address, *rest, "dev", link])
+            lines.setdefault(source, []).append(line)
+        for source, batch in lines.items():
+            inside = source.inside if source is not None else []
+            subprocess.run(
+                [*inside, "ip", "-force", "-batch", "-"], input="\n".join(batch), text=True,
+                capture_output=True, check=verb == "replace",
+            )  # fmt: skip
 
     def _plug(self, link: str) -> None:
         self._in_switch("link", "set", link, "master", "switch", "up")

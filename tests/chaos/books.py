@@ -1,0 +1,116 @@
+"""What the rounds since the last change have come to: seeds, counts, violations, summed up.
+
+One line of JSON a round, in a folder named by the content of push/, storage/ and gateway/: when one
+of those changes, counting begins anew, and what was found before stays where it is.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tests.chaos.nemesis import SHAPES
+from tests.chaos.rounds import Report
+from tests.layout.tree import ROOT
+
+JUDGED: Final = ("push", "storage", "gateway")
+SUFFIXES: Final = frozenset({".py", ".lua", ".sql"})
+RESULTS: Final = "rounds.jsonl"
+ROWS: Final = ("failover", "partition", "kill", "freeze", "power-loss")
+
+
+def digest() -> str:
+    """Of what is judged: the names and contents of its sources."""
+    found = hashlib.sha256()
+    for folder in JUDGED:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in SUFFIXES:
+                found.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes() + b"\0")
+    return found.hexdigest()[:12]
+
+
+def row_of(kind: str) -> str:
+    """Of which row a fault counts: its kind, or for each shape, partition."""
+    return "partition" if kind in SHAPES else kind.removeprefix("stale-")
+
+
+@dataclass
+class Row:
+    """One kind of fault, summed up."""
+
+    faults: int = 0
+    acknowledged: list[int] = field(default_factory=list)
+    """Per fault."""
+
+
+class Book:
+    """The rounds in this folder, to which more are added."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._path = folder / RESULTS
+        self.rounds: list[dict[str, Any]] = []
+        if self._path.exists():
+            self.rounds = [json.loads(line) for line in self._path.read_text().splitlines()]
+
+    def add(self, report: Report) -> None:
+        """Write a round down."""
+        fields = json.loads(json.dumps(report.fields()))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            file.write(json.dumps(fields) + "\n")
+        self.rounds.append(fields)
+
+    def done(self, kind: str) -> int:
+        """Faults of this kind, or shape, in rounds that came to their end."""
+        return sum(one["done"].count(kind) for one in self.rounds if not one["failure"])
+
+    def bad(self) -> list[int]:
+        """The seeds of rounds in which something was found, or that did not come to their end."""
+        return [one["seed"] for one in self.rounds if not one["ok"]]
+
+    def table(self) -> str:
+        """For people."""
+        rows = {name: Row() for name in ROWS}
+        shapes: Counter[str] = Counter()
+        totals: Counter[str] = Counter()
+        violations: Counter[str] = Counter()
+        causes: Counter[str] = Counter()
+        comeback_s = 0.0
+        for one in self.rounds:
+            verdict = one["verdict"] or {}
+            per_fault = verdict.get("acknowledged_per_fault", [])
+            for kind, acknowledged in zip(one["done"], per_fault, strict=False):
+                row = rows[row_of(kind)]
+                row.faults += 1
+                row.acknowledged.append(acknowledged)
+                shapes[kind] += kind in SHAPES
+            totals.update(verdict.get("counts", {}))
+            violations.update(verdict.get("violations", {}))
+            causes.update(verdict.get("causes", {}))
+            comeback_s = max(comeback_s, verdict.get("comeback_s", 0.0))
+        lines = ["fault        faults   acknowledged per fault (least, mean)"]
+        for name, row in rows.items():
+            told = row.acknowledged or [0]
+            mean = sum(told) / len(told)
+            lines.append(f"{name:<12} {row.faults:>6}   {min(told):>10,} {mean:>10,.0f}")
+        if shapes:
+            named = ", ".join(f"{count} {name}" for name, count in sorted(shapes.items()) if count)
+            lines.append(f"shapes of partitions: {named}")
+        wanted = (
+            "acknowledged", "delivered", "acks confirmed", "redelivered", "acks stale",
+            "acks of an owner of before refused", "answers unknown",
+        )  # fmt: skip
+        lines.append(", ".join(f"{totals[name]:,} {name}" for name in wanted))
+        lines.append(f"given again: {_listed(causes) or 'nothing'}")
+        lines.append(f"publishing went on within {comeback_s:.1f} s of each fault's end, at most")
+        lines.append(f"violations: {_listed(violations) or 'none'}")
+        if self.bad():
+            lines.append(f"seeds to look at: {', '.join(map(str, self.bad()))}")
+        return "\n".join(lines)
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items()))

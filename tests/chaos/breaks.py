@@ -1,0 +1,118 @@
+"""What is broken on purpose, so that the checker must turn red: the negative controls.
+
+Each is planted in a gateway's process before it serves (`tests.chaos.gateway`), or set in the
+store's nodes; the product has no switch for any of them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from storage import redis_cursors, redis_held, redis_library, redis_link, redis_shard
+
+
+@dataclass(frozen=True)
+class Break:
+    """`plant` breaks it in a gateway's process. `faults`: those that must bring it to light, and
+    `shows`: as violations of these kinds, one of which must be found."""
+
+    does: str
+    plant: Callable[[], None]
+    faults: Sequence[str]
+    shows: frozenset[str]
+    with_disks: bool = False
+    serving: int = 1
+    on_nodes: tuple[str, ...] = ()
+    """What CONFIG SET is told, on every node."""
+
+
+def _unguarded() -> None:
+    """Gateways do not remember how new the store was: else they refuse the older copy that comes
+    back (R30), and nobody sees what it has lost."""
+    redis_shard.RedisShard._confirmed = lambda *_: None  # type: ignore[method-assign]
+
+
+def _wait_one() -> None:
+    _unguarded()
+
+    def copies_needed(level: str, replicas: int) -> int:
+        return 0 if level == "local" else min(1, replicas)
+
+    redis_held.copies_needed = copies_needed  # type: ignore[attr-defined]
+
+
+def _wait_elsewhere() -> None:
+    """WAIT and what follows it go over a connection that has written nothing."""
+    _unguarded()
+    wait = b"$4\r\nWAIT\r\n"
+    ask = redis_link.Link.ask
+
+    async def elsewhere(
+        self: redis_link.Link, commands: Sequence[bytes], timeout_s: float
+    ) -> list[Any]:
+        place = next((n for n, one in enumerate(commands) if wait in one[:20]), len(commands))
+        replies = await ask(self, commands[:place], timeout_s)
+        if place < len(commands):
+            other = await redis_link.Reach().link(self.address)
+            try:
+                replies += await ask(other, commands[place:], timeout_s)
+            finally:
+                await other.close()
+        return replies
+
+    redis_link.Link.ask = elsewhere  # type: ignore[method-assign]
+
+
+def _lua(old: str, new: str) -> Callable[[], None]:
+    """Functions of the store with another text."""
+
+    def plant() -> None:
+        joined = redis_library.joined
+
+        def changed(begin: str, *others: str) -> redis_library.Library:
+            assert sum(fragment.count(old) for fragment in (begin, *others)) == 1, old
+            return joined(begin, *(fragment.replace(old, new) for fragment in others))
+
+        redis_library.joined = changed
+
+    return plant
+
+
+def _no_epoch_check() -> None:
+    _lua(
+        "if not row[1] or row[2] == '' or row[1] ~= args[3] or row[2] ~= args[4] then",
+        "if not row[1] or row[2] == '' then",
+    )()
+    redis_cursors._is_owners = lambda *_: True
+
+
+LOST: Final = frozenset({"lost", "read_lost", "stored_twice", "shared_place"})
+BREAKS: Final = {
+    "wait-one": Break(
+        "one copy is enough, whatever the level", _wait_one, ["stale-failover"] * 3, LOST
+    ),
+    "wait-elsewhere": Break(
+        "copies are counted on another connection", _wait_elsewhere, ["stale-failover"] * 3, LOST
+    ),
+    "everysec": Break(
+        "the store's files are synced once a second", _unguarded, ["power-loss"] * 3,
+        LOST,
+        with_disks=True, on_nodes=("appendfsync", "everysec"),
+    ),
+    "beyond-certified": Break(
+        "messages are given before their copies were counted",
+        _lua("if args[2] == 'local' and log.certified == first then",
+             "if log.certified == first then"),
+        ["stale-failover"] * 3, LOST,
+    ),
+    "no-epoch-check": Break(
+        "an owner of before may write cursors", _no_epoch_check,
+        ["freeze", "gateway-from-store"] * 2,
+        frozenset({"zombie_settled", "stale_settled", "given_after_ack", "lost"}), serving=0,
+    ),
+}  # fmt: skip
+
+
+def plant(name: str) -> None:
+    """Break it, in this process. Raises KeyError: there is no such break."""
+    BREAKS[name].plant()

@@ -1,0 +1,277 @@
+"""What is done to the world, fault by fault, each drawn from a seed: how, to whom, for how long.
+
+A fault ends when its links stand again and its processes have been started again. What happens
+from then on is the broker's own affair, and is judged: `healed` only waits for the next one.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final, TypeVar
+
+from loadtests.crew import Crew
+from tests.chaos.disks import Disks
+from tests.chaos.world import Gateway, World
+from tests.servers.network import Host
+from tests.servers.node import Node
+
+SHAPES: Final = (
+    "primary-with-clients", "minority", "one-replica", "gateway-from-store", "one-way", "flapping",
+    "store-from-store",
+)  # fmt: skip
+"""Of partitions."""
+T = TypeVar("T")
+KINDS: Final = ("failover", "partition", "kill", "freeze", "power-loss")
+PARTED_S: Final = (1.0, 6.0)
+"""How long a partition lasts."""
+BETWEEN_S: Final = (0.2, 1.0)
+"""From a fault's end, when messages flow again, to the next one."""
+FROZEN_S: Final = 7.0
+"""Beyond metadata.heartbeats.GONE_S: the others have taken over."""
+FROZEN_WHOLE_S: Final = 90.0
+STALE_CHANCE: Final = 0.3
+"""Of a failover to a replica that was cut off before."""
+FLOWING_MESSAGES: Final = 200
+HEALED_TIMEOUT_S: Final = 60.0
+ELECTED_TIMEOUT_S: Final = 30.0
+
+
+@dataclass
+class Nemesis:
+    """Does one fault after another. `frozen_s`: how long a gateway is frozen; `disks`: what the
+    store's files lie on, where its power can be cut."""
+
+    world: World
+    crew: Crew
+    random: Random
+    progress: Callable[[str], None]
+    frozen_s: float = FROZEN_S
+    disks: Disks | None = None
+    faults: int = 0
+    done: list[str] = field(default_factory=list)
+    """Kinds, and shapes of partitions, as they were done."""
+
+    async def fault(self, kind: str) -> None:
+        """One of this kind, or of this shape, from its beginning to when all is as before."""
+        doing: Callable[[], Awaitable[None]]
+        asked = kind
+        if kind == "partition":
+            kind = SHAPES[self.random.randrange(len(SHAPES))]
+        match kind:
+            case "failover":
+                stale = self.random.random() < STALE_CHANCE
+                doing = self._stale_failover if stale else self._failover
+            case "stale-failover":
+                doing = self._stale_failover
+            case "kill":
+                doing = self._kill
+            case "freeze":
+                doing = self._freeze
+            case "power-loss":
+                doing = self._power_loss
+            case _:
+                doing = {
+                    "primary-with-clients": self._primary_with_clients,
+                    "minority": self._minority,
+                    "one-replica": self._one_replica,
+                    "gateway-from-store": self._gateway_from_store,
+                    "one-way": self._one_way,
+                    "flapping": self._flapping,
+                    "store-from-store": self._store_from_store,
+                }[kind]
+        await doing()
+        self.done.append(kind if asked != "failover" else asked)
+        await self.healed()
+
+    async def healed(self) -> None:
+        """All follow the primary again, and messages of every producer flow. Where they do not,
+        the checker will say so."""
+        await asyncio.to_thread(self.world.store.wait_in_sync)
+        self.world.weaken()
+        if not await self.crew.all_flowing(FLOWING_MESSAGES, HEALED_TIMEOUT_S):
+            self.progress(f"not everybody's messages flow after {HEALED_TIMEOUT_S:.0f} s")
+        await self.crew.wait(self.random.uniform(*BETWEEN_S))
+
+    @contextmanager
+    def _logged(self, kind: str, *gateways: Gateway) -> Iterator[None]:
+        """A fault of this kind, which touches these gateways; none named: all of them."""
+        self.faults += 1
+        log, number = self.crew.field.log, self.faults
+        names = [gateway.name for gateway in gateways]
+        self.progress(f"fault {number}: {kind} {' '.join(names)}")
+        log.world("begins", fault=number, kind=kind, gateways=names)
+        try:
+            yield
+        finally:
+            self.world.heal()
+            log.world("ends", fault=number)
+
+    # --- the store's nodes
+
+    async def _failover(self) -> None:
+        """The primary's link is cut, then it is killed; it comes back as a replica."""
+        lost = await asyncio.to_thread(self.world.primary)
+        with self._logged("failover"):
+            await self._lose(lost)
+            await self._elected(lost)
+            await self.crew.wait(self.random.uniform(0, 1))
+            lost.spawn()
+
+    async def _stale_failover(self) -> None:
+        """A replica is cut off for a while, and is then all that is left: it becomes the primary
+        with what it has. What the other one has had alone must have been promised to nobody."""
+        world = self.world
+        lost = await asyncio.to_thread(world.primary)
+        behind, other = self._shuffled([node for node in world.store.nodes if node is not lost])
+        with self._logged("stale-failover"):
+            world.cut(world.hosts[behind])
+            # Sentinel takes no replica that was away for longer than ten times its own patience.
+            await self.crew.wait(self.random.uniform(0.5, 3.0))
+            world.cut(world.hosts[other])
+            await self._lose(lost)
+            world.join(world.hosts[behind])
+            await self._elected(lost)
+            await self.crew.wait(self.random.uniform(0, 1))
+            lost.spawn()
+
+    async def _lose(self, node: Node) -> None:
+        """Its machine is lost. The link first: the kernel of a killed process still sends."""
+        self.world.cut(self.world.hosts[node])
+        await self.crew.wait(self.random.uniform(0, 0.5))
+        node.kill()
+
+    async def _elected(self, lost: Node) -> None:
+        """Another one is primary. Where none can be, the old one has to come back."""
+        try:
+            await asyncio.to_thread(self.world.store.wait_failover, lost)
+        except TimeoutError:
+            self.progress("no other primary was elected")
+
+    async def _power_loss(self) -> None:
+        """All nodes at once. Without disks of their own they are killed, and their page cache is
+        the machine's: what they wrote and did not sync is there all the same."""
+        with self._logged("power-loss"):
+            if self.disks is not None:
+                await asyncio.to_thread(self.disks.power_off)
+            else:
+                for node in self.world.store.nodes:
+                    node.kill()
+            await self.crew.wait(self.random.uniform(0, 2))
+            for node in self._shuffled(self.world.store.nodes):
+                node.spawn()
+
+    # --- partitions
+
+    async def _parted(self) -> None:
+        await self.crew.wait(self.random.uniform(*PARTED_S))
+
+    async def _primary_with_clients(self) -> None:
+        """The primary, a gateway and the clients here, the other nodes and the Sentinels there."""
+        world = self.world
+        primary = await asyncio.to_thread(world.primary)
+        here: list[Host | None] = [world.hosts[primary], self._gateway().host, None]
+        there = [host for host in world.all_hosts() if host not in here]
+        with self._logged("primary-with-clients"):
+            world.part(here, there)
+            await self._parted()
+
+    async def _minority(self) -> None:
+        """A replica, a Sentinel and a gateway here, everybody else there."""
+        world, gateway = self.world, self._gateway()
+        replica = await self._replica()
+        here = [world.hosts[replica], self.random.choice(world.sentinel_hosts), gateway.host]
+        with self._logged("minority"):
+            world.part(here, [host for host in world.all_hosts() if host not in here])
+            await self._parted()
+
+    async def _one_replica(self) -> None:
+        replica = await self._replica()
+        with self._logged("one-replica"):
+            self.world.cut(self.world.hosts[replica])
+            await self._parted()
+
+    async def _gateway_from_store(self) -> None:
+        """Its clients still reach it."""
+        world, gateway = self.world, self._gateway()
+        with self._logged("gateway-from-store", gateway):
+            world.part([gateway.host], [*world.store_hosts, *world.sentinel_hosts])
+            # Up to twice as long as it takes until others take it for gone.
+            await self.crew.wait(self.random.uniform(1.0, 2 * self.frozen_s))
+
+    async def _one_way(self) -> None:
+        """One does not hear the other, and is heard."""
+        world = self.world
+        primary = await asyncio.to_thread(world.primary)
+        replica, gateway = await self._replica(), self._gateway()
+        pair = self._shuffled(
+            self.random.choice(
+                [
+                    [world.hosts[primary], world.hosts[replica]],
+                    [world.hosts[primary], gateway.host],
+                ]
+            )
+        )
+        with self._logged("one-way"):
+            world.part(pair[:1], pair[1:], both_ways=False)
+            await self._parted()
+
+    async def _flapping(self) -> None:
+        world = self.world
+        node = self.random.choice(world.store.nodes)
+        host = self.random.choice([world.hosts[node], self._gateway().host])
+        with self._logged("flapping"):
+            for _ in range(self.random.randint(3, 6)):
+                world.cut(host)
+                await self.crew.wait(self.random.uniform(0.1, 1.5))
+                world.join(host)
+                await self.crew.wait(self.random.uniform(0.1, 1.5))
+
+    async def _store_from_store(self) -> None:
+        """The nodes do not reach each other, and everybody else reaches them."""
+        hosts = self.world.store_hosts
+        with self._logged("store-from-store"):
+            for place, host in enumerate(hosts):
+                self.world.part([host], hosts[place + 1 :])
+            await self._parted()
+
+    # --- gateways
+
+    async def _kill(self) -> None:
+        gateway = self._gateway()
+        log = self.crew.field.log
+        with self._logged("kill", gateway):
+            gateway.server.kill()
+            log.world("ended", server=gateway.door.server)
+            await self.crew.wait(self.random.uniform(0, 8))
+            start(self.world, gateway, self.crew)
+        await asyncio.to_thread(gateway.server.wait_ready)
+
+    async def _freeze(self) -> None:
+        """The process stands still; its kernel takes and sends. Others take over meanwhile, and it
+        does not know when it goes on."""
+        gateway = self._gateway()
+        with self._logged("freeze", gateway):
+            await asyncio.to_thread(gateway.server.freeze)
+            gateway.is_frozen = True
+            await self.crew.wait(self.frozen_s * self.random.uniform(1.0, 1.3))
+            gateway.server.thaw()
+            gateway.is_frozen = False
+
+    # --- who
+
+    def _gateway(self) -> Gateway:
+        return self.random.choice(self.world.gateways)
+
+    async def _replica(self) -> Node:
+        primary = await asyncio.to_thread(self.world.primary)
+        return self.random.choice([node for node in self.world.store.nodes if node is not primary])
+
+    def _shuffled(self, things: list[T]) -> list[T]:
+        return self.random.sample(things, len(things))
+
+
+def start(world: World, gateway: Gateway, crew: Crew) -> None:
+    """Start it, and have that in the log."""
+    crew.field.log.world("serves", server=world.spawn(gateway), gateway=gateway.name)
