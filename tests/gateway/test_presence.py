@@ -78,15 +78,17 @@ def test_an_answer_that_waited_while_the_process_stood_still_is_an_old_one() -> 
     async def main() -> None:
         one, _, beats = presence()
         loop = cast(VirtualLoop, asyncio.get_running_loop())
+        told: list[set[str]] = []
+        one.have_gone = told.append
         beats.others = {"x"}
         await asyncio.sleep(2.5)
-        beats.answers_after_s = 0.2
-        await asyncio.sleep(0.6)  # a beat is under way
+        beats.others, beats.answers_after_s = set(), 0.2
+        await asyncio.sleep(0.6)  # a beat is under way; the other one's comes a moment later
+        beats.others, beats.answers_after_s = {"x"}, 0.0
         loop.now += 90
-        beats.answers_after_s = 0.0
         assert one.is_alone
-        await asyncio.sleep(0)
-        assert one.gone(["x"]) == set()
+        await asyncio.sleep(0.001)
+        assert (one.gone(["x"]), told) == (set(), [])
         await asyncio.sleep(2 * BEAT_S)
         assert not one.is_alone
         assert one.gone(["x", "never-seen"]) == set()
