@@ -83,7 +83,7 @@ local function entry_of(raw)
   local first, fields = first_of(raw[1]), raw[2]
   return {
     id = raw[1], first = first, count = tonumber(fields[2]), size = tonumber(fields[4]),
-    published = tonumber(fields[6]), latest = tonumber(fields[8]),
+    published = tonumber(fields[6]), latest = tonumber(fields[8] or fields[6]),
     last = first + tonumber(fields[2]) - 1,
   }
 end

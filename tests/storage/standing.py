@@ -25,8 +25,8 @@ from tests.servers.shipped import MASTER, login
 from tests.storage.shards import address
 
 LAYOUTS: Final = ("single", "sentinel", "cluster")
-CONNECT_S: Final = 5.0
-WAIT_S: Final = 5.0
+CONNECT_S: Final = 30.0
+WAIT_S: Final = 15.0
 """Tests of the contract wait for copies of a busy machine, too."""
 
 
