@@ -11,13 +11,16 @@ from tests.servers.binaries import Binary, binaries
 from tests.servers.network import needs
 
 pytestmark = pytest.mark.skipif(bool(needs()), reason=needs())
-ACKNOWLEDGED_MIN = 300
+ACKNOWLEDGED_MIN = 200
 """Per fault; in the whole run it is 1,000."""
 
 
 def played(faults: list[str], binary: Binary, broken: str = "") -> Report:
     """A round of these faults with a seed of its own, which a failure prints."""
-    report = play(Plan(secrets.randbits(32), faults, serving=1, broken=broken), binary, print)
+    plan = Plan(
+        secrets.randbits(32), faults, serving=1, broken=broken, rates_per_s=(60, 120), down_s=1.0
+    )  # fmt: skip
+    report = play(plan, binary, print)
     print(report)  # noqa: T201 - pytest shows it where the test fails, or with -rP
     return report
 
