@@ -50,9 +50,9 @@ soak: setup  ## the whole runs of kill -9, power loss (an hour; needs root), ten
 	TOCSIN_SOAK=1 $(python) -m pytest tests/storage/test_redis_acks.py tests/storage/test_redis_guard.py -s \
 	  -o faulthandler_timeout=3600
 
-chaos: setup  ## the short runs of kill -9, power loss, bad networks and slow handlers alone
-	@scripts/needs
-	$(python) -m pytest tests/system -k "kill or power or sdk_trials" $(ARGS)
+chaos: setup  ## break a store and its gateways for hours, resumable (root; ARGS=--help teaches)
+	@scripts/needs redis
+	@$(python) -m tests.chaos $(ARGS)
 
 trials: setup  ## the whole runs of every bad day: --help lists them (an hour, 10 GB)
 	@failed=0; for trial in churn stuck "stuck --keys 30000" stalled switch proxy kills slow calm noisy seal fuzz schema hostile page console; do \

@@ -304,23 +304,25 @@ class Publisher:
         the next commit: it is answered now."""
         self._remember(partition, header)
         held = {producer for producer, _ in header.producers}
-        waiting = [*self._closed, *self._open.items()]
-        behind = [
-            (place, record) for place, record in waiting
-            if place == partition and not held.isdisjoint(record.builder.producers)
-        ]  # fmt: skip
-        for one in behind:
-            if one in self._closed:
-                self._closed.remove(one)
-            else:
-                del self._open[partition]
-            record = one[1]
-            self._waiting -= len(record.builder)
-            self._remember(partition, record.builder.close(
-                record_id=bytes(16), published_unix_ms=0, ring_epoch=0, tenant=0
-            )[2])  # fmt: skip
-            self.released(record)
-            record.failed(Refused("storage_unavailable", "what came before it was not stored"))
+        for one in [*self._closed, *self._open.items()]:
+            if one[0] == partition and held:
+                self._withdraw(*one, held)
+
+    def _withdraw(self, partition: Partition, record: OpenRecord, held: set[bytes]) -> None:
+        """Answer what waits there, unless it has nothing of these producers."""
+        _, _, header = record.builder.close(
+            record_id=bytes(16), published_unix_ms=0, ring_epoch=0, tenant=0
+        )
+        if held.isdisjoint(producer for producer, _ in header.producers):
+            return
+        if self._open.get(partition) is record:
+            del self._open[partition]
+        else:
+            self._closed.remove((partition, record))
+        self._remember(partition, header)
+        self._waiting -= len(record.builder)
+        self.released(record)
+        record.failed(Refused("storage_unavailable", "what came before it was not stored"))
 
     def _remember(self, partition: Partition, header: Header) -> None:
         for index, sequence, hashed in zip(

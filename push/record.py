@@ -332,11 +332,6 @@ class RecordBuilder:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    @property
-    def producers(self) -> set[bytes]:
-        """Who has numbered messages of it."""
-        return {producer for producer, _ in self._contexts}
-
     def context(self, producer: bytes, resolved: int) -> None:
         """What follows comes from this producer; `resolved`: everything below was answered."""
         pair = (producer, resolved)

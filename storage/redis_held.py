@@ -26,8 +26,6 @@ GROUP_BYTES: Final = 8 << 20
 """A group takes no more than this, but at least one act."""
 REPLICAS: Final = packed("INFO", "replication", "stats")
 BEHIND: Final = "what was asked before it may not have happened"
-TURNS_TO_HEAR: Final = 30
-"""An answer goes from task to task, a turn each, through storage and publisher: some ten."""
 BACKOFF_BASE_S: Final = 0.05
 BACKOFF_MAX_S: Final = 2.0
 
@@ -144,7 +142,7 @@ class Held:
         except (RedisError, OSError) as error:  # asyncio's TimeoutError is an OSError
             for act in group:
                 _give(act, error=Unknown(f"{link.address}: {error or 'no reply in time'}"))
-            await self._refuse_waiting()
+            self._refuse_waiting()
             return
         doubt = self._doubt(link, replies[len(group) :])
         if doubt:
@@ -152,7 +150,7 @@ class Held:
         for act, reply in zip(group, replies, strict=False):
             _answer(act, reply, doubt)
         if doubt:
-            await self._refuse_waiting()
+            self._refuse_waiting()
 
     def _doubt(self, link: Link, ending: Sequence[Any]) -> str:
         """Why the group is not confirmed; `ending`: the replies behind those of its acts."""
@@ -177,14 +175,11 @@ class Held:
         self._confirmed(self.level, touches)
         return ""
 
-    async def _refuse_waiting(self) -> None:
+    def _refuse_waiting(self) -> None:
         """What was asked behind a group that may not have happened was meant to come behind it
-        (R7): it is refused, and asked again by who has heard of that. Until they have heard, which
-        takes turns of the loop, what they ask is meant so too."""
-        for _ in range(TURNS_TO_HEAR):
-            while self._waiting:
-                _give(self._waiting.popleft(), error=unavailable(BEHIND))
-            await asyncio.sleep(0)
+        (R7): it is refused, and asked again by who has heard of that."""
+        while self._waiting:
+            _give(self._waiting.popleft(), error=unavailable(BEHIND))
 
     async def _standing(self) -> Link:
         """The link, made anew where there is none. Raises Refused at once while the last failure is

@@ -30,6 +30,8 @@ BETWEEN_S: Final = (0.2, 1.0)
 """From a fault's end, when messages flow again, to the next one."""
 FROZEN_S: Final = 7.0
 """Beyond metadata.heartbeats.GONE_S: the others have taken over."""
+DOWN_S: Final = 8.0
+"""How long a gateway is away, at most: the others have taken over, or have not yet."""
 FROZEN_WHOLE_S: Final = 90.0
 STALE_CHANCE: Final = 0.3
 """Of a failover to a replica that was cut off before."""
@@ -40,7 +42,8 @@ ELECTED_TIMEOUT_S: Final = 30.0
 
 @dataclass
 class Nemesis:
-    """Does one fault after another. `frozen_s`: how long a gateway is frozen; `disks`: what the
+    """Does one fault after another. `frozen_s`: how long a gateway is frozen; `down_s`:
+    how long one that was killed is away, at most; `disks`: what the
     store's files lie on, where its power can be cut."""
 
     world: World
@@ -48,6 +51,7 @@ class Nemesis:
     random: Random
     progress: Callable[[str], None]
     frozen_s: float = FROZEN_S
+    down_s: float = DOWN_S
     disks: Disks | None = None
     faults: int = 0
     done: list[str] = field(default_factory=list)
@@ -244,7 +248,7 @@ class Nemesis:
         with self._logged("kill", gateway):
             gateway.server.kill()
             log.world("ended", server=gateway.door.server)
-            await self.crew.wait(self.random.uniform(0, 8))
+            await self.crew.wait(self.random.uniform(0, self.down_s))
             start(self.world, gateway, self.crew)
         await asyncio.to_thread(gateway.server.wait_ready)
 

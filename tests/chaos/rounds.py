@@ -20,7 +20,7 @@ from loadtests.field import GROUP_PLACE, ClientFailed, Field, Habits
 from loadtests.history import read_lines
 from loadtests.server import ServerFailed
 from tests.chaos.disks import disks
-from tests.chaos.nemesis import FROZEN_S, HEALED_TIMEOUT_S, Nemesis, start
+from tests.chaos.nemesis import DOWN_S, FROZEN_S, HEALED_TIMEOUT_S, Nemesis, start
 from tests.chaos.world import REPLICAS, TOKEN, World, world
 from tests.servers.binaries import Binary
 from tests.servers.shipped import DOWN_AFTER_MS
@@ -50,6 +50,10 @@ class Plan:
     drains: bool = False
     """Backlogs are drained before and after, and their rates compared."""
     broken: str = ""
+    rates_per_s: tuple[int, ...] = RATES_PER_S
+    """Of each producer, drawn at each connect."""
+    down_s: float = DOWN_S
+    """How long a gateway that was killed stays away, at most."""
 
 
 @dataclass
@@ -110,12 +114,12 @@ def play(
             cut.settle()
         shared = Field(
             [gateway.door for gateway in made.gateways], log, Random(plan.seed + 1),
-            Habits(RATES_PER_S, TOKEN, SILENCE_S, at_other_doors=not plan.serving),
+            Habits(plan.rates_per_s, TOKEN, SILENCE_S, at_other_doors=not plan.serving),
         )  # fmt: skip
         if plan.serving:
             shared.serving = shared.doors[: plan.serving]
         crew = Crew(shared, readers=1)
-        nemesis = Nemesis(made, crew, Random(plan.seed), progress, plan.frozen_s, cut)
+        nemesis = Nemesis(made, crew, Random(plan.seed), progress, plan.frozen_s, plan.down_s, cut)
         drained = asyncio.run(_round(plan, made, crew, nemesis, report))
         report.done, report.acknowledged = nemesis.done, shared.acknowledged
         progress(f"judging {log.stat().st_size / 1e6:,.0f} MB of history")

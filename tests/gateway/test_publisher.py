@@ -2,13 +2,15 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 
 import pytest
 
 from gateway.routing import SPREAD_RUN, Answer
 from metadata.catalog import ANYBODY
 from push import limits
-from push.ports import Partition
+from push.errors import Unknown
+from push.ports import Append, Appended, Partition
 from tests.histories.house import House, codes, eventually, message, numbered
 
 ANN = b"producer-ann...."
@@ -139,6 +141,39 @@ async def test_a_resend_may_be_cut_into_other_batches(house: House) -> None:
             queue, messages[start : start + 17], producer=ANN, sequence=start
         )
     assert again == [(*place[:2], True) for place in first]
+
+
+async def test_what_waits_behind_a_commit_that_failed_does_not_overtake_it(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R7: nobody knows what became of 0 and 1 while 2 and 3 wait for the next commit."""
+    queue = await house.queue()
+    storage = house.broker.storage
+    append, begun, lost = storage.append, asyncio.Event(), asyncio.Event()
+
+    async def losing(_: Sequence[Append]) -> list[Appended]:
+        monkeypatch.setattr(storage, "append", append)
+        begun.set()
+        await lost.wait()
+        raise Unknown("the connection was lost")
+
+    monkeypatch.setattr(storage, "append", losing)
+    first = house.submit(queue, numbered(2), producer=ANN, sequence=0)
+    await begun.wait()
+    behind = house.submit(queue, numbered(2), producer=ANN, sequence=2)
+    another = house.submit(queue, numbered(2), producer=b"producer-bob....", sequence=0)
+    lost.set()
+    assert codes(await first) == ["unknown"] * 2
+    assert codes(await behind) == ["storage_unavailable"] * 2
+    await another
+    assert codes(await house.submit(queue, numbered(1), producer=ANN, sequence=4)) == [
+        "out_of_sequence"
+    ]
+    publisher = house.broker.publisher
+    assert (publisher.pending_messages, publisher.pending_bytes) == (0, 0)
+    again = codes(await house.submit(queue, numbered(5), producer=ANN, sequence=0))
+    assert again == sorted(again, key=str)
+    assert "out_of_sequence" not in again
 
 
 async def test_what_is_resolved_frees_what_was_held_up(house: House) -> None:

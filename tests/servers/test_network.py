@@ -1,7 +1,6 @@
 """Hosts of tests: cut off means that nothing passes, and at the end nothing is left."""
 
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -45,31 +44,44 @@ def test_nothing_passes_while_a_link_is_cut(redis_binary: Binary, tmp_path: Path
 
 
 def test_a_link_can_be_cut_one_way(redis_binary: Binary, tmp_path: Path) -> None:
-    """What the primary sends does not arrive; the replica's own words do."""
+    """What one sends does not arrive at the other; what that one sends does."""
     with network() as net:
         hosts = [net.host("one"), net.host("two")]
         with replicated(redis_binary, tmp_path, replicas=1, hosts=hosts) as shard:
             primary, replica = shard.nodes
             net.block([(hosts[0], hosts[1])])
             assert primary.ask("SET", "a", "1") == "OK"
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ours:
-                ours.bind((net.address, 0))
-                ours.settimeout(30)
-                said = [str(ours.getsockname()[1]), net.address]
-                subprocess.run([*hosts[0].inside, sys.executable, "-c", SAY, *said], check=True)
-                assert ours.recv(10) == b"hello"
+            heard = subprocess.Popen(
+                [*hosts[0].inside, sys.executable, "-c", HEAR, hosts[0].address],
+                stdout=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            assert heard.stdout is not None
+            with heard, heard.stdout:
+                assert heard.stdout.readline() == "listens\n"
+                subprocess.run(
+                    [*hosts[1].inside, sys.executable, "-c", SAY, hosts[0].address], check=True
+                )
+                assert heard.stdout.readline() == "hello\n"
             assert replica.ask("GET", "a") is None
             net.unblock([(hosts[0], hosts[1])])
             shard.wait_in_sync()
             assert replica.ask("GET", "a") == "1"
 
 
+HEAR = """
+import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ours:
+    ours.bind((sys.argv[1], 5555))
+    ours.settimeout(30)
+    print("listens", flush=True)
+    print(ours.recv(10).decode(), flush=True)
+"""
+"""A datagram, which needs no answer."""
 SAY = """
 import socket, sys
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as talk:
-    talk.sendto(b"hello", (sys.argv[2], int(sys.argv[1])))
+    talk.sendto(b"hello", (sys.argv[1], 5555))
 """
-"""From its own host to ours."""
 GET_A = """
 import socket, sys
 with socket.create_connection((sys.argv[1], 6379)) as talk:

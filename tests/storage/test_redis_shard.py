@@ -79,6 +79,26 @@ async def test_a_dead_replica_holds_up_all_and_neither_quorum_nor_local(three: R
         assert await until_done(opened, "a2", "all") > 0
 
 
+async def test_what_waits_behind_a_group_that_failed_does_not_overtake_it(
+    three: Replicated,
+) -> None:
+    """R7: it was asked to come behind."""
+    primary, _, other = three.nodes
+    async with shard(settings(primary, wait_s=0.3), replicas=2) as opened:
+        assert await note(opened, "0") == 1
+        other.freeze()
+        first = asyncio.create_task(note(opened, "a"))
+        await asyncio.sleep(0)
+        behind = asyncio.create_task(note(opened, "b"))
+        with pytest.raises(Unknown):
+            await first
+        with pytest.raises(Refused, match="may not have happened"):
+            await behind
+        other.thaw()
+        until(lambda: kept(other) == ["0", "a"], "the replica has come to the end")
+    assert kept(primary) == ["0", "a"]
+
+
 async def test_what_has_a_receipt_is_on_every_copy_whenever_a_replica_stops(
     three: Replicated,
 ) -> None:
