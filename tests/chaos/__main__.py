@@ -4,6 +4,7 @@ Ends with 0 when nothing was violated, 1 otherwise; with --break, when the break
 """
 
 import secrets
+import signal
 import sys
 import time
 from random import Random
@@ -84,6 +85,7 @@ def chaos(  # noqa: PLR0917 - click passes them by name
 ) -> None:  # fmt: skip
     """Break a store of three nodes and its gateways, fault after fault, in network namespaces of
     its own, under load; judge each round from its clients' histories."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # disks are unmounted on the way out
     if needs():
         raise click.ClickException(needs())
     here = [one for one in binaries() if engine in ("both", one.engine)]
