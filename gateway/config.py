@@ -23,7 +23,7 @@ from storage import redis_target
 ELSEWHERE: Final = frozenset(
     {
         "TOCSIN_URL", "TOCSIN_CA_FILE", "TOCSIN_CERT_FILE", "TOCSIN_KEY_FILE", "TOCSIN_SOAK",
-        "TOCSIN_NEW_MASTER_KEY",
+        "TOCSIN_NEW_MASTER_KEY", "TOCSIN_TEST_REDIS", "TOCSIN_CONTRACT",
     }
 )  # fmt: skip
 """Variables that the client commands and the tests of this project read, and `serve` does not."""

@@ -130,7 +130,8 @@ async def _open_shared(config: Config, target: Target, on_fatal: OnFatal) -> Sto
         check(found, target)
         mark = await asyncio.to_thread(read_mark, data_dir)
         incarnation = mark.incarnation if mark is not None else found[0].incarnation or ""
-        shard = await _open_shard(target, incarnation, mark.touches if mark is not None else {})
+        touches = mark.touches if mark is not None else {}
+        shard = await _open_shard(target, incarnation, touches, on_fatal)
         opened.push_async_callback(shard.close)
         keeper = MarkKeeper(data_dir, incarnation, lambda: _touches(shard))
         await keeper.start()
@@ -147,13 +148,14 @@ async def _open_shared(config: Config, target: Target, on_fatal: OnFatal) -> Sto
 
 
 async def _open_shard(
-    target: Target, incarnation: str, touches: dict[str, int]
+    target: Target, incarnation: str, touches: dict[str, int], on_fatal: OnFatal
 ) -> RedisShard | ClusterShard:
     parts = await target.parts()
     if target.kind == "cluster":
-        return await ClusterShard.open(parts, incarnation, touches)
+        return await ClusterShard.open(parts, incarnation, touches, on_fatal=on_fatal)
     one = parts[0].settings
-    return await RedisShard.open(one, Marks(incarnation, touches.get(one.key, 0)))
+    marks = Marks(incarnation, touches.get(one.key, 0))
+    return await RedisShard.open(one, marks, on_fatal=on_fatal)
 
 
 def _touches(shard: RedisShard | ClusterShard) -> dict[str, int]:
