@@ -56,10 +56,17 @@ class Owner(Protocol):
 class _Commit:
     """One that is under way."""
 
-    __slots__ = ("batch", "began", "headers", "is_answered", "is_share", "size", "ticket")
+    __slots__ = ("batch", "began", "doubts", "headers", "is_answered", "is_share", "size", "ticket")
 
     def __init__(
-        self, batch: Batch, size: int, began: float, ticket: int | None, *, is_share: bool
+        self,
+        batch: Batch,
+        size: int,
+        began: float,
+        ticket: int | None,
+        *,
+        is_share: bool,
+        doubts: int,
     ) -> None:
         self.batch = batch
         self.size = size
@@ -67,6 +74,8 @@ class _Commit:
         self.ticket = ticket
         self.is_share = is_share
         """Of all who publish; else it has what goes beside one that is."""
+        self.doubts = doubts
+        """The storage's when it began (R7)."""
         self.headers: list[Header] = []
         self.is_answered = False
 
@@ -179,6 +188,8 @@ class Commits:
         under_way = len(self._under_way)
         if not under_way:
             return True
+        if any(one.doubts != self._storage.doubts for one in self._under_way.values()):
+            return False  # one has failed: who waits behind it is to hear of that first (R7)
         now = asyncio.get_running_loop().time()
         if not self._company.is_shared(now=now):
             return under_way < COMMITS_MAX and count >= COMMIT_AHEAD_MIN
@@ -212,7 +223,9 @@ class Commits:
         now = loop.time()
         for partition, _ in batch:
             self._appending[partition] = self._appending.get(partition, 0) + 1
-        commit = _Commit(batch, size, now, self._breaker.admit(now=now), is_share=is_share)
+        ticket = self._breaker.admit(now=now)
+        doubts = self._storage.doubts
+        commit = _Commit(batch, size, now, ticket, is_share=is_share, doubts=doubts)
         self._shared += is_share
         task = loop.create_task(self._commit(commit), name="commit")
         self._under_way[task] = commit
@@ -234,7 +247,7 @@ class Commits:
             commit.headers.append(header)
         results: Sequence[Appended | TocsinError]
         try:
-            results = await self._storage.append(appends)
+            results = await self._storage.append(appends, doubts=commit.doubts)
         except TocsinError as error:
             results = [error] * len(appends)
         now = asyncio.get_running_loop().time()
@@ -302,7 +315,8 @@ class Commits:
         self.messages_total += result.count
         record.route.counted.stored(result, record.size, header.sizes)
         if not is_answered:
-            durability: dict[str, object] = {"level": append.durability, "copies": 1}
+            copies = self._storage.copies(append.durability)
+            durability: dict[str, object] = {"level": append.durability, "copies": copies}
             record.stored(append.partition.number, result, durability)
 
 

@@ -321,8 +321,23 @@ class Storage(Looking, Protocol):
             Refused: queue_not_found, group_not_found; nothing happened.
         """
 
-    async def append(self, appends: Sequence[Append]) -> list[Appended]:
+    def copies(self, level: Durability) -> int:
+        """On how many disks a record of this level is when its append is answered."""
+
+    @property
+    def doubts(self) -> int:
+        """How often appends have failed as a whole (Unknown, or refused by a store that is not
+        there). It grows before anybody hears of it; where such a failure ends the process, never.
+        """
+
+    async def append(
+        self, appends: Sequence[Append], *, doubts: int | None = None
+    ) -> list[Appended]:
         """Append records; deduplicate by producer sequence (R6, R7) and client id (R8).
+
+        `doubts`: the number when it was decided that these come next. There have been more since:
+        what they were to come behind may not be stored, and they are refused, for who asks to hear
+        of that first (R7).
 
         Each record's outcome stands alone. An append to an unknown partition is answered with
         `NotStored("queue_not_found")` throughout. A record without any new message still writes

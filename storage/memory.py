@@ -16,6 +16,7 @@ from push.ports import (
     Cursor,
     CursorState,
     CursorWrite,
+    Durability,
     GroupPartition,
     Owned,
     ParkedLine,
@@ -47,6 +48,7 @@ class MemoryStorage:
     """`push.ports.Storage` without a disk. `wall` is the unix clock, in seconds."""
 
     inbox = None
+    doubts = 0
 
     def __init__(self, *, wall: Callable[[], float] = time.time, sealer: Sealer = PLAIN) -> None:
         self._wall = wall
@@ -140,7 +142,13 @@ class MemoryStorage:
         await asyncio.sleep(0)
         return count
 
-    async def append(self, appends: Sequence[Append]) -> list[Appended]:
+    def copies(self, level: Durability) -> int:
+        """As Storage.copies."""
+        return 1
+
+    async def append(
+        self, appends: Sequence[Append], *, doubts: int | None = None
+    ) -> list[Appended]:
         self._check_open()
         headers = [open_header(append) for append in appends]
         sealed = [

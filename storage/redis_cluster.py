@@ -21,6 +21,7 @@ from redis.exceptions import RedisError
 from push.errors import Refused
 from push.ports import Durability
 from storage.redis_answers import Moved, unavailable
+from storage.redis_held import BEHIND
 from storage.redis_link import Address, Reach, packed
 from storage.redis_ports import Arg, Heard
 from storage.redis_primary import Find
@@ -161,10 +162,27 @@ class ClusterShard:
             return all(shard.has_room() for shard in self._shards)
         return self._of([key]).has_room()
 
+    def copies(self, level: Durability) -> int:
+        """See `redis_ports.Shard`: of the primary with the fewest."""
+        return min(shard.copies(level) for shard in self._shards)
+
+    @property
+    def doubts(self) -> int:
+        """See `redis_ports.Shard`: of all primaries together."""
+        return sum(shard.doubts for shard in self._shards)
+
     async def act(
-        self, function: str, keys: Sequence[str], args: Sequence[Arg], *, level: Durability
+        self,
+        function: str,
+        keys: Sequence[str],
+        args: Sequence[Arg],
+        *,
+        level: Durability,
+        doubts: int | None = None,
     ) -> Any:
         """See `redis_ports.Shard`; all `keys`, at least one, have one slot."""
+        if doubts not in (None, self.doubts):
+            raise unavailable(BEHIND)
         try:
             return await self._of(keys).act(function, keys, args, level=level)
         except Moved:

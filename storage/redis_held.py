@@ -51,7 +51,8 @@ class Terms:
 
 class Held:
     """One level. `connect` makes a link to the primary, checked; it raises Refused. `confirmed` is
-    told the number of touches of each group that has the copies that its level asks for."""
+    told the number of touches of each group that has the copies that its level asks for, `doubted`
+    of each one that has not, before anybody is answered."""
 
     def __init__(
         self,
@@ -59,11 +60,13 @@ class Held:
         connect: Callable[[], Awaitable[Link]],
         terms: Terms,
         confirmed: Callable[[Durability, int], None],
+        doubted: Callable[[], None] = lambda: None,
     ) -> None:
         self.level = level
         self._connect = connect
         self._terms = terms
         self._confirmed = confirmed
+        self._doubted = doubted
         self._waiting: deque[Act] = deque()
         self._filled = asyncio.Event()
         self._closing = False
@@ -101,9 +104,11 @@ class Held:
                 try:
                     await self._commit(group)
                 except Exception as error:  # whatever it is, nobody waits for ever
+                    self._doubted()
                     await self._let_go()
                     for act in group:
                         _give(act, error=Unknown(f"internal: {error!r}"))
+                    self._refuse_waiting()
             elif self._closing:
                 break
             else:
@@ -128,8 +133,10 @@ class Held:
         try:
             link = await self._standing()
         except Refused as error:
+            self._doubted()
             for act in group:
                 _give(act, error=Refused(error.code.name, error.detail))
+            self._refuse_waiting()
             return
         needed = copies_needed(self.level, link.replicas) + link.unready
         commands = [act.command for act in group]
@@ -140,12 +147,14 @@ class Held:
         try:
             replies = await link.ask(commands, self._terms.wait_s + self._terms.silence_s)
         except (RedisError, OSError) as error:  # asyncio's TimeoutError is an OSError
+            self._doubted()
             for act in group:
                 _give(act, error=Unknown(f"{link.address}: {error or 'no reply in time'}"))
             self._refuse_waiting()
             return
         doubt = self._doubt(link, replies[len(group) :])
         if doubt:
+            self._doubted()
             await self._let_go()
         for act, reply in zip(group, replies, strict=False):
             _answer(act, reply, doubt)

@@ -20,11 +20,26 @@ class Shard(Protocol):
     """One primary with its replicas. Calls may overlap; acts of one level take effect in the order
     of the calls. Text in answers is `bytes`, as Redis gave it."""
 
+    def copies(self, level: Durability) -> int:
+        """How many servers have what an act of this level has written when it is answered."""
+
+    @property
+    def doubts(self) -> int:
+        """Grows whenever a group of acts has failed, before anybody hears of it."""
+
     async def act(
-        self, function: str, keys: Sequence[str], args: Sequence[Arg], *, level: Durability
+        self,
+        function: str,
+        keys: Sequence[str],
+        args: Sequence[Arg],
+        *,
+        level: Durability,
+        doubts: int | None = None,
     ) -> Any:
         """One FCALL on the held connection of its level, in a group commit; its answer once WAIT
-        has counted the copies that the level asks for.
+        has counted the copies that the level asks for. With `doubts`, the number as it was when
+        this was decided: it is refused where there have been more since, because what it was to
+        come behind may not have happened (R7).
 
         Every act must write, whatever it finds: from Redis 7.2 on, a WAIT behind one that wrote
         nothing counts copies of something older (R9).

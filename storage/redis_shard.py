@@ -11,9 +11,9 @@ from redis.exceptions import RedisError
 from push import limits
 from push.ports import Durability
 from storage.redis_answers import unavailable
-from storage.redis_copies import fields
+from storage.redis_copies import copies_needed, fields
 from storage.redis_guard import MARKED, Marks, check_held
-from storage.redis_held import REPLICAS, Held, Terms
+from storage.redis_held import BEHIND, REPLICAS, Held, Terms
 from storage.redis_library import Library, library
 from storage.redis_link import Address, Link, Reach, packed
 from storage.redis_looks import Looks, Subscriber
@@ -95,6 +95,9 @@ class RedisShard:
         self.broken: str | None = None
         """Why the store must not be used any more; None: it is well."""
         self._touches = marks.touches
+        self._replicas = 0
+        self.doubts = 0
+        """See `redis_ports.Shard`."""
         self._address: Address | None = None
         self._renewing: set[asyncio.Task[None]] = set()
         terms = Terms(
@@ -103,7 +106,7 @@ class RedisShard:
             settings.silence_s,
         )
         self._held = {
-            level: Held(level, partial(self._hold, level), terms, self._confirmed)
+            level: Held(level, partial(self._hold, level), terms, self._confirmed, self._doubted)
             for level in LEVELS
         }
         self._looks = Looks(self._connect, settings.silence_s)
@@ -154,15 +157,27 @@ class RedisShard:
         """A number of touches that every copy has: what `Marks.touches` may be from now on."""
         return self._touches
 
+    def copies(self, level: Durability) -> int:
+        """See `redis_ports.Shard`; as the store said when it was connected to last."""
+        return 1 + copies_needed(level, self._replicas)
+
     def has_room(self, key: str | None = None) -> bool:
         """See `redis_ports.Shard`."""
         return self._reserve.is_open
 
     async def act(
-        self, function: str, keys: Sequence[str], args: Sequence[Arg], *, level: Durability
+        self,
+        function: str,
+        keys: Sequence[str],
+        args: Sequence[Arg],
+        *,
+        level: Durability,
+        doubts: int | None = None,
     ) -> Any:
         """See `redis_ports.Shard`."""
         self._check_well()
+        if doubts not in (None, self.doubts):
+            raise unavailable(BEHIND)
         return await self._held[level].act(self._settings.call(function, keys, args))
 
     async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
@@ -235,6 +250,10 @@ class RedisShard:
         if not isinstance(held, list):
             raise unavailable(f"{link.address}: {held}")
         link.replicas = check_held(held, marks, str(link.address))
+        self._replicas = link.replicas
+
+    def _doubted(self) -> None:
+        self.doubts += 1
 
     def _stop(self, why: str) -> None:
         self.broken = why

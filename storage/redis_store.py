@@ -161,13 +161,26 @@ class RedisStorage:
 
     # --- Appending ---------------------------------------------------------------------------
 
-    async def append(self, appends: Sequence[Append]) -> list[Appended]:
+    def copies(self, level: Durability) -> int:
+        """As Storage.copies."""
+        return self._shard.copies(level)
+
+    @property
+    def doubts(self) -> int:
+        """As Storage.doubts."""
+        return self._shard.doubts
+
+    async def append(
+        self, appends: Sequence[Append], *, doubts: int | None = None
+    ) -> list[Appended]:
         """As Storage.append."""
         self._check_open()
         headers = [open_header(append) for append in appends]
-        return await self._whole(self._append(appends, headers))
+        return await self._whole(self._append(appends, headers, doubts))
 
-    async def _append(self, appends: Sequence[Append], headers: Sequence[Header]) -> list[Appended]:
+    async def _append(
+        self, appends: Sequence[Append], headers: Sequence[Header], doubts: int | None
+    ) -> list[Appended]:
         sealed = await self._seal(appends, headers)
         wall = self._wall_unix_ms()
         args = [
@@ -175,7 +188,7 @@ class RedisStorage:
             for append, header, blob in zip(appends, headers, sealed, strict=True)
         ]
         works = [
-            self._append_one(append, header, each)
+            self._append_one(append, header, each, doubts)
             for append, header, each in zip(appends, headers, args, strict=True)
         ]
         results = await asyncio.gather(*works, return_exceptions=True)
@@ -194,7 +207,9 @@ class RedisStorage:
 
         return await asyncio.get_running_loop().run_in_executor(self._sealing, seal)
 
-    async def _append_one(self, append: Append, header: Header, args: list[Arg]) -> Placed:
+    async def _append_one(
+        self, append: Append, header: Header, args: list[Arg], doubts: int | None
+    ) -> Placed:
         """A record's place.
 
         Raises:
@@ -203,13 +218,13 @@ class RedisStorage:
         key, level = queue_key(append.partition.queue_id), append.durability
         if self._shard.has_room(key):
             try:
-                answer = await self._shard.act("append", [key], args, level=level)
+                answer = await self._shard.act("append", [key], args, level=level, doubts=doubts)
                 return placed(answer, header.count)
             except Refused as refused:
                 if refused.code.name != "storage_full":
                     raise
         args[7] = "storage_full"  # duplicates are answered, and the order is kept (R7)
-        answer = await self._shard.act("append_refused", [key], args, level=level)
+        answer = await self._shard.act("append_refused", [key], args, level=level, doubts=doubts)
         return placed(answer, header.count)
 
     async def _certified(

@@ -30,6 +30,7 @@ from push.ports import (
     Cursor,
     CursorState,
     CursorWrite,
+    Durability,
     GroupPartition,
     Owned,
     ParkedLine,
@@ -89,6 +90,7 @@ class SqliteStorage:
     """
 
     inbox = None
+    doubts = 0
 
     def __init__(
         self,
@@ -228,7 +230,13 @@ class SqliteStorage:
 
     # --- Messages ------------------------------------------------------------------------------
 
-    async def append(self, appends: Sequence[Append]) -> list[Appended]:
+    def copies(self, level: Durability) -> int:
+        """As Storage.copies."""
+        return 1
+
+    async def append(
+        self, appends: Sequence[Append], *, doubts: int | None = None
+    ) -> list[Appended]:
         """Append records; durable, and certified, when this returns (R10)."""
         size = sum(len(append.header) + len(append.payload) for append in appends)
         return await self._act(lambda: self._books.append(appends), size)

@@ -114,10 +114,14 @@ class MadMetadata(Mad):
 class MadStorage(Mad):
     """A storage."""
 
-    async def append(self, appends: Sequence[Append]) -> list[Appended]:
+    async def append(
+        self, appends: Sequence[Append], *, doubts: int | None = None
+    ) -> list[Appended]:
         """As the real one, when it comes to it."""
         self.appends.append([append.partition for append in appends])
-        answers: list[Appended] = await self._run("append", self.real.append, (appends,), {})
+        answers: list[Appended] = await self._run(
+            "append", self.real.append, (appends,), {"doubts": doubts}
+        )
         return answers
 
     async def read(self, partition: Partition, *args: Any, **kwargs: Any) -> Read:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -151,7 +152,7 @@ async def test_what_waits_behind_a_commit_that_failed_does_not_overtake_it(
     storage = house.broker.storage
     append, begun, lost = storage.append, asyncio.Event(), asyncio.Event()
 
-    async def losing(_: Sequence[Append]) -> list[Appended]:
+    async def losing(_: Sequence[Append], *, doubts: int | None = None) -> list[Appended]:
         monkeypatch.setattr(storage, "append", append)
         begun.set()
         await lost.wait()
@@ -174,6 +175,51 @@ async def test_what_waits_behind_a_commit_that_failed_does_not_overtake_it(
     again = codes(await house.submit(queue, numbered(5), producer=ANN, sequence=0))
     assert again == sorted(again, key=str)
     assert "out_of_sequence" not in again
+
+
+class Doubtful:
+    """Appends that wait for a word, in a store whose doubts grow before anybody hears of them."""
+
+    def __init__(self, storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[int | None, asyncio.Future[None]]] = []
+        self._real = storage.append
+        monkeypatch.setattr(storage, "append", self.append)
+        monkeypatch.setattr(storage, "doubts", 0)
+
+    async def append(
+        self, appends: Sequence[Append], *, doubts: int | None = None
+    ) -> list[Appended]:
+        """The real one's, as soon as it may."""
+        may: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.calls.append((doubts, may))
+        await may
+        stored: list[Appended] = await self._real(appends)
+        return stored
+
+
+async def test_nothing_begins_between_a_failure_and_the_word_of_it(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R7: the store has failed, and whoever published hears of it some turns of the loop later: in
+    between what waits behind must not go to the next primary."""
+    queue = await house.queue()
+    storage = house.broker.storage
+    doubtful = Doubtful(storage, monkeypatch)
+    first = house.submit(queue, numbered(1000), producer=ANN, sequence=0)
+    await eventually(lambda: len(doubtful.calls) == 1)
+    monkeypatch.setattr(storage, "doubts", 1)
+    behind = house.submit(queue, numbered(1000), producer=ANN, sequence=1000)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert [doubts for doubts, _ in doubtful.calls] == [0]
+    doubtful.calls[0][1].set_exception(Unknown("the connection was lost"))
+    assert set(codes(await first)) == {"unknown"}
+    assert set(codes(await behind)) == {"storage_unavailable"}
+    again = house.submit(queue, numbered(1), producer=ANN, sequence=0)
+    await eventually(lambda: len(doubtful.calls) == 2)
+    assert doubtful.calls[1][0] == 1
+    doubtful.calls[1][1].set_result(None)
+    assert codes(await again) == [(0, 0, False)]
 
 
 async def test_what_is_resolved_frees_what_was_held_up(house: House) -> None:

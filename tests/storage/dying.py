@@ -24,11 +24,17 @@ class Dying(RedisShard):
     """Kills its process before it certifies."""
 
     async def act(
-        self, function: str, keys: Sequence[str], args: Sequence[Arg], *, level: Durability
+        self,
+        function: str,
+        keys: Sequence[str],
+        args: Sequence[Arg],
+        *,
+        level: Durability,
+        doubts: int | None = None,
     ) -> Any:
         if function == "certify":
             os.kill(os.getpid(), signal.SIGKILL)
-        return await super().act(function, keys, args, level=level)
+        return await super().act(function, keys, args, level=level, doubts=doubts)
 
 
 async def main(host: str, port: str, incarnation: str, number: str) -> None:

@@ -57,14 +57,29 @@ class Losing:
         self.acts: list[tuple[str, Durability]] = []
         self.looks: list[str] = []
 
+    def copies(self, level: Durability) -> int:
+        """As Shard.copies."""
+        return self._shard.copies(level)
+
+    @property
+    def doubts(self) -> int:
+        """As Shard.doubts."""
+        return self._shard.doubts
+
     async def act(
-        self, function: str, keys: Sequence[str], args: Sequence[Arg], *, level: Durability
+        self,
+        function: str,
+        keys: Sequence[str],
+        args: Sequence[Arg],
+        *,
+        level: Durability,
+        doubts: int | None = None,
     ) -> Any:
         """As Shard.act."""
         self.acts.append((function, level))
         if keys[0] in self.refused:
             raise Refused("storage_unavailable", "it is not there")
-        answer = await self._shard.act(function, keys, args, level=level)
+        answer = await self._shard.act(function, keys, args, level=level, doubts=doubts)
         if function in self.lost:
             self.lost.remove(function)
             raise Unknown("the answer was lost")

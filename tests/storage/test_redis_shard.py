@@ -99,6 +99,28 @@ async def test_what_waits_behind_a_group_that_failed_does_not_overtake_it(
     assert kept(primary) == ["0", "a"]
 
 
+async def test_what_was_decided_before_a_failure_does_not_come_after_it(
+    three: Replicated,
+) -> None:
+    """R7: it was being sealed meanwhile, and is asked for when the group before it has failed."""
+    primary, _, other = three.nodes
+    async with shard(settings(primary, wait_s=0.3), replicas=2) as opened:
+        assert await note(opened, "0") == 1
+        decided = opened.doubts
+        other.freeze()
+        with pytest.raises(Unknown):
+            await note(opened, "a")
+        other.thaw()
+        assert opened.doubts > decided
+        for doubts, is_refused in ((decided, True), (opened.doubts, False)):
+            act = opened.act("note", [LIST], ["b"], level="local", doubts=doubts)
+            if is_refused:
+                with pytest.raises(Refused, match="may not have happened"):
+                    await act
+            else:
+                assert await act == 3
+
+
 async def test_what_has_a_receipt_is_on_every_copy_whenever_a_replica_stops(
     three: Replicated,
 ) -> None:
