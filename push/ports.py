@@ -260,7 +260,7 @@ class CursorState:
 
 class Standing(NamedTuple):
     """For looking at: where a message stands for a group, as far as it is durable. `waiting` and
-    `parked` are those of side lines; what an owner holds in its memory is `ready` here."""
+    `parked` are those of side lines; what an owner holds in memory is `ready` here."""
 
     state: Literal["ready", "settled", "waiting", "parked"]
     attempts: int = 0
@@ -290,7 +290,7 @@ class Storage(Looking, Protocol):
 
     @property
     def inbox(self) -> "Inbox | None":
-        """Where settlements reach owners at other gateways (R24); None: one gateway works on it."""
+        """Where settlements reach owners at other gateways (R24); None: there are none."""
 
     async def incarnation(self) -> str:
         """The store's history: another one after `tocsin admin restore` (R30)."""
@@ -317,8 +317,7 @@ class Storage(Looking, Protocol):
         every group, and then nothing of before is retained for anybody: `start` is the end. Returns
         how many messages the group had not settled, or the queue retained.
 
-        Raises:
-            Refused: queue_not_found, group_not_found; nothing happened.
+        Raises Refused: queue_not_found, group_not_found; nothing happened.
         """
 
     def copies(self, level: Durability) -> int:
@@ -326,18 +325,16 @@ class Storage(Looking, Protocol):
 
     @property
     def doubts(self) -> int:
-        """How often appends have failed as a whole (Unknown, or refused by a store that is not
-        there). It grows before anybody hears of it; where such a failure ends the process, never.
-        """
+        """How often appends have failed as a whole (Unknown, or no store there): before anybody
+        hears of it. Never, where that ends the process."""
 
     async def append(
         self, appends: Sequence[Append], *, doubts: int | None = None
     ) -> list[Appended]:
         """Append records; deduplicate by producer sequence (R6, R7) and client id (R8).
 
-        `doubts`: the number when it was decided that these come next. There have been more since:
-        what they were to come behind may not be stored, and they are refused, for who asks to hear
-        of that first (R7).
+        `doubts`: the number when these were decided to come next. There are more since: what they
+        come behind may not be stored, and they are refused, for who asks to hear of that (R7).
 
         Each record's outcome stands alone. An append to an unknown partition is answered with
         `NotStored("queue_not_found")` throughout. A record without any new message still writes

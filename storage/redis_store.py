@@ -9,7 +9,6 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from push import limits
@@ -34,16 +33,16 @@ from push.ports import (
     WakeUp,
     Written,
 )
-from push.record import Header, Record
+from push.record import Record
 from push.sealing import PLAIN, Sealer
 from storage import redis_keys
 from storage.appending import open_header
+from storage.redis_appending import RedisAppending
 from storage.redis_cursors import RedisCursors
 from storage.redis_inbox import RedisInbox
 from storage.redis_keys import queue_key
 from storage.redis_ports import Arg, Shard
 from storage.redis_reading import RedisReading
-from storage.redis_records import Placed, all_placed, append_args, placed
 from storage.redis_tails import PERIOD_S, Tails
 
 T = TypeVar("T")
@@ -71,14 +70,13 @@ class RedisStorage:
         self._shard = shard
         self._incarnation = incarnation
         self._wall = wall
-        self._sealer = sealer
         self._cursors = RedisCursors(shard, level=level)
         self._reading = RedisReading(shard, sealer)
         self.inbox: Inbox = RedisInbox(shard)
         self._wake_up: WakeUp | None = None
         self._told: dict[Partition, int] = {}
         """The certified ends that the wake-up was called with."""
-        self._sealing = ThreadPoolExecutor(1, thread_name_prefix="sealing")
+        self._appending = RedisAppending(shard, sealer, self._wall_unix_ms, self._tell)
         self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
         self._tails = Tails(shard, self._tell, period_s=tails_s)
@@ -176,97 +174,7 @@ class RedisStorage:
         """As Storage.append."""
         self._check_open()
         headers = [open_header(append) for append in appends]
-        return await self._whole(self._append(appends, headers, doubts))
-
-    async def _append(
-        self, appends: Sequence[Append], headers: Sequence[Header], doubts: int | None
-    ) -> list[Appended]:
-        sealed = await self._seal(appends, headers)
-        wall = self._wall_unix_ms()
-        args = [
-            append_args(append, header, blob, wall_unix_ms=wall)
-            for append, header, blob in zip(appends, headers, sealed, strict=True)
-        ]
-        works = [
-            self._append_one(append, header, each, doubts)
-            for append, header, each in zip(appends, headers, args, strict=True)
-        ]
-        results = await asyncio.gather(*works, return_exceptions=True)
-        return await self._certified(appends, all_placed(results))
-
-    async def _seal(self, appends: Sequence[Append], headers: Sequence[Header]) -> list[bytes]:
-        """The payloads as they are stored, sealed in a thread: a key may have to be waited for."""
-        if self._sealer is PLAIN:
-            return [append.payload for append in appends]
-
-        def seal() -> list[bytes]:
-            return [
-                self._sealer.seal(append.partition, append.header, append.payload, header.count)
-                for append, header in zip(appends, headers, strict=True)
-            ]
-
-        return await asyncio.get_running_loop().run_in_executor(self._sealing, seal)
-
-    async def _append_one(
-        self, append: Append, header: Header, args: list[Arg], doubts: int | None
-    ) -> Placed:
-        """A record's place.
-
-        Raises:
-            Refused: the store did not judge it, and remembers nothing of it.
-        """
-        key, level = queue_key(append.partition.queue_id), append.durability
-        if self._shard.has_room(key):
-            try:
-                answer = await self._shard.act("append", [key], args, level=level, doubts=doubts)
-                return placed(answer, header.count)
-            except Refused as refused:
-                if refused.code.name != "storage_full":
-                    raise
-        args[7] = "storage_full"  # duplicates are answered, and the order is kept (R7)
-        answer = await self._shard.act("append_refused", [key], args, level=level, doubts=doubts)
-        return placed(answer, header.count)
-
-    async def _certified(
-        self, appends: Sequence[Append], answers: Sequence[Placed]
-    ) -> list[Appended]:
-        """The answers, once what they name may be given to anybody."""
-        ends: dict[Partition, int] = {}
-        local: set[Partition] = set()
-        for append, answer in zip(appends, answers, strict=True):
-            if answer.next_offset > answer.appended.certified:
-                ends[append.partition] = answer.next_offset
-                if append.durability == "local":
-                    local.add(append.partition)
-        grown = {
-            append.partition: answer.appended.certified
-            for append, answer in zip(appends, answers, strict=True)
-            if answer.appended.count
-        }
-
-        async def one(partition: Partition) -> int:
-            number, queue_id = partition.number, partition.queue_id
-            key, end = queue_key(queue_id), ends[partition]
-            if partition in local:  # behind records of a higher level, whose copies are not counted
-                await self._shard.act("certify", [key], [number, 0], level="all")
-            certified: int = await self._shard.act("certify", [key], [number, end], level="local")
-            return certified
-
-        found = await asyncio.gather(*map(one, ends))
-        reached = dict(zip(ends, found, strict=True))
-        for partition, end in (grown | reached).items():
-            self._tell(partition, end)
-        return [
-            Appended(
-                each.first,
-                each.count,
-                max(each.certified, reached.get(append.partition, 0)),
-                each.generation,
-                each.outcomes,
-                each.skips,
-            )
-            for append, each in zip(appends, (answer.appended for answer in answers), strict=True)
-        ]
+        return await self._whole(self._appending.append(appends, headers, doubts))
 
     def _tell(self, partition: Partition, certified: int) -> None:
         if certified > self._told.get(partition, 0):
@@ -409,6 +317,6 @@ class RedisStorage:
         await self._tails.close()
         while self._running:
             await asyncio.gather(*self._running, return_exceptions=True)
-        self._sealing.shutdown()
+        self._appending.close()
         self._reading.close()
         await self._shard.close()

@@ -69,17 +69,20 @@ class _FreeSpace:
     def __init__(self, folder: Path, reserve_bytes: int) -> None:
         self._folder = folder
         self._reserve_bytes = reserve_bytes
-        self._checked = float("-inf")
-        self.free_bytes = 0
+        self._checked = time.monotonic()
+        self.free_bytes = self._look()
 
     def enough(self) -> bool:
         """Whether new messages may be stored."""
         now = time.monotonic()
         if now - self._checked >= _FREE_CHECK_S:
-            self._checked = now
-            space = os.statvfs(self._folder)
-            self.free_bytes = space.f_bavail * space.f_frsize
+            self._checked = now  # first: other threads go by what is known meanwhile
+            self.free_bytes = self._look()
         return self.free_bytes >= self._reserve_bytes
+
+    def _look(self) -> int:
+        space = os.statvfs(self._folder)
+        return space.f_bavail * space.f_frsize
 
 
 class SqliteStorage:

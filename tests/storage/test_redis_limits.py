@@ -15,6 +15,7 @@ from storage.redis_limits import GATEWAYS, RedisPool
 from storage.redis_link import Link, packed
 from storage.redis_ports import Arg
 from storage.redis_shard import Marks, RedisShard, Settings
+from tests.contract import redis_single
 from tests.contract.redis_single import INCARNATION, redis_process
 from tests.push.shared_pool import Entry, ModelPool, Whole
 
@@ -39,11 +40,7 @@ async def pool(server: Settings) -> AsyncIterator[RedisPool]:
 
 async def command(server: Settings, *words: Arg) -> Any:
     """One command, past everything."""
-    link = await server.open()
-    try:
-        return await said(link, *words)
-    finally:
-        await link.close()
+    return await redis_single.ask(server, *words)
 
 
 async def said(link: Link, *words: Arg) -> Any:
@@ -175,6 +172,7 @@ async def test_whoever_invents_names_makes_the_store_forget_the_smallest_debts()
         assert most in code
         few = Library("tocsin_few", code.replace(most, "local LIMITS_BUCKETS_MAX = 10"))
         settings = replace(process, library=few)
+        await command(settings, "FUNCTION", "LOAD", few.code)  # the broker's user may not
         shard = await RedisShard.open(settings, Marks(INCARNATION))
         pool = RedisPool(shard)
         await pool.join("g")
