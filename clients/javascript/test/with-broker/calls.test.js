@@ -160,7 +160,7 @@ test("a group is sent elsewhere, and deleted", async () => {
 });
 
 test("a queue is purged, for a group and for all", async () => {
-  const queue = await queueOf(["k", "k"]);
+  const queue = await queueOf(["k", "k"], { retentionS: 600 });
   assert.equal(await client.purge(queue, { group: "g" }), 2);
   assert.equal((await client.queue(queue)).depth, 2);
   assert.equal(await client.purge(queue, { all: true }), 2);
