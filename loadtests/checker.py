@@ -175,7 +175,7 @@ class Checker:
     def __init__(self, groups: Iterable[str], *, lease_s: float, node_timeout_s: float) -> None:
         """`groups`: as `judge.Judge`; `node_timeout_s`: when the store gives up a node."""
         self._found = ChaosVerdict(drained=False)
-        self._judge = Judge(groups)
+        self._judge = Judge(groups, store_fails=True)
         self._causes = Causes(lease_s, self._found.flag)
         self._readers = _Readers(self._found)
         self._comeback = _Comeback(self._found, node_timeout_s + COMEBACK_S)

@@ -42,8 +42,17 @@ STALL_TIMEOUT_S: Final = 60.0
 class Crew:
     """Runs the clients; the owner starts and kills the broker meanwhile."""
 
-    def __init__(self, field: Field, *, producers: int = PRODUCERS, readers: int = 0) -> None:
+    def __init__(
+        self,
+        field: Field,
+        *,
+        producers: int = PRODUCERS,
+        readers: int = 0,
+        quiet_s: float = QUIET_S,
+    ) -> None:
+        """`quiet_s`: so long nothing may be delivered before it counts as the end."""
         self.field = field
+        self._quiet_s = quiet_s
         self.producers = [SurvivingProducer(field, number) for number in range(producers)]
         self.consumers = [SurvivingConsumer(field, number) for number in range(CONSUMERS)]
         self.pullers = [Puller(field, number) for number in range(PULLERS)]
@@ -125,7 +134,7 @@ class Crew:
         self.field.delivered_at = time.monotonic()
         left, told_at = len(self.field.missing) + 1, time.monotonic()
         # An ack whose answer a kill swallowed may count: only the broker knows that all is done.
-        while self.field.missing and time.monotonic() - self.field.delivered_at < QUIET_S:
+        while self.field.missing and time.monotonic() - self.field.delivered_at < self._quiet_s:
             if time.monotonic() - self.field.delivered_at > REST_S and await self._lag() == 0:
                 break
             if len(self.field.missing) < left:

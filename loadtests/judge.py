@@ -112,9 +112,11 @@ class _Key:
 class Judge:
     """Takes the events of all clients in the order of their time, then gives its verdict."""
 
-    def __init__(self, groups: Iterable[str]) -> None:
-        """`groups`, as "queue/group", must have been given every message of their queue."""
+    def __init__(self, groups: Iterable[str], *, store_fails: bool = False) -> None:
+        """`groups`, as "queue/group", must have been given every message of their queue.
+        `store_fails`: also where no broker ends, an ack that was not confirmed may be forgotten."""
         self._groups = list(groups)
+        self._store_fails = store_fails
         self._verdict = Verdict(drained=False)
         self._bodies: dict[bytes, _Message] = {}
         self._sequences: dict[tuple[str, int], _Message] = {}
@@ -268,6 +270,9 @@ class Judge:
             self._verdict.flag("number_reused", f"{message}: {new} after {old}")
         suspect = key.suspects.pop(event.offset, None)
         if suspect is not None and suspect.server == event.server:
+            if self._store_fails and suspect.epoch != event.epoch:
+                self._verdict.counts["overtaken, ack unconfirmed"] += 1
+                return
             self._verdict.flag(
                 "overtaken",
                 f"{message} {_where(event)} behind offset {suspect.offset} {_where(suspect)}",

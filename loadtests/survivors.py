@@ -26,6 +26,8 @@ WINDOW: Final = 1500
 FRAME_MESSAGES_MAX: Final = 60
 PACE_S: Final = 0.005
 AGAIN_DELAY_S: Final = 0.02
+AGAIN_DELAY_S_MAX: Final = 0.25
+"""Between two tries of what is refused, longer with each."""
 RECONNECT_S: Final = 0.05
 CREDIT: Final = 400
 WORK_PERIOD_S: Final = 0.003
@@ -199,6 +201,8 @@ class SurvivingProducer(Survivor):
         self._unanswered: dict[int, bytes] = {}
         self._in_flight: dict[int, range] = {}
         self._again = False
+        self._refusals = 0
+        """How often it was sent again since something was stored."""
         self._welcome = False
         self._rate_per_s = 0
         self._allowed = 0.0
@@ -243,6 +247,7 @@ class SurvivingProducer(Survivor):
         if error is None:
             if self._unanswered.pop(sequence, None) is not None:
                 self.stored += 1
+                self._refusals = 0
                 self.field.stored(self._number << 40 | sequence)
         elif error.retry:
             self._again = True
@@ -256,7 +261,9 @@ class SurvivingProducer(Survivor):
             self._fill()
         elif not self._in_flight:
             self._again = False
-            asyncio.get_running_loop().call_later(AGAIN_DELAY_S, self._send_again)
+            self._refusals += 1
+            delay_s = min(AGAIN_DELAY_S * self._refusals, AGAIN_DELAY_S_MAX)
+            asyncio.get_running_loop().call_later(delay_s, self._send_again)
 
     def _send_again(self) -> None:
         if not self._welcome or self._in_flight:

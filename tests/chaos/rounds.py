@@ -15,10 +15,11 @@ from random import Random
 from typing import Final
 
 from loadtests.checker import ChaosVerdict, check
-from loadtests.crew import LEASE_S, Crew
+from loadtests.crew import LEASE_S, QUIET_S, Crew
 from loadtests.field import GROUP_PLACE, ClientFailed, Field, Habits
 from loadtests.history import read_lines
 from loadtests.server import ServerFailed
+from push import limits
 from tests.chaos.disks import disks
 from tests.chaos.nemesis import DOWN_S, FROZEN_S, HEALED_TIMEOUT_S, Nemesis, start
 from tests.chaos.world import REPLICAS, TOKEN, World, world
@@ -118,7 +119,7 @@ def play(
         )  # fmt: skip
         if plan.serving:
             shared.serving = shared.doors[: plan.serving]
-        crew = Crew(shared, readers=1)
+        crew = Crew(shared, readers=1, quiet_s=QUIET_S + limits.PULL_IDLE_S)
         nemesis = Nemesis(made, crew, Random(plan.seed), progress, plan.frozen_s, plan.down_s, cut)
         drained = asyncio.run(_round(plan, made, crew, nemesis, report))
         report.done, report.acknowledged = nemesis.done, shared.acknowledged
