@@ -13,7 +13,6 @@ from gateway.group_part import RETRY_AFTER_S
 from gateway.link import Link
 from gateway.presence import Presence
 from gateway.slot_context import Context
-from gateway.watch import Watch
 from metadata.catalog import Group, Membership, Queue
 from metadata.client import Metadata
 from metadata.group_row import elsewhere, gateways_in, missing, others
@@ -34,7 +33,6 @@ class Groups:
         self._metadata = metadata
         self.presence = Presence(context, metadata)
         """This gateway, among the others that serve groups."""
-        self._watch = Watch(context.storage, context.tail)
         self.runtimes: dict[str, GroupRuntime] = {}
         self.closed = False
         self._missed: dict[str, tuple[int, float]] = {}
@@ -49,7 +47,6 @@ class Groups:
             self.presence.came_back = self._came_back
             self.presence.goes_on = self._pump
             self.presence.have_gone = self._gateways_gone
-            self._watch.start()
         self.presence.start()
 
     def runtime(self, queue: Queue, group: Group) -> GroupRuntime:
@@ -203,7 +200,6 @@ class Groups:
         """All consumers leave; returns when nobody owns anything (the flusher writes the rest), and
         other gateways know that."""
         self.closed = True
-        self._watch.stop()
         await asyncio.gather(*(runtime.close() for runtime in self.runtimes.values()))
         if self.presence.is_shared:
             for task in list(self._tasks):

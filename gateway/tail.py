@@ -78,10 +78,6 @@ class Tail:
             del self._followers[partition]
             self._ends_read.pop(partition, None)
 
-    def followed(self) -> set[str]:
-        """Ids of the queues of which somebody follows a partition."""
-        return {partition.queue_id for partition in self._followers}
-
     def forget(self, partition: Partition) -> None:
         """The partition is gone."""
         self.ends.pop(partition, None)

@@ -391,7 +391,7 @@ class Storage(Looking, Protocol):
         (R27). Sealed already: the same answer."""
 
     def on_certified(self, wake_up: WakeUp) -> None:
-        """Register the one wake-up. Comes after the append's commit and before its answer."""
+        """Register the one wake-up: before an append's answer; where it got lost, seconds later."""
 
     async def state(self) -> StorageState:
         """Whether it can be written to, and if not, why."""

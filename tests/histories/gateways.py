@@ -67,15 +67,28 @@ class SharedStorage(Mad):
         self.owned = owned
         """(partition, epoch) of every start of an owner, on any gateway."""
         self.is_deaf = False
+        self._missed: dict[Partition, int] = {}
+        self._wake_ups: list[WakeUp] = []
 
     def on_certified(self, wake_up: WakeUp) -> None:
         """As Storage.on_certified."""
 
         def heard(partition: Partition, end: int) -> None:
-            if not self.is_deaf:
+            if self.is_deaf:
+                self._missed[partition] = end
+            else:
                 wake_up(partition, end)
 
         self._all.append(heard)
+        self._wake_ups.append(wake_up)
+
+    def hear_again(self) -> None:
+        """A storage makes good itself what it could not tell."""
+        self.is_deaf = False
+        missed, self._missed = self._missed, {}
+        for partition, end in missed.items():
+            for wake_up in self._wake_ups:
+                wake_up(partition, end)
 
     async def own(self, place: GroupPartition, **options: Any) -> Owned:
         """As the real one."""
@@ -115,9 +128,10 @@ class Gateway(House):
 
     def come_back(self) -> None:
         """What it asked for happens now, and what it asks for from now on."""
-        self.metadata.is_deaf = self.storage.is_deaf = False
+        self.metadata.is_deaf = False
         self.metadata.well()
         self.storage.well()
+        self.storage.hear_again()
 
     def runtime(self, group: Group) -> GroupRuntime:
         """The group here."""
