@@ -8,18 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.broker import Broker
-from gateway.config import Config
 from metadata.catalog import ANYBODY, Group, GroupSettings
 from metadata.client import Metadata
 from metadata.heartbeats import GONE_S
-from metadata.redis_store import found_catalog
-from storage.redis_link import Address
-from storage.redis_primary import fixed
-from storage.redis_provision import provision
-from storage.redis_shard import Marks, RedisShard, Settings
+from tests.histories import redis_gateways
 from tests.histories.gateways import becomes
-from tests.histories.house import House, Session, delivery, message, never
+from tests.histories.house import Session, delivery, message
+from tests.histories.redis_gateways import emptied
 from tests.mad import MadMetadata
 from tests.servers.binaries import binaries
 from tests.servers.layouts import single
@@ -28,22 +23,8 @@ from tests.servers.node import Node
 SESSION = "a-session-of-22-signs_"
 
 
-class Gateway(House):
-    """A broker over the server."""
-
-    def __init__(self, folder: Path, node: Node) -> None:
-        super().__init__(folder, "redis")
-        self._node = node
-
-    async def open(self) -> None:
-        """As the process does it."""
-        (self.folder / "key").write_text("01" * 32)
-        (self.folder / "key").chmod(0o600)
-        config = Config(
-            data_dir=self.folder, storage=f"redis://{self._node.address}:{self._node.port}",
-            master_key_file=self.folder / "key",
-        )  # fmt: skip
-        self.broker = await Broker.open(config, on_fatal=never)
+class Gateway(redis_gateways.Gateway):
+    """One of two, with consumers."""
 
     async def consumer(self, group: Group, name: str, **options: Any) -> tuple[Session, Any]:
         """A consumer of the group."""
@@ -70,17 +51,12 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 @pytest.fixture
 async def gateways(node: Node, tmp_path: Path) -> AsyncIterator[list[Gateway]]:
     """Two, over an empty server."""
-    node.ask("FLUSHALL")
-    settings = Settings(fixed(Address(node.address, node.port)))
-    await provision(settings, "history-1", 0)
-    shard = await RedisShard.open(settings, Marks("history-1"))
-    await found_catalog(shard)
-    await shard.close()
+    url = await emptied(node)
     async with AsyncExitStack() as stack:
         opened = []
         for name in "ab":
             (tmp_path / name).mkdir(mode=0o700)
-            gateway = Gateway(tmp_path / name, node)
+            gateway = Gateway(tmp_path / name, url)
             await gateway.open()
             stack.push_async_callback(gateway.stop)
             opened.append(gateway)
