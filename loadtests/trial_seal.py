@@ -36,7 +36,8 @@ BETWEEN_PUBLISHES: Final = 30
 """At least so many are acknowledged between two rotations."""
 TIMEOUT_S: Final = 60.0
 QUIET_S: Final = 0.5
-"""Nothing comes for so long: there is nothing more."""
+EMPTY_MAX: Final = 5
+"""Nothing comes for so long, so often: there is nothing more, whatever the group says."""
 _QUEUE: Final = "/v1/queues/orders"
 _SIDE: Final = "/v1/queues/sick"
 
@@ -270,13 +271,18 @@ async def _refused(rest: Rest) -> list[str]:
 
 async def _read(server: Server) -> dict[Place, str]:
     """Every message of the queue that the broker gives out, by place."""
-    rest, there = Rest(server.url), dict[Place, str]()
+    rest, there, empty = Rest(server.url), dict[Place, str](), 0
     group = f"{_QUEUE}/groups/check-{time.time_ns()}"
     while True:
         wanted = {"messages_max": 1000, "wait_s": QUIET_S}
         answer = await rest.call("POST", f"{group}/pull", wanted)
         if not answer["messages"]:
-            break
+            # On a busy machine nothing may come for a while although there is more.
+            empty += 1
+            if empty > EMPTY_MAX or (await rest.call("GET", group))["lag"] == 0:
+                break
+            continue
+        empty = 0
         receipts = [message["receipt"] for message in answer["messages"]]
         await rest.call("POST", f"{group}/ack", {"receipts": receipts})
         for message in answer["messages"]:

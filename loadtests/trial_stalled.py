@@ -170,7 +170,7 @@ class _Trial:
 
         def fill() -> None:
             nonlocal left
-            while left > 0 and producer.unanswered < 8_000:
+            while left > 0 and producer.unanswered < 2_000:
                 producer.publish(stamp(time.monotonic_ns()))
                 left -= 500
             producer.flush()
