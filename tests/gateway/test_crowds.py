@@ -261,15 +261,15 @@ async def test_by_long_poll_the_pace_is_the_same() -> None:
         opened = (await http.post("/v1/sessions", json={"type": "hello"})).json()
         path = f"/v1/sessions/{opened['session']}/frames"
         said = [{"type": "ping", "ref": ref} for ref in range(256)]
-        loop, waits = asyncio.get_running_loop(), list[float]()
+        loop = asyncio.get_running_loop()
+        began = took_s = loop.time()
         for number in range(1, 6):
-            began = loop.time()
             answer = await http.post(path, params={"number": str(number)}, json=said)
             assert answer.status_code == 202, answer.text
-            waits.append(loop.time() - began)
+            took_s = loop.time() - began  # polls, too: what was posted is paid for meanwhile
             polled = await http.get(path, params={"after": str(number), "wait_s": "0"})
             assert len(polled.json()["frames"]) == 256
-        assert sum(waits) >= (4 * 256 - BURST - 64) / PER_S
+        assert took_s >= (4 * 256 - BURST - 64) / PER_S
 
 
 async def test_who_is_refused_leaves_nothing_to_the_collector() -> None:
