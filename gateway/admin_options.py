@@ -1,6 +1,7 @@
 """What the commands over the admin socket share."""
 
 import os
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -10,14 +11,18 @@ import msgspec
 from gateway.config import Config, ConfigError, load
 
 
-def data_dir_of(text: str | None) -> Path:
-    """The data folder of the flag, else of the environment; what is wrong ends the command."""
-    # Only this setting: whoever deletes a queue need not have the others right.
-    environ = {n: v for n, v in os.environ.items() if n in ("TOCSIN_DATA_DIR", "XDG_DATA_HOME")}
+def settings_of(variables: Collection[str], flags: Mapping[str, str | None]) -> Config:
+    """What these flags say, else these variables of the environment; what is wrong ends the
+    command. No others are read: whoever deletes a queue need not have them right."""
     try:
-        return load(environ, {"data_dir": text})[0].data_dir
+        return load({n: v for n, v in os.environ.items() if n in variables}, flags)[0]
     except ConfigError as error:
         raise click.ClickException(str(error)) from None
+
+
+def data_dir_of(text: str | None) -> Path:
+    """The data folder of the flag, else of the environment."""
+    return settings_of(("TOCSIN_DATA_DIR", "XDG_DATA_HOME"), {"data_dir": text}).data_dir
 
 
 def key_settings_of(master_key_file: str | None) -> Config:
@@ -26,10 +31,7 @@ def key_settings_of(master_key_file: str | None) -> Config:
     flags = {"master_key_file": master_key_file}
     if master_key_file is not None:  # the flag goes before all of them
         names = set()
-    try:
-        return load({n: v for n, v in os.environ.items() if n in names}, flags)[0]
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from None
+    return settings_of(names, flags)
 
 
 master_key_file_option: Final = click.option(

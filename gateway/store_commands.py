@@ -1,7 +1,6 @@
 """`tocsin admin doctor`, `provision` and `set-replicas`: the Redis or Valkey of a broker."""
 
 import asyncio
-import os
 import secrets
 import sys
 from collections.abc import Coroutine
@@ -9,8 +8,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from gateway.admin_options import json_option, to_json
-from gateway.config import ConfigError, load
+from gateway.admin_options import json_option, settings_of, to_json
 from gateway.setting_values import SQLITE
 from gateway.stores import examine_all
 from metadata.redis_store import found_catalog
@@ -40,12 +38,7 @@ replicas_option: Final = click.option(
 
 def _target(text: str | None) -> Target | None:
     """None: it is the embedded store. What is wrong ends the command."""
-    # Only this setting: whoever looks at a store need not have the others right.
-    environ = {name: value for name, value in os.environ.items() if name == "TOCSIN_STORAGE"}
-    try:
-        storage = load(environ, {"storage": text})[0].storage
-    except ConfigError as error:
-        raise click.ClickException(str(error)) from None
+    storage = settings_of(("TOCSIN_STORAGE",), {"storage": text}).storage
     return None if storage == SQLITE else redis_target.parse(storage)
 
 

@@ -19,8 +19,7 @@ from push.errors import Refused
 
 FILE: Final = "store.mark"
 WRITTEN_EVERY_S: Final = 5.0
-"""A store that is rolled back by less than this is recognised by its catalog and its clients only
-as far as these have been told: see ARCHITECTURE, R30."""
+"""A store that is rolled back by less than this while this gateway is down is not recognised."""
 _LOG: Final = logging.getLogger("tocsin.storage")
 
 

@@ -32,9 +32,8 @@ def enter(pid: str) -> None:
 
 def write_down(*_: object) -> None:
     """What every task waits for, in the log: for who looks why something does not go on."""
-    for task in list(asyncio.tasks._all_tasks):  # type: ignore[attr-defined]
-        if not task.done():
-            task.print_stack(file=sys.stderr)
+    for task in asyncio.all_tasks():
+        task.print_stack(file=sys.stderr)
     sys.stderr.flush()
 
 
