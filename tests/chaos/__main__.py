@@ -13,7 +13,7 @@ from typing import Final
 import click
 
 from loadtests.power_loss import why_not
-from tests.chaos.books import Book, digest
+from tests.chaos.books import Book
 from tests.chaos.breaks import BREAKS
 from tests.chaos.nemesis import FROZEN_S, FROZEN_WHOLE_S, SHAPES
 from tests.chaos.rounds import Plan, Report, play
@@ -22,7 +22,7 @@ from tests.servers.binaries import Binary, binaries
 from tests.servers.network import needs
 
 FOLDER: Final = ROOT / "build/chaos"
-FAULTS_PER_ROUND: Final = 8
+FAULTS_PER_ROUND: Final = 12
 
 EXAMPLES = """
 \b
@@ -33,10 +33,11 @@ Examples:
   make chaos ARGS="--break wait-one"                a negative control: it must be found
   make chaos ARGS="--table"                         what has come of it so far
 
-It can be stopped at any time: what was counted stays, in build/chaos/<digest of push/, storage/ and
-gateway/>, and the next run goes on from there. Each round has a seed. It draws the faults and whom
+It can be stopped at any time: what was counted stays, in tests/chaos/rounds.jsonl, and the next run
+goes on from there, as do several side by side, until push/, storage/ or gateway/ changes. Each round
+has a seed. It draws the faults and whom
 they meet; when they meet which message is the machine's affair. The history of every round, and the
-logs of its gateways and nodes, lie beside the counts.
+logs of its gateways and nodes, lie in build/chaos.
 """
 
 
@@ -91,7 +92,7 @@ def chaos(  # noqa: PLR0917 - click passes them by name
     here = [one for one in binaries() if engine in ("both", one.engine)]
     if not here:
         raise click.ClickException(f"there is no {engine} server here")
-    book = Book(FOLDER / digest())
+    book = Book()
     if only_table:
         click.echo(book.table())
         return
@@ -110,6 +111,7 @@ def chaos(  # noqa: PLR0917 - click passes them by name
     played = 0
     while rounds_max is None or played < rounds_max:
         number = secrets.randbits(32)
+        book.read()
         left = [kind for kind, count in wanted.items() for _ in range(count - book.done(kind))]
         if not left:
             break
@@ -131,7 +133,7 @@ def _plan(base: Plan, seed: int, faults: list[str]) -> Plan:
 
 
 def _round(plan: Plan, binary: Binary, book: Book) -> Report:
-    report = play(plan, binary, _Progress(), keep=book.folder)
+    report = play(plan, binary, _Progress(), keep=FOLDER / book.judged)
     book.add(report)
     click.echo(f"{binary}, {report}", err=True)
     return report

@@ -1,7 +1,8 @@
 """What the rounds since the last change have come to: seeds, counts, violations, summed up.
 
-One line of JSON a round, in a folder named by the content of push/, storage/ and gateway/: when one
-of those changes, counting begins anew, and what was found before stays where it is.
+One line of JSON a round, which names the content of push/, storage/ and gateway/ that it judged: when
+one of those changes, counting begins anew. The lines are under version control, so that another
+machine goes on where this one stopped; histories and logs are too large for that.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from tests.layout.tree import ROOT
 
 JUDGED: Final = ("push", "storage", "gateway")
 SUFFIXES: Final = frozenset({".py", ".lua", ".sql"})
-RESULTS: Final = "rounds.jsonl"
+ROUNDS: Final = Path(__file__).with_name("rounds.jsonl")
 ROWS: Final = ("failover", "partition", "kill", "freeze", "power-loss")
 
 
@@ -46,19 +47,27 @@ class Row:
 
 
 class Book:
-    """The rounds in this folder, to which more are added."""
+    """The rounds that judged what is here now, to which more are added: by several processes, if
+    they run side by side."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._path = folder / RESULTS
+    def __init__(self, path: Path = ROUNDS) -> None:
+        self._path = path
+        self.judged = digest()
         self.rounds: list[dict[str, Any]] = []
-        if self._path.exists():
-            self.rounds = [json.loads(line) for line in self._path.read_text().splitlines()]
+        self.read()
+
+    def read(self) -> None:
+        """What others have added, too."""
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        rounds = [json.loads(line) for line in lines]
+        self.rounds = [one for one in rounds if one["judged"] == self.judged]
 
     def add(self, report: Report) -> None:
-        """Write a round down."""
-        fields = json.loads(json.dumps(report.fields()))
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """Write a round down. Those that judged something else go."""
+        fields = json.loads(json.dumps({"judged": self.judged} | report.fields()))
+        self.read()
+        if not self.rounds:
+            self._path.write_text("")
         with self._path.open("a") as file:
             file.write(json.dumps(fields) + "\n")
         self.rounds.append(fields)

@@ -202,7 +202,7 @@ class Nemesis:
         with self._logged("gateway-from-store", gateway):
             world.part([gateway.host], [*world.store_hosts, *world.sentinel_hosts])
             # Up to twice as long as it takes until others take it for gone.
-            await self.crew.wait(self.random.uniform(1.0, 2 * self.frozen_s))
+            await self.crew.wait(self.random.uniform(1.0, 2 * FROZEN_S))
 
     async def _one_way(self) -> None:
         """One does not hear the other, and is heard."""
