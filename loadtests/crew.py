@@ -6,9 +6,9 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from loadtests.field import GROUP, GROUP_PLACE, QUEUE, ClientFailed, Field
+from loadtests.field import GROUP, GROUP_PLACE, QUEUE, ClientFailed, Door, Field
 from loadtests.history import read_lines
 from loadtests.judge import judge
 from loadtests.pullers import Puller
@@ -69,8 +69,8 @@ class Crew:
         finally:
             rest.close()
 
-    def _rest(self) -> Rest:
-        return Rest(self.field.serving[0].url, self.field.habits.token)
+    def _rest(self, door: Door | None = None) -> Rest:
+        return Rest((door or self.field.serving[0]).url, self.field.habits.token)
 
     def start(self) -> None:
         """Let everyone go."""
@@ -155,11 +155,11 @@ class Crew:
         description = await self.description()
         return description.get("lag")
 
-    async def description(self) -> dict[str, object]:
-        """What the broker says of the group."""
-        rest = self._rest()
+    async def description(self, door: Door | None = None) -> dict[str, Any]:
+        """What the broker says of the group, at this door or the first one."""
+        rest = self._rest(door)
         try:
-            said: dict[str, object] = await rest.call("GET", f"/v1/queues/{QUEUE}/groups/{GROUP}")
+            said: dict[str, Any] = await rest.call("GET", f"/v1/queues/{QUEUE}/groups/{GROUP}")
             return said
         finally:
             rest.close()

@@ -321,12 +321,15 @@ class SurvivingConsumer(Survivor):
         self._acks: dict[int, dict[Place, int]] = {}
         self._granted = CREDIT
         self._freed = 0
+        self._subscribing = 0
         self._timer: asyncio.TimerHandle | None = None
 
     def _connected(self) -> None:
         self._granted, self._freed = CREDIT, 0
         self.send(_ENCODE({"type": "hello", "client": self.name}))
-        self.ask(type="subscribe", subscription=1, queue=QUEUE, group=GROUP, credit=CREDIT)
+        self._subscribing = self.ask(
+            type="subscribe", subscription=1, queue=QUEUE, group=GROUP, credit=CREDIT
+        )
 
     def _lost(self) -> None:
         self._lines.clear()
@@ -351,6 +354,8 @@ class SurvivingConsumer(Survivor):
                     self.field.settled("ws", number)
         elif frame.type == "error" and not frame.retry:
             raise ClientFailed(f"{frame.code}: {frame.detail}")
+        elif frame.type == "error" and frame.ref == self._subscribing and self.wire is not None:
+            self.wire.abort()  # and again
 
     def _drop(self, place: Place) -> None:
         if self._open.pop(place, None) is not None:

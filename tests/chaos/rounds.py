@@ -155,9 +155,9 @@ async def _round(plan: Plan, made: World, crew: Crew, nemesis: Nemesis, report: 
             await _drain(crew, nemesis.progress, healthy=False)
         log.world("publishing", goes_on=False)
         await crew.drain(nemesis.progress)
-        if crew.field.missing and (said := await crew.description()).get("lag"):
-            nemesis.progress(f"{len(crew.field.missing):,} are missing: {said}")
-            await _say_why(made, crew)
+        if crew.field.missing and (await crew.description()).get("lag"):
+            nemesis.progress(f"{len(crew.field.missing):,} were not settled, and some are left")
+            await _say_why(made, crew, nemesis.progress)
     except (ClientFailed, ServerFailed, TimeoutError) as error:
         report.failure = str(error) or repr(error)
         return False
@@ -166,9 +166,16 @@ async def _round(plan: Plan, made: World, crew: Crew, nemesis: Nemesis, report: 
     return True
 
 
-async def _say_why(made: World, crew: Crew) -> None:
-    """Something is missing: have the gateways write down what their tasks wait for."""
+async def _say_why(made: World, crew: Crew, progress: Callable[[str], None]) -> None:
+    """Something is left: what each gateway says of it; and have the gateways write down what their
+    tasks wait for."""
     for gateway in made.gateways:
+        said = await crew.description(gateway.door)
+        partitions = said.pop("partitions")
+        progress(f"{gateway.name}: {said}")
+        for one in partitions:
+            if one["lag"] or one["owner"]:
+                progress(f"    {one}")
         os.kill(gateway.server.pid, signal.SIGUSR1)
     await crew.wait(1.0)
 
