@@ -83,11 +83,16 @@ class Flusher:
         try:
             answers = await self._storage.write_cursors([write for _, write in taken])
         except TocsinError as error:
+            if not error.code.retry and len(taken) > 1:
+                # It says something of one of them; none was written.
+                await asyncio.gather(*(self._write([one]) for one in taken))
+                return
             loop = asyncio.get_running_loop()
             for writer, _ in taken:
                 writer.not_written(error)
-                if error.code.retry:
-                    loop.call_later(RETRY_AFTER_S, self.mark, writer)
+                # Whatever it was: nobody else would write it, and a slot that ends waits for that.
+                # After a failover what was certified is not, for a moment (R10).
+                loop.call_later(RETRY_AFTER_S, self.mark, writer)
             return
         for (writer, write), answer in zip(taken, answers, strict=True):
             if answer.fenced:
