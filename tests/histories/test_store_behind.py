@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from metadata.catalog import ANYBODY, GroupSettings, Queue
+from push.errors import Unknown
 from storage.redis_keys import queue_key
+from storage.redis_shard import RedisShard
 from tests.histories.gateways import becomes
 from tests.histories.house import delivery, message, numbered
 from tests.histories.redis_gateways import emptied
@@ -148,3 +150,28 @@ async def test_who_was_told_of_more_than_there_is_does_not_ask_without_end(
     before = looks()
     await asyncio.sleep(2)
     assert looks() - before < 40
+
+
+async def test_a_seek_whose_answer_is_lost_is_carried_out(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R5, R11: who asked is told that nobody knows, and the consumers are given what is there."""
+    act = RedisShard.act
+    queue = await gateway.queue(retention_s=60)
+    group = await group_of(gateway, queue)
+    session, consumer = await gateway.consumer(group, "s1")
+    await gateway.publish(queue, numbered(3))
+    held = [one for place, *_ in await session.take(3) for one in delivery(place)]
+    assert await gateway.confirm(consumer, held) == (3, 0)
+
+    async def lost(shard: RedisShard, function: str, *args: Any, **options: Any) -> Any:
+        answer = await act(shard, function, *args, **options)
+        if function == "seek":
+            monkeypatch.undo()
+            raise Unknown("no answer in time")
+        return answer
+
+    monkeypatch.setattr(RedisShard, "act", lost)
+    with pytest.raises(Unknown):
+        await gateway.broker.seek_group(ANYBODY, queue, "billing", "earliest")
+    await becomes(lambda: session.bodies == [0, 1, 2, 0, 1, 2], 10)
