@@ -454,6 +454,23 @@ async def test_pulls_through_two_gateways_are_two_consumers(town: Town) -> None:
 
 
 @town()
+async def test_pulls_that_leave_while_the_catalog_fails_are_gone_when_it_answers(
+    town: Town,
+) -> None:
+    """R24: nobody asks for it again, and what was theirs is given to others."""
+    one, two = town.gateways
+    group = await town.group(partitions=4)
+    await two.consumer(group)
+    await one.broker.pulls.pull(one.find(), group, 1, 0)
+    await town.shared(group)
+    refusal = Refused("metadata_unavailable")
+    one.metadata.fail = lambda name: refusal if name == "membership" else None
+    await becomes(lambda: not one.runtime(group).members)
+    one.metadata.well()
+    assert await becomes(lambda: len(two.owns(group)) == 4) < 1
+
+
+@town()
 async def test_a_seek_through_another_gateway_begins_anew_here(town: Town) -> None:
     """What was given before no longer counts, though nobody writes a cursor."""
     one, two = town.gateways
