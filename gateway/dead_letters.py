@@ -16,9 +16,9 @@ from gateway.publisher import Publisher
 from gateway.routing import Answer
 from gateway.slot import Slot
 from metadata.catalog import Queue
-from push.errors import TocsinError
+from push.errors import Refused, TocsinError
 from push.message import Message
-from push.ports import Storage
+from push.ports import Partition, Storage
 from push.record import Record
 from push.waiting import DeadLetter
 
@@ -69,6 +69,8 @@ class DeadLetters:
         read = await self._storage.read(slot.partition, dead.offset, 1, until=dead.offset)
         record = read.records[0] if read.records else None
         if record is None or not record.first <= dead.offset <= record.last:
+            if dead.offset >= read.certified and await self._is_there(slot.partition, dead.offset):
+                raise Refused("storage_unavailable", "its record is not certified at the moment")
             return None
         target = await self._queue_of(slot.queue)
         done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
@@ -80,6 +82,12 @@ class DeadLetters:
         letter = self._letter(slot, dead, record)
         self._publisher.submit(target, [letter], answered, checked=True)
         return done
+
+    async def _is_there(self, partition: Partition, offset: int) -> bool:
+        """Whether the log has come so far. It was given out, so it was certified: a failover may
+        know nothing of that for a moment (R10), and the message is not gone."""
+        states = await self._storage.partitions(partition.queue_id)
+        return any(state.partition == partition and offset < state.end for state in states)
 
     def _letter(self, slot: Slot, dead: DeadLetter, record: Record) -> Message:
         """The message as it stands in the dead-letter queue."""

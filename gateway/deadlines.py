@@ -44,13 +44,15 @@ class Deadlines:
 
     def _fire(self) -> None:
         now = asyncio.get_running_loop().time()
-        while self._heap and self._heap[0][0] <= now:
-            at, _, timed = heappop(self._heap)
-            if timed.scheduled == at:
-                timed.scheduled = float("inf")
-                timed.tick()
-        self._timer = None
-        self._arm()
+        try:
+            while self._heap and self._heap[0][0] <= now:
+                at, _, timed = heappop(self._heap)
+                if timed.scheduled == at:
+                    timed.scheduled = float("inf")
+                    timed.tick()
+        finally:
+            self._timer = None
+            self._arm()  # also behind a bug: the others' time has come
 
     def close(self) -> None:
         """Nothing ticks any more."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 from gateway.spans import Stages
 from gateway.tail import Tail
 from push import limits
-from push.errors import TocsinError
+from push.errors import Refused, TocsinError
 from push.ports import Partition, Storage
 from push.record import Record
 
@@ -83,6 +83,9 @@ class Fetch:
         self._ahead.extend(read.records)
         tail.ahead_bytes += sum(record.memory_bytes for record in read.records)
         if not read.records:
+            if read.certified <= offset:
+                # Who was told of more asks again, but not at once: a failover knows less.
+                raise Refused("storage_unavailable", "what was certified is not at the moment")
             self.nothing_until = read.certified
 
     def line(self, offset: int) -> tuple[Record | None] | None:

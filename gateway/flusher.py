@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from push.errors import TocsinError
+from push.errors import TocsinError, Unknown
 from push.ports import CursorWrite, Partition, Storage, Written
 
 FLUSH_AFTER_S: Final = 0.02
@@ -83,19 +83,38 @@ class Flusher:
         try:
             answers = await self._storage.write_cursors([write for _, write in taken])
         except TocsinError as error:
-            loop = asyncio.get_running_loop()
-            for writer, _ in taken:
-                writer.not_written(error)
-                if error.code.retry:
-                    loop.call_later(RETRY_AFTER_S, self.mark, writer)
+            if error.code.retry or len(taken) == 1:
+                self._not_written(taken, error)
+            else:  # it says something of one of them; none was written
+                await asyncio.gather(*(self._write([one]) for one in taken))
             return
+        except Exception as error:  # a bug: nobody's write stays under way for ever
+            self._not_written(taken, Unknown(f"internal: {error!r}"))
+            raise
+        failed: Exception | None = None
         for (writer, write), answer in zip(taken, answers, strict=True):
-            if answer.fenced:
-                self.fenced_writes += 1
-                writer.fenced()
-            else:
-                self.on_written(write.place.partition)
-                writer.written(answer)
+            try:
+                self._written(writer, write, answer)
+            except Exception as error:  # of one: the others hear of theirs
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def _not_written(self, taken: list[tuple[Writer, CursorWrite]], error: TocsinError) -> None:
+        loop = asyncio.get_running_loop()
+        for writer, _ in taken:
+            writer.not_written(error)
+            # Whatever it was: nobody else would write it, and a slot that ends waits for that.
+            # After a failover what was certified is not, for a moment (R10).
+            loop.call_later(RETRY_AFTER_S, self.mark, writer)
+
+    def _written(self, writer: Writer, write: CursorWrite, answer: Written) -> None:
+        if answer.fenced:
+            self.fenced_writes += 1
+            writer.fenced()
+        else:
+            self.on_written(write.place.partition)
+            writer.written(answer)
 
     async def drain(self) -> None:
         """Write everything that is dirty."""

@@ -153,7 +153,10 @@ class GroupRuntime:
             deadline = asyncio.get_running_loop().time() + drain_s
             for slot in list(member.slots.values()):
                 slot.drain(deadline)
-            await self.part.write()
+            try:
+                await self.part.write()
+            except TocsinError:
+                self.part.write_soon()  # it has left all the same
 
     async def look(self) -> None:
         """Read the row and carry it out; returns when that is done, or nothing is served here."""

@@ -82,6 +82,9 @@ class GroupPart:
         """As the row said of its cursors when the slots here began; None: no row was seen."""
         self._told: set[str] = set()
         """Members here of whom the row has been told."""
+        self._unsure: tuple[int, set[str]] | None = None
+        """Where a change was asked for and not answered: the generation that it was to follow, and
+        who had been told of before it."""
         self._taken_out: set[str] = set()
         """Gateways that were taken out of the row from here."""
         self._lock = asyncio.Lock()
@@ -159,7 +162,7 @@ class GroupPart:
         async with self._lock:
             if self._host.closed:
                 return
-            if not (self.is_shared and joining in self._told):
+            if self._unsure or not (self.is_shared and joining in self._told):
                 await self._write()
         self._absent.call_at(self.write_soon)
         self._host.carry_out()
@@ -176,13 +179,22 @@ class GroupPart:
         here = self._presence.gateway
         while True:
             row = await self._metadata.membership(self.row.group_id)
+            if self._unsure is not None and self._unsure[0] == row.generation:
+                # Nothing came of it. Who is elsewhere as the row says has come here since.
+                self._told = self._unsure[1]
+            self._unsure = None
             gone = self._learn(row) if here else set[str]()
             new = next_row(row, self._part(row, gone), self._host.partitions())
             if new is row:  # somebody who waited for the lock, too, was here before
                 break
             told, self._told = self._told, self._told.union(new.gateways.get(here, ()))
             # Where the answer is lost, it may have been told all of that.
-            if await self._metadata.change_membership(new, expected_generation=row.generation):
+            self._unsure = (row.generation, told)
+            changed = await self._metadata.change_membership(
+                new, expected_generation=row.generation
+            )
+            self._unsure = None
+            if changed:
                 self._taken_out |= gone.intersection(row.gateways)
                 break
             self._told = told

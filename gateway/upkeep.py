@@ -4,7 +4,8 @@ A change that has begun is finished, also when its caller is gone: what is durab
 at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from gateway import looking
 from gateway.changes import Changes
@@ -15,9 +16,10 @@ from gateway.redriving import GROUP, Redriving
 from gateway.upkeep_values import FoundDeadLetters, Look, Peeked, Purged, Redriven
 from metadata.catalog import Group, GroupSettings, Principal, Queue, dead_letter_name
 from metadata.client import Metadata
-from push.errors import Refused
+from push.errors import Refused, Unknown
 from push.ports import Storage
 
+T = TypeVar("T")
 
 class Upkeep:
     """See the module. `touched`: something of this queue may be deleted now."""
@@ -57,27 +59,33 @@ class Upkeep:
         else:
             starts = await self._changes.starts(queue, to)
 
-        async def change() -> None:
-            await self._storage.seek(group.group_id, queue.queue_id, starts)
-            self._begun_anew(queue, [group])
-
-        await self._changes.whole(change())
+        work = self._storage.seek(group.group_id, queue.queue_id, starts)
+        await self._changes.whole(self._anew(work, queue, lambda: [group]))
 
     async def purge(self, principal: Principal, queue: Queue, group: str | None) -> Purged:
         """See Upkeeping. What is in flight no longer counts: its acks are stale."""
         found = self._metadata.find_group(principal, queue, group) if group is not None else None
 
-        async def change() -> int:
-            group_id = found.group_id if found is not None else None
-            count = await self._storage.purge(queue.queue_id, group_id)
-            every = self._metadata.list_groups(principal, queue)
-            self._begun_anew(queue, every if found is None else [found])
-            return count
+        def groups() -> list[Group]:
+            return self._metadata.list_groups(principal, queue) if found is None else [found]
 
-        return Purged(messages=await self._changes.whole(change()))
+        work = self._storage.purge(queue.queue_id, found.group_id if found is not None else None)
+        return Purged(messages=await self._changes.whole(self._anew(work, queue, groups)))
+
+    async def _anew(
+        self, work: Awaitable[T], queue: Queue, groups: Callable[[], list[Group]]
+    ) -> T:
+        """It makes the cursors of these groups fresh ones; where nobody knows, it has perhaps:
+        owners would go on from where they were until they write."""
+        try:
+            done = await work
+        except Unknown:
+            self._begun_anew(queue, groups())
+            raise
+        self._begun_anew(queue, groups())
+        return done
 
     def _begun_anew(self, queue: Queue, groups: list[Group]) -> None:
-        """The cursors of these groups are fresh ones."""
         self._touched(queue)
         for group in groups:
             self._groups.begin_anew(group)

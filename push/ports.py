@@ -354,7 +354,7 @@ class Storage(Looking, Protocol):
     ) -> tuple[Record | None, ...]:
         """For each of these offsets (ascending) the certified record that holds it, None where none
         does: of the first offsets, as many as have at most `bytes_max` bytes of memory, but at
-        least one. A record that holds several is read once."""
+        least one. Refused, where it is there and not certified: it was (R10), and is not gone."""
 
     async def offset_at(self, partition: Partition, unix_ms: int) -> int:
         """The first retained offset published at or after this time; the certified end if none."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from push import limits
-from push.errors import Refused
+from push.errors import Refused, Unknown
 from push.letters import Inbox
 from push.ports import (
     Append,
@@ -143,9 +143,13 @@ class RedisStorage:
         """As Storage.purge."""
         count = number = 0
         while number >= 0:
-            gone, number = await self._act(
-                "purge", queue_id, group_id or "", number, PURGE_PARTITIONS
-            )
+            args = (group_id or "", number, PURGE_PARTITIONS)
+            try:
+                gone, number = await self._act("purge", queue_id, *args)
+            except Refused as refused:
+                if number:
+                    raise Unknown(f"from partition {number} on: {refused.detail}") from refused
+                raise
             count += gone
         self._forget(queue_id, group_id)
         return count

@@ -76,12 +76,18 @@ look('offset_at', function(prefix, args)
 end)
 
 -- args: partition, bytes, offsets. How many of the offsets are answered, as many as these bytes of
--- memory have room for but at least one, and the records that hold them, each once in a row.
+-- memory have room for but at least one, and the records that hold them, each once in a row. Refused
+-- where one of them is there and not certified: it was once, and a failover knows nothing of that
+-- for a moment. Who asked would take it for gone.
 look('read_each', function(prefix, args)
   local n, log = args[1], partition_of(prefix, args[1])
   local answer, size, last = {0}, 0, nil
   for place = 3, log and math.min(#args, READ_EACH_MAX + 2) or 0 do
     local offset = tonumber(args[place])
+    if offset >= log.certified and offset < log.next then
+      return refused('storage_unavailable', 'offset ' .. args[place]
+        .. ' is not certified at the moment')
+    end
     if not last or offset < last.first or offset > last.last then
       local raw = redis.call('XREVRANGE', prefix .. 'idx:' .. n, text(offset + 1), '-',
         'COUNT', 1)[1]

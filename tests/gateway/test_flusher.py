@@ -83,3 +83,27 @@ async def test_a_stop_writes_what_was_settled(house: House) -> None:
     (at,) = house.memory._queues[queue.queue_id]
     (cursor,) = at.cursors.values()
     assert list(cursor.passed) == [(1, 1)]
+
+
+async def test_a_write_that_a_bug_has_ended_is_made_again(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R29: and the loop hears of the bug."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, numbered(1))
+    ((place, _, _),) = await session.take(1)
+    told: list[object] = []
+    handler = lambda _, context: told.append(context["exception"])  # noqa: E731
+    asyncio.get_running_loop().set_exception_handler(handler)
+    bug = RuntimeError("a bug")
+
+    async def broken(changes: object) -> object:
+        monkeypatch.undo()
+        raise bug
+
+    monkeypatch.setattr(house.memory, "write_cursors", broken)
+    assert await house.confirm(consumer, delivery(place)) == (1, 0)
+    assert told == [bug]
+    assert await house.lag(queue, group) == 0

@@ -343,6 +343,28 @@ async def test_who_comes_back_while_its_gateway_has_not_heard_stays(town: Town) 
     assert one.runtime(group).members
 
 
+@town()
+async def test_who_comes_back_while_the_catalog_refuses_to_be_told_stays(town: Town) -> None:
+    """R22: what the row says is of before; a refusal does not make it that it has left again."""
+    one, two = town.gateways
+    group = await town.group(partitions=4, lease_s=600)
+    await one.consumer(group, SESSION, linger_s=30)
+    await town.shared(group, one)
+    old, _ = await two.consumer(group, SESSION, linger_s=30)
+    await town.shared(group, two)
+    refusal = Refused("storage_unavailable")
+    one.metadata.fail = lambda name: refusal if name == "change_membership" else None
+    with pytest.raises(Refused):
+        await one.consumer(group, SESSION, linger_s=30)
+    one.metadata.well()
+    back, _ = await one.consumer(group, SESSION, linger_s=30)
+    await becomes(lambda: old.has_moved)
+    await town.shared(group, one)
+    await asyncio.sleep(10)
+    assert not back.has_moved
+    assert one.owns(group) == {0, 1, 2, 3}
+
+
 def around(gateway: Gateway) -> Surroundings:
     """What all clients of a gateway share."""
     return Surroundings(gateway.broker, Auth(None))
@@ -429,6 +451,29 @@ async def test_pulls_through_two_gateways_are_two_consumers(town: Town) -> None:
     assert described["members"] == sorted(
         f"pulls-{gateway.broker.groups.presence.gateway}" for gateway in town.gateways
     )
+
+
+@town()
+async def test_pulls_that_leave_while_the_catalog_fails_are_gone_when_it_answers(
+    town: Town,
+) -> None:
+    """R24: nobody asks for it again, and what was theirs is given to others."""
+    one, two = town.gateways
+    group = await town.group(partitions=4)
+    await two.consumer(group)
+    await one.broker.pulls.pull(one.find(), group, 1, 0)
+    await town.shared(group)
+    failed: list[str] = []
+
+    def fails_once(name: str) -> Exception | None:
+        if name != "membership" or one.runtime(group).members or failed:
+            return None
+        failed.append(name)
+        return Refused("metadata_unavailable")
+
+    one.metadata.fail = fails_once
+    await becomes(lambda: failed)
+    assert await becomes(lambda: len(two.owns(group)) == 4) < 0.1
 
 
 @town()
