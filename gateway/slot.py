@@ -302,6 +302,8 @@ class Slot:
 
     def take_write(self, *, wall_unix_ms: int) -> CursorWrite | None:
         """For the flusher."""
+        if self.ended:
+            return None  # nothing of this epoch counts any more
         write = self.delivery.take_write(wall_unix_ms=wall_unix_ms)
         if write is not None:
             self._writing_unsent, self._unsent = self._unsent, []
