@@ -7,18 +7,20 @@ import secrets
 import signal
 import sys
 import time
+from dataclasses import replace
 from random import Random
 from typing import Final
 
 import click
 
 from loadtests.power_loss import why_not
-from tests.chaos.books import Book
+from tests.chaos.books import STORES, Book
 from tests.chaos.breaks import BREAKS
 from tests.chaos.nemesis import FROZEN_S, FROZEN_WHOLE_S, SHAPES
 from tests.chaos.rounds import Plan, Report, play
 from tests.layout.tree import ROOT
 from tests.servers.binaries import Binary, binaries
+from tests.servers.layouts import Layout
 from tests.servers.network import needs
 
 FOLDER: Final = ROOT / "build/chaos"
@@ -30,14 +32,15 @@ Examples:
   make chaos                                        the whole run: some hours
   make chaos ARGS="--failovers 10 --partitions 14 --kills 5 --freezes 0 --power-losses 0"
   make chaos ARGS="--seed 7 --faults failover,one-way,kill"     one round, of these faults
+  make chaos ARGS="--store cluster"                 over a Redis Cluster of three shards
   make chaos ARGS="--break wait-one"                a negative control: it must be found
   make chaos ARGS="--table"                         what has come of it so far
 
-It can be stopped at any time: what was counted stays, in tests/chaos/rounds.jsonl, and the next run
-goes on from there, as do several side by side, until push/, storage/ or gateway/ changes. Each round
-has a seed. It draws the faults and whom
-they meet; when they meet which message is the machine's affair. The history of every round, and the
-logs of its gateways and nodes, lie in build/chaos.
+It can be stopped at any time: what was counted stays, in tests/chaos/rounds.jsonl, and the next
+run goes on from there, as do several side by side, until push/, storage/ or gateway/ changes; each
+kind of store is counted for itself. Each round has a seed. It draws the faults and whom they meet;
+when they meet which message is the machine's affair. The history of every round, and the logs of
+its gateways and nodes, lie in build/chaos.
 """
 
 
@@ -56,6 +59,10 @@ logs of its gateways and nodes, lie in build/chaos.
 @click.option(
     "--power-losses", type=click.IntRange(0), default=50, show_default=True,
     help="Of all store nodes at once.",
+)  # fmt: skip
+@click.option(
+    "--stale-restarts", type=click.IntRange(0), default=20, show_default=True,
+    help="Of replicas that have missed much, while no other copy can be reached.",
 )  # fmt: skip
 @click.option("--frozen-s", type=float, default=FROZEN_WHOLE_S, show_default=True)
 @click.option("--gateways", type=click.IntRange(1, 5), default=2, show_default=True)
@@ -78,14 +85,20 @@ logs of its gateways and nodes, lie in build/chaos.
     "--engine", type=click.Choice(["valkey", "redis", "both"]), default="both",
     show_default=True, help="Both: in turns, where both are here.",
 )  # fmt: skip
+@click.option(
+    "--store", "layout", type=click.Choice(list(STORES)), default="sentinel", show_default=True,
+    help="A primary with two replicas and three Sentinels; or a Cluster of three such primaries.",
+)  # fmt: skip
 @click.option("--table", "only_table", is_flag=True, help="Say what has come of it so far.")
 def chaos(  # noqa: PLR0917 - click passes them by name
     failovers: int, partitions: int, kills: int, freezes: int, power_losses: int,
+    stale_restarts: int,
     frozen_s: float, gateways: int, serving: int, drains: bool, rounds_max: int | None,
-    seed: int | None, faults: str | None, broken: str | None, engine: str, only_table: bool,
+    seed: int | None, faults: str | None, broken: str | None, engine: str, layout: Layout,
+    only_table: bool,
 ) -> None:  # fmt: skip
-    """Break a store of three nodes and its gateways, fault after fault, in network namespaces of
-    its own, under load; judge each round from its clients' histories."""
+    """Break a store and its gateways, fault after fault, in network namespaces of its own, under
+    load; judge each round from its clients' histories."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # disks are unmounted on the way out
     if needs():
         raise click.ClickException(needs())
@@ -97,13 +110,14 @@ def chaos(  # noqa: PLR0917 - click passes them by name
         click.echo(book.table())
         return
     if broken is not None:
-        sys.exit(0 if _control(broken, here[0], seed) else 1)
-    base = Plan(0, (), gateways, serving, frozen_s, drains=drains)
+        sys.exit(0 if _control(broken, here[0], seed, layout) else 1)
+    base = Plan(0, (), gateways, serving, frozen_s, drains=drains, layout=layout)
     if faults is not None:
         number = secrets.randbits(32) if seed is None else seed
         plan = _plan(base, number, faults.split(","))
         sys.exit(0 if _round(plan, here[0], book).ok else 1)
     wanted = {"failover": failovers, "kill": kills, "freeze": freezes, "power-loss": power_losses}
+    wanted["stale-restart"] = stale_restarts
     wanted |= {
         shape: partitions // len(SHAPES) + (place < partitions % len(SHAPES))
         for place, shape in enumerate(SHAPES)
@@ -112,7 +126,9 @@ def chaos(  # noqa: PLR0917 - click passes them by name
     while rounds_max is None or played < rounds_max:
         number = secrets.randbits(32)
         book.read()
-        left = [kind for kind, count in wanted.items() for _ in range(count - book.done(kind))]
+        left = [
+            kind for kind, count in wanted.items() for _ in range(count - book.done(kind, layout))
+        ]
         if not left:
             break
         chosen = Random(number).sample(left, min(FAULTS_PER_ROUND, len(left)))
@@ -127,9 +143,7 @@ def _plan(base: Plan, seed: int, faults: list[str]) -> Plan:
     with_disks = "power-loss" in faults and not why_not()
     if "power-loss" in faults and not with_disks:
         click.echo(f"nodes are killed, their power is not cut: {why_not()}", err=True)
-    return Plan(
-        seed, faults, base.gateways, base.serving, base.frozen_s, with_disks, base.drains
-    )  # fmt: skip
+    return replace(base, seed=seed, faults=faults, with_disks=with_disks)
 
 
 def _round(plan: Plan, binary: Binary, book: Book) -> Report:
@@ -139,13 +153,13 @@ def _round(plan: Plan, binary: Binary, book: Book) -> Report:
     return report
 
 
-def _control(broken: str, binary: Binary, seed: int | None) -> bool:
+def _control(broken: str, binary: Binary, seed: int | None, layout: Layout) -> bool:
     """Whether the break was found, and as what it is."""
     control = BREAKS[broken]
     number = secrets.randbits(32) if seed is None else seed
     plan = Plan(
         number, control.faults, serving=control.serving, frozen_s=FROZEN_S,
-        with_disks=control.with_disks, broken=broken,
+        with_disks=control.with_disks, broken=broken, layout=control.layout or layout,
     )  # fmt: skip
     report = play(plan, binary, _Progress(), keep=FOLDER / f"break-{broken}")
     click.echo(f"{binary}, broken so that {control.does}: {report}")

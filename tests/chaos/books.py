@@ -1,8 +1,8 @@
 """What the rounds since the last change have come to: seeds, counts, violations, summed up.
 
-One line of JSON a round, which names the content of push/, storage/ and gateway/ that it judged: when
-one of those changes, counting begins anew. The lines are under version control, so that another
-machine goes on where this one stopped; histories and logs are too large for that.
+One line of JSON a round, which names the content of push/, storage/ and gateway/ that it judged:
+when one of those changes, counting begins anew. The lines are under version control, so that
+another machine goes on where this one stopped; histories and logs are too large for that.
 """
 
 import hashlib
@@ -15,11 +15,16 @@ from typing import Any, Final
 from tests.chaos.nemesis import SHAPES
 from tests.chaos.rounds import Report
 from tests.layout.tree import ROOT
+from tests.servers.layouts import Layout
 
 JUDGED: Final = ("push", "storage", "gateway")
 SUFFIXES: Final = frozenset({".py", ".lua", ".sql"})
 ROUNDS: Final = Path(__file__).with_name("rounds.jsonl")
-ROWS: Final = ("failover", "partition", "kill", "freeze", "power-loss")
+STORES: Final[dict[Layout, str]] = {
+    "sentinel": "a primary with replicas and Sentinels",
+    "cluster": "a Cluster",
+}
+ROWS: Final = ("failover", "partition", "kill", "freeze", "power-loss", "stale-restart")
 
 
 def digest() -> str:
@@ -34,7 +39,9 @@ def digest() -> str:
 
 def row_of(kind: str) -> str:
     """Of which row a fault counts: its kind, or for each shape, partition."""
-    return "partition" if kind in SHAPES else kind.removeprefix("stale-")
+    if kind == "stale-failover":
+        return "failover"
+    return "partition" if kind in SHAPES else kind
 
 
 @dataclass
@@ -72,53 +79,68 @@ class Book:
             file.write(json.dumps(fields) + "\n")
         self.rounds.append(fields)
 
-    def done(self, kind: str) -> int:
-        """Faults of this kind, or shape, in rounds that came to their end."""
-        return sum(one["done"].count(kind) for one in self.rounds if not one["failure"])
+    def done(self, kind: str, layout: Layout) -> int:
+        """Faults of this kind, or shape, in rounds over such a store that came to their end."""
+        rounds = [one for one in self._over(layout) if not one["failure"]]
+        return sum(one["done"].count(kind) for one in rounds)
 
     def bad(self) -> list[int]:
         """The seeds of rounds in which something was found, or that did not come to their end."""
         return [one["seed"] for one in self.rounds if not one["ok"]]
 
+    def _over(self, layout: Layout) -> list[dict[str, Any]]:
+        return [one for one in self.rounds if one["plan"].get("layout", "sentinel") == layout]
+
     def table(self) -> str:
-        """For people."""
-        rows = {name: Row() for name in ROWS}
-        shapes: Counter[str] = Counter()
-        totals: Counter[str] = Counter()
-        violations: Counter[str] = Counter()
-        causes: Counter[str] = Counter()
-        comeback_s = 0.0
-        for one in self.rounds:
-            verdict = one["verdict"] or {}
-            per_fault = verdict.get("acknowledged_per_fault", [])
-            for kind, acknowledged in zip(one["done"], per_fault, strict=False):
-                row = rows[row_of(kind)]
-                row.faults += 1
-                row.acknowledged.append(acknowledged)
-                shapes[kind] += kind in SHAPES
-            totals.update(verdict.get("counts", {}))
-            violations.update(verdict.get("violations", {}))
-            causes.update(verdict.get("causes", {}))
-            comeback_s = max(comeback_s, verdict.get("comeback_s", 0.0))
-        lines = ["fault        faults   acknowledged per fault (least, mean)"]
-        for name, row in rows.items():
-            told = row.acknowledged or [0]
-            mean = sum(told) / len(told)
-            lines.append(f"{name:<12} {row.faults:>6}   {min(told):>10,} {mean:>10,.0f}")
-        if shapes:
-            named = ", ".join(f"{count} {name}" for name, count in sorted(shapes.items()) if count)
-            lines.append(f"shapes of partitions: {named}")
-        wanted = (
-            "acknowledged", "delivered", "acks confirmed", "redelivered", "acks stale",
-            "acks of an owner of before refused", "answers unknown",
-        )  # fmt: skip
-        lines.append(", ".join(f"{totals[name]:,} {name}" for name in wanted))
-        lines.append(f"given again: {_listed(causes) or 'nothing'}")
-        lines.append(f"publishing went on within {comeback_s:.1f} s of each fault's end, at most")
-        lines.append(f"violations: {_listed(violations) or 'none'}")
+        """For people: a table for each layout of a store that has rounds."""
+        tables = [
+            f"over {STORES[layout]}: {len(rounds)} rounds\n{_table(rounds)}"
+            for layout in STORES
+            if (rounds := self._over(layout))
+        ]
+        if not tables:
+            return "no rounds yet"
         if self.bad():
-            lines.append(f"seeds to look at: {', '.join(map(str, self.bad()))}")
-        return "\n".join(lines)
+            tables.append(f"seeds to look at: {', '.join(map(str, self.bad()))}")
+        return "\n\n".join(tables)
+
+
+def _table(rounds: list[dict[str, Any]]) -> str:
+    rows = {name: Row() for name in ROWS}
+    shapes: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
+    violations: Counter[str] = Counter()
+    causes: Counter[str] = Counter()
+    comeback_s = 0.0
+    for one in rounds:
+        verdict = one["verdict"] or {}
+        per_fault = verdict.get("acknowledged_per_fault", [])
+        for kind, acknowledged in zip(one["done"], per_fault, strict=False):
+            row = rows[row_of(kind)]
+            row.faults += 1
+            row.acknowledged.append(acknowledged)
+            shapes[kind] += kind in SHAPES
+        totals.update(verdict.get("counts", {}))
+        violations.update(verdict.get("violations", {}))
+        causes.update(verdict.get("causes", {}))
+        comeback_s = max(comeback_s, verdict.get("comeback_s", 0.0))
+    lines = ["fault          faults   acknowledged per fault (least, mean)"]
+    for name, row in rows.items():
+        told = row.acknowledged or [0]
+        mean = sum(told) / len(told)
+        lines.append(f"{name:<14} {row.faults:>6}   {min(told):>10,} {mean:>10,.0f}")
+    if shapes:
+        named = ", ".join(f"{count} {name}" for name, count in sorted(shapes.items()) if count)
+        lines.append(f"shapes of partitions: {named}")
+    wanted = (
+        "acknowledged", "delivered", "acks confirmed", "redelivered", "acks stale",
+        "acks of an owner of before refused", "answers unknown",
+    )  # fmt: skip
+    lines.append(", ".join(f"{totals[name]:,} {name}" for name in wanted))
+    lines.append(f"given again: {_listed(causes) or 'nothing'}")
+    lines.append(f"publishing went on within {comeback_s:.1f} s of each fault's end, at most")
+    lines.append(f"violations: {_listed(violations) or 'none'}")
+    return "\n".join(lines)
 
 
 def _listed(counts: Counter[str]) -> str:

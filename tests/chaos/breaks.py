@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from storage import redis_cursors, redis_held, redis_library, redis_link, redis_shard
+from tests.servers.layouts import Layout
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,10 @@ class Break:
     serving: int = 1
     on_nodes: tuple[str, ...] = ()
     """What CONFIG SET is told, on every node."""
+    forgets_nobody: bool = False
+    """The operator has replicas that are gone not counted, and leaves them to be elected."""
+    layout: Layout | None = None
+    """Of the store that it is about; None: of any."""
 
 
 def _unguarded() -> None:
@@ -109,6 +114,16 @@ BREAKS: Final = {
         "an owner of before may write cursors", _no_epoch_check,
         ["freeze", "gateway-from-store"] * 2,
         frozenset({"zombie_settled", "stale_settled", "given_after_ack", "lost"}), serving=0,
+    ),
+    "validity-zero": Break(
+        "a replica that has not had the data since it was started may become primary",
+        _unguarded, ["stale-restart"], LOST,
+        on_nodes=("cluster-replica-validity-factor", "0"), layout="cluster",
+    ),
+    "not-forgotten": Break(
+        "Sentinels still know a replica that is not counted any more", _unguarded,
+        ["stale-restart"], LOST,
+        forgets_nobody=True, layout="sentinel",
     ),
 }  # fmt: skip
 

@@ -33,6 +33,10 @@ FROZEN_S: Final = 7.0
 DOWN_S: Final = 8.0
 """How long a gateway is away, at most: the others have taken over, or have not yet."""
 FROZEN_WHOLE_S: Final = 90.0
+BUSY_CHANCE: Final = 0.7
+"""That a fault meets the primary, or a replica of it, that has the messages; else any."""
+STALE_ELECTION_S: Final = 8.0
+"""In which a replica that should not be elected would be, twice over."""
 STALE_CHANCE: Final = 0.3
 """Of a failover to a replica that was cut off before."""
 FLOWING_MESSAGES: Final = 200
@@ -69,6 +73,8 @@ class Nemesis:
                 doing = self._stale_failover if stale else self._failover
             case "stale-failover":
                 doing = self._stale_failover
+            case "stale-restart":
+                doing = self._stale_restart
             case "kill":
                 doing = self._kill
             case "freeze":
@@ -94,9 +100,12 @@ class Nemesis:
         the checker will say so."""
         await asyncio.to_thread(self.world.store.wait_in_sync)
         self.world.weaken()
+        await self._flowing()
+        await self.crew.wait(self.random.uniform(*BETWEEN_S))
+
+    async def _flowing(self) -> None:
         if not await self.crew.all_flowing(FLOWING_MESSAGES, HEALED_TIMEOUT_S):
             self.progress(f"not everybody's messages flow after {HEALED_TIMEOUT_S:.0f} s")
-        await self.crew.wait(self.random.uniform(*BETWEEN_S))
 
     @contextmanager
     def _logged(self, kind: str, *gateways: Gateway) -> Iterator[None]:
@@ -116,7 +125,7 @@ class Nemesis:
 
     async def _failover(self) -> None:
         """The primary's link is cut, then it is killed; it comes back as a replica."""
-        lost = await asyncio.to_thread(self.world.primary)
+        lost, _ = await self._shard()
         with self._logged("failover"):
             await self._lose(lost)
             await self._elected(lost)
@@ -127,11 +136,11 @@ class Nemesis:
         """A replica is cut off for a while, and is then all that is left: it becomes the primary
         with what it has. What the other one has had alone must have been promised to nobody."""
         world = self.world
-        lost = await asyncio.to_thread(world.primary)
-        behind, other = self._shuffled([node for node in world.store.nodes if node is not lost])
+        lost, replicas = await self._shard()
+        behind, other = self._shuffled(replicas)
         with self._logged("stale-failover"):
             world.cut(world.hosts[behind])
-            # Sentinel takes no replica that was away for longer than ten times its own patience.
+            # No replica is elected that was away for longer than ten times the node timeout.
             await self.crew.wait(self.random.uniform(0.5, 3.0))
             world.cut(world.hosts[other])
             await self._lose(lost)
@@ -140,18 +149,45 @@ class Nemesis:
             await self.crew.wait(self.random.uniform(0, 1))
             lost.spawn()
 
+    async def _stale_restart(self) -> None:
+        """A room goes dark, in it a replica of each shard, and the operator says so. Then a primary
+        is lost and its other replica cut off, and the room comes back: of that shard it has an
+        older copy than what was promised since, and the others are not there to say so."""
+        world = self.world
+        shards = await asyncio.to_thread(world.shards)
+        lost, replicas = await self._shard(is_busy=True)
+        behind, other = self._shuffled(replicas)
+        dark = [behind, *(self.random.choice(shards[one]) for one in shards if one is not lost)]
+        with self._logged("stale-restart"):
+            for node in dark:
+                node.kill()
+            await asyncio.to_thread(world.count_out, dark)
+            await self._flowing()
+            world.cut(world.hosts[other])
+            await self._lose(lost)
+            for node in dark:
+                node.spawn()
+            await self._elected(lost, within_s=STALE_ELECTION_S)
+            world.join(world.hosts[other])
+            world.join(world.hosts[lost])
+            lost.spawn()
+            await asyncio.to_thread(world.count_in, dark)
+
     async def _lose(self, node: Node) -> None:
         """Its machine is lost. The link first: the kernel of a killed process still sends."""
         self.world.cut(self.world.hosts[node])
         await self.crew.wait(self.random.uniform(0, 0.5))
         node.kill()
 
-    async def _elected(self, lost: Node) -> None:
+    async def _elected(self, lost: Node, *, within_s: float = ELECTED_TIMEOUT_S) -> None:
         """Another one is primary. Where none can be, the old one has to come back."""
+        wait = self.world.store.wait_failover
         try:
-            await asyncio.to_thread(self.world.store.wait_failover, lost)
+            heir = await asyncio.to_thread(wait, lost, within_s=within_s)
         except TimeoutError:
             self.progress("no other primary was elected")
+        else:
+            self.progress(f"{heir!r} is primary in place of {lost!r}")
 
     async def _power_loss(self) -> None:
         """All nodes at once. Without disks of their own they are killed, and their page cache is
@@ -172,9 +208,9 @@ class Nemesis:
         await self.crew.wait(self.random.uniform(*PARTED_S))
 
     async def _primary_with_clients(self) -> None:
-        """The primary, a gateway and the clients here, the other nodes and the Sentinels there."""
+        """A primary, a gateway and the clients here, the other nodes and the Sentinels there."""
         world = self.world
-        primary = await asyncio.to_thread(world.primary)
+        primary, _ = await self._shard()
         here: list[Host | None] = [world.hosts[primary], self._gateway().host, None]
         there = [host for host in world.all_hosts() if host not in here]
         with self._logged("primary-with-clients"):
@@ -182,18 +218,20 @@ class Nemesis:
             await self._parted()
 
     async def _minority(self) -> None:
-        """A replica, a Sentinel and a gateway here, everybody else there."""
+        """A replica, one that votes on its primary and a gateway here, everybody else there."""
         world, gateway = self.world, self._gateway()
-        replica = await self._replica()
-        here = [world.hosts[replica], self.random.choice(world.sentinel_hosts), gateway.host]
+        primary, replicas = await self._shard()
+        voters = await asyncio.to_thread(world.voters, primary)
+        replica = self.random.choice(replicas)
+        here = [world.hosts[replica], self.random.choice(voters), gateway.host]
         with self._logged("minority"):
             world.part(here, [host for host in world.all_hosts() if host not in here])
             await self._parted()
 
     async def _one_replica(self) -> None:
-        replica = await self._replica()
+        _, replicas = await self._shard()
         with self._logged("one-replica"):
-            self.world.cut(self.world.hosts[replica])
+            self.world.cut(self.world.hosts[self.random.choice(replicas)])
             await self._parted()
 
     async def _gateway_from_store(self) -> None:
@@ -207,8 +245,8 @@ class Nemesis:
     async def _one_way(self) -> None:
         """One does not hear the other, and is heard."""
         world = self.world
-        primary = await asyncio.to_thread(world.primary)
-        replica, gateway = await self._replica(), self._gateway()
+        primary, replicas = await self._shard()
+        replica, gateway = self.random.choice(replicas), self._gateway()
         pair = self._shuffled(
             self.random.choice(
                 [
@@ -223,7 +261,8 @@ class Nemesis:
 
     async def _flapping(self) -> None:
         world = self.world
-        node = self.random.choice(world.store.nodes)
+        primary, replicas = await self._shard()
+        node = self.random.choice([primary, *replicas])
         host = self.random.choice([world.hosts[node], self._gateway().host])
         with self._logged("flapping"):
             for _ in range(self.random.randint(3, 6)):
@@ -268,9 +307,13 @@ class Nemesis:
     def _gateway(self) -> Gateway:
         return self.random.choice(self.world.gateways)
 
-    async def _replica(self) -> Node:
-        primary = await asyncio.to_thread(self.world.primary)
-        return self.random.choice([node for node in self.world.store.nodes if node is not primary])
+    async def _shard(self, *, is_busy: bool = False) -> tuple[Node, list[Node]]:
+        """A primary and its replicas. `is_busy`: one that has messages."""
+        is_busy = self.random.random() < BUSY_CHANCE or is_busy
+        world = self.world
+        shards = await asyncio.to_thread(world.busy_shards if is_busy else world.shards)
+        primary = self.random.choice(list(shards))
+        return primary, shards[primary]
 
     def _shuffled(self, things: list[T]) -> list[T]:
         return self.random.sample(things, len(things))

@@ -22,9 +22,9 @@ from loadtests.server import ServerFailed
 from push import limits
 from tests.chaos.disks import disks
 from tests.chaos.nemesis import DOWN_S, FROZEN_S, HEALED_TIMEOUT_S, Nemesis, start
-from tests.chaos.world import REPLICAS, TOKEN, World, world
+from tests.chaos.world import NODE_TIMEOUTS_S, TOKEN, World, node_folders, world
 from tests.servers.binaries import Binary
-from tests.servers.shipped import DOWN_AFTER_MS
+from tests.servers.layouts import Layout
 
 RATES_PER_S: Final = (150, 300)
 SILENCE_S: Final = 3.0
@@ -55,6 +55,8 @@ class Plan:
     """Of each producer, drawn at each connect."""
     down_s: float = DOWN_S
     """How long a gateway that was killed stays away, at most."""
+    layout: Layout = "sentinel"
+    """Of the store."""
 
 
 @dataclass
@@ -105,11 +107,13 @@ def play(
         log = folder / f"history-{plan.seed}.jsonl"
         cut = None
         if plan.with_disks:
-            places = [folder / f"store/node-{n}" for n in range(1 + REPLICAS)]
+            places = node_folders(plan.layout, folder)
             cut = stack.enter_context(disks(folder / "images", places))
         made = stack.enter_context(
-            world(binary, folder, gateways=plan.gateways, broken=plan.broken)
-        )
+            world(
+                binary, folder, layout=plan.layout, gateways=plan.gateways, broken=plan.broken
+            )
+        )  # fmt: skip
         if cut is not None:
             cut.nodes = made.store.nodes
             cut.settle()
@@ -127,7 +131,7 @@ def play(
         with log.open("rb") as lines:
             report.verdict = check(
                 read_lines(lines), [GROUP_PLACE], lease_s=LEASE_S,
-                node_timeout_s=DOWN_AFTER_MS / 1000, drained=drained,
+                node_timeout_s=NODE_TIMEOUTS_S[plan.layout], drained=drained,
             )  # fmt: skip
         report.seconds = time.monotonic() - began
         if keep is not None:
@@ -209,5 +213,5 @@ def _keep(folder: Path, log: Path, made: World) -> None:
     for gateway in made.gateways:
         if gateway.server.log_path.exists():
             shutil.copy(gateway.server.log_path, folder)
-    for node in [*made.store.nodes, *made.store.sentinels]:
+    for node in made.servers:
         shutil.copy(node.log, folder / f"{node.folder.name}.log")

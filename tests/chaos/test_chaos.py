@@ -8,6 +8,7 @@ import pytest
 from tests.chaos.breaks import BREAKS
 from tests.chaos.rounds import Plan, Report, play
 from tests.servers.binaries import Binary, binaries
+from tests.servers.layouts import Layout
 from tests.servers.network import needs
 
 pytestmark = pytest.mark.skipif(bool(needs()), reason=needs())
@@ -15,10 +16,13 @@ ACKNOWLEDGED_MIN = 200
 """Per fault; in the whole run it is 1,000."""
 
 
-def played(faults: list[str], binary: Binary, broken: str = "") -> Report:
+def played(
+    faults: list[str], binary: Binary, broken: str = "", layout: Layout = "sentinel"
+) -> Report:
     """A round of these faults with a seed of its own, which a failure prints."""
     plan = Plan(
-        secrets.randbits(32), faults, serving=1, broken=broken, rates_per_s=(60, 120), down_s=1.0
+        secrets.randbits(32), faults, serving=1, broken=broken, rates_per_s=(60, 120), down_s=1.0,
+        layout=layout,
     )  # fmt: skip
     report = play(plan, binary, print)
     print(report)  # noqa: T201 - pytest shows it where the test fails, or with -rP
@@ -30,6 +34,14 @@ def test_nothing_is_lost_in_failovers_partitions_and_kills(redis_binary: Binary)
     is_first = redis_binary == binaries()[0]
     faults = ["stale-failover", "kill"] if is_first else ["primary-with-clients", "power-loss"]
     report = played(faults, redis_binary)
+    assert report.ok, report
+    assert report.verdict is not None
+    assert min(report.verdict.acknowledged_per_fault) >= ACKNOWLEDGED_MIN
+
+
+def test_nothing_is_lost_when_shards_of_a_cluster_fail_over() -> None:
+    """To a replica that lags, and to one on the other side of a cut through the whole Cluster."""
+    report = played(["stale-failover", "minority"], binaries()[-1], layout="cluster")
     assert report.ok, report
     assert report.verdict is not None
     assert min(report.verdict.acknowledged_per_fault) >= ACKNOWLEDGED_MIN

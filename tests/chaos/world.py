@@ -1,8 +1,8 @@
 """The world that is broken: store nodes, Sentinels and gateways, each on a host whose link can be
 cut, and the clients beside them.
 
-A store of one primary and two replicas, three Sentinels on hosts of their own, and gateways that
-run `tocsin serve`. All of it dies with the test.
+A store of one primary and two replicas with three Sentinels on hosts of their own, or a Cluster of
+three such primaries; and gateways that run `tocsin serve`. All of it dies with the test.
 """
 
 import contextlib
@@ -10,24 +10,37 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from loadtests.field import Door
 from loadtests.server import Server
-from tests.chaos.breaks import BREAKS
+from tests.chaos.breaks import BREAKS, Break
 from tests.servers.binaries import Binary
-from tests.servers.layouts import Guarded, guarded
+from tests.servers.layouts import Cluster, Guarded, Layout, clustered, guarded
 from tests.servers.network import Host, Network, network
 from tests.servers.node import Node, until
-from tests.servers.shipped import MASTER
+from tests.servers.shipped import DOWN_AFTER_MS, MASTER, NODE_TIMEOUT_MS
 
+PRIMARIES: Final[dict[Layout, int]] = {"sentinel": 1, "cluster": 3}
+NODE_TIMEOUTS_S: Final[dict[Layout, float]] = {
+    "sentinel": DOWN_AFTER_MS / 1000,
+    "cluster": NODE_TIMEOUT_MS / 1000,
+}
+"""After which a store gives up a node."""
 REPLICAS: Final = 2
+"""Of each primary."""
 SENTINELS: Final = 3
 GATEWAY_PORT: Final = 8080
+NODE_PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
+ADMIN_TIMEOUT_S: Final = 60.0
+STORE: Final = "store"
+"""The folder of its servers' own folders."""
+QUEUE_KEYS: Final = "{*}:queue"
+"""See storage.redis_keys."""
 TOKEN: Final = "chaos-" + "0123456789abcdef" * 2
 ENTER: Final = str(Path(__file__).with_name("gateway.py"))
 Side = Iterable[Host | None]
@@ -50,12 +63,15 @@ class World:
     """See the module. Made by `world`."""
 
     net: Network
-    store: Guarded
+    store: Guarded | Cluster
+    url: str
+    """The store's, as the broker is told it."""
     hosts: dict[Node, Host]
     sentinel_hosts: list[Host]
+    """None in a Cluster."""
     gateways: list[Gateway]
-    on_nodes: tuple[str, ...] = ()
-    """What CONFIG SET is told, of a negative control."""
+    broken: Break | None = None
+    """The negative control that this is."""
     starts: int = 0
     """Of gateways, all together."""
     _blocked: list[tuple[Host | None, Host | None]] = field(default_factory=list)
@@ -96,17 +112,59 @@ class World:
         blocked, self._blocked = self._blocked, []
         self.net.unblock(blocked)
 
-    def primary(self) -> Node:
-        """Whom the Sentinels name, all of them. Raises TimeoutError."""
-        found = until(self.store.named, "the Sentinels agree on a primary")
-        assert found is not None
-        return found
+    @property
+    def servers(self) -> list[Node]:
+        """The store's processes: nodes, and Sentinels where there are any."""
+        sentinels = self.store.sentinels if isinstance(self.store, Guarded) else []
+        return [*self.store.nodes, *sentinels]
+
+    def shards(self) -> dict[Node, list[Node]]:
+        """Each primary with its replicas. To be asked while all is well. Raises TimeoutError."""
+        return until(self.store.shards, "the store names its primaries")
+
+    def busy_shards(self) -> dict[Node, list[Node]]:
+        """Those that have messages: a queue is at one primary, and a Cluster's others have none."""
+        shards = self.shards()
+        return {one: shards[one] for one in shards if one.ask("KEYS", QUEUE_KEYS)} or shards
+
+    def voters(self, primary: Node) -> list[Host]:
+        """On which those are who, besides this one, say that it is gone: the Sentinels, or the
+        other primaries."""
+        others = [self.hosts[node] for node in self.shards() if node is not primary]
+        return self.sentinel_hosts or others
+
+    def count_out(self, gone: Sequence[Node]) -> None:
+        """What an operator does when one replica of each primary has gone: it cannot be elected
+        any more, and is not waited for. In a Cluster, one that comes back without having followed
+        its primary is not elected anyway; Sentinel elects it. Raises TimeoutError."""
+        assert not any(node.is_running for node in gone)
+        if isinstance(self.store, Guarded) and not (self.broken and self.broken.forgets_nobody):
+            self.store.forget_gone()
+        self._set_replicas(REPLICAS - 1)
+
+    def count_in(self, back: Sequence[Node]) -> None:
+        """And when they are there again, and a primary is, too. Raises TimeoutError."""
+        self._set_replicas(REPLICAS)
+        if isinstance(self.store, Guarded):  # nobody else tells those whom the primary is now
+            (primary,) = self.shards()
+            for node in back:
+                if node is not primary:
+                    node.ask("REPLICAOF", primary.address, primary.port)
+
+    def _set_replicas(self, replicas: int) -> None:
+        words = ("set-replicas", "--replicas", str(replicas))
+        until(
+            lambda: _admin(self.url, *words).returncode == 0, " ".join(words),
+            within_s=ADMIN_TIMEOUT_S,
+        )  # fmt: skip
 
     def weaken(self) -> None:
-        """Set on every node what a negative control sets. A node that restarts has it no more."""
-        if self.on_nodes:
+        """Set on every node what a negative control sets, in its file, too: one that restarts has
+        it from the beginning. Not before the gateways run: they refuse such nodes."""
+        if self.broken is not None and self.broken.on_nodes:
             for node in self.store.nodes:
-                node.ask("CONFIG", "SET", *self.on_nodes)
+                node.ask("CONFIG", "SET", *self.broken.on_nodes)
+                node.ask("CONFIG", "REWRITE")
 
     def spawn(self, gateway: Gateway) -> int:
         """Start it; the number of this start, from now on its door's."""
@@ -117,24 +175,41 @@ class World:
 
 
 @contextlib.contextmanager
-def world(binary: Binary, folder: Path, *, gateways: int = 2, broken: str = "") -> Iterator[World]:
+def world(
+    binary: Binary,
+    folder: Path,
+    *,
+    layout: Layout = "sentinel",
+    gateways: int = 2,
+    broken: str = "",
+) -> Iterator[World]:
     """A whole one, in sync and provisioned, whose gateways are not started yet. `broken`: of
     `tests.chaos.breaks`, what is planted in them. Enter it in the main thread."""
     with network() as net, contextlib.ExitStack() as stack:
-        store_hosts = [net.host(f"store-{n}") for n in range(1 + REPLICAS)]
-        sentinel_hosts = [net.host(f"sentinel-{n}") for n in range(SENTINELS)]
-        store = stack.enter_context(
-            guarded(
-                binary, folder / "store", replicas=REPLICAS, sentinels=SENTINELS,
-                hosts=store_hosts, sentinel_hosts=sentinel_hosts,
-            )
-        )  # fmt: skip
-        places = ",".join(f"{host.address}:{SENTINEL_PORT}" for host in sentinel_hosts)
-        url = f"redis+sentinel://{places}/{MASTER}"
-        _provision(url)
+        hosts = [net.host(place.name) for place in node_folders(layout, folder)]
+        sentinel_hosts: list[Host] = []
+        store: Guarded | Cluster
+        if layout == "cluster":
+            url = "redis+cluster://" + _places(hosts, NODE_PORT)
+            store = stack.enter_context(
+                clustered(
+                    binary, folder / STORE, primaries=PRIMARIES[layout], replicas=REPLICAS,
+                    hosts=hosts,
+                )
+            )  # fmt: skip
+        else:
+            sentinel_hosts = [net.host(f"sentinel-{n}") for n in range(SENTINELS)]
+            url = f"redis+sentinel://{_places(sentinel_hosts, SENTINEL_PORT)}/{MASTER}"
+            store = stack.enter_context(
+                guarded(
+                    binary, folder / STORE, replicas=REPLICAS, sentinels=SENTINELS,
+                    hosts=hosts, sentinel_hosts=sentinel_hosts,
+                )
+            )  # fmt: skip
+        _admin(url, "provision", "--replicas", str(REPLICAS)).check_returncode()
         made = World(
-            net, store, dict(zip(store.nodes, store_hosts, strict=True)), sentinel_hosts, [],
-            BREAKS[broken].on_nodes if broken else (),
+            net, store, url, dict(zip(store.nodes, hosts, strict=True)), sentinel_hosts, [],
+            BREAKS[broken] if broken else None,
         )  # fmt: skip
         for number in range(gateways):
             gateway = _gateway(net.host(f"gateway-{number}"), folder, url, broken)
@@ -143,11 +218,19 @@ def world(binary: Binary, folder: Path, *, gateways: int = 2, broken: str = "") 
         yield made
 
 
-def _provision(url: str) -> None:
-    arguments = ["admin", "provision", "--replicas", str(REPLICAS)]
-    subprocess.run(
-        [sys.executable, "-c", "from tocsin.cli.main import main; main()", *arguments],
-        env=os.environ | {"TOCSIN_STORAGE": url}, check=True, capture_output=True,
+def node_folders(layout: Layout, folder: Path) -> list[Path]:
+    """Where the nodes of a store in this layout keep their files, in a world's folder."""
+    return [folder / STORE / f"node-{n}" for n in range(PRIMARIES[layout] * (1 + REPLICAS))]
+
+
+def _places(hosts: Iterable[Host], port: int) -> str:
+    return ",".join(f"{host.address}:{port}" for host in hosts)
+
+
+def _admin(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from tocsin.cli.main import main; main()", "admin", *arguments],
+        env=os.environ | {"TOCSIN_STORAGE": url}, check=False, capture_output=True, text=True,
     )  # fmt: skip
 
 

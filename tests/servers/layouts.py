@@ -4,17 +4,21 @@ loopback or on the hosts of a `network`, and are gone at its end. Enter them in 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+import redis
 
 from tests.servers.binaries import Binary
 from tests.servers.network import Host
-from tests.servers.node import Node, fields, in_sync, until, wait_in_sync
+from tests.servers.node import DEADLINE_S, Node, fields, in_sync, until, wait_in_sync
 from tests.servers.ports import ClaimedPort
 from tests.servers.shipped import MASTER, Setting, login
 
+Layout = Literal["sentinel", "cluster"]
+"""Of a store that outlives its primaries."""
 PORT = 6379
 SENTINEL_PORT = 26379
 BUS_PORT = 16379
@@ -126,7 +130,25 @@ class Guarded(Replicated):
         found = [node for node in self.nodes if said == {(node.address, str(node.port))}]
         return found[0] if found else None
 
-    def wait_failover(self, lost: Node, by: Sequence[Node] = ()) -> Node:
+    def shards(self) -> dict[Node, list[Node]]:
+        """The only one: whom the Sentinels name, with all others; none while they disagree."""
+        primary = self.named()
+        return {primary: [node for node in self.nodes if node is not primary]} if primary else {}
+
+    def forget_gone(self) -> None:
+        """Have the Sentinels forget all nodes that do not run, one Sentinel after the other: none
+        of them is elected from then on, unless a primary has it again."""
+        left = len(self.running()) - 1
+        for sentinel in self.sentinels:
+            sentinel.ask("SENTINEL", "RESET", MASTER)
+            until(
+                _knows_all(sentinel, left, len(self.sentinels) - 1),
+                f"{sentinel!r} knows those that are left",
+            )
+
+    def wait_failover(
+        self, lost: Node, by: Sequence[Node] = (), *, within_s: float = DEADLINE_S
+    ) -> Node:
         """Wait until these Sentinels (all running) agree on another primary than this one, and it
         is one; which. Raises TimeoutError."""
 
@@ -134,16 +156,18 @@ class Guarded(Replicated):
             named = self.named(by)
             return named if named not in (None, lost) and named.role() == "master" else None
 
-        found = until(other, f"another primary than {lost!r}")
+        found = until(other, f"another primary than {lost!r}", within_s=within_s)
         assert found is not None
         return found
 
 
 @dataclass
 class Cluster:
-    """The nodes of a Redis Cluster."""
+    """The nodes of a Redis Cluster, and which of them have the same slots: replicas stay with
+    theirs, whoever is primary."""
 
     nodes: list[Node]
+    kin: list[list[Node]]
 
     def shards(self) -> dict[Node, list[Node]]:
         """Running primaries with slots, in the order of their slots, each with its running
@@ -170,6 +194,23 @@ class Cluster:
                     if node.is_running and (node.address, node.port) == part.members[0]:
                         return node
         raise LookupError(f"slot {slot} has no primary that runs")
+
+    def wait_failover(self, lost: Node, *, within_s: float = DEADLINE_S) -> Node:
+        """Wait until another node that has this one's slots calls itself their primary, whoever
+        can be asked; which. Raises TimeoutError."""
+        (kin,) = (kin for kin in self.kin if lost in kin)
+        others = [node for node in kin if node is not lost]
+
+        def heir() -> Node | None:
+            for node in others:
+                with suppress(redis.RedisError):  # it may be cut off, or have ended, too
+                    if node.role() == "master":
+                        return node
+            return None
+
+        found = until(heir, f"another primary than {lost!r}", within_s=within_s)
+        assert found is not None
+        return found
 
     def wait_in_sync(self) -> None:
         """Wait until all running nodes see a whole cluster with the same shards, none of which
@@ -276,7 +317,11 @@ def clustered(
         for number, node in enumerate(nodes[primaries:]):
             leader = nodes[number // replicas].ask("CLUSTER", "MYID")
             until(_follows(node, leader), f"{node!r} follows its primary")
-        made = Cluster(nodes)
+        kin = [
+            [nodes[n], *nodes[primaries + n * replicas : primaries + (n + 1) * replicas]]
+            for n in range(primaries)
+        ]
+        made = Cluster(nodes, kin)
         made.wait_in_sync()
         yield made
 

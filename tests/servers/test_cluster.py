@@ -16,6 +16,7 @@ def test_a_cluster_replaces_a_primary_that_was_killed(redis_binary: Binary, tmp_
         (heir,) = shards[lost]
         written(lost, "a", 1)
         lost.kill()
+        assert cluster.wait_failover(lost) is heir
         until(lambda: replaced(cluster, slot) is heir, f"{heir!r} takes over")
         cluster.wait_in_sync()
         assert heir.ask("GET", "a") == "a"
