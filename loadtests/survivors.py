@@ -319,17 +319,14 @@ class SurvivingConsumer(Survivor):
         self._open: dict[Place, int] = {}
         """Deliveries that are neither settled nor given up → identity."""
         self._acks: dict[int, dict[Place, int]] = {}
-        self._granted = CREDIT
-        self._freed = 0
-        self._subscribing = 0
+        self._granted, self._freed, self._subscribing = CREDIT, 0, 0
         self._timer: asyncio.TimerHandle | None = None
 
     def _connected(self) -> None:
         self._granted, self._freed = CREDIT, 0
         self.send(_ENCODE({"type": "hello", "client": self.name}))
-        self._subscribing = self.ask(
-            type="subscribe", subscription=1, queue=QUEUE, group=GROUP, credit=CREDIT
-        )
+        asked = {"subscription": 1, "queue": QUEUE, "group": GROUP, "credit": CREDIT}
+        self._subscribing = self.ask(type="subscribe", **asked)
 
     def _lost(self) -> None:
         self._lines.clear()
@@ -354,7 +351,7 @@ class SurvivingConsumer(Survivor):
                     self.field.settled("ws", number)
         elif frame.type == "error" and not frame.retry:
             raise ClientFailed(f"{frame.code}: {frame.detail}")
-        elif frame.type == "error" and frame.ref == self._subscribing and self.wire is not None:
+        elif frame.type == "error" and frame.ref == self._subscribing and self.wire:
             self.wire.abort()  # and again
 
     def _drop(self, place: Place) -> None:
