@@ -80,7 +80,7 @@ class Broker:
         self.deadlines, self.counting = Deadlines(), Counting()
         self.limiter = limiter_of(config, SharedLimits(pool) if pool is not None else None)
         self.limiter.on_refused = self._limited
-        self.stock = Stock(looking)
+        self.stock = Stock(looking, is_shared=metadata.is_shared)
         self.publisher = Publisher(storage, self.tail, self.counting)
         self.dead_letters = DeadLetters(looking, self.publisher, self._dead_letter_queue)
         context = Context(
@@ -252,6 +252,8 @@ class Broker:
         state = await self.storage.state()
         if not (state.writable and state.publishable):
             reasons += state.reasons or ("the storage does not take writes",)
+        if self.groups.presence.is_alone:
+            reasons.append("this gateway is cut off, and gives nothing out until it is heard again")
         is_ready, why = await self.metadata.state()
         if not is_ready:
             reasons.append(why)
@@ -356,9 +358,12 @@ class Broker:
             not_ready = await self.ready()
         except TocsinError as error:
             not_ready = [str(error)]
+        state = await self.storage.state()
         return {
             "started_unix_ms": self.started_unix_ms,
             "not_ready": not_ready,
+            "storage": {key: said for key, said in state.detail.items() if key != "damage_reports"},
+            "storage_waits_for": list(state.reasons),
             "incarnation": await self.storage.incarnation(),
             "messages_published": self.publisher.commits.messages_total,
             "commits": self.publisher.commits.total,
@@ -366,7 +371,7 @@ class Broker:
             "pulls_waiting": self.pulls.waiting,
             **self.groups.facts(),
             "dead_letters_moved": self.dead_letters.moved_total,
-            "damage_reports": int((await self.storage.state()).detail.get("damage_reports", "0")),
+            "damage_reports": int(state.detail.get("damage_reports", "0")),
             "caches": described(self.hit_rates),
             "limits": self.limiter.described(),
             "metadata": self.metadata.facts(),

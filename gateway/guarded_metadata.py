@@ -7,6 +7,8 @@
                              metadata says, each time; a change that it did not take did not happen
     changes                  within METADATA_DEADLINE_S, or `metadata_unavailable`; one that has
                              begun is finished, and its late answer is in `Late.outcome`
+    being there              several gateways: whether changes fail has no bearing on it. They wait
+                             for every copy; a gateway that may not beat gives nothing out (R14)
 
 Where one gateway works on a catalog, which the lock on its data folder sees to, its own view of a
 group's members is the newest there is, and may go on alone (R14). Where several do, none may.
@@ -42,6 +44,10 @@ class GuardedMetadata:
         self.is_shared = inner.is_shared
         """See Metadata."""
         self._calls = GuardedCalls("the metadata")
+        self._looks = self._calls
+        if inner.is_shared:  # a copy of the store that is away holds up changes, and these not
+            self._calls = GuardedCalls("the metadata, where it is changed,")
+            self._looks = GuardedCalls("the metadata")
         self.tokens: Tokens = GuardedTokens(inner, self._calls)
         """See Metadata."""
         refresh = self._refresh_data_keys if inner.data_keys.refresh is not None else None
@@ -240,7 +246,7 @@ class GuardedMetadata:
 
     async def _ask_membership(self, group_id: str) -> Membership:
         if self.is_shared:  # what was asked before is perhaps of before
-            row = await self._calls.run(
+            row = await self._looks.run(
                 "membership", lambda: self.inner.membership(group_id), limits.MEMBERSHIP_DEADLINE_S
             )
         else:
@@ -288,7 +294,7 @@ class GuardedMetadata:
 
     async def beat(self, gateway: str, forget: Mapping[str, int]) -> dict[str, int]:
         """See Metadata. Raises Unavailable or Refused: metadata_unavailable, too."""
-        return await self._calls.run(
+        return await self._looks.run(
             "beat", lambda: self.inner.beat(gateway, forget), limits.MEMBERSHIP_DEADLINE_S
         )
 
@@ -352,6 +358,7 @@ class GuardedMetadata:
         """For looking at: how calls went, and what was answered from here."""
         return {
             **self._calls.facts(),
+            **({"looks": self._looks.facts()} if self.is_shared else {}),
             "queues": self._queues.facts(),
             "groups": self._groups.facts(),
             "memberships_ahead": len(self._ahead),
@@ -364,7 +371,9 @@ class GuardedMetadata:
         self._groups.close()
         if self._telling is not None:
             self._telling.cancel()
-        await self._calls.finish(limits.METADATA_DEADLINE_S)
+        await asyncio.gather(
+            *(calls.finish(limits.METADATA_DEADLINE_S) for calls in {self._calls, self._looks})
+        )
         try:
             async with asyncio.timeout(limits.METADATA_DEADLINE_S):
                 await self.inner.close()

@@ -11,7 +11,6 @@ from typing import Final
 
 from gateway.expiry import Expiry
 from gateway.overflow import Overflow
-from metadata.catalog import Principal
 from metadata.client import Metadata
 from push.errors import TocsinError
 from push.ports import Partition, Storage
@@ -99,10 +98,9 @@ class Janitor:
             return
         retention_s = queue.settings.retention_s
         # A queue that nobody subscribed to yet keeps its messages for whoever comes first, unless
-        # it says itself how long.
-        keep_all = retention_s == 0 and not self._metadata.list_groups(
-            Principal(queue.holder, queue.tenant), queue
-        )
+        # it says itself how long. The storage knows who did: a group that the catalog alone has,
+        # because making it was cut off in between, has settled nothing (P1).
+        keep_all = retention_s == 0
         freed = await self._storage.trim(partition, retention_s=retention_s, keep_all=keep_all)
         if freed:
             self.touched(partition)

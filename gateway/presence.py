@@ -49,6 +49,8 @@ class Presence:
         self._asked_at = 0.0
         self._gaps = 0
         """How often nobody answered for too long."""
+        self._told_alone = False
+        """Whether people were told since it was alone."""
         self._beating: asyncio.Task[None] | None = None
         self._returning: asyncio.Task[None] | None = None
 
@@ -57,6 +59,7 @@ class Presence:
         loop = asyncio.get_running_loop()
         self.started = loop.time()
         if self.is_shared:
+            logger.info("this is the gateway %s", self.gateway)
             self._asked_at = self.started
             self._context.gives_until = self._asked_at + GONE_S
             self._beating = loop.create_task(self._beat(), name="beats")
@@ -122,7 +125,8 @@ class Presence:
             try:
                 beats = await self._metadata.beat(self.gateway, self._heartbeats.gone(FORGOTTEN_S))
             except TocsinError as error:
-                if self.is_alone and self._returning is None:
+                if self.is_alone and self._returning is None and not self._told_alone:
+                    self._told_alone = True
                     logger.warning("this gateway is cut off, and gives nothing out: %s", error)
             except Exception:
                 logger.exception("a beat failed: unexpected")  # the next one still comes
@@ -144,6 +148,8 @@ class Presence:
                 self._context.gives_until = asked_at + GONE_S
         gone = {*self._heartbeats.gone()} - {self.gateway}
         if gone != self._gone:
+            for one in sorted(gone - self._gone):
+                logger.warning("the gateway %s is not heard any more: others take over", one)
             self._gone = gone
             self.have_gone(gone)
 
@@ -155,6 +161,8 @@ class Presence:
                 if self.came_back is not None:
                     await self.came_back()
             self._context.gives_until = self._asked_at + GONE_S
+            logger.warning("this gateway was not heard for %g s or more, and goes on now", GONE_S)
+            self._told_alone = False
             self.goes_on()
         except Exception:
             logger.exception("cannot come back: unexpected")

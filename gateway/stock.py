@@ -2,9 +2,11 @@
 
 A console asks for every queue once a second, and most of a thousand queues have not changed: these
 cost no look into the storage. Whatever is appended, settled, trimmed, sought or purged through this
-gateway says so, and the next look is a fresh one.
+gateway says so, and the next look is a fresh one. What other gateways do, nobody says here: where
+there may be some, a look is good for SHARED_S.
 """
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ from push.ports import CursorState, Partition, PartitionState, Storage
 
 KEPT_MAX: Final = 200_000
 """Partitions and cursors remembered, some 300 bytes each."""
+SHARED_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -57,6 +60,8 @@ class QueueStock:
     groups: dict[str, GroupStock] = field(default_factory=dict)
     oldest_unix_ms: int | None = None
     """When the oldest retained message was published; None: the queue is empty."""
+    looked_at: float = 0.0
+    """On the event loop's clock."""
 
     @property
     def size(self) -> int:
@@ -67,8 +72,10 @@ class QueueStock:
 class Stock:
     """See the module."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, *, is_shared: bool = False) -> None:
+        """`is_shared`: other gateways change what the storage has, too."""
         self._storage = storage
+        self._good_s = SHARED_S if is_shared else float("inf")
         self._known: OrderedDict[str, QueueStock] = OrderedDict()
         self._reading: dict[str, object] = {}
         """Queue id → the latest look that is under way, while nothing has changed since."""
@@ -84,7 +91,11 @@ class Stock:
 
     async def of(self, queue: Queue, groups: Sequence[Group]) -> QueueStock:
         """What a queue has, and where these of its groups stand."""
+        now = asyncio.get_running_loop().time()
         known = self._known.get(queue.queue_id)
+        if known is not None and now - known.looked_at > self._good_s:
+            self.changed(queue.queue_id)
+            known = None
         missing = [g for g in groups if known is None or g.group_id not in known.groups]
         if known is not None and not missing:
             return known
@@ -116,10 +127,12 @@ class Stock:
         """`groups` are those that are not `known`."""
         if known is None:
             states = await self._storage.partitions(queue.queue_id)
-            found = QueueStock(states, [_described(state) for state in states])
+            looked_at = asyncio.get_running_loop().time()
+            found = QueueStock(states, [_described(state) for state in states], looked_at=looked_at)
         else:
             states = known.states
-            found = QueueStock(states, known.described, dict(known.groups))
+            groups_known = dict(known.groups)
+            found = QueueStock(states, known.described, groups_known, looked_at=known.looked_at)
         places = [(state.partition, state.start) for state in states if state.messages]
         ends, slices = [("", len(places))], Slices()
         for group in groups:

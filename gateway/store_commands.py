@@ -12,7 +12,7 @@ from gateway.admin_options import json_option, settings_of, to_json
 from gateway.setting_values import SQLITE
 from gateway.stores import examine_all
 from metadata.redis_store import found_catalog
-from push.errors import TocsinError
+from push.errors import Refused, TocsinError
 from storage import redis_provision, redis_target
 from storage.redis_cluster import ClusterShard
 from storage.redis_examining import Examined
@@ -143,6 +143,7 @@ def provision(storage: str | None, replicas: int) -> None:
 
 async def _provision(target: Target, replicas: int) -> str:
     found = await examine_all(target)
+    _check_replicas(found, replicas)
     incarnation = next((one.incarnation for one in found if one.incarnation), None)
     incarnation = incarnation or secrets.token_hex(8)
     parts = await target.parts()
@@ -158,6 +159,25 @@ async def _provision(target: Target, replicas: int) -> str:
     finally:
         await shard.close()
     return incarnation
+
+
+def _check_replicas(found: list[Examined], replicas: int) -> None:
+    """Before anything is written. Raises Refused: there are more or fewer, with what to do."""
+    for one in found:
+        place = one.servers[0].place
+        if one.replicas is not None and one.replicas != replicas:
+            raise Refused(
+                "invalid_request",
+                f"{place} is a store of this broker with {one.replicas} replicas already: "
+                f"`tocsin admin set-replicas --replicas {replicas}` changes that",
+            )
+        there = len(one.servers) - 1
+        if one.replicas is None and there != replicas:
+            raise Refused(
+                "invalid_request",
+                f"{there} replicas are attached to {place}, and --replicas says {replicas}: attach "
+                f"or detach some first, or say --replicas {there}",
+            )
 
 
 @click.command("set-replicas")

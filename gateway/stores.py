@@ -8,8 +8,8 @@ redis…://   both in one store, which any number of gateways share; the data fo
 import asyncio
 import logging
 import os
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,13 +23,14 @@ from gateway.store_marks import MarkKeeper, read_mark
 from metadata.inprocess import FILE as CATALOG_FILE
 from metadata.inprocess import InProcessMetadata
 from metadata.redis_store import RedisStore
-from push.errors import Refused
+from push.errors import Refused, TocsinError
 from push.pooling import Pool
 from push.ports import Storage
 from push.sealing import PLAIN
 from storage import redis_target
 from storage.redis_cluster import ClusterShard
 from storage.redis_examining import Examined, examined
+from storage.redis_guard import NotOurs
 from storage.redis_limits import RedisPool
 from storage.redis_shard import Marks, RedisShard
 from storage.redis_store import RedisStorage
@@ -131,20 +132,39 @@ async def _open_shared(config: Config, target: Target, on_fatal: OnFatal) -> Sto
         mark = await asyncio.to_thread(read_mark, data_dir)
         incarnation = mark.incarnation if mark is not None else found[0].incarnation or ""
         touches = mark.touches if mark is not None else {}
-        shard = await _open_shard(target, incarnation, touches, on_fatal)
-        opened.push_async_callback(shard.close)
-        keeper = MarkKeeper(data_dir, incarnation, lambda: _touches(shard))
-        await keeper.start()
-        opened.push_async_callback(keeper.close)
-        metadata = InProcessMetadata(*await RedisStore.open(shard, on_fatal=on_fatal))
-        opened.push_async_callback(metadata.close)
-        keyring = await Keyring.open(config, metadata.data_keys)
-        if keyring is not None:
-            opened.push_async_callback(keyring.close)
-        sealer = keyring.sealer if keyring is not None else PLAIN
-        storage = RedisStorage(shard, incarnation, sealer=sealer)
-        await shard.heard()
-        return Stores(metadata, storage, keyring, None, opened.pop_all(), RedisPool(shard))
+        with _explained([doubt for one in found for doubt in one.doubts]):
+            shard = await _open_shard(target, incarnation, touches, on_fatal)
+            opened.push_async_callback(shard.close)
+            keeper = MarkKeeper(data_dir, incarnation, lambda: _touches(shard))
+            await keeper.start()
+            opened.push_async_callback(keeper.close)
+            metadata = InProcessMetadata(*await RedisStore.open(shard, on_fatal=on_fatal))
+            opened.push_async_callback(metadata.close)
+            keyring = await Keyring.open(config, metadata.data_keys)
+            if keyring is not None:
+                opened.push_async_callback(keyring.close)
+            sealer = keyring.sealer if keyring is not None else PLAIN
+            storage = RedisStorage(shard, incarnation, sealer=sealer)
+            await shard.heard()
+            return Stores(metadata, storage, keyring, None, opened.pop_all(), RedisPool(shard))
+
+
+@contextmanager
+def _explained(doubts: list[str]) -> Iterator[None]:
+    """What fails within, while these speak against the level all, fails because of them: what is to
+    be done is said, too."""
+    try:
+        yield
+    except TocsinError as error:
+        is_short = error.code.name in ("unknown", "storage_unavailable")
+        if not doubts or not is_short or isinstance(error, NotOurs):
+            raise
+        raise Refused(
+            "storage_unavailable",
+            f"{error.detail}. A gateway starts when every copy has what it begins with, and now: "
+            f"{'; '.join(doubts)}. Bring back what is missing; where it cannot be elected any "
+            "more, say so with `tocsin admin set-replicas`",
+        ) from error
 
 
 async def _open_shard(

@@ -23,7 +23,7 @@ from push.ports import Durability
 from storage.redis_answers import Moved, unavailable
 from storage.redis_held import BEHIND
 from storage.redis_link import Address, Reach, packed
-from storage.redis_ports import Arg, Heard
+from storage.redis_ports import Arg, Heard, Standing
 from storage.redis_primary import Find
 from storage.redis_shard import Marks, RedisShard, Settings
 
@@ -161,6 +161,12 @@ class ClusterShard:
         if key is None:
             return all(shard.has_room() for shard in self._shards)
         return self._of([key]).has_room()
+
+    def standing(self) -> Standing:
+        """See `redis_ports.Shard`."""
+        every = [shard.standing() for shard in self._shards]
+        facts = {key: said for one in every for key, said in one.facts.items()}
+        return Standing(tuple(why for one in every for why in one.waits_for), facts)
 
     def copies(self, level: Durability) -> int:
         """See `redis_ports.Shard`: of the primary with the fewest."""

@@ -22,6 +22,19 @@ def fields(info: bytes) -> dict[str, str]:
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
+def attached(replication: Mapping[str, str]) -> int:
+    """How many replicas are there and follow, by INFO replication."""
+    return sum(STATE + "online" in text for text in replication.values())
+
+
+def awaited(replication: Mapping[str, str], replicas: int) -> str:
+    """A sentence why the level all is not met now, "" where it is, of a shard of so many replicas
+    that could be elected. Those that must not be believed come first, see `doubt_of`."""
+    online = attached(replication)
+    few = f"{online} of {replicas} replicas are attached: the level all waits for them"
+    return doubt_of(replication, replicas) or (few if online < replicas else "")
+
+
 def doubt_of(replication: Mapping[str, str], replicas: int) -> str:
     """A sentence why WAIT's number must not be believed, "" where nothing speaks against it.
 

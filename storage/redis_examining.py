@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from push.errors import Refused
-from storage.redis_copies import doubt_of, fields
+from storage.redis_copies import awaited, fields
 from storage.redis_link import Address, packed
 from storage.redis_provision import examine
 from storage.redis_replicas import addresses_of, readiness
@@ -61,10 +61,7 @@ async def examined(settings: Settings) -> Examined:
     doubts = []
     if expected is not None:
         said = await readiness(told, settings.reach, settings.silence_s)
-        doubt = doubt_of(told, expected)
-        online = sum("state=online" in text for text in told.values())
-        if online < expected and not doubt:
-            doubt = f"{online} of {expected} replicas are attached: the level all waits for them"
+        doubt = awaited(told, expected)
         doubts = [*([doubt] if doubt else []), *said.unready, *said.unasked]
     return Examined(
         tuple(servers),

@@ -5,6 +5,7 @@ levels and answers, and no key but the few of the shard itself.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from push.ports import Durability
@@ -14,6 +15,15 @@ Arg = str | bytes | int
 
 Heard = Callable[[bytes, bytes], None]
 """Called on the event loop with (channel, message)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How servers stand. `waits_for`: a sentence for each primary where the level `all` is not met;
+    `facts`: what is to be said of each primary, by its shard's key."""
+
+    waits_for: tuple[str, ...]
+    facts: dict[str, str]
 
 
 class Shard(Protocol):
@@ -66,6 +76,9 @@ class Shard(Protocol):
     def has_room(self, key: str | None = None) -> bool:
         """Whether the memory that is free there is above the reserve (R29); without a key, whether
         it is everywhere. As it was seen last; nobody is asked."""
+
+    def standing(self) -> Standing:
+        """How the servers stand, for people. As it was seen last; nobody is asked."""
 
     async def close(self) -> None:
         """Finish what was accepted, then close. Calls after it raise Refused."""

@@ -11,7 +11,7 @@ from storage.redis_copies import doubt_of, fields
 from storage.redis_library import PREFIX
 from storage.redis_link import Address, Link, Reach, packed
 from storage.redis_ports import Arg
-from storage.redis_settings import as_mapping, broken_promises
+from storage.redis_settings import REPLAYED, as_mapping, broken_promises, broken_replay
 from storage.redis_shard import Settings
 
 UNUSED_S: Final = 7 * 86_400
@@ -98,14 +98,15 @@ async def examine(address: Address, reach: Reach, *, silence_s: float = 2.0) -> 
         link = await reach.link(address)
         try:
             commands = [packed("INFO", "server"), packed("CONFIG", "GET", "*")]
-            server, config = await link.ask(commands, silence_s)
+            commands += [packed("ACL", "DRYRUN", "default", *words) for words in REPLAYED]
+            server, config, *replayed = await link.ask(commands, silence_s)
         finally:
             await link.close()
     except (RedisError, OSError) as error:
         raise unavailable(f"{address}: {error or 'no reply in time'}") from None
     if not isinstance(server, bytes) or not isinstance(config, list):
         raise unavailable(f"{address} does not show its settings: {server!r:.80} {config!r:.80}")
-    return broken_promises(as_mapping(config), fields(server))
+    return [*broken_promises(as_mapping(config), fields(server)), *broken_replay(replayed)]
 
 
 async def _govern(

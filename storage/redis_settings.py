@@ -64,6 +64,17 @@ ALWAYS: Final = (
 """An empty `values`: anything but 0."""
 UNBOUNDED: Final = "maxmemory is 0: the system kills the server when memory ends; set a bound"
 
+REPLAYED: Final = (
+    ("HSET", "{tocsin}:replayed", "field", "value"),
+    ("XADD", "{tocsin}:replayed", "1-1", "field", "value"),
+    ("UNLINK", "{tocsin}:replayed"),
+)
+"""What stands in the transactions of an append-only file, each for others of its kind."""
+_REPLAY: Final = (
+    "let it be off and without a password, which lets nobody in, and let it do everything "
+    "(`user default off resetpass ~* &* +@all`)"
+)
+
 
 def version_of(server: Mapping[str, str]) -> tuple[int, ...]:
     """Of INFO server; () where it is not told. Valkey names the Redis that it is compatible with.
@@ -96,6 +107,30 @@ def broken_promises(config: Mapping[str, str], server: Mapping[str, str]) -> lis
     if config.get("maxmemory") in (None, "0"):
         found.append(UNBOUNDED)
     return found
+
+
+def broken_replay(answers: Sequence[object]) -> list[str]:
+    """Whether what is acknowledged is there again after a restart, by what ACL DRYRUN default says
+    of each of REPLAYED: a sentence if not.
+
+    A function that writes twice stands in the append-only file as a transaction. When the file is
+    loaded, the server asks the rights of the user `default`, off or not, for each, and leaves out
+    what that one may not do, with no more than a line in its log.
+    Source: execCommand in multi.c, createAOFClient in aof.c (Redis 7.0, Valkey 8.0)
+    """
+    for said in answers:
+        if isinstance(said, Exception):
+            return [
+                "nobody can tell whether a restart loses what was acknowledged: this user may not "
+                f"ask for the rights of the user default (+acl|dryrun): {said}"
+            ]
+        if said != b"OK":
+            why = said.decode("utf-8", "replace") if isinstance(said, bytes) else repr(said)
+            return [
+                "a restart loses what was acknowledged: transactions of the append-only file are "
+                f"loaded with the rights of the user default ({why}); {_REPLAY}"
+            ]
+    return []
 
 
 def _sentence(needed: Needed, value: str | None) -> str:

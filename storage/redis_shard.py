@@ -1,6 +1,7 @@
 """A shard: one primary with its replicas, found, checked, and spoken to (`redis_ports.Shard`)."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,12 +19,13 @@ from storage.redis_library import Library, library
 from storage.redis_link import Address, Link, Reach, packed
 from storage.redis_looks import Looks, Subscriber
 from storage.redis_memory import Reserve
-from storage.redis_ports import Arg, Heard
+from storage.redis_ports import Arg, Heard, Standing
 from storage.redis_primary import Find
 from storage.redis_replicas import readiness
 from storage.redis_watch import PERIOD_S, Watch
 
 __all__ = ["LEVELS", "Marks", "RedisShard", "Settings"]
+_LOG: Final = logging.getLogger(__name__)
 LEVELS: Final[tuple[Durability, ...]] = ("local", "quorum", "all")
 
 
@@ -165,6 +167,13 @@ class RedisShard:
         """See `redis_ports.Shard`."""
         return self._reserve.is_open
 
+    def standing(self) -> Standing:
+        """See `redis_ports.Shard`."""
+        watch = self._watch
+        if watch is None or not watch.seen:
+            return Standing((), {})
+        return Standing((watch.waits_for,) if watch.waits_for else (), {self.key: watch.seen})
+
     async def act(
         self,
         function: str,
@@ -269,6 +278,7 @@ class RedisShard:
         before, self._address = self._address, address
         if before in (None, address) or self._closed:
             return
+        _LOG.warning("the primary is %s now, and was %s", address, before)
         for held in self._held.values():
             held.renew()
         others: list[Looks | Subscriber] = [self._looks, *self._subscribers]

@@ -305,13 +305,15 @@ class RedisStorage:
         """As Storage.state."""
         if self._closed:
             return StorageState(False, False, ("the storage is closed",))
+        standing = self._shard.standing()
         if not self._shard.has_room():
-            return StorageState(True, False, ("free memory is below the reserve",))
+            why = "free memory is below the reserve: publishing stops, consuming goes on"
+            return StorageState(True, False, (why, *standing.waits_for), standing.facts)
         try:
             await self._look("partitions", "")
         except Refused as refused:
-            return StorageState(False, False, (refused.detail,))
-        return StorageState(True, True)
+            return StorageState(False, False, (refused.detail,), standing.facts)
+        return StorageState(True, True, standing.waits_for, standing.facts)
 
     async def close(self) -> None:
         """As Storage.close."""

@@ -1,16 +1,16 @@
-"""Looks after a shard between its acts: where its primary is, whether that is the store, and how
-much memory it has left. An idle gateway must know, too, when the store was emptied, and looks must
-not stay with a primary that was cut off and replaced.
+"""Looks after a shard between its acts: where its primary is, whether that is the store, who
+follows it, and how much memory it has left. An idle gateway must know, too, when the store was
+emptied, and looks must not stay with a primary that was cut off and replaced.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from push.errors import Refused
-from storage.redis_copies import fields
+from storage.redis_copies import attached, awaited, fields
 from storage.redis_guard import NotOurs
 from storage.redis_link import Link, packed
 from storage.redis_memory import Reserve, memory_of
@@ -19,6 +19,7 @@ from storage.redis_primary import Find
 PERIOD_S: Final = 1.0
 USED_EVERY_S: Final = 3600.0
 MEMORY: Final = packed("INFO", "memory")
+FOLLOWED: Final = packed("INFO", "replication")
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -51,6 +52,10 @@ class Watch:
         self._silence_s = silence_s
         self._used = used
         self._used_at: float | None = None
+        self.waits_for = ""
+        """Why the level `all` is not met, as seen last; "": it is."""
+        self.seen = ""
+        """The primary, its replicas and its memory, as seen last: for people."""
         self._link: Link | None = None
         self._task = asyncio.create_task(self._run(), name="shard watch")
 
@@ -89,7 +94,7 @@ class Watch:
                 self._link = link = await self._connect()
             else:
                 await self._check(link)
-            (told,) = await link.ask([MEMORY], self._silence_s)
+            told, followed = await link.ask([MEMORY, FOLLOWED], self._silence_s)
             now = asyncio.get_running_loop().time()
             if self._used_at is None or now - self._used_at >= USED_EVERY_S:
                 await link.ask([self._used], self._silence_s)
@@ -100,14 +105,26 @@ class Watch:
         except BaseException:
             await self._let_go()
             raise
-        if not isinstance(told, bytes):
+        if not isinstance(told, bytes) or not isinstance(followed, bytes):
             return
+        self._follow(link, fields(followed))
         before, memory = self._reserve.is_open, memory_of(fields(told))
+        self.seen = (
+            f"the primary is {link.address}, {attached(fields(followed))} of {link.replicas} "
+            f"replicas are attached, {memory.used} of {memory.bound} bytes of memory are taken"
+        )
         if self._reserve.seen(memory) != before:
             _LOG.warning(
                 "publishing %s: %d of %d bytes of memory are taken",
                 "stops" if before else "goes on", memory.used, memory.bound,
             )  # fmt: skip
+
+    def _follow(self, link: Link, followed: Mapping[str, str]) -> None:
+        before, self.waits_for = self.waits_for, awaited(followed, link.replicas)
+        if self.waits_for and self.waits_for != before:
+            _LOG.warning("%s: %s", link.address, self.waits_for)
+        elif before and not self.waits_for:
+            _LOG.info("%s: all %d replicas are attached again", link.address, link.replicas)
 
     async def _let_go(self) -> None:
         if self._link is not None:

@@ -6,8 +6,9 @@ import pytest
 
 from gateway import janitor
 from gateway.expiry import Expiry
-from metadata.catalog import ANYBODY
+from metadata.catalog import ANYBODY, GroupSettings
 from push.errors import Refused
+from push.ports import Partition
 from tests.histories.house import House, delivery, eventually, message, numbered
 
 
@@ -33,6 +34,19 @@ async def test_a_full_queue_has_room_soon_after_it_was_consumed(hasty: House) ->
     memory = hasty.memory._queues[queue.queue_id][0]
     await eventually(lambda: memory.log.messages == 0)
     assert await hasty.publish(queue, numbered(1)) == [(0, 3, False)]
+
+
+async def test_a_group_that_the_catalog_alone_has_lets_nothing_go(hasty: House) -> None:
+    """P1: making it was cut off between the two, or the catalog's answer was unknown; who consumes
+    in it then gets what was published meanwhile."""
+    queue = await hasty.queue()
+    group, _ = await hasty.broker.metadata.put_group(ANYBODY, queue, "billing", GroupSettings())
+    await hasty.publish(queue, numbered(3))
+    for _ in range(3):
+        hasty.broker.janitor.touched(Partition(queue.queue_id, 0))
+        await hasty.broker.janitor.look()
+    session, _ = await hasty.subscribe(queue, group)
+    assert len(await session.take(3)) == 3
 
 
 @pytest.mark.parametrize("end", ["delete", "seek"])

@@ -2,14 +2,22 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
+from gateway.guarded_metadata import GuardedMetadata
 from gateway.presence import Presence
 from gateway.slot_context import Context
+from metadata.catalog import ANYBODY, GroupSettings, QueueSettings
 from metadata.client import Metadata
 from metadata.heartbeats import BEAT_S, GONE_S
-from push.errors import Refused
+from metadata.inprocess import InProcessMetadata
+from push.errors import Refused, TocsinError, Unknown
 from tests.conformance.virtual import VirtualLoop, run
+from tests.histories.gateways import SharedMetadata
 
 
 class Beats:
@@ -138,5 +146,53 @@ def test_one_gateway_alone_does_nothing() -> None:
         assert (one.gateway, one.is_alone, one.facts(), beats.numbers) == ("", False, {}, {})
         assert one.is_chosen("g")
         await one.stop()
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["fails", "stalls"])
+def test_a_gateway_is_there_while_changes_alone_are_not_confirmed(tmp_path: Path, how: str) -> None:
+    """A replica is away: changes wait for every copy, beats and looks do not (R14, R29)."""
+
+    async def main() -> None:
+        mad = SharedMetadata(await InProcessMetadata.open(tmp_path), [])
+        guard = GuardedMetadata(cast(Metadata, mad))
+        queue, _ = await guard.put_queue(ANYBODY, "orders", QueueSettings())
+        group, _ = await guard.put_group(ANYBODY, queue, "billing", GroupSettings())
+        parts = cast(Any, None)
+        context = Context(parts, parts, parts, parts, parts, parts, parts)
+        made = Presence(context, guard)
+        made.start()
+        changes: list[asyncio.Task[None]] = []
+        loop = asyncio.get_running_loop()
+
+        async def change(name: str) -> None:
+            with suppress(TocsinError):
+                await guard.put_queue(ANYBODY, name, QueueSettings())
+
+        async def for_s(seconds: float) -> None:
+            until = loop.time() + seconds
+            while loop.time() < until:
+                changes.append(loop.create_task(change(f"q{len(changes)}")))
+                await asyncio.sleep(0.01)
+
+        few = Unknown("1 of 2 replicas have confirmed it")
+        mad.fail = lambda name: few  # the primary is gone, and another one is elected
+        await for_s(2 * GONE_S)
+        assert made.is_alone
+        mad.fail = lambda name: few if how == "fails" and name == "put_queue" else None
+        if how == "stalls":
+            mad.stall("put_queue")
+        await for_s(3 * BEAT_S)
+        for _ in range(60):
+            await for_s(1.0)
+            assert not made.is_alone
+            assert (await guard.membership(group.group_id)).group_id == group.group_id
+        assert guard.facts()["breaker"] != "closed"
+        mad.well()
+        await asyncio.gather(*changes)
+        await made.stop()
+        await guard.close()
+        await mad.real.close()
 
     run(main())

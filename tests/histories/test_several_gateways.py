@@ -564,3 +564,23 @@ async def test_what_overflows_moves_once_whoever_sees_it(town: Town) -> None:
     described = await one.broker.describe_group(ANYBODY, queue, "served")
     partitions = cast(list[dict[str, int]], described["partitions"])
     assert max(one["lag"] for one in partitions) <= 3, "from where most waits, wherever that is"
+
+
+@town()
+async def test_what_another_gateway_settled_is_seen_here_within_seconds(town: Town) -> None:
+    """Who looks at one gateway is not shown for ever what stood there when he looked first."""
+    one, two = town.gateways
+    group = await town.group(partitions=1)
+    await publish(one, 5)
+    queue = one.find()
+
+    async def lag() -> Any:
+        described = await one.broker.describe_group(ANYBODY, queue, group.name)
+        return described["lag"]
+
+    assert await lag() == 5
+    session, consumer = await two.consumer(group)
+    await session.take(5)
+    await ack_all(two, session, consumer)
+    await asyncio.sleep(2.0)
+    assert await lag() == 0

@@ -112,6 +112,40 @@ def test_the_broker_finds_nothing_wrong_with_what_is_shipped(node: Node) -> None
     assert sentence.startswith('appendfsync is "everysec"')
 
 
+def test_what_a_function_wrote_is_there_after_a_restart_under_the_shipped_users(
+    redis_binary: Binary, tmp_path: Path
+) -> None:
+    """Loading its file, a server asks the rights of `default` for what stands in a transaction."""
+    with single(redis_binary, tmp_path, with_users=True) as node:
+        node.ask("FUNCTION", "LOAD", FUNCTIONS, login=ADMIN)
+        node.ask(*CALLED, login=BROKER)  # which writes twice: a transaction
+        node.kill()
+        node.start()
+        assert node.ask(*READ, login=BROKER) == [["1-0", ["h", "header"]]]
+
+
+@pytest.mark.parametrize("rights", ["-@all", "+@all -xadd", "resetkeys"])
+def test_the_broker_finds_users_under_whom_a_restart_loses_messages(
+    node: Node, rights: str
+) -> None:
+    node.ask("ACL", "SETUSER", "default", *rights.split())
+    try:
+        (sentence,) = examined(node)
+    finally:
+        node.ask("ACL", "SETUSER", "default", "+@all", "~*")
+    assert sentence.startswith("a restart loses what was acknowledged")
+    assert examined(node) == []
+
+
+def test_who_may_not_ask_for_the_rights_of_default_is_told(node: Node) -> None:
+    node.ask("ACL", "SETUSER", "tocsin", "-acl|dryrun")
+    try:
+        (sentence,) = examined(node)
+    finally:
+        node.ask("ACL", "LOAD")
+    assert "+acl|dryrun" in sentence
+
+
 def test_every_setting_has_its_reason_in_the_page() -> None:
     page = (SHIPPED / "README.md").read_text()
     reasons = {name for row in table_rows(page) for name in re.findall(r"`([^`]+)`", row[0])}
@@ -162,6 +196,9 @@ def test_nobody_debugs(node: Node, who: Login) -> None:
 def test_who_has_no_password_may_nothing(node: Node) -> None:
     with pytest.raises(redis.AuthenticationError):
         Node(node.binary, node.folder, node.address, node.port).ask("PING")
+    for password in ("", "default", "password-of-default"):
+        with pytest.raises(redis.AuthenticationError):
+            node.ask("PING", login=Login("default", password))
     for user in (BROKER, ADMIN, login("operator")):
         with pytest.raises(redis.AuthenticationError):
             node.ask("PING", login=Login(user.user, "no"))
@@ -223,10 +260,11 @@ def test_sentinels_and_replicas_get_in_and_a_failover_weakens_nothing(
         lost.ask("FUNCTION", "LOAD", FUNCTIONS, login=ADMIN)
         lost.ask(*CALLED, login=BROKER)
         shard.wait_in_sync()
-        asked = shard.sentinels[0].ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER, login=BROKER)
-        assert asked == [lost.address, str(lost.port)]
-        for words in (f"SENTINEL FAILOVER {MASTER}", f"SENTINEL REMOVE {MASTER}", "SHUTDOWN"):
-            refused(shard.sentinels[0], BROKER, words)
+        for who in (BROKER, ADMIN):
+            asked = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER)
+            assert shard.sentinels[0].ask(*asked, login=who) == [lost.address, str(lost.port)]
+            for words in (f"SENTINEL FAILOVER {MASTER}", f"SENTINEL REMOVE {MASTER}", "SHUTDOWN"):
+                refused(shard.sentinels[0], who, words)
         lost.kill()
         found = shard.wait_failover(lost)
         assert found.ask(*READ, login=BROKER) == [["1-0", ["h", "header"]]]

@@ -8,7 +8,7 @@ import pytest
 
 from push.errors import Refused, Unknown
 from push.ports import Append, Durability, Partition, Side
-from storage.redis_ports import Arg, Heard, Shard
+from storage.redis_ports import Arg, Heard, Shard, Standing
 from storage.redis_shard import Marks, RedisShard, Settings
 from storage.redis_store import RedisStorage
 from tests.contract.redis_single import INCARNATION, ask, redis_store_of
@@ -97,6 +97,10 @@ class Losing:
     def has_room(self, key: str | None = None) -> bool:
         """As Shard.has_room."""
         return self._shard.has_room(key)
+
+    def standing(self) -> Standing:
+        """As Shard.standing."""
+        return self._shard.standing()
 
     async def close(self) -> None:
         """As Shard.close."""

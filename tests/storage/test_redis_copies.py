@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from push.errors import Unknown
+from storage.redis_copies import awaited
 from storage.redis_link import Address
 from storage.redis_primary import fixed
 from storage.redis_provision import provision
@@ -45,3 +46,14 @@ async def test_what_a_replica_has_not_confirmed_is_neither_answered_nor_given(
         assert ([record.first for record in read.records], read.certified) == ([0, 1, 2], 3)
         end = (await store.partitions("q-1"))[0].end
     assert replica.ask("HGET", "{q-1}:p:0", "next") in (str(end), str(end).encode())
+
+
+def test_what_the_level_all_waits_for_is_said() -> None:
+    """R28: nothing where every replica follows."""
+    line = "ip=10.0.0.{},port=6379,state={},offset=1,lag=0"
+    told = {"role": "master", "connected_slaves": "2", "slave0": line.format(1, "online")}
+    told["slave1"] = line.format(2, "online")
+    assert awaited(told, 2) == ""
+    told["slave1"] = line.format(2, "wait_bgsave")
+    assert awaited(told, 2) == "1 of 2 replicas are attached: the level all waits for them"
+    assert "set up for 1" in awaited(told, 1)

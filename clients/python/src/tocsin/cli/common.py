@@ -163,5 +163,7 @@ def printable(text: str) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 message`, `2 messages`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    """`1 message`, `2 messages`, `3 copies`."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count:,} {noun[:-1]}ies" if noun.endswith("y") else f"{count:,} {noun}s"
