@@ -16,6 +16,7 @@ from push.errors import Refused, TocsinError
 from storage import redis_provision, redis_target
 from storage.redis_cluster import ClusterShard
 from storage.redis_examining import Examined
+from storage.redis_primary import replicas_known
 from storage.redis_shard import Marks, RedisShard
 from storage.redis_target import Target
 
@@ -188,12 +189,49 @@ def set_replicas(storage: str | None, replicas: int) -> None:
 
     Raise it before a replica is attached, and lower it when one cannot be elected any more: until
     then publishing waits for it. The level `all` counts so many copies besides the primary.
+
+    A Sentinel has a replica elected that was away for however long. So the number is lowered only
+    when the Sentinels know no more than that: while the replica is off, say SENTINEL RESET to each
+    of them. A shard of a Cluster that has more replicas attached keeps its number.
+
+    \b
+    Examples:
+      tocsin admin set-replicas --replicas 1 --storage redis+sentinel://…/tocsin
     """
     target = _shared(storage)
-    _run(_set_replicas(target, replicas))
+    for note in _run(_set_replicas(target, replicas)):
+        click.echo(note, err=True)
     click.echo(f"{target.shown} has {replicas} replicas of each primary now.")
 
 
-async def _set_replicas(target: Target, replicas: int) -> None:
-    for part in await target.parts():
-        await redis_provision.set_replicas(part.settings, replicas)
+async def _set_replicas(target: Target, replicas: int) -> list[str]:
+    """What is to be known besides."""
+    notes = await _remembered(target, replicas) if target.kind == "sentinel" else []
+    parts = await target.parts()
+    errors: list[TocsinError] = []
+    for part in parts:
+        try:
+            await redis_provision.set_replicas(part.settings, replicas)
+        except TocsinError as error:
+            errors.append(error)
+    grave = [error for error in errors if error.code.name != "invalid_request"]
+    if grave or len(errors) == len(parts):
+        raise (grave or errors)[0]
+    return notes + [f"unchanged: {error.detail}" for error in errors]
+
+
+async def _remembered(target: Target, replicas: int) -> list[str]:
+    """Sentinels that cannot be asked. Raises Refused: one knows more replicas than that."""
+    known = await replicas_known(target.places, target.name, target.reach)
+    for place, count in known.items():
+        if isinstance(count, int) and count > replicas:
+            raise Refused(
+                "invalid_request",
+                f"the Sentinel {place} knows {count} replicas, and may have any of them elected: "
+                f"with the one that has gone switched off, say SENTINEL RESET {target.name} to "
+                "each Sentinel, then this again",
+            )
+    return [
+        f"not asked, and may know of more replicas: {why}"
+        for why in known.values() if isinstance(why, str)
+    ]  # fmt: skip

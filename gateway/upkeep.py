@@ -21,6 +21,7 @@ from push.ports import Storage
 
 T = TypeVar("T")
 
+
 class Upkeep:
     """See the module. `touched`: something of this queue may be deleted now."""
 
@@ -72,9 +73,7 @@ class Upkeep:
         work = self._storage.purge(queue.queue_id, found.group_id if found is not None else None)
         return Purged(messages=await self._changes.whole(self._anew(work, queue, groups)))
 
-    async def _anew(
-        self, work: Awaitable[T], queue: Queue, groups: Callable[[], list[Group]]
-    ) -> T:
+    async def _anew(self, work: Awaitable[T], queue: Queue, groups: Callable[[], list[Group]]) -> T:
         """It makes the cursors of these groups fresh ones; where nobody knows, it has perhaps:
         owners would go on from where they were until they write."""
         try:

@@ -46,29 +46,61 @@ def by_sentinels(sentinels: Sequence[Address], name: str, reach: Reach) -> Find:
     return find
 
 
+async def replicas_known(
+    sentinels: Sequence[Address], name: str, reach: Reach
+) -> dict[Address, int | str]:
+    """How many replicas of `name` each Sentinel knows, those included that it has not seen for
+    long: it may have any of them elected. Or a sentence why it does not say.
+
+    Source: https://redis.io/docs/latest/operate/oss_and_stack/management/sentinel/
+    """
+    answers = await asyncio.gather(*(_counted(place, name, reach) for place in sentinels))
+    return dict(zip(sentinels, answers, strict=True))
+
+
+async def _counted(place: Address, name: str, reach: Reach) -> int | str:
+    try:
+        (master,) = await _told(place, [packed("SENTINEL", "MASTER", name)], reach)
+        return int(_facts(master)[b"num-slaves"])
+    except (RedisError, OSError, ValueError) as error:
+        return f"{place}: {error or 'no reply in time'}"
+
+
+async def _told(place: Address, commands: Sequence[bytes], reach: Reach) -> list[Any]:
+    async with asyncio.timeout(SENTINEL_S):
+        link = await reach.link(place)
+        try:
+            return await link.ask(commands, SENTINEL_S)
+        finally:
+            await link.close()
+
+
 async def _asked(place: Address, name: str, reach: Reach) -> tuple[int, Address] | str:
     """(configuration epoch, the primary's address), or a sentence why there is none."""
     try:
-        async with asyncio.timeout(SENTINEL_S):
-            link = await reach.link(place)
-            try:
-                commands = [packed("SENTINEL", word, name) for word in WORDS]
-                master, named = await link.ask(commands, SENTINEL_S)
-            finally:
-                await link.close()
-        return _named(master, named)
+        commands = [packed("SENTINEL", word, name) for word in WORDS]
+        return _named(*await _told(place, commands, reach))
     except (RedisError, OSError, ValueError) as error:
         return f"{place}: {error or 'no reply in time'}"
 
 
 def _named(master: Any, named: Any) -> tuple[int, Address]:
     """Of the replies to WORDS. Raises what an error is, and ValueError for another form."""
-    for reply in (master, named):
-        if isinstance(reply, RedisError):
-            raise reply
+    if isinstance(named, RedisError):
+        raise named
+    facts = _facts(master)
     try:
-        facts = dict(zip(master[::2], master[1::2], strict=True))
         host, port = named
         return int(facts[b"config-epoch"]), Address(host.decode(), int(port))
     except (TypeError, KeyError) as error:
+        raise ValueError(f"not understood: {error}") from None
+
+
+def _facts(master: Any) -> dict[bytes, bytes]:
+    """A reply to SENTINEL MASTER as a mapping. Raises as `_named`."""
+    if isinstance(master, RedisError):
+        raise master
+    try:
+        return dict(zip(master[::2], master[1::2], strict=True))
+    except TypeError as error:
         raise ValueError(f"not understood: {error}") from None

@@ -5,7 +5,7 @@ from typing import Final
 
 from redis.exceptions import RedisError
 
-from push.errors import Unknown
+from push.errors import Refused, Unknown
 from storage.redis_answers import answer, unavailable
 from storage.redis_copies import doubt_of, fields
 from storage.redis_library import PREFIX
@@ -67,7 +67,8 @@ async def set_replicas(settings: Settings, replicas: int) -> None:
     one that went cannot be elected any more.
 
     Raises:
-        Refused: more than that are attached; the shard was never provisioned; it is not there.
+        Refused: invalid_request: more than that are attached; storage_unavailable: the shard was
+            never provisioned; it is not there.
         Unknown: as `provision` does.
     """
     link = await settings.open()
@@ -79,7 +80,7 @@ async def set_replicas(settings: Settings, replicas: int) -> None:
         info = await settings.ask(link, packed("INFO", "replication"))
         doubt = doubt_of(fields(info), replicas) if isinstance(info, bytes) else str(info)
         if doubt:
-            raise unavailable(f"{link.address}: {doubt}")
+            raise Refused("invalid_request", f"{link.address}: {doubt}")
         # One that is yet to be attached cannot confirm, nor can one that has gone.
         copies = min(int(before), replicas)
         await _govern(settings, link, "set_replicas", [replicas], copies=copies, replicas=replicas)

@@ -63,6 +63,8 @@ ALWAYS: Final = (
 )
 """An empty `values`: anything but 0."""
 UNBOUNDED: Final = "maxmemory is 0: the system kills the server when memory ends; set a bound"
+BACKLOG_SHARE: Final = 2
+"""Of `maxmemory`, the replication backlog may take one part of so many."""
 
 REPLAYED: Final = (
     ("HSET", "{tocsin}:replayed", "field", "value"),
@@ -106,6 +108,12 @@ def broken_promises(config: Mapping[str, str], server: Mapping[str, str]) -> lis
     ]
     if config.get("maxmemory") in (None, "0"):
         found.append(UNBOUNDED)
+    elif int(config.get("repl-backlog-size", "0")) * BACKLOG_SHARE > int(config["maxmemory"]):
+        found.append(
+            f"repl-backlog-size is {config['repl-backlog-size']} and counts towards maxmemory, "
+            f"{config['maxmemory']}: memory stays full when everything is consumed, and publishing "
+            "never goes on; let it be half of that at most"
+        )
     return found
 
 

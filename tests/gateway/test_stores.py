@@ -20,7 +20,7 @@ from push.ports import Partition
 from tests.contract.stores import append as make_append
 from tests.servers.binaries import Binary
 from tests.servers.layouts import Guarded, clustered, guarded, single
-from tests.servers.node import Node
+from tests.servers.node import Node, until
 from tests.servers.shipped import login
 
 ME = Principal("me")
@@ -170,6 +170,47 @@ def test_the_number_of_replicas_is_set_by_a_command(node: Node) -> None:
     assert run(set_replicas, "--storage", url(node), "--replicas", "2")[0] == 0
     code, said = run(doctor, "--storage", url(node))
     assert (code, "0 of 2 replicas are attached" in said) == (0, True)
+
+
+@pytest.mark.parametrize("which", [0, 2])
+def test_one_primary_of_a_cluster_may_have_fewer_replicas_than_the_others(
+    redis_binary: Binary, tmp_path: Path, which: int
+) -> None:
+    """P8: one machine is lost, and with it a replica of one of three shards."""
+    with clustered(redis_binary, tmp_path, replicas=1) as cluster:
+        places = ",".join(f"{node.address}:{node.port}" for node in cluster.nodes)
+        there = f"redis+cluster://{places}"
+        assert run(provision, "--storage", there, "--replicas", "1")[0] == 0
+        primary, (gone,) = list(cluster.shards().items())[which]
+        code, said = run(set_replicas, "--storage", there, "--replicas", "0")
+        assert (code, "1 replicas are attached" in said) == (1, True)
+        gone.kill()
+        until(lambda: primary.info("replication")["connected_slaves"] == "0", "it is gone")
+        code, said = run(set_replicas, "--storage", there, "--replicas", "0")
+        assert (code, said.count("unchanged: ")) == (0, 2), said
+        (key,) = primary.ask("KEYS", "{tocsin-*}:shard")
+        assert primary.ask("HGET", key, "replicas") == "0"
+
+
+def test_a_replica_that_a_sentinel_may_have_elected_is_counted_on(
+    redis_binary: Binary, tmp_path: Path
+) -> None:
+    """P1: Sentinel knows no age of a copy: one that comes back at the worst moment is elected."""
+    with guarded(redis_binary, tmp_path, replicas=1, sentinels=3) as store:
+        places = ",".join(f"{node.address}:{node.port}" for node in store.sentinels)
+        there = f"redis+sentinel://{places}/tocsin"
+        assert run(provision, "--storage", there, "--replicas", "1")[0] == 0
+        store.nodes[1].kill()
+        primary = store.nodes[0]
+        until(lambda: primary.info("replication")["connected_slaves"] == "0", "it is gone")
+        code, said = run(set_replicas, "--storage", there, "--replicas", "0")
+        assert (code, "SENTINEL RESET tocsin" in said) == (1, True), said
+        for sentinel in store.sentinels[1:]:
+            sentinel.ask("SENTINEL", "RESET", "tocsin")
+        assert run(set_replicas, "--storage", there, "--replicas", "0")[0] == 1
+        store.sentinels[0].kill()
+        code, said = run(set_replicas, "--storage", there, "--replicas", "0")
+        assert (code, "not asked" in said) == (0, True), said
 
 
 def test_commands_for_a_store_ask_for_one() -> None:

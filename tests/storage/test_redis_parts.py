@@ -165,6 +165,14 @@ def test_memory_has_a_bound_and_the_version_has_functions() -> None:
     assert "6.2.14" in sentence
     assert broken_promises(GOOD, {}) != []
     assert broken_promises(GOOD, {"redis_version": "7.2.4", "valkey_version": "8.0.1"}) == []
+
+
+def test_a_backlog_that_fills_the_memory_is_refused() -> None:
+    """Else publishing stops, and goes on for nobody's acknowledgement."""
+    half = GOOD | {"maxmemory": "1000", "repl-backlog-size": "500"}
+    assert broken_promises(half, SERVER) == []
+    (said,) = broken_promises(half | {"repl-backlog-size": "501"}, SERVER)
+    assert "never goes on" in said
     assert as_mapping([b"save", b"", b"timeout", b"0"]) == {"save": "", "timeout": "0"}
 
 
