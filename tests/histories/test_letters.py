@@ -65,7 +65,7 @@ class Two:
     @property
     def inboxes(self) -> Inboxes:
         """Those that A takes letters from."""
-        found = self.a.broker.pulls._inboxes
+        found = self.a.broker.inboxes
         assert found is not None
         return found
 
