@@ -84,8 +84,8 @@ class Broker:
         self.draining = False
         self.started_unix_ms = int(time.time() * 1000)
         self.changes = Changes(metadata, storage)
-        self.tail, self.spans = Tail(storage), SpanLog()
-        self.flusher, looking = Flusher(storage), guarded(storage)
+        self.tail, self.spans, self.flusher = Tail(storage), SpanLog(), Flusher(storage)
+        looking = guarded(storage)
         self.deadlines, self.counting = Deadlines(), Counting()
         self.limiter = limiter_of(config, SharedLimits(pool) if pool is not None else None)
         self.limiter.on_refused = self._limited
