@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway import judging
+from gateway import judging, redriving
 from gateway.inboxes import Inboxes
 from gateway.ports import Decided, ParkedKeys, WhichKey
 from gateway.upkeep_values import Look
@@ -51,7 +51,9 @@ class Pair:
 
     async def make(self, partitions: int = 1) -> None:
         """The queue and the group, which both know."""
-        queue = await self.a.queue(partitions=partitions, attempts_max=1, on_exhausted="park")
+        queue = await self.a.queue(
+            partitions=partitions, attempts_max=1, on_exhausted="park", retention_s=3600
+        )
         self.group, _ = await self.a.broker.put_group(
             ANYBODY, queue, "billing", GroupSettings(), None
         )
@@ -327,6 +329,33 @@ async def test_what_cannot_be_asked_is_named_and_the_rest_is_done(
     await pair.parked(len(there))
 
 
+@at_any_gateway
+async def test_a_decision_through_the_other_gateway_waits_until_it_is_durable(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R18: whoever asks again meanwhile is not told sooner."""
+    monkeypatch.setattr(limits, "LETTER_AGAIN_S", 0.02)
+    await pair.make()
+    await pair.park("k")
+    goes, asked = asyncio.Event(), asyncio.Event()
+    real = pair.a.broker.storage.write_cursors
+
+    async def write_cursors(writes: Any) -> Any:
+        asked.set()
+        await goes.wait()
+        return await real(writes)
+
+    monkeypatch.setattr(pair.a.broker.flusher._storage, "write_cursors", write_cursors)
+    deciding = asyncio.ensure_future(pair.decide("retry"))
+    try:
+        await asked.wait()
+        await asyncio.wait((deciding,), timeout=0.2)
+        assert not deciding.done()
+    finally:
+        goes.set()
+    assert len((await deciding).keys) == 1
+
+
 # --- Owners that are silent, end and change -----------------------------------------------------
 
 
@@ -462,3 +491,76 @@ async def test_a_decision_that_a_frozen_gateway_reads_late_is_about_nothing_newe
     assert await answered(pair, "a" * 32, letter) == "0"
     await pair.parked(1)
     assert len(session.given) == 2
+
+
+# --- Dead letters -------------------------------------------------------------------------------
+
+
+async def bury(pair: Pair, count: int) -> None:
+    """So many messages of four keys die of A's consumer, and B knows of their queue."""
+    await pair.make(partitions=2)
+    pair.group, _ = await pair.a.broker.put_group(
+        ANYBODY, pair.a.find(), "billing", GroupSettings(on_exhausted="dead_letter"), None
+    )
+    session, consumer = await pair.a.consumer(pair.group, "a-session-that-fails__")
+    await pair.publish(*[f"k{number % 4}" for number in range(count)])
+    nacked = 0
+    while pair.a.broker.dead_letters.moved_total < count:
+        for place, *_ in session.given[nacked:]:
+            nacked += 1
+            consumer.nack(delivery(place), 0, None)
+        await asyncio.sleep(0.01)
+    consumer.leave()
+    await pair.known(DEAD)
+
+
+async def stand(pair: Pair) -> dict[str, list[int]]:
+    """By key, what is in the queue behind what died, in order."""
+    found = await pair.b.broker.upkeep.peek(ANYBODY, pair.b.find(), Look(limit=1000), None)
+    lines: dict[str, list[int]] = {}
+    for one in found.messages:
+        lines.setdefault(str(one.key), []).append(int(bytes(one.body or b"")))
+    return lines
+
+
+@at_any_gateway
+async def test_letters_go_back_through_any_gateway(pair: Pair) -> None:
+    """P1, P3: through the one that has moved none of them; what went is off the list of both, and
+    its dead letters come from where the next one stands."""
+    await bury(pair, 12)
+    back = await pair.b.broker.upkeep.redrive(ANYBODY, pair.b.find(), Look(limit=5))
+    assert back.messages == 5
+    back = await pair.a.broker.upkeep.redrive(ANYBODY, pair.a.find(), Look(limit=1000))
+    assert back.messages == 7
+    for gateway in (pair.a, pair.b):
+        again = await gateway.broker.upkeep.redrive(ANYBODY, gateway.find(), Look(limit=9))
+        assert again.messages == 0
+        listed = await gateway.broker.upkeep.dead_letters(ANYBODY, gateway.find(), Look(limit=9))
+        assert listed.messages == []
+    await check_back(pair, 12)
+
+
+async def check_back(pair: Pair, count: int) -> None:
+    """Each of so many died once and went back once, in the order of its key."""
+    lines = await stand(pair)
+    assert sum(map(len, lines.values())) == 2 * count
+    for line in lines.values():
+        assert sorted(line) == sorted([*set(line), *set(line)])
+        assert line[len(line) // 2 :] == sorted(set(line))
+
+
+@at_any_gateway
+async def test_redrives_through_two_gateways_send_each_letter_back_once(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P3, R8: at the same time, in many batches. Both end well, each letter counts for one."""
+    await bury(pair, 40)
+    monkeypatch.setattr(redriving, "BATCH_BYTES_MAX", 600)
+    done = await asyncio.gather(
+        *(
+            gateway.broker.upkeep.redrive(ANYBODY, gateway.find(), Look(limit=1000))
+            for gateway in (pair.a, pair.b)
+        )
+    )
+    assert sum(one.messages for one in done) == 40
+    await check_back(pair, 40)
