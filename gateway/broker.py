@@ -89,7 +89,7 @@ class Broker:
         self.deadlines, self.counting = Deadlines(), Counting()
         self.limiter = limiter_of(config, SharedLimits(pool) if pool is not None else None)
         self.limiter.on_refused = self._limited
-        self.stock = Stock(looking)
+        self.stock = Stock(looking, is_shared=metadata.is_shared)
         self.publisher = Publisher(storage, self.tail, self.counting)
         self.dead_letters = DeadLetters(looking, self.publisher, self._dead_letter_queue)
         context = Context(

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway import judging, redriving
+from gateway import judging, redriving, stock
 from gateway.inboxes import Inboxes
 from gateway.ports import Decided, ParkedKeys, WhichKey
 from gateway.upkeep_values import Look
@@ -491,6 +491,45 @@ async def test_a_decision_that_a_frozen_gateway_reads_late_is_about_nothing_newe
     assert await answered(pair, "a" * 32, letter) == "0"
     await pair.parked(1)
     assert len(session.given) == 2
+
+
+# --- Descriptions -------------------------------------------------------------------------------
+
+
+@at_any_gateway
+async def test_lags_and_parked_keys_are_those_of_all_partitions_at_any_gateway(pair: Pair) -> None:
+    """What is settled, parked and unparked at A is seen at B soon, though nobody tells it; for each
+    partition, whoever has it."""
+    await pair.make(partitions=2)
+    keys = [f"k{number}" for number in range(8)]
+
+    async def at_b() -> tuple[Any, Any, Any]:
+        found: Any = await pair.b.broker.describe_group(ANYBODY, pair.b.find(), "billing")
+        (listed,) = cast(Any, await pair.b.broker.describe_queue(ANYBODY, "orders"))["groups"]
+        figures = found["lag"], found["keys_parked"]
+        assert figures == (listed["lag"], listed["keys_parked"])
+        assert figures[0] == sum(one["lag"] for one in found["partitions"])
+        assert figures[1] == sum(one["keys_parked"] for one in found["partitions"])
+        return *figures, found["consumers"]
+
+    async def become(lag: int, parked: int) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while await at_b() != (lag, parked, 1):
+            assert loop.time() - began < stock.BELIEVED_S + 3, await at_b()
+            await asyncio.sleep(0.05)
+
+    session, consumer = await pair.park(*keys)
+    await become(8, 8)
+    await pair.decide("retry", at=pair.a)
+    await become(8, 0)
+    await session.take(16)
+    for place, *_ in session.given[8:12]:
+        await pair.a.confirm(consumer, delivery(place))
+    await become(4, 0)
+    for place, *_ in session.given[12:]:
+        await pair.a.confirm(consumer, delivery(place))
+    await become(0, 0)
 
 
 # --- Dead letters -------------------------------------------------------------------------------
