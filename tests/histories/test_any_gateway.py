@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway import judging, redriving, stock
+from gateway import judging, parking, redriving, stock
 from gateway.inboxes import Inboxes
 from gateway.ports import Decided, ParkedKeys, WhichKey
 from gateway.upkeep_values import Look
@@ -400,6 +400,39 @@ async def test_a_decision_whose_owner_died_before_it_could_say_is_unknown(
     with pytest.raises(Refused, match="not_parked"):
         await pair.decide("release", WhichKey(key="k"))
     assert [body for _, body, _ in await session.take(1)] == [0]
+
+
+@at_any_gateway
+async def test_an_owner_that_does_not_answer_makes_an_honest_answer(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R5: unknown, in time and over HTTP, with what is decided; what B has itself is not held up.
+    When A reads the letter it happens, once, and asking again finds that."""
+    monkeypatch.setattr(parking, "DECIDE_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(limits, "LETTER_DEADLINE_S", 0.3)
+    await pair.make(partitions=2)
+    keys = [f"k{number}" for number in range(12)]
+    await pair.park(*keys)
+    await pair.b.consumer(pair.group, "another-session-here__")
+    await becomes(lambda: len(pair.a.owns(pair.group)) == len(pair.b.owns(pair.group)) == 1)
+    mine = {
+        key.key for key in (await pair.parked(12)).keys if key.partition in pair.b.owns(pair.group)
+    }
+    pair.inboxes._closed = True
+    path = "/v1/queues/orders/groups/billing/parked"
+    async with pair.b.http() as http:
+        refused = await http.post(path, json={"decision": "release", "all": True})
+        problem = refused.json()
+        assert (refused.status_code, problem["code"], problem["retry"]) == (503, "unknown", True)
+        assert problem["detail"].startswith(f"{len(mine)} keys are decided, of {12 - len(mine)}")
+        left = (await pair.parked(12 - len(mine))).keys
+        assert {key.key for key in left} == {*keys} - mine
+        pair.inboxes._closed = False
+        (number,) = pair.a.owns(pair.group)
+        pair.inboxes.came(pair.place(number))
+        await pair.parked(0)
+        again = await http.post(path, json={"decision": "release", "key": left[0].key})
+        assert (again.status_code, again.json()["code"]) == (409, "not_parked")
 
 
 @at_any_gateway
