@@ -46,34 +46,37 @@ class Asking:
     async def ask(self, place: GroupPartition, letter: Letter) -> str:
         """The owner's verdicts about deliveries, once they are durable; those of an epoch that has
         ended are stale. Raises as `put`; asking anew, under another id, is safe."""
-        said = await self.put(place, letter, self.new_id())
+        said = await self.put(place, letter, self.new_id(), limits.LETTER_DEADLINE_S)
         if said.verdicts is None:
             return STALE * letter.count
         if len(said.verdicts) != letter.count:
             raise Unknown("the owner at another gateway could not read what it was asked")
         return said.verdicts
 
-    async def put(self, place: GroupPartition, letter: AnyLetter, letter_id: str) -> Said:
+    async def put(
+        self, place: GroupPartition, letter: AnyLetter, letter_id: str, within_s: float
+    ) -> Said:
         """What the owner says, once it is durable.
 
         Raises:
-            Unknown: nobody has answered within LETTER_DEADLINE_S; asking again under this id is
-                safe.
+            Unknown: nobody has answered within this time; asking again under this id is safe.
             Refused: nothing came of it: overloaded, group_not_found, storage_unavailable.
         """
         if len(self._waits) >= limits.LETTERS_UNDER_WAY_MAX:
             raise Refused("overloaded", "too much waits for other gateways", 1.0)
         self._waits[letter_id] = asyncio.Event()
         try:
-            return await self._answer(place, letter_id, letter)
+            return await self._answer(place, letter_id, letter, within_s)
         finally:
             del self._waits[letter_id]
 
-    async def _answer(self, place: GroupPartition, letter_id: str, letter: AnyLetter) -> Said:
+    async def _answer(
+        self, place: GroupPartition, letter_id: str, letter: AnyLetter, within_s: float
+    ) -> Said:
         may_be_there = False
         why = "has not answered"
         try:
-            async with asyncio.timeout(limits.LETTER_DEADLINE_S):
+            async with asyncio.timeout(within_s):
                 while True:
                     self._waits[letter_id].clear()
                     try:

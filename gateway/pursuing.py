@@ -19,6 +19,8 @@ from push.unparking import Verb
 
 AGAIN_S: Final = 0.05
 """Between two looks for an owner, while a partition has none or moves, or somebody else decides."""
+SILENT_S: Final = 1.0
+"""An owner that has not answered for so long may be gone: whether it is, is looked up."""
 
 
 class Pursuing:
@@ -77,7 +79,7 @@ class Pursuing:
         place, pursuit = chase.place, chase.pursuit
         letter_id, keys, letter = chase.letter(asking, await self._epoch(place))
         try:
-            said = await asking.put(place, letter, letter_id)
+            said = await asking.put(place, letter, letter_id, SILENT_S)
         except Unknown:
             pursuit.asked(keys, letter.epoch)  # again under this id, as long as the epoch lasts
             return

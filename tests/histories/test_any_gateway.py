@@ -409,7 +409,6 @@ async def test_an_owner_that_does_not_answer_makes_an_honest_answer(
     """R5: unknown, in time and over HTTP, with what is decided; what B has itself is not held up.
     When A reads the letter it happens, once, and asking again finds that."""
     monkeypatch.setattr(parking, "DECIDE_TIMEOUT_S", 3.0)
-    monkeypatch.setattr(limits, "LETTER_DEADLINE_S", 0.3)
     await pair.make(partitions=2)
     keys = [f"k{number}" for number in range(12)]
     await pair.park(*keys)
