@@ -414,6 +414,8 @@ async def test_an_owner_that_does_not_answer_makes_an_honest_answer(
     await pair.park(*keys)
     await pair.b.consumer(pair.group, "another-session-here__")
     await becomes(lambda: len(pair.a.owns(pair.group)) == len(pair.b.owns(pair.group)) == 1)
+    if 0 in pair.b.owns(pair.group):  # the silent one has what comes first
+        pair.a, pair.b = pair.b, pair.a
     mine = {
         key.key for key in (await pair.parked(12)).keys if key.partition in pair.b.owns(pair.group)
     }
