@@ -1,4 +1,5 @@
-"""Asking owners at other gateways: what becomes of a delivery is theirs to say (R24).
+"""Asking owners at other gateways: what becomes of a delivery, or of a parked key, is theirs to say
+(R24).
 
 The request is put into the inbox of the (group, partition), again and again under one id, until it
 is answered: who is told of it may not have heard, and who answered may not have been heard.
@@ -7,11 +8,21 @@ is answered: who is told of it may not have heard, and who answered may not have
 import asyncio
 import os
 from contextlib import suppress
+from typing import NamedTuple
 
 from push import limits
 from push.errors import Fenced, Refused, TocsinError, Unknown
-from push.letters import ASKER_CHARS, STALE, Inbox, Letter
+from push.letters import ASKER_CHARS, STALE, AnyLetter, Inbox, Letter
 from push.ports import GroupPartition
+
+
+class Said(NamedTuple):
+    """What came of asking."""
+
+    verdicts: str | None
+    """One character for each delivery or key, or UNREADABLE. None: the letter's epoch has ended."""
+    may_have_been_read: bool = True
+    """Whether the owner of that epoch may have acted on it."""
 
 
 class Asking:
@@ -28,40 +39,53 @@ class Asking:
         if wait is not None:
             wait.set()
 
+    def new_id(self) -> str:
+        """For one letter."""
+        return self._name + os.urandom(8).hex()
+
     async def ask(self, place: GroupPartition, letter: Letter) -> str:
-        """The owner's verdicts, one character for each delivery, once they are durable.
+        """The owner's verdicts about deliveries, once they are durable; those of an epoch that has
+        ended are stale. Raises as `put`; asking anew, under another id, is safe."""
+        said = await self.put(place, letter, self.new_id(), limits.LETTER_DEADLINE_S)
+        if said.verdicts is None:
+            return STALE * letter.count
+        if len(said.verdicts) != letter.count:
+            raise Unknown("the owner at another gateway could not read what it was asked")
+        return said.verdicts
+
+    async def put(
+        self, place: GroupPartition, letter: AnyLetter, letter_id: str, within_s: float
+    ) -> Said:
+        """What the owner says, once it is durable.
 
         Raises:
-            Unknown: nobody has answered within LETTER_DEADLINE_S; asking anew is safe.
-            Refused: nothing happened: overloaded, group_not_found, storage_unavailable.
+            Unknown: nobody has answered within this time; asking again under this id is safe.
+            Refused: nothing came of it: overloaded, group_not_found, storage_unavailable.
         """
         if len(self._waits) >= limits.LETTERS_UNDER_WAY_MAX:
-            raise Refused("overloaded", "too many settlements wait for other gateways", 1.0)
-        count = len(letter.deliveries())
-        letter_id = self._name + os.urandom(8).hex()
+            raise Refused("overloaded", "too much waits for other gateways", 1.0)
         self._waits[letter_id] = asyncio.Event()
         try:
-            verdicts = await self._answer(place, letter_id, letter)
+            return await self._answer(place, letter_id, letter, within_s)
         finally:
             del self._waits[letter_id]
-        if len(verdicts) != count:
-            raise Unknown("the owner at another gateway could not read what it was asked")
-        return verdicts
 
-    async def _answer(self, place: GroupPartition, letter_id: str, letter: Letter) -> str:
+    async def _answer(
+        self, place: GroupPartition, letter_id: str, letter: AnyLetter, within_s: float
+    ) -> Said:
         may_be_there = False
         why = "has not answered"
         try:
-            async with asyncio.timeout(limits.LETTER_DEADLINE_S):
+            async with asyncio.timeout(within_s):
                 while True:
                     self._waits[letter_id].clear()
                     try:
                         answer = await self._inbox.post(place, letter_id, letter)
                         if answer is not None:
-                            return answer
+                            return Said(answer)
                         may_be_there = True
                     except Fenced:
-                        return STALE * len(letter.deliveries())
+                        return Said(None, may_be_there)
                     except TocsinError as error:
                         may_be_there = may_be_there or isinstance(error, Unknown)
                         if not may_be_there or error.code.name == "group_not_found":

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from gateway.asking import Asking
 from gateway.audit import BROKER, Audit, Who
 from gateway.backup import Backups
 from gateway.caretaker import Caretaker
@@ -23,6 +24,7 @@ from gateway.guarded_metadata import GuardedMetadata
 from gateway.guarded_storage import guarded
 from gateway.hit_rate import Shown, described
 from gateway.holding import Holding
+from gateway.inboxes import Inboxes
 from gateway.janitor import Janitor
 from gateway.keyring import Keyring
 from gateway.limiter import limiter_of
@@ -60,6 +62,14 @@ from push.ports import Partition, Storage
 RESTORED_AT_ONCE = 1000
 
 
+def _letters(
+    storage: Storage, looking: Storage, groups: Groups
+) -> tuple[Inboxes | None, Asking | None]:
+    """What other gateways ask of owners here, and what is asked of theirs. None: there are none."""
+    inbox = storage.inbox
+    return (None, None) if inbox is None else (Inboxes(inbox, looking, groups), Asking(inbox))
+
+
 class Broker:
     """See the module. `on_fatal` is called when the storage can no longer be trusted (R31): the
     process must end and start again from the file. `pool`: where rates are shared with others;
@@ -74,8 +84,7 @@ class Broker:
         self.draining = False
         self.started_unix_ms = int(time.time() * 1000)
         self.changes = Changes(metadata, storage)
-        self.tail, self.spans = Tail(storage), SpanLog()
-        self.flusher = Flusher(storage)
+        self.tail, self.spans, self.flusher = Tail(storage), SpanLog(), Flusher(storage)
         looking = guarded(storage)
         self.deadlines, self.counting = Deadlines(), Counting()
         self.limiter = limiter_of(config, SharedLimits(pool) if pool is not None else None)
@@ -90,7 +99,8 @@ class Broker:
         self.groups = Groups(context, metadata)
         self._describing = Describing(self.stock, metadata, self.groups, self.counting)
         caretaker = Caretaker(context, self.groups, metadata)
-        self.parking = Parking(looking, self.groups, caretaker)
+        self.inboxes, asking = _letters(storage, looking, self.groups)
+        self.parking = Parking(looking, self.groups, caretaker, asking)
         self.upkeep = Upkeep(
             looking, metadata, self.changes, self.groups,
             publisher=self.publisher, touched=self._touch,
@@ -98,7 +108,7 @@ class Broker:
         self.explaining = Explaining(looking, self.groups, metadata)
         self.holding = Holding(looking, self.groups)
         self.readers = Readers(looking, self.tail)
-        self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")), storage.inbox)
+        self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")), asking)
         self.janitor = Janitor(
             storage,
             metadata,
@@ -231,6 +241,8 @@ class Broker:
         if self.backups is not None:
             await self.backups.close()
         self.pulls.close()
+        if self.inboxes is not None:
+            self.inboxes.close()
         await self.janitor.stop()
         await self.publisher.drain()
         await self.groups.close()

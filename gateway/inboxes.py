@@ -1,23 +1,26 @@
-"""The inboxes of what is owned here: settlements that came through other gateways (R24).
+"""The inboxes of what is owned here: settlements and decisions that came through other gateways
+(R24).
 
-They are judged by the slot that gave the messages, as if they had come here, and answered once that
+They are judged by the slot that has the partition, as if they had come here, and answered once that
 is durable. What names an epoch that has ended here is stale; what names one that others own, or
-nobody yet, is left to them.
+nobody yet, is left to them. A decision about parked keys is taken up once, also when the answer was
+lost with the store's primary: under its id it is answered the same again.
 """
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gateway.groups import Groups
-from gateway.judging import durable, has_ended, judge, newest_here, slot_of
+from gateway.judging import durable, has_ended, judge, newest_here, slot_of, unpark
 from gateway.slot import Slot
 from push import limits
 from push.errors import TocsinError
-from push.letters import SETTLED, STALE, UNREADABLE, Inbox, letter_of
-from push.ports import GroupPartition
+from push.letters import SETTLED, STALE, UNREADABLE, Inbox, Letter, Unpark, letter_of
+from push.ports import GroupPartition, Storage
 
 _LOG = logging.getLogger("tocsin.inbox")
 
@@ -25,8 +28,9 @@ _LOG = logging.getLogger("tocsin.inbox")
 class Inboxes:
     """See the module."""
 
-    def __init__(self, inbox: Inbox, groups: Groups) -> None:
+    def __init__(self, inbox: Inbox, storage: Storage, groups: Groups) -> None:
         self._inbox = inbox
+        self._storage = storage
         self._groups = groups
         self.unreadable_total = 0
         """Letters that nobody here could read: passed over."""
@@ -36,6 +40,8 @@ class Inboxes:
         """Letters that were judged, and wait for that to be durable."""
         self._unanswered: dict[GroupPartition, dict[str, _Verdicts]] = {}
         """Those whose answers did not reach the inbox: what was judged once is not judged again."""
+        self._decided: OrderedDict[tuple[GroupPartition, str], str] = OrderedDict()
+        """What was said to the latest letters about parked keys."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._looker: asyncio.TimerHandle | None = None
         self._closed = False
@@ -68,13 +74,13 @@ class Inboxes:
         self._go(self._look_at_all(), "inboxes")
 
     async def _look_at_all(self) -> None:
-        pulled = {
+        queues = {
             slot.partition.queue_id
             for runtime in self._groups.runtimes.values()
             for slot in runtime.slots.values()
-            if slot.delivery.settings.pulls and slot.delivery.leases.open_count
+            if _may_be_written_to(slot)
         }
-        for queue_id in pulled:
+        for queue_id in queues:
             try:
                 for place in await self._inbox.places(queue_id):
                     self.came(place)
@@ -119,26 +125,25 @@ class Inboxes:
                 continue
             if len(self._answering) + len(batch.verdicts) >= limits.LETTERS_UNDER_WAY_MAX:
                 break
-            verdicts = known.get(letter_id) or self._verdicts(batch, letter_id, text, now)
+            letter = letter_of(text)
+            if isinstance(letter, Unpark):
+                self._take_up(place, letter_id, letter)
+                continue
+            verdicts = known.get(letter_id)
+            if verdicts is None and letter is None:
+                verdicts = self._passed_over(place, letter_id, text)
+            elif verdicts is None and letter is not None:
+                verdicts = self._verdicts(batch, letter, now)
             if verdicts is not None:
                 batch.verdicts[letter_id] = verdicts
         if batch.verdicts:
             self._answering |= batch.keys()
             self._go(self._answer(batch, now), "answer letters")
 
-    def _verdicts(
-        self, batch: "_Batch", letter_id: str, text: bytes, now: float
-    ) -> "_Verdicts | None":
+    def _verdicts(self, batch: "_Batch", letter: Letter, now: float) -> "_Verdicts | None":
         """What becomes of a letter's deliveries; None: that is for somebody else to say."""
         place = batch.place
         runtime, number = self._groups.runtimes.get(place.group_id), place.partition.number
-        letter = letter_of(text)
-        if letter is None:
-            epoch = newest_here(runtime, number)
-            if slot_of(runtime, number, epoch) is None:
-                return None  # the next owner may be able to read it
-            self._report(place, letter_id, text)
-            return _Verdicts(UNREADABLE, epoch)
         slot = slot_of(runtime, number, letter.epoch)
         if slot is not None:
             batch.touched[number] = slot
@@ -148,8 +153,19 @@ class Inboxes:
             said = "".join(SETTLED if one else STALE for one in counted)
             return _Verdicts(said, letter.epoch if letter.verb == "extend" else None)
         if has_ended(runtime, number, letter.epoch):
-            return _Verdicts(STALE * len(letter.deliveries()), None)
+            return _Verdicts(STALE * letter.count, None)
         return None
+
+    def _passed_over(
+        self, place: GroupPartition, letter_id: str, text: bytes
+    ) -> "_Verdicts | None":
+        """This is no letter; None: the next owner may be able to read it."""
+        runtime, number = self._groups.runtimes.get(place.group_id), place.partition.number
+        epoch = newest_here(runtime, number)
+        if slot_of(runtime, number, epoch) is None:
+            return None
+        self._report(place, letter_id, text)
+        return _Verdicts(UNREADABLE, epoch)
 
     def _report(self, place: GroupPartition, letter_id: str, text: bytes) -> None:
         self.unreadable_total += 1
@@ -171,6 +187,44 @@ class Inboxes:
             self._unanswered.setdefault(place, {}).update(batch.verdicts)
         finally:
             self._answering -= batch.keys()
+
+    # --- Decisions about parked keys -----------------------------------------------------------
+
+    def _take_up(self, place: GroupPartition, letter_id: str, letter: Unpark) -> None:
+        runtime, number = self._groups.runtimes.get(place.group_id), place.partition.number
+        said = self._decided.get((place, letter_id))
+        slot = slot_of(runtime, number, letter.epoch)
+        if said is None and slot is None:
+            if not has_ended(runtime, number, letter.epoch):
+                return  # for somebody else to say
+            said = STALE * letter.count
+        self._answering.add((place, letter_id))
+        self._go(self._decide(place, letter_id, letter, slot, said), "decide by a letter")
+
+    async def _decide(
+        self, place: GroupPartition, letter_id: str, letter: Unpark, slot: Slot | None,
+        said: str | None,
+    ) -> None:  # fmt: skip
+        """`said`: what is known already."""
+        try:
+            if said is None and slot is not None:
+                said = await unpark(self._storage, slot, letter)
+                self._decided[place, letter_id] = said
+                if len(self._decided) > limits.ANSWERS_KEPT_MAX:
+                    self._decided.popitem(last=False)
+            await self._inbox.answer(place, {letter_id: said or ""}, None)
+        except TocsinError as error:
+            _LOG.info("a letter is answered when it is asked again: %s", error)
+        finally:
+            self._answering.discard((place, letter_id))
+
+
+def _may_be_written_to(slot: Slot) -> bool:
+    """Whether there is something that letters may be about."""
+    delivery = slot.delivery
+    if delivery.settings.pulls and delivery.leases.open_count:
+        return True
+    return delivery.settings.park and bool(delivery.waiting.lines.by_key)
 
 
 class _Verdicts(NamedTuple):

@@ -1,5 +1,6 @@
 """What an ack, nack or extend of pulled messages does to the slot that gave them: the one judge of
-requests that come here, and of those that come through another gateway (R21, R24)."""
+requests that come here, and of those that come through another gateway (R21, R24). And what a
+decision about parked keys does that came through another gateway."""
 
 import asyncio
 from collections.abc import Iterable
@@ -7,7 +8,8 @@ from collections.abc import Iterable
 from gateway.group import GroupRuntime
 from gateway.slot import Slot
 from push.giving import Judged
-from push.letters import Verb
+from push.letters import PERHAPS, SETTLED, STALE, Unpark, Verb
+from push.ports import Storage
 
 
 def slot_of(runtime: GroupRuntime | None, number: int, epoch: int) -> Slot | None:
@@ -61,3 +63,24 @@ async def durable(slots: Iterable[Slot], now: float) -> bool:
 
         slot.settled(now, confirmed)
     return all([await future for future in waits])
+
+
+async def unpark(storage: Storage, slot: Slot, letter: Unpark) -> str:
+    """Take up what is parked as the letter says, and nothing that was parked anew since; the
+    verdicts, when all of it is durable or the slot has ended. Raises TocsinError: nothing
+    happened."""
+    parked = {
+        (f"{line.key_hash:016x}", line.since_unix_ms): line
+        for line in await storage.parked(slot.place)
+    }
+    taken_up = [
+        slot.unpark(line.key_hash, letter.verb, line.head) if (line := parked.get(key)) else None
+        for key in letter.keys
+    ]
+    said = ""
+    for decided in taken_up:
+        if decided is None:
+            said += STALE
+        else:
+            said += SETTLED if await decided else PERHAPS
+    return said

@@ -100,6 +100,11 @@ def _decision(verb: str, done: str, help_text: str) -> None:
             return
         for found in answer["keys"]:
             click.echo(f"{done} {_name(found)}: {found['messages']:,} messages waited.")
+        for refused in answer.get("refused", ()):
+            click.echo(
+                f"{refused['keys']:,} of partition {refused['partition']} stay parked: "
+                f"{refused['code']}: {refused['detail']}"
+            )
         if not answer["keys"]:
             click.echo(_nothing(place))
         if answer["keys_parked"]:

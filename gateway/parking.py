@@ -1,8 +1,8 @@
 """Operators and parked keys: what is parked, and what becomes of it (R17, R18).
 
-A decision goes to the slot that owns the key's partition; where the group has no consumers, to one
-that the caretaker owns for a moment. It is answered when it is durable. Where another gateway's
-consumer has the partition, that gateway is to be asked.
+A decision goes to whoever owns the key's partition, on whichever gateway (gateway.pursuing), and is
+answered when it is durable. One answer for all partitions: what is decided, and what was refused
+and why; or that it is not known.
 """
 
 import asyncio
@@ -11,24 +11,28 @@ from typing import Final
 
 import msgspec
 
+from gateway.asking import Asking
 from gateway.caretaker import Caretaker
 from gateway.groups import Groups
 from gateway.heads import Budget
 from gateway.in_log import Count, count_waiting
-from gateway.ports import Decided, ParkedKey, ParkedKeys, WhichKey
+from gateway.ports import Decided, ParkedKey, ParkedKeys, RefusedKeys, WhichKey
+from gateway.pursuing import Pursuing
 from gateway.slot import Slot
 from metadata.catalog import Group, Queue
 from push import limits
-from push.errors import Refused, Unknown
+from push.errors import Refused, TocsinError, Unknown
 from push.message import Message
 from push.ports import GroupPartition, ParkedLine, Partition, Storage
+from push.pursuing import Pursuit
 from push.ring import key_hash
 from push.unparking import Verb
 
 DECIDE_TIMEOUT_S: Final = 20.0
 """For a decision to become durable; a skip waits for the dead-letter queue."""
-AGAIN_S: Final = 0.05
-"""Between two looks for an owner, while a partition has none or moves."""
+AT_ONCE: Final = 64
+"""Partitions in which a decision is under way at a time: one whose owner is silent holds up no
+other."""
 _MESSAGE: Final = msgspec.json.Decoder(Message)
 _Found = tuple[Partition, ParkedLine]
 
@@ -36,10 +40,13 @@ _Found = tuple[Partition, ParkedLine]
 class Parking:
     """See the module."""
 
-    def __init__(self, storage: Storage, groups: Groups, caretaker: Caretaker) -> None:
+    def __init__(
+        self, storage: Storage, groups: Groups, caretaker: Caretaker, asking: Asking | None
+    ) -> None:
+        """`asking`: owners at other gateways; None: there are none."""
         self._storage = storage
         self._groups = groups
-        self._caretaker = caretaker
+        self._pursuing = Pursuing(storage, groups, caretaker, asking)
 
     async def parked(self, queue: Queue, group: Group, keys_max: int) -> ParkedKeys:
         """Up to `keys_max` parked keys of a group, and how many there are."""
@@ -102,9 +109,8 @@ class Parking:
         """Retry, skip or release one parked key, or as many as one call may; see push.unparking.
 
         Raises:
-            Refused: not_parked: the key is not; invalid_request: another gateway serves all that
-                was asked for, and is named. Nothing happened.
-            Unknown: it is not durable yet, and may become so.
+            Refused: nothing happened; not_parked: the key is not.
+            Unknown: some of it may be durable, or become so.
         """
         found = await self._find(queue, group)
         if not which.every:
@@ -114,72 +120,74 @@ class Parking:
             found = [(place, line) for place, line in found if line.key_hash == wanted]
             if not found:
                 raise Refused("not_parked", f"{which} is not parked in the group {group.name}")
-        there = self._groups.elsewhere(await self._groups.row(group, fresh=True))
-        count, found = len(found), [one for one in found if one[0].number not in there]
-        if count and not found:
-            gateways = " and ".join(sorted(set(there.values())))
-            raise Refused(
-                "invalid_request",
-                f"the group {group.name} is served by another gateway, {gateways}: decide there",
-            )
         now = found[: limits.PARKED_PER_CALL_MAX]
         keys = await self._describe(group, now)
-        by_partition: dict[Partition, list[ParkedLine]] = {}
-        for partition, line in now:
-            by_partition.setdefault(partition, []).append(line)
-        done: set[tuple[int, str]] = set()
-        try:
-            async with asyncio.timeout(DECIDE_TIMEOUT_S):
-                for partition, lines in by_partition.items():
-                    decided = await self._decide(queue, group, partition, lines, verb)
-                    done |= {(partition.number, _name(key)) for key in decided}
-        except TimeoutError:
-            raise Unknown(
-                f"the decision is not durable after {DECIDE_TIMEOUT_S:g} s; list what is parked, "
-                "and decide again about what still is"
-            ) from None
-        if not done and not which.every:
+        pursuits, errors = await self._pursue(queue, group, verb, now)
+        _check_known(pursuits, errors)
+        decided = {(number, _name(key)) for number, one in pursuits.items() for key in one.decided}
+        if not decided and errors:
+            raise next(iter(errors.values()))
+        if not decided and not which.every:
             raise Refused("not_parked", f"{which} was unparked by somebody else meanwhile")
-        keys = [key for key in keys if (key.partition, key.key_hash) in done]
-        return Decided(decision=verb, keys=keys, keys_parked=count - len(now))
+        refused = [
+            RefusedKeys(
+                partition=number,
+                keys=len(pursuits[number].left),
+                code=error.code.name,
+                detail=error.detail,
+            )
+            for number, error in errors.items()
+        ]
+        return Decided(
+            decision=verb,
+            keys=[key for key in keys if (key.partition, key.key_hash) in decided],
+            keys_parked=len(found) - len(now) + sum(one.keys for one in refused),
+            refused=refused,
+        )
 
-    async def _decide(
-        self, queue: Queue, group: Group, partition: Partition, lines: list[ParkedLine], verb: Verb
-    ) -> set[int]:
-        """Until none of these is parked as it was, through whoever owns the partition. Returns
-        those that this decision was about, and not another operator's."""
-        place = GroupPartition(group.group_id, partition)
-        wanted = {line.key_hash for line in lines}
-        accepted: set[int] = set()
-        while lines:
-            runtime = self._groups.runtimes.get(group.group_id)
-            slot = runtime.slots.get(partition.number) if runtime is not None else None
-            if slot is not None:
-                wanted -= await self._through(slot, lines, verb, accepted)
-            else:
-                async with self._caretaker.own(queue, group, partition) as own:
-                    if own is not None:
-                        wanted -= await self._through(own, lines, verb, accepted)
-            if not wanted:
-                break
-            # Its owner went, or somebody else decides about it.
-            await asyncio.sleep(AGAIN_S)
-            left = await self._storage.parked(place)
-            lines = [line for line in left if line.key_hash in wanted]
-        return accepted
+    async def _pursue(
+        self, queue: Queue, group: Group, verb: Verb, found: Sequence[_Found]
+    ) -> tuple[dict[int, Pursuit], dict[int, TocsinError]]:
+        """By partition: what came of it, and why something is left where something is."""
+        lines: dict[int, list[ParkedLine]] = {}
+        for partition, line in found:
+            lines.setdefault(partition.number, []).append(line)
+        pursuits = {number: Pursuit(some) for number, some in lines.items()}
+        errors: dict[int, TocsinError] = {}
+        places = asyncio.Semaphore(AT_ONCE)
 
-    async def _through(
-        self, slot: Slot, lines: list[ParkedLine], verb: Verb, accepted: set[int]
-    ) -> set[int]:
-        """The keys of these that are durably decided when this returns. Adds to `accepted` those
-        that may become so even if the slot ends before."""
-        asked = {
-            line.key_hash: decided
-            for line in lines
-            if (decided := slot.unpark(line.key_hash, verb, line.head)) is not None
-        }
-        accepted.update(asked)
-        return {key for key, decided in asked.items() if await decided}
+        async def pursue(number: int, pursuit: Pursuit) -> None:
+            async with places:
+                partition = Partition(queue.queue_id, number)
+                error = await self._pursuing.carry_out(queue, group, partition, verb, pursuit)
+                if error is not None:
+                    errors[number] = error
+
+        try:
+            async with asyncio.timeout(DECIDE_TIMEOUT_S), asyncio.TaskGroup() as tasks:
+                for number, pursuit in pursuits.items():
+                    tasks.create_task(pursue(number, pursuit))
+        except TimeoutError:
+            why = Unknown(f"not durable after {DECIDE_TIMEOUT_S:g} s")
+            for number, pursuit in pursuits.items():
+                if pursuit.left:
+                    errors[number] = why
+        return pursuits, errors
+
+
+def _check_known(pursuits: dict[int, Pursuit], errors: dict[int, TocsinError]) -> None:
+    """Raises Unknown where it is not known of some keys what became of them."""
+    unknown = sum(len(one.unknown) for one in pursuits.values())
+    if not unknown and not any(isinstance(error, Unknown) for error in errors.values()):
+        return
+    done = sum(len(one.decided) for one in pursuits.values())
+    left = sum(len(one.left) for one in pursuits.values()) + unknown
+    whys = sorted({error.detail or error.code.name for error in errors.values()})
+    why = "; ".join(whys[:3]) or "their owner ended before it could say"
+    raise Unknown(
+        f"{done} keys are decided, of {left} that is not known ({why}): list what is parked, and "
+        "decide again about what still is"
+    )
 
 
 def _name(key_hash: int) -> str:

@@ -104,14 +104,26 @@ class WhichKey(msgspec.Struct, frozen=True, kw_only=True):
         return f"the key {self.key!r}" if self.key is not None else f"the key {self.key_hash:016x}"
 
 
-class Decided(msgspec.Struct, frozen=True, kw_only=True):
+class RefusedKeys(msgspec.Struct, frozen=True, kw_only=True):
+    """Parked keys of a partition to which nothing happened."""
+
+    partition: int
+    keys: int
+    """How many."""
+    code: str
+    detail: str
+
+
+class Decided(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A decision that is durable."""
 
     decision: Verb
     keys: list[ParkedKey]
     """What it was about, as that was before."""
     keys_parked: int
-    """How many more there were that one call does not reach: call again."""
+    """How many more there were that this call did not reach, or was refused: call again."""
+    refused: list[RefusedKeys] = []
+    """Of these, those that were refused; left out: none was."""
 
 
 class Parks(Protocol):

@@ -18,7 +18,6 @@ from gateway.asking import Asking
 from gateway.facts_values import OwnerDescription
 from gateway.group import GroupRuntime
 from gateway.groups import Groups
-from gateway.inboxes import Inboxes
 from gateway.ports import PulledMessage, PullSettled
 from gateway.pull_settling import PullSettling
 from gateway.receipts import Receipt, Receipts
@@ -27,7 +26,6 @@ from metadata.catalog import ANYBODY, Group, Principal, Queue
 from push import limits
 from push.errors import Refused
 from push.giving import GiveOut, Taken
-from push.letters import Inbox
 from push.message import Message
 from push.ports import OWNER_BYTES
 from push.record import Record
@@ -242,12 +240,10 @@ class PullConsumer:
 class Pulls:
     """See the module."""
 
-    def __init__(self, groups: Groups, receipts: Receipts, inbox: Inbox | None = None) -> None:
-        """`inbox`: where owners at other gateways are asked; None: there are none."""
+    def __init__(self, groups: Groups, receipts: Receipts, asking: Asking | None = None) -> None:
+        """`asking`: owners at other gateways; None: there are none."""
         self._groups = groups
         self._receipts = receipts
-        self._inboxes = Inboxes(inbox, groups) if inbox is not None else None
-        asking = Asking(inbox) if inbox is not None else None
         self._settling = PullSettling(groups, receipts, asking)
         self._consumers: dict[str, PullConsumer] = {}
         self._joining: dict[str, asyncio.Lock] = {}
@@ -341,8 +337,6 @@ class Pulls:
             consumer.answer_all()
 
     def close(self) -> None:
-        """No sweeping any more, and no looking for letters."""
+        """No sweeping any more."""
         if self._sweeper is not None:
             self._sweeper.cancel()
-        if self._inboxes is not None:
-            self._inboxes.close()

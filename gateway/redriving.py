@@ -5,13 +5,17 @@ to its queue under a name made of its place among the dead letters, and then set
 group of its own, which carries how far redriving has come. A crash in between repeats the append,
 which deduplication answers (R8). Letters of a key go back in their order: behind one that is
 refused none is stored (R7).
+
+Two redrives of one queue through this gateway come one after another; those through two gateways
+fence each other, and each goes on behind what the other has settled: a letter counts for one of
+them.
 """
 
 import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -36,12 +40,16 @@ from push import limits
 from push.errors import Refused, TocsinError, Unknown
 from push.message import Message
 from push.ports import CursorWrite, GroupPartition, PartitionState, Storage
+from push.ranges import RangeSet
 from push.record import Record
 
 GROUP: Final = "tocsin.redrive"
 """The group of a dead-letter queue that has settled what went back."""
 BATCH_BYTES_MAX: Final = 1_048_576
 """Of the letters that go back together; at least one."""
+FENCED_MAX: Final = 20
+AGAIN_S: Final = 0.02
+"""So often, and at first for so long, a redrive makes room for one through another gateway."""
 
 
 @dataclass(slots=True)
@@ -183,8 +191,8 @@ class Redriving:
                 raise Refused(error.code.name, detail, error.retry_after_s) from error
         return Redriven(messages=run.done, next=str(walk.next) if walk.next else None)
 
-    async def own(self, place: GroupPartition) -> tuple[int, bytes]:
-        """(epoch, token) under which letters are settled there."""
+    async def own(self, place: GroupPartition) -> "_Owned":
+        """Under what letters are settled there, and which are."""
         runtime = self._groups.runtimes.get(place.group_id)
         row = await self._metadata.membership(place.group_id)
         if (runtime is not None and runtime.members) or self._groups.others(row):
@@ -195,7 +203,7 @@ class Redriving:
             )
         token = os.urandom(16)
         owned = await self._storage.own(place, token=token, assignment=row.generation)
-        return owned.epoch, token
+        return _Owned(owned.epoch, token, owned.cursor.floor, RangeSet(owned.cursor.passed))
 
     async def publish(self, queue: Queue, letters: Sequence[_Letter]) -> Answer:
         """Append them, each under the name of its place (R8), in their order (R7)."""
@@ -217,16 +225,35 @@ class Redriving:
         )  # fmt: skip
         return await done
 
-    async def settle(self, writes: Sequence[CursorWrite]) -> None:
-        """Durably. Raises Refused: somebody else owns a place now."""
-        for written in await self._storage.write_cursors(writes):
-            if written.fenced:
-                raise Refused(
-                    "too_many",
-                    f"the group {GROUP} has another owner now; what went back is not doubled when "
-                    "this is called again",
-                    1.0,
-                )
+    async def settle(self, writes: Sequence[CursorWrite]) -> list[GroupPartition]:
+        """Durably; places that another redrive owns now, where nothing was settled."""
+        written = await self._storage.write_cursors(writes)
+        return [write.place for write, one in zip(writes, written, strict=True) if one.fenced]
+
+    async def make_room(self, tries: int) -> None:
+        """Another redrive, through another gateway, has a place: each waits for another time."""
+        if tries >= FENCED_MAX:
+            raise Refused(
+                "too_many",
+                f"the group {GROUP} has another owner again and again; what went back is not "
+                "doubled when this is called again",
+                1.0,
+            )
+        await asyncio.sleep(AGAIN_S * tries * (1 + self._producer[0] / 255))
+
+
+class _Owned(NamedTuple):
+    """What a redrive has of a place, until another one owns it."""
+
+    epoch: int
+    token: bytes
+    floor: int
+    passed: RangeSet
+
+    def is_settled(self, offset: int) -> bool:
+        """Whether a letter had gone back when the place was owned; nobody else has settled it
+        since, as long as this is the owner."""
+        return offset < self.floor or offset in self.passed
 
 
 class _Run:
@@ -236,7 +263,7 @@ class _Run:
         self._redriving = redriving
         self._queue = queue
         self._group = group
-        self._owned: dict[GroupPartition, tuple[int, bytes]] = {}
+        self._owned: dict[GroupPartition, _Owned] = {}
         self.letters: list[_Letter] = []
         self.done = 0
 
@@ -248,30 +275,51 @@ class _Run:
     async def send(self) -> None:
         """What waits goes back; raises what the first of it that did not was refused for."""
         letters, self.letters = self.letters, []
-        if not letters:
-            return
-        by_place: dict[GroupPartition, list[int]] = {}
-        for letter in letters:
-            place = GroupPartition(self._group.group_id, letter.state.partition)
+        for place in dict.fromkeys(map(self._place, letters)):
             if place not in self._owned:
                 self._owned[place] = await self._redriving.own(place)
-            by_place.setdefault(place, [])
+        letters = [one for one in letters if not self._has_gone(self._place(one), one.offset)]
+        if not letters:
+            return
         answer = await self._redriving.publish(self._queue, letters)
         failure: TocsinError | None = None
+        back: dict[GroupPartition, list[int]] = {}
         for letter, outcome in zip(letters, answer.outcomes, strict=True):
             if isinstance(outcome, TocsinError):
                 if failure is None or failure.code.name == "out_of_sequence":
                     failure = outcome
             else:
-                place = GroupPartition(self._group.group_id, letter.state.partition)
-                by_place[place].append(letter.offset)
-        writes = [
-            CursorWrite(place, *self._owned[place], settled=tuple((o, o) for o in offsets))
-            for place, offsets in by_place.items()
-            if offsets
-        ]
-        if writes:
-            await self._redriving.settle(writes)
-        self.done += sum(map(len, by_place.values()))
+                back.setdefault(self._place(letter), []).append(letter.offset)
+        await self._settle(back)
         if failure is not None:
             raise failure
+
+    def _place(self, letter: _Letter) -> GroupPartition:
+        return GroupPartition(self._group.group_id, letter.state.partition)
+
+    def _has_gone(self, place: GroupPartition, offset: int) -> bool:
+        return self._owned[place].is_settled(offset)
+
+    async def _settle(self, back: dict[GroupPartition, list[int]]) -> None:
+        """What stands in its queue again; counts what nobody else has settled meanwhile."""
+        tries = 0
+        while back:
+            writes = [
+                CursorWrite(
+                    place, self._owned[place].epoch, self._owned[place].token,
+                    settled=tuple((offset, offset) for offset in offsets),
+                )
+                for place, offsets in back.items()
+            ]  # fmt: skip
+            fenced = await self._redriving.settle(writes)
+            self.done += sum(len(back[place]) for place in back if place not in fenced)
+            if fenced:
+                tries += 1
+                await self._redriving.make_room(tries)
+            left: dict[GroupPartition, list[int]] = {}
+            for place in fenced:
+                self._owned[place] = await self._redriving.own(place)
+                others = [one for one in back[place] if not self._has_gone(place, one)]
+                if others:
+                    left[place] = others
+            back = left

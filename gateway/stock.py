@@ -2,8 +2,9 @@
 
 A console asks for every queue once a second, and most of a thousand queues have not changed: these
 cost no look into the storage. Whatever is appended, settled, trimmed, sought or purged through this
-gateway says so, and the next look is a fresh one. What other gateways do, nobody says here: where
-there may be some, a look is good for SHARED_S.
+gateway says so, and the next look is a fresh one. Where several gateways work on the storage, what
+others settle, trim and purge is not told: then what is not empty is believed for BELIEVED_S. Of
+what is empty nothing can change but by an append, which is told to all.
 """
 
 import asyncio
@@ -18,7 +19,9 @@ from push.ports import CursorState, Partition, PartitionState, Storage
 
 KEPT_MAX: Final = 200_000
 """Partitions and cursors remembered, some 300 bytes each."""
-SHARED_S: Final = 1.0
+BELIEVED_S: Final = 2.0
+"""How old a figure may be of what another gateway has done. [A console shows a lag for hours that
+was settled at another gateway at once.]"""
 
 
 @dataclass(slots=True)
@@ -61,7 +64,13 @@ class QueueStock:
     oldest_unix_ms: int | None = None
     """When the oldest retained message was published; None: the queue is empty."""
     looked_at: float = 0.0
-    """On the event loop's clock."""
+    """By the loop's clock."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is retained, and nothing to be settled."""
+        has_messages = any(state.messages for state in self.states)
+        return not has_messages and not any(group.lag for group in self.groups.values())
 
     @property
     def size(self) -> int:
@@ -72,10 +81,10 @@ class QueueStock:
 class Stock:
     """See the module."""
 
-    def __init__(self, storage: Storage, *, is_shared: bool = False) -> None:
-        """`is_shared`: other gateways change what the storage has, too."""
+    def __init__(self, storage: Storage, *, is_shared: bool) -> None:
+        """`is_shared`: other gateways work on the storage, too."""
         self._storage = storage
-        self._good_s = SHARED_S if is_shared else float("inf")
+        self._is_shared = is_shared
         self._known: OrderedDict[str, QueueStock] = OrderedDict()
         self._reading: dict[str, object] = {}
         """Queue id → the latest look that is under way, while nothing has changed since."""
@@ -91,10 +100,8 @@ class Stock:
 
     async def of(self, queue: Queue, groups: Sequence[Group]) -> QueueStock:
         """What a queue has, and where these of its groups stand."""
-        now = asyncio.get_running_loop().time()
-        known = self._known.get(queue.queue_id)
-        if known is not None and now - known.looked_at > self._good_s:
-            self.changed(queue.queue_id)
+        known, now = self._known.get(queue.queue_id), asyncio.get_running_loop().time()
+        if known is not None and self._is_old(known, now):
             known = None
         missing = [g for g in groups if known is None or g.group_id not in known.groups]
         if known is not None and not missing:
@@ -109,6 +116,9 @@ class Stock:
         if is_fresh and found.states:
             self._keep(queue.queue_id, found)
         return found
+
+    def _is_old(self, known: QueueStock, now: float) -> bool:
+        return self._is_shared and now - known.looked_at > BELIEVED_S and not known.is_empty
 
     def _keep(self, queue_id: str, found: QueueStock) -> None:
         if found.size > KEPT_MAX or any(

@@ -1,4 +1,5 @@
-"""Letters: settlements that reached another gateway than the owner's (R24). Values, and the port.
+"""Letters: what reached another gateway than the owner's (R24): settlements of pulled messages, and
+operators' decisions about parked keys. Values, and the port.
 
     asking gateway ── post ──▶ inbox of the (group, partition) ── letters ──▶ owner's gateway
           ◀── post again: the verdicts ── answers ◀── answer, once they are durable ──┘
@@ -6,7 +7,8 @@
 An inbox lies where the cursor lies, so that what is put in or answered is compared with the epoch
 there in the same act. Deciding stays with the owner: only it knows its leases and the key's gate.
 Asking again under the same id is always safe, and is what makes up for messages that are lost: a
-delivery is named by epoch, push and offset, and one that is settled is settled again (R21).
+delivery is named by epoch, push and offset, and one that is settled is settled again (R21); a
+parked key is named with the moment of its parking, so that no decision is about a later one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +18,7 @@ import msgspec
 
 from push import limits
 from push.ports import GroupPartition
+from push.unparking import Verb as Decision
 
 Verb = Literal["ack", "nack", "extend"]
 Run = tuple[int, int, int]
@@ -25,9 +28,13 @@ ASKER_CHARS: Final = 16
 """A letter's id begins with so many characters that name the gateway which asks."""
 SETTLED: Final = "1"
 STALE: Final = "0"
+"""Of a decision: nothing came of it, the key is not parked (any more) as it says."""
+PERHAPS: Final = "2"
+"""Of a decision: it was taken up, and the epoch ended before it was known to be durable."""
 UNREADABLE: Final = ""
 """Instead of verdicts: this letter says nothing that the owner knows."""
 _Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+_KeyHash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 
 
 class Letter(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,13 +54,40 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
             (push, offset) for push, first, last in self.runs for offset in range(first, last + 1)
         ]
 
+    @property
+    def count(self) -> int:
+        """How many verdicts answer it."""
+        return sum(last - first + 1 for _, first, last in self.runs)
+
     def encode(self) -> bytes:
         """As it lies in an inbox."""
         return _ENCODER.encode(self)
 
 
+class Unpark(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator's decision about parked keys (push.unparking), for the owner of one epoch."""
+
+    verb: Decision
+    epoch: _Number
+    keys: list[tuple[_KeyHash, _Number]]
+    """(hash, since when it is parked in unix milliseconds): what was parked anew since then is not
+    what the operator has seen."""
+    version: Literal[1] = 1
+
+    @property
+    def count(self) -> int:
+        """How many verdicts answer it."""
+        return len(self.keys)
+
+    def encode(self) -> bytes:
+        """As it lies in an inbox."""
+        return _ENCODER.encode(self)
+
+
+AnyLetter = Letter | Unpark
 _ENCODER: Final = msgspec.json.Encoder()
-_DECODER: Final = msgspec.json.Decoder(Letter)
+_LETTER: Final = msgspec.json.Decoder(Letter)
+_UNPARK: Final = msgspec.json.Decoder(Unpark)
 
 
 def runs_of(deliveries: Sequence[tuple[int, int]]) -> list[Run]:
@@ -67,18 +101,26 @@ def runs_of(deliveries: Sequence[tuple[int, int]]) -> list[Run]:
     return runs
 
 
-def letter_of(text: bytes) -> Letter | None:
+def letter_of(text: bytes) -> AnyLetter | None:
     """What lies in an inbox; None: nobody here has written this, or a version to come."""
     try:
-        letter = _DECODER.decode(text)
+        letter = _LETTER.decode(text)
     except msgspec.MsgspecError:
-        return None
+        return _unpark_of(text)
     left = limits.PULL_MESSAGES_MAX
     for _, first, last in letter.runs:
         left -= last - first + 1
         if last < first or left < 0:
             return None
     return letter
+
+
+def _unpark_of(text: bytes) -> Unpark | None:
+    try:
+        letter = _UNPARK.decode(text)
+    except msgspec.MsgspecError:
+        return None
+    return letter if letter.count <= limits.PARKED_PER_CALL_MAX else None
 
 
 class Inbox(Protocol):
@@ -88,9 +130,9 @@ class Inbox(Protocol):
     and asks again. What nobody takes goes after `limits.LETTERS_KEPT_S`.
     """
 
-    async def post(self, place: GroupPartition, letter_id: str, letter: Letter) -> str | None:
+    async def post(self, place: GroupPartition, letter_id: str, letter: AnyLetter) -> str | None:
         """Put it in, unless it is there, and tell whoever owns the place; or the verdicts, one
-        character for each delivery, if it has been answered. None: it waits.
+        character for each delivery or key, if it has been answered. None: it waits.
 
         Raises:
             Fenced: the place has a newer epoch than the letter's: what it names has ended.

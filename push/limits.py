@@ -185,9 +185,10 @@ PULL_IDLE_S: Final = 30.0
 """After so long without a pull the group's virtual consumer leaves (R24)."""
 INBOX_LETTERS_MAX: Final = 256
 INBOX_BYTES_MAX: Final = 256 * 1024
-"""Requests that wait in the inbox of a (group, partition): acks, nacks and extends that reached
-another gateway than its owner's (R24). One is 80 bytes as a rule and 60 KiB at most; the next one
-beyond either bound is `overloaded`. [The owner is gone, and its group's clients send again.]"""
+"""Requests that wait in the inbox of a (group, partition): acks, nacks, extends and decisions about
+parked keys that reached another gateway than its owner's (R24). One is 80 bytes as a rule and
+60 KiB at most; the next one beyond either bound is `overloaded`. [The owner is gone, and its
+group's clients send again.]"""
 ANSWERS_KEPT_MAX: Final = 4 * INBOX_LETTERS_MAX
 """Answers that lie beside an inbox until who asked has seen them, of one byte for each delivery."""
 LETTERS_KEPT_S: Final = 60.0

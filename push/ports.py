@@ -290,7 +290,7 @@ class Storage(Looking, Protocol):
 
     @property
     def inbox(self) -> "Inbox | None":
-        """Where settlements reach owners at other gateways (R24); None: there are none."""
+        """Where requests reach owners at other gateways (R24); None: there are none."""
 
     async def incarnation(self) -> str:
         """The store's history: another one after `tocsin admin restore` (R30)."""

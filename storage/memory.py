@@ -255,6 +255,11 @@ class MemoryStorage:
             return None
         return at, at.cursors[place.group_id]
 
+    def epoch_of(self, place: GroupPartition) -> int | None:
+        """The newest epoch of a place; None: there is no such place. For `MemoryInbox`."""
+        found = self._cursor(place)
+        return found[1].epoch if found is not None else None
+
     async def own(
         self, place: GroupPartition, *, token: bytes, assignment: int, epoch_seen: int = 0
     ) -> Owned:

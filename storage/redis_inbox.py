@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from push import limits
-from push.letters import Letter
+from push.letters import AnyLetter
 from push.ports import GroupPartition, Partition
 from storage.redis_keys import ANSWER_CHANNELS, LETTER_CHANNELS, place_of, queue_key
 from storage.redis_ports import Arg, Shard
@@ -27,7 +27,7 @@ class RedisInbox:
         key, at = queue_key(place.partition.queue_id), (place.partition.number, place.group_id)
         return await self._shard.act(name, [key], [*at, *args], level="local")
 
-    async def post(self, place: GroupPartition, letter_id: str, letter: Letter) -> str | None:
+    async def post(self, place: GroupPartition, letter_id: str, letter: AnyLetter) -> str | None:
         """As Inbox.post."""
         answer: bytes = await self._act(
             "post_letter", place, letter_id, letter.encode(), letter.epoch,

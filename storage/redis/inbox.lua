@@ -1,6 +1,7 @@
--- Inboxes: settlements that reached another gateway than the owner's (R24). They lie beside the
--- cursor: its epoch says at once what has ended, and who may answer. Nothing here is an effect: the
--- owner's cursor write is. What nobody takes expires; no clock of the store decides anything else.
+-- Inboxes: settlements and decisions that reached another gateway than the owner's (R24). They lie
+-- beside the cursor: its epoch says at once what has ended, and who may answer. Nothing here is an
+-- effect: the owner's cursor write is. What nobody takes expires; no clock of the store decides
+-- anything else.
 
 -- args: partition, group, id, letter, its epoch, letters and bytes at most, how many ms all of it
 -- is kept. The verdicts, if it was answered; else '-': it waits.

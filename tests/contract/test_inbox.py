@@ -1,16 +1,18 @@
-"""The contract of `push.letters.Inbox`, over real servers."""
+"""The contract of `push.letters.Inbox`, in memory and over a real server."""
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from push import limits
 from push.errors import Fenced, Refused
-from push.letters import ASKER_CHARS, SETTLED, STALE, Inbox, Letter, letter_of
+from push.letters import ASKER_CHARS, PERHAPS, SETTLED, STALE, Inbox, Letter, Unpark, letter_of
 from push.ports import GroupPartition
+from storage.memory import MemoryStorage
+from storage.memory_inbox import MemoryInbox
 from storage.redis_link import Address
 from storage.redis_primary import fixed
 from storage.redis_provision import provision
@@ -38,11 +40,22 @@ def node(redis_binary: Binary) -> Iterator[Node]:
         yield started
 
 
+class Side:
+    """One gateway's view of a store: its inbox, and what changes epochs."""
+
+    def __init__(self, store: RedisStorage | MemoryStorage, inbox: Inbox) -> None:
+        self.inbox = inbox
+        self.own = store.own
+        self.cursors = store.cursors
+        self.create_group, self.drop_group = store.create_group, store.drop_group
+        self.drop_queue, self.close = store.drop_queue, store.close
+
+
 class Gateways:
     """Two of them over one store, of which partition 0 is owned under epoch 1."""
 
-    def __init__(self, stores: list[RedisStorage], shards: list[RedisShard]) -> None:
-        self.store, self.other = stores
+    def __init__(self, sides: list[Side], shards: Sequence[RedisShard] = ()) -> None:
+        self.store, self.other = sides
         self.shards = shards
 
     @property
@@ -51,16 +64,34 @@ class Gateways:
         return self.store.inbox
 
 
-@pytest.fixture
-async def two(node: Node) -> AsyncIterator[Gateways]:
+@pytest.fixture(params=["memory", "redis"])
+async def two(request: pytest.FixtureRequest, node: Node) -> AsyncIterator[Gateways]:
     """An empty store, and two gateways' view of it."""
+    if request.param == "memory":
+        store = MemoryStorage(wall=Clock())
+        inbox = MemoryInbox(store.epoch_of)
+        await with_group(store, messages=4)
+        yield Gateways([Side(store, inbox), Side(store, inbox)])
+        return
+    async for found in _served(node):
+        yield found
+
+
+@pytest.fixture
+async def served(node: Node) -> AsyncIterator[Gateways]:
+    """The same over a server, for what is seen only there."""
+    async for found in _served(node):
+        yield found
+
+
+async def _served(node: Node) -> AsyncIterator[Gateways]:
     node.ask("FLUSHALL")
     settings = Settings(fixed(Address(node.address, node.port)))
     await provision(settings, "incarnation-1", 0)
     shards = [await RedisShard.open(settings, Marks("incarnation-1")) for _ in range(2)]
     stores = [RedisStorage(shard, "incarnation-1", wall=Clock()) for shard in shards]
     await with_group(stores[0], messages=4)
-    yield Gateways(stores, shards)
+    yield Gateways([Side(store, store.inbox) for store in stores], shards)
     for store in stores:
         await store.close()
 
@@ -124,6 +155,29 @@ async def test_an_owner_of_before_answers_only_what_is_durable(two: Gateways) ->
     assert await two.inbox.answer(G0, {ASKER + "2": SETTLED}, None)
 
 
+async def test_a_decision_is_put_in_and_answered_as_a_settlement_is(two: Gateways) -> None:
+    """R24: one inbox for both; the epoch counts for both."""
+    letter = Unpark(verb="skip", epoch=1, keys=[("00c0ffee00c0ffee", 1763690400123)])
+    assert await two.other.inbox.post(G0, ASKER + "1", letter) is None
+    ((_, text),) = await two.inbox.letters(G0)
+    assert letter_of(text) == letter
+    await two.inbox.answer(G0, {ASKER + "1": PERHAPS}, None)
+    assert await two.other.inbox.post(G0, ASKER + "1", letter) == PERHAPS
+    await two.store.own(G0, token=b"next", assignment=2)
+    with pytest.raises(Fenced):
+        await two.other.inbox.post(G0, ASKER + "2", letter)
+
+
+async def test_of_a_group_that_is_gone_there_is_no_inbox(two: Gateways) -> None:
+    """R1."""
+    assert await two.inbox.post(G0, ASKER + "1", ONE) is None
+    await two.store.drop_group("g-1", "q-1")
+    with pytest.raises(Refused, match="group_not_found"):
+        await two.inbox.post(G0, ASKER + "1", ONE)
+    assert not await two.inbox.answer(G0, {ASKER + "1": SETTLED}, None)
+    assert await two.inbox.letters(G0) == []
+
+
 @pytest.mark.parametrize("bound", ["INBOX_LETTERS_MAX", "INBOX_BYTES_MAX"])
 async def test_an_inbox_is_bounded_in_letters_and_in_bytes(
     two: Gateways, monkeypatch: pytest.MonkeyPatch, bound: str
@@ -166,16 +220,16 @@ async def test_answers_are_kept_up_to_a_bound(
 
 
 async def test_what_nobody_takes_expires(
-    two: Gateways, node: Node, monkeypatch: pytest.MonkeyPatch
+    served: Gateways, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """P9: letters of dead askers, answers for them, and the list of places."""
     before = set(node.ask("KEYS", "{q-1}:*"))
     for kept_s in (limits.LETTERS_KEPT_S, 0.05):
         monkeypatch.setattr(limits, "LETTERS_KEPT_S", kept_s)
         for letter_id in (ASKER + f"1 {kept_s}", ASKER + f"2 {kept_s}"):
-            await two.inbox.post(G0, letter_id, ONE)
-            await two.inbox.post(G1, letter_id, ONE)
-        await two.inbox.answer(G0, {ASKER + f"1 {kept_s}": SETTLED}, None)
+            await served.inbox.post(G0, letter_id, ONE)
+            await served.inbox.post(G1, letter_id, ONE)
+        await served.inbox.answer(G0, {ASKER + f"1 {kept_s}": SETTLED}, None)
         if kept_s > 1:
             made = set(node.ask("KEYS", "{q-1}:*")) - before
             assert len(made) == 5  # two inboxes, the answers and their order, the places
@@ -185,31 +239,33 @@ async def test_what_nobody_takes_expires(
             await asyncio.sleep(0.01)
 
 
-async def test_with_its_group_or_queue_an_inbox_goes(two: Gateways, node: Node) -> None:
+async def test_with_its_group_or_queue_an_inbox_goes(served: Gateways, node: Node) -> None:
     """R1. And there is none of what is not there."""
     for letter_id in (ASKER + "1", ASKER + "2"):
-        await two.inbox.post(G0, letter_id, ONE)
-    await two.inbox.answer(G0, {ASKER + "1": SETTLED}, None)
-    await two.store.drop_group("g-1", "q-1")
+        await served.inbox.post(G0, letter_id, ONE)
+    await served.inbox.answer(G0, {ASKER + "1": SETTLED}, None)
+    await served.store.drop_group("g-1", "q-1")
     assert node.ask("KEYS", "{q-1}:i*:0:g-1") == []
     with pytest.raises(Refused, match="group_not_found"):
-        await two.inbox.post(G0, ASKER + "3", ONE)
-    assert not await two.inbox.answer(G0, {ASKER + "3": SETTLED}, None)
-    await two.store.create_group("g-1", "q-1", ["earliest"] * 2)
-    await two.store.own(G0, token=TOKEN, assignment=1)
-    await two.inbox.post(G0, ASKER + "1", ONE)
-    await two.store.drop_queue("q-1")
+        await served.inbox.post(G0, ASKER + "3", ONE)
+    assert not await served.inbox.answer(G0, {ASKER + "3": SETTLED}, None)
+    await served.store.create_group("g-1", "q-1", ["earliest"] * 2)
+    await served.store.own(G0, token=TOKEN, assignment=1)
+    await served.inbox.post(G0, ASKER + "1", ONE)
+    await served.store.drop_queue("q-1")
     assert [key for key in node.ask("KEYS", "{q-1}:*") if ":i" in key] == []
 
 
-async def test_an_inbox_takes_letters_while_the_memory_is_full(two: Gateways, node: Node) -> None:
+async def test_an_inbox_takes_letters_while_the_memory_is_full(
+    served: Gateways, node: Node
+) -> None:
     """R29: a full store still drains, whichever gateway an ack comes to."""
     node.ask("CONFIG", "SET", "maxmemory", "1")
     try:
-        assert await two.inbox.post(G0, ASKER + "1", ONE) is None
-        assert len(await two.inbox.letters(G0)) == 1
-        assert await two.inbox.places("q-1") == [G0]
-        assert await two.inbox.answer(G0, {ASKER + "1": SETTLED}, 1)
+        assert await served.inbox.post(G0, ASKER + "1", ONE) is None
+        assert len(await served.inbox.letters(G0)) == 1
+        assert await served.inbox.places("q-1") == [G0]
+        assert await served.inbox.answer(G0, {ASKER + "1": SETTLED}, 1)
     finally:
         node.ask("CONFIG", "SET", "maxmemory", "0")
 

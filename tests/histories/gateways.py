@@ -15,6 +15,7 @@ from metadata.inprocess import InProcessMetadata
 from push.errors import TocsinError
 from push.ports import GroupPartition, Owned, Partition, Storage, WakeUp
 from storage.memory import MemoryStorage
+from storage.memory_inbox import MemoryInbox
 from tests.conformance.virtual import run
 from tests.histories.house import House, Session
 from tests.mad import Mad, MadMetadata
@@ -60,9 +61,11 @@ class SharedStorage(Mad):
     """One gateway's way to the storage that all share; remembers who owned what."""
 
     def __init__(
-        self, real: MemoryStorage, wake_ups: list[WakeUp], owned: list[tuple[int, int]]
-    ) -> None:
+        self, real: MemoryStorage, inbox: MemoryInbox, wake_ups: list[WakeUp],
+        owned: list[tuple[int, int]],
+    ) -> None:  # fmt: skip
         super().__init__(real)
+        self.inbox = Mad(inbox)
         self._all = wake_ups
         self.owned = owned
         """(partition, epoch) of every start of an owner, on any gateway."""
@@ -114,7 +117,7 @@ class Gateway(House):
         """It comes to the others."""
         town = self.town
         self.metadata = SharedMetadata(town.catalog, town.listeners)
-        self.storage = SharedStorage(town.memory, town.wake_ups, town.owned)
+        self.storage = SharedStorage(town.memory, town.inbox, town.wake_ups, town.owned)
         self.broker = Broker(
             Config(data_dir=self.folder), cast(Metadata, self.metadata), cast(Storage, self.storage)
         )
@@ -124,6 +127,7 @@ class Gateway(House):
         """Nothing that it asks of catalog or storage happens, until `come_back`."""
         self.metadata.stall()
         self.storage.stall()
+        self.storage.inbox.stall()
         self.metadata.is_deaf = self.storage.is_deaf = True
 
     def come_back(self) -> None:
@@ -131,6 +135,7 @@ class Gateway(House):
         self.metadata.is_deaf = False
         self.metadata.well()
         self.storage.well()
+        self.storage.inbox.well()
         self.storage.hear_again()
 
     def runtime(self, group: Group) -> GroupRuntime:
@@ -158,6 +163,7 @@ class Town:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.memory = MemoryStorage()
+        self.inbox = MemoryInbox(self.memory.epoch_of)
         self.catalog: InProcessMetadata
         self.listeners: list[Callable[[str, int], None]] = []
         self.wake_ups: list[WakeUp] = []

@@ -14,15 +14,15 @@ import pytest
 
 from gateway.asking import Asking
 from gateway.inboxes import Inboxes
-from gateway.ports import PulledMessage, PullSettled
-from metadata.catalog import ANYBODY, Group, Queue
+from gateway.ports import PulledMessage, PullSettled, WhichKey
+from metadata.catalog import ANYBODY, Group, GroupSettings, Queue
 from push import limits
 from push.errors import Refused, Unknown
 from push.letters import ASKER_CHARS, SETTLED, STALE, Inbox, Letter
 from push.ports import CursorWrite, GroupPartition, Partition
 from storage.redis_inbox import RedisInbox
 from tests.histories.conftest import MEMORY_FOLDER
-from tests.histories.house import eventually, message, numbered
+from tests.histories.house import delivery, eventually, message, numbered
 from tests.histories.redis_gateways import Gateway, emptied
 from tests.histories.test_pulling import bodies, pull
 from tests.servers.binaries import binaries
@@ -65,7 +65,7 @@ class Two:
     @property
     def inboxes(self) -> Inboxes:
         """Those that A takes letters from."""
-        found = self.a.broker.pulls._inboxes
+        found = self.a.broker.inboxes
         assert found is not None
         return found
 
@@ -321,6 +321,30 @@ async def test_messages_between_gateways_may_be_lost(
     await here.a.publish(here.queue, numbered(1))
     (one,) = await here.pull()
     assert (await here.ack(one.receipt)).settled == 1
+
+
+@pytest.mark.parametrize("deaf", ["on_letter", "on_answer"])
+async def test_messages_about_parked_keys_may_be_lost(
+    two: Make, monkeypatch: pytest.MonkeyPatch, deaf: str
+) -> None:
+    """R10: likewise."""
+    monkeypatch.setattr(RedisInbox, deaf, lambda *_: None)
+    monkeypatch.setattr(limits, "LETTERS_LOOK_S", 0.05)
+    monkeypatch.setattr(limits, "LETTER_AGAIN_S", 0.05)
+    here = await two()
+    await here.a.broker.put_group(
+        ANYBODY, here.queue, "billing", GroupSettings(on_exhausted="park", attempts_max=1), None
+    )
+    session, consumer = await here.a.subscribe(here.queue, (await here.a.learn())[1])
+    await here.a.publish(here.queue, numbered(1))
+    consumer.nack(delivery((await session.take(1))[0][0]), 0, None)
+    async with asyncio.timeout(10):
+        while not await here.b.broker.storage.parked(here.place):  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.005)
+    decided = await here.b.broker.parking.decide(
+        here.queue, here.group, "retry", WhichKey(every=True)
+    )
+    assert len(decided.keys) == 1
 
 
 # --- Owners that are gone -----------------------------------------------------------------------

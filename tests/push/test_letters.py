@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from push import limits
-from push.letters import Letter, Verb, letter_of, runs_of
+from push.letters import Letter, Unpark, Verb, letter_of, runs_of
+from push.unparking import Verb as Decision
 
 deliveries = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 12)), max_size=30)
 
@@ -26,6 +27,22 @@ def test_runs_name_what_they_were_made_of_in_its_order(named: list[tuple[int, in
 def test_a_letter_is_read_as_it_was_written(verb: Verb, seconds: float | None) -> None:
     letter = Letter(verb=verb, epoch=7, runs=[(3, 5, 9), (4, 0, 0)], seconds=seconds)
     assert letter_of(letter.encode()) == letter
+
+
+@pytest.mark.parametrize("verb", ["retry", "skip", "release"])
+def test_a_decision_is_read_as_it_was_written(verb: Decision) -> None:
+    letter = Unpark(verb=verb, epoch=7, keys=[("00c0ffee00c0ffee", 1763690400123), ("f" * 16, 0)])
+    assert letter_of(letter.encode()) == letter
+
+
+def test_a_decision_names_as_many_keys_as_a_call_may_and_fits_into_an_inbox() -> None:
+    """P9, on both sides of the bound."""
+    most = limits.PARKED_PER_CALL_MAX
+    keys = [(f"{(1 << 64) - 1 - number:016x}", 1763690400123) for number in range(most + 1)]
+    assert letter_of(Unpark(verb="skip", epoch=1, keys=keys).encode()) is None
+    text = Unpark(verb="skip", epoch=1, keys=keys[:most]).encode()
+    assert letter_of(text) is not None
+    assert len(text) < limits.INBOX_BYTES_MAX / 4
 
 
 def test_a_letter_names_as_many_deliveries_as_a_request_may() -> None:
@@ -52,6 +69,12 @@ def test_a_letter_names_as_many_deliveries_as_a_request_may() -> None:
         b'{"verb":"ack","epoch":1,"runs":[[1,0,99999999999]]}',
         b'{"verb":"ack","epoch":1,"runs":[],"version":2}',
         b'{"verb":"ack","epoch":1,"runs":[],"seconds":"5"}',
+        b'{"verb":"retry","epoch":1,"runs":[]}',
+        b'{"verb":"retry","epoch":1,"keys":[["00c0ffee00c0ffee"]]}',
+        b'{"verb":"retry","epoch":1,"keys":[["C0FFEE",5]]}',
+        b'{"verb":"retry","epoch":1,"keys":[["00c0ffee00c0ffee",-5]]}',
+        b'{"verb":"retry","epoch":1,"keys":[],"version":2}',
+        b'{"verb":"ack","epoch":1,"keys":[]}',
     ],
 )
 def test_what_nobody_here_has_written_is_no_letter(text: bytes) -> None:

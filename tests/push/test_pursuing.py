@@ -1,0 +1,94 @@
+"""Pursuing a decision about parked keys: what is known of it, whatever becomes of the owners."""
+
+import pytest
+
+from push.letters import PERHAPS, SETTLED, STALE
+from push.ports import ParkedLine
+from push.pursuing import Pursuit
+
+A, B, C = 1, 2, 3
+
+
+def parked(key: int, since: int = 100, head: int = 5) -> ParkedLine:
+    """A key, and since when."""
+    return ParkedLine(key, "exhausted", since, 3, head, 1)
+
+
+def pursuit(*keys: int) -> Pursuit:
+    """Of these."""
+    return Pursuit([parked(key) for key in keys])
+
+
+def known(one: Pursuit) -> tuple[set[int], set[int], set[int]]:
+    """(decided, unknown, left)."""
+    return one.decided, one.unknown, set(one.left)
+
+
+def test_what_an_owner_answers_counts_as_it_says() -> None:
+    one = pursuit(A, B, C)
+    one.answered([A, B, C], SETTLED + STALE + PERHAPS)
+    assert known(one) == ({A}, set(), {B, C})
+    one.look([], epoch=1)
+    assert known(one) == ({A, C}, set(), set()), "B was somebody else's, C was taken up for this"
+
+
+def test_what_was_taken_up_and_is_parked_as_it_was_did_not_happen() -> None:
+    """Its owner ended before it was durable. Somebody else's decision is not this one's."""
+    one = pursuit(A)
+    one.took_up(A)
+    one.look([parked(A)], epoch=1)
+    assert known(one) == (set(), set(), {A})
+    one.look([], epoch=1)
+    assert known(one) == (set(), set(), set())
+
+
+def test_what_was_parked_anew_is_not_what_is_meant() -> None:
+    """R17: the head may be another one; nothing is asked about it."""
+    one = pursuit(A, B, C)
+    one.took_up(A)
+    one.asked([B], epoch=1)
+    one.look([parked(key, since=101) for key in (A, B, C)], epoch=1)
+    assert known(one) == ({A}, {B}, set())
+
+
+def test_what_was_asked_and_never_answered_is_unknown_when_it_is_not_parked_any_more() -> None:
+    """R5."""
+    one = pursuit(A, B)
+    one.asked([A, B], epoch=1)
+    one.look([parked(B)], epoch=1)
+    assert known(one) == (set(), {A}, {B})
+
+
+@pytest.mark.parametrize(("epoch", "unknown"), [(1, {A}), (2, set())])
+def test_an_epoch_that_has_ended_decides_nothing_any_more(epoch: int, unknown: set[int]) -> None:
+    """R15: still parked under a newer epoch, so the owner of before has not done it and cannot. Of
+    the one that may still do it nothing is known."""
+    one = pursuit(A)
+    one.asked([A], epoch=1)
+    one.look([parked(A)], epoch=epoch)
+    one.look([], epoch=epoch)
+    assert known(one) == (set(), unknown, set())
+
+
+def test_a_later_answer_makes_good_that_there_was_none() -> None:
+    one = pursuit(A, B, C)
+    one.asked([A, B, C], epoch=1)
+    one.answered([A, B], SETTLED + STALE)
+    one.is_durable(C)
+    one.look([], epoch=1)
+    assert known(one) == ({A, C}, set(), set())
+
+
+def test_who_gives_up_does_not_know_of_what_may_have_been_taken_up() -> None:
+    """The others are left: nothing happened to them."""
+    one = pursuit(A, B, C)
+    one.took_up(A)
+    one.asked([B], epoch=1)
+    one.give_up()
+    assert known(one) == (set(), {A, B}, {C})
+
+
+def test_the_head_is_the_one_that_was_seen_last() -> None:
+    one = pursuit(A)
+    one.look([parked(A, head=7)], epoch=1)
+    assert one.left[A].head == 7
