@@ -4,6 +4,8 @@ import asyncio
 from collections import Counter
 from typing import Any, cast
 
+import pytest
+
 from gateway import frames
 from gateway.auth import Auth
 from gateway.ports import WhichKey
@@ -12,6 +14,7 @@ from gateway.surroundings import Surroundings
 from metadata.catalog import ANYBODY, Group, Principal
 from metadata.heartbeats import GONE_S
 from push import limits
+from push.errors import Refused
 from tests.histories.gateways import Gateway, Town, becomes, town
 from tests.histories.house import Session, delivery, message
 from tests.histories.test_adopting import Mover, whole
