@@ -11,8 +11,8 @@ import asyncio
 import logging
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import count
+from dataclasses import dataclass, field, replace
+from itertools import count, islice, zip_longest
 from typing import Any, Final, NamedTuple
 
 from redis.crc import key_slot
@@ -30,6 +30,11 @@ from storage.redis_shard import Marks, RedisShard, Settings
 SLOTS: Final = 16384
 NODE_S: Final = 1.0
 """How long one node may take to say what it knows, in seconds; all are asked at once."""
+LEARNED_MAX: Final = 8
+"""How many nodes are asked beside those of the URL. Primaries come first: of a Cluster of up to
+fifteen they are a majority, as those are that a Cluster which is well has left."""
+GONE: Final = frozenset(("fail", "handshake", "noaddr"))
+"""Flags of nodes that are not asked. One that is cut off itself calls others `fail?` at most."""
 NOWHERE: Final = -1
 _LOG: Final = logging.getLogger(__name__)
 
@@ -47,14 +52,11 @@ class Claim(NamedTuple):
         return any(first <= slot <= last for first, last in self.ranges)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One primary's slots, and how it is spoken to, whoever is primary."""
+class View(NamedTuple):
+    """What one node knows."""
 
-    ranges: tuple[tuple[int, int], ...]
-    settings: Settings
-    seeds: tuple[Address, ...] = ()
-    """Nodes of its Cluster."""
+    claims: list[Claim]
+    members: list[Address]
 
 
 def claims_of(nodes: bytes) -> list[Claim]:
@@ -70,25 +72,80 @@ def claims_of(nodes: bytes) -> list[Claim]:
         # `[slot->-node]` stands for one that is being moved, and still is where it was
         spans = [word.split("-") for word in words[8:] if not word.startswith("[")]
         ranges = tuple((int(span[0]), int(span[-1])) for span in spans)
-        host, _, port = words[1].split("@")[0].split(",")[0].rpartition(":")
-        found.append(Claim(int(words[6]), Address(host, int(port)), ranges))
+        found.append(Claim(int(words[6]), _place(words[1]), ranges))
     return found
 
 
-async def known(seeds: Sequence[Address], reach: Reach) -> list[Claim]:
-    """What those of the nodes know that answer. Raises Refused: none does."""
-    answers = await asyncio.gather(*(_asked(seed, reach) for seed in seeds))
-    if all(isinstance(answer, str) for answer in answers):
-        raise unavailable("no node of the cluster answers: " + "; ".join(map(str, answers)))
-    return [claim for answer in answers if not isinstance(answer, str) for claim in answer]
+def _place(word: str) -> Address:
+    """Of `host:port@bus,name`."""
+    host, _, port = word.partition("@")[0].rpartition(":")
+    return Address(host, int(port))
 
 
-def primary_of(slot: int, seeds: Sequence[Address], reach: Reach) -> Find:
+def members_of(nodes: bytes) -> list[Address]:
+    """Where CLUSTER NODES says that nodes are, primaries with slots first; without those that most
+    primaries hold for dead, that do not belong to it yet or have no address. None at all where it
+    knows of no slots: such a node was reset, or is of a Cluster yet to be made.
+    """
+    primaries: list[Address] = []
+    others: list[Address] = []
+    for line in nodes.decode().splitlines():
+        words = line.split()
+        if len(words) < 8:
+            continue
+        flags, place = words[2].split(","), _place(words[1])
+        if place.host and GONE.isdisjoint(flags):
+            (primaries if "master" in flags and len(words) > 8 else others).append(place)
+    return [*primaries, *others] if primaries else []
+
+
+def learned(named: Sequence[Sequence[Address]], seeds: Sequence[Address]) -> tuple[Address, ...]:
+    """Which nodes are asked beside the seeds: of those that each of some nodes has named the first
+    ones, in turns, for one of them may name what is there no more."""
+    turns = (place for row in zip_longest(*named) for place in row if place is not None)
+    others = (place for place in dict.fromkeys(turns) if place not in seeds)
+    return tuple(islice(others, LEARNED_MAX))
+
+
+class Nodes:
+    """Who is asked about a Cluster: all nodes of the URL, and some of those that were named when
+    one of them was asked last. A Cluster that moves to other hosts, one after the other, is not
+    lost by a gateway that runs."""
+
+    def __init__(self, seeds: Sequence[Address], reach: Reach) -> None:
+        self._seeds = tuple(dict.fromkeys(seeds))
+        self._reach = reach
+        self._learned: tuple[Address, ...] = ()
+
+    async def claims(self) -> list[Claim]:
+        """What those of them know that answer. Raises Refused: none does."""
+        asked = (*self._seeds, *self._learned)
+        answers = await asyncio.gather(*(_asked(node, self._reach) for node in asked))
+        views = [answer for answer in answers if isinstance(answer, View)]
+        if not views:
+            raise unavailable("no node of the cluster answers: " + "; ".join(map(str, answers)))
+        named = [view.members for view in views]
+        if any(named):
+            self._learned = learned(named, self._seeds)
+        return [claim for view in views for claim in view.claims]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One primary's slots, and how it is spoken to, whoever is primary."""
+
+    ranges: tuple[tuple[int, int], ...]
+    settings: Settings
+    nodes: Nodes = field(default_factory=lambda: Nodes((), Reach()))
+    """Who is asked about its Cluster; nobody: it is of none."""
+
+
+def primary_of(slot: int, nodes: Nodes) -> Find:
     """The primary that has this slot: of all that are said to, the one with the highest
     configuration epoch. A node that was cut off still names the one of before."""
 
     async def find() -> Address:
-        claims = [claim for claim in await known(seeds, reach) if claim.has(slot)]
+        claims = [claim for claim in await nodes.claims() if claim.has(slot)]
         if not claims:
             raise unavailable(f"no node of the cluster has the slot {slot}")
         return max(claims).address
@@ -102,16 +159,17 @@ async def parts_of(seeds: Sequence[Address], like: Settings) -> list[Part]:
 
     Raises Refused: no node answers.
     """
+    nodes = Nodes(seeds, like.reach)
     newest: dict[tuple[tuple[int, int], ...], Claim] = {}
-    for claim in await known(seeds, like.reach):
+    for claim in await nodes.claims():
         if claim.ranges:
             newest[claim.ranges] = max(claim, newest.get(claim.ranges, claim))
     parts = []
     for ranges, claim in sorted(newest.items()):
         keys = (f"{{tocsin-{number}}}:shard" for number in count())
         key = next(key for key in keys if claim.has(key_slot(key.encode())))
-        find = primary_of(key_slot(key.encode()), seeds, like.reach)
-        parts.append(Part(ranges, replace(like, find=find, key=key), tuple(seeds)))
+        find = primary_of(key_slot(key.encode()), nodes)
+        parts.append(Part(ranges, replace(like, find=find, key=key), nodes))
     return parts
 
 
@@ -235,9 +293,8 @@ class ClusterShard:
             self._reading = asyncio.create_task(self._read_slots(), name="cluster slots")
 
     async def _read_slots(self) -> None:
-        part = self._parts[0]
         try:
-            claims = sorted(await known(part.seeds, part.settings.reach))
+            claims = sorted(await self._parts[0].nodes.claims())
         except Refused as refused:
             _LOG.warning("the slots of the cluster cannot be read: %s", refused.detail)
             return
@@ -255,7 +312,7 @@ class ClusterShard:
         self._at = found
 
 
-async def _asked(node: Address, reach: Reach) -> list[Claim] | str:
+async def _asked(node: Address, reach: Reach) -> View | str:
     """What this node knows, or a sentence why it does not say."""
     try:
         async with asyncio.timeout(NODE_S):
@@ -266,6 +323,6 @@ async def _asked(node: Address, reach: Reach) -> list[Claim] | str:
                 await link.close()
         if isinstance(reply, RedisError):
             raise reply
-        return claims_of(reply)
+        return View(claims_of(reply), members_of(reply))
     except (RedisError, OSError, ValueError) as error:
         return f"{node}: {error or 'no reply in time'}"

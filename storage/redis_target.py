@@ -2,7 +2,7 @@
 
     redis://user:password@host:6379                     one primary that never moves
     redis+sentinel://user:password@a:26379,b:26379/name the primary that Sentinels name
-    redis+cluster://user:password@a:6379,b:6379         a Cluster, found by any of its nodes
+    redis+cluster://user:password@a:6379,b:6379         a Cluster, found by any of these nodes
 
 With `rediss` in place of `redis`, over TLS: `?ca_file=…&cert_file=…&key_file=…`.
 """

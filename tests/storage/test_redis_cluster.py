@@ -7,7 +7,16 @@ import pytest
 from redis.crc import key_slot
 
 from push.errors import Refused, Unknown
-from storage.redis_cluster import SLOTS, ClusterShard, claims_of, known, parts_of
+from storage.redis_cluster import (
+    LEARNED_MAX,
+    SLOTS,
+    ClusterShard,
+    Nodes,
+    claims_of,
+    learned,
+    members_of,
+    parts_of,
+)
 from storage.redis_link import Address, Reach
 from storage.redis_primary import fixed
 from storage.redis_provision import provision
@@ -35,7 +44,27 @@ def test_of_two_that_claim_a_slot_the_one_with_the_newest_configuration_is_belie
 
 async def test_without_a_node_that_answers_nothing_is_opened() -> None:
     with pytest.raises(Refused, match="no node of the cluster answers"):
-        await known([Address("127.0.0.1", 1)], Reach(connect_s=0.5))
+        await Nodes([Address("127.0.0.1", 1)], Reach(connect_s=0.5)).claims()
+
+
+def test_primaries_are_named_first_and_who_is_dead_not_at_all() -> None:
+    assert [place.host[-1] for place in members_of(NODES)] == ["1", "2", "3", "5"]
+    cut_off = NODES.replace(b"master,fail", b"master,fail?")
+    assert [place.host[-1] for place in members_of(cut_off)] == ["1", "2", "4", "3", "5"]
+    alone = b"a1 :6379@16379 myself,master - 0 1 3 connected 0-16383\n"
+    assert members_of(alone) == []  # where it is nobody has told it yet
+
+
+def test_a_node_that_was_reset_names_nobody() -> None:
+    assert members_of(b"a1 10.0.0.1:6379@16379 myself,master - 0 0 0 connected\n") == []
+
+
+def test_what_was_learned_is_bounded_and_no_node_alone_decides_it() -> None:
+    old, new = ([Address(f"10.{net}.0.{n}", 6379) for n in range(100)] for net in (1, 2))
+    found = learned([old, new, new[:1]], seeds=[new[0]])
+    assert len(found) == LEARNED_MAX
+    assert found[:3] == (old[0], old[1], new[1])
+    assert learned([[], []], seeds=[]) == ()
 
 
 async def test_acts_go_where_their_slot_is_and_follow_a_failover(
@@ -74,6 +103,29 @@ async def test_acts_go_where_their_slot_is_and_follow_a_failover(
             await opened.close()
 
 
+async def test_a_cluster_whose_nodes_of_the_url_are_gone_is_found_by_those_that_it_named(
+    redis_binary: Binary, tmp_path: Path
+) -> None:
+    """The URL names one node. It dies, and later on another shard's primary dies."""
+    with clustered(redis_binary, tmp_path, primaries=3, replicas=1) as servers:
+        seeds = [address(servers.nodes[0])]
+        parts = await parts_of(seeds, settings(fixed(seeds[0])))
+        for part in parts:
+            await provision(part.settings, MARKS.incarnation, 1)
+        opened = await ClusterShard.open(parts, MARKS.incarnation, {})
+        try:
+            keys = [f"{{q-{number}}}:list" for number in range(60)]
+            await asyncio.gather(*(note(opened, key, "1") for key in keys))
+            for lost in servers.nodes[:2]:
+                lost.kill()
+                await asyncio.to_thread(servers.wait_failover, lost)
+                await asyncio.to_thread(servers.wait_in_sync)
+                done = await asyncio.gather(*(tried(opened, key) for key in keys))
+                assert all(length >= 2 for length in done)
+        finally:
+            await opened.close()
+
+
 async def test_slots_that_an_operator_has_moved_are_found_again(
     redis_binary: Binary, tmp_path: Path
 ) -> None:
@@ -88,8 +140,13 @@ async def test_slots_that_an_operator_has_moved_are_found_again(
             slot = key_slot(key.encode())
             before = servers.primary_of(slot)
             after = next(node for node in servers.nodes if node is not before)
+            to, away = (node.ask("CLUSTER", "MYID") for node in (after, before))
+            # What is not imported raises no configuration epoch: before the second of the two is
+            # told, a ping of it takes the slot back from the first, and either names the other.
+            after.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", away)
+            before.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", to)
             for node in (after, before):
-                node.ask("CLUSTER", "SETSLOT", slot, "NODE", after.ask("CLUSTER", "MYID"))
+                node.ask("CLUSTER", "SETSLOT", slot, "NODE", to)
             with pytest.raises(Refused, match=f"the slot {slot} of the cluster moves to"):
                 await note(opened, key, "1")
             assert await tried(opened, key) == 1
