@@ -77,6 +77,10 @@ its gateways and nodes, lie in build/chaos.
     default=True,
     help="Compare how fast backlogs drain: not on a machine that has other work.",
 )
+@click.option(
+    "--faults-per-round", type=click.IntRange(1), default=FAULTS_PER_ROUND, show_default=True,
+    help="What a round that is stopped has done counts for nothing.",
+)  # fmt: skip
 @click.option("--rounds-max", type=click.IntRange(1), help="Stop after so many.")
 @click.option("--seed", type=int, help="One round, of this seed; with --faults.")
 @click.option("--faults", help="The faults of that round, with commas between.")
@@ -93,7 +97,8 @@ its gateways and nodes, lie in build/chaos.
 def chaos(  # noqa: PLR0917 - click passes them by name
     failovers: int, partitions: int, kills: int, freezes: int, power_losses: int,
     stale_restarts: int,
-    frozen_s: float, gateways: int, serving: int, drains: bool, rounds_max: int | None,
+    frozen_s: float, gateways: int, serving: int, drains: bool,
+    faults_per_round: int, rounds_max: int | None,
     seed: int | None, faults: str | None, broken: str | None, engine: str, layout: Layout,
     only_table: bool,
 ) -> None:  # fmt: skip
@@ -131,7 +136,7 @@ def chaos(  # noqa: PLR0917 - click passes them by name
         ]
         if not left:
             break
-        chosen = Random(number).sample(left, min(FAULTS_PER_ROUND, len(left)))
+        chosen = Random(number).sample(left, min(faults_per_round, len(left)))
         click.echo(f"{len(left)} faults left; seed {number}: {', '.join(chosen)}", err=True)
         _round(_plan(base, number, chosen), here[len(book.rounds) % len(here)], book)
         played += 1
