@@ -49,7 +49,10 @@ def small(redis_binary: Binary, tmp_path: Path) -> Iterator[Node]:
 
 @asynccontextmanager
 async def store_on(node: Node, reserve_share: float) -> AsyncIterator[RedisStorage]:
-    given = replace(settings(node), library=library(), watch_s=WATCH_S, reserve_share=reserve_share)
+    given = replace(
+        settings(node), library=library(), watch_s=WATCH_S, reserve_share=reserve_share,
+        silence_s=30.0,
+    )  # fmt: skip
     await provision(given, INCARNATION, 0)
     store = RedisStorage(
         await RedisShard.open(given, Marks(INCARNATION)), INCARNATION, wall=Clock()
