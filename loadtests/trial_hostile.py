@@ -3,9 +3,10 @@ notices (P9, P12).
 
 Slow headers, handshakes and bodies; a flood of headers; frames of 16 MiB; compression bombs;
 readers that never read; floods of subscribes, credit and tickets. They are a process of their own,
-and would be other machines: first they are given only what broker and witness leave of the cores
-(SCHED_IDLE), which shows what the broker makes of them; then what any process with nice 19 is
-given, which shows in addition what the machine shares out, and is printed, not judged. At the end
+and would be other machines: broker and clients have cores of their own (busy.apart). On the
+clients', attackers are first given only what the witness leaves (SCHED_IDLE), which shows what the
+broker makes of them; then what any process with nice 19 is given, which shows in addition what the
+machine shares out, and is printed, not judged. At the end
 nobody attacks, but two processes are as busy as broker and attackers were: what the witness notices
 of that (p99_ratio_machine) is the machine's own, and no broker could stay below it there.
 """
@@ -19,7 +20,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from loadtests.busy import IDLE, beside
+from loadtests.busy import IDLE, apart, beside
 from loadtests.histogram import Histogram
 from loadtests.hostile_clients import AT_NICE_19, QUEUE, Attack, arguments
 from loadtests.load import LoadFailed
@@ -98,7 +99,8 @@ class _Trial:
             self.after = self.memory.now()
             # What the cores make of as many busy processes, without a byte of an attack.
             share, seconds = min(1.0, self.cpu["during"]), self._plan.seconds / 4
-            async with beside(2 * seconds + 10, (share, 0), (1.0, IDLE)):
+            busy = ((share, 0), (1.0, IDLE))
+            async with beside(2 * seconds + 10, *busy, broker=self._server.pid):
                 await self._watched(min(1.0, seconds))
                 self.witness.measured()
                 await self._phase("machine", seconds)
@@ -167,11 +169,11 @@ async def hostile(plan: Plan, progress: Progress) -> Finding:
     broker ended; RuntimeError: too few files may be open."""
     raise_file_limit(plan.attack.slow + plan.attack.readers + 1000)
     finding = Finding("hostile")
-    failure = stopped = ""
+    failure = stopped = cores = ""
     async with broker("hostile") as server:
         trial = _Trial(server, plan, progress)
         try:
-            with uncollected():
+            with uncollected(), apart(server.pid) as cores:
                 await trial.run()
         except LoadFailed as error:
             failure = str(error)
@@ -196,7 +198,7 @@ async def hostile(plan: Plan, progress: Progress) -> Finding:
         stopped or code,
     )  # fmt: skip
     finding.conditions = {
-        **vars(plan.attack), "seconds": plan.seconds, "witness_per_s": WITNESS_RATE,
+        "cores": cores, **vars(plan.attack), "seconds": plan.seconds, "witness_per_s": WITNESS_RATE,
         "hostile_clients": "a process of their own, SCHED_IDLE; at_nice_19: nice 19",
     }  # fmt: skip
     return finding
