@@ -3,7 +3,6 @@ owns everything, and B gets the acks. A real store between them, one engine for 
 
 import asyncio
 import logging
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,23 +20,16 @@ from push.errors import Refused, Unknown
 from push.letters import ASKER_CHARS, SETTLED, STALE, Inbox, Letter
 from push.ports import CursorWrite, GroupPartition, Partition
 from storage.redis_inbox import RedisInbox
-from tests.histories.conftest import MEMORY_FOLDER
 from tests.histories.house import delivery, eventually, message, numbered
-from tests.histories.redis_gateways import Gateway, emptied
+from tests.histories.redis_gateways import Gateway, a_server, emptied
 from tests.histories.test_pulling import bodies, pull
-from tests.servers.binaries import binaries
-from tests.servers.layouts import single
 from tests.servers.node import Node
 
 
 @pytest.fixture(scope="session")
 def node() -> Iterator[Node]:
     """A server for all histories here; kill -9 and power loss are not theirs."""
-    where = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
-    with (
-        tempfile.TemporaryDirectory(dir=where) as name,
-        single(binaries()[0], Path(name)) as started,
-    ):
+    with a_server() as started:
         yield started
 
 
@@ -309,28 +301,26 @@ async def test_an_answer_that_did_not_reach_the_inbox_is_given_again_and_not_jud
     assert calls >= 2
 
 
-@pytest.mark.parametrize("deaf", ["on_letter", "on_answer"])
-async def test_messages_between_gateways_may_be_lost(
-    two: Make, monkeypatch: pytest.MonkeyPatch, deaf: str
-) -> None:
-    """R10: the owner looks by itself, and who asked asks again."""
-    monkeypatch.setattr(RedisInbox, deaf, lambda *_: None)
+@pytest.fixture(params=["on_letter", "on_answer"])
+def deaf(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Nobody is told of what comes."""
+    monkeypatch.setattr(RedisInbox, request.param, lambda *_: None)
     monkeypatch.setattr(limits, "LETTERS_LOOK_S", 0.05)
     monkeypatch.setattr(limits, "LETTER_AGAIN_S", 0.05)
+
+
+@pytest.mark.usefixtures("deaf")
+async def test_messages_between_gateways_may_be_lost(two: Make) -> None:
+    """R10: the owner looks by itself, and who asked asks again."""
     here = await two()
     await here.a.publish(here.queue, numbered(1))
     (one,) = await here.pull()
     assert (await here.ack(one.receipt)).settled == 1
 
 
-@pytest.mark.parametrize("deaf", ["on_letter", "on_answer"])
-async def test_messages_about_parked_keys_may_be_lost(
-    two: Make, monkeypatch: pytest.MonkeyPatch, deaf: str
-) -> None:
+@pytest.mark.usefixtures("deaf")
+async def test_messages_about_parked_keys_may_be_lost(two: Make) -> None:
     """R10: likewise."""
-    monkeypatch.setattr(RedisInbox, deaf, lambda *_: None)
-    monkeypatch.setattr(limits, "LETTERS_LOOK_S", 0.05)
-    monkeypatch.setattr(limits, "LETTER_AGAIN_S", 0.05)
     here = await two()
     await here.a.broker.put_group(
         ANYBODY, here.queue, "billing", GroupSettings(on_exhausted="park", attempts_max=1), None
