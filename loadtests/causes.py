@@ -210,11 +210,12 @@ class Causes:
                 behind.ended = behind.ended or why
 
     def _acked(self, event: Acked) -> None:
+        # One that was refused, or never answered, is not what the next one's answer is about.
+        named = self._acks[event.ref] = {}
         if event.returned:
             for name in event.by:
                 self._end(name, "returned")
             return
-        named = self._acks.setdefault(event.ref, {})
         for name in event.by:
             named[name] = self._named(name)
             if (latest := self._of(name)) is not None:

@@ -281,6 +281,21 @@ def test_what_is_planted_is_found(plant: Callable[[Story], None], seed: int, ste
     assert plant.__name__ in judged(told).violations
 
 
+def test_a_refused_ack_is_not_confirmed_by_the_next_ones_answer() -> None:
+    """A puller's calls have no number: it waits for each answer, and a refusal is none."""
+    told = story(1, 100)
+    log = told.logs[0]
+    told.publish(log, "k0")
+    end = len(log.places)
+    before = told.give(log, end - 1)
+    told.own(log)
+    now = told.give(log, end - 1)
+    told.tell(Acked(told.now(), "p1", (before.by,)))
+    told.tell(Acked(told.now(), "p1", (now.by,)))
+    told.tell(Confirmed(told.now(), "p1"))
+    assert "zombie_settled" not in judged(told).violations
+
+
 # --- lines ---------------------------------------------------------------------------------------
 
 
