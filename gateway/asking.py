@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from push import limits
 from push.errors import Fenced, Refused, TocsinError, Unknown
-from push.letters import ASKER_CHARS, STALE, AnyLetter, Inbox, Letter
+from push.letters import ASKER_CHARS, PERHAPS, STALE, AnyLetter, Inbox, Letter
 from push.ports import GroupPartition
 
 
@@ -45,8 +45,12 @@ class Asking:
 
     async def ask(self, place: GroupPartition, letter: Letter) -> str:
         """The owner's verdicts about deliveries, once they are durable; those of an epoch that has
-        ended are stale. Raises as `put`; asking anew, under another id, is safe."""
+        ended are stale, unless its owner may have taken an ack up. Raises as `put`, and Unknown for
+        that; asking anew, under another id, is safe."""
         said = await self.put(place, letter, self.new_id(), limits.LETTER_DEADLINE_S)
+        is_open = said.verdicts is None and said.may_have_been_read and letter.verb == "ack"
+        if is_open or PERHAPS in (said.verdicts or ""):
+            raise Unknown("the owner at another gateway ended before it could say")
         if said.verdicts is None:
             return STALE * letter.count
         if len(said.verdicts) != letter.count:

@@ -19,7 +19,7 @@ from gateway.judging import durable, has_ended, judge, newest_here, slot_of, unp
 from gateway.slot import Slot
 from push import limits
 from push.errors import TocsinError
-from push.letters import SETTLED, STALE, UNREADABLE, Inbox, Letter, Unpark, letter_of
+from push.letters import PERHAPS, SETTLED, STALE, UNREADABLE, Inbox, Letter, Unpark, letter_of
 from push.ports import GroupPartition, Storage
 
 _LOG = logging.getLogger("tocsin.inbox")
@@ -40,6 +40,8 @@ class Inboxes:
         """Letters that were judged, and wait for that to be durable."""
         self._unanswered: dict[GroupPartition, dict[str, _Verdicts]] = {}
         """Those whose answers did not reach the inbox: what was judged once is not judged again."""
+        self._in_doubt: OrderedDict[tuple[GroupPartition, str], None] = OrderedDict()
+        """The latest letters that were judged, and whose epoch ended before that was durable."""
         self._decided: OrderedDict[tuple[GroupPartition, str], str] = OrderedDict()
         """What was said to the latest letters about parked keys."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -133,15 +135,18 @@ class Inboxes:
             if verdicts is None and letter is None:
                 verdicts = self._passed_over(place, letter_id, text)
             elif verdicts is None and letter is not None:
-                verdicts = self._verdicts(batch, letter, now)
+                verdicts = self._verdicts(batch, letter_id, letter, now)
             if verdicts is not None:
                 batch.verdicts[letter_id] = verdicts
         if batch.verdicts:
             self._answering |= batch.keys()
             self._go(self._answer(batch, now), "answer letters")
 
-    def _verdicts(self, batch: "_Batch", letter: Letter, now: float) -> "_Verdicts | None":
-        """What becomes of a letter's deliveries; None: that is for somebody else to say."""
+    def _verdicts(
+        self, batch: "_Batch", letter_id: str, letter: Letter, now: float
+    ) -> "_Verdicts | None":
+        """What becomes of a letter's deliveries; None: that is for somebody else to say, or has to
+        be looked up."""
         place = batch.place
         runtime, number = self._groups.runtimes.get(place.group_id), place.partition.number
         slot = slot_of(runtime, number, letter.epoch)
@@ -152,9 +157,31 @@ class Inboxes:
             ]
             said = "".join(SETTLED if one else STALE for one in counted)
             return _Verdicts(said, letter.epoch if letter.verb == "extend" else None)
-        if has_ended(runtime, number, letter.epoch):
-            return _Verdicts(STALE * letter.count, None)
-        return None
+        if not has_ended(runtime, number, letter.epoch):
+            return None
+        if letter.verb == "ack" and (place, letter_id) in self._in_doubt:
+            return _Verdicts(PERHAPS * letter.count, None)
+        was_here = runtime is not None and letter.epoch == runtime.ended.get(number)
+        if letter.verb == "ack" and not was_here:
+            self._answering.add((place, letter_id))
+            self._go(self._look_up(place, letter_id, letter), "look up a letter")
+            return None
+        return _Verdicts(STALE * letter.count, None)
+
+    async def _look_up(self, place: GroupPartition, letter_id: str, letter: Letter) -> None:
+        """An ack for an owner of before, elsewhere: it may have counted there, and the answer was
+        lost with that owner. Of what is not settled now it has not, for a newer epoch stands."""
+        said = ""
+        try:
+            for _, first, last in letter.runs:
+                found = await self._storage.standings(place, first, last)
+                said += "".join(PERHAPS if one.state == "settled" else STALE for one in found)
+            if len(said) == letter.count:
+                await self._inbox.answer(place, {letter_id: said}, None)
+        except TocsinError as error:
+            _LOG.info("a letter is answered when it is asked again: %s", error)
+        finally:
+            self._answering.discard((place, letter_id))
 
     def _passed_over(
         self, place: GroupPartition, letter_id: str, text: bytes
@@ -182,6 +209,10 @@ class Inboxes:
             if await durable(batch.touched.values(), now):
                 for epoch in {one.epoch for one in batch.verdicts.values()}:
                     await self._inbox.answer(place, batch.answers(epoch), epoch)
+            else:
+                self._in_doubt.update(dict.fromkeys(batch.keys()))
+                while len(self._in_doubt) > limits.ANSWERS_KEPT_MAX:
+                    self._in_doubt.popitem(last=False)
         except TocsinError as error:
             _LOG.info("letters are answered when they are asked again: %s", error)
             self._unanswered.setdefault(place, {}).update(batch.verdicts)

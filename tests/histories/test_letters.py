@@ -3,7 +3,7 @@ owns everything, and B gets the acks. A real store between them, one engine for 
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from gateway.ports import PulledMessage, PullSettled, WhichKey
 from metadata.catalog import ANYBODY, Group, GroupSettings, Queue
 from push import limits
 from push.errors import Refused, Unknown
-from push.letters import ASKER_CHARS, SETTLED, STALE, Inbox, Letter
+from push.letters import ASKER_CHARS, PERHAPS, SETTLED, STALE, Inbox, Letter
 from push.ports import CursorWrite, GroupPartition, Partition
 from storage.redis_inbox import RedisInbox
 from tests.histories.house import delivery, eventually, message, numbered
@@ -551,3 +551,77 @@ async def test_an_ack_waits_until_it_is_durable(two: Make, monkeypatch: pytest.M
     finally:
         goes.set()
     assert (await acking).settled == 1
+
+
+# --- Owners that ended before they could say ----------------------------------------------------
+
+
+async def test_an_ack_that_counted_as_its_owner_was_fenced_is_not_called_stale(
+    two: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R5: the write came about, the answer was lost, and others took A for gone."""
+    here = await two()
+    await here.a.publish(here.queue, numbered(1))
+    (one,) = await here.pull()
+    storage = here.a.broker.storage
+    real = storage.write_cursors
+
+    async def lost(writes: Sequence[CursorWrite]) -> Any:
+        await real(writes)
+        monkeypatch.setattr(storage, "write_cursors", real)
+        slots[0].fenced()
+        raise Unknown("the answer was lost")
+
+    slots = here.a.broker.groups.runtimes[here.group.group_id].slots
+    monkeypatch.setattr(storage, "write_cursors", lost)
+    monkeypatch.setattr(limits, "LETTER_AGAIN_S", 2.0)
+    asking = asyncio.create_task(here.ack(one.receipt))
+    await eventually(lambda: 0 in slots and slots[0].delivery.epoch == 2)
+    here.inboxes.came(here.place)  # before it is asked again
+    with pytest.raises(Unknown):
+        await asking
+    assert await here.lag() == 0
+
+
+async def test_an_ack_whose_answer_was_lost_with_its_epoch_is_not_called_stale(
+    two: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The asker hears of the newer epoch, and not of what came before it."""
+
+    async def answer(*_: Any) -> bool:
+        raise Unknown("the answer was lost")
+
+    monkeypatch.setattr(RedisInbox, "answer", answer)
+    here = await two()
+    await here.a.publish(here.queue, numbered(1))
+    (one,) = await here.pull()
+    asking = asyncio.create_task(here.ack(one.receipt))
+    async with asyncio.timeout(5):
+        while await here.lag():  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.005)
+    await here.a.broker.seek_group(ANYBODY, here.queue, "billing", "earliest")
+    await here.pull()
+    with pytest.raises(Unknown, match="before it could say"):
+        await asking
+    assert (await here.ack(one.receipt)).stale == [one.receipt]  # asked anew, it is
+
+
+async def test_letters_that_a_dead_owner_may_have_judged_are_looked_up(two: Make) -> None:
+    """What is settled was perhaps settled by them; what is not was not, and never will be."""
+    here = await two()
+    await here.a.publish(here.queue, numbered(2))
+    settled, left = await here.pull()
+    here.inboxes._closed = True
+    runs = [run for one in (settled, left) for run in letter_of(one, here).runs]
+    letter = Letter(verb="ack", epoch=letter_of(left, here).epoch, runs=runs)
+    assert await here.inbox.post(here.place, "d" * 32, letter) is None
+    await here.a.broker.pulls.ack(here.queue, here.group, [settled.receipt])
+    await here.a.restart()
+    here.queue, here.group = await here.a.learn()
+    (again,) = await here.pull()
+    here.inboxes.came(here.place)
+    async with asyncio.timeout(10):
+        while await here.inbox.letters(here.place):  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.005)
+    assert await here.inbox.post(here.place, "d" * 32, letter) == PERHAPS + STALE
+    assert (await here.ack(again.receipt)).settled == 1
