@@ -91,8 +91,8 @@ def _no_epoch_check() -> None:
     )()
     redis_cursors._is_owners = lambda *_: True
     # Nor does it find out by itself that it was: the epoch alone has to hold.
-    presence.GONE_S = 1e9  # type: ignore[misc]
-    group.GroupRuntime.fence = lambda *_: None  # type: ignore[method-assign, assignment]
+    presence.GONE_S = 1e9  # type: ignore[attr-defined]
+    group.GroupRuntime.fence = lambda *_: None  # type: ignore[method-assign]
 
 
 LOST: Final = frozenset({"lost", "read_lost", "stored_twice", "shared_place"})
