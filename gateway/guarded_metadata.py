@@ -292,10 +292,10 @@ class GuardedMetadata:
             self._telling = asyncio.get_running_loop().create_task(self._tell_later())
         return True
 
-    async def beat(self, gateway: str, forget: Mapping[str, int]) -> dict[str, int]:
+    async def beat(self, gateway: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
         """See Metadata. Raises Unavailable or Refused: metadata_unavailable, too."""
         return await self._looks.run(
-            "beat", lambda: self.inner.beat(gateway, forget), limits.MEMBERSHIP_DEADLINE_S
+            "beat", lambda: self.inner.beat(gateway, number, forget), limits.MEMBERSHIP_DEADLINE_S
         )
 
     def on_membership_changed(self, listener: Callable[[str, int], None]) -> None:

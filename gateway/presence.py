@@ -45,6 +45,8 @@ class Presence:
         self._context = context
         self._metadata = metadata
         self._heartbeats = Heartbeats()
+        self._number = 0
+        """Of its last beat, whether or not that was answered: none is said twice."""
         self._gone: set[str] = set()
         self._asked_at = 0.0
         self._gaps = 0
@@ -74,7 +76,7 @@ class Presence:
             number = self._heartbeats.number_of(self.gateway)
             try:
                 async with asyncio.timeout(_FORGET_S):
-                    await self._metadata.beat("", {self.gateway: number})
+                    await self._metadata.beat("", 0, {self.gateway: number})
             except (TimeoutError, TocsinError):
                 logger.info("the others find out themselves that this gateway has gone")
 
@@ -122,8 +124,11 @@ class Presence:
         loop = asyncio.get_running_loop()
         while True:
             asked_at = loop.time()
+            self._number += 1
             try:
-                beats = await self._metadata.beat(self.gateway, self._heartbeats.gone(FORGOTTEN_S))
+                beats = await self._metadata.beat(
+                    self.gateway, self._number, self._heartbeats.gone(FORGOTTEN_S)
+                )
             except TocsinError as error:
                 if self.is_alone and self._returning is None and not self._told_alone:
                     self._told_alone = True

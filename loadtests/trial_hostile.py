@@ -17,6 +17,7 @@ import re
 import sys
 import time
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -59,6 +60,9 @@ class Plan:
     seconds: float = SECONDS
     nice_seconds: float = SECONDS / 2
     """Under attack with nice 19."""
+    apart: bool = True
+    """Cores of their own for broker and clients. Without, for where others work beside it: on the
+    one core that is left to them attackers may get so little that they miss their answers."""
     attack: Attack = field(default_factory=Attack)
 
 
@@ -164,6 +168,10 @@ def _ms(latency: Histogram, percent: float) -> float:
     return latency.percentile(percent) / 1e6
 
 
+def _cores(broker_pid: int, plan: Plan) -> AbstractContextManager[str]:
+    return apart(broker_pid) if plan.apart else nullcontext("shared by all")
+
+
 async def hostile(plan: Plan, progress: Progress) -> Finding:
     """All of them at once for `plan.seconds`, between two times in peace. Raises ServerFailed: the
     broker ended; RuntimeError: too few files may be open."""
@@ -173,7 +181,7 @@ async def hostile(plan: Plan, progress: Progress) -> Finding:
     async with broker("hostile") as server:
         trial = _Trial(server, plan, progress)
         try:
-            with uncollected(), apart(server.pid) as cores:
+            with uncollected(), _cores(server.pid, plan) as cores:
                 await trial.run()
         except LoadFailed as error:
             failure = str(error)

@@ -91,10 +91,12 @@ class Metadata(Protocol):
     def is_shared(self) -> bool:
         """Whether other gateways may work on the same catalog."""
 
-    async def beat(self, gateway: str, forget: Mapping[str, int]) -> dict[str, int]:
-        """Say that this gateway is there, and hear all gateways' numbers, which grow with each call
-        (`metadata.heartbeats`). Those to `forget` are no longer told, if they still stand at this
-        number; "" is no gateway and only forgets. Raises Refused or Unknown: nobody answers."""
+    async def beat(self, gateway: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
+        """Say that this gateway is there, with a number that is above all that it has said, and
+        hear all gateways' numbers (`metadata.heartbeats`). One that is not above what was heard of
+        it came late and changes nothing. Those to `forget` are no longer told, if they still stand
+        at this number; "" is no gateway and only forgets. Raises Refused or Unknown: nobody
+        answers."""
 
     def on_membership_changed(self, listener: Callable[[str, int], None]) -> None:
         """Register for (group id, generation) of rows that a gateway has changed, this one too;

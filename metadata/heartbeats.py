@@ -1,6 +1,8 @@
 """Which gateways are there, and what that means for the members of a group (R14). Pure.
 
-    heartbeats   each gateway raises a number of its own, in one place for all groups
+    heartbeats   each gateway raises a number of its own, in one place for all groups. It counts by
+                 itself: a store that lost some of them in a failover and raised the last that it
+                 has would come to the very number at which others saw the gateway before
     gone         whose number has stood still for GONE_S by the clock of who looks: no two machines'
                  clocks are compared, and a number that goes back is one that moves
     a group      its row has each gateway's members; who joins says its own, and takes out those of

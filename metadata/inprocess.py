@@ -294,9 +294,9 @@ class InProcessMetadata:
             raise Refused("group_not_found", f"no group of the id {new.group_id!r}")
         return await self._memberships.change(new, expected_generation=expected_generation)
 
-    async def beat(self, gateway: str, forget: Mapping[str, int]) -> dict[str, int]:
+    async def beat(self, gateway: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
         """See Metadata."""
-        return await self._memberships.beat(gateway, forget)
+        return await self._memberships.beat(gateway, number, forget)
 
     def on_membership_changed(self, listener: Callable[[str, int], None]) -> None:
         """See Metadata."""

@@ -70,13 +70,13 @@ class KeptMemberships:
         if rows:
             await self._put(rows)
 
-    async def beat(self, gateway: str, forget: Mapping[str, int]) -> dict[str, int]:
+    async def beat(self, gateway: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
         """See MembershipRows."""
         self._beats = {
             other: number for other, number in self._beats.items() if forget.get(other) != number
         }
         if gateway:
-            self._beats[gateway] = self._beats.get(gateway, 0) + 1
+            self._beats[gateway] = max(number, self._beats.get(gateway, 0))
         return dict(self._beats)
 
     def on_changed(self, listener: Callable[[str, int], None]) -> None:

@@ -65,12 +65,12 @@ class RedisMemberships:
             raise Refused("group_not_found", f"no group of the id {new.group_id!r}")
         return bool(answer == 1)
 
-    async def beat(self, gateway: str, forget: Mapping[str, int]) -> dict[str, int]:
+    async def beat(self, gateway: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
         """See MembershipRows. Of the level `local`: a number that a failover takes back moves, too,
         and a dead replica must not make gateways look gone."""
-        args: list[Arg] = [gateway]
-        for other, number in forget.items():
-            args += [other, number]
+        args: list[Arg] = [gateway, number]
+        for other, stands_at in forget.items():
+            args += [other, stands_at]
         flat = await self._shard.act("catalog_beat", [BEATS], args, level="local")
         return {flat[i].decode(): int(flat[i + 1]) for i in range(0, len(flat), 2)}
 

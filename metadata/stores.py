@@ -58,7 +58,7 @@ class MembershipRows(Protocol):
     async def change(self, new: Membership, *, expected_generation: int) -> bool:
         """See Metadata.change_membership; that the generation grows was looked at."""
 
-    async def beat(self, gateway: str, forget: Mapping[str, int]) -> dict[str, int]:
+    async def beat(self, gateway: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
         """See Metadata.beat."""
 
     def on_changed(self, listener: Callable[[str, int], None]) -> None:

@@ -68,7 +68,7 @@ class PlainMetadata:
 
     is_shared = False
 
-    async def beat(self, gateway: str, forget: Mapping[str, int]) -> dict[str, int]:
+    async def beat(self, gateway: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
         return {}
 
     def on_membership_changed(self, listener: Callable[[str, int], None]) -> None: ...

@@ -31,13 +31,15 @@ class Beats:
         self.is_away = False
         self.answers_after_s = 0.0
 
-    async def beat(self, gateway: str, forget: Mapping[str, int]) -> dict[str, int]:
+    async def beat(self, gateway: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
         if self.is_away:
             raise Refused("metadata_unavailable")
-        for one in {gateway, *self.others} - {""}:
+        if gateway:
+            self.numbers[gateway] = max(number, self.numbers.get(gateway, 0))
+        for one in self.others:
             self.numbers[one] = self.numbers.get(one, 0) + 1
-        for one, number in forget.items():
-            if self.numbers.get(one) == number:
+        for one, stands_at in forget.items():
+            if self.numbers.get(one) == stands_at:
                 del self.numbers[one]
         answer = dict(self.numbers)
         await asyncio.sleep(self.answers_after_s)
@@ -104,6 +106,35 @@ def test_an_answer_that_waited_while_the_process_stood_still_is_an_old_one() -> 
         await asyncio.sleep(GONE_S + 2 * BEAT_S)
         assert one.gone(["x", one.gateway]) == {"x"}
         await one.stop()
+
+    run(main())
+
+
+def test_beats_that_a_failover_took_back_make_nobody_gone() -> None:
+    """R14: the one who looks last after it would see the other at the number at which it saw it
+    last before, if that number were the lost beats done again; and take over from a gateway that is
+    there, knows of nothing, and goes on giving what the new owner's consumers have settled (P5)."""
+
+    async def main() -> None:
+        (one, _, beats), (other, _, others_beats) = presence(), presence()
+        others_beats.numbers = beats.numbers  # one store; each reaches it or does not
+        told: list[set[str]] = []
+        other.have_gone = told.append
+        await asyncio.sleep(10.5)
+        copied = dict(beats.numbers)
+        await asyncio.sleep(2 * BEAT_S)  # a replica lags behind
+        beats.is_away = others_beats.is_away = True
+        await asyncio.sleep(GONE_S)
+        beats.numbers.update(copied)  # and is the primary now
+        beats.is_away = False
+        await asyncio.sleep(2 * BEAT_S)
+        others_beats.is_away = False
+        await asyncio.sleep(BEAT_S / 2)
+        assert beats.numbers[one.gateway] != copied[one.gateway]
+        await asyncio.sleep(BEAT_S / 2)
+        assert told == []
+        assert not one.is_alone
+        await asyncio.gather(one.stop(), other.stop())
 
     run(main())
 

@@ -221,7 +221,7 @@ async def test_a_gateway_that_goes_down_is_not_waited_for(town: Town) -> None:
     assert await becomes(lambda: two.owns(group) == {0, 1, 2, 3}) < 0.5
     await asyncio.sleep(30)
     assert len(second.given) == 20 - mine
-    assert one.broker.groups.presence.gateway not in await town.catalog.beat("", {})
+    assert one.broker.groups.presence.gateway not in await town.catalog.beat("", 0, {})
     town.gateways.remove(one)
 
 

@@ -114,8 +114,16 @@ def test_everybody_is_a_member_of_one_gateway_and_generations_grow(
 
 async def test_each_gateway_hears_of_all(catalog: InProcessMetadata) -> None:
     """And those that stand still are forgotten, unless they have moved meanwhile."""
-    assert await catalog.beat("x", {}) == {"x": 1}
-    assert await catalog.beat("x", {}) == {"x": 2}
-    assert await catalog.beat("y", {}) == {"x": 2, "y": 1}
-    assert await catalog.beat("y", {"x": 1}) == {"x": 2, "y": 2}
-    assert await catalog.beat("y", {"x": 2}) == {"y": 3}
+    assert await catalog.beat("x", 1, {}) == {"x": 1}
+    assert await catalog.beat("x", 2, {}) == {"x": 2}
+    assert await catalog.beat("y", 9, {}) == {"x": 2, "y": 9}
+    assert await catalog.beat("y", 10, {"x": 1}) == {"x": 2, "y": 10}
+    assert await catalog.beat("y", 11, {"x": 2}) == {"y": 11}
+    assert await catalog.beat("", 0, {}) == {"y": 11}
+
+
+async def test_a_beat_that_comes_late_says_nothing(catalog: InProcessMetadata) -> None:
+    """Its number stays the highest that was said, by value and not as text."""
+    assert await catalog.beat("x", 10, {}) == {"x": 10}
+    assert await catalog.beat("x", 9, {}) == {"x": 10}
+    assert await catalog.beat("x", 100, {}) == {"x": 100}

@@ -112,7 +112,8 @@ async def test_a_backup_under_load_is_restored_elsewhere(tmp_path: Path) -> None
     elsewhere.mkdir()
     with running(tmp_path) as server:
         async with loaded(server) as load, http_to(server) as http:
-            pulled = await http.post(f"{QUEUE}/groups/billing/pull", json={"messages_max": 5})
+            wanted = {"messages_max": 5, "wait_s": 20}
+            pulled = await http.post(f"{QUEUE}/groups/billing/pull", json=wanted)
             receipts = [message["receipt"] for message in pulled.json()["messages"]]
             before = dict(load.acknowledged)
             code, output = await run("backup", backup, "--data-dir", server.data_dir)
