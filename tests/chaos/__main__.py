@@ -37,7 +37,7 @@ Examples:
   make chaos ARGS="--table"                         what has come of it so far
 
 It can be stopped at any time: what was counted stays, in tests/chaos/rounds.jsonl, and the next
-run goes on from there, as do several side by side, until push/, storage/ or gateway/ changes; each
+run goes on from there, as do several side by side, until the code of the broker changes; each
 kind of store is counted for itself. Each round has a seed. It draws the faults and whom they meet;
 when they meet which message is the machine's affair. The history of every round, and the logs of
 its gateways and nodes, lie in build/chaos.

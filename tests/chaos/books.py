@@ -1,6 +1,6 @@
 """What the rounds since the last change have come to: seeds, counts, violations, summed up.
 
-One line of JSON a round, which names the content of push/, storage/ and gateway/ that it judged:
+One line of JSON a round, which names the content of push/, storage/, metadata/ and gateway/:
 when one of those changes, counting begins anew. The lines are under version control, so that
 another machine goes on where this one stopped; histories and logs are too large for that.
 """
@@ -17,7 +17,7 @@ from tests.chaos.rounds import Report
 from tests.layout.tree import ROOT
 from tests.servers.layouts import Layout
 
-JUDGED: Final = ("push", "storage", "gateway")
+JUDGED: Final = ("push", "storage", "metadata", "gateway")
 SUFFIXES: Final = frozenset({".py", ".lua", ".sql"})
 ROUNDS: Final = Path(__file__).with_name("rounds.jsonl")
 STORES: Final[dict[Layout, str]] = {
