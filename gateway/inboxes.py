@@ -3,8 +3,13 @@
 
 They are judged by the slot that has the partition, as if they had come here, and answered once that
 is durable. What names an epoch that has ended here is stale; what names one that others own, or
-nobody yet, is left to them. A decision about parked keys is taken up once, also when the answer was
-lost with the store's primary: under its id it is answered the same again.
+nobody yet, is left to them.
+
+What was judged once is not judged again, and under its id answered the same: also where its answer
+did not arrive, was lost with the store's primary, or came while the inbox was being read.
+
+    [m, m+1 have expired, and an ack of m+1, m comes: m+1 is stale, m settled. The letter is seen
+    once more: m+1 is settled, its consumer has heard the contrary, and waits for it in vain.]
 """
 
 import asyncio
@@ -38,12 +43,10 @@ class Inboxes:
         """Inboxes that are being read, and whether something came meanwhile."""
         self._answering: set[tuple[GroupPartition, str]] = set()
         """Letters that were judged, and wait for that to be durable."""
-        self._unanswered: dict[GroupPartition, dict[str, _Verdicts]] = {}
-        """Those whose answers did not reach the inbox: what was judged once is not judged again."""
         self._in_doubt: OrderedDict[tuple[GroupPartition, str], None] = OrderedDict()
         """The latest letters that were judged, and whose epoch ended before that was durable."""
-        self._decided: OrderedDict[tuple[GroupPartition, str], str] = OrderedDict()
-        """What was said to the latest letters about parked keys."""
+        self._said: OrderedDict[tuple[GroupPartition, str], _Verdicts] = OrderedDict()
+        """The answers to the latest letters."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._looker: asyncio.TimerHandle | None = None
         self._closed = False
@@ -118,8 +121,7 @@ class Inboxes:
             del self._taking[place]
 
     def _judge(self, place: GroupPartition, letters: Sequence[tuple[str, bytes]]) -> None:
-        """Judge those that are new; what is known of the others is said again."""
-        known = self._unanswered.pop(place, {})
+        """Judge those that are new; what was said to the others is said again."""
         now = asyncio.get_running_loop().time()
         batch = _Batch(place)
         for letter_id, text in letters:
@@ -131,7 +133,7 @@ class Inboxes:
             if isinstance(letter, Unpark):
                 self._take_up(place, letter_id, letter)
                 continue
-            verdicts = known.get(letter_id)
+            verdicts = self._said.get((place, letter_id))
             if verdicts is None and letter is None:
                 verdicts = self._passed_over(place, letter_id, text)
             elif verdicts is None and letter is not None:
@@ -207,6 +209,7 @@ class Inboxes:
         try:
             # Not durable: a newer epoch has ended this one, and says so to whoever asks again.
             if await durable(batch.touched.values(), now):
+                self._remember(batch)
                 for epoch in {one.epoch for one in batch.verdicts.values()}:
                     await self._inbox.answer(place, batch.answers(epoch), epoch)
             else:
@@ -215,15 +218,21 @@ class Inboxes:
                     self._in_doubt.popitem(last=False)
         except TocsinError as error:
             _LOG.info("letters are answered when they are asked again: %s", error)
-            self._unanswered.setdefault(place, {}).update(batch.verdicts)
         finally:
             self._answering -= batch.keys()
+
+    def _remember(self, batch: "_Batch") -> None:
+        for letter_id, verdicts in batch.verdicts.items():
+            self._said[batch.place, letter_id] = verdicts
+        while len(self._said) > limits.ANSWERS_KNOWN_MAX:
+            self._said.popitem(last=False)
 
     # --- Decisions about parked keys -----------------------------------------------------------
 
     def _take_up(self, place: GroupPartition, letter_id: str, letter: Unpark) -> None:
         runtime, number = self._groups.runtimes.get(place.group_id), place.partition.number
-        said = self._decided.get((place, letter_id))
+        before = self._said.get((place, letter_id))
+        said = before.said if before is not None else None
         slot = slot_of(runtime, number, letter.epoch)
         if said is None and slot is None:
             if not has_ended(runtime, number, letter.epoch):
@@ -240,9 +249,7 @@ class Inboxes:
         try:
             if said is None and slot is not None:
                 said = await unpark(self._storage, slot, letter)
-                self._decided[place, letter_id] = said
-                if len(self._decided) > limits.ANSWERS_KEPT_MAX:
-                    self._decided.popitem(last=False)
+                self._remember(_Batch(place, {letter_id: _Verdicts(said, None)}))
             await self._inbox.answer(place, {letter_id: said or ""}, None)
         except TocsinError as error:
             _LOG.info("a letter is answered when it is asked again: %s", error)

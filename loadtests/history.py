@@ -100,6 +100,8 @@ class Acked:
     ref: str
     by: tuple[str, ...]
     returned: bool = False
+    server: int = 0
+    """The start of the broker that it was sent to; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +296,8 @@ class Interpreter:
                 socket.held[frame.ref or 0] = frame.subscription
                 yield Held(line.at, stream, frame.subscription, frame.received, by)
             else:
-                yield Acked(line.at, f"{stream}:{frame.ref}", by, frame.type == "nack")
+                nack = frame.type == "nack"
+                yield Acked(line.at, f"{stream}:{frame.ref}", by, nack, line.server)
 
     def _received(self, line: Line, socket: _Socket, frame: _Frame) -> Iterator[Event]:
         stream = f"s{line.socket}"
@@ -342,7 +345,7 @@ class Interpreter:
                 )  # fmt: skip
         elif line.call in {"ack", "nack"} and line.way == "out":
             receipts = tuple(text for text in frame.receipts if isinstance(text, str))
-            yield Acked(line.at, ref, receipts, line.call == "nack")
+            yield Acked(line.at, ref, receipts, line.call == "nack", line.server)
         elif line.call in {"ack", "nack"} and line.status == 200:
             yield Confirmed(line.at, ref, tuple(x for x in frame.stale if isinstance(x, str)))
 

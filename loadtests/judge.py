@@ -2,7 +2,7 @@
 
 In the manner of Jepsen's total-queue and Kafka checkers, from nothing but what the clients sent and
 received. Bodies are unique: a body names the message. What an event order over several sockets
-cannot prove is not called a violation; see `_Key`.
+cannot prove is not called a violation; see `known.Key`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,95 +18,8 @@ from loadtests.history import (
     Line,
     Revoked,
 )  # fmt: skip
+from loadtests.known import Given, Key, Message
 from loadtests.verdict import Verdict
-
-
-class _Message:
-    """What is known of one message that was sent."""
-
-    __slots__ = ("answers", "body", "delivered", "key", "ok", "place", "producer", "queue",
-                 "sent", "sequence", "unknown")  # fmt: skip
-
-    def __init__(self, event: Attempt) -> None:
-        self.body = event.body
-        self.queue = event.queue
-        self.key = event.key
-        self.producer = event.producer
-        self.sequence = event.sequence
-        self.sent = 0
-        self.answers = 0
-        self.ok = False
-        self.unknown = False
-        self.delivered = False
-        self.place: tuple[int, int] | None = None
-
-    @property
-    def certainly_refused(self) -> bool:
-        return not self.ok and not self.unknown and self.answers == self.sent
-
-    def __str__(self) -> str:
-        return f"{self.producer} #{self.sequence} key {self.key} at {self.place}"
-
-
-class _Given:
-    """The latest delivery of one offset to one group."""
-
-    __slots__ = ("confirmed", "event", "returned", "settled_before")
-
-    def __init__(self, event: Delivered, before: "_Given | None") -> None:
-        self.event = event
-        self.returned = False
-        self.confirmed = False
-        self.settled_before: bool = before is not None and (
-            before.confirmed or before.settled_before
-        )
-
-
-class _Key:
-    """One key in one group. `open` are the offsets given and not acked since; `acked` those whose
-    ack was sent and not confirmed: the broker may have it, or have lost it with its memory.
-
-    While m is open, a later m' of the key may come on the same stream only (one consumer, which
-    runs them one after another), and not once m is known to have returned. While m is acked but
-    unconfirmed, m' may come anywhere, unless it turns out that the same start of the broker had not
-    settled m when it gave m': it gives m again afterwards (`suspects`).
-    """
-
-    __slots__ = ("_by_stream", "acked", "first_max", "given", "open", "partition", "returned",
-                 "suspects")  # fmt: skip
-
-    def __init__(self, partition: int) -> None:
-        self.partition = partition
-        self.first_max = -1
-        self.given: dict[int, _Given] = {}
-        self.open: set[int] = set()
-        self.acked: dict[int, str] = {}
-        """Offset → the stream on which it was given."""
-        self.returned: set[int] = set()
-        """Of the acked: those that are known to have returned nevertheless."""
-        self.suspects: dict[int, Delivered] = {}
-        self._by_stream: dict[str, set[int]] = {}
-
-    def ack(self, offset: int, stream: str) -> None:
-        """An ack of it was sent."""
-        self.open.discard(offset)
-        self.acked[offset] = stream
-        self._by_stream.setdefault(stream, set()).add(offset)
-
-    def unack(self, offset: int) -> None:
-        """It is settled, or given again, or open again. Not acked: nothing happens."""
-        stream = self.acked.pop(offset, None)
-        if stream is not None:
-            self._by_stream[stream].discard(offset)
-            self.returned.discard(offset)
-
-    def acked_elsewhere(self, stream: str) -> Iterator[int]:
-        """The acked that were given on another stream, or have returned. Who acks without asking
-        for an answer leaves many behind; those of the stream itself are not looked at."""
-        for other, offsets in self._by_stream.items():
-            if other != stream:
-                yield from offsets
-        yield from self.returned & self._by_stream.get(stream, set())
 
 
 class Judge:
@@ -118,11 +31,11 @@ class Judge:
         self._groups = list(groups)
         self._store_fails = store_fails
         self._verdict = Verdict(drained=False)
-        self._bodies: dict[bytes, _Message] = {}
-        self._sequences: dict[tuple[str, int], _Message] = {}
-        self._places: dict[tuple[str, int, int], _Message] = {}
-        self._keys: dict[tuple[str, str | None], _Key] = {}
-        self._deliveries: dict[str, tuple[_Key, int]] = {}
+        self._bodies: dict[bytes, Message] = {}
+        self._sequences: dict[tuple[str, int], Message] = {}
+        self._places: dict[tuple[str, int, int], Message] = {}
+        self._keys: dict[tuple[str, str | None], Key] = {}
+        self._deliveries: dict[str, tuple[Key, int]] = {}
         self._pending: dict[str, Acked] = {}
         self._epochs: dict[tuple[str, int, int], str] = {}
 
@@ -148,7 +61,7 @@ class Judge:
     def _attempt(self, event: Attempt) -> None:
         message = self._sequences.get((event.producer, event.sequence))
         if message is None:
-            message = _Message(event)
+            message = Message(event)
             if event.body in self._bodies:
                 raise ValueError(f"two messages with one body cannot be told apart: {event}")
             self._bodies[event.body] = message
@@ -167,7 +80,7 @@ class Judge:
         elif event.outcome == "unknown":
             message.unknown = True
 
-    def _stored(self, message: _Message, partition: int, offset: int, says: str) -> None:
+    def _stored(self, message: Message, partition: int, offset: int, says: str) -> None:
         place = (partition, offset)
         if message.place is None:
             message.place = place
@@ -190,14 +103,14 @@ class Judge:
         given = key.given.get(event.offset) if key is not None else None
         return given is not None and given.confirmed
 
-    def _known(self, event: Delivered) -> _Message | None:
+    def _known(self, event: Delivered) -> Message | None:
         """The message that was given; None: there is none such, and that was flagged."""
         queue = event.group.partition("/")[0]
         return self.read(queue, event.partition, event.offset, event.key, event.body)
 
     def read(
         self, queue: str, partition: int, offset: int, key: str | None, body: bytes
-    ) -> _Message | None:
+    ) -> Message | None:
         """Somebody was given this: a group, or a reader. Returns as `_known`."""
         message = self._bodies.get(body)
         where = f"in {partition}:{offset} of {queue}"
@@ -217,15 +130,15 @@ class Judge:
         message = self._known(event)
         if message is None:
             return
-        key = self._keys.setdefault((event.group, event.key), _Key(event.partition))
+        key = self._keys.setdefault((event.group, event.key), Key(event.partition))
         if event.key is not None and key.partition != event.partition:
             self._verdict.flag("key_moved", f"{message}; its key was in {key.partition}")
             return
         self._epoch(event)
         if event.key is None:  # no order is promised; what else is checked needs its own line
-            key = self._keys.setdefault((event.group, f"\0{event.by}"), _Key(event.partition))
+            key = self._keys.setdefault((event.group, f"\0{event.by}"), Key(event.partition))
         self._order(key, event, message)
-        key.given[event.offset] = _Given(event, key.given.get(event.offset))
+        key.given[event.offset] = Given(event, key.given.get(event.offset))
         key.open.add(event.offset)
         key.unack(event.offset)
         self._deliveries[event.by] = (key, event.offset)
@@ -237,7 +150,7 @@ class Judge:
         if owner != event.session:
             self._verdict.flag("epoch_shared", f"{_where(event)}: {owner} and {event.session}")
 
-    def _order(self, key: _Key, event: Delivered, message: _Message) -> None:
+    def _order(self, key: Key, event: Delivered, message: Message) -> None:
         before = key.given.get(event.offset)
         if before is None:
             self._verdict.counts["delivered first"] += 1
@@ -258,7 +171,7 @@ class Judge:
             if offset < event.offset:
                 key.suspects[offset] = event
 
-    def _again(self, key: _Key, before: _Given, event: Delivered, message: _Message) -> None:
+    def _again(self, key: Key, before: Given, event: Delivered, message: Message) -> None:
         acked = event.offset in key.acked
         self._verdict.counts["redelivered, ack unconfirmed" if acked else "redelivered"] += 1
         if before.confirmed:
@@ -286,8 +199,10 @@ class Judge:
             if name not in self._deliveries:
                 continue  # confirmed before, or never given to us: its answer will say so
             key, offset = self._deliveries[name]
-            if key.given[offset].event.by == name:
-                key.ack(offset, key.given[offset].event.stream)
+            given = key.given[offset]
+            if given.event.by == name:
+                key.ack(offset, given.event.stream)
+                given.acked_at = given.acked_at or event.server
 
     def _confirmed(self, event: Confirmed) -> None:
         acked = self._pending.pop(event.ref, None)
@@ -295,7 +210,9 @@ class Judge:
             return  # the answer to something else: a subscribe, a credit
         stale = set(event.stale)
         for name in acked.by:
-            if name in stale or acked.returned:
+            if name in stale and self._acked_before(name, acked.server):
+                self._revoked(name)
+            elif name in stale or acked.returned:
                 self._return(name)
             elif name in self._deliveries:
                 key, offset = self._deliveries.pop(name)
@@ -303,6 +220,11 @@ class Judge:
                 key.given[offset].confirmed = True
                 key.unack(offset)
                 key.open.discard(offset)
+
+    def _acked_before(self, name: str, server: int) -> bool:
+        """Whether it was acked to another start first: what that knew, this one may not."""
+        key, offset = self._deliveries.get(name, (None, 0))
+        return key is not None and key.given[offset].acked_at not in (0, server)
 
     def _revoked(self, name: str) -> None:
         """As _return; but an ack that is on its way may count all the same (R21): its answer, or a
@@ -371,7 +293,7 @@ class Judge:
                     self._verdict.flag("not_returned", f"{message} {_where(given.event)}")
 
     def _sending_order(self) -> None:
-        last: dict[tuple[str, str, str], _Message] = {}
+        last: dict[tuple[str, str, str], Message] = {}
         for message in sorted(self._bodies.values(), key=lambda m: (m.producer, m.sequence)):
             if message.key is None or message.place is None:
                 continue

@@ -203,6 +203,9 @@ LETTERS_LOOK_S: Final = 1.0
 LETTERS_UNDER_WAY_MAX: Final = 4096
 """Requests to owners elsewhere that wait for an answer here, and those of others that wait here for
 what they did to be durable."""
+ANSWERS_KNOWN_MAX: Final = 4 * LETTERS_UNDER_WAY_MAX
+"""The latest answers that a gateway remembers to have given to such requests, whose inboxes may
+show them once more."""
 DRAIN_S: Final = 30.0
 """The longest a moving partition waits for its old owner (R20)."""
 BACKOFF_S_MAX: Final = 3600.0

@@ -70,7 +70,7 @@ def test_what_was_perhaps_not_heard_is_said_again() -> None:
     assert isinstance(credit, wire.Credit)
     assert credit.granted == 103
     assert confirm.ref is not None
-    assert held.settlements.confirmed(confirm.ref, []) == (["b"], [])
+    assert held.settlements.confirmed(confirm.ref, []) == (["b"], [], [])
     assert d.state is State.HANDED
 
 
@@ -105,9 +105,61 @@ def test_a_key_that_closed_when_a_lease_ended_is_open_after_coming_back() -> Non
     held.receive(push("a"), now=0.0)
     held.expire(now=9.5)
     held.pause()
+    assert held.holding() == []
     held.resumed([])
     held.receive(push("a", offset=7, number=2), now=10.0)
     assert [message.offset for message in drain(held, now=10.0)] == [7]
+
+
+def test_a_key_that_closes_while_the_broker_takes_note_of_what_is_held_stays_closed() -> None:
+    """R17: it takes the message for held, and gives what comes behind it; the message itself comes
+    again when its lease has ended there."""
+    held = ledger(lease_s=10.0)
+    held.receive(push("a"), now=0.0)
+    held.pause()
+    assert held.holding() == [[0, 1, 1, 0, 0]]
+    held.expire(now=9.5)
+    held.resumed([])
+    held.receive(push("a", offset=7, number=2), now=10.0)
+    assert drain(held, now=10.0) == []
+    held.revoke([[0, 1, 1, 0, 0], [0, 1, 2, 7, 7]])
+    held.receive(push("a", offset=0, number=3, attempt=2), now=11.0)
+    held.receive(push("a", offset=7, number=4, attempt=2), now=11.0)
+    assert [message.offset for message in drain(held, now=11.0)] == [0]
+
+
+def test_a_key_that_stayed_closed_opens_when_the_client_comes_back_once_more() -> None:
+    """Then the broker hears that its message is not held."""
+    held = ledger(lease_s=10.0)
+    held.receive(push("a"), now=0.0)
+    held.pause()
+    held.holding()
+    held.expire(now=9.5)
+    held.resumed([])
+    held.pause()
+    assert held.holding() == []
+    held.resumed([])
+    held.receive(push("a", offset=7, number=2), now=10.0)
+    assert [message.offset for message in drain(held, now=10.0)] == [7]
+
+
+def test_of_an_ack_that_was_asked_before_a_refusal_says_nothing() -> None:
+    """R21: when it was asked first it may have counted, and its epoch be over since: who takes that
+    for stale undoes what will not be done again. What was asked once is stale."""
+    held = ledger()
+    held.receive(push("abc"), now=0.0)
+    a, b, c = drain(held)
+    held.ack(a, now=0.0, ticket="a")
+    held.ack(b, now=0.0, ticket="b")
+    sent(held)
+    held.pause()
+    held.holding()
+    held.resumed([])
+    held.ack(c, now=0.0, ticket="c")
+    (ack,) = [frame for frame in sent(held) if isinstance(frame, wire.Ack)]
+    assert ack.ref is not None
+    refused = [[0, 1, 1, 1, 2]]
+    assert held.settlements.confirmed(ack.ref, refused) == (["a"], ["c"], ["b"])
 
 
 def test_a_key_whose_nack_was_perhaps_not_heard_stays_closed_until_that_is_answered() -> None:

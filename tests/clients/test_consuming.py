@@ -301,8 +301,8 @@ def test_a_confirmed_ack_tells_who_was_settled() -> None:
     ack = next(frame for frame in sent(held) if isinstance(frame, wire.Ack))
     assert ack.ref is not None
     assert ack.deliveries == [[0, 1, 1, 0, 1]]
-    assert held.settlements.confirmed(ack.ref, [[0, 1, 1, 1, 1]]) == (["A"], ["B"])
-    assert held.settlements.confirmed(ack.ref, []) == ([], [])
+    assert held.settlements.confirmed(ack.ref, [[0, 1, 1, 1, 1]]) == (["A"], ["B"], [])
+    assert held.settlements.confirmed(ack.ref, []) == ([], [], [])
 
 
 def test_a_lost_connection_takes_everything_and_names_the_unconfirmed() -> None:

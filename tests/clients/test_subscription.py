@@ -1,12 +1,14 @@
 """Subscriptions and readers against a fake broker over real sockets."""
 
 import asyncio
+import itertools
 from collections import defaultdict
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 import tocsin
+from tocsin import wire
 
 from gateway import frames
 from tests.clients.fake_broker import FakeBroker
@@ -298,6 +300,25 @@ async def test_an_ack_without_its_confirmation_is_of_unknown_outcome(
         broker.cut()
         with pytest.raises(tocsin.OutcomeUnknown):
             await acking
+
+
+async def test_an_ack_that_is_refused_when_it_is_asked_again_is_of_unknown_outcome(
+    broker: FakeBroker, client: tocsin.Client
+) -> None:
+    """It may have counted the first time."""
+    await publish(client, "k")
+    async with client.subscribe("orders", "g") as messages:
+        message = await anext(messages)
+        ledger, refs = messages._ledger, itertools.count(100)
+        ticket = asyncio.get_running_loop().create_future()
+        ledger.ack(message, now=0.0, ticket=ticket)
+        list(ledger.take(refs, now=0.0))
+        ledger.settlements.say_again([])
+        (ack,) = [frame for frame in ledger.take(refs, now=0.0) if isinstance(frame, wire.Ack)]
+        assert ack.ref is not None
+        messages._confirmed(ack.ref, wire.Ok(ref=ack.ref, stale=ack.deliveries))
+        with pytest.raises(tocsin.OutcomeUnknown):
+            await ticket
 
 
 async def test_group_settings_are_put_before_joining(

@@ -475,7 +475,7 @@ async def test_a_letter_that_was_answered_and_lost_is_not_decided_again(pair: Pa
     await pair.parked(1)
     pair.empty_inboxes()
     assert await answered(pair, "a" * 32, letter) == "1"
-    pair.inboxes._decided.clear()  # there were many others since
+    pair.inboxes._said.clear()  # there were many others since
     pair.empty_inboxes()
     assert await answered(pair, "a" * 32, letter) == "0", "what was parked anew is another one"
     assert await answered(pair, "b" * 32, letter) == "0"

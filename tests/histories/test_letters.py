@@ -278,6 +278,35 @@ async def test_what_is_asked_twice_is_judged_once_and_answered_twice(two: Make, 
         assert await answered(inbox, place, "b" * 32, letter) == STALE
 
 
+async def test_a_letter_that_was_read_before_its_answer_is_not_judged_again(
+    two: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R21: m is nacked, and m+1 returns with it; an ack of m+1, m finds m+1 stale and settles m. A
+    look at the inbox that took long, or one after a failover, finds the letter once more; judged
+    now it would settle m+1, whose consumer was told that it comes again."""
+    here = await two()
+    await here.a.publish(here.queue, numbered(2))
+    first, second = await here.pull()
+    assert (await here.b.broker.pulls.nack(here.queue, here.group, [first.receipt], 30)).settled
+    real, read, returned = RedisInbox.letters, list[tuple[str, bytes]](), 0
+
+    async def letters(self: RedisInbox, place: GroupPartition) -> list[tuple[str, bytes]]:
+        nonlocal returned
+        found = await real(self, place)
+        if found:
+            read.extend(found)
+            return found
+        returned += len(read)
+        return read
+
+    monkeypatch.setattr(RedisInbox, "letters", letters)
+    done = await here.ack(second.receipt, first.receipt)
+    assert (done.settled, done.stale) == (1, [second.receipt])
+    here.inboxes.came(here.place)
+    await eventually(lambda: returned and not here.inboxes._taking)
+    assert bodies(await here.pull()) == [1]
+
+
 async def test_an_answer_that_did_not_reach_the_inbox_is_given_again_and_not_judged_again(
     two: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -344,6 +344,26 @@ def test_stale_ack_confirms_nothing(log: Log) -> None:
     assert flagged(log) == {}
 
 
+def test_an_ack_that_another_start_may_have_settled_may_be_stale(log: Log) -> None:
+    """R21: it was durable, the broker died before it could say so, and the epoch is over."""
+    log.stored(0, "a", "b")
+    log.push(2, 0, "a")
+    log.ack(2, 0, 1, 1, 0, 0, confirm=False)
+    log.server = 2
+    log.ack(2, 0, 1, 1, 0, 0, stale=True)
+    log.push(2, 1, "b", epoch=2)
+    log.ack(2, 0, 2, 1, 1, 1)
+    assert log.verdict().violations == {}
+
+
+def test_an_ack_that_one_start_first_took_and_then_called_stale_is_not_settled(log: Log) -> None:
+    log.stored(0, "a")
+    log.push(2, 0, "a")
+    log.ack(2, 0, 1, 1, 0, 0, confirm=False)
+    log.ack(2, 0, 1, 1, 0, 0, stale=True)
+    assert log.verdict().violations == {"not_returned": 1}
+
+
 def test_unsettled_delivery_that_never_returns_is_seen(log: Log) -> None:
     log.stored(0, "a", "b", key="k")
     log.stored(2, "c", key="l")

@@ -9,15 +9,19 @@
  *     comes again: the key is out of order.]
  *
  * A closed key opens when the broker has answered the nack, or has revoked the message itself, or
- * gives that very message again.
+ * gives that very message again. One that was closed before the client said, coming back, what it
+ * holds opens with the answer to that; one that was closed since does not.
+ *
+ *     [m is said to be held, and its time is over before the answer comes: the broker takes it for
+ *     held, and gives m+1, which is handled; m comes again when the broker's lease has ended.]
  *
  * @module
  */
 
 export class ClosedKeys {
-  /** @type {Map<string, {key: string, partition: number, offset: number}>} */
+  /** @type {Map<string, {key: string, partition: number, offset: number, isTold: boolean}>} */
   #byKey = new Map();
-  /** @type {Map<number, Array<{key: string, partition: number, offset: number}>>} */
+  /** @type {Map<number, Array<{key: string}>>} */
   #asked = new Map();
 
   get isEmpty() {
@@ -34,7 +38,7 @@ export class ClosedKeys {
     if (key === null) return;
     const closing = this.#byKey.get(key);
     if (closing?.partition === partition && closing.offset <= offset) return;
-    this.#byKey.set(key, { key, partition, offset });
+    this.#byKey.set(key, { key, partition, offset, isTold: false });
   }
 
   /** The broker has been told of these in one nack; its answer opens their keys. */
@@ -50,6 +54,19 @@ export class ClosedKeys {
       if (this.#byKey.get(closing.key) === closing) this.#byKey.delete(closing.key);
     }
     this.#asked.delete(ref);
+  }
+
+  /** The broker is about to be told what is held, and with that what is not. */
+  tell() {
+    for (const closing of this.#byKey.values()) closing.isTold = true;
+  }
+
+  /** It has answered, and has heard no nack that is still to be answered. */
+  told() {
+    for (const { key, isTold } of [...this.#byKey.values()]) {
+      if (isTold) this.#byKey.delete(key);
+    }
+    this.#asked.clear();
   }
 
   /** It has taken these back. */

@@ -294,7 +294,7 @@ export class Consumer extends Joining {
     const isError = answer.type === "error";
     const refused = isError ? [...answer.stale, ...answer.deliveries] : answer.stale;
     const failure = isError && answer.deliveries.length === 0 ? exceptionOf(answer) : null;
-    const { settled, stale } = this.ledger.settlements.confirmed(ref, refused);
+    const { settled, stale, perhaps } = this.ledger.settlements.confirmed(ref, refused);
     for (const ticket of settled) {
       if (failure === null) ticket.resolve();
       else ticket.reject(failure);
@@ -302,6 +302,8 @@ export class Consumer extends Joining {
     for (const ticket of stale) {
       ticket.reject(new StaleDelivery("the broker had taken the delivery back already"));
     }
+    const lost = "the connection was lost before the ack was confirmed, and its delivery has ended";
+    for (const ticket of perhaps) ticket.reject(new OutcomeUnknown("unknown", lost));
   }
 
   nextDeadline() {

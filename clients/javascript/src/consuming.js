@@ -179,6 +179,7 @@ export class Ledger {
 
   /** What is held, and what was settled or returned and perhaps not heard. */
   holding() {
+    this.#closed.tell();
     const rows = [];
     for (const held of this.#pushes.values()) {
       const offsets = held.open().map((message) => message.offset);
@@ -206,11 +207,11 @@ export class Ledger {
   /**
    * The broker knows what is held; of that, these are not this consumer's any more. What it sends
    * from now on it sends knowing that: keys are open, but for those whose nack it may not have
-   * heard.
+   * heard, and those closed since that was said.
    */
   resumed(revoked) {
     this.revoke(revoked);
-    this.#closed = new ClosedKeys();
+    this.#closed.told();
     const handed = [];
     for (const held of this.#pushes.values()) {
       handed.push(...held.open().filter((message) => message.state === HANDED));

@@ -201,8 +201,8 @@ export class Message extends Content {
    *
    * @param {{confirm?: boolean}} [how]
    * @returns {Promise<void>} rejects with StaleDelivery: it is no longer this consumer's; it is or
-   *     will be delivered again. With OutcomeUnknown (`confirm`): the session was lost before the
-   *     answer.
+   *     will be delivered again. With OutcomeUnknown (`confirm`): the connection was lost before
+   *     the answer, and the broker cannot say any more whether the ack counted.
    */
   ack({ confirm = false } = {}) {
     const { settler } = this.held;

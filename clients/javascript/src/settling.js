@@ -25,6 +25,8 @@ export class Settlements {
   #question;
   #confirm;
   #confirming;
+  /** Of what is to be confirmed, what was asked before. */
+  #repeated;
   #nacked;
   #nacking;
 
@@ -43,6 +45,7 @@ export class Settlements {
     this.#question = null;
     this.#confirm = [];
     this.#confirming = new Map();
+    this.#repeated = new Set();
     this.#nacked = [];
     this.#nacking = new Map();
   }
@@ -152,15 +155,18 @@ export class Settlements {
   }
 
   /**
-   * The answer to a confirmed ack, of whose deliveries the broker did not settle `refused`.
+   * The answer to a confirmed ack, of whose deliveries the broker did not settle `refused` now;
+   * `perhaps`: it may have, when it was asked first.
    *
-   * @returns {{settled: any[], stale: any[]}} tickets
+   * @returns {{settled: any[], stale: any[], perhaps: any[]}} tickets
    */
   confirmed(ref, refused) {
-    const found = { settled: [], stale: [] };
+    const found = { settled: [], stale: [], perhaps: [] };
     for (const { message, ticket } of this.#confirming.get(ref) ?? []) {
       const isGone = names(refused, message.held.place, message.offset);
-      found[isGone ? "stale" : "settled"].push(ticket);
+      const refusal = this.#repeated.has(message) ? "perhaps" : "stale";
+      found[isGone ? refusal : "settled"].push(ticket);
+      this.#repeated.delete(message);
     }
     this.#confirming.delete(ref);
     return found;
@@ -197,7 +203,9 @@ export class Settlements {
     this.#asked = [];
     this.#unheard = [];
     this.#question = null;
-    this.#confirm = [...[...this.#confirming.values()].flat(), ...this.#confirm];
+    const repeated = [...this.#confirming.values()].flat();
+    for (const { message } of repeated) this.#repeated.add(message);
+    this.#confirm = [...repeated, ...this.#confirm];
     this.#confirming.clear();
     const nacking = [...this.#nacking.values()];
     const again = nacking.flatMap(({ how, messages }) =>

@@ -292,6 +292,34 @@ test("an ack is said again after coming back until the broker is known to have h
   assert.deepEqual(acks.map((frame) => frame.deliveries), [[[0, 1, 1, 0, 0]]]);
 });
 
+test("a key that closes while the broker takes note of what is held stays closed", () => {
+  const held = ledger({ leaseMs: 10 });
+  held.receive(pushed(0, ["a"]), 0);
+  held.pause();
+  assert.deepEqual(held.holding(), [[0, 1, 1, 0, 0]]);
+  held.expire(9.5);
+  held.resumed([]);
+  held.receive(pushed(7, ["a"]), 10);
+  assert.equal(held.next(10), null, "the broker takes the first one for held");
+  held.holding();
+  held.resumed([]);
+  held.receive(pushed(8, ["a"]), 10);
+  assert.equal(held.next(10).offset, 8, "now it knows");
+});
+
+test("of an ack that was asked before a refusal says nothing", () => {
+  const held = ledger();
+  held.receive(pushed(0, ["a", "b", "c"]), 0);
+  for (const ticket of ["a", "b"]) held.ack(held.next(0), 0, ticket);
+  held.take(counter(), 0);
+  held.pause();
+  held.resumed([]);
+  held.ack(held.next(0), 0, "c");
+  const { ref } = held.take(counter(), 0).find(({ type }) => type === "ack");
+  const { settled, stale, perhaps } = held.settlements.confirmed(ref, [[0, 1, 1, 1, 2]]);
+  assert.deepEqual([settled, stale, perhaps], [["a"], ["c"], ["b"]]);
+});
+
 test("a page that was loaded again holds what it had acked, and nothing else", () => {
   const held = ledger();
   held.recall({ received: 7, acked: [[0, 1, 1, 0, 3]] });

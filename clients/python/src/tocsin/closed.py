@@ -8,18 +8,23 @@ and give everything again in order; until then nothing of the key may be let in 
     again: the key is out of order.]
 
 A closed key opens when the broker has answered the nack, or has revoked the message itself, or
-gives that very message again.
+gives that very message again. One that was closed before the client said, coming back, what it
+holds opens with the answer to that; one that was closed since does not.
+
+    [m is said to be held, and its time is over before the answer comes: the broker takes it for
+    held, and gives m+1, which is handled; m comes again when the broker's lease has ended.]
 """
 
 from tocsin.message import Message
 
 
 class _Closing:
-    __slots__ = ("offset", "partition")
+    __slots__ = ("is_told", "offset", "partition")
 
     def __init__(self, partition: int, offset: int) -> None:
         self.partition = partition
         self.offset = offset
+        self.is_told = False
 
 
 class ClosedKeys:
@@ -60,6 +65,17 @@ class ClosedKeys:
         for key, closing in self._asked.pop(ref, ()):
             if self._by_key.get(key) is closing:
                 self._open(key)
+
+    def tell(self) -> None:
+        """The broker is about to be told what is held, and with that what is not."""
+        for closing in self._by_key.values():
+            closing.is_told = True
+
+    def told(self) -> None:
+        """It has answered, and has heard no nack that is still to be answered."""
+        for key in [key for key, closing in self._by_key.items() if closing.is_told]:
+            self._open(key)
+        self._asked.clear()
 
     def revoked(self, partition: int, first: int, last: int) -> None:
         """It has taken these back."""

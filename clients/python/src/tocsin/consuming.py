@@ -169,6 +169,7 @@ class Ledger:
 
     def holding(self) -> wire.DeliveryList:
         """What is held, and what was settled or returned and perhaps not heard."""
+        self._closed.tell()
         held = [
             [*held.place, *ranges(offsets)]
             for held in self._pushes.values()
@@ -194,9 +195,9 @@ class Ledger:
     def resumed(self, revoked: wire.DeliveryList) -> None:
         """The broker knows what is held; of that, these are not this consumer's any more. What it
         sends from now on it sends knowing that: keys are open, but for those whose nack it may
-        not have heard."""
+        not have heard, and those closed since that was said."""
         self.revoke(revoked)
-        self._closed = ClosedKeys()
+        self._closed.told()
         handed = [m for held in self._pushes.values() for m in held.open() if m.state is _HANDED]
         for message in self.settlements.say_again(handed):
             self._closed.close(message)

@@ -199,7 +199,8 @@ class Message(Content):
 
         Raises:
             StaleDelivery: it is no longer this consumer's; it is or will be delivered again.
-            OutcomeUnknown: with `confirm`: the connection was lost before the answer.
+            OutcomeUnknown: with `confirm`: the connection was lost before the answer, and the
+                broker cannot say any more whether the ack counted: it may come again, or not.
         """
         if confirm:
             await self.held.settler.ack_confirmed(self)

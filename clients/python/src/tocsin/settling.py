@@ -36,6 +36,7 @@ class Settlements:
         self._question: int | None = None
         self._confirm: list[tuple[Message, Ticket]] = []
         self._confirming: dict[int, list[tuple[Message, Ticket]]] = {}
+        self._repeated: set[Message] = set()  # of these, what was asked before
         self._nacked: dict[_Return, list[Message]] = {}
         self._nacking: dict[int, tuple[_Return, list[Message]]] = {}
 
@@ -126,9 +127,12 @@ class Settlements:
         """The broker has read a nack."""
         self._nacking.pop(ref, None)
 
-    def confirmed(self, ref: int, refused: wire.DeliveryList) -> tuple[list[Ticket], list[Ticket]]:
-        """The answer to a confirmed ack: (tickets of what is settled, tickets of the rest).
-        `refused` are the deliveries that the broker did not settle."""
+    def confirmed(
+        self, ref: int, refused: wire.DeliveryList
+    ) -> tuple[list[Ticket], list[Ticket], list[Ticket]]:
+        """The answer to a confirmed ack: tickets of (what is settled, what is not, what may have
+        been settled when it was asked for first). `refused` are the deliveries that the broker did
+        not settle now."""
         places = {
             (partition, epoch, number, offset)
             for partition, epoch, number, *pairs in refused
@@ -137,10 +141,13 @@ class Settlements:
         }
         settled: list[Ticket] = []
         stale: list[Ticket] = []
+        perhaps: list[Ticket] = []
         for message, ticket in self._confirming.pop(ref, ()):
+            refusals = perhaps if message in self._repeated else stale
             gone = (*message.held.place, message.offset) in places
-            (stale if gone else settled).append(ticket)
-        return settled, stale
+            (refusals if gone else settled).append(ticket)
+            self._repeated.discard(message)
+        return settled, stale, perhaps
 
     # --- coming back ----------------------------------------------------------------------------
 
@@ -159,9 +166,9 @@ class Settlements:
         messages that are to be nacked again."""
         self._again = [*self._again, *self._asked, *self._unheard]
         self._asked, self._unheard, self._question = [], [], None
-        self._confirm = [pair for pairs in self._confirming.values() for pair in pairs] + (
-            self._confirm
-        )
+        repeated = [pair for pairs in self._confirming.values() for pair in pairs]
+        self._repeated.update(message for message, _ in repeated)
+        self._confirm = repeated + self._confirm
         self._confirming.clear()
         for how, messages in self._nacking.values():
             self._nacked.setdefault(how, []).extend(messages)

@@ -329,11 +329,14 @@ class Subscription(Subscribing):
         if isinstance(answer, wire.Error):
             refused += answer.deliveries
             failure = None if answer.deliveries else answer.exception()
-        settled, stale = self._ledger.settlements.confirmed(ref, refused)
+        settled, stale, perhaps = self._ledger.settlements.confirmed(ref, refused)
         for ticket in settled:
             _finish(ticket, failure)
         for ticket in stale:
             _finish(ticket, StaleDelivery("the broker had taken the delivery back already"))
+        lost = "the connection was lost before the ack was confirmed, and its delivery has ended"
+        for ticket in perhaps:
+            _finish(ticket, OutcomeUnknown("unknown", lost))
 
     def next_deadline(self) -> float | None:
         """The earliest end of a lease."""
