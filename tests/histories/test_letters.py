@@ -251,6 +251,13 @@ def letter_of(one: PulledMessage, two: Two, verb: Any = "ack") -> Letter:
     return Letter(verb=verb, epoch=receipt.epoch, runs=[run])
 
 
+async def comes_to(ask: Callable[[], Awaitable[object]], *, something: bool) -> None:
+    """Wait until what is asked for is something, or nothing; nobody tells of it."""
+    async with asyncio.timeout(10):
+        while bool(await ask()) != something:  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.005)
+
+
 async def answered(inbox: Inbox, place: GroupPartition, letter_id: str, letter: Letter) -> str:
     """Put it in until it is answered."""
     async with asyncio.timeout(10):
@@ -357,9 +364,7 @@ async def test_messages_about_parked_keys_may_be_lost(two: Make) -> None:
     session, consumer = await here.a.subscribe(here.queue, (await here.a.learn())[1])
     await here.a.publish(here.queue, numbered(1))
     consumer.nack(delivery((await session.take(1))[0][0]), 0, None)
-    async with asyncio.timeout(10):
-        while not await here.b.broker.storage.parked(here.place):  # noqa: ASYNC110 (nobody tells)
-            await asyncio.sleep(0.005)
+    await comes_to(lambda: here.b.broker.storage.parked(here.place), something=True)
     decided = await here.b.broker.parking.decide(
         here.queue, here.group, "retry", WhichKey(every=True)
     )
@@ -454,9 +459,7 @@ async def test_letters_of_before_are_answered_stale_by_the_owner_of_now(two: Mak
     (new,) = await here.pull()
     here.inboxes._closed = False
     here.inboxes.came(here.place)
-    async with asyncio.timeout(10):
-        while await here.inbox.letters(here.place):  # noqa: ASYNC110 (nobody tells)
-            await asyncio.sleep(0.005)
+    await comes_to(lambda: here.inbox.letters(here.place), something=False)
     assert await here.inbox.post(here.place, dead + "1", letter) == STALE
     assert (await here.ack(new.receipt)).settled == 1
 
@@ -501,9 +504,7 @@ async def test_a_gateway_asks_no_more_at_a_time_than_it_may(
     first, second = await here.pull()
     here.inboxes._closed = True
     acking = asyncio.ensure_future(here.ack(first.receipt))
-    async with asyncio.timeout(10):
-        while not await here.inbox.letters(here.place):  # noqa: ASYNC110 (nobody tells)
-            await asyncio.sleep(0.005)
+    await comes_to(lambda: here.inbox.letters(here.place), something=True)
     with pytest.raises(Refused, match="overloaded"):
         await here.ack(second.receipt)
     here.inboxes._closed = False
@@ -625,9 +626,7 @@ async def test_an_ack_whose_answer_was_lost_with_its_epoch_is_not_called_stale(
     await here.a.publish(here.queue, numbered(1))
     (one,) = await here.pull()
     asking = asyncio.create_task(here.ack(one.receipt))
-    async with asyncio.timeout(5):
-        while await here.lag():  # noqa: ASYNC110 (nobody tells)
-            await asyncio.sleep(0.005)
+    await comes_to(here.lag, something=False)
     await here.a.broker.seek_group(ANYBODY, here.queue, "billing", "earliest")
     await here.pull()
     with pytest.raises(Unknown, match="before it could say"):
@@ -649,8 +648,6 @@ async def test_letters_that_a_dead_owner_may_have_judged_are_looked_up(two: Make
     here.queue, here.group = await here.a.learn()
     (again,) = await here.pull()
     here.inboxes.came(here.place)
-    async with asyncio.timeout(10):
-        while await here.inbox.letters(here.place):  # noqa: ASYNC110 (nobody tells)
-            await asyncio.sleep(0.005)
+    await comes_to(lambda: here.inbox.letters(here.place), something=False)
     assert await here.inbox.post(here.place, "d" * 32, letter) == PERHAPS + STALE
     assert (await here.ack(again.receipt)).settled == 1
