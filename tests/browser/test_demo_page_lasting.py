@@ -88,6 +88,7 @@ async def test_a_chosen_theme_is_kept(visit: Visit) -> None:
 
 async def test_the_keyboard_alone_reaches_and_works_everything(visit: Visit) -> None:
     keyboard = visit.page.keyboard
+    await expect(visit.at("lane")).to_have_count(len(KEYS))
     await visit.page.evaluate("document.body.focus()")
     reached: list[str] = []
     while True:

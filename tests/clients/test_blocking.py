@@ -1,18 +1,24 @@
 """The client without an event loop: the same answers and exceptions, threads, timeouts, ends."""
 
 import asyncio
+import asyncio.base_events
+import concurrent.futures._base
+import gc
 import inspect
+import itertools
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
 import tocsin
 import tocsin.blocking
+from tocsin.blocking import loop
 
 from tests.clients.fake_broker import FakeBroker
 
@@ -278,6 +284,58 @@ async def test_ctrl_c_ends_the_wait(broker: FakeBroker) -> None:
         output, errors = await running.communicate()
     assert (output, errors, running.returncode) == (b"interrupted\n", b"", 3)
     assert broker.bodies("orders") == ["and it still works"]
+
+
+class Interruption:
+    """Ctrl-C at the n-th line that this thread comes to while it waits for another one. A line is
+    come to once: again it is where a `with` ends, before the lock is given back."""
+
+    FILES = (loop.__file__, asyncio.base_events.__file__, concurrent.futures._base.__file__)
+
+    def __init__(self, line: int) -> None:
+        self.left = line
+        self.seen: set[tuple[CodeType, int]] = set()
+
+    def _traced(self, frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename not in self.FILES:
+            return None
+        place = (frame.f_code, frame.f_lineno)
+        if event == "line" and place not in self.seen:
+            self.seen.add(place)
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self._traced
+
+    def __enter__(self) -> "Interruption":
+        sys.settrace(self._traced)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+
+@pytest.mark.filterwarnings("error")
+async def test_ctrl_c_at_any_line_loses_no_message_and_leaves_nothing_behind(
+    broker: FakeBroker,
+) -> None:
+    def run() -> None:
+        with tocsin.blocking.connect(broker.url) as client:
+            client.publish_many("orders", [{"body": n, "key": "k"} for n in range(100)])
+            with client.read("orders", start="earliest") as messages:
+                read: list[Any] = []
+                for line in itertools.count(1):
+                    with Interruption(line) as interruption, suppress(KeyboardInterrupt):
+                        read.append(messages.next(timeout_s=5).body)
+                    if interruption.left > 0:
+                        break
+                assert line > 10
+                assert read == list(range(len(read)))
+                following = messages.next(timeout_s=5)
+                assert following.body == len(read)
+                gc.collect()
+
+    await script(run)
 
 
 @pytest.mark.parametrize("broker_answers", [True, False])

@@ -5,12 +5,17 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from tocsin.errors import ClientClosed
 
 T = TypeVar("T")
 STOP_TIMEOUT_S: Final = 5.0
+
+
+def _forget(answer: object) -> None:
+    """What nobody waits for any more."""
 
 
 class LoopThread:
@@ -35,8 +40,14 @@ class LoopThread:
         finally:
             self._loop.close()
 
-    def call(self, work: Callable[[], Coroutine[Any, Any, T]], timeout_s: float | None = None) -> T:
-        """Have this done there, and wait for it. A Ctrl-C while it waits ends the work too.
+    def call(
+        self,
+        work: Callable[[], Coroutine[Any, Any, T]],
+        timeout_s: float | None = None,
+        unclaimed: Callable[[T], object] = _forget,
+    ) -> T:
+        """Have this done there, and wait for it. A Ctrl-C while it waits ends the work too; where
+        that comes too late for the work, `unclaimed` gets what it answered.
 
         Raises:
             TimeoutError: it was not done within `timeout_s` seconds; it has been ended.
@@ -45,19 +56,41 @@ class LoopThread:
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError("a blocking call in the client's own thread would wait for itself")
-        with self._lock:
-            if self._stopped:
-                raise ClientClosed
-            future: Future[T] = asyncio.run_coroutine_threadsafe(
-                _within(work, timeout_s), self._loop
-            )
+        future: Future[T] = Future()
         try:
+            with self._lock:
+                if self._stopped:
+                    raise ClientClosed
+                self._begin(future, work, timeout_s)
             return future.result()
         except CancelledError:
             raise ClientClosed from None
         except BaseException:
-            future.cancel()
+            if not future.cancel():
+                future.add_done_callback(lambda done: done.exception() or unclaimed(done.result()))
             raise
+
+    def _begin(
+        self,
+        future: "Future[T]",
+        work: Callable[[], Coroutine[Any, Any, T]],
+        timeout_s: float | None,
+    ) -> None:
+        """Have this done there; `future` tells of it, and ends it when it is cancelled. A Ctrl-C
+        may come between any two lines of the caller's: so the future is there before anything
+        else, and the coroutine is made in the thread that awaits it."""
+
+        def start() -> None:
+            if not future.cancelled():
+                task = self._loop.create_task(_within(work, timeout_s))
+                task.add_done_callback(partial(_tell, future))
+                future.add_done_callback(partial(self._end, task))
+
+        self._loop.call_soon_threadsafe(start)
+
+    def _end(self, task: "asyncio.Task[T]", future: "Future[T]") -> None:
+        if future.cancelled() and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(task.cancel)
 
     def run(self, act: Callable[[], T]) -> T:
         """Have something short done there, and wait for it. Raises as `call`."""
@@ -74,7 +107,8 @@ class LoopThread:
             if self._stopped:
                 return
             self._stopped = True
-            future = asyncio.run_coroutine_threadsafe(_within(last, STOP_TIMEOUT_S), self._loop)
+            future: Future[object] = Future()
+            self._begin(future, last, STOP_TIMEOUT_S)
         if threading.current_thread() is self._thread:  # the collector runs where it likes
             future.add_done_callback(lambda _: self._loop.stop())
             return
@@ -89,3 +123,16 @@ class LoopThread:
 async def _within(work: Callable[[], Coroutine[Any, Any, T]], timeout_s: float | None) -> T:
     async with asyncio.timeout(timeout_s):
         return await work()
+
+
+def _tell(future: Future[T], task: asyncio.Task[T]) -> None:
+    """What became of the task."""
+    if task.cancelled():
+        future.cancel()
+    error = None if task.cancelled() else task.exception()
+    if not future.set_running_or_notify_cancel():
+        return  # nobody waits for it any more
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(task.result())

@@ -1,9 +1,10 @@
 """Subscriptions and readers whose messages are waited for where one stands."""
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import tocsin
 from tocsin.blocking.loop import LoopThread
@@ -61,15 +62,22 @@ class _Open(Generic[SourceT]):
         self._loop = loop
         self._idle_s = idle_s
         self._is_open = False
+        self._unclaimed: deque[Any] = deque()
+        """Messages that had come when a Ctrl-C ended the wait for them."""
         self._source: SourceT = loop.run(make)
 
     def _enter(self) -> None:
         self._loop.call(self._source.__aenter__)
         self._is_open = True
 
-    def _call_opened(self) -> None:
+    def _following(self, timeout_s: float | None) -> Any:
         if not self._is_open:
             raise RuntimeError("not open yet: `with client.subscribe(...) as messages:`")
+
+        async def following() -> Any:
+            return self._unclaimed.popleft() if self._unclaimed else await anext(self._source, None)
+
+        return self._loop.call(following, timeout_s, self._unclaimed.append)
 
 
 class Subscription(_Open[tocsin.Subscription]):
@@ -113,12 +121,7 @@ class Subscription(_Open[tocsin.Subscription]):
             TimeoutError: none came in time.
             ClientClosed: the subscription, or the client, has been closed.
         """
-        self._call_opened()
-
-        async def following() -> tocsin.Message | None:
-            return await anext(self._source, None)
-
-        message = self._loop.call(following, timeout_s)
+        message: tocsin.Message | None = self._following(timeout_s)
         if message is None:
             raise ClientClosed("the subscription has been closed")
         return Message(self._loop, message)
@@ -176,12 +179,7 @@ class Reader(_Open[tocsin.Reader]):
             ClientClosed: the reader, or the client, has been closed.
             Gap, PositionUnknown: as tocsin.Reader does.
         """
-        self._call_opened()
-
-        async def following() -> ReadMessage | None:
-            return await anext(self._source, None)
-
-        message = self._loop.call(following, timeout_s)
+        message: ReadMessage | None = self._following(timeout_s)
         if message is None:
             raise ClientClosed("the reader has been closed")
         return message
