@@ -22,7 +22,7 @@ from tests.servers.binaries import Binary
 from tests.servers.layouts import Cluster, Guarded, Layout, clustered, guarded
 from tests.servers.network import Host, Network, network
 from tests.servers.node import Node, until
-from tests.servers.shipped import DOWN_AFTER_MS, MASTER, NODE_TIMEOUT_MS
+from tests.servers.shipped import DOWN_AFTER_MS, MASTER, NODE_TIMEOUT_MS, login
 
 PRIMARIES: Final[dict[Layout, int]] = {"sentinel": 1, "cluster": 3}
 NODE_TIMEOUTS_S: Final[dict[Layout, float]] = {
@@ -65,7 +65,7 @@ class World:
     net: Network
     store: Guarded | Cluster
     url: str
-    """The store's, as the broker is told it."""
+    """The store's, for who administers it."""
     hosts: dict[Node, Host]
     sentinel_hosts: list[Host]
     """None in a Cluster."""
@@ -144,7 +144,7 @@ class World:
             primary.ask("HSET", key, "replicas", REPLICAS - 1)
             return
         if isinstance(self.store, Guarded):
-            self.store.forget_gone()
+            self.store.count_out()
         self._set_replicas(REPLICAS - 1)
 
     def count_in(self, back: Sequence[Node]) -> None:
@@ -152,9 +152,7 @@ class World:
         self._set_replicas(REPLICAS)
         if isinstance(self.store, Guarded):  # nobody else tells those whom the primary is now
             (primary,) = self.shards()
-            for node in back:
-                if node is not primary:
-                    node.ask("REPLICAOF", primary.address, primary.port)
+            self.store.count_in(back, primary)
 
     def _set_replicas(self, replicas: int) -> None:
         words = ("set-replicas", "--replicas", str(replicas))
@@ -195,29 +193,31 @@ def world(
         sentinel_hosts: list[Host] = []
         store: Guarded | Cluster
         if layout == "cluster":
-            url = "redis+cluster://" + _places(hosts, NODE_PORT)
+            url = f"redis+cluster://{{}}@{_places(hosts, NODE_PORT)}"
             store = stack.enter_context(
                 clustered(
                     binary, folder / STORE, primaries=PRIMARIES[layout], replicas=REPLICAS,
-                    hosts=hosts,
+                    hosts=hosts, with_users=True,
                 )
             )  # fmt: skip
         else:
             sentinel_hosts = [net.host(f"sentinel-{n}") for n in range(SENTINELS)]
-            url = f"redis+sentinel://{_places(sentinel_hosts, SENTINEL_PORT)}/{MASTER}"
+            url = f"redis+sentinel://{{}}@{_places(sentinel_hosts, SENTINEL_PORT)}/{MASTER}"
             store = stack.enter_context(
                 guarded(
                     binary, folder / STORE, replicas=REPLICAS, sentinels=SENTINELS,
-                    hosts=hosts, sentinel_hosts=sentinel_hosts,
+                    hosts=hosts, sentinel_hosts=sentinel_hosts, with_users=True,
                 )
             )  # fmt: skip
-        _admin(url, "provision", "--replicas", str(REPLICAS)).check_returncode()
+        admin = _as(url, "tocsin-admin")
+        _admin(admin, "provision", "--replicas", str(REPLICAS)).check_returncode()
         made = World(
-            net, store, url, dict(zip(store.nodes, hosts, strict=True)), sentinel_hosts, [],
+            net, store, admin, dict(zip(store.nodes, hosts, strict=True)), sentinel_hosts, [],
             BREAKS[broken] if broken else None,
         )  # fmt: skip
         for number in range(gateways):
-            gateway = _gateway(net.host(f"gateway-{number}"), folder, url, broken)
+            host = net.host(f"gateway-{number}")
+            gateway = _gateway(host, folder, _as(url, "tocsin"), broken)
             stack.callback(_end, gateway)
             made.gateways.append(gateway)
         yield made
@@ -230,6 +230,10 @@ def node_folders(layout: Layout, folder: Path) -> list[Path]:
 
 def _places(hosts: Iterable[Host], port: int) -> str:
     return ",".join(f"{host.address}:{port}" for host in hosts)
+
+
+def _as(url: str, user: str) -> str:
+    return url.format(":".join(login(user)))
 
 
 def _admin(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:

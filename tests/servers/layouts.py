@@ -6,6 +6,7 @@ loopback or on the hosts of a `network`, and are gone at its end. Enter them in 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -46,6 +47,7 @@ class _Places:
         *,
         host: Host | None = None,
         primary: Node | None = None,
+        replica: str = "replica-1",
         more: Sequence[str] = (),
     ) -> Node:
         """A started server that is named so and has this shipped configuration."""
@@ -57,6 +59,7 @@ class _Places:
             primary=(primary.address, primary.port) if primary else None,
             bus_port=self._port(BUS_PORT, host) if config == "cluster" else 0,
             with_users=self._with_users,
+            replica=replica,
             more=tuple(more),
         )
         setting.write(config)
@@ -135,9 +138,11 @@ class Guarded(Replicated):
         primary = self.named()
         return {primary: [node for node in self.nodes if node is not primary]} if primary else {}
 
-    def forget_gone(self) -> None:
-        """Have the Sentinels forget all nodes that do not run, one Sentinel after the other: none
-        of them is elected from then on, unless a primary has it again."""
+    def count_out(self) -> None:
+        """Lock all nodes that do not run out of the others, and have the Sentinels forget them, one
+        Sentinel after the other: none of them is elected, whenever it starts, until it is counted
+        in. Needs users."""
+        self._let_follow("off", [node for node in self.nodes if not node.is_running])
         left = len(self.running()) - 1
         for sentinel in self.sentinels:
             sentinel.ask("SENTINEL", "RESET", MASTER)
@@ -145,6 +150,25 @@ class Guarded(Replicated):
                 _knows_all(sentinel, left, len(self.sentinels) - 1),
                 f"{sentinel!r} knows those that are left",
             )
+
+    def count_in(self, back: Sequence[Node], primary: Node) -> None:
+        """Have these, which run again, follow the primary, and be elected from when they have all
+        it has. Raises TimeoutError."""
+        for node in back:
+            node.ask("CONFIG", "SET", "replica-priority", 0)
+        self._let_follow("on", back)
+        for node in back:
+            if node is not primary:
+                node.ask("REPLICAOF", primary.address, primary.port)
+        self.wait_in_sync()
+        for node in back:
+            node.ask("CONFIG", "SET", "replica-priority", 100)
+
+    def _let_follow(self, on_or_off: Literal["on", "off"], some: Sequence[Node]) -> None:
+        for node in self.running():
+            users = [_as_replica(self.nodes.index(one)) for one in some if one is not node]
+            for words in (*(("SETUSER", user, on_or_off) for user in users), ("SAVE",)):
+                until(partial(node.ask, "ACL", *words), f"{node!r} lets {users} in, or not")
 
     def wait_failover(
         self, lost: Node, by: Sequence[Node] = (), *, within_s: float = DEADLINE_S
@@ -331,13 +355,21 @@ def _follow(places: _Places, replicas: int, hosts: Sequence[Host]) -> Replicated
     primary = places.node("node-0", "primary", host=_nth(hosts, 0))
     primary.wait_ready()
     followers = [
-        places.node(f"node-{number}", "replica", host=_nth(hosts, number), primary=primary)
+        places.node(
+            f"node-{number}", "replica", host=_nth(hosts, number), primary=primary,
+            replica=_as_replica(number),
+        )
         for number in range(1, replicas + 1)
-    ]
+    ]  # fmt: skip
     for follower in followers:
         follower.wait_ready()
     wait_in_sync(primary, followers)
     return Replicated([primary, *followers])
+
+
+def _as_replica(number: int) -> str:
+    """The user that this node of a shard is, to its primary."""
+    return f"replica-{number + 1}"
 
 
 def _nth(hosts: Sequence[Host], number: int) -> Host | None:

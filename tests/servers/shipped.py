@@ -30,8 +30,9 @@ QUICKER: Final = {
 
 
 def login(user: str) -> Login:
-    """A user of the shipped ACL files, under the password that tests give it."""
-    return Login(user, f"password-of-{user}")
+    """A user of the shipped ACL files, under the password that tests give it: replicas have the
+    same."""
+    return Login(user, "password-of-" + re.sub(r"-\d$", "", user))
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Setting:
     """Of a Cluster's node."""
     with_users: bool = False
     """Under the shipped ACL files; else everybody may do everything, without a password."""
+    replica: str = "replica-1"
+    """Who it is to whom it follows."""
     more: tuple[str, ...] = field(default=())
     """Lines at the end."""
 
@@ -84,6 +87,7 @@ class Setting:
             users = r"^(aclfile|masteruser|masterauth|sentinel (auth|sentinel)-\w+) .*\n"
             text = re.sub(users, "", text, flags=re.MULTILINE)
             return _changed(text, {"protected-mode yes": "protected-mode no"})
+        text = text.replace("masteruser replica-1", f"masteruser {self.replica}")
         for user in USERS:
             text = text.replace(f"{user.upper()}_PASSWORD", login(user).password)
         for file in ("users.acl", "sentinel-users.acl"):

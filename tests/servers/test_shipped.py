@@ -17,7 +17,7 @@ from storage.redis_provision import examine
 from tests.layout.tree import table_rows
 from tests.servers.binaries import Binary
 from tests.servers.layouts import clustered, guarded, single
-from tests.servers.node import Login, Node, NodeFailed
+from tests.servers.node import Login, Node, NodeFailed, in_sync, until
 from tests.servers.ports import ClaimedPort
 from tests.servers.shipped import MASTER, SHIPPED, SMALLER, Setting, login
 
@@ -63,7 +63,7 @@ def settings(name: str) -> dict[str, str]:
     """The directives of a shipped file that CONFIG GET answers, as this is written there."""
     lines = (SHIPPED / f"{name}.conf").read_text().splitlines()
     found = dict(line.split(" ", 1) for line in lines if line and not line.startswith("#"))
-    own = {"include", "replicaof", "bind", "port", "dir", "aclfile", "masterauth"}
+    own = {"include", "replicaof", "bind", "port", "dir", "aclfile", "masterauth", "masteruser"}
     return {name: value for name, value in found.items() if name not in own}
 
 
@@ -203,7 +203,7 @@ def test_who_has_no_password_may_nothing(node: Node) -> None:
         with pytest.raises(redis.AuthenticationError):
             node.ask("PING", login=Login(user.user, "no"))
     with pytest.raises(redis.exceptions.NoPermissionError):
-        node.ask("GET", "{q}:x", login=login("replica"))
+        node.ask("GET", "{q}:x", login=login("replica-1"))
     with pytest.raises(redis.exceptions.NoPermissionError):
         node.ask("GET", "{q}:x", login=login("sentinel"))
 
@@ -244,8 +244,8 @@ def test_the_commands_of_the_page_fill_the_passwords_in(
         try:
             node.login = Login("operator", words["operator"])
             node.start()
-            for user in ("tocsin", "tocsin-admin", "replica"):
-                password = words[user.removeprefix("tocsin-")]
+            for user in ("tocsin", "tocsin-admin", "replica-1", "replica-3"):
+                password = words[re.sub(r"tocsin-|-\d$", "", user)]
                 assert node.ask("PING", login=Login(user, password)) == "PONG"
         finally:
             node.kill()
@@ -302,3 +302,31 @@ def test_a_service_whose_files_are_gone_is_not_started(node: Node) -> None:
     assert "\nAssertPathIsDirectory=/var/lib/redis/appendonlydir\n" in unit
     assert "\ndir /var/lib/redis\n" in (SHIPPED / "node.conf").read_text()
     assert (node.folder / "appendonlydir").is_dir()
+
+
+def test_a_replica_that_was_locked_out_follows_nobody_and_no_sentinel_hears_of_it(
+    redis_binary: Binary, tmp_path: Path
+) -> None:
+    """It was counted out, and is older than what was acknowledged since. A Sentinel elects whom a
+    primary names as its replica, however old, even in the moment in which both come back."""
+    with guarded(redis_binary, tmp_path, with_users=True) as shard:
+        first = shard.primary
+        gone, other = shard.replicas
+        gone.kill()
+        shard.count_out()
+        first.ask("SET", "since", "1")
+        for node in (first, other):
+            node.kill()
+        first.start()  # its locks are in its file
+        said = len(gone.log.read_bytes())
+        gone.start()
+        until(lambda: b"Unable to AUTH" in gone.log.read_bytes()[said:], "it was refused")
+        assert first.info("replication")["connected_slaves"] == "0"
+        other.start()
+        until(lambda: in_sync(first, [other]), "the other one follows")
+        for sentinel in shard.sentinels:
+            (known,) = sentinel.ask("SENTINEL", "REPLICAS", MASTER)
+            assert known[1] == f"{other.address}:{other.port}"
+        shard.count_in([gone], first)
+        assert gone.ask("GET", "since") == "1"
+        until(lambda: len(shard.sentinels[0].ask("SENTINEL", "REPLICAS", MASTER)) == 2, "known")
