@@ -222,7 +222,7 @@ class GroupPart:
             absent=self._absent.names,
             has=self._host.has(),
             gone=gone,
-            overdue=self._hand_over.overdue(now),
+            overdue=self._hand_over.overdue(row, now),
         )
 
     def _learn(self, row: Membership) -> set[str]:
@@ -238,6 +238,8 @@ class GroupPart:
                 claimed.add(name)
             elif gateway is None and name in self._told:
                 is_taken_out = True
+        if is_taken_out:
+            self._hand_over.forget()
         if self.begun_anew not in (None, row.begun_anew):
             self._host.fence(lambda number, owner: True)
         elif is_taken_out:  # others took this gateway for gone, and have what is not its own now

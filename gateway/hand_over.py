@@ -53,9 +53,18 @@ class HandOver:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_at(at, self._again) if at else None
 
-    def overdue(self, now: float) -> set[int]:
-        """What has had its time."""
-        return {number for number, (_, until) in self._until.items() if until <= now}
+    def overdue(self, row: Membership, now: float) -> set[int]:
+        """What has had its time, of what the same gateway still drains in this row: another drain
+        has a time of its own."""
+        return {
+            number for number, (gateway, until) in self._until.items()
+            if until <= now
+            and (drain := row.draining.get(number)) is not None and drain.gateway == gateway
+        }  # fmt: skip
+
+    def forget(self) -> None:
+        """Others took this gateway for gone: nothing that they drain now is what it waited for."""
+        self._until = {}
 
     def _tell(self) -> None:
         waiting, self._waiting = self._waiting, []

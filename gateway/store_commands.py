@@ -191,8 +191,10 @@ def set_replicas(storage: str | None, replicas: int) -> None:
     then publishing waits for it. The level `all` counts so many copies besides the primary.
 
     A Sentinel has a replica elected that was away for however long. So the number is lowered only
-    when the Sentinels know no more than that: while the replica is off, say SENTINEL RESET to each
-    of them. A shard of a Cluster that has more replicas attached keeps its number.
+    when the Sentinels know no more than that: while the replica is off, lock it out of the others
+    (ACL SETUSER replica-3 off, ACL SAVE), lest they hear of it again, and say SENTINEL RESET to
+    each of them; deploy/redis/README.md has it step by step. A shard of a Cluster that has more
+    replicas attached keeps its number.
 
     \b
     Examples:
@@ -228,8 +230,8 @@ async def _remembered(target: Target, replicas: int) -> list[str]:
             raise Refused(
                 "invalid_request",
                 f"the Sentinel {place} knows {count} replicas, and may have any of them elected: "
-                f"with the one that has gone switched off, say SENTINEL RESET {target.name} to "
-                "each Sentinel, then this again",
+                "with the one that has gone switched off, and locked out of the others, say "
+                f"SENTINEL RESET {target.name} to each Sentinel, then this again",
             )
     return [
         f"not asked, and may know of more replicas: {why}"

@@ -84,6 +84,33 @@ async def test_a_drain_that_does_not_end_is_cut_off(town: Town) -> None:
 
 
 @town()
+async def test_who_waited_for_a_drain_and_was_cut_off_waits_for_it_anew(town: Town) -> None:
+    """R20: what ran out meanwhile was another drain's time; the one that is there now has its own,
+    and what is in flight under it is not given again."""
+    one, two = town.gateways
+    group = await town.group(partitions=4, lease_s=600)
+    first, consumer = await one.consumer(group)
+    await publish(one, 20)
+    await first.take(20)
+    second, other = await two.consumer(group)
+    await becomes(lambda: len({*one.runtime(group).assignment.values()}) == 2)
+    two.cut_off()
+    await becomes(lambda: len({*one.runtime(group).assignment.values()}) == 1)
+    await asyncio.sleep(2 * limits.DRAIN_S)  # what drained has come back to who had it
+    two.come_back()
+    await becomes(lambda: len({*one.runtime(group).assignment.values()}) == 2)
+    await asyncio.sleep(limits.DRAIN_S / 2)
+    assert not two.owns(group)
+    await ack_all(one, first, consumer)
+    await town.shared(group)
+    await publish(two, 20, first=20)
+    await becomes(lambda: len(times_given(first, second)) == 40)
+    assert {times_given(second)[body] for body in second.bodies} == {1}
+    assert min(second.bodies) >= 20, "none that the first one had in flight"
+    await ack_all(two, second, other)
+
+
+@town()
 async def test_a_gateway_that_dies_is_taken_over_from(town: Town) -> None:
     """P6, P7: within GONE_S + 2 s, under higher epochs."""
     one, two = town.gateways
