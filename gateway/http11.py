@@ -26,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from gateway import problems
 from gateway.addresses import CLIENT, NO_PROXIES, UNKNOWN, Addresses, peer_of
 from gateway.flow import Flow
-from gateway.intake import Intake
+from gateway.intake import LARGE_READ_BYTES, Intake
 from gateway.turns import Turns
 from push import limits
 from push.errors import Refused, TocsinError
@@ -61,7 +61,6 @@ class Http11Protocol(HttpToolsProtocol):
     the wire, and one read holds thousands."""
     addresses = NO_PROXIES
     intake: Intake | None = None
-    pieces: Intake | None = None
     turns: Turns | None = None
     """Shared with others, where they are set."""
     linger_s = limits.CLOSE_TIMEOUT_S
@@ -83,6 +82,7 @@ class Http11Protocol(HttpToolsProtocol):
         """The request that is being answered; `cycle` is the one that was parsed last."""
         self._last_words = b""
         """While refused: what is owed behind the answers to the requests before."""
+        self._intake = self.intake or Intake()
         self._turns = self.turns or Turns()
         self._early: bytes | None = None
         """What came behind a handshake that waits for its turn."""
@@ -96,7 +96,7 @@ class Http11Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """As asyncio.Protocol."""
         super().connection_made(transport)
-        self.flow: Flow = Flow(transport, self.intake or Intake(), self.pieces or Intake())
+        self.flow: Flow = Flow(transport, self._intake)
         self._peer = peer_of(transport.get_extra_info)
         self._is_proxied = self.addresses.trusts(self._peer)
         self._may_enter = self.addresses.may_enter(self._peer)
@@ -138,7 +138,9 @@ class Http11Protocol(HttpToolsProtocol):
                 self._refuse(self._header_too_large())
 
     def _have_read(self, data: bytes) -> None:
-        self.flow.have_read(len(data), is_complete=self._phase is _Phase.BETWEEN)
+        """Who is in the middle of much lets others be read."""
+        if len(data) >= LARGE_READ_BYTES and self._phase is not _Phase.BETWEEN:
+            self.flow.rest()
 
     def _parse(self, data: bytes) -> None:
         """As uvicorn's data_received, which drops what comes right behind an Upgrade header: the
@@ -295,8 +297,9 @@ class Http11Protocol(HttpToolsProtocol):
         self._timer = None
         if self.transport.is_closing():
             return
-        if excused_s := self.flow.excuse_s(timeout_s):
-            self._timer = self.loop.call_later(excused_s, self._expire, timeout_s)
+        if self.flow.read_paused or self.flow.is_resting:
+            # We do not read at the moment: the client is not the one who is late.
+            self._enter(self._phase, timeout_s)
         elif self._phase is _Phase.HEADER and not self._has_begun:
             self.transport.close()  # a connection made in advance and never used: no answer owed
         else:
@@ -366,7 +369,6 @@ def http_class(addresses: Addresses, intake: Intake | None = None) -> type[Http1
 
     BoundHttp11Protocol.addresses = addresses
     BoundHttp11Protocol.intake = intake or Intake()
-    BoundHttp11Protocol.pieces = Intake()
     BoundHttp11Protocol.turns = Turns()
     return BoundHttp11Protocol
 

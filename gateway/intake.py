@@ -1,15 +1,10 @@
-"""Who sends much that is not complete yet, or is not wanted any more, is read in turns; and so is
-who says a request byte by byte.
+"""Who sends much that is not complete yet, or is not wanted any more, is read in turns.
 
 A socket holds megabytes, and a read of it takes what is there: a hundred clients in the middle of
 large messages would have the loop read for a tenth of a second before anybody else is heard. So a
 large read that brought nothing to an end is the last one of its socket until it is its turn again,
 and one has its own in each millisecond (P9). That is 256 MB/s for all of them together; who sends
 messages that end is read as ever.
-
-A thousand clients that send a byte at a time are a thousand reads in one turn of the loop whenever
-they send at the same time. They have turns of their own, likewise one in each millisecond: then
-each of them is read once a second, and many of its bytes at once (gateway.flow).
 """
 
 import asyncio
