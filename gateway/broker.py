@@ -204,8 +204,7 @@ class Broker:
 
     def _certified(self, partition: Partition, end: int) -> None:
         self.janitor.touched(partition)
-        if not self.publisher.is_appending(partition):  # else the append's answer wakes
-            self.tail.certified(partition, end)
+        self.publisher.commits.certified(partition, end)
 
     def _changed(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
         self.groups.changed(queue, group, deleted=deleted)

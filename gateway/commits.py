@@ -88,6 +88,8 @@ class Commits:
         self._tail = tail
         self._owner = owner
         self._appending: dict[Partition, int] = {}
+        self._heard: dict[Partition, int] = {}
+        """Certified ends that were heard of meanwhile."""
         self._under_way: dict[asyncio.Task[None], _Commit] = {}
         self._breaker = Breaker(
             failures_max=limits.BREAKER_FAILURES,
@@ -109,9 +111,16 @@ class Commits:
         """How many are under way."""
         return len(self._under_way)
 
-    def is_appending(self, partition: Partition) -> bool:
-        """Whether an append is under way there, whose answer will wake who follows."""
-        return partition in self._appending
+    def certified(self, partition: Partition, end: int) -> None:
+        """As Tail.certified. While an append of this gateway is under way there, its answer comes
+        first: it brings the record, which who follows would otherwise read.
+
+        [What another gateway appended meanwhile, forgotten here: nobody tells of it again.]
+        """
+        if partition in self._appending:
+            self._heard[partition] = max(end, self._heard.get(partition, 0))
+        else:
+            self._tail.certified(partition, end)
 
     async def wait(self) -> None:
         """Until one of those under way has ended."""
@@ -265,6 +274,8 @@ class Commits:
             else:
                 stages = Stages(record.received_unix_ms, now_ms, certified_ms)
                 self._publish(partition, append, header, result, stages)
+            if partition in self._heard and partition not in self._appending:
+                self._tail.certified(partition, self._heard.pop(partition))
             self._owner.released(record)
             self._answer(record, append, header, result, is_answered=commit.is_answered)
 

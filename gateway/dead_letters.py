@@ -2,23 +2,25 @@
 
 It keeps key, body and headers, and says in more headers where it comes from and why it is here.
 The move is an append under an id made of its place and group, then a settle: a crash in between
-repeats the append, which deduplication answers (R8).
+repeats the append, which deduplication answers (R8). Where the append's own answer is `unknown`,
+the letter is looked for before it is sent again.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
+from gateway.letter_search import LetterSearch
 from gateway.publisher import Publisher
 from gateway.routing import Answer
 from gateway.slot import Slot
 from metadata.catalog import Queue
-from push.errors import Refused, TocsinError
+from push.errors import Refused, TocsinError, Unknown
 from push.message import Message
-from push.ports import Partition, Storage
+from push.ports import Partition, PartitionState, Storage
 from push.record import Record
 from push.waiting import DeadLetter
 
@@ -26,7 +28,16 @@ _MESSAGE = msgspec.json.Decoder(Message)
 HEADER: Final = "tocsin-dead-letter-"
 BURY_AGAIN_S: Final = 1.0
 """Between two tries to move a message that the dead-letter queue does not take."""
+LOOKED_S: Final = 10.0
+"""How long what was seen of a dead-letter queue stands for how it is before a letter is sent: so
+much of it more is looked through where one is in doubt."""
 logger = logging.getLogger("tocsin.dead_letters")
+
+
+class _Sent(NamedTuple):
+    answer: "asyncio.Future[Answer]"
+    search: LetterSearch
+    """Should the answer be `unknown`."""
 
 
 class DeadLetters:
@@ -41,6 +52,8 @@ class DeadLetters:
         self._storage = storage
         self._publisher = publisher
         self._queue_of = queue_of
+        self._looks: dict[str, tuple[float, list[PartitionState]]] = {}
+        """Of dead-letter queues, by id: when each was looked at, and how it was."""
         self.moved_total = 0
 
     async def bury(self, slot: Slot, dead: DeadLetter) -> None:
@@ -50,11 +63,22 @@ class DeadLetters:
         Those of one slot are put on their way in the order in which they are asked for, many at a
         time; one that has to be tried again may fall behind others.
         """
+        in_doubt: LetterSearch | None = None
         while True:
             try:
+                if in_doubt is not None:
+                    is_there = await in_doubt.found()
+                    if is_there is None:
+                        raise Unknown("it may be there, where nothing is certified at the moment")
+                    if is_there:
+                        self.moved_total += 1
+                        return
+                    in_doubt = None
                 async with slot.burying:
                     sent = await self._send(slot, dead)
-                outcome = (await sent).outcomes[0] if sent is not None else None
+                outcome = (await sent.answer).outcomes[0] if sent is not None else None
+                if isinstance(outcome, Unknown) and sent is not None:
+                    in_doubt = sent.search
                 if isinstance(outcome, TocsinError):
                     raise outcome
             except TocsinError as error:
@@ -64,7 +88,7 @@ class DeadLetters:
                 self.moved_total += sent is not None
                 return
 
-    async def _send(self, slot: Slot, dead: DeadLetter) -> "asyncio.Future[Answer] | None":
+    async def _send(self, slot: Slot, dead: DeadLetter) -> _Sent | None:
         """Hand it to the publisher: the future has its outcome. None: the message is gone."""
         read = await self._storage.read(slot.partition, dead.offset, 1, until=dead.offset)
         record = read.records[0] if read.records else None
@@ -73,6 +97,7 @@ class DeadLetters:
                 raise Refused("storage_unavailable", "its record is not certified at the moment")
             return None
         target = await self._queue_of(slot.queue)
+        before = await self._look(target)
         done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
 
         def answered(answer: Answer) -> None:
@@ -81,7 +106,19 @@ class DeadLetters:
 
         letter = self._letter(slot, dead, record)
         self._publisher.submit(target, [letter], answered, checked=True)
-        return done
+        return _Sent(done, LetterSearch(self._storage, target, letter.id or "", before))
+
+    async def _look(self, target: Queue) -> list[PartitionState]:
+        """How it is, or was not long ago."""
+        now = asyncio.get_running_loop().time()
+        looked_at, states = self._looks.get(target.queue_id, (-LOOKED_S, []))
+        if now - looked_at >= LOOKED_S:
+            states = list(await self._storage.partitions(target.queue_id))
+            self._looks = {
+                one: look for one, look in self._looks.items() if now - look[0] < LOOKED_S
+            }
+            self._looks[target.queue_id] = (now, states)
+        return states
 
     async def _is_there(self, partition: Partition, offset: int) -> bool:
         """Whether the log has come so far. It was given out, so it was certified: a failover may

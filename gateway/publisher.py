@@ -338,11 +338,6 @@ class Publisher:
 
     # --- Committing ----------------------------------------------------------------------------
 
-    def is_appending(self, partition: Partition) -> bool:
-        """Whether this gateway has an append under way there, whose answer will wake who
-        follows."""
-        return self.commits.is_appending(partition)
-
     def _commit_if_free(self) -> None:
         self._scheduled = False
         if not self._open or not self.commits.admits(self._waiting):

@@ -32,6 +32,11 @@ POSITIONS_EVERY_S = 30.0
 RETRY_AFTER_S = 0.5
 
 
+class _Early(Refused):
+    """Asked for what is to come, because it was told of: a failover knows less for a moment, and
+    who asks again at once would ask without end."""
+
+
 class QueueReaders:
     """The readers of one queue."""
 
@@ -216,15 +221,20 @@ class QueueReaders:
 
     async def _catch_up(self, reader: Reader) -> None:
         while reader.behind and not reader.closed and reader.takes(1):
-            progress = False
+            progress, early = False, None
             for number in list(reader.behind):
                 async with self._slots:
-                    progress = await self._step(reader, number) or progress
+                    try:
+                        progress = await self._step(reader, number) or progress
+                    except _Early as error:
+                        early = error
             if not progress:
+                if early is not None:
+                    raise early
                 return
 
     async def _step(self, reader: Reader, number: int) -> bool:
-        """One read's worth for one partition. False: nothing could be given."""
+        """One read's worth for one partition. False: nothing could be given. Raises _Early."""
         begin = reader.behind[number]
         if begin >= self.next[number]:
             self._rejoin(reader, number, begin)
@@ -233,7 +243,9 @@ class QueueReaders:
         if reader.closed or number not in reader.behind:
             return True
         if not read.records:
-            self._advance(reader, number, max(read.certified, begin), begin)
+            if read.certified <= begin:
+                raise _Early("storage_unavailable", "what was certified is not at the moment")
+            self._advance(reader, number, read.certified, begin)
         for record in read.records:
             at = reader.behind[number]
             if record.last < at:

@@ -62,15 +62,17 @@ Verdict = Resumed | Gap | UnknownPosition
 
 
 def verdict(place: Place, state: PartitionState) -> Verdict:
-    """The truth about one place, given the partition as it is now."""
+    """The truth about one place, given the partition as it is now.
+
+    A place beyond what is certified is of this history as long as the log has come so far: the
+    reader had it from a primary that was lost since, and it will be certified again (R10).
+    """
     if place.generation != state.generation:
         return UnknownPosition(
             f"the log is of generation {state.generation}, the position of {place.generation}"
         )
-    if place.next_offset > state.certified:
-        return UnknownPosition(
-            f"the log ends at {state.certified}, the position is {place.next_offset}"
-        )
+    if place.next_offset > state.end:
+        return UnknownPosition(f"the log ends at {state.end}, the position is {place.next_offset}")
     if place.next_offset < state.start:
         return Gap(place.next_offset, state.start - 1)
     return Resumed(place.next_offset)

@@ -1,0 +1,70 @@
+"""Whether a dead letter is there whose append was answered `unknown`.
+
+Sent again it would be a second one as soon as its id is forgotten, and a queue may remember no ids
+at all. So it is looked for first, in what was appended since: as soon as all of that is certified,
+which it is not while a copy is away (R8, R10).
+
+    [A replica is away for an hour, and a letter is tried every second: with a window of 300 s there
+    would be twelve of it, with none 3,600.]
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from metadata.catalog import Queue
+from push import limits
+from push.message import Message
+from push.ports import Partition, PartitionState, Storage
+from push.record import Record
+
+_MESSAGE = msgspec.json.Decoder(Message)
+
+
+class LetterSearch:
+    """For one letter. `before`: how the partitions stood before it was sent first."""
+
+    def __init__(
+        self, storage: Storage, target: Queue, letter_id: str, before: Sequence[PartitionState]
+    ) -> None:
+        self._storage = storage
+        self._target = target
+        self._letter_id = letter_id
+        self._before = {state.partition: state for state in before}
+        self._ends: dict[Partition, int] = {}
+        """Where what may hold it ends."""
+
+    async def found(self) -> bool | None:
+        """Whether it is there. None: that cannot be told yet, ask again. A queue that is gone holds
+        nothing. Raises Refused, Unknown."""
+        states = await self._storage.partitions(self._target.queue_id)
+        for state in states:
+            # Less than before: what a primary had alone was lost with it.
+            known = self._ends.get(state.partition, state.end)
+            self._ends[state.partition] = min(known, state.end)
+        if any(state.certified < self._ends[state.partition] for state in states):
+            return None  # a copy is away
+        for state in states:
+            if await self._is_in(state):
+                return True
+        return False
+
+    async def _is_in(self, state: PartitionState) -> bool:
+        before, end = self._before.get(state.partition), self._ends[state.partition]
+        offset = state.start
+        if before is not None and before.generation == state.generation:
+            offset = max(offset, before.certified)
+        while offset < end:
+            read = await self._storage.read(state.partition, offset, limits.READ_BYTES_MAX)
+            if any(self._has_it(record) for record in read.records):
+                return True
+            if not read.records:
+                return False
+            offset = read.records[-1].last + 1
+        return False
+
+    def _has_it(self, record: Record) -> bool:
+        if self._letter_id.encode() not in record.payload:
+            return False
+        offsets = range(record.first, record.last + 1)
+        return any(_MESSAGE.decode(record.slice(one, one)).id == self._letter_id for one in offsets)

@@ -1,0 +1,96 @@
+"""A wake-up of what another gateway has certified, heard while this gateway's own commit to that
+partition is on its way to its answer."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from gateway.broker import Broker
+from gateway.config import Config
+from metadata.catalog import Queue, QueueSettings
+from metadata.inprocess import InProcessMetadata
+from push.ports import Partition
+from storage.redis_keys import CERTIFIED_CHANNELS, queue_key
+from storage.redis_ports import Shard, Standing
+from storage.redis_store import RedisStorage
+from tests.conformance.virtual import run
+from tests.histories.house import message
+
+
+def queue(name: str) -> Queue:
+    return Queue(
+        queue_id=name, name=name, tenant="", holder="", created_unix_ms=0,
+        settings=QueueSettings(partitions=1, durability="local"), ring_epoch=1, members=(0,),
+        hash_key=bytes(16),
+    )  # fmt: skip
+
+
+class TwoQueues:
+    """Both are of the level `local`, so their appends certify. `fast` is answered at once; `slow`,
+    which shares the commit, 50 ms later: meanwhile another gateway appends to `fast`, too."""
+
+    doubts = 0
+
+    def __init__(self) -> None:
+        self.end = 0
+        """Of fast's log, all of it certified."""
+
+    async def act(
+        self, function: str, keys: Any, args: Any, *, level: str, doubts: Any = None
+    ) -> Any:
+        if function != "append":
+            return 0
+        if keys[0] == queue_key("slow"):
+            await asyncio.sleep(0.05)
+            return [0, 1, 1, 1, 1]
+        self.end += 1
+        return [self.end - 1, 1, self.end, self.end, 1]
+
+    async def look(self, function: str, keys: Any, args: Any) -> Any:
+        if function == "tails" and keys[0] == queue_key("fast"):
+            return [self.end, self.end, b"local"]
+        return []
+
+    def on_message(self, prefix: str, heard: Callable[[bytes, bytes], None]) -> None:
+        if prefix == CERTIFIED_CHANNELS:
+            self.heard = heard
+
+    def has_room(self, key: str | None = None) -> bool:
+        return True
+
+    def copies(self, level: str) -> int:
+        return 1
+
+    def standing(self) -> Standing:
+        return Standing((), {})
+
+    async def close(self) -> None: ...
+
+
+def test_what_another_gateway_appends_during_a_commit_here_is_given_out(tmp_path: Path) -> None:
+    """R10: the storage tells of an end once."""
+
+    async def main() -> None:
+        shard = TwoQueues()
+        storage = RedisStorage(cast(Shard, shard), "history-1")
+        metadata = await InProcessMetadata.open(tmp_path)
+        broker = Broker(Config(data_dir=tmp_path), metadata, storage)
+        storage.on_certified(broker._certified)  # as Broker.start does
+        place = Partition("fast", 0)
+        ends: list[int] = []
+        broker.tail.follow(place, lambda one: ends.append(broker.tail.ends[one]))  # as a slot does
+        storage._tails.watch(place)  # as `own` and `read` do
+        answered: list[Any] = []
+        for name in ("fast", "slow"):
+            broker.publisher.submit(queue(name), [message(1)], answered.append)
+        await asyncio.sleep(0.02)
+        shard.end += 1  # another gateway's message, at offset 1
+        channel = (CERTIFIED_CHANNELS + queue_key("fast")[:-5] + "0").encode()
+        shard.heard(channel, b"2")
+        await asyncio.sleep(600)
+        assert len(answered) == 2
+        assert ends[-1] == 2, f"for 10 minutes nobody here knows of offset 1: {ends}"
+        await metadata.close()
+
+    run(main())
