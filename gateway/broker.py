@@ -261,7 +261,7 @@ class Broker:
         if self.draining:
             reasons.append("draining: this gateway is going down")
         state = await self.storage.state()
-        if not (state.writable and state.publishable):
+        if not state.writable:  # one that is full is to be drained, by whoever comes (R29, R31)
             reasons += state.reasons or ("the storage does not take writes",)
         if self.groups.presence.is_alone:
             reasons.append("this gateway is cut off, and gives nothing out until it is heard again")

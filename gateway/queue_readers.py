@@ -30,6 +30,9 @@ CATCH_UPS_MAX = 16
 POSITIONS_EVERY_S = 30.0
 """How often a filtered reader learns how far it has come without a message."""
 RETRY_AFTER_S = 0.5
+FOLLOW_AFTER_S = 1.0
+"""Readers that stay have the storage look after the ends of their partitions, which it does for
+what was read: a wake-up that gets lost is made up for then (R10)."""
 
 
 class _Early(Refused):
@@ -63,6 +66,8 @@ class QueueReaders:
         self._told: dict[int, int] = {}
         loop = asyncio.get_running_loop()
         self._sweeper = loop.call_later(POSITIONS_EVERY_S, self._sweep)
+        self._following: asyncio.Task[None] | None = None
+        self._follower = loop.call_later(FOLLOW_AFTER_S, self._follow)
         for state in states:
             number = state.partition.number
             self.next[number] = max(state.certified, tail.ends.get(state.partition, 0))
@@ -71,6 +76,19 @@ class QueueReaders:
             tail.follow(state.partition, self._certified)
 
     # --- The tail ------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        self._following = asyncio.get_running_loop().create_task(self._read_ends(), name="follow")
+
+    async def _read_ends(self) -> None:
+        for number in list(self.next):
+            partition = Partition(self.queue.queue_id, number)
+            while True:
+                try:
+                    await self._tail.read(partition, self.next[number], 1)
+                    break
+                except TocsinError:
+                    await asyncio.sleep(RETRY_AFTER_S)
 
     def _certified(self, partition: Partition) -> None:
         number, end = partition.number, self._tail.ends[partition]
@@ -354,6 +372,9 @@ class QueueReaders:
     def close(self) -> None:
         """Nobody reads here any more."""
         self._sweeper.cancel()
+        self._follower.cancel()
+        if self._following is not None:
+            self._following.cancel()
         self._fan_outs.clear()
         for number in self.next:
             self._tail.unfollow(Partition(self.queue.queue_id, number), self._certified)

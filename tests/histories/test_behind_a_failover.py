@@ -64,10 +64,11 @@ def test_a_dead_letter_is_one_however_long_a_replica_is_away(tmp_path: Any, wind
 
     @town(1)
     async def history(town: Town) -> None:
-        town.memory._wall = asyncio.get_running_loop().time  # type: ignore[attr-defined]
+        town.memory._wall = asyncio.get_running_loop().time
         gateway, dead, nack = await nacked(town, window_s)
-        real: Append = gateway.storage.append
-        partitions = gateway.storage.partitions
+        storage: Any = gateway.storage
+        real: Append = storage.append
+        partitions = storage.partitions
         is_away = True
 
         async def append(appends: Any, **options: Any) -> list[Appended]:
@@ -82,8 +83,8 @@ def test_a_dead_letter_is_one_however_long_a_replica_is_away(tmp_path: Any, wind
                 return states
             return [replace(state, certified=0) for state in states]
 
-        gateway.storage.append = append  # type: ignore[method-assign]
-        gateway.storage.partitions = uncertified  # type: ignore[method-assign]
+        storage.append = append
+        storage.partitions = uncertified
         nack()
         await asyncio.sleep(3600)
         assert not gateway.broker.dead_letters.moved_total
@@ -98,7 +99,8 @@ def test_a_dead_letter_is_one_however_long_a_replica_is_away(tmp_path: Any, wind
 async def test_a_dead_letter_that_was_lost_with_its_primary_is_sent_again(town: Town) -> None:
     """P1: `unknown` was the answer, and it is not there."""
     gateway, dead, nack = await nacked(town, 300)
-    real: Append = gateway.storage.append
+    storage: Any = gateway.storage
+    real: Append = storage.append
     lost: list[Any] = []
 
     async def append(appends: Any, **options: Any) -> list[Appended]:
@@ -107,7 +109,7 @@ async def test_a_dead_letter_that_was_lost_with_its_primary_is_sent_again(town: 
             raise FEW
         return await real(appends, **options)
 
-    gateway.storage.append = append  # type: ignore[method-assign]
+    storage.append = append
     nack()
     await becomes(lambda: gateway.broker.dead_letters.moved_total)
     assert len(lost) == 3

@@ -1,5 +1,5 @@
-"""A wake-up of what another gateway has certified, heard while this gateway's own commit to that
-partition is on its way to its answer."""
+"""Wake-ups of what another gateway has certified: one that is heard while this gateway's own commit
+to that partition is on its way to its answer, and one that is lost with its connection."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,7 +15,10 @@ from storage.redis_keys import CERTIFIED_CHANNELS, queue_key
 from storage.redis_ports import Shard, Standing
 from storage.redis_store import RedisStorage
 from tests.conformance.virtual import run
+from tests.histories.gateways import becomes
 from tests.histories.house import message
+from tests.histories.redis_gateways import a_server, emptied
+from tests.histories.test_gateways_on_redis import Gateway
 
 
 def queue(name: str) -> Queue:
@@ -94,3 +97,27 @@ def test_what_another_gateway_appends_during_a_commit_here_is_given_out(tmp_path
         await metadata.close()
 
     run(main())
+
+
+async def test_a_reader_at_the_end_hears_of_what_was_published_while_nobody_told(
+    tmp_path: Path,
+) -> None:
+    """R10: a gateway polls slowly besides, also for readers that wait for a first message."""
+    with a_server() as node:
+        url = await emptied(node)
+        opened = []
+        for name in "ab":
+            (tmp_path / name).mkdir(mode=0o700)
+            gateway = Gateway(tmp_path / name, url)
+            await gateway.open()
+            opened.append(gateway)
+        one, two = opened
+        queue = await one.queue(partitions=1, durability="local", retention_s=3600)
+        await becomes(lambda: two.broker.metadata.inner.queue_by_id(queue.queue_id))
+        session, _ = await one.read(queue, start="latest")
+        await becomes(lambda: Partition(queue.queue_id, 0) in one.broker.tail._ends_read)
+        node.ask("CLIENT", "KILL", "TYPE", "pubsub")
+        assert await two.publish(queue, [message(1, "k")]) == [(0, 0, False)]
+        await session.get(1)
+        await one.stop()
+        await two.stop()
