@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -184,6 +185,7 @@ class Doubtful:
     def __init__(self, storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[Lane | None, asyncio.Future[None]]] = []
         self.doubts = 0
+        self._closed = False
         self._real = storage.append
         monkeypatch.setattr(storage, "append", self.append)
         monkeypatch.setattr(storage, "lane", self.lane)
@@ -198,9 +200,18 @@ class Doubtful:
         """The real one's, as soon as it may."""
         may: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.calls.append((lane, may))
+        if self._closed:
+            may.set_result(None)
         await may
         stored: list[Appended] = await self._real(appends)
         return stored
+
+    def close(self) -> None:
+        """Nobody waits any longer."""
+        self._closed = True
+        for _, may in self.calls:
+            if not may.done():
+                may.set_result(None)
 
 
 async def test_nothing_begins_between_a_failure_and_the_word_of_it(
@@ -215,22 +226,22 @@ async def test_nothing_begins_between_a_failure_and_the_word_of_it(
     ]
     # Where others publish, too, nothing is begun ahead.
     await eventually(lambda: not commits.has_company())
-    doubtful = Doubtful(storage, monkeypatch)
-    first = house.submit(queue, numbered(500), producer=ANN, sequence=1)
-    await eventually(lambda: len(doubtful.calls) == 1)
-    doubtful.doubts = 1
-    behind = house.submit(queue, numbered(500), producer=ANN, sequence=501)
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert [lane for lane, _ in doubtful.calls] == [Lane(1, 0)]
-    doubtful.calls[0][1].set_exception(Unknown("the connection was lost"))
-    assert set(codes(await first)) == {"unknown"}
-    assert set(codes(await behind)) == {"storage_unavailable"}
-    again = house.submit(queue, numbered(1), producer=ANN, sequence=1)
-    await eventually(lambda: len(doubtful.calls) == 2)
-    assert doubtful.calls[1][0] == Lane(1, 1)
-    doubtful.calls[1][1].set_result(None)
-    assert codes(await again) == [(0, 1, False)]
+    with closing(Doubtful(storage, monkeypatch)) as doubtful:
+        first = house.submit(queue, numbered(500), producer=ANN, sequence=1)
+        await eventually(lambda: len(doubtful.calls) == 1)
+        doubtful.doubts = 1
+        behind = house.submit(queue, numbered(500), producer=ANN, sequence=501)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert [lane for lane, _ in doubtful.calls] == [Lane(1, 0)]
+        doubtful.calls[0][1].set_exception(Unknown("the connection was lost"))
+        assert set(codes(await first)) == {"unknown"}
+        assert set(codes(await behind)) == {"storage_unavailable"}
+        again = house.submit(queue, numbered(1), producer=ANN, sequence=1)
+        await eventually(lambda: len(doubtful.calls) == 2)
+        assert doubtful.calls[1][0] == Lane(1, 1)
+        doubtful.calls[1][1].set_result(None)
+        assert codes(await again) == [(0, 1, False)]
 
 
 async def test_what_is_resolved_frees_what_was_held_up(house: House) -> None:

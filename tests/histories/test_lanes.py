@@ -218,7 +218,7 @@ def test_what_comes_behind_hears_first_when_the_level_is_changed() -> None:
         town = Town(shard)
         high = queue("q", "all")
         low = queue("q", "local")
-        ann = {"producer": b"producer-ann....", "resolved": 0}
+        ann: dict[str, Any] = {"producer": b"producer-ann....", "resolved": 0}
         first = town.submit(high, **ann, sequence=0)
         await asyncio.sleep(0.1)
         second = town.submit(low, **ann, sequence=1)
