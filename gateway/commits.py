@@ -1,4 +1,5 @@
-"""Commits: what waits goes to the storage, what comes of it to the producers and to the tail.
+"""Commits of one lane: what waits goes to the storage, what comes of it to the producers and to
+the tail.
 
 what goes     everything that waits; where several queues publish, so much that the next commit
               is never far, shared fairly (`push.company`); beside a flood, what others bring goes
@@ -12,16 +13,17 @@ failing       commits fail one after another: new publishes are refused for a wh
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
-from gateway.routing import OpenRecord
+from gateway.routing import OpenRecord, Pending
 from gateway.spans import Stages
 from gateway.tail import Tail
 from push import limits
 from push.breaker import Breaker
 from push.company import Company
 from push.errors import Refused, TocsinError, Unknown
+from push.lanes import Lane
 from push.ports import Append, Appended, Partition, Storage
 from push.record import Header, Record
 
@@ -56,7 +58,7 @@ class Owner(Protocol):
 class _Commit:
     """One that is under way."""
 
-    __slots__ = ("batch", "began", "doubts", "headers", "is_answered", "is_share", "size", "ticket")
+    __slots__ = ("batch", "began", "headers", "is_answered", "is_share", "lane", "size", "ticket")
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class _Commit:
         ticket: int | None,
         *,
         is_share: bool,
-        doubts: int,
+        lane: Lane,
     ) -> None:
         self.batch = batch
         self.size = size
@@ -74,17 +76,23 @@ class _Commit:
         self.ticket = ticket
         self.is_share = is_share
         """Of all who publish; else it has what goes beside one that is."""
-        self.doubts = doubts
-        """The storage's when it began (R7)."""
+        self.lane = lane
+        """As it was when it began (R7)."""
         self.headers: list[Header] = []
         self.is_answered = False
 
 
 class Commits:
-    """See the module. Everything happens on one event loop."""
+    """See the module. Everything happens on one event loop. `number` is the lane's; `company`
+    judges the queues of all lanes."""
 
-    def __init__(self, storage: Storage, tail: Tail, owner: Owner) -> None:
+    def __init__(
+        self, storage: Storage, tail: Tail, owner: Owner, number: int, company: Company[str]
+    ) -> None:
+        self.pending = Pending()
+        """Kept by the owner."""
         self._storage = storage
+        self._number = number
         self._tail = tail
         self._owner = owner
         self._appending: dict[Partition, int] = {}
@@ -99,7 +107,7 @@ class Commits:
         self._watch: asyncio.TimerHandle | None = None
         self._shared = 0
         """Those under way that everybody had a share of."""
-        self._company: Company[str] = Company()
+        self._company = company
         self.is_calm = True
         """Nothing is to be refused because of the storage; see `refusal`."""
         self.total = 0
@@ -111,28 +119,29 @@ class Commits:
         """How many are under way."""
         return len(self._under_way)
 
+    def is_appending(self, partition: Partition) -> bool:
+        """Whether an append is under way there, whose answer will wake who follows."""
+        return partition in self._appending
+
     def certified(self, partition: Partition, end: int) -> None:
-        """As Tail.certified. While an append of this gateway is under way there, its answer comes
-        first: it brings the record, which who follows would otherwise read.
+        """As Tail.certified, where an append is under way. Its answer comes first: it brings the
+        record, which who follows would otherwise read.
 
         [What another gateway appended meanwhile, forgotten here: nobody tells of it again.]
         """
-        if partition in self._appending:
-            self._heard[partition] = max(end, self._heard.get(partition, 0))
-        else:
-            self._tail.certified(partition, end)
+        self._heard[partition] = max(end, self._heard.get(partition, 0))
 
-    async def wait(self) -> None:
-        """Until one of those under way has ended."""
-        if self._under_way:
-            await asyncio.wait(self._under_way, return_when=asyncio.FIRST_COMPLETED)
+    @property
+    def under_way(self) -> Iterable[asyncio.Future[None]]:
+        """Those that have not ended."""
+        return self._under_way
 
     # --- How it stands with the storage ----------------------------------------------------------
 
     def refusal(self) -> Refused | None:
         """Why a new publish is refused before anything is done with it; None: it is not."""
         now = asyncio.get_running_loop().time()
-        age = self._age(now)
+        age = self.age(now)
         if age >= limits.COMMIT_SLOW_S:
             detail = f"the storage is slow: a commit has been under way for {age:.0f} s"
             return Refused("overloaded", detail, 1.0)
@@ -142,7 +151,8 @@ class Commits:
         self.is_calm = self._breaker.state(now=now) == "closed"
         return None
 
-    def _age(self, now: float) -> float:
+    def age(self, now: float) -> float:
+        """How long the oldest of those under way has taken by now, in seconds."""
         first = next(iter(self._under_way.values()), None)
         return now - first.began if first is not None else 0.0
 
@@ -153,7 +163,7 @@ class Commits:
         if not self._under_way:
             return
         now = loop.time()
-        if self.is_calm and self._age(now) >= limits.COMMIT_SLOW_S:
+        if self.is_calm and self.age(now) >= limits.COMMIT_SLOW_S:
             self.is_calm = False
             self.slow_total += 1
         for commit in self._under_way.values():
@@ -175,29 +185,12 @@ class Commits:
 
     # --- Committing ------------------------------------------------------------------------------
 
-    def is_crowded(self) -> bool:
-        """Whether queues flood and have others beside them, as far as the last second tells."""
-        return self._company.is_crowded(now=asyncio.get_running_loop().time())
-
-    def has_enough(self, size: int) -> bool:
-        """Whether nothing more of those that flood is needed yet, where `size` waits."""
-        return self._company.has_enough(size, now=asyncio.get_running_loop().time())
-
-    def has_too_much(self, queue_id: str, size: int) -> bool:
-        """Whether the queue floods, and `size` of it that waits is all that may."""
-        now = asyncio.get_running_loop().time()
-        return self._company.has_too_much(queue_id, size, now=now)
-
-    def has_company(self) -> bool:
-        """Whether several queues publish, as far as the last second tells."""
-        return self._company.is_shared(now=asyncio.get_running_loop().time())
-
     def admits(self, count: int) -> bool:
         """Whether one more may begin now, where `count` messages wait for it."""
         under_way = len(self._under_way)
         if not under_way:
             return True
-        if any(one.doubts != self._storage.doubts for one in self._under_way.values()):
+        if any(one.lane != self._lane(one.batch) for one in self._under_way.values()):
             return False  # one has failed: who waits behind it is to hear of that first (R7)
         now = asyncio.get_running_loop().time()
         if not self._company.is_shared(now=now):
@@ -216,7 +209,7 @@ class Commits:
         if is_beside:
             goes = self._company.choose_beside(sizes, now=now)
         else:
-            goes = self._company.choose(sizes, now=now)
+            goes = self._company.choose(sizes, now=now, lane=self._number)
         if not goes:
             return waiting
         size = sum(sizes[place][1] for place in goes)
@@ -227,14 +220,19 @@ class Commits:
         self._start([waiting[place] for place in goes], size, is_share=not is_beside)
         return [one for place, one in enumerate(waiting) if place not in places]
 
+    def _lane(self, batch: Batch) -> Lane:
+        """As it is now."""
+        partition, record = batch[0]
+        return self._storage.lane(partition, record.route.queue.settings.durability)
+
     def _start(self, batch: Batch, size: int, *, is_share: bool) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
         for partition, _ in batch:
             self._appending[partition] = self._appending.get(partition, 0) + 1
         ticket = self._breaker.admit(now=now)
-        doubts = self._storage.doubts
-        commit = _Commit(batch, size, now, ticket, is_share=is_share, doubts=doubts)
+        lane = self._lane(batch)
+        commit = _Commit(batch, size, now, ticket, is_share=is_share, lane=lane)
         self._shared += is_share
         task = loop.create_task(self._commit(commit), name="commit")
         self._under_way[task] = commit
@@ -256,7 +254,7 @@ class Commits:
             commit.headers.append(header)
         results: Sequence[Appended | TocsinError]
         try:
-            results = await self._storage.append(appends, doubts=commit.doubts)
+            results = await self._storage.append(appends, lane=commit.lane)
         except TocsinError as error:
             results = [error] * len(appends)
         now = asyncio.get_running_loop().time()
@@ -274,7 +272,7 @@ class Commits:
             else:
                 stages = Stages(record.received_unix_ms, now_ms, certified_ms)
                 self._publish(partition, append, header, result, stages)
-            if partition in self._heard and partition not in self._appending:
+            if partition in self._heard and not self.is_appending(partition):
                 self._tail.certified(partition, self._heard.pop(partition))
             self._owner.released(record)
             self._answer(record, append, header, result, is_answered=commit.is_answered)
@@ -300,8 +298,8 @@ class Commits:
         self, partition: Partition, append: Append, header: Header, result: Appended, stages: Stages
     ) -> None:
         """Certified: now, and not before, who follows gets it (R10)."""
-        if not result.count:
-            self._tail.certified(partition, result.certified)
+        if result.certified < result.first + result.count or not result.count:
+            self._tail.certified(partition, result.certified)  # of what was there before
             return
         if result.skips:
             record = Record.load(result.first, append.header, append.payload, result.skips)

@@ -2,7 +2,8 @@
 
 A cursor that moved is written with the next flush: at once when somebody waits for it (a
 confirmed ack, a redelivery, an overflowing line), else after a few milliseconds, so that thousands
-of acks become one row. Storage puts the writes into the group commit that is next.
+of acks become one row. Storage puts the writes into the group commit that is next. Those of one
+lane (`push.lanes`) are written, and fail, together, and hold up nobody else's.
 """
 
 import asyncio
@@ -70,8 +71,12 @@ class Flusher:
             for writer in dirty
             if (write := writer.take_write(wall_unix_ms=wall_unix_ms)) is not None
         ]
-        if taken:
-            task = asyncio.get_running_loop().create_task(self._write(taken), name="flush")
+        lanes: dict[int, list[tuple[Writer, CursorWrite]]] = {}
+        for writer, write in taken:
+            number = self._storage.lane(write.place.partition, "all").number
+            lanes.setdefault(number, []).append((writer, write))
+        for some in lanes.values():
+            task = asyncio.get_running_loop().create_task(self._write(some), name="flush")
             self._flushes.add(task)
             task.add_done_callback(self._ended)
 

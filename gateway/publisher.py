@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gateway.commits import Commits
+from gateway.commit_lanes import CommitLanes
 from gateway.counting import Counting
 from gateway.hit_rate import HitRate
 from gateway.routing import (
@@ -49,7 +49,7 @@ class Publisher:
         self._routes: dict[str, Route] = {}
         self._open: dict[Partition, OpenRecord] = {}
         self._closed: list[tuple[Partition, OpenRecord]] = []
-        self.commits = Commits(storage, tail, self)
+        self.commits = CommitLanes(storage, tail, self)
         self._orders: dict[tuple[bytes, Partition], SendingOrder] = {}
         self._record_bytes_max = limits.RECORD_BYTES_MAX
         self._is_crowded = False
@@ -120,7 +120,7 @@ class Publisher:
     @property
     def has_enough(self) -> bool:
         """As link.Publisher.has_enough."""
-        return self.commits.has_enough(weight(self.pending_messages, self.pending_bytes))
+        return self.commits.has_enough()
 
     def _refuse_all(
         self,
@@ -131,7 +131,7 @@ class Publisher:
         count: int,
     ) -> Refused | None:
         if not self.commits.is_calm:
-            refused = self.commits.refusal()
+            refused = self.commits.refusal(self._route(queue))
             if refused is not None:
                 return refused
         # Where even one who holds all of it would have room, nobody looks whose it is.
@@ -151,9 +151,12 @@ class Publisher:
         held, size = route.pending_messages, route.pending_bytes
         if self.commits.has_too_much(route.queue.queue_id, weight(held, size)):
             return False
-        return has_room(
-            held, count, self.pending_messages, limits.PENDING_MESSAGES_MAX
-        ) and has_room(size, 0, self.pending_bytes, limits.PENDING_BYTES_MAX)
+        messages, taken = self.pending_messages, self.pending_bytes
+        return (
+            has_room(held, count, messages, limits.PENDING_MESSAGES_MAX)
+            and has_room(size, 0, taken, limits.PENDING_BYTES_MAX)
+            and self.commits.has_room(route, count, messages, taken)
+        )
 
     def _accept(
         self, answer: Answer, producer: bytes | None, sequence: int | None, resolved: int
@@ -229,14 +232,17 @@ class Publisher:
                 self._closed.append((partition, record))
                 record = None
             if record is None:
-                record = self._open[partition] = OpenRecord(route, now_ms)
+                lane = self.commits.pending(partition, route)
+                record = self._open[partition] = OpenRecord(route, now_ms, lane)
             if count == 1 and not run.marks:  # by far the most common where frames are small
                 self._add_one(record, run)
+                record.lane.messages += 1
+                record.lane.bytes += size
                 return
             last = count if size <= limits.RECORD_BYTES_MAX else piece_end(run.encoded, first)
             last = min(last, first + limits.RECORD_MESSAGES_MAX - len(record.builder))
             indexes = run.indexes[first:last] if last - first < count else run.indexes
-            begin = len(record.builder)
+            begin, held = len(record.builder), record.size
             if run.context is None:
                 record.builder.no_context()
                 record.builder.extend(run.encoded[first:last], run.hashes[first:last])
@@ -251,6 +257,8 @@ class Publisher:
                 if first <= place < last:
                     record.builder.mark(begin + place - first, digest, expires)
             record.runs.append((run.answer, indexes))
+            record.lane.messages += last - first
+            record.lane.bytes += record.size - held
             first = last
 
     def _add_one(self, record: OpenRecord, run: Run) -> None:
@@ -371,6 +379,8 @@ class Publisher:
         self.pending_bytes -= record.size
         route.pending_messages -= count
         route.pending_bytes -= record.size
+        record.lane.messages -= count
+        record.lane.bytes -= record.size
 
     async def drain(self) -> None:
         """Wait until everything that was accepted has its answer."""

@@ -120,13 +120,25 @@ class Run:
         """(place in the run, digest of the client's id, expiry), where there is one."""
 
 
+class Pending:
+    """How much waits for its commit."""
+
+    __slots__ = ("bytes", "messages")
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self.bytes = 0
+
+
 class OpenRecord:
     """A record that the next commit closes, and whose answer each run of its messages is."""
 
-    __slots__ = ("builder", "received_unix_ms", "route", "runs")
+    __slots__ = ("builder", "lane", "received_unix_ms", "route", "runs")
 
-    def __init__(self, route: "Route", received_unix_ms: float) -> None:
+    def __init__(self, route: "Route", received_unix_ms: float, lane: Pending) -> None:
         self.route = route
+        self.lane = lane
+        """What waits where it waits: with its messages, until they have their answer."""
         self.builder = RecordBuilder()
         self.runs: list[tuple[Answer, list[int]]] = []
         """Per publish, which of its messages stand here, in order."""

@@ -3,11 +3,12 @@
 The certified end of every partition that somebody follows, and the most recent records in
 memory, shared by all who follow: who keeps up never reads the disk, and a record is parsed once.
 Reads of the backlog go to the storage; equal ones that overlap are made once. A few at a time of
-those who are far behind, so that others are never behind them; and who waits too long is told so.
+those who are far behind, so that others are never behind them; of each lane (`push.lanes`), so that
+nobody is behind those whose server is down; and who waits too long is told so.
 """
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 
 from gateway.hit_rate import HitRate
@@ -18,6 +19,10 @@ from push.ports import Partition, Read, Storage
 from push.record import Record
 
 Follower = Callable[[Partition], None]
+
+
+def _turns(count: int) -> defaultdict[int, asyncio.Semaphore]:
+    return defaultdict(lambda: asyncio.Semaphore(count))
 
 
 class Tail:
@@ -31,8 +36,8 @@ class Tail:
         self._order: deque[tuple[Partition, int]] = deque()
         self._followers: dict[Partition, list[Follower]] = {}
         self._reads: dict[tuple[Partition, int, int], asyncio.Task[Read]] = {}
-        self._live = asyncio.Semaphore(limits.READS_LIVE_MAX)
-        self._behind = asyncio.Semaphore(limits.READS_BEHIND_MAX)
+        self._live = _turns(limits.READS_LIVE_MAX)
+        self._behind = _turns(limits.READS_BEHIND_MAX)
         self._ends_read: dict[Partition, int] = {}
         """Certified ends that reads have told of."""
         self.ends: dict[Partition, int] = {}
@@ -116,7 +121,8 @@ class Tail:
     async def _read(self, partition: Partition, offset: int, bytes_max: int) -> Read:
         end = max(self.ends.get(partition, 0), self._ends_read.get(partition, 0))
         is_behind = end - offset >= limits.BEHIND_MESSAGES
-        async with self._behind if is_behind else self._live:
+        place = self._storage.lane(partition, "local").number
+        async with (self._behind if is_behind else self._live)[place]:
             read = await self._storage.read(partition, offset, bytes_max)
         if partition in self._followers:
             self._ends_read[partition] = read.certified

@@ -6,6 +6,7 @@ crowd     few of them bring far more than all others do: a commit takes hardly l
           one, and what the others bring waits for none of those that flood
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Generic, TypeVar
 
@@ -68,7 +69,8 @@ class Company(Generic[OwnerT]):
     """See the module. What waits is a list of (owner, size) in the order of its arrival."""
 
     def __init__(self) -> None:
-        self._turns: Turns[OwnerT] = Turns()
+        self._turns: defaultdict[int, Turns[OwnerT]] = defaultdict(Turns)
+        """By lane: who got nothing there."""
         self._last: set[OwnerT] = set()
         self._shared_until = float("-inf")
         self._crowded_until = float("-inf")
@@ -118,13 +120,15 @@ class Company(Generic[OwnerT]):
             return False
         return size >= ROOMS_HELD * self.room(now=now)
 
-    def choose(self, waiting: Sequence[tuple[OwnerT, int]], *, now: float) -> list[int]:
-        """The places of what goes with the next commit, ascending."""
+    def choose(
+        self, waiting: Sequence[tuple[OwnerT, int]], *, now: float, lane: int = 0
+    ) -> list[int]:
+        """The places of what goes with the next commit of a lane, ascending."""
         wanted = self._look(waiting, now)
         if now >= self._shared_until:
             self._brought.add(wanted, now=now)
             return list(range(len(waiting)))
-        return self._go(self._turns.take(waiting, self.room(now=now)), waiting, now)
+        return self._go(self._turns[lane].take(waiting, self.room(now=now)), waiting, now)
 
     def choose_beside(self, waiting: Sequence[tuple[OwnerT, int]], *, now: float) -> list[int]:
         """The places of what goes at once, as a commit of its own beside one that is shared and

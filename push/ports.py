@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
+from push.lanes import Lane
 from push.looking import Looking
 from push.ranges import Range
 from push.record import Record
@@ -323,18 +324,17 @@ class Storage(Looking, Protocol):
     def copies(self, level: Durability) -> int:
         """On how many disks a record of this level is when its append is answered."""
 
-    @property
-    def doubts(self) -> int:
-        """How often appends have failed as a whole (Unknown, or no store there): before anybody
-        hears of it. Never, where that ends the process."""
+    def lane(self, partition: Partition, level: Durability) -> Lane:
+        """Where acts of this level go, now: appends at their queue's, cursor writes at `all`. Its
+        doubts have grown before anybody hears of a failure. Nobody is asked."""
 
     async def append(
-        self, appends: Sequence[Append], *, doubts: int | None = None
+        self, appends: Sequence[Append], *, lane: Lane | None = None
     ) -> list[Appended]:
         """Append records; deduplicate by producer sequence (R6, R7) and client id (R8).
 
-        `doubts`: the number when these were decided to come next. There are more since: what they
-        come behind may not be stored, and they are refused, for who asks to hear of that (R7).
+        `lane`: that of all of them when they were decided to come next. Where it is not that any
+        more, what they come behind may not be stored: they are refused (R7), until that is heard.
 
         Each record's outcome stands alone. An append to an unknown partition is answered with
         `NotStored("queue_not_found")` throughout. A record without any new message still writes

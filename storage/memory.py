@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from push.errors import Refused, Unknown
+from push.lanes import Lane, one_lane
 from push.ports import (
     Append,
     Appended,
@@ -48,7 +49,7 @@ class MemoryStorage:
     """`push.ports.Storage` without a disk. `wall` is the unix clock, in seconds."""
 
     inbox = None
-    doubts = 0
+    lane = staticmethod(one_lane)
 
     def __init__(self, *, wall: Callable[[], float] = time.time, sealer: Sealer = PLAIN) -> None:
         self._wall = wall
@@ -147,7 +148,7 @@ class MemoryStorage:
         return 1
 
     async def append(
-        self, appends: Sequence[Append], *, doubts: int | None = None
+        self, appends: Sequence[Append], *, lane: Lane | None = None
     ) -> list[Appended]:
         self._check_open()
         headers = [open_header(append) for append in appends]

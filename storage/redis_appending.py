@@ -4,14 +4,19 @@ the copies that were counted (R10)."""
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
-from push.errors import Refused
+from push.errors import Refused, TocsinError
+from push.lanes import Lane
 from push.ports import Append, Appended, Partition
 from push.record import Header
 from push.sealing import PLAIN, Sealer
 from storage.redis_keys import queue_key
 from storage.redis_ports import Arg, Shard
 from storage.redis_records import Placed, all_placed, append_args, placed
+
+COUNTED_WITHIN_S: Final = 0.05
+"""So long an append waits for copies that its own level does not ask for."""
 
 
 class RedisAppending:
@@ -29,13 +34,25 @@ class RedisAppending:
         self._wall_unix_ms = wall_unix_ms
         self._tell = tell
         self._sealing = ThreadPoolExecutor(1, thread_name_prefix="sealing")
+        self._counting: dict[Partition, asyncio.Task[int]] = {}
+        """Where copies of what is not certified are being counted, and up to where."""
+        self._ends: dict[Partition, int] = {}
+        self._late: set[Partition] = set()
+        """Where that was not done in time the last time."""
 
-    def close(self) -> None:
-        """Seal no more."""
+    def forget(self, queue_id: str) -> None:
+        """The queue is gone."""
+        self._late = {partition for partition in self._late if partition.queue_id != queue_id}
+
+    async def close(self) -> None:
+        """Seal no more, and count no more."""
+        for task in self._counting.values():
+            task.cancel()
+        await asyncio.gather(*self._counting.values(), return_exceptions=True)
         self._sealing.shutdown()
 
     async def append(
-        self, appends: Sequence[Append], headers: Sequence[Header], doubts: int | None
+        self, appends: Sequence[Append], headers: Sequence[Header], lane: Lane | None
     ) -> list[Appended]:
         """As Storage.append, of records with these headers."""
         sealed = await self._seal(appends, headers)
@@ -45,7 +62,7 @@ class RedisAppending:
             for append, header, blob in zip(appends, headers, sealed, strict=True)
         ]
         works = [
-            self._append_one(append, header, each, doubts)
+            self._append_one(append, header, each, lane)
             for append, header, each in zip(appends, headers, args, strict=True)
         ]
         results = await asyncio.gather(*works, return_exceptions=True)
@@ -65,7 +82,7 @@ class RedisAppending:
         return await asyncio.get_running_loop().run_in_executor(self._sealing, seal)
 
     async def _append_one(
-        self, append: Append, header: Header, args: list[Arg], doubts: int | None
+        self, append: Append, header: Header, args: list[Arg], lane: Lane | None
     ) -> Placed:
         """A record's place.
 
@@ -75,14 +92,53 @@ class RedisAppending:
         key, level = queue_key(append.partition.queue_id), append.durability
         if self._shard.has_room(key):
             try:
-                answer = await self._shard.act("append", [key], args, level=level, doubts=doubts)
+                answer = await self._shard.act("append", [key], args, level=level, lane=lane)
                 return placed(answer, header.count)
             except Refused as refused:
                 if refused.code.name != "storage_full":
                     raise
         args[7] = "storage_full"  # duplicates are answered, and the order is kept (R7)
-        answer = await self._shard.act("append_refused", [key], args, level=level, doubts=doubts)
+        answer = await self._shard.act("append_refused", [key], args, level=level, lane=lane)
         return placed(answer, header.count)
+
+    async def _certify(self, partition: Partition, end: int) -> int:
+        """The certified end, where the copies of everything below `end` were counted."""
+        key, number = queue_key(partition.queue_id), partition.number
+        certified: int = await self._shard.act("certify", [key], [number, end], level="local")
+        return certified
+
+    async def _behind(self, partition: Partition, end: int) -> int:
+        """As `_certify`, of what is stored at the level `local` behind records of a higher one
+        whose copies nobody has counted. 0: that takes longer, for a replica may be away, and who
+        publishes here does not wait for it; it is told of as soon as they are certified."""
+        self._ends[partition] = end
+        task = self._counting.get(partition)
+        if task is None:
+            task = asyncio.create_task(self._count(partition), name=f"certify {partition}")
+            self._counting[partition] = task
+        if partition not in self._late:
+            await asyncio.wait((task,), timeout=COUNTED_WITHIN_S)
+        if not task.done():
+            self._late.add(partition)
+            return 0
+        return task.result()
+
+    async def _count(self, partition: Partition) -> int:
+        """The certified end, once it is that of all that was asked for; 0: it cannot be."""
+        key, certified, done = queue_key(partition.queue_id), 0, -1
+        try:
+            while done != (end := self._ends[partition]):
+                await self._shard.act("certify", [key], [partition.number, 0], level="all")
+                certified = await self._certify(partition, end)
+                self._tell(partition, certified)
+                done = end
+            self._late.discard(partition)
+            return certified
+        except TocsinError:  # the next append tries again, or who looks at the ends does
+            self._late.add(partition)
+            return 0
+        finally:
+            del self._counting[partition], self._ends[partition]
 
     async def _certified(
         self, appends: Sequence[Append], answers: Sequence[Placed]
@@ -102,12 +158,8 @@ class RedisAppending:
         }
 
         async def one(partition: Partition) -> int:
-            number, queue_id = partition.number, partition.queue_id
-            key, end = queue_key(queue_id), ends[partition]
-            if partition in local:  # behind records of a higher level, whose copies are not counted
-                await self._shard.act("certify", [key], [number, 0], level="all")
-            certified: int = await self._shard.act("certify", [key], [number, end], level="local")
-            return certified
+            certify = self._behind if partition in local else self._certify
+            return await certify(partition, ends[partition])
 
         found = await asyncio.gather(*map(one, ends))
         reached = dict(zip(ends, found, strict=True))

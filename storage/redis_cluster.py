@@ -19,13 +19,14 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from push.errors import Refused
+from push.lanes import Lane
 from push.ports import Durability
 from storage.redis_answers import Moved, unavailable
 from storage.redis_held import BEHIND
 from storage.redis_link import Address, Reach, packed
 from storage.redis_ports import Arg, Heard, Standing
 from storage.redis_primary import Find
-from storage.redis_shard import Marks, RedisShard, Settings
+from storage.redis_shard import LEVELS, Marks, RedisShard, Settings
 
 SLOTS: Final = 16384
 NODE_S: Final = 1.0
@@ -230,10 +231,13 @@ class ClusterShard:
         """See `redis_ports.Shard`: of the primary with the fewest."""
         return min(shard.copies(level) for shard in self._shards)
 
-    @property
-    def doubts(self) -> int:
-        """See `redis_ports.Shard`: of all primaries together."""
-        return sum(shard.doubts for shard in self._shards)
+    def lane(self, key: str, level: Durability) -> Lane:
+        """See `redis_ports.Shard`: each primary has its own."""
+        number = self._at[key_slot(key.encode())]
+        if number == NOWHERE:
+            return Lane(NOWHERE, 0)
+        at_primary, doubts = self._shards[number].lane(key, level)
+        return Lane(number * len(LEVELS) + at_primary, doubts)
 
     async def act(
         self,
@@ -242,10 +246,10 @@ class ClusterShard:
         args: Sequence[Arg],
         *,
         level: Durability,
-        doubts: int | None = None,
+        lane: Lane | None = None,
     ) -> Any:
         """See `redis_ports.Shard`; all `keys`, at least one, have one slot."""
-        if doubts not in (None, self.doubts):
+        if lane not in (None, self.lane(keys[0], level)):
             raise unavailable(BEHIND)
         try:
             return await self._of(keys).act(function, keys, args, level=level)

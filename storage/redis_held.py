@@ -51,8 +51,8 @@ class Terms:
 
 class Held:
     """One level. `connect` makes a link to the primary, checked; it raises Refused. `confirmed` is
-    told the number of touches of each group that has the copies that its level asks for, `doubted`
-    of each one that has not, before anybody is answered."""
+    told the number of touches of each group that has the copies that its level asks for, before
+    anybody is answered; each one that has not is one of the `doubts` by then."""
 
     def __init__(
         self,
@@ -60,13 +60,13 @@ class Held:
         connect: Callable[[], Awaitable[Link]],
         terms: Terms,
         confirmed: Callable[[Durability, int], None],
-        doubted: Callable[[], None] = lambda: None,
     ) -> None:
         self.level = level
         self._connect = connect
         self._terms = terms
         self._confirmed = confirmed
-        self._doubted = doubted
+        self.doubts = 0
+        """Groups that have failed."""
         self._waiting: deque[Act] = deque()
         self._filled = asyncio.Event()
         self._closing = False
@@ -104,7 +104,7 @@ class Held:
                 try:
                     await self._commit(group)
                 except Exception as error:  # whatever it is, nobody waits for ever
-                    self._doubted()
+                    self.doubts += 1
                     await self._let_go()
                     for act in group:
                         _give(act, error=Unknown(f"internal: {error!r}"))
@@ -133,7 +133,7 @@ class Held:
         try:
             link = await self._standing()
         except Refused as error:
-            self._doubted()
+            self.doubts += 1
             for act in group:
                 _give(act, error=Refused(error.code.name, error.detail))
             self._refuse_waiting()
@@ -147,14 +147,14 @@ class Held:
         try:
             replies = await link.ask(commands, self._terms.wait_s + self._terms.silence_s)
         except (RedisError, OSError) as error:  # asyncio's TimeoutError is an OSError
-            self._doubted()
+            self.doubts += 1
             for act in group:
                 _give(act, error=Unknown(f"{link.address}: {error or 'no reply in time'}"))
             self._refuse_waiting()
             return
         doubt = self._doubt(link, replies[len(group) :])
         if doubt:
-            self._doubted()
+            self.doubts += 1
             await self._let_go()
         for act, reply in zip(group, replies, strict=False):
             _answer(act, reply, doubt)

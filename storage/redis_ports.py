@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from push.lanes import Lane
 from push.ports import Durability
 
 Arg = str | bytes | int
@@ -33,9 +34,9 @@ class Shard(Protocol):
     def copies(self, level: Durability) -> int:
         """How many servers have what an act of this level has written when it is answered."""
 
-    @property
-    def doubts(self) -> int:
-        """Grows whenever a group of acts has failed, before anybody hears of it."""
+    def lane(self, key: str, level: Durability) -> Lane:
+        """Where acts of this level on this key go, now. Its doubts grow whenever a group of acts
+        has failed there, before anybody hears of it."""
 
     async def act(
         self,
@@ -44,12 +45,12 @@ class Shard(Protocol):
         args: Sequence[Arg],
         *,
         level: Durability,
-        doubts: int | None = None,
+        lane: Lane | None = None,
     ) -> Any:
         """One FCALL on the held connection of its level, in a group commit; its answer once WAIT
-        has counted the copies that the level asks for. With `doubts`, the number as it was when
-        this was decided: it is refused where there have been more since, because what it was to
-        come behind may not have happened (R7).
+        has counted the copies that the level asks for. With `lane`, as it was when this was
+        decided: it is refused where that is another one by now, or has failed since, because what
+        it was to come behind may not have happened (R7).
 
         Every act must write, whatever it finds: from Redis 7.2 on, a WAIT behind one that wrote
         nothing counts copies of something older (R9).

@@ -10,6 +10,7 @@ from typing import Any, Final
 from redis.exceptions import RedisError
 
 from push import limits
+from push.lanes import Lane
 from push.ports import Durability
 from storage.redis_answers import unavailable
 from storage.redis_copies import copies_needed, fields
@@ -98,8 +99,6 @@ class RedisShard:
         """Why the store must not be used any more; None: it is well."""
         self._touches = marks.touches
         self._replicas = 0
-        self.doubts = 0
-        """See `redis_ports.Shard`."""
         self._address: Address | None = None
         self._renewing: set[asyncio.Task[None]] = set()
         terms = Terms(
@@ -108,7 +107,7 @@ class RedisShard:
             settings.silence_s,
         )
         self._held = {
-            level: Held(level, partial(self._hold, level), terms, self._confirmed, self._doubted)
+            level: Held(level, partial(self._hold, level), terms, self._confirmed)
             for level in LEVELS
         }
         self._looks = Looks(self._connect, settings.silence_s)
@@ -174,6 +173,10 @@ class RedisShard:
             return Standing((), {})
         return Standing((watch.waits_for,) if watch.waits_for else (), {self.key: watch.seen})
 
+    def lane(self, key: str, level: Durability) -> Lane:
+        """See `redis_ports.Shard`: a held connection for each level."""
+        return Lane(LEVELS.index(level), self._held[level].doubts)
+
     async def act(
         self,
         function: str,
@@ -181,11 +184,11 @@ class RedisShard:
         args: Sequence[Arg],
         *,
         level: Durability,
-        doubts: int | None = None,
+        lane: Lane | None = None,
     ) -> Any:
         """See `redis_ports.Shard`."""
         self._check_well()
-        if doubts not in (None, self.doubts):
+        if lane not in (None, self.lane(keys[0], level)):
             raise unavailable(BEHIND)
         return await self._held[level].act(self._settings.call(function, keys, args))
 
@@ -260,9 +263,6 @@ class RedisShard:
             raise unavailable(f"{link.address}: {held}")
         link.replicas = check_held(held, marks, str(link.address))
         self._replicas = link.replicas
-
-    def _doubted(self) -> None:
-        self.doubts += 1
 
     def _stop(self, why: str) -> None:
         self.broken = why

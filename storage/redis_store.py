@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from push import limits
 from push.errors import Refused, Unknown
+from push.lanes import Lane
 from push.letters import Inbox
 from push.ports import (
     Append,
@@ -122,6 +123,7 @@ class RedisStorage:
             pass
         self._cursors.forget(lambda place: place.partition.queue_id == queue_id)
         self._tails.forget(queue_id)
+        self._appending.forget(queue_id)
         for partition in [one for one in self._told if one.queue_id == queue_id]:
             del self._told[partition]
 
@@ -167,18 +169,17 @@ class RedisStorage:
         """As Storage.copies."""
         return self._shard.copies(level)
 
-    @property
-    def doubts(self) -> int:
-        """As Storage.doubts."""
-        return self._shard.doubts
+    def lane(self, partition: Partition, level: Durability) -> Lane:
+        """As Storage.lane: all partitions of a queue are at one primary."""
+        return self._shard.lane(queue_key(partition.queue_id), level)
 
     async def append(
-        self, appends: Sequence[Append], *, doubts: int | None = None
+        self, appends: Sequence[Append], *, lane: Lane | None = None
     ) -> list[Appended]:
         """As Storage.append."""
         self._check_open()
         headers = [open_header(append) for append in appends]
-        return await self._whole(self._appending.append(appends, headers, doubts))
+        return await self._whole(self._appending.append(appends, headers, lane))
 
     def _tell(self, partition: Partition, certified: int) -> None:
         if certified > self._told.get(partition, 0):
@@ -323,6 +324,6 @@ class RedisStorage:
         await self._tails.close()
         while self._running:
             await asyncio.gather(*self._running, return_exceptions=True)
-        self._appending.close()
+        await self._appending.close()
         self._reading.close()
         await self._shard.close()

@@ -6,7 +6,6 @@ tells the one and does the other, but only behind a WAIT of its own, at the leve
 """
 
 import asyncio
-import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
@@ -37,6 +36,8 @@ class Tails:
         """Queue → partitions; the one that was looked at longest ago comes first."""
         self._loose: dict[Partition, int] = {}
         """Ends that were not certified when they were first seen: perhaps on their way."""
+        self._looks: dict[str, asyncio.Task[None]] = {}
+        """Of queues that are being looked at: one whose primary is down holds up no other."""
         self._task = asyncio.create_task(self._run(), name="tails")
 
     def watch(self, partition: Partition) -> None:
@@ -54,9 +55,10 @@ class Tails:
 
     async def close(self) -> None:
         """Look no more."""
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        tasks = [self._task, *self._looks.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run(self) -> None:
         while True:
@@ -65,13 +67,18 @@ class Tails:
             for queue_id in list(self._watched)[:LOOKS]:
                 due.add(queue_id)
                 self._watched.move_to_end(queue_id)
-            for queue_id in due:
-                try:
-                    await self._look(queue_id)
-                except TocsinError:  # the store is not there, or too few copies: next time
-                    pass
-                except Exception:  # whatever a server may say, who looks goes on
-                    _LOG.exception("the ends of queue %s could not be looked at", queue_id)
+            for queue_id in due - self._looks.keys():
+                self._looks[queue_id] = asyncio.create_task(self._look_at(queue_id), name="tails")
+
+    async def _look_at(self, queue_id: str) -> None:
+        try:
+            await self._look(queue_id)
+        except TocsinError:  # the store is not there, or too few copies: next time
+            pass
+        except Exception:  # whatever a server may say, who looks goes on
+            _LOG.exception("the ends of queue %s could not be looked at", queue_id)
+        finally:
+            del self._looks[queue_id]
 
     async def _look(self, queue_id: str) -> None:
         numbers = sorted(self._watched.get(queue_id, ()))

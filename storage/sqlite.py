@@ -24,6 +24,7 @@ from typing import Final, TypeVar
 
 from push import limits
 from push.errors import Refused
+from push.lanes import Lane, one_lane
 from push.ports import (
     Append,
     Appended,
@@ -93,7 +94,7 @@ class SqliteStorage:
     """
 
     inbox = None
-    doubts = 0
+    lane = staticmethod(one_lane)
 
     def __init__(
         self,
@@ -238,7 +239,7 @@ class SqliteStorage:
         return 1
 
     async def append(
-        self, appends: Sequence[Append], *, doubts: int | None = None
+        self, appends: Sequence[Append], *, lane: Lane | None = None
     ) -> list[Appended]:
         """Append records; durable, and certified, when this returns (R10)."""
         size = sum(len(append.header) + len(append.payload) for append in appends)

@@ -10,6 +10,7 @@ import msgspec
 from metadata.catalog import Principal, Queue
 from metadata.data_keys import DataKeys
 from push.errors import TocsinError
+from push.lanes import Lane
 from push.ports import Append, Appended, Partition, Read
 
 
@@ -115,12 +116,12 @@ class MadStorage(Mad):
     """A storage."""
 
     async def append(
-        self, appends: Sequence[Append], *, doubts: int | None = None
+        self, appends: Sequence[Append], *, lane: Lane | None = None
     ) -> list[Appended]:
         """As the real one, when it comes to it."""
         self.appends.append([append.partition for append in appends])
         answers: list[Appended] = await self._run(
-            "append", self.real.append, (appends,), {"doubts": doubts}
+            "append", self.real.append, (appends,), {"lane": lane}
         )
         return answers
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from gateway.routing import SPREAD_RUN, Answer
 from metadata.catalog import ANYBODY
 from push import limits
 from push.errors import Unknown
-from push.ports import Append, Appended, Partition
+from push.lanes import Lane
+from push.ports import Append, Appended, Durability, Partition
 from tests.histories.house import House, codes, eventually, message, numbered
 
 ANN = b"producer-ann...."
@@ -152,7 +154,7 @@ async def test_what_waits_behind_a_commit_that_failed_does_not_overtake_it(
     storage = house.broker.storage
     append, begun, lost = storage.append, asyncio.Event(), asyncio.Event()
 
-    async def losing(_: Sequence[Append], *, doubts: int | None = None) -> list[Appended]:
+    async def losing(_: Sequence[Append], *, lane: Lane | None = None) -> list[Appended]:
         monkeypatch.setattr(storage, "append", append)
         begun.set()
         await lost.wait()
@@ -181,20 +183,35 @@ class Doubtful:
     """Appends that wait for a word, in a store whose doubts grow before anybody hears of them."""
 
     def __init__(self, storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls: list[tuple[int | None, asyncio.Future[None]]] = []
+        self.calls: list[tuple[Lane | None, asyncio.Future[None]]] = []
+        self.doubts = 0
+        self._closed = False
         self._real = storage.append
         monkeypatch.setattr(storage, "append", self.append)
-        monkeypatch.setattr(storage, "doubts", 0)
+        monkeypatch.setattr(storage, "lane", self.lane)
+
+    def lane(self, _partition: Partition, level: Durability) -> Lane:
+        """One for each level. The doubts are those of `all`."""
+        return Lane(1, self.doubts) if level == "all" else Lane(0, 0)
 
     async def append(
-        self, appends: Sequence[Append], *, doubts: int | None = None
+        self, appends: Sequence[Append], *, lane: Lane | None = None
     ) -> list[Appended]:
         """The real one's, as soon as it may."""
         may: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.calls.append((doubts, may))
+        self.calls.append((lane, may))
+        if self._closed:
+            may.set_result(None)
         await may
         stored: list[Appended] = await self._real(appends)
         return stored
+
+    def close(self) -> None:
+        """Nobody waits any longer."""
+        self._closed = True
+        for _, may in self.calls:
+            if not may.done():
+                may.set_result(None)
 
 
 async def test_nothing_begins_between_a_failure_and_the_word_of_it(
@@ -209,22 +226,22 @@ async def test_nothing_begins_between_a_failure_and_the_word_of_it(
     ]
     # Where others publish, too, nothing is begun ahead.
     await eventually(lambda: not commits.has_company())
-    doubtful = Doubtful(storage, monkeypatch)
-    first = house.submit(queue, numbered(500), producer=ANN, sequence=1)
-    await eventually(lambda: len(doubtful.calls) == 1)
-    monkeypatch.setattr(storage, "doubts", 1)
-    behind = house.submit(queue, numbered(500), producer=ANN, sequence=501)
-    for _ in range(20):
-        await asyncio.sleep(0)
-    assert [doubts for doubts, _ in doubtful.calls] == [0]
-    doubtful.calls[0][1].set_exception(Unknown("the connection was lost"))
-    assert set(codes(await first)) == {"unknown"}
-    assert set(codes(await behind)) == {"storage_unavailable"}
-    again = house.submit(queue, numbered(1), producer=ANN, sequence=1)
-    await eventually(lambda: len(doubtful.calls) == 2)
-    assert doubtful.calls[1][0] == 1
-    doubtful.calls[1][1].set_result(None)
-    assert codes(await again) == [(0, 1, False)]
+    with closing(Doubtful(storage, monkeypatch)) as doubtful:
+        first = house.submit(queue, numbered(500), producer=ANN, sequence=1)
+        await eventually(lambda: len(doubtful.calls) == 1)
+        doubtful.doubts = 1
+        behind = house.submit(queue, numbered(500), producer=ANN, sequence=501)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert [lane for lane, _ in doubtful.calls] == [Lane(1, 0)]
+        doubtful.calls[0][1].set_exception(Unknown("the connection was lost"))
+        assert set(codes(await first)) == {"unknown"}
+        assert set(codes(await behind)) == {"storage_unavailable"}
+        again = house.submit(queue, numbered(1), producer=ANN, sequence=1)
+        await eventually(lambda: len(doubtful.calls) == 2)
+        assert doubtful.calls[1][0] == Lane(1, 1)
+        doubtful.calls[1][1].set_result(None)
+        assert codes(await again) == [(0, 1, False)]
 
 
 async def test_what_is_resolved_frees_what_was_held_up(house: House) -> None:

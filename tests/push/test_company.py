@@ -240,3 +240,13 @@ def test_nobody_s_things_change_places_and_somebody_s_go(
                 : sum(1 for place in goes if waiting[place][0] == one)
             ]
         waiting = [one for place, one in enumerate(waiting) if place not in set(goes)]
+
+
+def test_turns_are_kept_lane_by_lane() -> None:
+    """P8: who got nothing comes first the next time, whoever publishes elsewhere in between."""
+    made: Company[str] = Company()
+    room = made.room(now=0.0)
+    waiting = [("a", room), ("b", room + 1)]
+    assert made.choose(waiting, now=0.0, lane=0) == [0]
+    assert made.choose([("c", 1)], now=0.0, lane=1) == [0]
+    assert made.choose(waiting, now=0.0, lane=0) == [1]

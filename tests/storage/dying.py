@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from push.lanes import Lane
 from push.ports import Durability, Partition
 from storage.redis_link import Address
 from storage.redis_ports import Arg
@@ -30,11 +31,11 @@ class Dying(RedisShard):
         args: Sequence[Arg],
         *,
         level: Durability,
-        doubts: int | None = None,
+        lane: Lane | None = None,
     ) -> Any:
         if function == "certify":
             os.kill(os.getpid(), signal.SIGKILL)
-        return await super().act(function, keys, args, level=level, doubts=doubts)
+        return await super().act(function, keys, args, level=level, lane=lane)
 
 
 async def main(host: str, port: str, incarnation: str, number: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from push.errors import Refused, Unknown
+from push.lanes import Lane
 from push.ports import Append, Durability, Partition, Side
 from storage.redis_ports import Arg, Heard, Shard, Standing
 from storage.redis_shard import Marks, RedisShard, Settings
@@ -25,6 +26,7 @@ from tests.contract.stores import (
     sequences,
     with_group,
 )
+from tests.histories.house import eventually
 from tests.servers.shipped import MEMORY_MAX
 from tests.storage.standing import Pool, all_kinds
 
@@ -54,6 +56,8 @@ class Losing:
         self.lost: set[str] = set()
         self.refused: set[str] = set()
         """Queues whose acts do not happen."""
+        self.stalled: dict[tuple[str, Durability], asyncio.Event] = {}
+        """Acts of a level that wait for a word, and are Unknown then."""
         self.acts: list[tuple[str, Durability]] = []
         self.looks: list[str] = []
 
@@ -61,10 +65,9 @@ class Losing:
         """As Shard.copies."""
         return self._shard.copies(level)
 
-    @property
-    def doubts(self) -> int:
-        """As Shard.doubts."""
-        return self._shard.doubts
+    def lane(self, key: str, level: Durability) -> Lane:
+        """As Shard.lane."""
+        return self._shard.lane(key, level)
 
     async def act(
         self,
@@ -73,13 +76,16 @@ class Losing:
         args: Sequence[Arg],
         *,
         level: Durability,
-        doubts: int | None = None,
+        lane: Lane | None = None,
     ) -> Any:
         """As Shard.act."""
         self.acts.append((function, level))
         if keys[0] in self.refused:
             raise Refused("storage_unavailable", "it is not there")
-        answer = await self._shard.act(function, keys, args, level=level, doubts=doubts)
+        if (function, level) in self.stalled:
+            await self.stalled[function, level].wait()
+            raise Unknown("1 of 2 replicas have confirmed it")
+        answer = await self._shard.act(function, keys, args, level=level, lane=lane)
         if function in self.lost:
             self.lost.remove(function)
             raise Unknown("the answer was lost")
@@ -183,6 +189,41 @@ async def test_a_local_append_does_not_certify_what_is_before_it(
     local = Append(P0, record.header, record.payload, durability="local")
     assert (await store.append([local]))[0].certified == 2
     assert shard.acts == [("append", "local"), ("certify", "all"), ("certify", "local")]
+
+
+async def test_a_local_append_does_not_wait_for_copies_of_what_is_before_it(
+    losing: tuple[RedisStorage, Losing],
+) -> None:
+    """R10, R28: an operator has lowered the level because a replica is away. What is stored is
+    answered, whoever else publishes is not held up, and nobody is given it until the copies of what
+    is before it were counted."""
+    store, shard = losing
+    for queue_id in ("q-1", "q-2"):
+        await store.create_queue(queue_id, 2)
+    shard.lost = {"append"}
+    with pytest.raises(Unknown):
+        await store.append([append(messages=1)])
+    shard.stalled["certify", "all"] = away = asyncio.Event()
+    record = append(messages=1)
+    behind = Append(P0, record.header, record.payload, durability="local")
+    beside = Append(Partition("q-2", 0), record.header, record.payload, durability="local")
+    for count in (1, 2):
+        async with asyncio.timeout(1):
+            answers = await store.append([behind, beside])
+        assert [outcomes(answer) for answer in answers] == [[count], [count - 1]]
+        assert [answer.certified for answer in answers] == [0, count]
+    assert not (await store.read(P0, 0, 1)).records
+    away.set()
+    await eventually(lambda: not store._appending._counting)
+    assert (await store.read(P0, 0, 1)).certified == 0
+    shard.stalled.clear()
+    told: dict[Partition, int] = {}
+    store.on_certified(lambda partition, end: told.update({partition: end}))
+    await store.append([behind])
+    await eventually(lambda: told.get(P0) == 4)
+    shard.acts.clear()
+    assert (await store.append([behind]))[0].certified == 5
+    assert shard.acts == [("append", "local")]
 
 
 async def test_a_call_that_was_judged_in_part_is_unknown(

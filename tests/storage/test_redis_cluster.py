@@ -94,10 +94,23 @@ async def test_acts_go_where_their_slot_is_and_follow_a_failover(
                 assert len({await heard.get() for _ in keys}) == 60
 
             lost, heir = servers.nodes[0], servers.nodes[3]
+            lanes = {key: opened.lane(key, "all") for key in keys}
+            assert len({*lanes.values(), *(opened.lane(key, "local") for key in keys)}) == 6
             lost.kill()
             await asyncio.to_thread(until, lambda: heir.role() == "master", "a new primary")
             done = await asyncio.gather(*(tried(opened, key) for key in keys))
             assert all(length >= 2 for length in done)  # tried again, it may stand there twice
+            # R7: one copy is left there, so what comes behind is refused there, and nowhere else.
+            await asyncio.gather(*(note(opened, key, "3") for key in keys), return_exceptions=True)
+            doubted = {lane for key, lane in lanes.items() if opened.lane(key, "all") != lane}
+            assert len(doubted) == 1
+            for key, lane in lanes.items():
+                act = opened.act("note", [key], ["4"], level="all", lane=lane)
+                if lane not in doubted:
+                    assert await act >= 4
+                else:
+                    with pytest.raises(Refused, match="may not have happened"):
+                        await act
             assert await opened.look("find", [keys[0]], []) != []
         finally:
             await opened.close()

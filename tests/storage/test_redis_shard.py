@@ -106,19 +106,18 @@ async def test_what_was_decided_before_a_failure_does_not_come_after_it(
     primary, _, other = three.nodes
     async with shard(settings(primary, wait_s=0.3), replicas=2) as opened:
         assert await note(opened, "0") == 1
-        decided = opened.doubts
+        decided, elsewhere = opened.lane(LIST, "all"), opened.lane(LIST, "local")
         other.freeze()
         with pytest.raises(Unknown):
             await note(opened, "a")
         other.thaw()
-        assert opened.doubts > decided
-        for doubts, is_refused in ((decided, True), (opened.doubts, False)):
-            act = opened.act("note", [LIST], ["b"], level="local", doubts=doubts)
-            if is_refused:
-                with pytest.raises(Refused, match="may not have happened"):
-                    await act
-            else:
-                assert await act == 3
+        now = opened.lane(LIST, "all")
+        assert now.doubts > decided.doubts
+        with pytest.raises(Refused, match="may not have happened"):
+            await opened.act("note", [LIST], ["b"], level="all", lane=decided)
+        assert await opened.act("note", [LIST], ["b"], level="all", lane=now) == 3
+        # What `all` could not do says nothing of what the level `local` does.
+        assert await opened.act("note", [LIST], ["c"], level="local", lane=elsewhere) == 4
 
 
 async def test_what_has_a_receipt_is_on_every_copy_whenever_a_replica_stops(

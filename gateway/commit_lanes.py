@@ -1,0 +1,146 @@
+"""Commits by lane: those of one do not wait for those of another (`push.lanes`).
+
+Each lane has commits of its own, with its own turns, breaker and deadline, and a bound of its own
+for what waits: a level that is not met, or a primary that is down, costs those who publish there,
+and nobody else. Who floods is found out across all of them: they share this process.
+
+A partition's records are under way in one lane at a time: what waits there while its lane becomes
+another one goes when those before it have ended, and hears of their failure first (R7).
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from gateway.commits import Batch, Commits, Owner
+from gateway.routing import Pending, Route, weight
+from gateway.tail import Tail
+from push import limits
+from push.company import Company
+from push.errors import Refused
+from push.ports import Partition, Storage
+from push.sharing import has_room
+
+LATE_S: Final = 0.25
+"""What waits behind a commit that takes longer is not what the next commits are made of: whoever
+publishes elsewhere is not held back for it."""
+
+
+class CommitLanes:
+    """See the module. Everything happens on one event loop."""
+
+    def __init__(self, storage: Storage, tail: Tail, owner: Owner) -> None:
+        self._storage = storage
+        self._tail = tail
+        self._company: Company[str] = Company()
+        self._new: Callable[[int], Commits] = lambda number: Commits(
+            storage, tail, owner, number, self._company
+        )
+        self._lanes: dict[int, Commits] = {}
+
+    def _of(self, partition: Partition, route: Route) -> Commits:
+        number = self._storage.lane(partition, route.queue.settings.durability).number
+        commits = self._lanes.get(number)
+        if commits is None:
+            commits = self._lanes[number] = self._new(number)
+        return commits
+
+    def __len__(self) -> int:
+        """How many commits are under way."""
+        return sum(map(len, self._lanes.values()))
+
+    @property
+    def total(self) -> int:
+        """Commits that have ended."""
+        return sum(commits.total for commits in self._lanes.values())
+
+    @property
+    def messages_total(self) -> int:
+        """Messages that were stored."""
+        return sum(commits.messages_total for commits in self._lanes.values())
+
+    def certified(self, partition: Partition, end: int) -> None:
+        """As Tail.certified; where an append is under way, see Commits.certified."""
+        for commits in self._lanes.values():
+            if commits.is_appending(partition):
+                commits.certified(partition, end)
+                return
+        self._tail.certified(partition, end)
+
+    async def wait(self) -> None:
+        """Until one of those under way has ended."""
+        tasks = [task for commits in self._lanes.values() for task in commits.under_way]
+        if tasks:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+
+    # --- Who is refused --------------------------------------------------------------------------
+
+    @property
+    def is_calm(self) -> bool:
+        """Nothing is to be refused because of the storage; see `refusal`."""
+        return all(commits.is_calm for commits in self._lanes.values())
+
+    def refusal(self, route: Route) -> Refused | None:
+        """Why a new publish to this queue is refused before anything is done with it; None: it is
+        not. A queue's partitions are in one lane."""
+        return self._of(next(iter(route.partitions.values())), route).refusal()
+
+    def pending(self, partition: Partition, route: Route) -> Pending:
+        """What waits in the lane, for who adds to it."""
+        return self._of(partition, route).pending
+
+    def has_room(self, route: Route, count: int, messages: int, size: int) -> bool:
+        """Whether the lane of this queue may have `count` messages more, where `messages` of `size`
+        bytes wait in all: what waits in one that stands still must leave room to the others."""
+        if len(self._lanes) < 2:
+            return True
+        held = self._of(next(iter(route.partitions.values())), route).pending
+        return has_room(held.messages, count, messages, limits.PENDING_MESSAGES_MAX) and has_room(
+            held.bytes, 0, size, limits.PENDING_BYTES_MAX
+        )
+
+    # --- Who publishes ---------------------------------------------------------------------------
+
+    def has_company(self) -> bool:
+        """Whether several queues publish, as far as the last second tells."""
+        return self._company.is_shared(now=asyncio.get_running_loop().time())
+
+    def is_crowded(self) -> bool:
+        """Whether queues flood and have others beside them, as far as the last second tells."""
+        return self._company.is_crowded(now=asyncio.get_running_loop().time())
+
+    def has_enough(self) -> bool:
+        """Whether nothing more of those that flood is needed yet."""
+        now = asyncio.get_running_loop().time()
+        lanes = [commits for commits in self._lanes.values() if commits.age(now) < LATE_S]
+        held = [commits.pending for commits in (lanes or self._lanes.values())]
+        size = sum(weight(one.messages, one.bytes) for one in held)
+        return self._company.has_enough(size, now=now)
+
+    def has_too_much(self, queue_id: str, size: int) -> bool:
+        """Whether the queue floods, and `size` of it that waits is all that may."""
+        now = asyncio.get_running_loop().time()
+        return self._company.has_too_much(queue_id, size, now=now)
+
+    # --- Committing ------------------------------------------------------------------------------
+
+    def admits(self, count: int) -> bool:
+        """Whether one more may begin now, somewhere, if all of these were there."""
+        return any(commits.admits(count) for commits in self._lanes.values())
+
+    def begin(self, waiting: Batch) -> Batch:
+        """Put on its way what goes next, in each lane that admits one more; returns what stays, a
+        partition's records in their order."""
+        parts: dict[Commits, Batch] = {}
+        left: Batch = []
+        busy = [commits for commits in self._lanes.values() if len(commits)]
+        for one in waiting:
+            commits = self._of(one[0], one[1].route)
+            if any(other.is_appending(one[0]) for other in busy if other is not commits):
+                left.append(one)  # hears first what becomes of what is before it (R7)
+            else:
+                parts.setdefault(commits, []).append(one)
+        for commits, batch in parts.items():
+            count = sum(len(record.builder) for _, record in batch)
+            left += commits.begin(batch) if commits.admits(count) else batch
+        return left
