@@ -119,6 +119,8 @@ async def losing(server: Settings) -> AsyncIterator[tuple[RedisStorage, Losing]]
     shard = Losing(await RedisShard.open(server, Marks(INCARNATION)))
     store = RedisStorage(shard, INCARNATION, wall=Clock())
     yield store, shard
+    for stalled in shard.stalled.values():
+        stalled.set()
     await store.close()
 
 
