@@ -1,11 +1,11 @@
 """The composition: the only place that knows every part, and the calls that need several."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from gateway.agreement import Agreement
 from gateway.asking import Asking
 from gateway.audit import BROKER, Audit, Who
 from gateway.backup import Backups
@@ -46,6 +46,7 @@ from gateway.upkeep import Upkeep
 from metadata.catalog import (
     Group,
     GroupSettings,
+    Membership,
     Principal,
     Queue,
     QueueSettings,
@@ -58,8 +59,6 @@ from push.errors import Refused, TocsinError
 from push.message import Message
 from push.pooling import Pool
 from push.ports import Partition, Storage
-
-RESTORED_AT_ONCE = 1000
 
 
 def _letters(
@@ -83,7 +82,7 @@ class Broker:
         self.storage = storage
         self.draining = False
         self.started_unix_ms = int(time.time() * 1000)
-        self.changes = Changes(metadata, storage)
+        self.changes, self.agreement = Changes(metadata, storage), Agreement(metadata, storage)
         self.tail, self.spans, self.flusher = Tail(storage), SpanLog(), Flusher(storage)
         looking = guarded(storage)
         self.deadlines, self.counting = Deadlines(), Counting()
@@ -165,27 +164,10 @@ class Broker:
         await self._recognise_storage()
         self.storage.on_certified(self._certified)
         self.metadata.on_queue_changed(self._changed)
-        for queue_id, group_id in self.metadata.dropped():
-            if group_id is None:
-                await self.storage.drop_queue(queue_id)
-            else:
-                await self.storage.drop_group(group_id, queue_id)
-            await self.metadata.forget(queue_id, group_id)
-        queues = self.metadata.list_all_queues()
-        for first in range(0, len(queues), RESTORED_AT_ONCE):
-            batch = queues[first : first + RESTORED_AT_ONCE]
-            await asyncio.gather(*(self._restore(queue) for queue in batch))
+        await self.agreement.start()
         await self.limiter.start()
         self.groups.start()
         self.janitor.start()
-
-    async def _restore(self, queue: Queue) -> None:
-        """Make in the storage what the catalog has: a crash came between the two, or nothing is
-        to be done."""
-        await self.storage.create_queue(queue.queue_id, queue.settings.partitions)
-        for group in self.metadata.list_groups(Principal(queue.holder, queue.tenant), queue):
-            starts = await self.changes.starts(queue, group.settings.start)
-            await self.storage.create_group(group.group_id, queue.queue_id, starts)
 
     async def _recognise_storage(self) -> None:
         """An emptied or exchanged storage is refused, never adopted (R30): it would begin every
@@ -207,6 +189,7 @@ class Broker:
         self.publisher.commits.certified(partition, end)
 
     def _changed(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
+        self.agreement.changed(queue, group, deleted=deleted)
         self.groups.changed(queue, group, deleted=deleted)
         if deleted:
             self.counting.forget(queue.queue_id, group.group_id if group is not None else None)
@@ -242,6 +225,7 @@ class Broker:
         self.pulls.close()
         if self.inboxes is not None:
             self.inboxes.close()
+        await self.agreement.stop()
         await self.janitor.stop()
         await self.publisher.drain()
         await self.groups.close()
@@ -333,12 +317,16 @@ class Broker:
         """Create it, durably with all its cursors (R11), or change its settings."""
         return await self.changes.put_group(principal, queue, name, settings, start)
 
-    async def delete_group(self, principal: Principal, queue: Queue, name: str) -> None:
-        """Delete it with its cursors."""
-        await self.changes.delete_group(principal, queue, name)
+    async def delete_group(
+        self, principal: Principal, queue: Queue, name: str, row: Membership | None = None
+    ) -> None:
+        """Delete it with its cursors. `row`: see Metadata.delete_group."""
+        await self.changes.delete_group(principal, queue, name, row)
 
-    async def _delete_expired(self, principal: Principal, queue: Queue, name: str) -> None:
-        await self.delete_group(principal, queue, name)
+    async def _delete_expired(
+        self, principal: Principal, queue: Queue, name: str, row: Membership
+    ) -> None:
+        await self.delete_group(principal, queue, name, row)
         self.audit.note("group.expire", BROKER, queue=queue.name, group=name)
 
     async def seek_group(self, principal: Principal, queue: Queue, name: str, to: SeekTo) -> None:

@@ -1,9 +1,9 @@
 """Queues and groups come and go: in the catalog and in the storage.
 
 A change that has begun is finished, also when its caller is cancelled (its client went away, a slot
-ended) or was told that the metadata is late: else the catalog would know of it, and the storage not
-before the next start. Creating goes through the catalog first, and what a crash leaves out in the
-storage is made at the next start; deleting too, and what a crash leaves there is dropped then.
+ended) or was told that the metadata is late. Creating and deleting go through the catalog first;
+what a crash, or an answer that nobody got, leaves undone in the storage then, is done by every
+gateway that knows of it (`gateway.agreement`).
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from gateway.guarded_calls import Late
 from gateway.ports import GroupStart
-from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
+from metadata.catalog import Group, GroupSettings, Membership, Principal, Queue, QueueSettings
 from metadata.client import Metadata
 from push import limits
 from push.errors import TocsinError
@@ -68,7 +68,7 @@ class Changes:
 
     async def finish(self) -> None:
         """Wait for what is under way, as long as the metadata may take; what is left undone in the
-        storage then is done at the next start."""
+        storage then is done by other gateways, or at the next start."""
         if self._under_way:
             await asyncio.wait(self._under_way, timeout=2 * limits.METADATA_DEADLINE_S)
 
@@ -107,17 +107,19 @@ class Changes:
 
         return await self._in_both(self._metadata.put_group(principal, queue, name, settings), make)
 
-    async def delete_group(self, principal: Principal, queue: Queue, name: str) -> None:
-        """Delete it with its cursors."""
+    async def delete_group(
+        self, principal: Principal, queue: Queue, name: str, row: Membership | None = None
+    ) -> None:
+        """Delete it with its cursors; with a row, only as Metadata.delete_group does."""
 
         async def drop(group: Group) -> None:
             await self._storage.drop_group(group.group_id, queue.queue_id)
             await self._forget(queue.queue_id, group.group_id)
 
-        await self._in_both(self._metadata.delete_group(principal, queue, name), drop)
+        await self._in_both(self._metadata.delete_group(principal, queue, name, row=row), drop)
 
     async def _forget(self, queue_id: str, group_id: str | None) -> None:
-        """Both have dropped it. Where the catalog cannot be told, it is told at the next start."""
+        """Both have dropped it. Where the catalog cannot be told, `gateway.agreement` does it."""
         try:
             await self._metadata.forget(queue_id, group_id)
         except TocsinError as error:

@@ -3,28 +3,30 @@
 A group is abandoned while it has no consumer. The time counts from when this process saw its last
 one leave, or saw first that there is none. So a restart gives it its whole time again: it never
 ends too early. Where several gateways may serve it, one of them sees to it, and the group's row
-must say that nobody came meanwhile.
+must say that nobody came meanwhile. The deletion is held to that row, by the catalog: who comes
+between the look and the act, however long that is, keeps the group.
 """
 
 import logging
 from collections.abc import Awaitable, Callable
 
 from gateway.groups import Groups
-from metadata.catalog import Group, Principal, Queue
+from metadata.catalog import Group, Membership, Principal, Queue
 from metadata.client import Metadata
-from push.errors import Refused
+from push.errors import Fenced, Refused
 
 logger = logging.getLogger("tocsin.expiry")
 
 
 class Expiry:
-    """See the module. `delete` deletes a group with its cursors."""
+    """See the module. `delete` deletes a group with its cursors while this is its row, else it
+    raises Fenced."""
 
     def __init__(
         self,
         groups: Groups,
         metadata: Metadata,
-        delete: Callable[[Principal, Queue, str], Awaitable[None]],
+        delete: Callable[[Principal, Queue, str, Membership], Awaitable[None]],
     ) -> None:
         self._groups = groups
         self._metadata = metadata
@@ -61,33 +63,39 @@ class Expiry:
 
     async def _end(self, due: list[tuple[Queue, Group]], now: float) -> None:
         for queue, group in due:
-            if not await self._is_abandoned(group, now):
-                continue
-            logger.info("group %s of queue %s was abandoned: it ends", group.name, queue.name)
             try:
-                await self._delete(Principal(queue.holder, queue.tenant), queue, group.name)
+                row = await self._abandoned_row(group, now)
+                if row is not None:
+                    principal = Principal(queue.holder, queue.tenant)
+                    await self._delete(principal, queue, group.name, row)
+                    logger.info("group %s of %s was abandoned: it ends", group.name, queue.name)
+            except Fenced:
+                logger.info("group %s of %s has a consumer again", group.name, queue.name)
             except Refused as error:
                 if error.code.name not in ("group_not_found", "queue_not_found"):
                     raise  # another gateway was here before
 
-    async def _is_abandoned(self, group: Group, now: float) -> bool:
-        """Whether nobody was there at other gateways either, for as long as here. Else the time
-        begins anew."""
-        row = await self._groups.row(group, fresh=True)
-        if row is None:
-            return True
-        is_empty = not self._groups.others(row) and not await self._groups.awaits(group, now)
+    async def _abandoned_row(self, group: Group, now: float) -> Membership | None:
+        """The group's row, if nobody was there at other gateways either, for as long as here. None:
+        somebody was, or has come since, and the time begins anew; or it is another gateway's."""
+        row = await self._metadata.membership(group.group_id)
         runtime = self._groups.runtimes.get(group.group_id)
+        expires_s = group.settings.expires_s or 0.0
+        if runtime is not None and (runtime.members or now - runtime.left_at < expires_s):
+            return None  # somebody has come here since that was looked at
+        if not self._groups.presence.is_shared:
+            return row
+        is_empty = not self._groups.others(row) and not await self._groups.awaits(group, now)
         known = self._generations.get(group.group_id)
         if known is None and runtime is not None:
             known = runtime.row.generation  # of when the last one left here
         if is_empty and known == row.generation:
-            return self._groups.presence.is_chosen(group.group_id)
+            return row if self._groups.presence.is_chosen(group.group_id) else None
         self._generations[group.group_id] = row.generation
         self._since[group.group_id] = now
         if runtime is not None:
             runtime.left_at = now
-        return False
+        return None
 
     def _abandoned(
         self, now: float

@@ -65,6 +65,8 @@ class GuardedMetadata:
         """The newest row of each group that somebody here asked about."""
         self._ahead: dict[str, None] = {}
         """Groups whose row the metadata has not taken yet."""
+        self._ending: set[str] = set()
+        """Groups that are deleted unless their row changes: no change of it holds here alone."""
         self._deletions = 0
         self._telling: asyncio.Task[None] | None = None
         self._closed = False
@@ -195,13 +197,21 @@ class GuardedMetadata:
         )  # fmt: skip
         return group, created and is_first
 
-    async def delete_group(self, principal: Principal, queue: Queue, name: str) -> Group:
+    async def delete_group(
+        self, principal: Principal, queue: Queue, name: str, *, row: Membership | None = None
+    ) -> Group:
         """See Metadata, and put_queue."""
-        return await self._calls.run(
-            "change",
-            lambda: self.inner.delete_group(principal, queue, name),
-            limits.METADATA_DEADLINE_S,
-        )
+
+        async def delete() -> Group:
+            if row is not None:
+                self._ending.add(row.group_id)
+            try:
+                return await self.inner.delete_group(principal, queue, name, row=row)
+            finally:
+                if row is not None:
+                    self._ending.discard(row.group_id)
+
+        return await self._calls.run("change", delete, limits.METADATA_DEADLINE_S)
 
     async def forget(self, queue_id: str, group_id: str | None) -> None:
         """See Metadata, and put_queue."""
@@ -277,6 +287,8 @@ class GuardedMetadata:
                 is_changed = await self._write_membership(new, expected_generation)
             except TocsinError as error:
                 if known is None or error.code.name not in FAILURES:
+                    raise
+                if new.group_id in self._ending:
                     raise
             else:
                 if is_changed:

@@ -65,9 +65,15 @@ class Metadata(Protocol):
         """Create it (True) or change its settings (False; `start` only matters at creation).
         Raises Refused: invalid_name, too_many, queue_not_found."""
 
-    async def delete_group(self, principal: Principal, queue: Queue, name: str) -> Group:
-        """Take it out of the catalog, durably; its id goes to `dropped()` until `forget`.
-        Raises Refused(group_not_found)."""
+    async def delete_group(
+        self, principal: Principal, queue: Queue, name: str, *, row: Membership | None = None
+    ) -> Group:
+        """Take it out of the catalog, durably; its id goes to `dropped()` until `forget`. `row`: as
+        the group was when that was decided. It is held to the row's id and generation, in one act.
+
+        Raises Refused(group_not_found); Fenced: the row is of another generation, and nothing
+        happened: somebody has come or gone (R14).
+        """
 
     def dropped(self) -> list[tuple[str, str | None]]:
         """(queue_id, group_id or None): deleted here, perhaps not yet in the storage. A queue

@@ -237,13 +237,19 @@ class InProcessMetadata:
         self._tell(current, group, deleted=False)
         return group, old is None
 
-    async def delete_group(self, principal: Principal, queue: Queue, name: str) -> Group:
+    async def delete_group(
+        self, principal: Principal, queue: Queue, name: str, *, row: Membership | None = None
+    ) -> Group:
         """See Metadata."""
-        return await self._alone(self._delete_group, principal, queue, name)
+        return await self._alone(self._delete_group, principal, queue, name, row)
 
-    async def _delete_group(self, principal: Principal, queue: Queue, name: str) -> Group:
+    async def _delete_group(
+        self, principal: Principal, queue: Queue, name: str, row: Membership | None
+    ) -> Group:
         group = self.find_group(principal, queue, name)
-        await self._store.drop_group(group.group_id)
+        if row is not None and row.group_id != group.group_id:
+            raise Refused("group_not_found", f"the group {name!r} was made anew")
+        await self._store.drop_group(group.group_id, row.generation if row is not None else None)
         self._take_group_out(self._index.queue(queue.queue_id) or queue, group)
         return group
 

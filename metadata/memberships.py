@@ -1,12 +1,13 @@
 """The groups' rows where one gateway works on a catalog: in memory, and on the disk while somebody
 lingers (R22). They die with the process, but for their generations (R14)."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
 from metadata.catalog import Membership
-from metadata.stores import Alone
+from metadata.stores import Alone, other_generation
 from push.errors import Refused
 
 _LOG: Final = logging.getLogger("metadata.inprocess")
@@ -29,6 +30,8 @@ class KeptMemberships:
         """What the process before this one has left, and what is kept for the next one."""
         self._unwritten: dict[str, Membership] = {}
         self._beats: dict[str, int] = {}
+        self._ending: dict[str, asyncio.Future[bool]] = {}
+        """Group → whether it has gone, as soon as that is decided."""
         self._put = put
         self._alone = alone
 
@@ -51,6 +54,9 @@ class KeptMemberships:
 
     async def change(self, new: Membership, *, expected_generation: int) -> bool:
         """See MembershipRows. One that cannot be kept holds nevertheless."""
+        ending = self._ending.get(new.group_id)
+        if ending is not None and await asyncio.shield(ending):
+            raise Refused("group_not_found", f"no group of the id {new.group_id!r}")
         if self._get(new.group_id).generation != expected_generation:
             return False
         self._rows[new.group_id] = new
@@ -63,6 +69,22 @@ class KeptMemberships:
             if not new.lingers and self._before.get(new.group_id) is new:
                 del self._before[new.group_id]
         return True
+
+    async def end(
+        self, group_id: str, generation: int, drop: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Drop a group whose row is of this generation; until that is done no change of the row is
+        decided. Fenced: it is of another one, and nothing happened."""
+        if self._get(group_id).generation != generation:
+            raise other_generation(group_id)
+        ending = self._ending[group_id] = asyncio.get_running_loop().create_future()
+        try:
+            await drop()
+            ending.set_result(True)
+        finally:
+            del self._ending[group_id]
+            if not ending.done():
+                ending.set_result(False)
 
     async def _keep(self) -> None:
         """All that wait, in one commit: after a restart everybody joins at once."""

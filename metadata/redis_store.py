@@ -31,7 +31,7 @@ from metadata.redis_rows import (
 )
 from metadata.shards import Arg, Shard
 from metadata.store import columns_of, random_id
-from metadata.stores import Alone, Contents, MembershipRows, News, Stale
+from metadata.stores import Alone, Contents, MembershipRows, News, Stale, other_generation
 from metadata.tokens import TokenRecord
 from push.errors import Refused, TocsinError
 
@@ -184,16 +184,21 @@ class RedisStore:
 
     # --- Changing --------------------------------------------------------------------------------
 
-    async def _change(self, writes: Sequence[Write]) -> None:
-        """All of these or none, if nobody has changed the catalog since its news were read."""
+    async def _change(self, writes: Sequence[Write], row: tuple[str, int] = ("", 0)) -> None:
+        """All of these or none, if nobody has changed the catalog since its news were read. `row`:
+        a group whose row must be of this generation; Fenced: it is not."""
         self._check_well()
         seen, stamp = self._seen, secrets.token_hex(8)
         args: list[Arg] = [
             seen.incarnation, seen.version, seen.stamp, stamp, CHANGES_KEPT, CHANGED,
+            NUMBERS["memberships"], *row,
         ]  # fmt: skip
         for kind, row_id, value in writes:
             args += [NUMBERS[kind], row_id, value]
-        if await self._shard.act("catalog_change", KEYS, args, level="all") != 1:
+        answer = await self._shard.act("catalog_change", KEYS, args, level="all")
+        if answer == -1:
+            raise other_generation(row[0])
+        if answer != 1:
             raise Stale
         self._seen = Place(seen.incarnation, seen.version + 1, stamp)
 
@@ -244,7 +249,7 @@ class RedisStore:
             del self._dropped[group_id]
         self._dropped[queue_id] = queue_id
 
-    async def drop_group(self, group_id: str) -> None:
+    async def drop_group(self, group_id: str, generation: int | None) -> None:
         """See Store."""
         queue_id = self._groups[group_id]
         await self._change(
@@ -252,7 +257,8 @@ class RedisStore:
                 ("groups", group_id, b""),
                 ("memberships", group_id, b""),
                 _dropped(group_id, queue_id),
-            ]
+            ],
+            ("", 0) if generation is None else (group_id, generation),
         )
         del self._groups[group_id]
         self._dropped[group_id] = queue_id

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from metadata.catalog import Group, Membership, Queue
 from metadata.data_keys import DataKey
 from metadata.tokens import TokenRecord
+from push.errors import Fenced
 
 Alone = Callable[..., Awaitable[Any]]
 """Runs a change (a coroutine function and its arguments) after the others, to its end."""
@@ -20,6 +21,11 @@ Alone = Callable[..., Awaitable[Any]]
 
 class Stale(Exception):
     """Nothing was written: others have changed the catalog since its news were read."""
+
+
+def other_generation(group_id: str) -> Fenced:
+    """A change that was decided by an older row of this group did not happen (R14)."""
+    return Fenced(f"the row of the group {group_id} is of another generation by now")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +117,9 @@ class Store(Protocol):
         """Take a queue and its groups out; the queue's id is to be forgotten later, the groups'
         with it."""
 
-    async def drop_group(self, group_id: str) -> None:
-        """Take a group out; its id is to be forgotten later."""
+    async def drop_group(self, group_id: str, generation: int | None) -> None:
+        """Take a group out; its id is to be forgotten later. With a generation: if its row is still
+        of it, in one act; else Fenced, and nothing was written."""
 
     async def forget(self, any_id: str) -> None:
         """A dropped queue or group is gone everywhere. Its id stays taken (R1)."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 
@@ -36,6 +37,7 @@ class ThreadedStore:
         self.file = file
         """What the thread works on."""
         self._before: list[Membership] = contents.memberships
+        self._rows: KeptMemberships | None = None
         self._thread = thread
         self._on_fatal = on_fatal
 
@@ -84,7 +86,8 @@ class ThreadedStore:
 
     def memberships(self, alone: Alone) -> MembershipRows:
         """See Store."""
-        return KeptMemberships(self.file.boot, self._before, self._put_memberships, alone)
+        self._rows = KeptMemberships(self.file.boot, self._before, self._put_memberships, alone)
+        return self._rows
 
     async def _put_memberships(self, rows: list[Membership]) -> None:
         await self._run(self.file.put_memberships, rows)
@@ -105,9 +108,13 @@ class ThreadedStore:
         """See Store."""
         await self._run(self.file.drop_queue, queue_id)
 
-    async def drop_group(self, group_id: str) -> None:
+    async def drop_group(self, group_id: str, generation: int | None) -> None:
         """See Store."""
-        await self._run(self.file.drop_group, group_id)
+        if generation is None or self._rows is None:
+            await self._run(self.file.drop_group, group_id)
+        else:
+            drop = partial(self._run, self.file.drop_group, group_id)
+            await self._rows.end(group_id, generation, drop)
 
     async def forget(self, any_id: str) -> None:
         """See Store."""

@@ -297,17 +297,17 @@ class Storage(Looking, Protocol):
         """The store's history: another one after `tocsin admin restore` (R30)."""
 
     async def create_queue(self, queue_id: str, partitions: int) -> None:
-        """Make its partitions, empty. Done already: nothing happens."""
+        """Make its partitions, empty. Done already: nothing happens. Refused: it was dropped."""
 
     async def drop_queue(self, queue_id: str) -> None:
-        """Delete its partitions, cursors and dedup state, in slices. Unknown: nothing happens."""
+        """Delete its partitions, cursors and dedup state, in slices. Making it later is Refused."""
 
     async def create_group(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
         """Make one cursor per partition, durable when this returns (R11). `starts` has one entry
-        per partition. Cursors that are there already stay as they are."""
+        per partition. Cursors that are there already stay as they are. Refused: it was dropped."""
 
     async def drop_group(self, group_id: str, queue_id: str) -> None:
-        """Delete its cursors and side lines. Unknown: nothing happens."""
+        """Delete its cursors and side lines, there or not. Making it later is Refused (R12)."""
 
     async def seek(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
         """Set every cursor to a fresh one at `starts` and raise its epoch, so that the owners of

@@ -42,6 +42,7 @@ from storage.appending import (
 )
 from storage.cursor import GroupCursor, check_write, start_floor
 from storage.dedup import ProducerLine, id_bucket, line_bucket
+from storage.dropped import Dropped
 from storage.memory_partition import MemoryPartition, StoredRecord
 
 
@@ -55,6 +56,7 @@ class MemoryStorage:
         self._wall = wall
         self._sealer = sealer
         self._queues: dict[str, list[MemoryPartition]] = {}
+        self._dropped = Dropped()
         self._incarnation = uuid.uuid4().hex
         self._wake_up: WakeUp | None = None
         self._closed = False
@@ -88,6 +90,7 @@ class MemoryStorage:
 
     async def create_queue(self, queue_id: str, partitions: int) -> None:
         self._check_open()
+        self._dropped.check_queue(queue_id)
         queue = self._queues.setdefault(queue_id, [])
         total = queue[0].log.total if queue else QueueTotal()
         for number in range(len(queue), partitions):
@@ -97,10 +100,13 @@ class MemoryStorage:
     async def drop_queue(self, queue_id: str) -> None:
         self._check_open()
         self._queues.pop(queue_id, None)
+        self._dropped.add(queue_id)
 
     async def create_group(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
         self._check_open()
-        for at, start in self._with_starts(queue_id, starts):
+        places = self._with_starts(queue_id, starts)
+        self._dropped.check_group(group_id)
+        for at, start in places:
             if group_id not in at.cursors:
                 at.cursors[group_id] = GroupCursor(start_floor(start, at.log))
                 at.aside[group_id] = {}
@@ -118,6 +124,7 @@ class MemoryStorage:
         for at in self._queues.get(queue_id, []):
             at.cursors.pop(group_id, None)
             at.aside.pop(group_id, None)
+        self._dropped.add(group_id)
 
     async def seek(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
         self._check_open()

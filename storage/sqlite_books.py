@@ -27,6 +27,7 @@ from storage.appending import (
 )
 from storage.cursor import start_floor
 from storage.dedup import ProducerLine, id_bucket, line_bucket
+from storage.dropped import Dropped
 from storage.sqlite_cursors import CursorBooks
 from storage.sqlite_ids import IdBooks
 from storage.sqlite_statement import insert, update
@@ -88,6 +89,7 @@ class Books:
         self._changed_lines: dict[LineKey, ProducerLine] = {}
         self._moved_lines: set[LineKey] = set()
         self._records: list[codec.Row] = []
+        self._dropped = Dropped()
         self.ids = IdBooks(self, report)
         self.cursors = CursorBooks(self)
         self._next_partition_row = 1 + self._highest("partition", "partition")
@@ -181,6 +183,7 @@ class Books:
 
     def create_queue(self, queue_id: str, partitions: int) -> None:
         """Make those of its partitions that are not there."""
+        self._dropped.check_queue(queue_id)
         there = {log.partition.number for log in self.queue(queue_id)}
         numbers = [number for number in range(partitions) if number not in there]
         if self._next_partition_row + len(numbers) > PARTITION_ROWS_MAX:
@@ -212,6 +215,7 @@ class Books:
             self.ids.forget(row_id)
         self._totals.pop(queue_id, None)
         self.cursors.forget_queue(queue_id)
+        self._dropped.add(queue_id)
 
     def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
         """Seal it here; sealed already: where it was."""
@@ -351,7 +355,9 @@ class Books:
 
     def create_group(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
         """Make its missing cursors."""
-        for log, floor in self.with_starts(queue_id, starts):
+        places = self.with_starts(queue_id, starts)
+        self._dropped.check_group(group_id)
+        for log, floor in places:
             self.cursors.create(GroupPartition(group_id, log.partition), log.row_id, floor)
 
     def drop_group(self, group_id: str, queue_id: str) -> None:
@@ -359,6 +365,7 @@ class Books:
         self.flush()
         for log in self.queue(queue_id):
             self.cursors.drop(GroupPartition(group_id, log.partition))
+        self._dropped.add(group_id)
 
     def seek(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
         """Replace its cursors by fresh ones."""

@@ -3,9 +3,12 @@
 -- the hashes of its rows. A row is written by nobody but catalog_change.
 
 -- Change rows, if nobody has since the version and stamp that the caller has seen.
--- args: incarnation, version, stamp, the new stamp, how many changes the stream keeps, the channel;
--- then three for each row: the number of its hash among the keys, its id, its value ('': none).
--- Answers 1: done, its version is one more; 0: somebody was faster, nothing is changed.
+-- args: incarnation, version, stamp, the new stamp, how many changes the stream keeps, the channel; a
+-- row that must still begin with a generation (the number of its hash among the keys, its id, the
+-- generation, 0: there is no row yet; its id is '': none must); then three for each row: the number of
+-- its hash, its id, its value ('': none).
+-- Answers 1: done, its version is one more; 0: somebody was faster, nothing is changed; -1: that row is
+-- of another generation, nothing is changed.
 act('catalog_change', function(keys, args)
   local state = keys[1]
   local held = redis.call('HMGET', state, 'incarnation', 'version', 'stamp')
@@ -13,8 +16,14 @@ act('catalog_change', function(keys, args)
   if held[1] ~= args[1] or held[2] ~= args[2] or held[3] ~= args[3] then
     return 0
   end
+  if args[8] ~= '' then
+    local row = redis.call('HGET', keys[tonumber(args[7])], args[8])
+    if (row and row:match('^%d+') or '0') ~= args[9] then
+      return -1
+    end
+  end
   local rows = {}
-  for i = 7, #args, 3 do
+  for i = 10, #args, 3 do
     local number, id, value = tonumber(args[i]), args[i + 1], args[i + 2]
     if value == '' then
       redis.call('HDEL', keys[number], id)

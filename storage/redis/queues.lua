@@ -57,8 +57,14 @@ local function is_whole(prefix, count, group)
   return true
 end
 
+-- What was dropped stays so, whoever still makes it: ids are never used again (R1). Of a queue the key
+-- `gone` is left, of a group its id in the set `dropped` of its queue.
+
 -- args: number of partitions.
 change('create_queue', function(prefix, args)
+  if redis.call('EXISTS', prefix .. 'gone') == 1 then
+    return refused('queue_not_found', 'the queue was dropped')
+  end
   local wanted, count = tonumber(args[1]), partitions_of(prefix) or 0
   if count == 0 then
     redis.call('HSET', prefix .. 'queue', 'partitions', 0, 'messages', 0, 'bytes', 0)
@@ -101,10 +107,7 @@ change('drop_queue', function(prefix)
     redis.call('DEL', prefix .. 'queue')
     return 1
   end
-  count = tonumber(redis.call('GET', prefix .. 'gone') or nil)
-  if not count then
-    return 0
-  end
+  count = tonumber(redis.call('GET', prefix .. 'gone') or '0')
   local group = redis.call('SRANDMEMBER', prefix .. 'groups')
   if group then
     drop_group(prefix, count, group)
@@ -120,7 +123,8 @@ change('drop_queue', function(prefix)
     redis.call('UNLINK', prefix .. 'l:' .. n, prefix .. 'lb:' .. n, prefix .. 'ib:' .. n,
       prefix .. 'bad:' .. n, prefix .. 'quarantine:' .. n)
   end
-  redis.call('DEL', prefix .. 'gone', prefix .. 'inbox')
+  redis.call('SET', prefix .. 'gone', 0)
+  redis.call('DEL', prefix .. 'inbox', prefix .. 'dropped')
   return 0
 end)
 
@@ -130,6 +134,9 @@ change('create_group', function(prefix, args)
   local count, reply = with_starts(prefix, args)
   if not count then
     return reply
+  end
+  if redis.call('SISMEMBER', prefix .. 'dropped', group) == 1 then
+    return refused('group_not_found', 'the group was dropped')
   end
   for n = 0, count - 1 do
     local key = cursor_key('c', prefix, n, group)
@@ -146,6 +153,9 @@ end)
 -- args: group.
 change('drop_group', function(prefix, args)
   drop_group(prefix, partitions_of(prefix) or 0, args[1])
+  if redis.call('EXISTS', prefix .. 'gone') == 0 then
+    redis.call('SADD', prefix .. 'dropped', args[1])
+  end
   return 1
 end)
 

@@ -146,14 +146,6 @@ async def test_what_is_settled_counts_until_its_retention_has_passed(
     assert await room(store, 3) == 3
 
 
-async def test_a_queue_that_is_made_again_begins_empty(store: Storage) -> None:
-    """R1 keeps ids from coming back; the storage would not mix them up either."""
-    await store.append([append(messages=4), append(P1, messages=4)])
-    await store.drop_queue("q-1")
-    await store.create_queue("q-1", 2)
-    assert await one(store, append(messages=4, messages_max=3)) == [0, 1, 2, FULL]
-
-
 async def test_a_queue_can_be_over_a_bound_that_came_later(store: Storage) -> None:
     """A setting was lowered: nothing is lost, nothing is taken before there is room."""
     await store.append([append(runs=[(ANN, 0, range(5))])])

@@ -68,6 +68,25 @@ async def test_a_group_of_an_unknown_queue_or_with_missing_starts_is_refused(
         await store.create_group("g-1", "q-1", ["earliest"])
 
 
+@pytest.mark.layouts
+async def test_a_dropped_group_is_not_made_by_who_comes_late(store: Storage) -> None:
+    """R12: nobody would know of its cursors, and what they have not settled would stay for good. It
+    may be that the storage has never had it, or not even its queue yet."""
+    await with_group(store, messages=4)
+    await store.create_group("g-2", "q-1", ["earliest", "earliest"])
+    await store.write_cursors([change(settled=[(0, 3)])])
+    for group_id in ("g-2", "g-3"):
+        await store.drop_group(group_id, "q-1")
+        with pytest.raises(Refused, match="group_not_found"):
+            await store.create_group(group_id, "q-1", ["earliest", "earliest"])
+        assert await store.cursors("q-1", group_id) == []
+    assert await store.trim(P0, retention_s=0, keep_all=False) > 0
+    await store.drop_group("g-4", "q-2")
+    await store.create_queue("q-2", 1)
+    with pytest.raises(Refused, match="group_not_found"):
+        await store.create_group("g-4", "q-2", ["earliest"])
+
+
 async def test_a_dropped_group_is_gone_for_its_owner_too(store: Storage) -> None:
     await with_group(store, messages=4)
     await store.write_cursors([change(aside=[Side(KEY, (1,))])])

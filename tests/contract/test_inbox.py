@@ -18,7 +18,7 @@ from storage.redis_primary import fixed
 from storage.redis_provision import provision
 from storage.redis_shard import Marks, RedisShard, Settings
 from storage.redis_store import RedisStorage
-from tests.contract.stores import G0, P1, TOKEN, Clock, with_group
+from tests.contract.stores import G0, P0, P1, TOKEN, Clock, with_group
 from tests.servers.binaries import Binary
 from tests.servers.layouts import single
 from tests.servers.node import Node
@@ -249,9 +249,10 @@ async def test_with_its_group_or_queue_an_inbox_goes(served: Gateways, node: Nod
     with pytest.raises(Refused, match="group_not_found"):
         await served.inbox.post(G0, ASKER + "3", ONE)
     assert not await served.inbox.answer(G0, {ASKER + "3": SETTLED}, None)
-    await served.store.create_group("g-1", "q-1", ["earliest"] * 2)
-    await served.store.own(G0, token=TOKEN, assignment=1)
-    await served.inbox.post(G0, ASKER + "1", ONE)
+    await served.store.create_group("g-2", "q-1", ["earliest"] * 2)
+    place = GroupPartition("g-2", P0)
+    await served.store.own(place, token=TOKEN, assignment=1)
+    await served.inbox.post(place, ASKER + "1", ONE)
     await served.store.drop_queue("q-1")
     assert [key for key in node.ask("KEYS", "{q-1}:*") if ":i" in key] == []
 

@@ -347,6 +347,23 @@ async def test_a_dropped_queue_is_gone_and_its_neighbours_are_not(store: Storage
 
 
 @pytest.mark.layouts
+async def test_a_dropped_queue_is_not_made_by_who_comes_late(store: Storage) -> None:
+    """R1: its maker stood still since it asked the catalog, and nobody would drop it again. It may
+    be that the storage has never had it."""
+    await store.append([append(messages=2)])
+    for queue_id in ("q-1", "q-9"):
+        await store.drop_queue(queue_id)
+        for _ in range(2):
+            with pytest.raises(Refused, match="queue_not_found"):
+                await store.create_queue(queue_id, 2)
+            with pytest.raises(Refused, match="queue_not_found"):
+                await store.create_group("g-1", queue_id, ["earliest", "earliest"])
+        assert await store.partitions(queue_id) == []
+        await store.drop_queue(queue_id)
+        await store.drop_group("g-1", queue_id)
+
+
+@pytest.mark.layouts
 async def test_a_sealed_partition_takes_nothing_more_but_knows_its_duplicates(
     store: Storage,
 ) -> None:

@@ -171,8 +171,11 @@ class Histories(RuleBasedStateMachine):
     # --- Groups ------------------------------------------------------------------------------
 
     @precondition(lambda self: len(self.model.groups) < 2)
-    @rule(group=st.sampled_from(GROUPS))
-    def create_group(self, group: str) -> None:
+    @rule(kind=st.sampled_from(GROUPS))
+    def create_group(self, kind: str) -> None:
+        """One that is there, or a new one: no id is used twice (R1)."""
+        there = (one for one in self.model.groups if one.startswith(kind))
+        group = next(there, None) or f"{kind}-{next(NUMBERS)}"
         self.each("create_group", group, self.queue_id, ["earliest"])
         if group not in self.model.groups:
             settled = set(range(self.model.start()))

@@ -124,6 +124,8 @@ async def test_a_group_with_a_consumer_is_not_abandoned(house: House) -> None:
     await expiry.look(now=began + 300)
     second.leave()
     left = loop.time()
+    runtime = house.broker.groups.runtimes[group.group_id]
+    await eventually(lambda: not runtime.row.members)
     await expiry.look(now=began + 99)
     await expiry.look_here(now=began + 99)
     assert names(house) == ["ends"]

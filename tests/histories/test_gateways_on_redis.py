@@ -8,9 +8,12 @@ from typing import Any, cast
 
 import pytest
 
+from gateway import agreement
 from metadata.catalog import ANYBODY, Group, GroupSettings
 from metadata.client import Metadata
 from metadata.heartbeats import GONE_S
+from push.errors import Refused, Unknown
+from storage.redis_shard import RedisShard
 from tests.histories import redis_gateways
 from tests.histories.gateways import becomes
 from tests.histories.house import Session, delivery, message
@@ -148,3 +151,41 @@ async def test_a_gateway_that_beats_no_longer_is_taken_over_from(gateways: list[
     await two.confirm(other, [x for place, *_ in second.given for x in delivery(place)])
     mad.well()
     await becomes(lambda: len(one.owns(group)) == 2)
+
+
+async def test_what_lost_answers_leave_half_done_is_finished(
+    gateways: list[Gateway], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P1, R12: the catalog's half has happened; who asked knows nothing, and does not ask again."""
+    monkeypatch.setattr(agreement, "DUE_S", 0.2)
+    one, two = gateways
+    queue = await one.queue(partitions=2)
+    group = await one.group(queue, "passing")
+    act = RedisShard.act
+
+    async def lost(self: RedisShard, function: str, *args: Any, **named: Any) -> Any:
+        answer = await act(self, function, *args, **named)
+        if function == "catalog_change":
+            raise Unknown("the connection was lost")
+        return answer
+
+    with monkeypatch.context() as lossy:
+        lossy.setattr(RedisShard, "act", lost)
+        with pytest.raises(Unknown):
+            await one.queue("half")
+        with pytest.raises(Unknown):
+            await one.broker.delete_group(ANYBODY, queue, "passing")
+    await becomes(lambda: two.broker.metadata.inner.list_queues(ANYBODY)[1:])
+    await becomes(two.broker.metadata.inner.dropped)
+    await becomes(lambda: not two.broker.metadata.inner.dropped())
+    for gateway in gateways:
+        assert await gateway.broker.storage.cursors(queue.queue_id, group.group_id) == []
+        with pytest.raises(Refused, match="group_not_found"):
+            await gateway.broker.storage.create_group(
+                group.group_id, queue.queue_id, ["earliest", "earliest"]
+            )
+    half = two.find("half")
+    async with asyncio.timeout(10):
+        while not await two.broker.storage.partitions(half.queue_id):  # noqa: ASYNC110 (no event)
+            await asyncio.sleep(0.01)
+    assert await two.publish(half, [message("here")]) == [(0, 0, False)]

@@ -615,5 +615,5 @@ async def test_what_another_gateway_settled_is_seen_here_within_seconds(town: To
     session, consumer = await two.consumer(group)
     await session.take(5)
     await ack_all(two, session, consumer)
-    await asyncio.sleep(2.0)
+    await asyncio.sleep(2.1)
     assert await lag() == 0

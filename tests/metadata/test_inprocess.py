@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import resource
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -24,7 +25,7 @@ from metadata.client import Metadata
 from metadata.inprocess import FILE, InProcessMetadata
 from metadata.store import CatalogStore
 from metadata.threaded_store import ThreadedStore
-from push.errors import Refused, Unknown
+from push.errors import Fenced, Refused, Unknown
 from tests.metadata.keepers import Keeper
 
 ALICE = Principal("alice", tenant="a")
@@ -497,6 +498,69 @@ async def test_a_deleted_group_has_no_membership(catalog: InProcessMetadata, gro
     await catalog.delete_queue(ALICE, "orders")
     with pytest.raises(Refused, match="group_not_found"):
         await catalog.membership(other.group_id)
+
+
+@pytest.mark.layouts
+async def test_a_group_is_deleted_by_its_row_only_while_that_is_its_row(
+    catalog: InProcessMetadata, group: Group
+) -> None:
+    """R11, R14: what was decided by a row is held to its id and its generation."""
+    queue = catalog.find_queue(ALICE, "orders")
+    seen = await catalog.membership(group.group_id)
+    new = row(group, seen.generation + 1, "a")
+    assert await catalog.change_membership(new, expected_generation=seen.generation)
+    with pytest.raises(Fenced):
+        await catalog.delete_group(ALICE, queue, "g", row=seen)
+    assert (catalog.list_groups(ALICE, queue), catalog.dropped()) == ([group], [])
+    assert await catalog.membership(group.group_id) == new
+    assert await catalog.delete_group(ALICE, queue, "g", row=new) == group
+    again, _ = await catalog.put_group(ALICE, queue, "g", GroupSettings())
+    with pytest.raises(Refused, match="group_not_found"):
+        await catalog.delete_group(ALICE, queue, "g", row=new)
+    fresh = await catalog.membership(again.group_id)
+    other = msgspec.structs.replace(fresh, group_id=group.group_id)
+    with pytest.raises(Refused, match="group_not_found"):
+        await catalog.delete_group(ALICE, queue, "g", row=other)
+    assert await catalog.delete_group(ALICE, queue, "g", row=fresh) == again
+
+
+@ON_DISK
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_who_joins_while_its_group_is_deleted_waits_for_what_becomes_of_it(
+    catalog: InProcessMetadata, group: Group, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    """R11: the row was looked at, and its group is on its way out: nobody joins in between."""
+    queue = catalog.find_queue(ALICE, "orders")
+    file, goes = file_of(catalog), threading.Event()
+    real = file.drop_group
+
+    def slow(group_id: str) -> None:
+        goes.wait()
+        if is_full:
+            raise Refused("storage_unavailable", "the disk is full")
+        real(group_id)
+
+    monkeypatch.setattr(file, "drop_group", slow)
+    seen = await catalog.membership(group.group_id)
+    deleting = asyncio.create_task(catalog.delete_group(ALICE, queue, "g", row=seen))
+    await asyncio.sleep(0.01)
+    joining = asyncio.create_task(
+        catalog.change_membership(
+            row(group, seen.generation + 1, "a"), expected_generation=seen.generation
+        )
+    )
+    await asyncio.sleep(0.01)
+    waits = not joining.done()
+    goes.set()
+    assert waits
+    if is_full:
+        with pytest.raises(Refused, match="storage_unavailable"):
+            await deleting
+        assert await joining
+    else:
+        assert await deleting == group
+        with pytest.raises(Refused, match="group_not_found"):
+            await joining
 
 
 # --- Listeners, order, ends ----------------------------------------------------------------------

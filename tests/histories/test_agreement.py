@@ -1,0 +1,230 @@
+"""Catalog and storage agree, also where a change was cut off between the two: its maker died or
+stood still, or nobody knew what became of the catalog's half."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.agreement import Agreement
+from metadata.catalog import ANYBODY, Group, GroupSettings, QueueSettings
+from push.errors import Refused, Unknown
+from push.ports import Partition
+from tests.histories.gateways import Gateway, Town, becomes, town
+from tests.histories.house import delivery, numbered
+from tests.histories.mad_house import MadHouse, mad
+from tests.histories.test_several_gateways import ack_all
+
+SOON_S = 10
+"""Until running gateways have done what is left undone."""
+
+
+def unknown_once(gateway: Gateway, change: str) -> None:
+    """The next change of this kind happens, and its copies cannot be counted in time."""
+    real = getattr(gateway.metadata.real, change)
+
+    async def applied(*args: Any, **options: Any) -> Any:
+        setattr(gateway.metadata, change, real)
+        await real(*args, **options)
+        raise Unknown("1 of 2 replicas have confirmed it")
+
+    setattr(gateway.metadata, change, applied)
+
+
+async def settled_messages_go(gateway: Gateway, group: Group) -> bool:
+    """Whether nothing pins the log when this group, which is known, has settled all of it."""
+    session, consumer = await gateway.consumer(group)
+    await becomes(lambda: gateway.owns(group))
+    await gateway.publish(gateway.find(), numbered(10))
+    await session.take(10)
+    await ack_all(gateway, session, consumer)
+    await asyncio.sleep(120)
+    (state,) = await gateway.town.memory.partitions(gateway.find().queue_id)
+    return state.messages == 0
+
+
+# --- What was dropped -----------------------------------------------------------------------------
+
+
+@town(2)
+async def test_a_deleted_group_pins_nothing_whoever_was_making_it(town: Town) -> None:
+    """R12: the catalog has the group, and its maker stands still; another gateway deletes it in
+    both; then the maker comes to the storage. Nobody knows of such cursors, and they settle
+    nothing."""
+    group = await town.group(partitions=1)
+    maker, other = town.gateways
+    maker.storage.stall("create_group")
+    making = asyncio.create_task(
+        maker.broker.put_group(ANYBODY, maker.find(), "passing", GroupSettings(), None)
+    )
+    await becomes(lambda: maker.storage.under_way["create_group"])
+    await other.broker.delete_group(ANYBODY, other.find(), "passing")
+    maker.storage.well()
+    with pytest.raises(Refused, match="group_not_found"):
+        await making
+    assert await settled_messages_go(other, group)
+
+
+@town(2)
+async def test_a_group_whose_deletion_was_answered_unknown_pins_nothing(town: Town) -> None:
+    """R12: the catalog has dropped it, and asking again is answered `group_not_found`."""
+    group = await town.group(partitions=1)
+    one, other = town.gateways
+    await other.broker.put_group(ANYBODY, other.find(), "passing", GroupSettings(), None)
+    unknown_once(one, "delete_group")
+    with pytest.raises(Unknown):
+        await one.broker.delete_group(ANYBODY, one.find(), "passing")
+    assert [g.name for g in one.broker.metadata.list_groups(ANYBODY, one.find())] == ["billing"]
+    assert await settled_messages_go(other, group)
+    assert town.catalog.dropped() == []
+
+
+@town(2)
+async def test_a_queue_whose_deleter_died_leaves_the_storage(town: Town) -> None:
+    """R1: the catalog has dropped it; nobody will ask for it again."""
+    one, _ = town.gateways
+    await town.group(partitions=2)
+    queue = one.find()
+    one.storage.stall("drop_queue")
+    deleting = asyncio.create_task(one.broker.delete_queue(ANYBODY, queue.name))
+    await becomes(lambda: one.storage.under_way["drop_queue"])
+    one.cut_off()
+    await asyncio.sleep(SOON_S)
+    assert await town.memory.partitions(queue.queue_id) == []
+    assert town.catalog.dropped() == []
+    one.come_back()
+    await deleting
+
+
+@town(2)
+async def test_a_deleted_queue_is_not_made_by_who_comes_late(town: Town) -> None:
+    """R1: a queue in the storage that no catalog has would stay there for good."""
+    maker, other = town.gateways
+    maker.storage.stall("create_queue")
+    making = asyncio.create_task(
+        maker.broker.create_queue(ANYBODY, "orders", QueueSettings(partitions=2))
+    )
+    await becomes(lambda: maker.storage.under_way["create_queue"])
+    queue = other.find()
+    await other.broker.delete_queue(ANYBODY, "orders")
+    maker.storage.well()
+    with pytest.raises(Refused, match="queue_not_found"):
+        await making
+    await asyncio.sleep(SOON_S)
+    assert await town.memory.partitions(queue.queue_id) == []
+
+
+@mad
+async def test_what_the_storage_could_not_drop_is_dropped_when_it_can(house: MadHouse) -> None:
+    """R12, one gateway: the catalog was quicker, and nobody starts anew for that."""
+    queue = await house.queue(partitions=1)
+    group = await house.group(queue)
+
+    def failing(name: str) -> Exception | None:
+        return Refused("storage_unavailable", "") if name == "drop_group" else None
+
+    house.storage.fail = failing
+    with pytest.raises(Refused, match="storage_unavailable"):
+        await house.broker.delete_group(ANYBODY, queue, "billing")
+    await asyncio.sleep(SOON_S)
+    assert house.broker.metadata.dropped()
+    house.storage.well()
+    await asyncio.sleep(SOON_S)
+    assert house.broker.metadata.dropped() == []
+    assert await house.storage.real.cursors(queue.queue_id, group.group_id) == []
+
+
+# --- What is to be made ---------------------------------------------------------------------------
+
+
+@town(2)
+async def test_dead_letters_arrive_when_making_their_queue_was_unknown(town: Town) -> None:
+    """P1: dead-lettered with its reason. The queue is in the catalog from then on, and nobody makes
+    it once more."""
+    (gateway, _) = town.gateways
+    group = await town.group(partitions=1, attempts_max=1)
+    session, consumer = await gateway.consumer(group)
+    await becomes(lambda: gateway.owns(group))
+    await gateway.publish(gateway.find(), numbered(1))
+    ((place, _, _),) = await session.take(1)
+    unknown_once(gateway, "put_queue")
+    consumer.nack(delivery(place), 0.0, None)
+    await asyncio.sleep(SOON_S)
+    assert gateway.broker.dead_letters.moved_total == 1
+
+
+@town(2)
+async def test_what_a_maker_left_that_died_in_between_is_made_by_the_others(town: Town) -> None:
+    """P1, R11: a queue that is seen takes messages, and a group that is seen keeps them."""
+    maker, other = town.gateways
+    maker.storage.stall("create_queue", "create_group")
+    making = asyncio.create_task(
+        maker.broker.create_queue(ANYBODY, "orders", QueueSettings(partitions=1))
+    )
+    await becomes(lambda: maker.storage.under_way["create_queue"])
+    queue = other.find()
+    group, _ = await town.catalog.put_group(ANYBODY, queue, "billing", GroupSettings())
+    maker.cut_off()
+    await asyncio.sleep(SOON_S)
+    assert len(await other.publish(queue, numbered(3))) == 3
+    (cursor,) = await town.memory.cursors(queue.queue_id, group.group_id)
+    assert cursor.floor == 0
+    assert await town.memory.trim(Partition(queue.queue_id, 0), retention_s=0, keep_all=False) == 0
+    maker.come_back()
+    await making
+
+
+@town(2)
+async def test_a_group_begins_where_its_maker_says_though_that_takes_a_while(town: Town) -> None:
+    """R11: the others have seen the group in the catalog, and cannot know where."""
+    maker, other = town.gateways
+    queue = await maker.queue()
+    await other.publish(queue, numbered(3))
+    maker.storage.stall("create_group")
+    making = asyncio.create_task(
+        maker.broker.put_group(ANYBODY, queue, "billing", GroupSettings(), "latest")
+    )
+    await asyncio.sleep(3)
+    maker.storage.well()
+    group, _ = await making
+    (cursor,) = await town.memory.cursors(queue.queue_id, group.group_id)
+    assert cursor.floor == 3
+
+
+@town(2)
+async def test_what_a_gateway_heard_of_while_the_storage_was_away_is_made(town: Town) -> None:
+    """It was tried, and is tried again."""
+    for gateway in town.gateways:
+        gateway.storage.fail = lambda name: Unknown() if name.startswith("create") else None
+    one = town.gateways[0]
+    with pytest.raises(Unknown):
+        await one.broker.create_queue(ANYBODY, "orders", QueueSettings(partitions=1))
+    await asyncio.sleep(60)
+    assert await town.memory.partitions(one.find().queue_id) == []
+    for gateway in town.gateways:
+        gateway.storage.well()
+    await asyncio.sleep(SOON_S)
+    assert len(await town.memory.partitions(one.find().queue_id)) == 1
+
+
+@town(2)
+async def test_a_start_goes_on_when_others_delete_what_it_was_making(town: Town) -> None:
+    """It has read the catalog, and stood still since."""
+    group = await town.group(partitions=1)
+    starting, other = town.gateways
+    queue = other.find()
+    await other.broker.create_queue(ANYBODY, "kept", QueueSettings(partitions=1))
+    for call, delete in (
+        ("create_group", other.broker.delete_group(ANYBODY, queue, group.name)),
+        ("create_queue", other.broker.delete_queue(ANYBODY, queue.name)),
+    ):
+        agreement = Agreement(starting.broker.metadata, starting.storage)
+        starting.storage.stall(call)
+        start = asyncio.create_task(agreement.start())
+        await becomes(lambda call=call: starting.storage.under_way[call])  # type: ignore[misc]
+        await delete
+        starting.storage.well()
+        await start
+        await agreement.stop()
+    assert await town.memory.partitions(queue.queue_id) == []
+    assert len(await town.memory.partitions(other.find("kept").queue_id)) == 1
