@@ -5,7 +5,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from push.errors import Refused
+from push.errors import Refused, Unknown
 from push.ports import Append, Appended, Partition
 from push.record import Header
 from push.sealing import PLAIN, Sealer
@@ -49,7 +49,11 @@ class RedisAppending:
             for append, header, each in zip(appends, headers, args, strict=True)
         ]
         results = await asyncio.gather(*works, return_exceptions=True)
-        return await self._certified(appends, all_placed(results))
+        answers = all_placed(results)
+        try:
+            return await self._certified(appends, answers)
+        except Refused as refused:  # the records are there, and whoever looks certifies them (P2)
+            raise Unknown(f"stored, and not certified: {refused.detail}") from refused
 
     async def _seal(self, appends: Sequence[Append], headers: Sequence[Header]) -> list[bytes]:
         """The payloads as they are stored, sealed in a thread: a key may have to be waited for."""
