@@ -26,7 +26,7 @@ from push import limits
 from push.delivery import Delivery
 from push.errors import Fenced, Refused, TocsinError
 from push.giving import DeliverySettings
-from push.ports import GroupPartition, Partition
+from push.ports import GroupPartition, Partition, is_same_owner
 
 
 class Member(Owner, Protocol):
@@ -101,6 +101,9 @@ class GroupRuntime:
         self._owning: dict[int, asyncio.Task[None]] = {}
         self._acquiring: set[int] = set()
         """Of these: the storage has been asked."""
+        self._asked: dict[int, bytes] = {}
+        """The tokens of starts that nothing has come of yet, perhaps because their answer was lost:
+        asked again with it, the start is the same one."""
 
     @property
     def row(self) -> Membership:
@@ -158,11 +161,11 @@ class GroupRuntime:
             except TocsinError:
                 self.part.write_soon()  # it has left all the same
 
-    async def look(self) -> None:
-        """Read the row and carry it out; returns when that is done, or nothing is served here."""
+    async def catch_up(self) -> None:
+        """Others may have taken over: returns when nothing is served here that they have."""
         while not self.closed and (self.members or self.slots):
             try:
-                await self.part.write()
+                await self.part.catch_up()
                 return
             except TocsinError:
                 await asyncio.sleep(RETRY_AFTER_S)
@@ -243,7 +246,9 @@ class GroupRuntime:
         member = self.members.get(self.assignment.get(number, ""))
         if member is None or self.closed:
             return
-        token = member.owner + os.urandom(16)
+        token = self._asked.get(number, b"")
+        if not is_same_owner(token, member.owner):
+            token = self._asked[number] = member.owner + os.urandom(16)
         self._acquiring.add(number)
         try:
             owned = await self._context.storage.own(
@@ -264,6 +269,7 @@ class GroupRuntime:
         if member is not self.members.get(self.assignment.get(number, "")) or self.closed:
             self.part.let_go(number)
             return  # it was owned in the name of somebody who has left, or gave it up
+        del self._asked[number]
         delivery = Delivery(
             place, owned, token,
             delivery_settings(self.queue, self.group, pulls=member.pulls),

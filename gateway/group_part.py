@@ -9,6 +9,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
+import msgspec
+
 from gateway.absent import Absent
 from gateway.hand_over import LOOK_S, HandOver
 from gateway.presence import Presence
@@ -20,6 +22,8 @@ from push.errors import TocsinError
 RETRY_AFTER_S: Final = 0.5
 GATHER_S: Final = 0.005
 """What ends together is told the other gateways together."""
+CATCH_UP_TRIES: Final = 5
+"""Behind a failover calls fail for a moment; a copy that is away stays away."""
 LOOK_ALONE_S: Final = 5 * LOOK_S
 """Between two looks at the row while no other gateway has members in it."""
 
@@ -166,6 +170,36 @@ class GroupPart:
                 await self._write()
         self._absent.call_at(self.write_soon)
         self._host.carry_out()
+
+    async def catch_up(self) -> None:
+        """Others may have taken over: returns when nothing is served here that they have.
+
+        Whoever takes something writes the row on every copy, and owns on every copy, before it
+        begins. So that is in the row wherever it is read: where it is the one that is known here,
+        nobody has, and copies that are away need not be waited for. Where it is another one it is
+        read as ever; cannot that be, everything ends that is not plainly this gateway's by it, and
+        nothing begins by it, since it may be taken back. Raises TocsinError: nobody answers."""
+        here, group_id = self._presence.gateway, self.row.group_id
+        row = await self._metadata.glance(group_id)
+        is_told = self._told.issubset(row.gateways.get(here, ()))
+        if row.generation == self.row.generation and is_told:
+            return
+        for _ in range(CATCH_UP_TRIES):
+            try:
+                await self.write()
+                return
+            except TocsinError:
+                await asyncio.sleep(RETRY_AFTER_S)
+        row = await self._metadata.glance(group_id)
+        lost = {seat.name for seat in self._host.seats()}.difference(row.gateways.get(here, ()))
+        same = {
+            number: name for number, name in self.row.assignment.items()
+            if row.assignment.get(number) == name and name not in lost
+        }  # fmt: skip
+        self.row = msgspec.structs.replace(self.row, assignment=same)
+        is_anew = self.begun_anew not in (None, row.begun_anew)
+        self._host.fence(lambda number, owner: is_anew or same.get(number) != owner)
+        self.write_soon()
 
     async def write_out(self) -> None:
         """After `close`, when the slots have ended: nobody need wait for this gateway to be taken

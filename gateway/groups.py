@@ -150,7 +150,7 @@ class Groups:
                 runtime.part.gateways_gone(gone)
 
     async def _came_back(self) -> None:
-        await _few_at_a_time(runtime.look() for runtime in list(self.runtimes.values()))
+        await _few_at_a_time(runtime.catch_up() for runtime in list(self.runtimes.values()))
 
     def _pump(self) -> None:
         for runtime in self.runtimes.values():

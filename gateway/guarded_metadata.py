@@ -7,8 +7,9 @@
                              metadata says, each time; a change that it did not take did not happen
     changes                  within METADATA_DEADLINE_S, or `metadata_unavailable`; one that has
                              begun is finished, and its late answer is in `Late.outcome`
-    being there              several gateways: whether changes fail has no bearing on it. They wait
-                             for every copy; a gateway that may not beat gives nothing out (R14)
+    being there              several gateways: whether changes fail, or rows cannot be read, has no
+                             bearing on it. Both wait for every copy; a gateway that may not beat
+                             gives nothing out (R14)
 
 Where one gateway works on a catalog, which the lock on its data folder sees to, its own view of a
 group's members is the newest there is, and may go on alone (R14). Where several do, none may.
@@ -44,10 +45,11 @@ class GuardedMetadata:
         self.is_shared = inner.is_shared
         """See Metadata."""
         self._calls = GuardedCalls("the metadata")
-        self._looks = self._calls
-        if inner.is_shared:  # a copy of the store that is away holds up changes, and these not
+        self._looks = self._beats = self._calls
+        if inner.is_shared:  # a copy of the store that is away holds up the first two, not the last
             self._calls = GuardedCalls("the metadata, where it is changed,")
-            self._looks = GuardedCalls("the metadata")
+            self._looks = GuardedCalls("the metadata, where groups are read,")
+            self._beats = GuardedCalls("the metadata")
         self.tokens: Tokens = GuardedTokens(inner, self._calls)
         """See Metadata."""
         refresh = self._refresh_data_keys if inner.data_keys.refresh is not None else None
@@ -264,6 +266,16 @@ class GuardedMetadata:
                 "membership", group_id, lambda: self.inner.membership(group_id),
                 limits.MEMBERSHIP_DEADLINE_S, is_change=False,
             )  # fmt: skip
+        return self._of(group_id, row)
+
+    async def glance(self, group_id: str) -> Membership:
+        """See Metadata. Raises Unavailable or Refused: metadata_unavailable, too."""
+        row = await self._beats.run(
+            "glance", lambda: self.inner.glance(group_id), limits.MEMBERSHIP_DEADLINE_S
+        )
+        return self._of(group_id, row)
+
+    def _of(self, group_id: str, row: Membership) -> Membership:
         if row.group_id != group_id:
             self._groups.counted.lies += 1
             raise Unavailable("metadata_unavailable", "the metadata answered something else", 1.0)
@@ -306,7 +318,7 @@ class GuardedMetadata:
 
     async def beat(self, gateway: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
         """See Metadata. Raises Unavailable or Refused: metadata_unavailable, too."""
-        return await self._looks.run(
+        return await self._beats.run(
             "beat", lambda: self.inner.beat(gateway, number, forget), limits.MEMBERSHIP_DEADLINE_S
         )
 
@@ -370,7 +382,11 @@ class GuardedMetadata:
         """For looking at: how calls went, and what was answered from here."""
         return {
             **self._calls.facts(),
-            **({"looks": self._looks.facts()} if self.is_shared else {}),
+            **(
+                {"looks": self._looks.facts(), "beats": self._beats.facts()}
+                if self.is_shared
+                else {}
+            ),
             "queues": self._queues.facts(),
             "groups": self._groups.facts(),
             "memberships_ahead": len(self._ahead),
@@ -383,9 +399,8 @@ class GuardedMetadata:
         self._groups.close()
         if self._telling is not None:
             self._telling.cancel()
-        await asyncio.gather(
-            *(calls.finish(limits.METADATA_DEADLINE_S) for calls in {self._calls, self._looks})
-        )
+        guards = {self._calls, self._looks, self._beats}
+        await asyncio.gather(*(calls.finish(limits.METADATA_DEADLINE_S) for calls in guards))
         try:
             async with asyncio.timeout(limits.METADATA_DEADLINE_S):
                 await self.inner.close()

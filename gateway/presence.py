@@ -5,7 +5,7 @@ any more, and knows when others must take it for gone itself (R14).
     alone     nobody has answered for GONE_S: others may have taken over by now, so nothing is given
               out from that moment on (`Context.gives_until`), also where the process stood still
               and has not noticed yet
-    back      answered again: every group's row is read before anything is given again
+    back      answered again: every group's row is looked at before anything is given again
 
 Where one gateway works on a catalog, it has no name, is never alone, and nothing happens here.
 """
@@ -37,7 +37,7 @@ class Presence:
         self.started = float("-inf")
         """When this gateway began to wait for who had a place in a group before it (R22)."""
         self.came_back: Callable[[], Awaitable[None]] | None = None
-        """Called after it was alone; when it returns every group's row has been read."""
+        """Called after it was alone; when it returns nothing is served that others may have."""
         self.goes_on: Callable[[], None] = lambda: None
         """Called when things may be given out again after that."""
         self.have_gone: Callable[[set[str]], None] = lambda gone: None

@@ -87,6 +87,12 @@ class Metadata(Protocol):
         every one before, with the assignment and `lingers` that the gateway before has left if
         somebody lingered. Raises Refused(group_not_found)."""
 
+    async def glance(self, group_id: str) -> Membership:
+        """The group's row as it stands where it is changed first: whatever a gateway was told that
+        it has changed is in it, and perhaps what nobody was told and is taken back again. Good for
+        stopping what others may have, never for deciding what is to be. Waits for no copies.
+        Raises Refused(group_not_found); deleted elsewhere a moment ago: generation 0."""
+
     async def change_membership(self, new: Membership, *, expected_generation: int) -> bool:
         """Compare-and-set (R14): False, and nothing changed, when the generation is another one.
         A row with somebody who lingers is durable, or that could not be and was logged.

@@ -285,9 +285,17 @@ class InProcessMetadata:
 
     async def membership(self, group_id: str) -> Membership:
         """See Metadata."""
+        self._check_group(group_id)
+        return await self._memberships.get(group_id)
+
+    async def glance(self, group_id: str) -> Membership:
+        """See Metadata."""
+        self._check_group(group_id)
+        return await self._memberships.glance(group_id)
+
+    def _check_group(self, group_id: str) -> None:
         if self._index.group(group_id) is None:
             raise Refused("group_not_found", f"no group of the id {group_id!r}")
-        return await self._memberships.get(group_id)
 
     async def change_membership(self, new: Membership, *, expected_generation: int) -> bool:
         """See Metadata."""
@@ -296,8 +304,7 @@ class InProcessMetadata:
                 "invalid_request",
                 f"generation {new.generation} does not follow {expected_generation}",
             )
-        if self._index.group(new.group_id) is None:
-            raise Refused("group_not_found", f"no group of the id {new.group_id!r}")
+        self._check_group(new.group_id)
         return await self._memberships.change(new, expected_generation=expected_generation)
 
     async def beat(self, gateway: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:

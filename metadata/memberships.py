@@ -39,6 +39,10 @@ class KeptMemberships:
         """See MembershipRows."""
         return self._get(group_id)
 
+    async def glance(self, group_id: str) -> Membership:
+        """See MembershipRows."""
+        return self._get(group_id)
+
     def _get(self, group_id: str) -> Membership:
         row = self._rows.get(group_id)
         if row is None:

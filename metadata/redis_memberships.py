@@ -19,6 +19,7 @@ from metadata.redis_rows import (
 )
 from metadata.shards import Arg, Shard
 from push.errors import Refused
+from push.ports import Durability
 
 _LOG: Final = logging.getLogger(__name__)
 _KIND: Final = "memberships"
@@ -35,7 +36,15 @@ class RedisMemberships:
         """See MembershipRows; on all copies that could be elected. Nobody has changed it yet:
         generation 0. A damaged one is without members, and the next change mends it. Raises
         Unknown: too few copies have it."""
-        value = await self._shard.act("catalog_member", _KEYS, [group_id], level="all")
+        return await self._read(group_id, "all")
+
+    async def glance(self, group_id: str) -> Membership:
+        """See MembershipRows. Of the level `local`: what was confirmed is on every copy that could
+        be elected, whichever one this is."""
+        return await self._read(group_id, "local")
+
+    async def _read(self, group_id: str, level: Durability) -> Membership:
+        value = await self._shard.act("catalog_member", _KEYS, [group_id], level=level)
         row = Membership(group_id=group_id, generation=0, members=(), assignment={})
         if value is None:
             return row

@@ -61,6 +61,9 @@ class MembershipRows(Protocol):
     async def get(self, group_id: str) -> Membership:
         """See Metadata.membership."""
 
+    async def glance(self, group_id: str) -> Membership:
+        """See Metadata.glance."""
+
     async def change(self, new: Membership, *, expected_generation: int) -> bool:
         """See Metadata.change_membership; that the generation grows was looked at."""
 

@@ -365,7 +365,7 @@ class Storage(Looking, Protocol):
         """Become the owner: raises and persists the epoch above both the stored one and
         `epoch_seen` (R15), remembers the `token`, waits for the level `all`. The token names the
         owner and is random behind that (see `is_same_owner`); who owned the place last under its
-        name is told under which epoch (R22).
+        name is told under which epoch (R22). With a token whose answer was lost: the same start.
 
         Raises:
             Fenced: `assignment` is older than one that owned this place before (R14).

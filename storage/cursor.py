@@ -50,13 +50,15 @@ class GroupCursor:
     """A group's cursor in one partition, with what fences it."""
 
     __slots__ = (
-        "assignment", "epoch", "floor", "lines", "parked", "passed", "retries", "token",
+        "assignment", "epoch", "floor", "lines", "parked", "passed", "previous", "retries", "token",
     )  # fmt: skip
 
     def __init__(self, floor: int) -> None:
         self.epoch = 0
         self.token = b""
         """The owner's token; empty: nobody owns it."""
+        self.previous: int | None = None
+        """What its start was told: see `own`. It may be forgotten: None."""
         self.assignment = 0
         self.floor = floor
         self.passed = RangeSet()
@@ -67,7 +69,8 @@ class GroupCursor:
 
     def own(self, *, token: bytes, assignment: int, epoch_seen: int) -> int | None:
         """Raise the epoch for a new owner (R15). Returns the epoch before, if that was this
-        owner's too (R22).
+        owner's too (R22). Asked again with the token that owns it, whose answer was lost: the same
+        start, of which nothing was given yet.
 
         Raises:
             Fenced: the assignment is older than one that owned this before (R14).
@@ -76,11 +79,12 @@ class GroupCursor:
             raise Fenced(
                 f"assignment {assignment} is older than {self.assignment}, which owned this"
             )
-        previous = self.epoch if is_same_owner(self.token, token) else None
-        self.epoch = max(self.epoch, epoch_seen) + 1
-        self.token = token
         self.assignment = assignment
-        return previous
+        if token != self.token or epoch_seen > self.epoch:
+            self.previous = self.epoch if is_same_owner(self.token, token) else None
+            self.epoch = max(self.epoch, epoch_seen) + 1
+            self.token = token
+        return self.previous
 
     def fresh(self, floor: int) -> "GroupCursor":
         """The cursor after a seek to `floor`: nothing settled above it, every owner fenced."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from push.errors import Refused, TocsinError
+from push.errors import Refused, TocsinError, Unknown
 from push.lanes import Lane
 from push.ports import Append, Appended, Partition
 from push.record import Header
@@ -66,7 +66,11 @@ class RedisAppending:
             for append, header, each in zip(appends, headers, args, strict=True)
         ]
         results = await asyncio.gather(*works, return_exceptions=True)
-        return await self._certified(appends, all_placed(results))
+        answers = all_placed(results)
+        try:
+            return await self._certified(appends, answers)
+        except Refused as refused:  # the records are there, and whoever looks certifies them (P2)
+            raise Unknown(f"stored, and not certified: {refused.detail}") from refused
 
     async def _seal(self, appends: Sequence[Append], headers: Sequence[Header]) -> list[bytes]:
         """The payloads as they are stored, sealed in a thread: a key may have to be waited for."""

@@ -94,12 +94,12 @@ def all_placed(results: Sequence[Placed | BaseException]) -> list[Placed]:
 
     Raises:
         Refused: none of them was judged.
-        Unknown: some were, others were not: who called holds up what is behind them all (R7), and
+        Unknown: some were, or may have been: who called holds up what is behind them all (R7), and
             those that were stored are duplicates when they come again.
     """
     answers = [result for result in results if isinstance(result, Placed)]
     errors = [result for result in results if isinstance(result, BaseException)]
-    for error in errors:
+    for error in sorted(errors, key=lambda error: isinstance(error, Refused)):
         if answers and isinstance(error, Refused):
             raise Unknown(f"not every record of the call was judged: {error.detail}") from error
         raise error

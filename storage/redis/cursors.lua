@@ -2,11 +2,12 @@
 -- fenced, by epoch and token (P7), and by the version that it was decided on.
 
 -- args: partition, group, token, its owner's part, assignment, epoch_seen. The epoch of before
--- where it was the same owner's, or -1; then as `tocsin_cursor`.
+-- where it was the same owner's, or -1; then as `tocsin_cursor`. Asked again with the token that
+-- owns it: the same start.
 change('own', function(prefix, args)
   local n, group = args[1], args[2]
   local key = cursor_key('c', prefix, n, group)
-  local row = redis.call('HMGET', key, 'epoch', 'token', 'assignment')
+  local row = redis.call('HMGET', key, 'epoch', 'token', 'assignment', 'previous')
   if not row[1] or not partition_of(prefix, n) then
     return refused('group_not_found', 'the storage has no group ' .. group .. ' here')
   end
@@ -15,11 +16,16 @@ change('own', function(prefix, args)
     return refused('fenced', 'assignment ' .. args[5] .. ' is older than ' .. row[3]
       .. ', which owned this')
   end
-  if row[2] ~= '' and string.sub(row[2], 1, OWNER_BYTES) == args[4] then
-    previous = epoch
+  if row[2] == args[3] and tonumber(args[6]) <= epoch then
+    previous = tonumber(row[4] or '-1')
+  else
+    if row[2] ~= '' and string.sub(row[2], 1, OWNER_BYTES) == args[4] then
+      previous = epoch
+    end
+    epoch = math.max(epoch, tonumber(args[6])) + 1
   end
-  redis.call('HSET', key, 'epoch', text(math.max(epoch, tonumber(args[6])) + 1),
-    'token', args[3], 'assignment', args[5])
+  redis.call('HSET', key, 'epoch', text(epoch), 'token', args[3], 'assignment', args[5],
+    'previous', text(previous))
   redis.call('HINCRBY', key, 'version', 1)
   local answer = cursor_of(prefix, n, group)
   table.insert(answer, 1, previous)

@@ -8,11 +8,9 @@ import pytest
 from push.ports import Partition, Storage
 from tests.contract.stores import (
     ANN,
-    G0,
     P0,
     P1,
     START_UNIX_S,
-    TOKEN,
     Clock,
     append,
     change,
@@ -150,7 +148,6 @@ async def test_a_queue_can_be_over_a_bound_that_came_later(store: Storage) -> No
     """A setting was lowered: nothing is lost, nothing is taken before there is room."""
     await store.append([append(runs=[(ANN, 0, range(5))])])
     assert await sequences(store, [4, 5], messages_max=3) == [-5, FULL]
-    await store.own(G0, token=TOKEN, assignment=1)
-    await store.write_cursors([change(epoch=2, settled=[(0, 4)])])
+    await store.write_cursors([change(settled=[(0, 4)])])
     await store.trim(P0, retention_s=0, keep_all=True)
     assert await room(store, 3) == 3

@@ -150,6 +150,22 @@ async def test_who_owned_a_place_last_is_told_under_which_epoch(store: Storage) 
     assert (await store.own(G0, token=SESSION + b"2", assignment=1, epoch_seen=9)).previous == 3
 
 
+async def test_owning_that_is_asked_again_with_its_token_is_the_same_start(store: Storage) -> None:
+    """R15, R22: its answer was lost, so that nothing was given under it; what the owner held of the
+    epoch before is still its own."""
+    await with_group(store, messages=4)
+    await store.own(G0, token=SESSION + b"1", assignment=1)
+    owned = await store.own(G0, token=SESSION + b"2", assignment=1)
+    again = await store.own(G0, token=SESSION + b"2", assignment=7, epoch_seen=owned.epoch)
+    assert again == owned
+    assert (again.epoch, again.previous) == (3, 2)
+    with pytest.raises(Fenced):
+        await store.own(G0, token=b"another session " + b"1", assignment=6)
+    write = replace(change(epoch=3, settled=[(0, 0)]), token=SESSION + b"2")
+    assert [one.fenced for one in await store.write_cursors([write])] == [False]
+    assert (await store.own(G0, token=SESSION + b"3", assignment=7)).previous == 3
+
+
 async def test_who_was_followed_by_somebody_else_was_not_the_last(store: Storage) -> None:
     """R22, P7: what it held may have been given to the other."""
     await with_group(store)

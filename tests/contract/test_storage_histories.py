@@ -199,6 +199,7 @@ class Histories(RuleBasedStateMachine):
         place = GroupPartition(group, self.partition)
         owned = self.each("own", place, token=at.token, assignment=1)
         assert owned.previous == previous, "R22"
+        assert self.each("own", place, token=at.token, assignment=1) == owned, "its answer was lost"
         cursor, floor = owned.cursor, self.model.floor(group)
         above = {n for first, last in cursor.passed for n in range(first, last + 1)}
         assert (owned.epoch, cursor.floor) == (at.epoch, floor)

@@ -169,6 +169,9 @@ class PlainMetadata:
     async def membership(self, group_id: str) -> Membership:
         return Membership(group_id=group_id, generation=0, members=(), assignment={})
 
+    async def glance(self, group_id: str) -> Membership:
+        return await self.membership(group_id)
+
     async def change_membership(self, new: Membership, *, expected_generation: int) -> bool:
         return True
 

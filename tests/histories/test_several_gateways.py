@@ -14,7 +14,7 @@ from gateway.surroundings import Surroundings
 from metadata.catalog import ANYBODY, Group, Principal
 from metadata.heartbeats import GONE_S
 from push import limits
-from push.errors import Refused
+from push.errors import Refused, Unknown
 from tests.histories.gateways import Gateway, Town, becomes, town
 from tests.histories.house import Session, delivery, message
 from tests.histories.test_adopting import Mover, whole
@@ -287,6 +287,68 @@ async def test_a_session_that_moves_takes_what_it_holds_with_it(town: Town) -> N
     assert old.bodies == [*old.bodies[:6]]
     await asyncio.sleep(30)
     assert len(session.given) == 4
+
+
+@town()
+async def test_a_session_that_moves_keeps_what_it_holds_when_owning_is_asked_twice(
+    town: Town,
+) -> None:
+    """R22: its gateway dies, and the answer of each start is lost: a copy of the store fell short
+    for a moment. Asked again it is the same start."""
+    one, two = town.gateways
+    group, _, held = await moving(town)
+    one.cut_off()
+    real, lost = two.storage.own, set[Any]()
+
+    async def own(place: Any, **options: Any) -> Any:
+        owned = await real(place, **options)
+        if place not in lost:
+            lost.add(place)
+            raise Unknown("1 of 2 replicas have confirmed it")
+        return owned
+
+    two.storage.own = own  # type: ignore[method-assign]
+    session, consumer = await comes_to(two, group, held)  # asserts that nothing is revoked
+    assert await two.confirm(consumer, [x for place in held for x in delivery(place)]) == (6, 0)
+    assert len(lost) == 4
+    assert session.bodies == []
+
+
+@town()
+async def test_who_follows_somebody_whose_start_was_not_answered_adopts_nothing(
+    town: Town,
+) -> None:
+    """R22: a start that is not answered counts for whom it was asked, and for nobody else; and each
+    start that something has come of has an epoch of its own."""
+    one, _ = town.gateways
+    group = await town.group(partitions=2)
+    await one.consumer(group, "first")
+    await town.shared(group, one)
+    real, is_lost, tokens = one.storage.own, True, list[bytes]()
+
+    async def own(place: Any, **options: Any) -> Any:
+        owned = await real(place, **options)
+        tokens.append(options["token"])
+        if is_lost:
+            raise Unknown("1 of 2 replicas have confirmed it")
+        return owned
+
+    one.storage.own = own  # type: ignore[method-assign]
+    (first,) = one.runtime(group).members.values()
+    one.runtime(group).leave(first)
+    await one.consumer(group, "second")
+    await becomes(lambda: len(tokens) >= 6)
+    assert len({*tokens}) == 2, "asked again with the token of before"
+    (second,) = one.runtime(group).members.values()
+    one.runtime(group).leave(second)
+    await one.consumer(group, "third")
+    is_lost = False
+    await town.shared(group, one)
+    assert len({*tokens}) == 4
+    assert [slot.delivery.before.epoch for slot in one.runtime(group).slots.values()] == [None] * 2
+    one.runtime(group).fence()
+    await town.shared(group, one)
+    assert len({*tokens}) == 6
 
 
 @town()

@@ -579,6 +579,30 @@ async def test_a_membership_goes_with_its_group(
     assert server.node.ask("HLEN", key_of("memberships")) == 0
 
 
+async def test_a_row_is_glanced_at_while_a_replica_is_away(tmp_path: Path) -> None:
+    """R14: what was confirmed is there, and perhaps more. A group that is deleted has none."""
+    with replicated(binaries()[0], tmp_path, replicas=1) as servers:
+        server = RedisKeeper(servers.nodes[0], replicas=1)
+        await provision(server.settings, MARKS.incarnation, 1)
+        here, there = await server.open(), await server.open()
+        queue, group = await made(here)
+        await becomes(lambda: same(here, there))
+        assert await here.change_membership(row(group, 7, "a"), expected_generation=0)
+        servers.nodes[1].freeze()
+        try:
+            with pytest.raises((Unknown, Refused)):
+                await there.membership(group.group_id)
+            assert await there.glance(group.group_id) == row(group, 7, "a")
+            with pytest.raises((Unknown, Refused)):
+                await here.delete_group(ALICE, queue, "g")
+            assert not (await there.glance(group.group_id)).generation
+        finally:
+            servers.nodes[1].thaw()
+        await here.close()
+        await there.close()
+        await server.close()
+
+
 async def test_a_damaged_membership_keeps_its_generation_and_is_mended(
     server: RedisKeeper,
 ) -> None:

@@ -55,7 +55,7 @@ class Losing:
         self._shard = shard
         self.lost: set[str] = set()
         self.refused: set[str] = set()
-        """Queues whose acts do not happen."""
+        """Queues, or functions, whose acts do not happen."""
         self.stalled: dict[tuple[str, Durability], asyncio.Event] = {}
         """Acts of a level that wait for a word, and are Unknown then."""
         self.acts: list[tuple[str, Durability]] = []
@@ -80,7 +80,7 @@ class Losing:
     ) -> Any:
         """As Shard.act."""
         self.acts.append((function, level))
-        if keys[0] in self.refused:
+        if keys[0] in self.refused or function in self.refused:
             raise Refused("storage_unavailable", "it is not there")
         if (function, level) in self.stalled:
             await self.stalled[function, level].wait()
@@ -245,6 +245,37 @@ async def test_a_call_that_was_judged_in_part_is_unknown(
     shard.refused = set()
     answers = await store.append([here, elsewhere])
     assert [outcomes(answer) for answer in answers] == [[-1], [0]]
+
+
+async def test_a_call_of_which_something_may_have_happened_is_unknown(
+    losing: tuple[RedisStorage, Losing],
+) -> None:
+    """P2: whatever comes first in the call."""
+    store, shard = losing
+    await store.create_queue("q-1", 2)
+    await store.create_queue("q-2", 1)
+    elsewhere = append(Partition("q-2", 0), runs=[(ANN, 0, [1])])
+    here = append(runs=[(ANN, 0, [1])])
+    shard.refused, shard.lost = {"{q-2}:queue"}, {"append"}
+    with pytest.raises(Unknown):
+        await store.append([elsewhere, here])
+    shard.refused = set()
+    answers = await store.append([elsewhere, here])
+    assert [outcomes(answer) for answer in answers] == [[0], [-1]]
+
+
+async def test_what_is_stored_and_cannot_be_certified_is_unknown(
+    losing: tuple[RedisStorage, Losing],
+) -> None:
+    """P2: every copy has it, and whoever looks certifies it; what was refused is never given."""
+    store, shard = losing
+    await store.create_queue("q-1", 2)
+    shard.refused = {"certify"}
+    with pytest.raises(Unknown):
+        await sequences(store, [1])
+    shard.refused = set()
+    assert await sequences(store, [1]) == [-1]
+    assert (await store.read(P0, 0, 1)).certified == 1
 
 
 # --- Several gateways ---------------------------------------------------------------------------
