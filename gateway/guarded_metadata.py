@@ -25,7 +25,7 @@ from gateway.hit_rate import HitRate
 from gateway.lookups import Lookups
 from metadata.catalog import Group, GroupSettings, Membership, Principal, Queue, QueueSettings
 from metadata.client import Metadata, QueueListener, Tokens
-from metadata.data_keys import DataKey, DataKeys
+from metadata.data_keys import DataKey, DataKeys, Still
 from push import limits
 from push.errors import Refused, TocsinError, Unavailable
 
@@ -215,9 +215,9 @@ class GuardedMetadata:
             "change", lambda: self.inner.set_mark(name, value), limits.METADATA_DEADLINE_S
         )
 
-    async def _put_data_keys(self, rows: list[DataKey]) -> None:
+    async def _put_data_keys(self, rows: list[DataKey], still: Still) -> None:
         await self._calls.run(
-            "data keys", lambda: self.inner.data_keys.put(rows), limits.METADATA_DEADLINE_S
+            "data keys", lambda: self.inner.data_keys.put(rows, still), limits.METADATA_DEADLINE_S
         )
 
     async def _refresh_data_keys(self) -> None:
@@ -292,11 +292,19 @@ class GuardedMetadata:
             self._telling = asyncio.get_running_loop().create_task(self._tell_later())
         return True
 
-    async def beat(self, gateway: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
+    async def beat(
+        self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
+    ) -> dict[str, int]:
         """See Metadata. Raises Unavailable or Refused: metadata_unavailable, too."""
         return await self._looks.run(
-            "beat", lambda: self.inner.beat(gateway, number, forget), limits.MEMBERSHIP_DEADLINE_S
+            "beat",
+            lambda: self.inner.beat(gateway, number, forget, says),
+            limits.MEMBERSHIP_DEADLINE_S,
         )
+
+    async def said(self) -> dict[str, str]:
+        """See Metadata. Raises as `beat`."""
+        return await self._looks.run("said", self.inner.said, limits.MEMBERSHIP_DEADLINE_S)
 
     def on_membership_changed(self, listener: Callable[[str, int], None]) -> None:
         """See Metadata."""

@@ -31,7 +31,7 @@ from metadata.catalog import (
     check_settings,
 )
 from metadata.client import QueueListener
-from metadata.data_keys import DataKeys
+from metadata.data_keys import DataKey, DataKeys, Outdated, Still
 from metadata.index import CatalogIndex
 from metadata.stores import Contents, News, Stale, Store
 from metadata.threaded_store import ThreadedStore
@@ -57,10 +57,12 @@ class InProcessMetadata:
         self._dropped = contents.dropped
         self._marks = contents.marks
         self._memberships = store.memberships(self._alone)
+        self.said = self._memberships.said
+        """See Metadata."""
         self.is_shared = store.is_shared
         self.data_keys = DataKeys(
             contents.data_keys,
-            lambda rows: self._alone(store.put_data_keys, rows),
+            lambda rows, still: self._alone(self._put_data_keys, rows, still),
             (lambda: self._alone(self._no_change)) if store.is_shared else None,
         )
         self._listeners: list[QueueListener] = []
@@ -270,6 +272,11 @@ class InProcessMetadata:
         await self._store.set_mark(name, value)
         self._marks[name] = value
 
+    async def _put_data_keys(self, rows: list[DataKey], still: Still) -> None:
+        if not still(known := self.data_keys.all()):
+            raise Outdated(known)
+        await self._store.put_data_keys(rows)
+
     async def copy_to(self, path: Path) -> None:
         """A copy of the catalog in a new file, of one moment between two changes, fsynced; the
         folder is not. It holds secrets. Raises Refused(storage_unavailable)."""
@@ -294,9 +301,11 @@ class InProcessMetadata:
             raise Refused("group_not_found", f"no group of the id {new.group_id!r}")
         return await self._memberships.change(new, expected_generation=expected_generation)
 
-    async def beat(self, gateway: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
+    async def beat(
+        self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
+    ) -> dict[str, int]:
         """See Metadata."""
-        return await self._memberships.beat(gateway, number, forget)
+        return await self._memberships.beat(gateway, number, forget, says)
 
     def on_membership_changed(self, listener: Callable[[str, int], None]) -> None:
         """See Metadata."""

@@ -53,7 +53,7 @@ from metadata.catalog import (
     check_name,
 )
 from metadata.client import Metadata, QueueListener
-from metadata.data_keys import DataKey, DataKeys
+from metadata.data_keys import DataKey, DataKeys, Still
 from metadata.rights import ALL_KEYS, Keys
 from push.errors import Refused, TocsinError
 from push.message import Message, check_message
@@ -68,7 +68,12 @@ class PlainMetadata:
 
     is_shared = False
 
-    async def beat(self, gateway: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
+    async def beat(
+        self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
+    ) -> dict[str, int]:
+        return {}
+
+    async def said(self) -> dict[str, str]:
         return {}
 
     def on_membership_changed(self, listener: Callable[[str, int], None]) -> None: ...
@@ -83,7 +88,7 @@ class PlainMetadata:
     def data_keys(self) -> DataKeys:
         """As Metadata.data_keys: nothing is sealed here."""
 
-        async def write(_rows: list[DataKey]) -> None: ...
+        async def write(_rows: list[DataKey], _still: Still) -> None: ...
 
         return DataKeys([], write)
 
