@@ -17,7 +17,6 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -225,20 +224,20 @@ class Keyring:
         """Make a data key, durable when this returns: (id, key)."""
         async with self._one_at_a_time:
             # What may have been written is tried again: a rotation leaves out what it knows not.
-            self._begun = self._begun or (
+            begun = self._begun = self._begun or (
                 secrets.token_bytes(KEY_ID_BYTES),
                 secrets.token_bytes(DATA_KEY_BYTES),
                 time.time_ns() // 1_000_000,
             )
-            key_id, key, _ = self._begun
             for _ in range(OUTDATED_MAX):
-                source = self._source
-                master = in_use(self._data_keys.all(), source) if self._is_shared else source.current
-                row = await asyncio.to_thread(wrap, master, *self._begun)
+                source, master = self._source, self._source.current
+                if self._is_shared:
+                    master = in_use(self._data_keys.all(), source)
+                row = await asyncio.to_thread(wrap, master, *begun)
                 with suppress(Outdated):
                     await self._data_keys.put([row], partial(self._is_under, master, source))
                     self._begun = None
-                    return key_id, key
+                    return begun[0], begun[1]
             raise Refused("storage_unavailable", "others rotate the master key all the time")
 
     def _is_under(self, master: MasterKey, source: Source, known: list[DataKey]) -> bool:

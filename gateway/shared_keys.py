@@ -23,14 +23,14 @@ from push.errors import Refused
 logger = logging.getLogger("tocsin.encryption")
 
 GIVE_ONE = (
-    "several gateways may share this catalog, and each would make a master key of its own: give all "
-    "of them the same one, in TOCSIN_MASTER_KEY or in a file that TOCSIN_MASTER_KEY_FILE names (32 "
-    "bytes as hex or base64, as `openssl rand -hex 32` prints them), and keep a copy elsewhere"
+    "several gateways may share this catalog, and each would make a master key of its own: give "
+    "all of them the same one, in TOCSIN_MASTER_KEY or in a file that TOCSIN_MASTER_KEY_FILE names "
+    "(32 bytes as hex or base64, as `openssl rand -hex 32` prints them), and keep a copy elsewhere"
 )
 GIVE_NEW = (
-    "several gateways may share this catalog: put the new master key behind the one in use into the "
-    "file of each gateway (or into TOCSIN_MASTER_KEY, with a comma, and restart it), then name it "
-    "with --new-key-file"
+    "several gateways may share this catalog: put the new master key behind the one in use into "
+    "the file of each gateway (or into TOCSIN_MASTER_KEY, with a comma, and restart it), then name "
+    "it with --new-key-file"
 )
 
 
@@ -57,7 +57,8 @@ def words(source: Source | None) -> str:
 
 def lacking(said: Mapping[str, str], key: MasterKey, provider: str) -> list[str]:
     """The gateways, for people, that could not open what is wrapped under this key: they have
-    neither it nor its provider, or do not say so (an earlier version, or one that seals nothing)."""
+    neither it nor its provider, or do not say so (an earlier version, or one that seals
+    nothing)."""
     lack = []
     for gateway, text in sorted(said.items()):
         try:

@@ -2,6 +2,7 @@
 taken for damaged because its key has not been heard of yet."""
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway import keyring
-from gateway.config import Config
+from gateway.config import Config, default_master_key_file
 from gateway.key_file import read_keys, replace_keys
 from gateway.keyring import Keyring
 from gateway.master_key import LocalMasterKey, Source
@@ -91,7 +92,7 @@ def master_id(key: bytes) -> str:
 async def until(is_so: Callable[[], bool]) -> None:
     """Something that a thread does."""
     async with asyncio.timeout(20):
-        while not is_so():
+        while not is_so():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -144,7 +145,7 @@ async def test_another_gateways_master_key_is_found_in_the_file_or_asked_for(
         await ring.close()
 
 
-# --- Starting --------------------------------------------------------------------------------------
+# --- Starting ------------------------------------------------------------------------------------
 
 
 async def test_no_master_key_is_made_where_others_would_make_one_too(
@@ -155,13 +156,13 @@ async def test_no_master_key_is_made_where_others_would_make_one_too(
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(Refused, match="give all of them the same one, in TOCSIN_MASTER_KEY"):
         await Keyring.open(Config(data_dir=tmp_path), SharedCatalog().view())
-    assert list(tmp_path.rglob("*.key")) == []
+    assert not default_master_key_file(os.environ).exists()
 
 
 async def test_of_two_first_starts_with_different_master_keys_one_is_refused(
     tmp_path: Path,
 ) -> None:
-    """Both found no data key. Nothing is left of the one that came second, and the other goes on."""
+    """Both found no data key. Nothing is left of what came second, and the other goes on."""
     catalog = SharedCatalog()
     views = [catalog.view(), catalog.view()]
     one = await Keyring.open(config(tmp_path / "a", OLD), views[0])
@@ -188,11 +189,11 @@ async def test_a_start_wraps_nothing_anew_whatever_comes_first_in_its_file(
         await ring.close()
 
 
-# --- Rotating --------------------------------------------------------------------------------------
+# --- Rotating ------------------------------------------------------------------------------------
 
 
 async def test_a_rotation_waits_until_every_gateway_has_the_new_key(tmp_path: Path) -> None:
-    """Then no machine is the only one that can read, neither now nor after all have started anew."""
+    """Then no machine is the only one that can read, also when all of them start anew."""
     catalog = SharedCatalog()
     one = await opened(catalog, config(tmp_path / "a", OLD))
     other = await opened(catalog, config(tmp_path / "b", OLD))
@@ -260,8 +261,8 @@ async def test_a_key_of_the_environment_must_be_there_at_the_next_start(tmp_path
 async def test_a_data_key_that_is_made_beside_a_rotation_is_under_the_new_master_key(
     tmp_path: Path,
 ) -> None:
-    """Its gateway has not heard of the rotation. With the old master key it would be lost when that
-    is taken out of the files: all that was sealed under it since."""
+    """Its gateway has not heard of the rotation. What it seals would be lost when the old master
+    key is taken out of the files."""
     catalog = SharedCatalog()
     one = await opened(catalog, config(tmp_path / "a", OLD))
     late = catalog.view()
@@ -292,6 +293,7 @@ async def test_a_rotation_leaves_out_no_data_key_that_was_just_made(tmp_path: Pa
 async def test_of_two_services_one_rotates_nothing() -> None:
     """What a service wraps only that service opens, whatever its keys are called."""
     key = LocalMasterKey(NEW)
-    said = {"a": words(Source("provider", key, provider="one:key")), "b": words(Source("file", key))}
+    service = Source("provider", key, provider="one:key")
+    said = {"a": words(service), "b": words(Source("file", key))}
     assert lacking(said, key, "one:key") == [f"b ({socket.gethostname()}: file)"]
     assert lacking(said, key, "") == []
