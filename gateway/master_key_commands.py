@@ -70,6 +70,9 @@ def rotate(new_key_file: Path | None, data_dir: str | None, as_json: bool) -> No
     Where it has its key from TOCSIN_MASTER_KEY, give the new one, and put it there for the next
     start: the new one, a comma, the old one. From a provider, it asks that which key it uses now.
 
+    Where several gateways share a store, give the new one, after you have put it behind the old one
+    into the file or the environment of each: while one that is there lacks it, this is refused.
+
     \b
     Examples:
       tocsin admin master-key rotate
@@ -92,4 +95,4 @@ def rotate(new_key_file: Path | None, data_dir: str | None, as_json: bool) -> No
     if answer["file"] is not None:
         click.echo(f"{answer['file']} has both: copy it, and keep the old one for older backups.")
     elif new is not None:
-        click.echo("Before the next start, put the new key first into TOCSIN_MASTER_KEY.")
+        click.echo("For the next start, the new key must be in TOCSIN_MASTER_KEY, first.")
