@@ -95,4 +95,4 @@ def rotate(new_key_file: Path | None, data_dir: str | None, as_json: bool) -> No
     if answer["file"] is not None:
         click.echo(f"{answer['file']} has both: copy it, and keep the old one for older backups.")
     elif new is not None:
-        click.echo("For the next start, the new key must be in TOCSIN_MASTER_KEY, first.")
+        click.echo("Before the next start, put the new key first into TOCSIN_MASTER_KEY.")
