@@ -146,6 +146,9 @@ class Broker:
         broker.keyring, broker.backups, broker._rest = stores.keyring, stores.backups, stores.rest
         if broker.keyring is not None:
             broker.keyring.guard(broker.metadata.data_keys)
+            if broker.metadata.is_shared:
+                broker.groups.presence.says = broker.keyring.says
+                broker.keyring.meet(broker.groups.presence.said)
         try:
             await broker.start()
         except BaseException:

@@ -17,18 +17,18 @@ group's members is the newest there is, and may go on alone (R14). Where several
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
 from typing import Final
 
-from gateway.guarded_calls import FAILURES, GuardedCalls
+from gateway.guarded_calls import GuardedCalls
+from gateway.guarded_memberships import GuardedMemberships
 from gateway.guarded_tokens import GuardedTokens
 from gateway.hit_rate import HitRate
 from gateway.lookups import Lookups
 from metadata.catalog import Group, GroupSettings, Membership, Principal, Queue, QueueSettings
 from metadata.client import Metadata, QueueListener, Tokens
-from metadata.data_keys import DataKey, DataKeys
+from metadata.data_keys import DataKey, DataKeys, Still
 from push import limits
-from push.errors import Refused, TocsinError, Unavailable
+from push.errors import Refused, TocsinError
 
 logger = logging.getLogger("tocsin.metadata")
 GROUPS_KNOWN_MAX: Final = 200_000
@@ -63,15 +63,14 @@ class GuardedMetadata:
         self._groups: Lookups[tuple[str, str], Group] = Lookups(
             "group_not_found", known_max=GROUPS_KNOWN_MAX
         )
-        self._rows: dict[str, Membership] = {}
-        """The newest row of each group that somebody here asked about."""
-        self._ahead: dict[str, None] = {}
-        """Groups whose row the metadata has not taken yet."""
-        self._ending: set[str] = set()
-        """Groups that are deleted unless their row changes: no change of it holds here alone."""
-        self._deletions = 0
-        self._telling: asyncio.Task[None] | None = None
-        self._closed = False
+        rows = GuardedMemberships(
+            inner, self._calls, self._looks, self._beats, self._groups.counted
+        )
+        self._memberships = rows
+        self.membership, self.glance = rows.membership, rows.glance
+        self.change_membership, self.beat, self.said = rows.change_membership, rows.beat, rows.said
+        """See Metadata, and there."""
+        self.on_membership_changed = inner.on_membership_changed
         inner.on_queue_changed(self._changed)
 
     @property
@@ -150,8 +149,7 @@ class GuardedMetadata:
             place = (queue.queue_id, group.name)
             if deleted:
                 self._groups.drop(place)
-                self._forget_row(group.group_id)
-                self._deletions += 1
+                self._memberships.deleted(group.group_id)
             else:
                 self._groups.put(place, group, now)
         elif deleted:
@@ -205,13 +203,8 @@ class GuardedMetadata:
         """See Metadata, and put_queue."""
 
         async def delete() -> Group:
-            if row is not None:
-                self._ending.add(row.group_id)
-            try:
+            with self._memberships.ending(row):
                 return await self.inner.delete_group(principal, queue, name, row=row)
-            finally:
-                if row is not None:
-                    self._ending.discard(row.group_id)
 
         return await self._calls.run("change", delete, limits.METADATA_DEADLINE_S)
 
@@ -227,9 +220,9 @@ class GuardedMetadata:
             "change", lambda: self.inner.set_mark(name, value), limits.METADATA_DEADLINE_S
         )
 
-    async def _put_data_keys(self, rows: list[DataKey]) -> None:
+    async def _put_data_keys(self, rows: list[DataKey], still: Still) -> None:
         await self._calls.run(
-            "data keys", lambda: self.inner.data_keys.put(rows), limits.METADATA_DEADLINE_S
+            "data keys", lambda: self.inner.data_keys.put(rows, still), limits.METADATA_DEADLINE_S
         )
 
     async def _refresh_data_keys(self) -> None:
@@ -237,133 +230,6 @@ class GuardedMetadata:
             await self._calls.run(
                 "data keys", self.inner.data_keys.refresh, limits.METADATA_DEADLINE_S
             )
-
-    # --- Membership ------------------------------------------------------------------------------
-
-    async def membership(self, group_id: str) -> Membership:
-        """See Metadata. What is known here is the answer, where nobody else could know better; else
-        Unavailable or Refused: metadata_unavailable."""
-        if self.is_shared:
-            return await self._ask_membership(group_id)
-        row = self._rows.get(group_id)
-        if row is None:
-            deletions = self._deletions
-            row = await self._ask_membership(group_id)
-            newer = self._rows.get(group_id)
-            if newer is not None and newer.generation >= row.generation:
-                return newer
-            if deletions == self._deletions:  # else it may be gone, and nobody would tell again
-                self._rows[group_id] = row
-        return row
-
-    async def _ask_membership(self, group_id: str) -> Membership:
-        if self.is_shared:  # what was asked before is perhaps of before
-            row = await self._looks.run(
-                "membership", lambda: self.inner.membership(group_id), limits.MEMBERSHIP_DEADLINE_S
-            )
-        else:
-            row, _ = await self._calls.run_shared(
-                "membership", group_id, lambda: self.inner.membership(group_id),
-                limits.MEMBERSHIP_DEADLINE_S, is_change=False,
-            )  # fmt: skip
-        return self._of(group_id, row)
-
-    async def glance(self, group_id: str) -> Membership:
-        """See Metadata. Raises Unavailable or Refused: metadata_unavailable, too."""
-        row = await self._beats.run(
-            "glance", lambda: self.inner.glance(group_id), limits.MEMBERSHIP_DEADLINE_S
-        )
-        return self._of(group_id, row)
-
-    def _of(self, group_id: str, row: Membership) -> Membership:
-        if row.group_id != group_id:
-            self._groups.counted.lies += 1
-            raise Unavailable("metadata_unavailable", "the metadata answered something else", 1.0)
-        return row
-
-    async def change_membership(self, new: Membership, *, expected_generation: int) -> bool:
-        """See Metadata. When it does not answer, the row holds here, and is told it later; where
-        others may change it too, nothing holds, and it may have been changed."""
-        if self.is_shared:
-            return await self._write_membership(new, expected_generation)
-        known = self._rows.get(new.group_id)
-        if known is not None and known.generation != expected_generation:
-            return False
-        if new.generation <= expected_generation:
-            raise Refused(
-                "invalid_request",
-                f"generation {new.generation} does not follow {expected_generation}",
-            )
-        if new.group_id not in self._ahead:
-            try:
-                is_changed = await self._write_membership(new, expected_generation)
-            except TocsinError as error:
-                if known is None or error.code.name not in FAILURES:
-                    raise
-                if new.group_id in self._ending:
-                    raise
-            else:
-                if is_changed:
-                    self._rows[new.group_id] = new
-                else:
-                    self._forget_row(new.group_id)  # it was changed elsewhere
-                return is_changed
-        if self._rows.get(new.group_id) is not known:
-            return False
-        self._rows[new.group_id] = new
-        self._ahead[new.group_id] = None
-        if self._telling is None and not self._closed:
-            self._telling = asyncio.get_running_loop().create_task(self._tell_later())
-        return True
-
-    async def beat(self, gateway: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
-        """See Metadata. Raises Unavailable or Refused: metadata_unavailable, too."""
-        return await self._beats.run(
-            "beat", lambda: self.inner.beat(gateway, number, forget), limits.MEMBERSHIP_DEADLINE_S
-        )
-
-    def on_membership_changed(self, listener: Callable[[str, int], None]) -> None:
-        """See Metadata."""
-        self.inner.on_membership_changed(listener)
-
-    async def _write_membership(self, new: Membership, expected_generation: int) -> bool:
-        return await self._calls.run(
-            "membership",
-            lambda: self.inner.change_membership(new, expected_generation=expected_generation),
-            limits.MEMBERSHIP_DEADLINE_S,
-        )
-
-    def _forget_row(self, group_id: str) -> None:
-        self._rows.pop(group_id, None)
-        self._ahead.pop(group_id, None)
-
-    async def _tell_later(self) -> None:
-        """What holds here and was not taken is told until it is."""
-        try:
-            while self._ahead:
-                await asyncio.sleep(limits.BREAKER_OPEN_S)
-                for group_id in list(self._ahead):
-                    try:
-                        await self._tell(group_id)
-                    except TocsinError as error:
-                        if error.code.name in FAILURES:
-                            break
-                        self._forget_row(group_id)  # the group is gone
-        finally:
-            self._telling = None
-
-    async def _tell(self, group_id: str) -> None:
-        new = self._rows.get(group_id)
-        there = await self._ask_membership(group_id)
-        if new is None or new is not self._rows.get(group_id):
-            return
-        # What came late may have been written after all: it is ours too, and older.
-        if there.generation < new.generation and not await self._write_membership(
-            new, there.generation
-        ):
-            return
-        if self._rows.get(group_id) is new:
-            self._ahead.pop(group_id, None)
 
     # --- The rest --------------------------------------------------------------------------------
 
@@ -389,16 +255,14 @@ class GuardedMetadata:
             ),
             "queues": self._queues.facts(),
             "groups": self._groups.facts(),
-            "memberships_ahead": len(self._ahead),
+            "memberships_ahead": len(self._memberships),
         }
 
     async def close(self) -> None:
         """See Metadata. What is under way is waited for, for METADATA_DEADLINE_S at most."""
-        self._closed = True
+        self._memberships.close()
         self._queues.close()
         self._groups.close()
-        if self._telling is not None:
-            self._telling.cancel()
         guards = {self._calls, self._looks, self._beats}
         await asyncio.gather(*(calls.finish(limits.METADATA_DEADLINE_S) for calls in guards))
         try:

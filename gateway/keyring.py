@@ -12,22 +12,40 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from gateway.config import Config, default_master_key_file
 from gateway.encryption import AHEAD, DATA_KEY_BYTES, KEY_ID_BYTES, RecordSealer
-from gateway.key_file import is_open_to_others, read_keys, replace_keys
-from gateway.master_key import LocalMasterKey, MasterKey, Source, find_source, load_provider
+from gateway.master_key import (
+    LocalMasterKey,
+    MasterKey,
+    Source,
+    find_source,
+    is_named,
+    load_provider,
+    put_first,
+    tell,
+)
 from gateway.setting_values import MASTER_KEY_BYTES
+from gateway.shared_keys import (
+    GIVE_NEW,
+    GIVE_ONE,
+    check_all_have,
+    covers,
+    in_use,
+    using,
+    with_found,
+    words,
+)
 from gateway.wrapping import check_master_key, open_key, rewrapped, wrap
-from metadata.data_keys import DataKey, DataKeys
+from metadata.data_keys import DataKey, DataKeys, Outdated
 from push import limits
 from push.errors import Refused, TocsinError
 
@@ -36,6 +54,10 @@ logger = logging.getLogger("tocsin.encryption")
 SHOWN_MAX: Final = 100
 RETRY_S: Final = (1.0, 60.0)
 """Between two tries to make a data key durable, at first and at most."""
+LOOK_S: Final = 5.0
+"""How often a gateway of several looks which master keys its file has."""
+OUTDATED_MAX: Final = 100
+"""So often is wrapped anew what another gateway's data keys or rotation came before."""
 
 
 class Rotated(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +90,11 @@ class Keyring:
         self._begun: tuple[bytes, bytes, int] | None = None
         """(id, key, when) of a data key that the catalog was given, and has not said to have."""
         self._closed = False
+        self._is_shared = data_keys.refresh is not None
+        self._words = words(source)
+        self._looking: asyncio.Task[None] | None = None
+        self._others: Callable[[], Awaitable[Mapping[str, str]]] | None = None
+        data_keys.on_learned(self._learned)
         self.sealer = RecordSealer(
             self._open_key, running_low=self._running_low, succeeded=self._succeeded
         )
@@ -85,12 +112,18 @@ class Keyring:
         if not config.encryption and not rows:
             return None
         default = default_master_key_file(os.environ)
-        source = await asyncio.to_thread(find_source, config, default, may_generate=not rows)
-        _tell(source)
+        is_shared = data_keys.refresh is not None
+        if is_shared and not is_named(config) and not default.exists():
+            raise Refused("storage_unavailable", GIVE_ONE)
+        may_generate = not rows and not is_shared
+        source = await asyncio.to_thread(find_source, config, default, may_generate=may_generate)
+        tell(source)
         ring = cls(data_keys, source, partial(find_source, config, default, may_generate=False))
         if rows:
             await asyncio.to_thread(check_master_key, rows, source)
-            if any(row.master_key_id != source.current.key_id for row in rows):
+            if is_shared:
+                ring._source = using(source, in_use(rows, source))
+            elif any(row.master_key_id != source.current.key_id for row in rows):
                 await ring._rewrap(source.current)
         if config.encryption:
             ring.sealer.begin(*await ring._add_key())
@@ -101,6 +134,37 @@ class Keyring:
         """From now on the catalog is reached by these: the same ones, behind deadlines. A catalog
         that stalls then holds up neither the next data key for ever nor who rotates."""
         self._data_keys = data_keys
+        data_keys.on_learned(self._learned)
+
+    def meet(self, others: Callable[[], Awaitable[Mapping[str, str]]]) -> None:
+        """There are other gateways: `others` answers what each of them says by now. From now on
+        `says` is what this one's file has."""
+        self._others = others
+        if self._source.path is not None:
+            self._looking = asyncio.create_task(self._look())
+
+    def says(self) -> str:
+        """For the other gateways: which master keys a start of this one would find."""
+        return self._words
+
+    async def _look(self) -> None:
+        while True:
+            try:
+                found = await asyncio.to_thread(self._find_source)
+            except Refused as error:
+                if self._words != words(None):
+                    logger.warning("the next start of this gateway would fail: %s", error)
+                self._words = words(None)
+            else:
+                self._source, self._words = with_found(self._source, found), words(found)
+            await asyncio.sleep(LOOK_S)
+
+    def _learned(self, rows: Sequence[DataKey]) -> None:
+        """Another gateway has made a data key, or has put all under another master key."""
+        try:
+            self._source = using(self._source, in_use(self._data_keys.all(), self._source))
+        except Refused as error:
+            logger.error("%s", error.detail)
 
     async def close(self) -> None:
         """No more keys are made; a rotation is finished first."""
@@ -112,6 +176,9 @@ class Keyring:
         if self._making is not None:
             self._making.cancel()
             await asyncio.wait((self._making,))
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait((self._looking,))
 
     # --- Data keys -------------------------------------------------------------------------------
 
@@ -137,8 +204,7 @@ class Keyring:
                     f"another gateway has wrapped the data keys under {row.master_key_id}, and "
                     f"{fresh} does not have that master key: give it to this gateway, too",
                 )
-            known = [*self._source.former, fresh.current, *fresh.former]
-            self._source = replace(self._source, former=known)
+            self._source = with_found(self._source, fresh)
         return row
 
     def _asked(self, key_id: bytes) -> DataKey | None:
@@ -158,16 +224,26 @@ class Keyring:
         """Make a data key, durable when this returns: (id, key)."""
         async with self._one_at_a_time:
             # What may have been written is tried again: a rotation leaves out what it knows not.
-            self._begun = self._begun or (
+            begun = self._begun = self._begun or (
                 secrets.token_bytes(KEY_ID_BYTES),
                 secrets.token_bytes(DATA_KEY_BYTES),
                 time.time_ns() // 1_000_000,
             )
-            key_id, key, _ = self._begun
-            row = await asyncio.to_thread(wrap, self._source.current, *self._begun)
-            await self._data_keys.put([row])
-            self._begun = None
-            return key_id, key
+            for _ in range(OUTDATED_MAX):
+                source, master = self._source, self._source.current
+                if self._is_shared:
+                    master = in_use(self._data_keys.all(), source)
+                row = await asyncio.to_thread(wrap, master, *begun)
+                with suppress(Outdated):
+                    await self._data_keys.put([row], partial(self._is_under, master, source))
+                    self._begun = None
+                    return begun[0], begun[1]
+            raise Refused("storage_unavailable", "others rotate the master key all the time")
+
+    def _is_under(self, master: MasterKey, source: Source, known: list[DataKey]) -> bool:
+        """Whether this is the master key to wrap under. Another gateway's rotation would else leave
+        out what is wrapped under the one before. Raises Refused: the catalog's is not here."""
+        return not self._is_shared or in_use(known, source).key_id == master.key_id
 
     def _running_low(self) -> None:
         self._call(self._want_successor)
@@ -237,7 +313,10 @@ class Keyring:
             if new is not None:
                 raise Refused("invalid_request", "the master key is the provider's: give none")
             key = await asyncio.to_thread(load_provider, source.provider)
+            await self._check_others(key)
             return await self._change_to(key)
+        if self._is_shared and new is None:
+            raise Refused("invalid_request", GIVE_NEW)
         if source.path is None and new is None:
             raise Refused(
                 "invalid_request",
@@ -248,9 +327,20 @@ class Keyring:
         local = LocalMasterKey(raw)
         if local.key_id == source.current.key_id:
             raise Refused("invalid_request", "this is the master key that is in use")
+        if self._is_shared and source.path is None:
+            check_all_have({"this gateway": self._words}, local, "")
+        await self._check_others(local)
         if source.path is not None:
-            await asyncio.to_thread(_put_first, source.path, raw, source.current.key_id)
+            await asyncio.to_thread(put_first, source.path, raw, source.current.key_id)
         return await self._change_to(local)
+
+    async def _check_others(self, key: MasterKey) -> None:
+        """Raises Refused: invalid_request: a gateway that is there lacks it; metadata_unavailable:
+        nobody can say."""
+        if self._others is not None:
+            check_all_have(await self._others(), key, self._source.provider)
+        elif self._is_shared:
+            raise Refused("metadata_unavailable", "the other gateways have not been heard of yet")
 
     async def _change_to(self, key: MasterKey) -> Rotated:
         before = self._source.current.key_id
@@ -267,18 +357,20 @@ class Keyring:
     async def _rewrap(self, key: MasterKey) -> int:
         """Wrap every data key under `key`, which is the master key when this returns."""
         async with self._one_at_a_time:
-            source, known = self._source, self._data_keys.all()
-            if self._begun is not None:
-                known.append(await asyncio.to_thread(wrap, source.current, *self._begun))
-            rows = await asyncio.to_thread(rewrapped, known, source, key)
-            # Other threads open data keys meanwhile: none may find a row before its master key, or
-            # a sound record is taken for a damaged one (P13). It stays known also where nobody can
-            # say whether they were written.
-            self._source = replace(source, former=[key, *source.former])
-            await self._data_keys.put(rows)
-            former = [old for old in (source.current, *source.former) if old is not key]
-            self._source = replace(source, current=key, former=former)
-            return len(rows)
+            for _ in range(OUTDATED_MAX):
+                source, known = self._source, self._data_keys.all()
+                if self._begun is not None:
+                    known.append(await asyncio.to_thread(wrap, source.current, *self._begun))
+                rows = await asyncio.to_thread(rewrapped, known, source, key)
+                # Other threads open data keys meanwhile: none may find a row before its master
+                # key, or a sound record is taken for a damaged one (P13). It stays known also where
+                # nobody can say whether they were written.
+                self._source = replace(source, former=[key, *source.former])
+                with suppress(Outdated):  # another gateway made one: it would be left out
+                    await self._data_keys.put(rows, partial(covers, rows))
+                    self._source = using(self._source, key)
+                    return len(rows)
+            raise Refused("storage_unavailable", "others change the data keys all the time")
 
     def describe(self) -> dict[str, object]:
         """For `tocsin admin master-key show`: no key is in it."""
@@ -303,27 +395,3 @@ class Keyring:
             "sealed_messages": current.messages if current is not None else 0,
             "sealed_bytes": current.bytes if current is not None else 0,
         }
-
-
-def _put_first(path: Path, raw: bytes, current_id: str) -> None:
-    """The new key before those of the file, the one in use among them."""
-    keys = read_keys(path)
-    if current_id not in [LocalMasterKey(key).key_id for key in keys]:
-        raise Refused(
-            "invalid_request",
-            f"{path} does not have the master key that is in use ({current_id}): put it back first",
-        )
-    replace_keys(path, [raw, *(key for key in keys if key != raw)])
-
-
-def _tell(source: Source) -> None:
-    """What an operator has to know about the key."""
-    if source.kind == "generated":
-        made = "A master key was made in" if source.is_new else "The master key is in"
-        logger.warning(
-            "%s %s: without this file the data cannot be read. Keep a copy of it, not with the "
-            "data; named by TOCSIN_MASTER_KEY_FILE, it is not mentioned any more",
-            made, source.path,
-        )  # fmt: skip
-    if source.path is not None and is_open_to_others(source.path):
-        logger.warning("others may read the master key %s: chmod 600 it", source.path)

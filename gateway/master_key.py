@@ -7,6 +7,7 @@ the key to use. Else the key is 32 bytes in the environment or in a file.
 
 import hashlib
 import importlib
+import logging
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +17,11 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from gateway.encryption import NONCE_BYTES, TAG_BYTES
-from gateway.key_file import generate, read_keys
+from gateway.key_file import generate, is_open_to_others, read_keys, replace_keys
 from gateway.setting_values import MASTER_KEY_BYTES
 from push.errors import Refused
 
+logger = logging.getLogger("tocsin.encryption")
 _ID_BYTES: Final = 8
 
 
@@ -150,3 +152,33 @@ def _provider_failed(name: str, why: str) -> Refused:
         "storage_unavailable",
         f"the master key cannot be had from TOCSIN_MASTER_KEY_PROVIDER={name} ({why})",
     )
+
+
+def put_first(path: Path, raw: bytes, current_id: str) -> None:
+    """Put the new key before those of the file, the one in use (`current_id`) among them, durably.
+    Raises Refused: that one is not there, or the file cannot be written."""
+    keys = read_keys(path)
+    if current_id not in [LocalMasterKey(key).key_id for key in keys]:
+        raise Refused(
+            "invalid_request",
+            f"{path} does not have the master key that is in use ({current_id}): put it back first",
+        )
+    replace_keys(path, [raw, *(key for key in keys if key != raw)])
+
+
+def is_named(wanted: Wanted) -> bool:
+    """Whether the settings say where the master key is."""
+    return bool(wanted.master_key or wanted.master_key_file or wanted.master_key_provider)
+
+
+def tell(source: Source) -> None:
+    """What an operator has to know about the key."""
+    if source.kind == "generated":
+        made = "A master key was made in" if source.is_new else "The master key is in"
+        logger.warning(
+            "%s %s: without this file the data cannot be read. Keep a copy of it, not with the "
+            "data; named by TOCSIN_MASTER_KEY_FILE, it is not mentioned any more",
+            made, source.path,
+        )  # fmt: skip
+    if source.path is not None and is_open_to_others(source.path):
+        logger.warning("others may read the master key %s: chmod 600 it", source.path)

@@ -70,6 +70,9 @@ def rotate(new_key_file: Path | None, data_dir: str | None, as_json: bool) -> No
     Where it has its key from TOCSIN_MASTER_KEY, give the new one, and put it there for the next
     start: the new one, a comma, the old one. From a provider, it asks that which key it uses now.
 
+    Where several gateways share a store, give the new one, after you have put it behind the old one
+    into the file or the environment of each: while one that is there lacks it, this is refused.
+
     \b
     Examples:
       tocsin admin master-key rotate

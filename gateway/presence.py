@@ -42,6 +42,8 @@ class Presence:
         """Called when things may be given out again after that."""
         self.have_gone: Callable[[set[str]], None] = lambda gone: None
         """Called with those that are gone, when they are others than before."""
+        self.says: Callable[[], str] = lambda: ""
+        """What others may know of this gateway (`said`), as of its next beat."""
         self._context = context
         self._metadata = metadata
         self._heartbeats = Heartbeats()
@@ -95,6 +97,13 @@ class Presence:
             if one != self.gateway and self._heartbeats.is_gone(one, now=now)
         }  # fmt: skip
 
+    async def said(self) -> dict[str, str]:
+        """What the other gateways say that are there, by gateway; "": nothing. Raises TocsinError:
+        nobody can tell."""
+        said = await self._metadata.said()
+        gone = self.gone(said)
+        return {one: said[one] for one in said if one != self.gateway and one not in gone}
+
     def number_of(self, gateway: str) -> int:
         """Its last number; 0: it has none."""
         return self._heartbeats.number_of(gateway)
@@ -127,7 +136,7 @@ class Presence:
             self._number += 1
             try:
                 beats = await self._metadata.beat(
-                    self.gateway, self._number, self._heartbeats.gone(FORGOTTEN_S)
+                    self.gateway, self._number, self._heartbeats.gone(FORGOTTEN_S), self.says()
                 )
             except TocsinError as error:
                 if self.is_alone and self._returning is None and not self._told_alone:

@@ -103,12 +103,18 @@ class Metadata(Protocol):
     def is_shared(self) -> bool:
         """Whether other gateways may work on the same catalog."""
 
-    async def beat(self, gateway: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
+    async def beat(
+        self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
+    ) -> dict[str, int]:
         """Say that this gateway is there, with a number that is above all that it has said, and
         hear all gateways' numbers (`metadata.heartbeats`). One that is not above what was heard of
         it came late and changes nothing. Those to `forget` are no longer told, if they still stand
-        at this number; "" is no gateway and only forgets. Raises Refused or Unknown: nobody
-        answers."""
+        at this number; "" is no gateway and only forgets. `says`: what `said` tells of it. Raises
+        Refused or Unknown: nobody answers."""
+
+    async def said(self) -> dict[str, str]:
+        """What each gateway that has a number said with its last beat; "": nothing. Raises Refused
+        or Unknown: nobody answers."""
 
     def on_membership_changed(self, listener: Callable[[str, int], None]) -> None:
         """Register for (group id, generation) of rows that a gateway has changed, this one too;

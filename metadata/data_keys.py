@@ -24,13 +24,25 @@ class DataKey(msgspec.Struct, frozen=True, kw_only=True):
     wrapped: bytes
 
 
+Still = Callable[[list[DataKey]], bool]
+"""Whether rows may be written, by all keys that the catalog has at that moment."""
+
+
+class Outdated(Exception):
+    """Nothing was written: the keys of the catalog are others by now, which are `known`."""
+
+    def __init__(self, known: list[DataKey]) -> None:
+        super().__init__("the data keys are others by now")
+        self.known = known
+
+
 class DataKeys:
     """The keys of a catalog: read from memory, durable before they are in it."""
 
     def __init__(
         self,
         rows: Sequence[DataKey],
-        write: Callable[[list[DataKey]], Awaitable[None]],
+        write: Callable[[list[DataKey], Still], Awaitable[None]],
         refresh: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self._rows = {row.key_id: row for row in rows}
@@ -48,15 +60,20 @@ class DataKeys:
         """From any thread. None: the catalog does not have it."""
         return self._rows.get(key_id)
 
-    async def put(self, rows: Sequence[DataKey]) -> None:
+    async def put(self, rows: Sequence[DataKey], still: Still = lambda known: True) -> None:
         """Add these, each in place of the one of its id: all of them or none, durable when this
-        returns.
+        returns. `still` is asked when nobody can change them any more before these are written.
 
         Raises:
+            Outdated: `still` said no. What is there by now is known here.
             Refused: storage_unavailable: nothing was changed.
             Unknown: the commit's outcome is not known.
         """
-        await self._write(list(rows))
+        try:
+            await self._write(list(rows), still)
+        except Outdated as outdated:
+            self.learn(outdated.known)
+            raise
         self._rows |= {row.key_id: row for row in rows}
 
     def learn(self, rows: Sequence[DataKey]) -> None:

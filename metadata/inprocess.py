@@ -6,15 +6,13 @@ that memory and store never part. Where other gateways change the same store, th
 into the memory as news; a change that was decided without knowing them is decided again.
 """
 
-import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Final
 
 import msgspec
 
@@ -31,9 +29,10 @@ from metadata.catalog import (
     check_settings,
 )
 from metadata.client import QueueListener
-from metadata.data_keys import DataKeys
+from metadata.data_keys import DataKey, DataKeys, Outdated, Still
 from metadata.index import CatalogIndex
-from metadata.stores import Contents, News, Stale, Store
+from metadata.one_at_a_time import OneAtATime
+from metadata.stores import Contents, News, Store
 from metadata.threaded_store import ThreadedStore
 from metadata.token_book import TokenBook
 from push.errors import Refused
@@ -41,11 +40,7 @@ from push.limits import GROUPS_PER_QUEUE_MAX, QUEUES_MAX
 from push.ring import HASH_KEY_BYTES
 
 FILE: Final = "catalog.sqlite"
-STALE_MAX: Final = 100
-"""So often a change is decided again before it is refused."""
 _LOG: Final = logging.getLogger(__name__)
-ResultT = TypeVar("ResultT")
-ParamsT = ParamSpec("ParamsT")
 
 
 class InProcessMetadata:
@@ -56,17 +51,17 @@ class InProcessMetadata:
         self._index = CatalogIndex(contents.queues, contents.groups)
         self._dropped = contents.dropped
         self._marks = contents.marks
+        self._alone = OneAtATime(store, self._learn)
         self._memberships = store.memberships(self._alone)
+        self.said = self._memberships.said
+        """See Metadata."""
         self.is_shared = store.is_shared
         self.data_keys = DataKeys(
             contents.data_keys,
-            lambda rows: self._alone(store.put_data_keys, rows),
+            lambda rows, still: self._alone(self._put_data_keys, rows, still),
             (lambda: self._alone(self._no_change)) if store.is_shared else None,
         )
         self._listeners: list[QueueListener] = []
-        self._one_at_a_time = asyncio.Lock()
-        self._changes: set[asyncio.Task[Any]] = set()
-        self._closed = False
         self.tokens = TokenBook(store, contents.tokens, alone=self._alone)
         store.follow(lambda: self._alone(self._no_change))
 
@@ -276,6 +271,11 @@ class InProcessMetadata:
         await self._store.set_mark(name, value)
         self._marks[name] = value
 
+    async def _put_data_keys(self, rows: list[DataKey], still: Still) -> None:
+        if not still(known := self.data_keys.all()):
+            raise Outdated(known)
+        await self._store.put_data_keys(rows)
+
     async def copy_to(self, path: Path) -> None:
         """A copy of the catalog in a new file, of one moment between two changes, fsynced; the
         folder is not. It holds secrets. Raises Refused(storage_unavailable)."""
@@ -307,9 +307,11 @@ class InProcessMetadata:
         self._check_group(new.group_id)
         return await self._memberships.change(new, expected_generation=expected_generation)
 
-    async def beat(self, gateway: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
+    async def beat(
+        self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
+    ) -> dict[str, int]:
         """See Metadata."""
-        return await self._memberships.beat(gateway, number, forget)
+        return await self._memberships.beat(gateway, number, forget, says)
 
     def on_membership_changed(self, listener: Callable[[str, int], None]) -> None:
         """See Metadata."""
@@ -352,44 +354,16 @@ class InProcessMetadata:
 
     async def state(self) -> tuple[bool, str]:
         """See Metadata."""
-        if self._closed:
+        if self._alone.is_closed:
             return False, "the catalog is closed"
         return self._store.broken is None, self._store.broken or ""
 
     async def close(self) -> None:
         """See Metadata. Changes that have begun are finished; a second call does nothing."""
-        if self._closed:
+        if self._alone.is_closed:
             return
-        self._closed = True
-        if self._changes:
-            await asyncio.wait(self._changes)
+        await self._alone.close()
         await self._store.close()
-
-    async def _alone(
-        self,
-        change: Callable[ParamsT, Coroutine[Any, Any, ResultT]],
-        *args: ParamsT.args,
-        **kwargs: ParamsT.kwargs,
-    ) -> ResultT:
-        """Run one change after the others, to its end, on what the store holds then."""
-        if self._closed:
-            raise Refused("storage_unavailable", "the catalog is closed")
-
-        async def in_turn() -> ResultT:
-            async with self._one_at_a_time:
-                for _ in range(STALE_MAX):
-                    # Also what changes nothing is decided by how it is, not by how it was here.
-                    news = await self._store.news()
-                    if news is not None:
-                        self._learn(news)
-                    with suppress(Stale):
-                        return await change(*args, **kwargs)
-            raise Refused("storage_unavailable", "others change the catalog all the time")
-
-        task = asyncio.create_task(in_turn())
-        self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
-        return await asyncio.shield(task)
 
     def _tell(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
         for listener in self._listeners:

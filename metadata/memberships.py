@@ -32,6 +32,7 @@ class KeptMemberships:
         self._beats: dict[str, int] = {}
         self._ending: dict[str, asyncio.Future[bool]] = {}
         """Group → whether it has gone, as soon as that is decided."""
+        self._says: dict[str, str] = {}
         self._put = put
         self._alone = alone
 
@@ -96,14 +97,21 @@ class KeptMemberships:
         if rows:
             await self._put(rows)
 
-    async def beat(self, gateway: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
+    async def beat(
+        self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
+    ) -> dict[str, int]:
         """See MembershipRows."""
         self._beats = {
             other: number for other, number in self._beats.items() if forget.get(other) != number
         }
         if gateway:
             self._beats[gateway] = max(number, self._beats.get(gateway, 0))
+            self._says[gateway] = says
         return dict(self._beats)
+
+    async def said(self) -> dict[str, str]:
+        """See MembershipRows."""
+        return {gateway: self._says[gateway] for gateway in self._beats}
 
     def on_changed(self, listener: Callable[[str, int], None]) -> None:
         """See MembershipRows: nobody else changes one."""

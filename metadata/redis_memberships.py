@@ -11,6 +11,7 @@ from metadata.catalog import Membership
 from metadata.redis_rows import (
     BEATS,
     MEMBERS_CHANGED,
+    SAID,
     STATE,
     Damaged,
     key_of,
@@ -74,14 +75,21 @@ class RedisMemberships:
             raise Refused("group_not_found", f"no group of the id {new.group_id!r}")
         return bool(answer == 1)
 
-    async def beat(self, gateway: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
+    async def beat(
+        self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
+    ) -> dict[str, int]:
         """See MembershipRows. Of the level `local`: a number that a failover takes back moves, too,
         and a dead replica must not make gateways look gone."""
-        args: list[Arg] = [gateway, number]
+        args: list[Arg] = [gateway, number, says]
         for other, stands_at in forget.items():
             args += [other, stands_at]
-        flat = await self._shard.act("catalog_beat", [BEATS], args, level="local")
+        flat = await self._shard.act("catalog_beat", [BEATS, SAID], args, level="local")
         return {flat[i].decode(): int(flat[i + 1]) for i in range(0, len(flat), 2)}
+
+    async def said(self) -> dict[str, str]:
+        """See MembershipRows."""
+        flat = await self._shard.look("catalog_said", [BEATS, SAID], [])
+        return {flat[i].decode(): flat[i + 1].decode() for i in range(0, len(flat), 2)}
 
     def on_changed(self, listener: Callable[[str, int], None]) -> None:
         """See MembershipRows."""

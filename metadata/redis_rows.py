@@ -31,6 +31,8 @@ MEMBERS_CHANGED: Final = f"{TAG}:members-changed"
 """The channel that says group id and generation after each change of a membership."""
 BEATS: Final = f"{TAG}:beats"
 """The hash of gateways' heartbeats."""
+SAID: Final = f"{TAG}:said"
+"""The hash of what gateways say of themselves with them."""
 FOLLOWED: Final = ("queues", "groups", "tokens", "data_keys", "marks", "dropped")
 """Kinds of rows that every gateway has in memory."""
 KINDS: Final = (*FOLLOWED, "ids", "memberships")

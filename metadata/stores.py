@@ -67,8 +67,13 @@ class MembershipRows(Protocol):
     async def change(self, new: Membership, *, expected_generation: int) -> bool:
         """See Metadata.change_membership; that the generation grows was looked at."""
 
-    async def beat(self, gateway: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
+    async def beat(
+        self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
+    ) -> dict[str, int]:
         """See Metadata.beat."""
+
+    async def said(self) -> dict[str, str]:
+        """See Metadata.said."""
 
     def on_changed(self, listener: Callable[[str, int], None]) -> None:
         """See Metadata.on_membership_changed."""

@@ -9,6 +9,7 @@
     {q}:ls:<n>:<p>     a producer's stored sequences as runs, {q}:lo:<n>:<p> those that were refused
     {q}:ib:<n>         buckets of client ids; {q}:i:<n>:<until> digest -> offset
     {q}:bad:<n>        what was put aside, {q}:quarantine:<n> the records themselves
+    {q}:ex:<n>         what trimming has examined; {q}:ea:<n> offsets that it looks at again
     {q}:c:<n>:<g>      a cursor: version, epoch, token, assignment, floor, passed
     {q}:cr|cn|cp:…     its retries, the lengths of its side lines, its parked keys
     {q}:ca|ck:…        what stands aside, by offset and by key

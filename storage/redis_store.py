@@ -49,6 +49,8 @@ from storage.redis_tails import PERIOD_S, Tails
 T = TypeVar("T")
 TRIM_ENTRIES: int = 512
 """Records that one act of trimming looks at: a function holds up everybody else."""
+EXAMINED_MS: int = 86_400_000
+"""So long a partition remembers what trimming has looked at in it."""
 PURGE_PARTITIONS: int = 64
 """Partitions that one act purges, for the same reason: 1,024 of them with ten groups took 0.6 s."""
 
@@ -277,18 +279,20 @@ class RedisStorage:
 
     async def trim(self, partition: Partition, *, retention_s: float, keep_all: bool) -> int:
         """As Storage.trim."""
-        due = self._wall_unix_ms() - int(retention_s * 1000)
+        now = self._wall_unix_ms()
         offset = 0
         while offset >= 0:
             freed, offset = await self._act(
                 "trim",
                 partition.queue_id,
                 partition.number,
-                due,
+                now,
+                now - int(retention_s * 1000),
                 int(keep_all),
                 offset,
                 TRIM_ENTRIES,
                 limits.TRIM_BYTES_PER_COMMIT_MAX,
+                EXAMINED_MS,
                 level="local",
             )
             if freed:

@@ -98,7 +98,7 @@ class MadMetadata(Mad):
     def data_keys(self) -> DataKeys:
         """As the real ones, of which writing stalls."""
         real = self.real.data_keys
-        return DataKeys(real.all(), lambda rows: self._run("put_data_keys", real.put, (rows,), {}))
+        return DataKeys(real.all(), lambda *what: self._run("put_data_keys", real.put, what, {}))
 
     def find_queue(self, principal: Principal, name: str) -> Queue:
         """As the real one, of the name that is put in its place."""

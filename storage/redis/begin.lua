@@ -153,6 +153,15 @@ local function forget_letters(prefix, n, group)
   redis.call('UNLINK', letter_keys(prefix, n, group))
 end
 
+-- What trimming has examined in a partition (trimming.lua), and which offsets it must look at again.
+local function examined_keys(prefix, n)
+  return prefix .. 'ex:' .. n, prefix .. 'ea:' .. n
+end
+
+local function forget_examined(prefix, n)
+  redis.call('UNLINK', examined_keys(prefix, n))
+end
+
 -- An act on a queue: `callback` is given the prefix of its keys, and the arguments.
 local function change(name, callback)
   act(name, function(keys, args)

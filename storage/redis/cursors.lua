@@ -42,6 +42,19 @@ local function list_from(args, at)
   return list, at + count + 1
 end
 
+-- What stands aside no longer may have pinned a record that trimming has examined. `list` as in
+-- write_cursor: offset, key hash.
+local function look_again(prefix, n, list)
+  local examined, again = examined_keys(prefix, n)
+  if #list > 0 and redis.call('EXISTS', examined) == 1 then
+    local offsets = {}
+    for place = 1, #list, 2 do
+      offsets[#offsets + 1] = list[place]
+    end
+    in_parts('SADD', again, offsets)
+  end
+end
+
 local LINE = '%s:%s'
 
 -- args: partition, group, epoch, token, version, floor, passed, then lists: retries (offset, row),
@@ -71,6 +84,7 @@ change('write_cursor', function(prefix, args)
     redis.call('ZADD', lines, 0, string.format('%s:%013.0f', list[place + 1], list[place]))
   end
   list, at = list_from(args, at)
+  look_again(prefix, n, list)
   for place = 1, #list, 2 do
     redis.call('ZREM', aside, string.format(LINE, list[place], list[place + 1]))
     redis.call('ZREM', lines, string.format('%s:%013.0f', list[place + 1], list[place]))

@@ -2,6 +2,9 @@
 
 -- Everything of a cursor but its row.
 local function forget_beside(prefix, n, group)
+  if redis.call('EXISTS', cursor_key('ca', prefix, n, group)) == 1 then
+    forget_examined(prefix, n) -- what stood aside pinned records that nobody would look at again
+  end
   for _, kind in ipairs({'cr', 'ca', 'ck', 'cn', 'cp'}) do
     redis.call('UNLINK', cursor_key(kind, prefix, n, group))
   end
@@ -103,6 +106,7 @@ change('drop_queue', function(prefix)
     redis.call('SET', prefix .. 'gone', count)
     for n = 0, count - 1 do
       redis.call('UNLINK', prefix .. 'p:' .. n, prefix .. 'log:' .. n, prefix .. 'idx:' .. n)
+      forget_examined(prefix, n)
     end
     redis.call('DEL', prefix .. 'queue')
     return 1
@@ -196,6 +200,7 @@ change('purge', function(prefix, args)
       remove(prefix, n, log, log.messages, log.bytes)
       redis.call('UNLINK', prefix .. 'log:' .. n, prefix .. 'idx:' .. n,
         prefix .. 'bad:' .. n, prefix .. 'quarantine:' .. n)
+      forget_examined(prefix, n)
       -- all of it is gone for everybody: what had no copies yet as well
       certify(prefix, n, log, log.next)
       redis.call('HSET', prefix .. 'p:' .. n, 'start', text(log.next))
@@ -247,84 +252,4 @@ change('quarantine', function(prefix, args)
   redis.call('HSET', prefix .. 'bad:' .. n, args[2], text(count) .. " " .. args[4])
   remove(prefix, n, log, count, size)
   return 1
-end)
-
--- The ranges of a cursor: {firsts, lasts}.
-local function ranges_of(passed)
-  local firsts, lasts = {}, {}
-  for first, last in string.gmatch(passed, '(%d+)%-(%d+)') do
-    firsts[#firsts + 1], lasts[#lasts + 1] = tonumber(first), tonumber(last)
-  end
-  return firsts, lasts
-end
-
--- Whether the group has settled first..last. Records come in order: `at` moves along the ranges.
-local function has_settled(group, first, last)
-  if last >= group.floor then
-    local from = math.max(first, group.floor)
-    while group.lasts[group.at] and group.lasts[group.at] < from do
-      group.at = group.at + 1
-    end
-    if not group.firsts[group.at] or group.firsts[group.at] > from
-      or group.lasts[group.at] < last then
-      return false
-    end
-  end
-  return redis.call('ZCOUNT', group.aside, text(first), text(last)) == 0
-end
-
-local function groups_of(prefix, n)
-  local groups = {}
-  for _, name in ipairs(redis.call('SMEMBERS', prefix .. 'groups')) do
-    local row = redis.call('HMGET', cursor_key('c', prefix, n, name), 'floor', 'passed')
-    if row[1] then
-      local firsts, lasts = ranges_of(row[2])
-      groups[#groups + 1] = {
-        floor = tonumber(row[1]), firsts = firsts, lasts = lasts, at = 1,
-        aside = cursor_key('ca', prefix, n, name),
-      }
-    end
-  end
-  return groups
-end
-
--- args: partition, published up to (ms), keep_all, the offset to go on from, entries at most,
--- bytes at most. The bytes freed, and where to go on; -1: the end was reached (R12).
-change('trim', function(prefix, args)
-  local n, due = args[1], tonumber(args[2])
-  local log, groups = partition_of(prefix, n), groups_of(prefix, n)
-  if not log or (args[3] == '1' and #groups == 0) then
-    return {0, -1}
-  end
-  local index, ids, count, size = prefix .. 'idx:' .. n, {}, 0, 0
-  local entries = redis.call('XRANGE', index, text(tonumber(args[4]) + 1), '+',
-    'COUNT', args[5])
-  local next_from = #entries < tonumber(args[5]) and -1 or nil
-  for _, raw in ipairs(entries) do
-    local entry = entry_of(raw)
-    if size >= tonumber(args[6]) then
-      next_from = entry.first
-      break
-    end
-    local may_go = entry.published <= due and entry.last < log.certified
-    for place = 1, #groups do
-      may_go = may_go and has_settled(groups[place], entry.first, entry.last)
-    end
-    if may_go then
-      ids[#ids + 1] = entry.id
-      count, size = count + entry.count, size + entry.size
-    end
-    if not next_from or next_from > 0 then
-      next_from = entry.last + 1
-    end
-  end
-  in_parts('XDEL', index, ids)
-  in_parts('XDEL', prefix .. 'log:' .. n, ids)
-  if count > 0 then
-    remove(prefix, n, log, count, size)
-  end
-  local oldest = redis.call('XRANGE', index, '-', '+', 'COUNT', 1)[1]
-  redis.call('HSET', prefix .. 'p:' .. n, 'start',
-    text(oldest and entry_of(oldest).first or log.next))
-  return {size, next_from}
 end)

@@ -53,7 +53,7 @@ from metadata.catalog import (
     check_name,
 )
 from metadata.client import Metadata, QueueListener
-from metadata.data_keys import DataKey, DataKeys
+from metadata.data_keys import DataKey, DataKeys, Still
 from metadata.rights import ALL_KEYS, Keys
 from push.errors import Refused, TocsinError
 from push.message import Message, check_message
@@ -68,7 +68,12 @@ class PlainMetadata:
 
     is_shared = False
 
-    async def beat(self, gateway: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
+    async def beat(
+        self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
+    ) -> dict[str, int]:
+        return {}
+
+    async def said(self) -> dict[str, str]:
         return {}
 
     def on_membership_changed(self, listener: Callable[[str, int], None]) -> None: ...
@@ -83,7 +88,7 @@ class PlainMetadata:
     def data_keys(self) -> DataKeys:
         """As Metadata.data_keys: nothing is sealed here."""
 
-        async def write(_rows: list[DataKey]) -> None: ...
+        async def write(_rows: list[DataKey], _still: Still) -> None: ...
 
         return DataKeys([], write)
 
@@ -156,7 +161,9 @@ class PlainMetadata:
         self.groups[queue.queue_id, name] = group
         return group, old is None
 
-    async def delete_group(self, principal: Principal, queue: Queue, name: str) -> Group:
+    async def delete_group(
+        self, principal: Principal, queue: Queue, name: str, *, row: Membership | None = None
+    ) -> Group:
         self.find_group(principal, queue, name)
         return self.groups.pop((queue.queue_id, name))
 

@@ -20,7 +20,7 @@ from gateway.key_file import generate, parse_new_key, read_keys, replace_keys
 from gateway.keyring import Keyring
 from gateway.master_key import LocalMasterKey
 from metadata.catalog import ANYBODY, QueueSettings
-from metadata.data_keys import DataKey, DataKeys
+from metadata.data_keys import DataKey, DataKeys, Still
 from metadata.inprocess import InProcessMetadata
 from metadata.threaded_store import ThreadedStore
 from push import limits
@@ -51,7 +51,7 @@ class Catalog:
         """As a start reads them."""
         return DataKeys(list(self.rows.values()), self._write)
 
-    async def _write(self, rows: list[DataKey]) -> None:
+    async def _write(self, rows: list[DataKey], still: Still) -> None:
         if self.before is not None:
             await self.before()
         self.writes += 1
@@ -335,8 +335,8 @@ async def test_whenever_the_process_dies_a_rotation_leaves_a_store_that_starts(
     else:
         write = DataKeys.put
 
-        async def put(self: DataKeys, rows: Any) -> None:
-            await write(self, rows)
+        async def put(self: DataKeys, rows: Any, *still: Any) -> None:
+            await write(self, rows, *still)
             raise Died
 
         monkeypatch.setattr(DataKeys, "put", put)
@@ -549,8 +549,8 @@ async def test_what_another_thread_opens_in_the_middle_of_a_rotation_is_not_dama
     put = ring._data_keys.put
     read: list[bytes] = []
 
-    async def put_and_look(rows: list[DataKey]) -> None:
-        await put(rows)
+    async def put_and_look(rows: list[DataKey], *still: Still) -> None:
+        await put(rows, *still)
         service.is_strict = True
         read.append(await asyncio.to_thread(ring.sealer.unseal, P0, HEADER, sealed))
 

@@ -2,14 +2,20 @@
 taken for damaged because its key has not been heard of yet."""
 
 import asyncio
+import os
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gateway.config import Config
-from gateway.key_file import replace_keys
+from gateway import keyring
+from gateway.config import Config, default_master_key_file
+from gateway.key_file import read_keys, replace_keys
 from gateway.keyring import Keyring
-from metadata.data_keys import DataKey, DataKeys
+from gateway.master_key import LocalMasterKey, Source
+from gateway.shared_keys import lacking, words
+from metadata.data_keys import DataKey, DataKeys, Outdated, Still
 from push.errors import Refused
 from push.ports import Partition
 from push.record import RecordDamaged
@@ -19,6 +25,12 @@ HEADER, PAYLOAD = b"header", b'{"a":1}'
 OLD, NEW = bytes([1]) * 32, bytes([2]) * 32
 
 
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are looked into all the time."""
+    monkeypatch.setattr(keyring, "LOOK_S", 0.01)
+
+
 class SharedCatalog:
     """Rows that several have views of, each as old as its last look."""
 
@@ -26,10 +38,18 @@ class SharedCatalog:
         self.rows: dict[bytes, DataKey] = {}
         self.is_answering = True
 
+    @property
+    def masters(self) -> set[str]:
+        """Which master keys wrap them."""
+        return {row.master_key_id for row in self.rows.values()}
+
     def view(self) -> DataKeys:
         """Another gateway's."""
 
-        async def write(rows: list[DataKey]) -> None:
+        async def write(rows: list[DataKey], still: Still) -> None:
+            view.learn(list(self.rows.values()))  # as the catalog does: news first
+            if not still(known := view.all()):
+                raise Outdated(known)
             self.rows |= {row.key_id: row for row in rows}
 
         async def refresh() -> None:
@@ -43,6 +63,7 @@ class SharedCatalog:
 
 def config(folder: Path, *keys: bytes) -> Config:
     """A gateway whose master key is in a file with these."""
+    folder.mkdir(exist_ok=True)
     replace_keys(folder / "master.key", list(keys))
     return Config(data_dir=folder, master_key_file=folder / "master.key")
 
@@ -52,6 +73,27 @@ async def opened(catalog: SharedCatalog, settings: Config) -> Keyring:
     ring = await Keyring.open(settings, catalog.view())
     assert ring is not None
     return ring
+
+
+def met(ring: Keyring, *others: Keyring) -> None:
+    """It hears these."""
+
+    async def said() -> dict[str, str]:
+        return {f"gateway {n}": other.says() for n, other in enumerate(others)}
+
+    ring.meet(said)
+
+
+def master_id(key: bytes) -> str:
+    """The name of a master key."""
+    return LocalMasterKey(key).key_id
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Something that a thread does."""
+    async with asyncio.timeout(20):
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def unsealed(ring: Keyring, sealed: bytes) -> bytes:
@@ -91,13 +133,167 @@ async def test_another_gateways_master_key_is_found_in_the_file_or_asked_for(
     """A rotation there wraps all data keys under a master key that was not here at the start."""
     catalog, settings = SharedCatalog(), config(tmp_path, OLD)
     one = await opened(catalog, settings)
-    config(tmp_path, NEW, OLD)
-    other = await opened(catalog, settings)
+    other = await opened(catalog, config(tmp_path / "other", OLD))
+    met(other)
+    await other.rotate(NEW)
     sealed = other.sealer.seal(P0, HEADER, PAYLOAD, 1)
-    config(tmp_path, OLD)  # this machine's file does not have it yet
     with pytest.raises(Refused, match="give it to this gateway, too"):
         await unsealed(one, sealed)
-    config(tmp_path, NEW, OLD)
+    config(tmp_path, OLD, NEW)
     assert await unsealed(one, sealed) == PAYLOAD
     for ring in (one, other):
         await ring.close()
+
+
+# --- Starting ------------------------------------------------------------------------------------
+
+
+async def test_no_master_key_is_made_where_others_would_make_one_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two gateways that start over an empty catalog would each have one of their own."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(Refused, match="give all of them the same one, in TOCSIN_MASTER_KEY"):
+        await Keyring.open(Config(data_dir=tmp_path), SharedCatalog().view())
+    assert not default_master_key_file(os.environ).exists()
+
+
+async def test_of_two_first_starts_with_different_master_keys_one_is_refused(
+    tmp_path: Path,
+) -> None:
+    """Both found no data key. Nothing is left of what came second, and the other goes on."""
+    catalog = SharedCatalog()
+    views = [catalog.view(), catalog.view()]
+    one = await Keyring.open(config(tmp_path / "a", OLD), views[0])
+    with pytest.raises(Refused, match="does not have: give it"):
+        await Keyring.open(config(tmp_path / "b", NEW), views[1])
+    assert catalog.masters == {master_id(OLD)}
+    again = await opened(catalog, config(tmp_path / "a", OLD))
+    assert one is not None
+    for ring in (one, again):
+        await ring.close()
+
+
+async def test_a_start_wraps_nothing_anew_whatever_comes_first_in_its_file(
+    tmp_path: Path,
+) -> None:
+    """Else gateways would wrap to and fro, and the one without the other key could read nothing."""
+    catalog = SharedCatalog()
+    one = await opened(catalog, config(tmp_path / "a", OLD))
+    other = await opened(catalog, config(tmp_path / "b", NEW, OLD))
+    assert catalog.masters == {master_id(OLD)}
+    assert other.describe()["master_key_id"] == master_id(OLD)
+    assert await unsealed(one, other.sealer.seal(P0, HEADER, PAYLOAD, 1)) == PAYLOAD
+    for ring in (one, other):
+        await ring.close()
+
+
+# --- Rotating ------------------------------------------------------------------------------------
+
+
+async def test_a_rotation_waits_until_every_gateway_has_the_new_key(tmp_path: Path) -> None:
+    """Then no machine is the only one that can read, also when all of them start anew."""
+    catalog = SharedCatalog()
+    one = await opened(catalog, config(tmp_path / "a", OLD))
+    other = await opened(catalog, config(tmp_path / "b", OLD))
+    met(one, other)
+    met(other, one)
+    with pytest.raises(Refused, match="behind the one in use into the file of each gateway"):
+        await one.rotate(None)
+    with pytest.raises(Refused, match=f"is not known to gateway 0 .*{tmp_path}/b/master.key"):
+        await one.rotate(NEW)
+    assert catalog.masters == {master_id(OLD)}
+    assert read_keys(tmp_path / "a" / "master.key") == [OLD]
+    config(tmp_path / "b", OLD, NEW)
+    await until(lambda: master_id(NEW) in other.says())
+    await one.rotate(NEW)
+    assert catalog.masters == {master_id(NEW)}
+    for folder in ("a", "b"):
+        ring = await opened(catalog, config(tmp_path / folder, NEW))
+        await ring.close()
+    for ring in (one, other):
+        await ring.close()
+
+
+async def test_a_gateway_whose_file_is_gone_has_no_key_to_come_back_with(tmp_path: Path) -> None:
+    catalog = SharedCatalog()
+    one = await opened(catalog, config(tmp_path / "a", OLD))
+    other = await opened(catalog, config(tmp_path / "b", OLD, NEW))
+    met(one, other)
+    met(other)
+    (tmp_path / "b" / "master.key").unlink()
+    await until(lambda: master_id(NEW) not in other.says())
+    with pytest.raises(Refused, match="is not known to"):
+        await one.rotate(NEW)
+    for ring in (one, other):
+        await ring.close()
+
+
+async def test_who_says_nothing_of_its_keys_is_waited_for(tmp_path: Path) -> None:
+    """A gateway of an earlier version, or one that seals nothing."""
+    catalog = SharedCatalog()
+    one = await opened(catalog, config(tmp_path, OLD, NEW))
+
+    async def others() -> dict[str, str]:
+        return {"an old one": ""}
+
+    one.meet(others)
+    with pytest.raises(Refused, match="is not known to an old one"):
+        await one.rotate(NEW)
+    await one.close()
+
+
+async def test_a_key_of_the_environment_must_be_there_at_the_next_start(tmp_path: Path) -> None:
+    catalog = SharedCatalog()
+    one = await opened(catalog, Config(data_dir=tmp_path, master_key=(OLD,)))
+    met(one)
+    with pytest.raises(Refused, match="is not known to this gateway"):
+        await one.rotate(NEW)
+    other = await opened(catalog, Config(data_dir=tmp_path, master_key=(OLD, NEW)))
+    met(other)
+    await other.rotate(NEW)
+    assert catalog.masters == {master_id(NEW)}
+    for ring in (one, other):
+        await ring.close()
+
+
+async def test_a_data_key_that_is_made_beside_a_rotation_is_under_the_new_master_key(
+    tmp_path: Path,
+) -> None:
+    """Its gateway has not heard of the rotation. What it seals would be lost when the old master
+    key is taken out of the files."""
+    catalog = SharedCatalog()
+    one = await opened(catalog, config(tmp_path / "a", OLD))
+    late = catalog.view()
+    met(one)
+    await one.rotate(NEW)
+    other = await Keyring.open(config(tmp_path / "b", OLD, NEW), late)
+    assert catalog.masters == {master_id(NEW)}
+    assert other is not None
+    assert await unsealed(one, other.sealer.seal(P0, HEADER, PAYLOAD, 1)) == PAYLOAD
+    for ring in (one, other):
+        await ring.close()
+
+
+async def test_a_rotation_leaves_out_no_data_key_that_was_just_made(tmp_path: Path) -> None:
+    """By a gateway of which the one that rotates has not heard yet."""
+    catalog = SharedCatalog()
+    one = await opened(catalog, config(tmp_path / "a", OLD))
+    other = await opened(catalog, config(tmp_path / "b", OLD, NEW))
+    met(one, other)
+    met(other)
+    await one.rotate(NEW)
+    assert catalog.masters == {master_id(NEW)}
+    assert len(catalog.rows) == 2
+    for ring in (one, other):
+        await ring.close()
+
+
+async def test_of_two_services_one_rotates_nothing() -> None:
+    """What a service wraps only that service opens, whatever its keys are called."""
+    key = LocalMasterKey(NEW)
+    service = Source("provider", key, provider="one:key")
+    said = {"a": words(service), "b": words(Source("file", key))}
+    assert lacking(said, key, "one:key") == [f"b ({socket.gethostname()}: file)"]
+    assert lacking(said, key, "") == []

@@ -31,7 +31,9 @@ class Beats:
         self.is_away = False
         self.answers_after_s = 0.0
 
-    async def beat(self, gateway: str, number: int, forget: Mapping[str, int]) -> dict[str, int]:
+    async def beat(
+        self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
+    ) -> dict[str, int]:
         if self.is_away:
             raise Refused("metadata_unavailable")
         if gateway:

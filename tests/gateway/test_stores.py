@@ -1,16 +1,19 @@
 """What a broker keeps its messages in, opened on real servers: nothing is opened that cannot keep
 the promises, and nobody takes another's store for its own."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
+from gateway.broker import Broker
 from gateway.config import Config
+from gateway.key_file import replace_keys
 from gateway.store_commands import doctor, provision, set_replicas
 from gateway.store_marks import FILE, Mark, MarkKeeper, read_mark, write_mark
 from gateway.stores import Stores, open_stores
@@ -149,6 +152,43 @@ async def test_the_brokers_user_opens_what_the_admins_user_provisioned(
         code, said = run(doctor, "--storage", broker, "--json")
         assert code == 0, said
         assert '"role":"replica"' in said
+
+
+async def test_a_master_key_is_rotated_when_every_gateway_has_said_that_it_has_it(
+    node: Node, tmp_path: Path
+) -> None:
+    """Over the shared catalog, with the beats of two brokers."""
+    run(provision, "--storage", url(node), "--replicas", "0")
+    old, new = b"o" * 32, b"n" * 32
+    async with AsyncExitStack() as opened:
+        brokers = []
+        for name in ("a", "b"):
+            file = tmp_path / f"{name}.key"
+            replace_keys(file, [old])
+            config = Config(data_dir=tmp_path / name, storage=url(node), master_key_file=file)
+            broker = await Broker.open(config, on_fatal=pytest.fail)
+            opened.push_async_callback(broker.stop)
+            brokers.append(broker)
+        keyring = brokers[0].keyring
+        assert keyring is not None
+        async with asyncio.timeout(20):
+            while not await brokers[0].groups.presence.said():  # noqa: ASYNC110 - its first beat
+                await asyncio.sleep(0.1)
+        with pytest.raises(Refused, match=f"is not known to .*{tmp_path}/b.key"):
+            await keyring.rotate(new)
+        replace_keys(tmp_path / "b.key", [old, new])
+        async with asyncio.timeout(20):
+            while True:
+                with suppress(Refused):
+                    rotated = await keyring.rotate(new)
+                    break
+                await asyncio.sleep(0.1)
+        assert rotated.data_keys == 2
+        other = brokers[1].keyring
+        assert other is not None
+        async with asyncio.timeout(20):
+            while other.describe()["master_key_id"] != rotated.master_key_id:  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
 
 
 async def test_a_cluster_is_provisioned_and_opened_whole(
