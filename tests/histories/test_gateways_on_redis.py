@@ -142,7 +142,8 @@ async def test_a_gateway_that_beats_no_longer_is_taken_over_from(gateways: list[
     await becomes(lambda: len(first.bodies) + len(second.bodies) == 20)
     mad = MadMetadata(one.broker.metadata.inner)
     mad.stall()
-    one.broker.metadata.inner = cast(Metadata, mad)
+    guarded = one.broker.metadata
+    guarded.inner = guarded._memberships._inner = cast(Metadata, mad)
     assert await becomes(lambda: len(two.owns(group)) == 4) < GONE_S + 2
     done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     consumer.ack([x for place, *_ in first.given for x in delivery(place)], [], done.set_result)
