@@ -66,27 +66,21 @@ class DeadLetters:
         in_doubt: LetterSearch | None = None
         while True:
             try:
-                if in_doubt is not None:
-                    is_there = await in_doubt.found()
-                    if is_there is None:
-                        raise Unknown("it may be there, where nothing is certified at the moment")
-                    if is_there:
-                        self.moved_total += 1
-                        return
-                    in_doubt = None
+                if in_doubt is not None and await in_doubt.found():
+                    break
                 async with slot.burying:
                     sent = await self._send(slot, dead)
-                outcome = (await sent.answer).outcomes[0] if sent is not None else None
-                if isinstance(outcome, Unknown) and sent is not None:
-                    in_doubt = sent.search
-                if isinstance(outcome, TocsinError):
-                    raise outcome
+                if sent is None:
+                    return
+                (outcome,) = (await sent.answer).outcomes
+                in_doubt = sent.search if isinstance(outcome, Unknown) else None
+                if not isinstance(outcome, TocsinError):
+                    break
+                raise outcome
             except TocsinError as error:
                 logger.warning("%r waits for its dead-letter queue: %s", slot.delivery, error)
                 await asyncio.sleep(BURY_AGAIN_S)
-            else:
-                self.moved_total += sent is not None
-                return
+        self.moved_total += 1
 
     async def _send(self, slot: Slot, dead: DeadLetter) -> _Sent | None:
         """Hand it to the publisher: the future has its outcome. None: the message is gone."""
@@ -104,9 +98,13 @@ class DeadLetters:
             if not done.done():
                 done.set_result(answer)
 
-        letter = self._letter(slot, dead, record)
-        self._publisher.submit(target, [letter], answered, checked=True)
-        return _Sent(done, LetterSearch(self._storage, target, letter.id or "", before))
+        self._publisher.submit(target, [self._letter(slot, dead, record)], answered, checked=True)
+        letter_id = self._letter_id(slot, dead)
+        return _Sent(done, LetterSearch(self._storage, target, letter_id, before))
+
+    @staticmethod
+    def _letter_id(slot: Slot, dead: DeadLetter) -> str:
+        return f"{slot.id_prefix}{dead.offset}.{slot.group.group_id}"
 
     async def _look(self, target: Queue) -> list[PartitionState]:
         """How it is, or was not long ago."""
@@ -143,5 +141,5 @@ class DeadLetters:
         if dead.offset in slot.reasons:
             headers[HEADER + "nack"] = slot.reasons[dead.offset]
         return msgspec.structs.replace(
-            message, headers=headers, id=f"{place}.{slot.group.group_id}", ttl_s=None
+            message, headers=headers, id=self._letter_id(slot, dead), ttl_s=None
         )

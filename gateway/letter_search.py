@@ -14,6 +14,7 @@ import msgspec
 
 from metadata.catalog import Queue
 from push import limits
+from push.errors import Unknown
 from push.message import Message
 from push.ports import Partition, PartitionState, Storage
 from push.record import Record
@@ -34,16 +35,20 @@ class LetterSearch:
         self._ends: dict[Partition, int] = {}
         """Where what may hold it ends."""
 
-    async def found(self) -> bool | None:
-        """Whether it is there. None: that cannot be told yet, ask again. A queue that is gone holds
-        nothing. Raises Refused, Unknown."""
+    async def found(self) -> bool:
+        """Whether it is there. A queue that is gone holds nothing.
+
+        Raises:
+            Unknown: that cannot be told yet: ask again.
+            Refused: the storage does not answer.
+        """
         states = await self._storage.partitions(self._target.queue_id)
         for state in states:
             # Less than before: what a primary had alone was lost with it.
             known = self._ends.get(state.partition, state.end)
             self._ends[state.partition] = min(known, state.end)
         if any(state.certified < self._ends[state.partition] for state in states):
-            return None  # a copy is away
+            raise Unknown("it may be there, where not all is certified: a copy is away")
         for state in states:
             if await self._is_in(state):
                 return True

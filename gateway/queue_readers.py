@@ -66,8 +66,7 @@ class QueueReaders:
         self._told: dict[int, int] = {}
         loop = asyncio.get_running_loop()
         self._sweeper = loop.call_later(POSITIONS_EVERY_S, self._sweep)
-        self._following: asyncio.Task[None] | None = None
-        self._follower = loop.call_later(FOLLOW_AFTER_S, self._follow)
+        self._following = loop.create_task(self._follow(), name="follow")
         for state in states:
             number = state.partition.number
             self.next[number] = max(state.certified, tail.ends.get(state.partition, 0))
@@ -77,16 +76,14 @@ class QueueReaders:
 
     # --- The tail ------------------------------------------------------------------------------
 
-    def _follow(self) -> None:
-        self._following = asyncio.get_running_loop().create_task(self._read_ends(), name="follow")
-
-    async def _read_ends(self) -> None:
+    async def _follow(self) -> None:
+        await asyncio.sleep(FOLLOW_AFTER_S)
         for number in list(self.next):
-            partition = Partition(self.queue.queue_id, number)
-            while True:
+            partition, is_read = Partition(self.queue.queue_id, number), False
+            while not is_read:
                 try:
                     await self._tail.read(partition, self.next[number], 1)
-                    break
+                    is_read = True
                 except TocsinError:
                     await asyncio.sleep(RETRY_AFTER_S)
 
@@ -372,9 +369,7 @@ class QueueReaders:
     def close(self) -> None:
         """Nobody reads here any more."""
         self._sweeper.cancel()
-        self._follower.cancel()
-        if self._following is not None:
-            self._following.cancel()
+        self._following.cancel()
         self._fan_outs.clear()
         for number in self.next:
             self._tail.unfollow(Partition(self.queue.queue_id, number), self._certified)

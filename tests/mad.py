@@ -16,7 +16,8 @@ from push.ports import Append, Appended, Partition, Read
 
 class Mad:
     """Around a real one: each asynchronous call waits while `stall` is set, then happens, and what
-    it answers is held back while `late` is set. `fail` is raised instead of calling."""
+    it answers is held back while `late` is set. `fail` is raised instead of calling, `lose` instead
+    of the answer."""
 
     def __init__(self, real: Any) -> None:
         self.real = real
@@ -26,6 +27,8 @@ class Mad:
         self.under_way: Counter[str] = Counter()
         """That wait for it to answer."""
         self.fail: Callable[[str], Exception | None] = lambda name: None
+        self.lose: Callable[[str, Any, Any], Exception | None] = _nothing_is_lost
+        """Asked with name, arguments and named ones of what has happened."""
         self.only: set[str] | None = None
         """Calls that stall; None: all."""
         self._goes = asyncio.Event()
@@ -36,7 +39,7 @@ class Mad:
         """From now on it answers, at once and truly; what has waited goes on."""
         self._goes.set()
         self._tells.set()
-        self.fail = lambda name: None
+        self.fail, self.lose = lambda name: None, _nothing_is_lost
 
     def stall(self, *only: str) -> None:
         """Nothing begins any more."""
@@ -84,7 +87,14 @@ class Mad:
         self.answered[name] += 1
         if is_meant:
             await self._tells.wait()
+        error = self.lose(name, args, kwargs)
+        if error is not None:
+            raise error
         return answer
+
+
+def _nothing_is_lost(name: str, args: Any, kwargs: Any) -> None:
+    """Whoever asked is told."""
 
 
 class MadMetadata(Mad):

@@ -12,8 +12,12 @@ act('touch', function(keys, args)
   return {redis.call('HINCRBY', keys[1], 'touches', 1), held[2]}
 end, {'allow-oom'})
 
--- This version of the functions is in use: used:<library> is when, in seconds of the server.
+-- This version of the functions is in use: used:<library> is when, in seconds of the server. A store
+-- without incarnation stays as empty as it is, or it could not be provisioned again.
 act('used', function(keys)
+  if redis.call('HEXISTS', keys[1], 'incarnation') == 0 then
+    return 0
+  end
   return redis.call('HSET', keys[1], 'used:tocsin_VERSION', redis.call('TIME')[1])
 end, {'allow-oom'})
 
@@ -21,6 +25,9 @@ end, {'allow-oom'})
 -- of one that never told, the time begins now.
 act('unused', function(keys, args)
   local now, unused = tonumber(redis.call('TIME')[1]), {}
+  if redis.call('HEXISTS', keys[1], 'incarnation') == 0 then
+    return unused
+  end
   for place = 2, #args do
     local field = 'used:' .. args[place]
     local used = redis.call('HGET', keys[1], field)

@@ -4,7 +4,6 @@ taken for damaged because its key has not been heard of yet."""
 import asyncio
 import os
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from metadata.data_keys import DataKey, DataKeys, Outdated, Still
 from push.errors import Refused
 from push.ports import Partition
 from push.record import RecordDamaged
+from tests.waiting import becomes
 
 P0 = Partition("q", 0)
 HEADER, PAYLOAD = b"header", b'{"a":1}'
@@ -84,16 +84,19 @@ def met(ring: Keyring, *others: Keyring) -> None:
     ring.meet(said)
 
 
+async def of_whom_one_has_the_new_key(folder: Path) -> tuple[SharedCatalog, Keyring, Keyring]:
+    """A catalog, a gateway that has the old one alone and hears the other, and that one."""
+    catalog = SharedCatalog()
+    one = await opened(catalog, config(folder / "a", OLD))
+    other = await opened(catalog, config(folder / "b", OLD, NEW))
+    met(one, other)
+    met(other)
+    return catalog, one, other
+
+
 def master_id(key: bytes) -> str:
     """The name of a master key."""
     return LocalMasterKey(key).key_id
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    """Something that a thread does."""
-    async with asyncio.timeout(20):
-        while not is_so():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def unsealed(ring: Keyring, sealed: bytes) -> bytes:
@@ -206,7 +209,7 @@ async def test_a_rotation_waits_until_every_gateway_has_the_new_key(tmp_path: Pa
     assert catalog.masters == {master_id(OLD)}
     assert read_keys(tmp_path / "a" / "master.key") == [OLD]
     config(tmp_path / "b", OLD, NEW)
-    await until(lambda: master_id(NEW) in other.says())
+    await becomes(lambda: master_id(NEW) in other.says())
     await one.rotate(NEW)
     assert catalog.masters == {master_id(NEW)}
     for folder in ("a", "b"):
@@ -217,13 +220,9 @@ async def test_a_rotation_waits_until_every_gateway_has_the_new_key(tmp_path: Pa
 
 
 async def test_a_gateway_whose_file_is_gone_has_no_key_to_come_back_with(tmp_path: Path) -> None:
-    catalog = SharedCatalog()
-    one = await opened(catalog, config(tmp_path / "a", OLD))
-    other = await opened(catalog, config(tmp_path / "b", OLD, NEW))
-    met(one, other)
-    met(other)
+    _, one, other = await of_whom_one_has_the_new_key(tmp_path)
     (tmp_path / "b" / "master.key").unlink()
-    await until(lambda: master_id(NEW) not in other.says())
+    await becomes(lambda: master_id(NEW) not in other.says())
     with pytest.raises(Refused, match="is not known to"):
         await one.rotate(NEW)
     for ring in (one, other):
@@ -278,11 +277,7 @@ async def test_a_data_key_that_is_made_beside_a_rotation_is_under_the_new_master
 
 async def test_a_rotation_leaves_out_no_data_key_that_was_just_made(tmp_path: Path) -> None:
     """By a gateway of which the one that rotates has not heard yet."""
-    catalog = SharedCatalog()
-    one = await opened(catalog, config(tmp_path / "a", OLD))
-    other = await opened(catalog, config(tmp_path / "b", OLD, NEW))
-    met(one, other)
-    met(other)
+    catalog, one, other = await of_whom_one_has_the_new_key(tmp_path)
     await one.rotate(NEW)
     assert catalog.masters == {master_id(NEW)}
     assert len(catalog.rows) == 2

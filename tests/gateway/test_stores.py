@@ -1,7 +1,6 @@
 """What a broker keeps its messages in, opened on real servers: nothing is opened that cannot keep
 the promises, and nobody takes another's store for its own."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -14,6 +13,7 @@ from click.testing import CliRunner
 from gateway.broker import Broker
 from gateway.config import Config
 from gateway.key_file import replace_keys
+from gateway.keyring import Rotated
 from gateway.store_commands import doctor, provision, set_replicas
 from gateway.store_marks import FILE, Mark, MarkKeeper, read_mark, write_mark
 from gateway.stores import Stores, open_stores
@@ -25,6 +25,7 @@ from tests.servers.binaries import Binary
 from tests.servers.layouts import Guarded, clustered, guarded, single
 from tests.servers.node import Node, until
 from tests.servers.shipped import login
+from tests.waiting import becomes
 
 ME = Principal("me")
 
@@ -171,24 +172,22 @@ async def test_a_master_key_is_rotated_when_every_gateway_has_said_that_it_has_i
             brokers.append(broker)
         keyring = brokers[0].keyring
         assert keyring is not None
-        async with asyncio.timeout(20):
-            while not await brokers[0].groups.presence.said():  # noqa: ASYNC110 - its first beat
-                await asyncio.sleep(0.1)
+        await becomes(brokers[0].groups.presence.said)  # its first beat
         with pytest.raises(Refused, match=f"is not known to .*{tmp_path}/b.key"):
             await keyring.rotate(new)
         replace_keys(tmp_path / "b.key", [old, new])
-        async with asyncio.timeout(20):
-            while True:
-                with suppress(Refused):
-                    rotated = await keyring.rotate(new)
-                    break
-                await asyncio.sleep(0.1)
-        assert rotated.data_keys == 2
+        rotated: list[Rotated] = []
+
+        async def rotates() -> bool:
+            with suppress(Refused):  # until the other one has looked into its file, and beaten
+                rotated.append(await keyring.rotate(new))
+            return bool(rotated)
+
+        await becomes(rotates)
+        assert rotated[0].data_keys == 2
         other = brokers[1].keyring
         assert other is not None
-        async with asyncio.timeout(20):
-            while other.describe()["master_key_id"] != rotated.master_key_id:  # noqa: ASYNC110
-                await asyncio.sleep(0.1)
+        await becomes(lambda: other.describe()["master_key_id"] == rotated[0].master_key_id)
 
 
 async def test_a_cluster_is_provisioned_and_opened_whole(

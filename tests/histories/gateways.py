@@ -19,6 +19,7 @@ from storage.memory_inbox import MemoryInbox
 from tests.conformance.virtual import run
 from tests.histories.house import House, Session
 from tests.mad import Mad, MadMetadata
+from tests.waiting import becomes
 
 
 class SharedMetadata(MadMetadata):
@@ -217,16 +218,6 @@ class Town:
                 await gateway.stop()
         await self.memory.close()
         await self.catalog.close()
-
-
-async def becomes(is_so: Callable[[], object], within_s: float = 60.0) -> float:
-    """Wait until it is so; how many seconds that took."""
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    while not is_so():
-        assert loop.time() - began < within_s, "it does not become so"
-        await asyncio.sleep(0.01)
-    return loop.time() - began
 
 
 def town(count: int = 2) -> Callable[[Callable[[Town], Awaitable[None]]], Callable[[Path], None]]:

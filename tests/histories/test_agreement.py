@@ -2,6 +2,7 @@
 stood still, or nobody knew what became of the catalog's half."""
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,10 +11,11 @@ from gateway.agreement import Agreement
 from metadata.catalog import ANYBODY, Group, GroupSettings, QueueSettings
 from push.errors import Refused, Unknown
 from push.ports import Partition
-from tests.histories.gateways import Gateway, Town, becomes, town
+from tests.histories.gateways import Gateway, Town, town
 from tests.histories.house import delivery, numbered
 from tests.histories.mad_house import MadHouse, mad
 from tests.histories.test_several_gateways import ack_all
+from tests.waiting import becomes
 
 SOON_S = 10
 """Until running gateways have done what is left undone."""
@@ -21,14 +23,15 @@ SOON_S = 10
 
 def unknown_once(gateway: Gateway, change: str) -> None:
     """The next change of this kind happens, and its copies cannot be counted in time."""
-    real = getattr(gateway.metadata.real, change)
+    lost: list[str] = []
 
-    async def applied(*args: Any, **options: Any) -> Any:
-        setattr(gateway.metadata, change, real)
-        await real(*args, **options)
-        raise Unknown("1 of 2 replicas have confirmed it")
+    def once(name: str, args: Any, options: Any) -> Exception | None:
+        if name != change or lost:
+            return None
+        lost.append(name)
+        return Unknown("1 of 2 replicas have confirmed it")
 
-    setattr(gateway.metadata, change, applied)
+    gateway.metadata.lose = once
 
 
 async def settled_messages_go(gateway: Gateway, group: Group) -> bool:
@@ -221,7 +224,7 @@ async def test_a_start_goes_on_when_others_delete_what_it_was_making(town: Town)
         agreement = Agreement(starting.broker.metadata, starting.storage)
         starting.storage.stall(call)
         start = asyncio.create_task(agreement.start())
-        await becomes(lambda call=call: starting.storage.under_way[call])  # type: ignore[misc]
+        await becomes(partial(starting.storage.under_way.__getitem__, call))
         await delete
         starting.storage.well()
         await start

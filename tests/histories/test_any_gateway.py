@@ -22,11 +22,12 @@ from push.ports import GroupPartition, Partition
 from push.unparking import Verb
 from tests.conformance.virtual import run
 from tests.histories import gateways
-from tests.histories.gateways import Town, becomes
+from tests.histories.gateways import Town
 from tests.histories.house import House, Session, delivery, message
 from tests.histories.redis_gateways import a_server, emptied
 from tests.histories.test_gateways_on_redis import Gateway as RealGateway
 from tests.servers.node import Node
+from tests.waiting import becomes
 
 ALL = WhichKey(every=True)
 DEAD = "orders.dead-letters"

@@ -2,7 +2,7 @@
 alone knew (R10)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +10,10 @@ import pytest
 
 from metadata.catalog import Queue
 from push.errors import Unknown
-from push.ports import Appended, Partition
-from tests.histories.gateways import Gateway, Town, becomes, town
+from push.ports import Partition
+from tests.histories.gateways import Gateway, Town, town
 from tests.histories.house import delivery, numbered
+from tests.waiting import becomes
 
 FEW = Unknown("1 of 2 replicas have confirmed it")
 
@@ -54,9 +55,6 @@ async def letters(town: Town, dead: Queue) -> int:
     return sum(state.messages for state in await town.memory.partitions(dead.queue_id))
 
 
-Append = Callable[..., Awaitable[list[Appended]]]
-
-
 @pytest.mark.parametrize("window_s", [300, 0])
 def test_a_dead_letter_is_one_however_long_a_replica_is_away(tmp_path: Any, window_s: int) -> None:
     """P1, P4: each try is stored on the primary and answered `unknown`; its id is forgotten after
@@ -67,15 +65,8 @@ def test_a_dead_letter_is_one_however_long_a_replica_is_away(tmp_path: Any, wind
         town.memory._wall = asyncio.get_running_loop().time
         gateway, dead, nack = await nacked(town, window_s)
         storage: Any = gateway.storage
-        real: Append = storage.append
-        partitions = storage.partitions
-        is_away = True
-
-        async def append(appends: Any, **options: Any) -> list[Appended]:
-            answers = await real(appends, **options)
-            if is_away:
-                raise FEW
-            return answers
+        partitions, is_away = storage.partitions, True
+        storage.lose = lambda name, *_: FEW if is_away and name == "append" else None
 
         async def uncertified(queue_id: str) -> Any:
             states = await partitions(queue_id)
@@ -83,7 +74,6 @@ def test_a_dead_letter_is_one_however_long_a_replica_is_away(tmp_path: Any, wind
                 return states
             return [replace(state, certified=0) for state in states]
 
-        storage.append = append
         storage.partitions = uncertified
         nack()
         await asyncio.sleep(3600)
@@ -99,18 +89,16 @@ def test_a_dead_letter_is_one_however_long_a_replica_is_away(tmp_path: Any, wind
 async def test_a_dead_letter_that_was_lost_with_its_primary_is_sent_again(town: Town) -> None:
     """P1: `unknown` was the answer, and it is not there."""
     gateway, dead, nack = await nacked(town, 300)
-    storage: Any = gateway.storage
-    real: Append = storage.append
-    lost: list[Any] = []
+    tries: list[str] = []
 
-    async def append(appends: Any, **options: Any) -> list[Appended]:
-        if len(lost) < 3:
-            lost.append(appends)
-            raise FEW
-        return await real(appends, **options)
+    def three_times(name: str) -> Exception | None:
+        if name != "append" or len(tries) == 3:
+            return None
+        tries.append(name)
+        return FEW
 
-    storage.append = append
+    gateway.storage.fail = three_times
     nack()
     await becomes(lambda: gateway.broker.dead_letters.moved_total)
-    assert len(lost) == 3
+    assert len(tries) == 3
     assert await letters(town, dead) == 1

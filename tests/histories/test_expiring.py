@@ -9,9 +9,10 @@ from metadata.catalog import ANYBODY
 from metadata.inprocess import InProcessMetadata
 from metadata.threaded_store import ThreadedStore
 from push.errors import TocsinError
-from tests.histories.gateways import Gateway, Town, becomes, town
+from tests.histories.gateways import Gateway, Town, town
 from tests.histories.house import numbered
 from tests.histories.mad_house import MadHouse, mad
+from tests.waiting import becomes
 
 
 async def about_to_delete(town: Town) -> Gateway:
@@ -106,8 +107,9 @@ async def test_nobody_joins_alone_while_the_group_is_on_its_way_out(house: MadHo
     consumer.leave()
     real = house.metadata.real
     assert isinstance(real, InProcessMetadata)
-    store, goes, begun = real._store, asyncio.Event(), asyncio.Event()
-    assert isinstance(store, ThreadedStore)
+    store: Any = real._store
+    goes, begun = asyncio.Event(), asyncio.Event()
+    assert isinstance(real._store, ThreadedStore)
     run = store._run
 
     async def slow(act: Any, *args: Any) -> Any:
@@ -116,7 +118,7 @@ async def test_nobody_joins_alone_while_the_group_is_on_its_way_out(house: MadHo
             await goes.wait()
         return await run(act, *args)
 
-    store._run = slow  # type: ignore[method-assign, assignment]
+    store._run = slow
     await asyncio.wait_for(begun.wait(), 300)
     with pytest.raises(TocsinError, match="metadata_unavailable"):
         await house.subscribe(queue, group)

@@ -16,7 +16,6 @@ from push.ports import Partition
 from storage.redis_provision import provision
 from storage.redis_shard import Marks, RedisShard
 from storage.redis_target import parse
-from tests.histories.gateways import becomes
 from tests.histories.house import Session, delivery, numbered
 from tests.histories.redis_gateways import INCARNATION
 from tests.histories.test_gateways_on_redis import Gateway
@@ -24,6 +23,7 @@ from tests.servers.binaries import binaries
 from tests.servers.layouts import Guarded, guarded
 from tests.servers.node import Node
 from tests.servers.shipped import MASTER
+from tests.waiting import becomes
 
 
 @contextmanager

@@ -13,15 +13,15 @@ from metadata.catalog import ANYBODY, Group, GroupSettings
 from metadata.client import Metadata
 from metadata.heartbeats import GONE_S
 from push.errors import Refused, Unknown
-from storage.redis_shard import RedisShard
 from tests.histories import redis_gateways
-from tests.histories.gateways import becomes
 from tests.histories.house import Session, delivery, message
 from tests.histories.redis_gateways import emptied
 from tests.mad import MadMetadata
 from tests.servers.binaries import binaries
 from tests.servers.layouts import single
 from tests.servers.node import Node
+from tests.storage.shards import answers_are_lost
+from tests.waiting import becomes
 
 SESSION = "a-session-of-22-signs_"
 
@@ -162,16 +162,7 @@ async def test_what_lost_answers_leave_half_done_is_finished(
     one, two = gateways
     queue = await one.queue(partitions=2)
     group = await one.group(queue, "passing")
-    act = RedisShard.act
-
-    async def lost(self: RedisShard, function: str, *args: Any, **named: Any) -> Any:
-        answer = await act(self, function, *args, **named)
-        if function == "catalog_change":
-            raise Unknown("the connection was lost")
-        return answer
-
-    with monkeypatch.context() as lossy:
-        lossy.setattr(RedisShard, "act", lost)
+    with answers_are_lost("catalog_change"):
         with pytest.raises(Unknown):
             await one.queue("half")
         with pytest.raises(Unknown):
@@ -186,7 +177,5 @@ async def test_what_lost_answers_leave_half_done_is_finished(
                 group.group_id, queue.queue_id, ["earliest", "earliest"]
             )
     half = two.find("half")
-    async with asyncio.timeout(10):
-        while not await two.broker.storage.partitions(half.queue_id):  # noqa: ASYNC110 (no event)
-            await asyncio.sleep(0.01)
+    await becomes(lambda: two.broker.storage.partitions(half.queue_id), 10)
     assert await two.publish(half, [message("here")]) == [(0, 0, False)]

@@ -19,17 +19,18 @@ from push.errors import Refused, TocsinError, Unknown
 from push.lanes import Lane
 from push.ports import CursorWrite, Durability, GroupPartition, Partition, Written
 from storage.redis_keys import queue_key
-from storage.redis_ports import Arg, Heard, Shard, Standing
+from storage.redis_ports import Arg, Shard
 from storage.redis_shard import LEVELS
 from storage.redis_store import RedisStorage
 from tests.conformance.virtual import run
 from tests.histories.house import message
+from tests.storage.shards import QuietShard
 
 WELL_S = 0.002
 AWAY_S = 1.0
 
 
-class Partly:
+class Partly(QuietShard):
     """A store of which something is away: `away` says it of (key, level). Acts there are Unknown
     after AWAY_S, and doubts of their lane, as `redis_held.Held` has it; others are met in WELL_S.
     Queues whose names begin differently are at different primaries."""
@@ -81,19 +82,6 @@ class Partly:
         if function == "cursor":
             return [1, 1, b"t", 1, 0, b"", [], [], [], 100, 1, []]
         return []
-
-    def on_message(self, channel_prefix: str, heard: Heard) -> None: ...
-
-    def has_room(self, key: str | None = None) -> bool:
-        return True
-
-    def copies(self, level: Durability) -> int:
-        return 1
-
-    def standing(self) -> Standing:
-        return Standing((), {})
-
-    async def close(self) -> None: ...
 
 
 def storage_of(shard: Partly, tails_s: float = 1000) -> RedisStorage:

@@ -10,9 +10,10 @@ import pytest
 from metadata.catalog import ANYBODY, Group, GroupSettings, Membership
 from metadata.heartbeats import GONE_S
 from push.errors import Unknown
-from tests.histories.gateways import Town, becomes, town
+from tests.histories.gateways import Town, town
 from tests.histories.house import Session, numbered
 from tests.histories.test_several_gateways import ack_all, publish, times_given
+from tests.waiting import becomes
 
 FEW = Unknown("1 of 2 replicas have confirmed it")
 NEEDS_ALL = {"membership", "change_membership", "put_queue", "put_group"}
@@ -212,7 +213,8 @@ async def test_who_comes_back_gives_nothing_of_a_group_that_is_gone(town: Town) 
     async def glance(group_id: str) -> Membership:
         return Membership(group_id=group_id, generation=0, members=(), assignment={})
 
-    gateway.metadata.glance = glance  # type: ignore[attr-defined]
+    metadata: Any = gateway.metadata
+    metadata.glance = glance
     await failed_over(town)
     await becomes(lambda: not gateway.broker.groups.presence.is_alone)
     await gateway.publish(gateway.find(), numbered(10))

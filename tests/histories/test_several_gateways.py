@@ -10,14 +10,16 @@ from gateway import frames
 from gateway.auth import Auth
 from gateway.ports import WhichKey
 from gateway.sessions import fresh_session_id
+from gateway.stock import BELIEVED_S
 from gateway.surroundings import Surroundings
 from metadata.catalog import ANYBODY, Group, Principal
 from metadata.heartbeats import GONE_S
 from push import limits
 from push.errors import Refused, Unknown
-from tests.histories.gateways import Gateway, Town, becomes, town
+from tests.histories.gateways import Gateway, Town, town
 from tests.histories.house import Session, delivery, message
 from tests.histories.test_adopting import Mover, whole
+from tests.waiting import becomes
 
 SESSION = "a-session-of-22-signs_"
 
@@ -298,16 +300,15 @@ async def test_a_session_that_moves_keeps_what_it_holds_when_owning_is_asked_twi
     one, two = town.gateways
     group, _, held = await moving(town)
     one.cut_off()
-    real, lost = two.storage.own, set[Any]()
+    lost = set[Any]()
 
-    async def own(place: Any, **options: Any) -> Any:
-        owned = await real(place, **options)
-        if place not in lost:
-            lost.add(place)
-            raise Unknown("1 of 2 replicas have confirmed it")
-        return owned
+    def the_first(name: str, args: Any, _: Any) -> Exception | None:
+        if name != "own" or args[0] in lost:
+            return None
+        lost.add(args[0])
+        return Unknown("1 of 2 replicas have confirmed it")
 
-    two.storage.own = own  # type: ignore[method-assign]
+    two.storage.lose = the_first
     session, consumer = await comes_to(two, group, held)  # asserts that nothing is revoked
     assert await two.confirm(consumer, [x for place in held for x in delivery(place)]) == (6, 0)
     assert len(lost) == 4
@@ -324,16 +325,14 @@ async def test_who_follows_somebody_whose_start_was_not_answered_adopts_nothing(
     group = await town.group(partitions=2)
     await one.consumer(group, "first")
     await town.shared(group, one)
-    real, is_lost, tokens = one.storage.own, True, list[bytes]()
+    is_lost, tokens = True, list[bytes]()
 
-    async def own(place: Any, **options: Any) -> Any:
-        owned = await real(place, **options)
-        tokens.append(options["token"])
-        if is_lost:
-            raise Unknown("1 of 2 replicas have confirmed it")
-        return owned
+    def starts(name: str, _: Any, options: Any) -> Exception | None:
+        if name == "own":
+            tokens.append(options["token"])
+        return Unknown("1 of 2 replicas have confirmed it") if name == "own" and is_lost else None
 
-    one.storage.own = own  # type: ignore[method-assign]
+    one.storage.lose = starts
     (first,) = one.runtime(group).members.values()
     one.runtime(group).leave(first)
     await one.consumer(group, "second")
@@ -677,5 +676,5 @@ async def test_what_another_gateway_settled_is_seen_here_within_seconds(town: To
     session, consumer = await two.consumer(group)
     await session.take(5)
     await ack_all(two, session, consumer)
-    await asyncio.sleep(2.1)
+    await asyncio.sleep(BELIEVED_S + 0.1)
     assert await lag() == 0

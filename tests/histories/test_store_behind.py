@@ -16,13 +16,13 @@ from metadata.catalog import ANYBODY, GroupSettings, Queue
 from push.errors import Unknown
 from storage.redis_keys import queue_key
 from storage.redis_shard import RedisShard
-from tests.histories.gateways import becomes
 from tests.histories.house import delivery, message, numbered
 from tests.histories.redis_gateways import emptied
 from tests.histories.test_gateways_on_redis import Gateway
 from tests.servers.binaries import binaries
 from tests.servers.layouts import single
 from tests.servers.node import Node
+from tests.waiting import becomes
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 to that partition is on its way to its answer, and one that is lost with its connection."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,13 +12,14 @@ from metadata.inprocess import InProcessMetadata
 from push.lanes import Lane
 from push.ports import Durability, Partition
 from storage.redis_keys import CERTIFIED_CHANNELS, queue_key
-from storage.redis_ports import Shard, Standing
+from storage.redis_ports import Heard, Shard
 from storage.redis_store import RedisStorage
 from tests.conformance.virtual import run
-from tests.histories.gateways import becomes
 from tests.histories.house import message
 from tests.histories.redis_gateways import a_server, emptied
 from tests.histories.test_gateways_on_redis import Gateway
+from tests.storage.shards import QuietShard
+from tests.waiting import becomes
 
 
 def queue(name: str) -> Queue:
@@ -30,7 +30,7 @@ def queue(name: str) -> Queue:
     )  # fmt: skip
 
 
-class TwoQueues:
+class TwoQueues(QuietShard):
     """Both are of the level `local`, so their appends certify. `fast` is answered at once; `slow`,
     which shares the commit, 50 ms later: meanwhile another gateway appends to `fast`, too."""
 
@@ -57,20 +57,9 @@ class TwoQueues:
             return [self.end, self.end, b"local"]
         return []
 
-    def on_message(self, prefix: str, heard: Callable[[bytes, bytes], None]) -> None:
-        if prefix == CERTIFIED_CHANNELS:
+    def on_message(self, channel_prefix: str, heard: Heard) -> None:
+        if channel_prefix == CERTIFIED_CHANNELS:
             self.heard = heard
-
-    def has_room(self, key: str | None = None) -> bool:
-        return True
-
-    def copies(self, level: str) -> int:
-        return 1
-
-    def standing(self) -> Standing:
-        return Standing((), {})
-
-    async def close(self) -> None: ...
 
 
 def test_what_another_gateway_appends_during_a_commit_here_is_given_out(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -25,6 +25,8 @@ from tests.metadata.keepers import MARKS, RedisKeeper
 from tests.servers.binaries import binaries
 from tests.servers.layouts import replicated
 from tests.servers.node import Node
+from tests.storage.shards import answers_are_lost
+from tests.waiting import becomes
 
 ALICE = Principal("alice", tenant="a")
 SETTINGS = QueueSettings(partitions=4)
@@ -55,16 +57,6 @@ async def both(
             stack.push_async_callback(one.close)
             opened.append(one)
         yield opened[0], opened[1]
-
-
-async def becomes(is_so: Callable[[], object], within_s: float = 10) -> float:
-    """Wait until it is so; how many seconds that took."""
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    while not is_so():
-        assert loop.time() - began < within_s, "it does not become so"
-        await asyncio.sleep(0.002)
-    return loop.time() - began
 
 
 def same(one: InProcessMetadata, other: InProcessMetadata) -> bool:
@@ -467,18 +459,8 @@ async def test_a_change_whose_outcome_is_unknown_comes_as_news(
 ) -> None:
     """It has happened: the gateway that asked learns it as all others do, and may ask again."""
     catalog = await server.open()
-    act = RedisShard.act
-
-    async def unknown(self: RedisShard, function: str, *args: object, **named: object) -> object:
-        answer = await act(self, function, *args, **named)  # type: ignore[arg-type]
-        if function == "catalog_change":
-            raise Unknown("the connection was lost")
-        return answer
-
-    with monkeypatch.context() as lossy:
-        lossy.setattr(RedisShard, "act", unknown)
-        with pytest.raises(Unknown):
-            await catalog.put_queue(ALICE, "orders", SETTINGS)
+    with answers_are_lost("catalog_change"), pytest.raises(Unknown):
+        await catalog.put_queue(ALICE, "orders", SETTINGS)
     await becomes(lambda: catalog.list_queues(ALICE))
     _, created = await catalog.put_queue(ALICE, "orders", SETTINGS)
     assert not created

@@ -1,15 +1,18 @@
 """What the tests of shards share: a library with acts of their own, settings, and a shard."""
 
-import asyncio
-import inspect
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final
 
+import pytest
+
+from push.errors import Unknown
+from push.ports import Durability
 from storage.redis_library import Library, joined
 from storage.redis_link import Address, Reach
+from storage.redis_ports import Heard, Standing
 from storage.redis_primary import Find, by_sentinels, fixed
 from storage.redis_provision import provision
 from storage.redis_shard import Marks, RedisShard, Settings
@@ -70,13 +73,39 @@ async def shard(
         await opened.close()
 
 
-async def becomes(is_so: Callable[[], object], within_s: float = 30.0) -> None:
-    """Wait until it is so; what it answers may have to be awaited. Raises AssertionError."""
-    loop = asyncio.get_running_loop()
-    began = loop.time()
-    while True:
-        answer = is_so()
-        if await answer if inspect.isawaitable(answer) else answer:
-            return
-        assert loop.time() - began < within_s, "it does not become so"
-        await asyncio.sleep(0.005)
+@contextmanager
+def answers_are_lost(function: str) -> Iterator[None]:
+    """Inside, every act of this function happens, through whichever shard, and nobody is told."""
+    act = RedisShard.act
+
+    async def lost(self: RedisShard, name: str, *args: Any, **named: Any) -> Any:
+        answer = await act(self, name, *args, **named)
+        if name == function:
+            raise Unknown("the connection was lost")
+        return answer
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(RedisShard, "act", lost)
+        yield
+
+
+class QuietShard:
+    """What every shard has that a test makes up, and that is not what it is about."""
+
+    def on_message(self, channel_prefix: str, heard: Heard) -> None:
+        """Nobody ever tells anything."""
+
+    def has_room(self, key: str | None = None) -> bool:
+        """Always."""
+        return True
+
+    def copies(self, level: Durability) -> int:
+        """One."""
+        return 1
+
+    def standing(self) -> Standing:
+        """All is well."""
+        return Standing((), {})
+
+    async def close(self) -> None:
+        """There is nothing to close."""

@@ -228,15 +228,19 @@ async def test_a_local_append_does_not_wait_for_copies_of_what_is_before_it(
     assert shard.acts == [("append", "local")]
 
 
+async def of_two_queues(store: RedisStorage) -> tuple[Append, Append]:
+    """A record for q-1, and one for q-2."""
+    await store.create_queue("q-1", 2)
+    await store.create_queue("q-2", 1)
+    return append(runs=[(ANN, 0, [1])]), append(Partition("q-2", 0), runs=[(ANN, 0, [1])])
+
+
 async def test_a_call_that_was_judged_in_part_is_unknown(
     losing: tuple[RedisStorage, Losing],
 ) -> None:
     """R5, R7: what the store did not judge it does not hold up; sent again, nothing is doubled."""
     store, shard = losing
-    await store.create_queue("q-1", 2)
-    await store.create_queue("q-2", 1)
-    elsewhere = append(Partition("q-2", 0), runs=[(ANN, 0, [1])])
-    here = append(runs=[(ANN, 0, [1])])
+    here, elsewhere = await of_two_queues(store)
     shard.refused = {"{q-2}:queue"}
     with pytest.raises(Unknown):
         await store.append([here, elsewhere])
@@ -252,10 +256,7 @@ async def test_a_call_of_which_something_may_have_happened_is_unknown(
 ) -> None:
     """P2: whatever comes first in the call."""
     store, shard = losing
-    await store.create_queue("q-1", 2)
-    await store.create_queue("q-2", 1)
-    elsewhere = append(Partition("q-2", 0), runs=[(ANN, 0, [1])])
-    here = append(runs=[(ANN, 0, [1])])
+    here, elsewhere = await of_two_queues(store)
     shard.refused, shard.lost = {"{q-2}:queue"}, {"append"}
     with pytest.raises(Unknown):
         await store.append([elsewhere, here])

@@ -29,7 +29,8 @@ from tests.servers.acks import Mode, Way
 from tests.servers.binaries import Binary
 from tests.servers.layouts import Replicated, replicated
 from tests.servers.node import Node
-from tests.storage.shards import becomes, settings
+from tests.storage.shards import settings
+from tests.waiting import becomes
 
 WHOLE = bool(os.environ.get("TOCSIN_SOAK"))
 PUBLISHES = 10_000 if WHOLE else 400

@@ -15,7 +15,8 @@ from tests.contract.redis_single import INCARNATION
 from tests.contract.stores import P0, append
 from tests.servers.binaries import Binary
 from tests.servers.layouts import guarded
-from tests.storage.shards import address, becomes, sentinels, settings
+from tests.storage.shards import address, sentinels, settings
+from tests.waiting import becomes
 
 PUBLISHERS = 16
 

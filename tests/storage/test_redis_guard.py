@@ -19,7 +19,8 @@ from storage.redis_shard import Marks, RedisShard, Settings
 from tests.servers.binaries import Binary
 from tests.servers.layouts import replicated
 from tests.servers.node import Node, until
-from tests.storage.shards import LIST, address, becomes, settings
+from tests.storage.shards import LIST, address, settings
+from tests.waiting import becomes
 
 WHOLE = bool(os.environ.get("TOCSIN_SOAK"))
 WATCH_S = 0.02

@@ -21,7 +21,8 @@ from tests.contract.stores import G0, P0, P1, Clock, append, outcomes, sequences
 from tests.servers.binaries import Binary
 from tests.servers.layouts import replicated
 from tests.servers.node import Node
-from tests.storage.shards import becomes, settings
+from tests.storage.shards import settings
+from tests.waiting import becomes
 
 BOUND_BYTES = 12 << 20
 WATCH_S = 0.02

@@ -26,7 +26,8 @@ from tests.servers.acks import Way
 from tests.servers.binaries import Binary
 from tests.servers.layouts import replicated
 from tests.servers.node import Node, until
-from tests.storage.shards import becomes, settings
+from tests.storage.shards import settings
+from tests.waiting import becomes
 
 TAILS_S = 0.05
 LEVELS: tuple[Durability, ...] = ("local", "quorum", "all", "local")

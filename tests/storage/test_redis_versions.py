@@ -12,8 +12,9 @@ from storage.redis_shard import RedisShard, Settings
 from tests.servers.binaries import Binary
 from tests.servers.layouts import single
 from tests.servers.node import Node
-from tests.storage.shards import LIST, MARKS, becomes, library_of_tests, settings
+from tests.storage.shards import LIST, MARKS, library_of_tests, settings
 from tests.storage.standing import reach_of
+from tests.waiting import becomes
 
 
 @pytest.fixture
@@ -62,3 +63,18 @@ async def test_functions_that_never_told_get_their_time(node: Node) -> None:
         await provision(by("tocsin-admin", node, library), MARKS.incarnation, 0)
     assert libraries(node) == {first.name, second.name}
     assert node.ask("HEXISTS", settings(node).key, f"used:{first.name}")
+
+
+@pytest.mark.parametrize("function", ["used", "unused"])
+async def test_a_store_that_was_emptied_stays_empty_and_can_be_ours_again(
+    node: Node, function: str
+) -> None:
+    """A gateway that has not yet looked says that it uses its functions."""
+    admin = by("tocsin-admin", node, library_of_tests())
+    await provision(admin, MARKS.incarnation, 0)
+    node.ask("FLUSHALL")
+    link = await admin.open()
+    await admin.ask(link, admin.call(function, [admin.key], [UNUSED_S, "tocsin_of_before"]))
+    await link.close()
+    assert node.ask("DBSIZE") == 0
+    await provision(admin, MARKS.incarnation, 0)
