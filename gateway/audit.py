@@ -34,6 +34,7 @@ from push.errors import TocsinError
 
 logger = logging.getLogger("tocsin.audit")
 OK: Final = "ok"
+ACCESS: Final = "access"
 BEGUN: Final = "begun"
 NOT_LET_IN: Final = frozenset({"unauthorized", "origin_refused"})
 """Codes of who was not let in."""
@@ -73,19 +74,25 @@ LOCAL: Final = Who(Principal("administrator"), "admin socket")
 
 
 class AccessCounts:
-    """How often who was let in, or was not, since the last `take`. Pure."""
+    """How often who was let in, or was not, or made a ticket for a browser, since the last `take`.
+    Pure.
+
+    [A line for each ticket: whoever has a token asks for hundreds a second, and pushes out of the
+    trail what others did.]
+    """
 
     def __init__(self, keys_max: int = limits.ACCESS_KEYS_MAX) -> None:
         self._keys_max = keys_max
-        self._granted: dict[Who, int] = {}
+        self._granted: dict[tuple[Who, str], int] = {}
         self._refused: dict[tuple[Who, str], int] = {}
         self._more: dict[str, int] = {}
         """By outcome, what belongs to who is counted with nobody else."""
 
-    def granted(self, who: Who) -> None:
-        """A credential was presented, and is good."""
-        if who in self._granted or len(self._granted) < self._keys_max:
-            self._granted[who] = self._granted.get(who, 0) + 1
+    def granted(self, who: Who, action: str = ACCESS) -> None:
+        """A credential was presented, and is good; or, of another action, what it was good for."""
+        key = (who, action)
+        if key in self._granted or len(self._granted) < self._keys_max:
+            self._granted[key] = self._granted.get(key, 0) + 1
         else:
             self._more[OK] = self._more.get(OK, 0) + 1
 
@@ -101,11 +108,11 @@ class AccessCounts:
 
     def take(self, unix_ms: int) -> list[Entry]:
         """An entry for each, at this time; then counting begins anew."""
-        counted = [(who, OK, count) for who, count in self._granted.items()]
-        counted += [(who, code, count) for (who, code), count in self._refused.items()]
+        counted = [(who, act, OK, count) for (who, act), count in self._granted.items()]
+        counted += [(who, ACCESS, code, count) for (who, code), count in self._refused.items()]
         more = [
             Entry(
-                unix_ms=unix_ms, action="access", outcome=code, count=count,
+                unix_ms=unix_ms, action=ACCESS, outcome=code, count=count,
                 details={"overflow": True},
             )
             for code, count in self._more.items()
@@ -113,10 +120,8 @@ class AccessCounts:
         self._granted, self._refused, self._more = {}, {}, {}
         return [
             *(
-                Entry(
-                    unix_ms=unix_ms, action="access", outcome=outcome, count=count, **who.fields()
-                )
-                for who, outcome, count in counted
+                Entry(unix_ms=unix_ms, action=action, outcome=outcome, count=count, **who.fields())
+                for who, action, outcome, count in counted
             ),
             *more,
         ]

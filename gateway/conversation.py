@@ -52,7 +52,7 @@ class Conversation:
         self.account, self.charges = self._standing.account, self._standing.charges
         right_ends = now + admission.lasts_s if admission is not None else inf
         self._session = Session(around.timing, now=now, right_ends=right_ends)
-        self._parts: Parts = Parts(self, around.broker, self._session)
+        self._parts: Parts = Parts(self, around.broker, self._session, around.turns)
         self._tasks: Tasks | None = None
         self.linger_s = 0.0  # as Link.linger_s
         self.client: str | None = None

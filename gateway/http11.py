@@ -360,16 +360,18 @@ class Http11Protocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(self.linger_s, self.transport.abort)
 
 
-def http_class(addresses: Addresses, intake: Intake | None = None) -> type[Http11Protocol]:
+def http_class(
+    addresses: Addresses, intake: Intake | None = None, turns: Turns | None = None
+) -> type[Http11Protocol]:
     """The class for `uvicorn.Config(http=…)` that goes by these addresses, and shares this intake
-    with others."""
+    and these turns with others."""
 
     class BoundHttp11Protocol(Http11Protocol):
         pass
 
     BoundHttp11Protocol.addresses = addresses
     BoundHttp11Protocol.intake = intake or Intake()
-    BoundHttp11Protocol.turns = Turns()
+    BoundHttp11Protocol.turns = turns or Turns()
     return BoundHttp11Protocol
 
 

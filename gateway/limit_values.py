@@ -40,7 +40,7 @@ OF_SESSION: Final = ("frames",)
 ADDRESS_DEFAULT: Final = "connections=100/s+2000,failures=10/s+100,sessions=20000"
 """An office behind one address comes back at once after a restart; nobody mistypes a credential
 ten times a second; and one address alone cannot use up SESSIONS_MAX."""
-SESSION_DEFAULT: Final = "frames=1000/s+2000"
+SESSION_DEFAULT: Final = "frames=200/s+2000"
 """Beside publishing and what goes with being given messages: subscriptions by the hundred at once,
 and then more than any program has to ask. A thousand of them are some 10 ms of work."""
 _SUFFIXES: Final = {"": 1, "k": 1_000, "M": 1_000_000, "G": 1_000_000_000}

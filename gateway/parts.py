@@ -5,6 +5,7 @@ from typing import Protocol
 from gateway import publishing, returning, settling, subscribing, subscriptions
 from gateway.link import Broker
 from gateway.session import Session
+from gateway.turns import Turns
 
 
 class Host(
@@ -24,13 +25,13 @@ class Parts:
 
     __slots__ = ("publishing", "returning", "settling", "subscribing", "subscriptions")
 
-    def __init__(self, host: Host, broker: Broker, session: Session) -> None:
+    def __init__(self, host: Host, broker: Broker, session: Session, turns: Turns) -> None:
         self.publishing = publishing.Publishing(host)
         self.subscriptions = subscriptions.Subscriptions(broker, host)
         self.returning = returning.Returning(host, self.subscriptions)
         self.settling = settling.SettlingFrames(host, self.subscriptions)
         self.subscribing = subscribing.Subscribing(
-            host, session, self.subscriptions, self.returning
+            host, session, self.subscriptions, self.returning, turns
         )
 
     @property

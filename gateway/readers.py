@@ -1,7 +1,7 @@
 """All readers of this gateway: how a subscription without a group begins (R26)."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gateway import frames
@@ -48,20 +48,18 @@ class Readers:
         """
         if start is not None and position is not None:
             raise Refused("invalid_request", "start and position exclude each other")
-        states = await self._storage.partitions(queue.queue_id)
-        if not states:  # deleted meanwhile
-            raise Refused("queue_not_found")
-        starts: dict[int, int] = {}
+        readers = self._queues.get(queue.queue_id)
+        # Who begins at the end, where others stand already, needs nothing of the storage.
+        states: Sequence[PartitionState] = ()
+        if readers is None or start != "latest":
+            states = await self._storage.partitions(queue.queue_id)
+            if not states:  # deleted meanwhile
+                raise Refused("queue_not_found")
         told: list[dict[str, object]] = []
         if position is not None:
             starts, told = _resume(queue, position, states)
-        elif start == "earliest":
-            starts = {state.partition.number: state.start for state in states}
-        elif isinstance(start, int):
-            for state in states:
-                starts[state.partition.number] = await self._storage.offset_at(
-                    state.partition, start
-                )
+        else:
+            starts = await self._begins(states, start)
         hashes = (
             frozenset(key_hash(key, queue.hash_key) for key in keys) if keys is not None else None
         )
@@ -87,6 +85,19 @@ class Readers:
         readers.add(reader)
         asyncio.get_running_loop().call_soon(reader.pump)
         return reader
+
+    async def _begins(
+        self, states: Sequence[PartitionState], start: str | int | None
+    ) -> dict[int, int]:
+        """From which offset each partition is read; one that is not named, from its end."""
+        if start == "earliest":
+            return {state.partition.number: state.start for state in states}
+        if isinstance(start, int):
+            return {
+                state.partition.number: await self._storage.offset_at(state.partition, start)
+                for state in states
+            }
+        return {}
 
     def _closed(self, queue_id: str) -> None:
         self._queues.pop(queue_id).close()

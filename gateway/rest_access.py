@@ -19,6 +19,9 @@ from gateway.rest_account import who_asks
 from push import limits
 from push.errors import Refused
 
+TICKET: Final = "ticket.create"
+"""As the audit trail counts them."""
+
 
 class Ticket(msgspec.Struct):
     """For one use, until `expires_unix_ms`. Null both: this broker wants no credentials."""
@@ -51,6 +54,7 @@ async def create_ticket(broker: BrokerPort, request: Request) -> Response:
         raise Refused("forbidden", "a ticket is for who presents the token, not the cookie")
     ticket = write_ticket(secrets.token_urlsafe(TICKET_BYTES))
     app.auth.tickets.add(ticket, admission(request), now=asyncio.get_running_loop().time())
+    app.books.audit.access.granted(who_asks(request.scope), TICKET)
     return reply(Ticket(ticket, int((app.wall() + TICKET_S) * 1000)))
 
 
@@ -127,7 +131,6 @@ OPERATIONS: Final = (
         {200: Answer("The ticket.", Ticket)},
         needs="own",
         errors=("too_many",),
-        act="ticket.create",
     ),
     Operation(
         "POST",

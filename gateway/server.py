@@ -121,7 +121,7 @@ class Server:
         self._listener = Listener(
             application,
             bound,
-            http=http_class(addresses, self.registry.intake),
+            http=http_class(addresses, self.registry.intake, around.turns),
             ws=websocket_class(self.registry),
             tls=tls.context if tls is not None else None,
         )

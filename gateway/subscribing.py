@@ -7,6 +7,7 @@ from gateway.link import Outlet
 from gateway.returning import Returning
 from gateway.session import Session
 from gateway.subscriptions import Subscriptions
+from gateway.turns import Turns
 from push.errors import TocsinError
 
 
@@ -30,21 +31,29 @@ class Host(Protocol):
 
 
 class Subscribing:
-    """See the module. `session` knows what is open, `returning` what is not found out yet."""
+    """See the module. `session` knows what is open, `returning` what is not found out yet;
+    `turns`: one opens at a time."""
 
-    __slots__ = ("_host", "_returning", "_session", "_subscriptions")
+    __slots__ = ("_host", "_returning", "_session", "_subscriptions", "_turns")
 
     def __init__(
-        self, host: Host, session: Session, subscriptions: Subscriptions, returning: Returning
+        self,
+        host: Host,
+        session: Session,
+        subscriptions: Subscriptions,
+        returning: Returning,
+        turns: Turns,
     ) -> None:
         self._host = host
         self._session = session
         self._subscriptions = subscriptions
         self._returning = returning
+        self._turns = turns
 
     async def open(self, frame: frames.Subscribe) -> None:
         """Answered when it is open, or with an error."""
         number, carrier = frame.subscription, self._host.carrier
+        await self._turns.turn()
         try:
             answer = await self._subscriptions.open(frame)
         except Exception as error:

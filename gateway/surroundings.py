@@ -10,6 +10,7 @@ from gateway.limiter import Limiter
 from gateway.link import Broker
 from gateway.session import Timing
 from gateway.sessions import Sessions
+from gateway.turns import Turns
 from metadata.catalog import Principal
 from metadata.client import has_queue
 
@@ -27,6 +28,7 @@ class Surroundings:
     sessions: Sessions = field(default_factory=Sessions)
     books: Books = field(default_factory=Books)
     limiter: Limiter = field(default_factory=Limiter)
+    turns: Turns = field(default_factory=Turns)
 
     def has_queue(self, principal: Principal, name: str) -> bool:
         """Whether there is a queue of this name, to this principal."""

@@ -1,50 +1,73 @@
-"""So many pieces of work in one turn of the event loop; what is more waits for the next ones.
+"""Arrivals fill the gaps: one begins when the event loop has nothing else to do, or when it has
+waited for long enough.
 
-A burst of a thousand handshakes is a fifth of a second of work, and they are there in one turn of
-the loop: without this, who is in the middle of something would wait for all of them (P9).
+A burst of a thousand handshakes is a fifth of a second of work, a client that asks one thing after
+another keeps a core busy, and a message needs the loop a dozen times until it is there: with one
+arrival in each of those turns it would come a dozen arrivals later. So who begins waits until a
+turn of the loop had nothing else in it, and who is in the middle of something goes on (P9). Where
+the loop is never free, one arrival begins in each PAUSE_S.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from time import perf_counter
 from typing import Final
 
-ARRIVALS_PER_TURN: Final = 1
-"""Handshakes, requests that begin, and those that were too slow: less than half a millisecond's
-work. A message needs the loop a dozen times until it is there, and comes that much later twelve
-times."""
+FREE_TURN_S: Final = 20e-6
+"""A turn of the loop that took no longer had nothing in it: an empty one takes 2 us, the least that
+is done for a message 50."""
+PAUSE_S: Final = 0.002
+"""Handshakes, requests and subscriptions are less than a millisecond's work each: beside others
+who keep the loop busy they have a third of it at most, and begin 500 times a second."""
 
 
 class Turns:
-    """See the module."""
+    """See the module. `clock`: seconds; handed in by tests."""
 
-    __slots__ = ("_at_once", "_is_counting", "_left", "_waiting")
+    __slots__ = ("_began_at", "_clock", "_is_watching", "_left_at", "_waiting")
 
-    def __init__(self, at_once: int = ARRIVALS_PER_TURN) -> None:
-        self._at_once = at_once
-        self._left = at_once
-        self._is_counting = False
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock = clock
+        self._began_at = 0.0
+        self._left_at = 0.0
+        self._is_watching = False
+        """One has begun, and the loop has not been free since."""
         self._waiting: deque[Callable[[], None]] = deque()
 
     def take(self, work: Callable[[], None]) -> bool:
-        """Do it now (True), or, where this turn has had its share, in one of the next, in the order
-        of asking (False). Whose socket is lost meanwhile does nothing then."""
-        if not self._is_counting:
-            self._is_counting = True
-            asyncio.get_running_loop().call_soon(self._next)
-        if self._left and not self._waiting:
-            self._left -= 1
+        """Do it now (True), or when it is its turn, in the order of asking (False). Whose socket is
+        lost meanwhile does nothing then."""
+        if self._is_watching:
+            self._waiting.append(work)
+            return False
+        self._is_watching = True
+        self._begin(work)
+        return True
+
+    async def turn(self) -> None:
+        """As `take`: returns when it is the caller's turn."""
+        turn = asyncio.Event()
+        if not self.take(turn.set):
+            await turn.wait()
+
+    def _begin(self, work: Callable[[], None]) -> None:
+        self._began_at = self._clock()
+        try:
             work()
-            return True
-        self._waiting.append(work)
-        return False
+        finally:
+            self._watch()
+
+    def _watch(self) -> None:
+        asyncio.get_running_loop().call_soon(self._next)
+        self._left_at = self._clock()
 
     def _next(self) -> None:
-        """The next turn."""
-        self._left = self._at_once
-        self._is_counting = bool(self._waiting)
-        if self._is_counting:
-            asyncio.get_running_loop().call_soon(self._next)
-        while self._waiting and self._left:
-            self._left -= 1
-            self._waiting.popleft()()
+        """A turn of the loop is over."""
+        now = self._clock()
+        if now - self._left_at > FREE_TURN_S and now - self._began_at < PAUSE_S:
+            self._watch()
+        elif self._waiting:
+            self._begin(self._waiting.popleft())
+        else:
+            self._is_watching = False

@@ -167,6 +167,7 @@ class Held:
         if not isinstance(touched, list):
             return f"the group could not be ended: {touched}"
         touches, replicas = int(touched[0]), int(touched[1])
+        link.replicas = replicas  # what the next group waits for
         if self.level != "local":
             counted, info = ending[1], ending[2]
             if not isinstance(counted, int) or not isinstance(info, bytes):

@@ -17,6 +17,7 @@ from gateway.frames import Close
 from gateway.limiter import Limiter
 from gateway.publishing import producer_id
 from gateway.surroundings import Surroundings
+from gateway.turns import Turns
 from metadata.catalog import ANYBODY, GroupSettings, Principal, QueueSettings
 from push.errors import Refused
 from push.limits import FRAME_BYTES_MAX
@@ -38,7 +39,12 @@ class Socket:
         self.pings = 0
         self.holds = 0
         self.close_code: Close | None = None
-        around = Surroundings(broker, auth or Auth(None), limiter=limiter or Limiter())
+        around = Surroundings(
+            broker,
+            auth or Auth(None),
+            limiter=limiter or Limiter(),
+            turns=Turns(lambda: 0.0),  # the loop is always free
+        )
         admission = LET_IN if auth is None else None
         self.conversation = Conversation(around, self, "s-1", admission, now=0)
 
@@ -83,7 +89,7 @@ class Socket:
         return answer
 
 
-async def settle(turns: int = 5) -> None:
+async def settle(turns: int = 10) -> None:
     """Let what was started run as far as it can."""
     for _ in range(turns):
         await asyncio.sleep(0)

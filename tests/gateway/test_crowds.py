@@ -207,13 +207,13 @@ async def test_what_is_not_wanted_any_more_is_read_in_turns_as_well() -> None:
 
 
 class Shared(Http11Protocol):
-    """With an intake that counts, and one arrival in each turn of the loop."""
+    """With an intake that counts, and turns."""
 
 
 async def test_large_bodies_are_read_in_turns_and_come_through() -> None:
     """P9."""
     intake = Shared.intake = Counting()
-    Shared.turns = Turns(1)
+    Shared.turns = Turns()
     async with serve(paced(), http=Shared) as gateway:
         wires = [Wire(*await asyncio.open_connection("127.0.0.1", gateway.port)) for _ in range(3)]
         size = 20 * LARGE_READ_BYTES
@@ -234,7 +234,7 @@ async def test_large_bodies_are_read_in_turns_and_come_through() -> None:
 
 async def test_of_a_crowd_of_handshakes_each_has_its_turn_and_what_it_said_early() -> None:
     """P9: frames behind a handshake that waits are heard when it is through."""
-    Shared.turns = Turns(1)
+    Shared.turns = Turns()
     async with serve(paced(), http=Shared) as gateway:
         lines = ["GET /v1/ws HTTP/1.1", f"Host: 127.0.0.1:{gateway.port}"]
         lines += [f"{name}: {text}" for name, text in HANDSHAKE.items()]

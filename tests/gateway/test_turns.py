@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
 from gateway.intake import TURNS_AT_ONCE, Intake
-from gateway.turns import Turns
+from gateway.turns import FREE_TURN_S, PAUSE_S, Turns
 from tests.conformance.virtual import run
 
 
@@ -12,24 +14,82 @@ def noting(into: list[int], number: int) -> Callable[[], None]:
     return lambda: into.append(number)
 
 
-async def test_a_turn_has_its_share_and_the_rest_comes_in_order() -> None:
-    """P9. On both sides of the share; what comes late does not overtake what waits."""
-    turns, done = Turns(2), list[int]()
-    assert [turns.take(noting(done, number)) for number in range(5)] == [True, True] + [False] * 3
-    assert done == [0, 1]
-    await asyncio.sleep(0)
-    assert done == [0, 1, 2, 3]
-    assert not turns.take(noting(done, 5))
-    await asyncio.sleep(0)
-    assert done == [0, 1, 2, 3, 4, 5]
+class Clock:
+    """Moves when it is told to, and a little with each look at it."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        self.now += 1e-7
+        return self.now
 
 
-async def test_the_next_turn_has_a_share_of_its_own() -> None:
-    turns, done = Turns(1), list[int]()
+async def turns_of(count: int, clock: Clock, took_s: float) -> None:
+    """So many turns of the loop, each with so much in it."""
+    for _ in range(count):
+        clock.now += took_s
+        await asyncio.sleep(0)
+
+
+async def test_an_arrival_begins_at_once_in_a_loop_that_is_free() -> None:
+    clock = Clock()
+    turns, done = Turns(clock), list[int]()
     for number in range(3):
         assert turns.take(noting(done, number))
-        await asyncio.sleep(0)
-    assert done == [0, 1, 2]
+        assert done[-1] == number
+        await turns_of(1, clock, 0.0)
+
+
+async def test_arrivals_wait_in_order_for_a_turn_with_nothing_else_in_it() -> None:
+    """P9. On both sides of what a free turn takes."""
+    clock = Clock()
+    turns, done = Turns(clock), list[int]()
+    assert [turns.take(noting(done, number)) for number in range(3)] == [True, False, False]
+    await turns_of(5, clock, FREE_TURN_S * 1.1)
+    assert done == [0]
+    assert not turns.take(noting(done, 3))
+    for number in range(1, 4):
+        await turns_of(1, clock, FREE_TURN_S * 0.9)
+        assert done == list(range(number + 1))
+    await turns_of(1, clock, 0.0)
+    assert turns.take(noting(done, 4))
+
+
+async def test_where_the_loop_is_never_free_one_arrival_begins_in_each_pause() -> None:
+    """Nobody waits for ever (P9)."""
+    clock = Clock()
+    turns, begun_at, began = Turns(clock), list[float](), clock.now
+    for _ in range(5):
+        turns.take(lambda: begun_at.append(clock.now - began))
+    await turns_of(30, clock, PAUSE_S / 4)
+    assert [round(at / PAUSE_S, 1) for at in begun_at] == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+async def test_an_arrival_that_fails_takes_nobody_elses_turn() -> None:
+    clock = Clock()
+    turns, done = Turns(clock), list[int]()
+
+    def fail() -> None:
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        turns.take(fail)
+    assert not turns.take(noting(done, 1))
+    await turns_of(1, clock, 0.0)
+    assert done == [1]
+
+
+async def test_who_waits_for_a_turn_and_is_cancelled_holds_nobody_up() -> None:
+    clock = Clock()
+    turns, done = Turns(clock), list[int]()
+    await turns.turn()
+    waiting = asyncio.create_task(turns.turn())
+    await turns_of(1, clock, FREE_TURN_S * 2)
+    waiting.cancel()
+    assert not turns.take(noting(done, 1))
+    await turns_of(3, clock, 0.0)
+    assert done == [1]
 
 
 def test_large_reads_take_turns_a_few_in_each_millisecond() -> None:

@@ -297,6 +297,22 @@ async def test_a_connection_that_stands_hears_of_more_replicas(three: Replicated
             await note(opened, "2")
 
 
+async def test_a_connection_that_stands_waits_for_no_replica_that_was_taken_out(
+    three: Replicated,
+) -> None:
+    primary, loop = three.nodes[0], asyncio.get_running_loop()
+    given = settings(primary, wait_s=4.0)
+    async with shard(given, replicas=2) as opened:
+        assert await note(opened, "1") == 1
+        three.nodes[2].kill()
+        until(lambda: int(primary.info("replication")["connected_slaves"]) == 1, "one replica")
+        await set_replicas(given, 1)
+        assert await note(opened, "2") == 2  # it does not know yet
+        began = loop.time()
+        assert await note(opened, "3") == 3
+        assert loop.time() - began < given.wait_s / 2
+
+
 async def test_a_replica_whose_file_is_still_being_written_does_not_count(
     three: Replicated,
 ) -> None:
