@@ -18,6 +18,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
+from gateway.starts import starts_of
 from metadata.catalog import Group, Principal, Queue
 from metadata.client import Metadata
 from push.errors import TocsinError
@@ -26,8 +27,7 @@ from push.ports import Storage
 logger = logging.getLogger("tocsin.agreement")
 EVERY_S: Final = 1.0
 DUE_S: Final = 5.0
-"""So long whoever makes or drops something has to do it: it alone knows where a group is to begin,
-where its settings do not say so. Without it, such a group begins with the earliest message."""
+"""So long whoever makes or drops something has to do it."""
 AT_ONCE: Final = 1000
 """Queues, groups or drops that are asked for at a time."""
 GONE: Final = ("queue_not_found", "group_not_found")
@@ -143,8 +143,11 @@ class Agreement:
     async def _make_in_storage(self, queue: Queue, groups: Sequence[Group]) -> None:
         await _unless_gone(self._storage.create_queue(queue.queue_id, queue.settings.partitions))
         for group in groups:
-            starts = [group.settings.start] * len(queue.members)
-            await _unless_gone(self._storage.create_group(group.group_id, queue.queue_id, starts))
+            await _unless_gone(self._make_group(queue, group))
+
+    async def _make_group(self, queue: Queue, group: Group) -> None:
+        starts = await starts_of(self._storage, queue, group.begins)
+        await self._storage.create_group(group.group_id, queue.queue_id, starts)
 
 
 async def _unless_gone(making: Awaitable[None]) -> None:

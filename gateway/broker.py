@@ -30,7 +30,7 @@ from gateway.keyring import Keyring
 from gateway.limiter import limiter_of
 from gateway.overflow import Overflow
 from gateway.parking import Parking
-from gateway.ports import BackupProgress, GroupStart, SeekTo
+from gateway.ports import BackupProgress, SeekTo
 from gateway.publisher import Publisher
 from gateway.pulls import Pulls
 from gateway.readers import Readers
@@ -46,6 +46,7 @@ from gateway.upkeep import Upkeep
 from metadata.catalog import (
     Group,
     GroupSettings,
+    GroupStart,
     Membership,
     Principal,
     Queue,

@@ -8,16 +8,24 @@ gateway that knows of it (`gateway.agreement`).
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from gateway.guarded_calls import Late
-from gateway.ports import GroupStart
-from metadata.catalog import Group, GroupSettings, Membership, Principal, Queue, QueueSettings
+from gateway.starts import starts_of
+from metadata.catalog import (
+    Group,
+    GroupSettings,
+    GroupStart,
+    Membership,
+    Principal,
+    Queue,
+    QueueSettings,
+)
 from metadata.client import Metadata
 from push import limits
 from push.errors import TocsinError
-from push.ports import Partition, Start, Storage
+from push.ports import Storage
 
 logger = logging.getLogger("tocsin.changes")
 T = TypeVar("T")
@@ -100,12 +108,17 @@ class Changes:
         start: GroupStart | None,
     ) -> tuple[Group, bool]:
         """Create it, durably with all its cursors (R11), or change its settings."""
-        starts = await self.starts(queue, settings.start if start is None else start)
+        asked = settings.start if start is None else start
+        starts = await starts_of(self._storage, queue, asked)
 
         async def make(made: tuple[Group, bool]) -> None:
-            await self._storage.create_group(made[0].group_id, queue.queue_id, starts)
+            group, is_new = made
+            # One that was there begins as it was asked to: its maker may not have come so far.
+            begins = starts if is_new else await starts_of(self._storage, queue, group.begins)
+            await self._storage.create_group(group.group_id, queue.queue_id, begins)
 
-        return await self._in_both(self._metadata.put_group(principal, queue, name, settings), make)
+        catalog = self._metadata.put_group(principal, queue, name, settings, asked)
+        return await self._in_both(catalog, make)
 
     async def delete_group(
         self, principal: Principal, queue: Queue, name: str, row: Membership | None = None
@@ -124,12 +137,3 @@ class Changes:
             await self._metadata.forget(queue_id, group_id)
         except TocsinError as error:
             logger.warning("%s is gone and stays on the list: %s", group_id or queue_id, error)
-
-    async def starts(self, queue: Queue, start: GroupStart) -> Sequence[Start]:
-        """Where cursors begin, one for each partition."""
-        if isinstance(start, int):
-            return [
-                await self._storage.offset_at(Partition(queue.queue_id, number), start)
-                for number in queue.members
-            ]
-        return [start] * len(queue.members)

@@ -67,6 +67,10 @@ class CommitLanes:
                 return
         self._tail.certified(partition, end)
 
+    def gave_up_on(self, queue_id: str) -> bool:
+        """As Commits.gave_up_on, of any lane."""
+        return any(commits.gave_up_on(queue_id) for commits in self._lanes.values())
+
     async def wait(self) -> None:
         """Until one of those under way has ended."""
         tasks = [task for commits in self._lanes.values() for task in commits.under_way]

@@ -11,6 +11,7 @@ failing       commits fail one after another: new publishes are refused for a wh
 """
 
 import asyncio
+import logging
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -27,6 +28,7 @@ from push.lanes import Lane
 from push.ports import Append, Appended, Partition, Storage
 from push.record import Header, Record
 
+logger = logging.getLogger("tocsin.commits")
 Batch = list[tuple[Partition, OpenRecord]]
 COMMITS_MAX: Final = 2
 """One commit is under way and one waits in the storage, so that its writer is never idle; a third
@@ -122,6 +124,13 @@ class Commits:
     def is_appending(self, partition: Partition) -> bool:
         """Whether an append is under way there, whose answer will wake who follows."""
         return partition in self._appending
+
+    def gave_up_on(self, queue_id: str) -> bool:
+        """Whether something of this queue was answered `unknown`, and its commit may yet end."""
+        return any(
+            commit.is_answered and any(place.queue_id == queue_id for place, _ in commit.batch)
+            for commit in self._under_way.values()
+        )
 
     def certified(self, partition: Partition, end: int) -> None:
         """As Tail.certified, where an append is under way. Its answer comes first: it brings the
@@ -257,6 +266,9 @@ class Commits:
             results = await self._storage.append(appends, lane=commit.lane)
         except TocsinError as error:
             results = [error] * len(appends)
+        except Exception as error:  # a bug: nobody waits for ever, and the partition goes on
+            logger.exception("a commit failed: unexpected")
+            results = [Unknown(f"internal: {error!r}")] * len(appends)
         now = asyncio.get_running_loop().time()
         self._company.took(now - commit.began, commit.size, now=now)
         self._judge(commit, results)

@@ -100,7 +100,8 @@ class DeadLetters:
 
         self._publisher.submit(target, [self._letter(slot, dead, record)], answered, checked=True)
         letter_id = self._letter_id(slot, dead)
-        return _Sent(done, LetterSearch(self._storage, target, letter_id, before))
+        gave_up_on = self._publisher.commits.gave_up_on
+        return _Sent(done, LetterSearch(self._storage, target, letter_id, before, gave_up_on))
 
     @staticmethod
     def _letter_id(slot: Slot, dead: DeadLetter) -> str:

@@ -20,6 +20,7 @@ from gateway.group_part import RETRY_AFTER_S, GroupPart
 from gateway.presence import Presence
 from gateway.slot import Slot
 from gateway.slot_context import Context, Owner
+from gateway.starts import starts_of
 from metadata.catalog import Group, Membership, Queue
 from metadata.client import Metadata
 from push import limits
@@ -132,9 +133,10 @@ class GroupRuntime:
             raise
 
     def _remove(self, member: Member) -> bool:
-        """False: it was none."""
-        if self.members.pop(member.name, None) is None:
+        """False: it was none, or another one of its name has joined since."""
+        if self.members.get(member.name) is not member:
             return False
+        del self.members[member.name]
         self.left_at = asyncio.get_running_loop().time()
         return True
 
@@ -306,11 +308,10 @@ class GroupRuntime:
         catalog tells, and closes this."""
         if self.closed:
             return
-        starts = [self.group.settings.start] * len(self.queue.members)
+        storage, group = self._context.storage, self.group
         with suppress(TocsinError):  # the queue too is not there yet: owning is tried again
-            await self._context.storage.create_group(
-                self.group.group_id, self.queue.queue_id, starts
-            )
+            starts = await starts_of(storage, self.queue, group.begins)
+            await storage.create_group(group.group_id, self.queue.queue_id, starts)
 
     def _slot_gone(self, slot: Slot) -> None:
         number = slot.partition.number

@@ -124,6 +124,9 @@ class GroupPart:
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         self._writing = None
+        # Somebody may have come or gone since the last look, which was a turn of the loop ago.
+        if not self._host.closed and (self._is_due or self._noticed > self.row.generation):
+            self._begin()
         if not task.cancelled():
             task.result()
 

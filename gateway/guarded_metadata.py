@@ -24,9 +24,17 @@ from gateway.guarded_memberships import GuardedMemberships
 from gateway.guarded_tokens import GuardedTokens
 from gateway.hit_rate import HitRate
 from gateway.lookups import Lookups
-from metadata.catalog import Group, GroupSettings, Membership, Principal, Queue, QueueSettings
+from metadata.catalog import (
+    Group,
+    GroupSettings,
+    GroupStart,
+    Membership,
+    Principal,
+    Queue,
+    QueueSettings,
+)
 from metadata.client import Metadata, QueueListener, Tokens
-from metadata.data_keys import DataKey, DataKeys, Still
+from metadata.data_keys import DataKey, DataKeys, Outdated, Still
 from push import limits
 from push.errors import Refused, TocsinError
 
@@ -187,12 +195,17 @@ class GuardedMetadata:
         )
 
     async def put_group(
-        self, principal: Principal, queue: Queue, name: str, settings: GroupSettings
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        settings: GroupSettings,
+        start: GroupStart | None = None,
     ) -> tuple[Group, bool]:
         """See Metadata, and put_queue."""
         (group, created), is_first = await self._calls.run_shared(
-            "change", (principal, queue.queue_id, name, settings),
-            lambda: self.inner.put_group(principal, queue, name, settings),
+            "change", (principal, queue.queue_id, name, settings, start),
+            lambda: self.inner.put_group(principal, queue, name, settings, start),
             limits.METADATA_DEADLINE_S, is_change=True,
         )  # fmt: skip
         return group, created and is_first
@@ -221,9 +234,16 @@ class GuardedMetadata:
         )
 
     async def _put_data_keys(self, rows: list[DataKey], still: Still) -> None:
-        await self._calls.run(
-            "data keys", lambda: self.inner.data_keys.put(rows, still), limits.METADATA_DEADLINE_S
-        )
+        async def put() -> Outdated | None:
+            try:
+                await self.inner.data_keys.put(rows, still)
+            except Outdated as error:  # an answer like another one
+                return error
+            return None
+
+        outdated = await self._calls.run("data keys", put, limits.METADATA_DEADLINE_S)
+        if outdated is not None:
+            raise outdated
 
     async def _refresh_data_keys(self) -> None:
         if self.inner.data_keys.refresh is not None:

@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -86,11 +87,9 @@ class Inboxes:
             if _may_be_written_to(slot)
         }
         for queue_id in queues:
-            try:
+            with suppress(TocsinError):  # the next time
                 for place in await self._inbox.places(queue_id):
                     self.came(place)
-            except TocsinError:
-                break  # the next time
         if not self._closed:
             self._look_later()
 

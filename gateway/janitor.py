@@ -6,7 +6,7 @@ because retention passes without anything happening, and groups are abandoned.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from gateway.expiry import Expiry
@@ -40,6 +40,8 @@ class Janitor:
         self._overflow = overflow
         self._expiry = expiry
         self._touched: set[Partition] = set()
+        self._said: dict[str, str] = {}
+        """Why expiry and trimming were cut off, as was said last."""
         self._task: asyncio.Task[None] | None = None
 
     def touched(self, partition: Partition) -> None:
@@ -62,16 +64,30 @@ class Janitor:
         while True:
             await asyncio.sleep(EVERY_S)
             rounds += 1
-            try:
-                if rounds % ALL_EVERY == 0:
-                    self._touched |= self._all()
-                    await self._expiry.look(now=asyncio.get_running_loop().time())
-                await self._expiry.look_here(now=asyncio.get_running_loop().time())
-                await self.look()
-            except TocsinError as error:
-                logger.warning("a round was cut off: %s", error)
-            except Exception:
-                logger.exception("a round was cut off: unexpected")  # the next one still comes
+            if rounds % ALL_EVERY == 0:
+                self._touched |= self._all()
+            # Apart: what is settled goes also where an abandoned group cannot be looked at.
+            await self._unless_cut_off("expiry", self._expire(is_all=rounds % ALL_EVERY == 0))
+            await self._unless_cut_off("trimming", self.look())
+
+    async def _unless_cut_off(self, what: str, part: Awaitable[None]) -> None:
+        """What is left undone is done in a later round."""
+        try:
+            await part
+        except TocsinError as error:
+            if self._said.get(what) != error.detail:  # not each second again
+                logger.warning("%s was cut off: %s", what, error)
+            self._said[what] = error.detail
+        except Exception:
+            logger.exception("%s was cut off: unexpected", what)  # the next round still comes
+        else:
+            self._said.pop(what, None)
+
+    async def _expire(self, *, is_all: bool) -> None:
+        now = asyncio.get_running_loop().time()
+        if is_all:
+            await self._expiry.look(now=now)
+        await self._expiry.look_here(now=now)
 
     async def look(self) -> None:
         """One round over everything that was touched."""

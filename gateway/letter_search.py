@@ -8,7 +8,7 @@ which it is not while a copy is away (R8, R10).
     would be twelve of it, with none 3,600.]
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -23,14 +23,21 @@ _MESSAGE = msgspec.json.Decoder(Message)
 
 
 class LetterSearch:
-    """For one letter. `before`: how the partitions stood before it was sent first."""
+    """For one letter. `before`: how the partitions stood before it was sent first; `gave_up_on`:
+    whether a commit to a queue, by its id, goes on though it was answered."""
 
     def __init__(
-        self, storage: Storage, target: Queue, letter_id: str, before: Sequence[PartitionState]
+        self,
+        storage: Storage,
+        target: Queue,
+        letter_id: str,
+        before: Sequence[PartitionState],
+        gave_up_on: Callable[[str], bool],
     ) -> None:
         self._storage = storage
         self._target = target
         self._letter_id = letter_id
+        self._gave_up_on = gave_up_on
         self._before = {state.partition: state for state in before}
         self._ends: dict[Partition, int] = {}
         """Where what may hold it ends."""
@@ -42,6 +49,8 @@ class LetterSearch:
             Unknown: that cannot be told yet: ask again.
             Refused: the storage does not answer.
         """
+        if self._gave_up_on(self._target.queue_id):
+            raise Unknown("it may be there soon: its commit has not ended")
         states = await self._storage.partitions(self._target.queue_id)
         for state in states:
             # Less than before: what a primary had alone was lost with it.

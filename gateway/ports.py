@@ -17,7 +17,7 @@ from gateway.hit_rate import Shown
 from gateway.limiter import Limiter
 from gateway.upkeep_values import HeldPlace, Place, Upkeeping
 from gateway.usage import Counter
-from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
+from metadata.catalog import Group, GroupSettings, GroupStart, Principal, Queue, QueueSettings
 from metadata.client import Metadata
 from metadata.rights import ALL_KEYS
 from metadata.rights import Keys as AllowedKeys
@@ -25,8 +25,6 @@ from push.errors import TocsinError
 from push.message import Message
 from push.unparking import Verb
 
-GroupStart = Literal["earliest", "latest"] | int
-"""Where a new group starts; a number is a time in unix milliseconds."""
 SeekTo = Literal["earliest", "latest"] | tuple[Literal["unix_ms", "offset"], int]
 
 BackupProgress = Callable[[str, int, int], None]

@@ -348,7 +348,7 @@ class Publisher:
 
     def _commit_if_free(self) -> None:
         self._scheduled = False
-        if not self._open or not self.commits.admits(self._waiting):
+        if not (self._open or self._closed) or not self.commits.admits(self._waiting):
             return
         left = self.commits.begin([*self._closed, *self._open.items()])
         # What is shared goes with commits record by record.
@@ -367,7 +367,7 @@ class Publisher:
 
     def ended(self) -> None:
         """As Owner.ended."""
-        if self._open and not self._scheduled:
+        if (self._open or self._closed) and not self._scheduled:
             # Not at once: what the sockets hold by now is read first, and goes with it.
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._commit_if_free)

@@ -22,9 +22,9 @@ from gateway.operation import (
     read_body,
     reply,
 )
-from gateway.ports import BrokerPort, GroupStart, PulledMessage, PullSettled, SeekTo
+from gateway.ports import BrokerPort, PulledMessage, PullSettled, SeekTo
 from gateway.rest_account import act_of, changes, counter_of, who_asks
-from metadata.catalog import Group, GroupSettings, Queue
+from metadata.catalog import Group, GroupSettings, GroupStart, Queue
 from push import limits
 from push.errors import Refused
 

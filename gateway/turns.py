@@ -20,6 +20,9 @@ is done for a message 50."""
 PAUSE_S: Final = 0.002
 """Handshakes, requests and subscriptions are less than a millisecond's work each: beside others
 who keep the loop busy they have a third of it at most, and begin 500 times a second."""
+CROWD: Final = 500
+"""Where more wait, they come sooner after each other, so that nobody waits for much more than a
+second, and a fleet that comes back does not give up: clients wait for 10 s."""
 
 
 class Turns:
@@ -65,7 +68,8 @@ class Turns:
     def _next(self) -> None:
         """A turn of the loop is over."""
         now = self._clock()
-        if now - self._left_at > FREE_TURN_S and now - self._began_at < PAUSE_S:
+        pause_s = PAUSE_S * min(1.0, CROWD / max(1, len(self._waiting)))
+        if now - self._left_at > FREE_TURN_S and now - self._began_at < pause_s:
             self._watch()
         elif self._waiting:
             self._begin(self._waiting.popleft())

@@ -13,6 +13,7 @@ from gateway.groups import Groups
 from gateway.ports import SeekTo
 from gateway.publisher import Publisher
 from gateway.redriving import GROUP, Redriving
+from gateway.starts import starts_of
 from gateway.upkeep_values import FoundDeadLetters, Look, Peeked, Purged, Redriven
 from metadata.catalog import Group, GroupSettings, Principal, Queue, dead_letter_name
 from metadata.client import Metadata
@@ -53,12 +54,12 @@ class Upkeep:
         if isinstance(to, tuple):
             kind, value = to
             starts = (
-                await self._changes.starts(queue, value)
+                await starts_of(self._storage, queue, value)
                 if kind == "unix_ms"
                 else [value] * len(queue.members)
             )
         else:
-            starts = await self._changes.starts(queue, to)
+            starts = await starts_of(self._storage, queue, to)
 
         work = self._storage.seek(group.group_id, queue.queue_id, starts)
         await self._changes.whole(self._anew(work, queue, lambda: [group]))

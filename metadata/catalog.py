@@ -101,6 +101,10 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     """An operator wants nothing given out to groups. Not a setting: putting settings leaves it."""
 
 
+GroupStart = Literal["earliest", "latest"] | int
+"""Where a new group starts; a number is a time in unix milliseconds."""
+
+
 class Group(msgspec.Struct, frozen=True, kw_only=True):
     """A group as it is."""
 
@@ -109,6 +113,14 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     queue_id: str
     created_unix_ms: int
     settings: GroupSettings
+    start: GroupStart | None = None
+    """Where it was asked to begin, where its settings do not say so: whoever makes its cursors is
+    to make them there (R11)."""
+
+    @property
+    def begins(self) -> GroupStart:
+        """Where its cursors are made."""
+        return self.settings.start if self.start is None else self.start
 
 
 class Drain(msgspec.Struct, frozen=True, array_like=True):

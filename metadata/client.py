@@ -7,7 +7,15 @@ refuses and returns only what is durable.
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from metadata.catalog import Group, GroupSettings, Membership, Principal, Queue, QueueSettings
+from metadata.catalog import (
+    Group,
+    GroupSettings,
+    GroupStart,
+    Membership,
+    Principal,
+    Queue,
+    QueueSettings,
+)
 from metadata.data_keys import DataKeys
 from metadata.tokens import TokenRecord
 from push.errors import Refused
@@ -60,9 +68,15 @@ class Metadata(Protocol):
         `forget`. Raises Refused(queue_not_found)."""
 
     async def put_group(
-        self, principal: Principal, queue: Queue, name: str, settings: GroupSettings
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        settings: GroupSettings,
+        start: GroupStart | None = None,
     ) -> tuple[Group, bool]:
-        """Create it (True) or change its settings (False; `start` only matters at creation).
+        """Create it (True) or change its settings (False; where it starts only matters at
+        creation: `start`, or what the settings say).
         Raises Refused: invalid_name, too_many, queue_not_found."""
 
     async def delete_group(

@@ -19,6 +19,7 @@ import msgspec
 from metadata.catalog import (
     Group,
     GroupSettings,
+    GroupStart,
     Membership,
     Principal,
     Queue,
@@ -197,15 +198,25 @@ class InProcessMetadata:
         self._tell(queue, None, deleted=True)
 
     async def put_group(
-        self, principal: Principal, queue: Queue, name: str, settings: GroupSettings
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        settings: GroupSettings,
+        start: GroupStart | None = None,
     ) -> tuple[Group, bool]:
         """See Metadata."""
         check_name(name, "group")
         check_group_settings(settings)
-        return await self._alone(self._put_group, principal, queue, name, settings)
+        return await self._alone(self._put_group, principal, queue, name, settings, start)
 
     async def _put_group(
-        self, principal: Principal, queue: Queue, name: str, settings: GroupSettings
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        settings: GroupSettings,
+        start: GroupStart | None,
     ) -> tuple[Group, bool]:
         current = self._index.queue(queue.queue_id)
         if current is None or current.tenant != principal.tenant:
@@ -220,6 +231,7 @@ class InProcessMetadata:
                 queue_id=queue.queue_id,
                 created_unix_ms=_unix_ms(),
                 settings=settings,
+                start=None if start == settings.start else start,
             )
             await self._store.create([group])
         else:

@@ -101,6 +101,7 @@ class RedisAppending:
             except Refused as refused:
                 if refused.code.name != "storage_full":
                     raise
+                lane = None  # what was asked behind it is refused by now, and this stores nothing
         args[7] = "storage_full"  # duplicates are answered, and the order is kept (R7)
         answer = await self._shard.act("append_refused", [key], args, level=level, lane=lane)
         return placed(answer, header.count)
@@ -108,7 +109,8 @@ class RedisAppending:
     async def _certify(self, partition: Partition, end: int) -> int:
         """The certified end, where the copies of everything below `end` were counted."""
         key, number = queue_key(partition.queue_id), partition.number
-        certified: int = await self._shard.act("certify", [key], [number, end], level="local")
+        certified: int
+        certified, _ = await self._shard.act("certify", [key], [number, end], level="local")
         return certified
 
     async def _behind(self, partition: Partition, end: int) -> int:
@@ -132,8 +134,11 @@ class RedisAppending:
         key, certified, done = queue_key(partition.queue_id), 0, -1
         try:
             while done != (end := self._ends[partition]):
-                await self._shard.act("certify", [key], [partition.number, 0], level="all")
-                certified = await self._certify(partition, end)
+                _, counted = await self._shard.act(
+                    "certify", [key], [partition.number, 0], level="all"
+                )
+                # The primary that has answered the append may have had more than this one had then.
+                certified = await self._certify(partition, min(end, counted))
                 self._tell(partition, certified)
                 done = end
             self._late.discard(partition)

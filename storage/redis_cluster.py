@@ -252,7 +252,9 @@ class ClusterShard:
         if lane not in (None, self.lane(keys[0], level)):
             raise unavailable(BEHIND)
         try:
-            return await self._of(keys).act(function, keys, args, level=level)
+            shard = self._of(keys)
+            there = shard.lane(keys[0], level) if lane is not None else None
+            return await shard.act(function, keys, args, level=level, lane=there)
         except Moved:
             self._read_again()
             raise

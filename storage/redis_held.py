@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from push.backoff import backoff_s
 from push.errors import Refused, Unknown
 from push.ports import Durability
-from storage.redis_answers import answer, unavailable
+from storage.redis_answers import answer, is_sure, unavailable
 from storage.redis_copies import copies_needed, doubt_of, fields
 from storage.redis_link import Link, packed
 
@@ -36,6 +36,8 @@ class Act:
 
     command: bytes
     answer: asyncio.Future[Any]
+    order: str
+    """Acts of the same one are not to happen where one before them was refused; "": of none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Held:
         self._terms = terms
         self._confirmed = confirmed
         self.doubts = 0
-        """Groups that have failed."""
+        """Groups that have failed, or had an act with an order that Redis did not begin."""
         self._waiting: deque[Act] = deque()
         self._filled = asyncio.Event()
         self._closing = False
@@ -77,12 +79,12 @@ class Held:
         self._why = ""
         self._task = asyncio.create_task(self._run(), name=f"shard {level}")
 
-    async def act(self, command: bytes) -> Any:
-        """See `Shard.act`; `command` is a packed FCALL."""
+    async def act(self, command: bytes, order: str) -> Any:
+        """See `Shard.act`; `command` is a packed FCALL, `order` as of Act."""
         if self._closing:
             raise unavailable("the storage is closed")
         asked: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append(Act(command, asked))
+        self._waiting.append(Act(command, asked, order))
         self._filled.set()
         return await asked
 
@@ -117,14 +119,18 @@ class Held:
 
     def _taken(self) -> list[Act]:
         group: list[Act] = []
+        orders: set[str] = set()
         size = 0
         while self._waiting and len(group) < GROUP_ACTS:
-            size += len(self._waiting[0].command)
-            if group and size > GROUP_BYTES:
+            act = self._waiting[0]
+            size += len(act.command)
+            # Redis refuses by itself in the middle of a group, too, and goes on with the next act.
+            if group and (size > GROUP_BYTES or act.order in orders):
                 break
-            act = self._waiting.popleft()
+            self._waiting.popleft()
             if not act.answer.done():  # nobody waits for it any more, and it has not been sent
                 group.append(act)
+                orders |= {act.order} - {""}
         return group
 
     async def _commit(self, group: Sequence[Act]) -> None:
@@ -153,13 +159,18 @@ class Held:
             self._refuse_waiting()
             return
         doubt = self._doubt(link, replies[len(group) :])
-        if doubt:
+        answered = list(zip(group, replies, strict=False))
+        is_broken = any(act.order and is_sure(reply) for act, reply in answered)
+        if doubt or is_broken:
             self.doubts += 1
+        if doubt:
             await self._let_go()
-        for act, reply in zip(group, replies, strict=False):
+        for act, reply in answered:
             _answer(act, reply, doubt)
         if doubt:
             self._refuse_waiting()
+        elif is_broken:
+            self._refuse_waiting(lambda act: bool(act.order))
 
     def _doubt(self, link: Link, ending: Sequence[Any]) -> str:
         """Why the group is not confirmed; `ending`: the replies behind those of its acts."""
@@ -185,11 +196,15 @@ class Held:
         self._confirmed(self.level, touches)
         return ""
 
-    def _refuse_waiting(self) -> None:
+    def _refuse_waiting(self, which: Callable[[Act], bool] = lambda act: True) -> None:
         """What was asked behind a group that may not have happened was meant to come behind it
         (R7): it is refused, and asked again by who has heard of that."""
-        while self._waiting:
-            _give(self._waiting.popleft(), error=unavailable(BEHIND))
+        waiting, self._waiting = self._waiting, deque()
+        for act in waiting:
+            if which(act):
+                _give(act, error=unavailable(BEHIND))
+            else:
+                self._waiting.append(act)
 
     async def _standing(self) -> Link:
         """The link, made anew where there is none. Raises Refused at once while the last failure is

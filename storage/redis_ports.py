@@ -50,7 +50,9 @@ class Shard(Protocol):
         """One FCALL on the held connection of its level, in a group commit; its answer once WAIT
         has counted the copies that the level asks for. With `lane`, as it was when this was
         decided: it is refused where that is another one by now, or has failed since, because what
-        it was to come behind may not have happened (R7).
+        it was to come behind may not have happened (R7). Nor does it happen where one before it,
+        of the same first argument (a partition) and also with a lane, did not, though it is asked
+        for before that is known.
 
         Every act must write, whatever it finds: from Redis 7.2 on, a WAIT behind one that wrote
         nothing counts copies of something older (R9).

@@ -190,7 +190,8 @@ class RedisShard:
         self._check_well()
         if lane not in (None, self.lane(keys[0], level)):
             raise unavailable(BEHIND)
-        return await self._held[level].act(self._settings.call(function, keys, args))
+        order = f"{keys[0]}{args[0]!r}" if lane is not None else ""
+        return await self._held[level].act(self._settings.call(function, keys, args), order)
 
     async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:
         """See `redis_ports.Shard`."""

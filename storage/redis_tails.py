@@ -106,6 +106,9 @@ class Tails:
         """The certified end, once the copies of everything below `end` were counted. Raises
         TocsinError."""
         key, number = queue_key(partition.queue_id), partition.number
-        await self._shard.act("certify", [key], [number, 0], level=level)
-        certified: int = await self._shard.act("certify", [key], [number, end], level="local")
+        _, counted = await self._shard.act("certify", [key], [number, 0], level=level)
+        # What was seen at a primary of before may be more than this one had then.
+        known = min(end, counted)
+        certified: int
+        certified, _ = await self._shard.act("certify", [key], [number, known], level="local")
         return certified

@@ -425,12 +425,13 @@ act('append', append)
 -- The same at memory's end, for what stores nothing: duplicates and refusals.
 act('append_refused', append, {'allow-oom'})
 
--- args: partition, end. Copies of everything below the end were counted. The certified end.
+-- args: partition, end. Copies of everything below the end were counted. The certified end, and
+-- that of the log.
 change('certify', function(prefix, args)
   local log = partition_of(prefix, args[1])
   if not log then
     return refused('queue_not_found', 'the storage has no such partition')
   end
   certify(prefix, args[1], log, tonumber(args[2]))
-  return log.certified
+  return {log.certified, log.next}
 end)

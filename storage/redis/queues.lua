@@ -156,7 +156,9 @@ end)
 
 -- args: group.
 change('drop_group', function(prefix, args)
-  drop_group(prefix, partitions_of(prefix) or 0, args[1])
+  -- of a queue that is going itself, too
+  local count = partitions_of(prefix) or tonumber(redis.call('GET', prefix .. 'gone') or '0')
+  drop_group(prefix, count, args[1])
   if redis.call('EXISTS', prefix .. 'gone') == 0 then
     redis.call('SADD', prefix .. 'dropped', args[1])
   end

@@ -23,7 +23,6 @@ from gateway.ports import (
     Answered,
     BackupProgress,
     Decided,
-    GroupStart,
     ParkedKeys,
     PulledMessage,
     PullSettled,
@@ -45,6 +44,7 @@ from metadata.catalog import (
     ANYBODY,
     Group,
     GroupSettings,
+    GroupStart,
     Membership,
     Principal,
     Queue,
@@ -147,7 +147,12 @@ class PlainMetadata:
         return queue
 
     async def put_group(
-        self, principal: Principal, queue: Queue, name: str, settings: GroupSettings
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        settings: GroupSettings,
+        start: GroupStart | None = None,
     ) -> tuple[Group, bool]:
         check_name(name, "group")
         old = self.groups.get((queue.queue_id, name))

@@ -14,6 +14,7 @@ from gateway.guarded_metadata import GuardedMetadata
 from gateway.keyring import Keyring
 from metadata.catalog import ANYBODY, QueueSettings
 from metadata.client import Metadata
+from metadata.data_keys import DataKey, Outdated
 from metadata.inprocess import InProcessMetadata
 from push import limits
 from push.errors import TocsinError
@@ -160,3 +161,17 @@ async def test_a_broker_publishes_on_while_its_catalog_takes_no_key(
         while ring.sealer.successor is None:  # noqa: ASYNC110 - the breaker lets it be asked
             await asyncio.sleep(0.01)
     await broker.stop()
+
+
+def test_who_comes_behind_another_gateways_data_key_is_told_so(tmp_path: Path) -> None:
+    """An answer like another one, and no failure of the metadata: it is wrapped again."""
+
+    async def main() -> None:
+        guarded = GuardedMetadata(await InProcessMetadata.open(tmp_path))
+        row = DataKey(key_id=b"12345678", master_key_id="m", created_unix_ms=1, wrapped=b"w")
+        with pytest.raises(Outdated):
+            await guarded.data_keys.put([row], lambda known: False)
+        assert guarded.facts()["failures"] == 0
+        await guarded.close()
+
+    run(main())

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway.intake import TURNS_AT_ONCE, Intake
-from gateway.turns import FREE_TURN_S, PAUSE_S, Turns
+from gateway.turns import CROWD, FREE_TURN_S, PAUSE_S, Turns
 from tests.conformance.virtual import run
 
 
@@ -115,3 +115,16 @@ def test_large_reads_take_turns_a_few_in_each_millisecond() -> None:
         await over.wait()
 
     run(main())
+
+
+@pytest.mark.parametrize(("waiting", "pauses"), [(CROWD, 1.0), (2 * CROWD, 0.5)])
+async def test_of_a_crowd_each_begins_sooner_after_the_one_before(
+    waiting: int, pauses: float
+) -> None:
+    """A fleet that comes back gives up after 10 s. On both sides of what a crowd is."""
+    clock = Clock()
+    turns, begun_at = Turns(clock), list[float]()
+    for _ in range(1 + waiting):
+        turns.take(lambda: begun_at.append(clock.now))
+    await turns_of(40, clock, PAUSE_S / 10)
+    assert round((begun_at[1] - begun_at[0]) / PAUSE_S, 1) == pauses

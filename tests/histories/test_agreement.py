@@ -231,3 +231,46 @@ async def test_a_start_goes_on_when_others_delete_what_it_was_making(town: Town)
         await agreement.stop()
     assert await town.memory.partitions(queue.queue_id) == []
     assert len(await town.memory.partitions(other.find("kept").queue_id)) == 1
+
+
+@town(1)
+async def test_who_starts_between_the_halves_of_a_group_makes_it_begin_as_was_asked(
+    town: Town,
+) -> None:
+    """R11: it is asked for from its end, and answered so; its settings say the beginning."""
+    (first,) = town.gateways
+    queue = await first.queue()
+    await first.publish(queue, numbered(3))
+    first.storage.stall("create_group")
+    settings = GroupSettings()
+    making = asyncio.ensure_future(
+        first.broker.put_group(ANYBODY, queue, "billing", settings, "latest")
+    )
+    await becomes(lambda: first.storage.under_way["create_group"])
+    await town.another()
+    first.storage.well()
+    group, is_new = await making
+    assert is_new
+    session, _ = await first.consumer(group)
+    await first.publish(queue, numbered(1, first=3))
+    assert (await session.get(1))[0] == 3
+
+
+@town(2)
+async def test_a_group_that_others_have_to_make_begins_as_was_asked(town: Town) -> None:
+    """R11: whoever makes it is cut off between the two halves."""
+    first, second = town.gateways
+    queue = await first.queue()
+    await first.publish(queue, numbered(3))
+    first.storage.stall("create_group")
+    making = asyncio.ensure_future(
+        first.broker.put_group(ANYBODY, queue, "billing", GroupSettings(), "latest")
+    )
+    await becomes(lambda: first.storage.under_way["create_group"])
+    first.cut_off()
+    await asyncio.sleep(SOON_S)
+    group = second.broker.metadata.find_group(ANYBODY, second.find(), "billing")
+    session, _ = await second.consumer(group)
+    await second.publish(second.find(), numbered(1, first=3))
+    assert (await session.get(1))[0] == 3
+    making.cancel()

@@ -102,3 +102,18 @@ async def test_a_dead_letter_that_was_lost_with_its_primary_is_sent_again(town: 
     await becomes(lambda: gateway.broker.dead_letters.moved_total)
     assert len(tries) == 3
     assert await letters(town, dead) == 1
+
+
+@town(1)
+async def test_a_dead_letter_is_one_however_long_a_commit_takes(town: Town) -> None:
+    """R8: one that takes 30 s is answered `unknown`, and ends after all; the queue remembers no
+    ids."""
+    town.memory._wall = asyncio.get_running_loop().time
+    gateway, dead, nack = await nacked(town, 0)
+    gateway.storage.stall("append")
+    nack()
+    await asyncio.sleep(60)
+    gateway.storage.well()
+    await becomes(lambda: gateway.broker.dead_letters.moved_total)
+    await asyncio.sleep(60)
+    assert await letters(town, dead) == 1

@@ -8,7 +8,7 @@ import pytest
 from metadata.catalog import ANYBODY
 from metadata.inprocess import InProcessMetadata
 from metadata.threaded_store import ThreadedStore
-from push.errors import TocsinError
+from push.errors import TocsinError, Unknown
 from tests.histories.gateways import Gateway, Town, town
 from tests.histories.house import numbered
 from tests.histories.mad_house import MadHouse, mad
@@ -144,3 +144,26 @@ async def test_who_came_while_another_group_was_deleted_has_been_there(house: Ma
     assert house.broker.metadata.list_groups(ANYBODY, queue) == [groups[1]]
     await asyncio.sleep(60)
     assert house.broker.metadata.list_groups(ANYBODY, queue) == []
+
+
+@town(1)
+async def test_what_is_settled_goes_while_nobody_can_say_whose_an_abandoned_group_is(
+    town: Town,
+) -> None:
+    """R29: a copy of the store is away, and the group that is due cannot be looked at."""
+    (gateway,) = town.gateways
+    abandoned = await town.group(partitions=1, expires_s=60)
+    _, gone = await gateway.consumer(abandoned)
+    gone.leave()
+    queue = await gateway.queue("invoices")
+    group = await gateway.group(queue)
+    session, consumer = await gateway.subscribe(queue, group)
+    few = Unknown("1 of 2 replicas have confirmed it")
+    gateway.metadata.fail = lambda name: few if name == "membership" else None
+    await asyncio.sleep(70)
+    await gateway.publish(queue, numbered(10))
+    place = (await session.take(10))[-1][0]
+    consumer.ack([[*place[:3], 0, 9]], [], None)
+    await asyncio.sleep(120)
+    (state,) = await town.memory.partitions(queue.queue_id)
+    assert state.messages == 0

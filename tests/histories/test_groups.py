@@ -3,10 +3,13 @@
 import asyncio
 import time
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 import pytest
 
 from gateway.frames import Position
+from gateway.group import GroupRuntime
 from gateway.ports import SeekTo
 from metadata.catalog import ANYBODY, GroupSettings
 from push.errors import Refused
@@ -20,6 +23,7 @@ from tests.histories.house import (
     numbered,
     offsets_of,
 )
+from tests.histories.mad_house import MadHouse, mad
 
 
 async def test_a_queue_made_anew_under_its_name_knows_nothing_of_the_old_one(house: House) -> None:
@@ -325,3 +329,38 @@ async def test_a_group_whose_members_all_left_waits_for_the_next(house: House) -
     runtime = house.broker.groups.runtimes[group.group_id]
     await eventually(lambda: not runtime.slots and not runtime._owning)
     assert not runtime.members
+
+
+def has_slots(runtime: GroupRuntime, count: int) -> bool:
+    """Whether so many partitions are served here."""
+    return len(runtime.slots) == count
+
+
+def is_alone(runtime: GroupRuntime, name: str) -> bool:
+    """Whether every partition is this consumer's."""
+    return {*runtime.row.assignment.values()} == {name}
+
+
+@mad
+async def test_who_leaves_as_the_row_was_written_is_taken_out_of_it(house: MadHouse) -> None:
+    """P6: a crowd leaves, one of them so many turns of the loop behind a write of the row."""
+    for turns in range(8):
+        queue = await house.queue(f"orders-{turns}", partitions=4)
+        group = await house.group(queue)
+        gone, also, stays = [(await house.subscribe(queue, group))[1] for _ in range(3)]
+        runtime = house.broker.groups.runtimes[group.group_id]
+        await eventually(partial(has_slots, runtime, 4))
+        written = asyncio.Event()
+
+        def wrote(name: str, args: Any, options: Any, written: asyncio.Event = written) -> None:
+            if name == "change_membership":
+                written.set()
+
+        house.metadata.lose = wrote
+        gone.leave()
+        await written.wait()
+        house.metadata.well()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        also.leave()
+        await eventually(partial(is_alone, runtime, stays.name))

@@ -69,7 +69,7 @@ class Partly(QuietShard):
             self._ends[keys[0]] += count
             return [first, count, 0 if self.is_behind else first + count, first + count, 1]
         if function == "certify":
-            return args[1]
+            return [args[1], self._ends[keys[0]]]
         return 1
 
     async def look(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> Any:

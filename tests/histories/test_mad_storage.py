@@ -368,3 +368,39 @@ async def test_a_queue_that_is_alone_has_commits_as_large_as_its_load(house: Mad
     for answer in answers[:-1]:
         await answer
     assert len(house.storage.appends) - before <= 2
+
+
+@mad
+async def test_a_full_record_is_not_left_behind_when_the_one_after_it_is_withdrawn(
+    house: MadHouse,
+) -> None:
+    """R5, R7: Ann's second message hears of her first one's failure, what Bob has filled a record
+    with before that goes on, and nobody has to publish for it."""
+    queue = await house.queue()
+    house.storage.stall("append")
+    first = house.submit(queue, [message(0, "k")], producer=ANN, sequence=0)
+    await eventually(lambda: house.storage.under_way["append"])
+    house.submit(queue, [message(n, "b") for n in range(limits.RECORD_MESSAGES_MAX - 1)])
+    filled = house.submit(queue, [message(0, "b")])
+    behind = house.submit(queue, [message(1, "k")], producer=ANN, sequence=1)
+    await asyncio.sleep(0.01)
+    house.storage.well()
+    house.storage.fail = lambda name: Unknown("lost") if name == "append" else None
+    assert codes(await first) == ["unknown"]
+    assert codes(await behind) == ["storage_unavailable"]
+    house.storage.well()
+    async with asyncio.timeout(60):
+        (answer,) = codes(await filled)
+    assert isinstance(answer, tuple)
+
+
+@mad
+async def test_a_commit_that_fails_in_a_way_nobody_thought_of_holds_nobody_up(
+    house: MadHouse,
+) -> None:
+    """R5, P13."""
+    queue = await house.queue()
+    house.storage.fail = lambda name: ZeroDivisionError() if name == "append" else None
+    assert codes(await house.submit(queue, [message(0)])) == ["unknown"]
+    house.storage.well()
+    assert codes(await house.submit(queue, [message(1)])) == [(0, 0, False)]

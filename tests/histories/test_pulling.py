@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from math import nextafter
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from metadata.catalog import ANYBODY, Group, Principal, Queue
 from push import limits
 from push.errors import Refused
 from tests.histories.house import House, eventually, message, numbered
+from tests.histories.mad_house import MadHouse, mad
 
 
 def bodies(pulled: Sequence[PulledMessage]) -> list[Any]:
@@ -335,3 +337,25 @@ async def test_a_refused_publish_reaches_no_pull(house: House) -> None:
     assert bodies(await pull(house, queue, group)) == [1]
     with pytest.raises(Refused, match="queue_not_found"):
         house.find("nowhere")
+
+
+@mad
+async def test_who_pulls_as_the_pulls_of_before_leave_is_given_what_is_there(
+    house: MadHouse,
+) -> None:
+    """P6: nobody has pulled for long, and the next pull comes in the very turn of the loop in which
+    the consumer of before is taken out. Both have one name."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    assert await pull(house, queue, group, wait_s=0.05) == []
+    await asyncio.sleep(limits.PULL_IDLE_S)
+    sweeper = house.broker.pulls._sweeper
+    assert sweeper is not None
+    coming: list[asyncio.Future[list[PulledMessage]]] = []
+    asyncio.get_running_loop().call_at(
+        nextafter(sweeper.when(), 0.0),
+        lambda: coming.append(asyncio.ensure_future(pull(house, queue, group, wait_s=20))),
+    )
+    await asyncio.sleep(5)
+    await house.publish(queue, [message(0)])
+    assert bodies(await coming[0]) == [0]

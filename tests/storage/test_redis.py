@@ -9,6 +9,7 @@ import pytest
 from push.errors import Refused, Unknown
 from push.lanes import Lane
 from push.ports import Append, Durability, Partition, Side
+from storage.redis_keys import queue_key
 from storage.redis_ports import Arg, Heard, Shard, Standing
 from storage.redis_shard import Marks, RedisShard, Settings
 from storage.redis_store import RedisStorage
@@ -409,6 +410,20 @@ async def test_a_dropped_queue_leaves_no_key(server: Settings, store: RedisStora
     await store.drop_queue("q-1")
     left = {*await ask(server, "KEYS", "{q-1}:*")} - {b"{q-1}:touch", b"{q-1}:gone"}
     assert left == set(before)
+
+
+async def test_a_group_that_is_dropped_with_its_queue_leaves_no_key(
+    server: Settings, store: RedisStorage
+) -> None:
+    """Between two slices of the queue's drop."""
+    await with_group(store)
+    shard, key = await RedisShard.open(server, Marks(INCARNATION)), [queue_key("q-1")]
+    assert await shard.act("drop_queue", key, [], level="all") == 1
+    await shard.act("drop_group", key, ["g-1"], level="all")
+    while await shard.act("drop_queue", key, [], level="all"):
+        pass
+    await shard.close()
+    assert await ask(server, "KEYS", "{q-1}:c*") == []
 
 
 async def test_long_logs_are_trimmed_in_slices(

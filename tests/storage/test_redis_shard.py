@@ -313,6 +313,23 @@ async def test_a_connection_that_stands_waits_for_no_replica_that_was_taken_out(
         assert loop.time() - began < given.wait_s / 2
 
 
+async def test_what_was_asked_behind_an_act_that_redis_refused_does_not_happen(alone: Node) -> None:
+    """R7: at memory's end a large record is refused, and a small one behind it has room. Whoever
+    has no lane does not care; nor does another partition."""
+    async with shard(settings(alone), replicas=0) as opened:
+        lane = opened.lane(LIST, "all")
+        acts = [("note", "2"), ("missing", "1"), ("note", "1")]
+        works = [opened.act(name, [LIST], [text], level="all", lane=lane) for name, text in acts]
+        works.append(opened.act("note", [LIST], ["1"], level="all"))
+        found = await asyncio.gather(*works, return_exceptions=True)
+        assert [isinstance(one, Refused) for one in found] == [False, True, True, False]
+        assert kept(alone) == ["2", "1"]
+        with pytest.raises(Refused, match="may not have happened"):
+            await opened.act("note", [LIST], ["1"], level="all", lane=lane)
+        lane = opened.lane(LIST, "all")
+        assert await opened.act("note", [LIST], ["1"], level="all", lane=lane) == 3
+
+
 async def test_a_replica_whose_file_is_still_being_written_does_not_count(
     three: Replicated,
 ) -> None:

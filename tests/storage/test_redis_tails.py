@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -15,18 +16,20 @@ from push.errors import Unknown
 from push.ports import Append, Durability
 from storage.appending import open_header
 from storage.redis_library import library
-from storage.redis_ports import Heard
+from storage.redis_ports import Heard, Shard
 from storage.redis_provision import provision
 from storage.redis_records import append_args
 from storage.redis_shard import Marks, RedisShard, Settings
 from storage.redis_store import RedisStorage
+from storage.redis_tails import Tails
+from tests.conformance.virtual import run
 from tests.contract.redis_single import INCARNATION
 from tests.contract.stores import P0, P1, append, with_group
 from tests.servers.acks import Way
 from tests.servers.binaries import Binary
 from tests.servers.layouts import replicated
 from tests.servers.node import Node, until
-from tests.storage.shards import settings
+from tests.storage.shards import QuietShard, settings
 from tests.waiting import becomes
 
 TAILS_S = 0.05
@@ -144,3 +147,49 @@ async def test_a_wake_up_that_got_lost_comes_later(redis_binary: Binary, tmp_pat
             await other.append([append(messages=1)])
             async with asyncio.timeout(10):
                 assert await woken.get() == (P0, 1)
+
+
+class FailedOver(QuietShard):
+    """A primary whose log ends at 100 dies; the next one's ends at 90, of which 10 are certified.
+    While copies of that are being counted somebody appends 10 more, whose copies nobody counts."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.end = 100
+        self.counted = 0
+        self.certified = 10
+        self.beyond = 0
+        """The most that was certified and not counted."""
+
+    async def look(self, function: str, keys: Any, args: Any) -> Any:
+        """The ends as they are."""
+        self.looks += 1
+        if self.looks == 2:
+            self.end = 90
+        return [self.certified, self.end, b"all"]
+
+    async def act(
+        self, function: str, keys: Any, args: Any, *, level: Any, lane: Any = None
+    ) -> Any:
+        """Certify."""
+        if level == "all":
+            self.counted, answer = self.end, [self.certified, self.end]
+            self.end += 10  # behind the WAIT
+            return answer
+        self.certified = min(args[1], self.end)
+        self.beyond = max(self.beyond, self.certified - self.counted)
+        return [self.certified, self.end]
+
+
+def test_what_was_seen_at_a_primary_of_before_certifies_nothing_that_came_since() -> None:
+    """R10."""
+
+    async def main() -> None:
+        shard = FailedOver()
+        tails = Tails(cast(Shard, shard), lambda partition, end: None)
+        tails.watch(P0)
+        await becomes(lambda: shard.certified >= 90)
+        await tails.close()
+        assert shard.beyond == 0
+
+    run(main())
