@@ -53,15 +53,16 @@ class Terms:
 
 class Held:
     """One level. `connect` makes a link to the primary, checked; it raises Refused. `confirmed` is
-    told the number of touches of each group that has the copies that its level asks for, before
-    anybody is answered; each one that has not is one of the `doubts` by then."""
+    told of each group that has the copies that its level asks for, before anybody is answered: the
+    number of touches, and how many replicas could be elected; each one that has not is one of the
+    `doubts` by then."""
 
     def __init__(
         self,
         level: Durability,
         connect: Callable[[], Awaitable[Link]],
         terms: Terms,
-        confirmed: Callable[[Durability, int], None],
+        confirmed: Callable[[Durability, int, int], None],
     ) -> None:
         self.level = level
         self._connect = connect
@@ -193,7 +194,7 @@ class Held:
                 return doubt
             if told.get("sync_full") != link.syncs:
                 return "a replica was synced anew, and may not have it on its disk yet"
-        self._confirmed(self.level, touches)
+        self._confirmed(self.level, touches, replicas)
         return ""
 
     def _refuse_waiting(self, which: Callable[[Act], bool] = lambda act: True) -> None:

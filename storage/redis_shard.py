@@ -159,7 +159,7 @@ class RedisShard:
         return self._touches
 
     def copies(self, level: Durability) -> int:
-        """See `redis_ports.Shard`; as the store said when it was connected to last."""
+        """See `redis_ports.Shard`; as the store said with the group that was confirmed last."""
         return 1 + copies_needed(level, self._replicas)
 
     def has_room(self, key: str | None = None) -> bool:
@@ -288,7 +288,8 @@ class RedisShard:
             self._renewing.add(task)
             task.add_done_callback(self._renewing.discard)
 
-    def _confirmed(self, level: Durability, touches: int) -> None:
+    def _confirmed(self, level: Durability, touches: int, replicas: int) -> None:
+        self._replicas = replicas
         # At the other levels a failover may take touches back, and rightly so.
         if level == "all":
             self._touches = max(self._touches, touches)

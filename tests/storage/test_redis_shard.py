@@ -308,6 +308,7 @@ async def test_a_connection_that_stands_waits_for_no_replica_that_was_taken_out(
         until(lambda: int(primary.info("replication")["connected_slaves"]) == 1, "one replica")
         await set_replicas(given, 1)
         assert await note(opened, "2") == 2  # it does not know yet
+        assert opened.copies("all") == 2  # what receipts name
         began = loop.time()
         assert await note(opened, "3") == 3
         assert loop.time() - began < given.wait_s / 2
