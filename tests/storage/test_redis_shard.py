@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -301,9 +302,10 @@ async def test_a_connection_that_stands_waits_for_no_replica_that_was_taken_out(
     three: Replicated,
 ) -> None:
     primary, loop = three.nodes[0], asyncio.get_running_loop()
-    given = settings(primary, wait_s=4.0)
+    given = replace(settings(primary, wait_s=4.0), watch_s=60.0)
     async with shard(given, replicas=2) as opened:
         assert await note(opened, "1") == 1
+        assert opened.copies("all") == 3
         three.nodes[2].kill()
         until(lambda: int(primary.info("replication")["connected_slaves"]) == 1, "one replica")
         await set_replicas(given, 1)
