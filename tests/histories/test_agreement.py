@@ -233,44 +233,47 @@ async def test_a_start_goes_on_when_others_delete_what_it_was_making(town: Town)
     assert len(await town.memory.partitions(other.find("kept").queue_id)) == 1
 
 
+async def half_made_from_its_end(gateway: Gateway) -> "asyncio.Future[tuple[Group, bool]]":
+    """A group behind three messages, whose settings say the beginning: the catalog has it, and the
+    storage does not answer."""
+    queue = await gateway.queue()
+    await gateway.publish(queue, numbered(3))
+    gateway.storage.stall("create_group")
+    making = asyncio.ensure_future(
+        gateway.broker.put_group(ANYBODY, queue, "billing", GroupSettings(), "latest")
+    )
+    await becomes(lambda: gateway.storage.under_way["create_group"])
+    return making
+
+
+async def first_given(gateway: Gateway, group: Group) -> int:
+    """The number of the first message of a new consumer, when number 3 is published."""
+    session, _ = await gateway.consumer(group)
+    await gateway.publish(gateway.find(), numbered(1, first=3))
+    return int((await session.get(1))[0])
+
+
 @town(1)
 async def test_who_starts_between_the_halves_of_a_group_makes_it_begin_as_was_asked(
     town: Town,
 ) -> None:
     """R11: it is asked for from its end, and answered so; its settings say the beginning."""
     (first,) = town.gateways
-    queue = await first.queue()
-    await first.publish(queue, numbered(3))
-    first.storage.stall("create_group")
-    settings = GroupSettings()
-    making = asyncio.ensure_future(
-        first.broker.put_group(ANYBODY, queue, "billing", settings, "latest")
-    )
-    await becomes(lambda: first.storage.under_way["create_group"])
+    making = await half_made_from_its_end(first)
     await town.another()
     first.storage.well()
     group, is_new = await making
     assert is_new
-    session, _ = await first.consumer(group)
-    await first.publish(queue, numbered(1, first=3))
-    assert (await session.get(1))[0] == 3
+    assert await first_given(first, group) == 3
 
 
 @town(2)
 async def test_a_group_that_others_have_to_make_begins_as_was_asked(town: Town) -> None:
     """R11: whoever makes it is cut off between the two halves."""
     first, second = town.gateways
-    queue = await first.queue()
-    await first.publish(queue, numbered(3))
-    first.storage.stall("create_group")
-    making = asyncio.ensure_future(
-        first.broker.put_group(ANYBODY, queue, "billing", GroupSettings(), "latest")
-    )
-    await becomes(lambda: first.storage.under_way["create_group"])
+    making = await half_made_from_its_end(first)
     first.cut_off()
     await asyncio.sleep(SOON_S)
     group = second.broker.metadata.find_group(ANYBODY, second.find(), "billing")
-    session, _ = await second.consumer(group)
-    await second.publish(second.find(), numbered(1, first=3))
-    assert (await session.get(1))[0] == 3
+    assert await first_given(second, group) == 3
     making.cancel()
