@@ -6,6 +6,7 @@ import concurrent.futures._base
 import gc
 import inspect
 import itertools
+import queue
 import signal
 import sys
 import threading
@@ -336,6 +337,25 @@ async def test_ctrl_c_at_any_line_loses_no_message_and_leaves_nothing_behind(
                 gc.collect()
 
     await script(run)
+
+
+def test_what_is_done_as_the_wait_for_it_ends_is_unclaimed() -> None:
+    """A Ctrl-C between the last line of the work and its telling."""
+    thread, left = loop.LoopThread(), queue.SimpleQueue[int]()
+    given_up: concurrent.futures.Future[int] = concurrent.futures.Future()
+
+    async def work() -> int:
+        given_up.cancel()
+        return 17
+
+    async def last() -> None:
+        """Nothing."""
+
+    thread._begin(given_up, work, None, left.put)
+    try:
+        assert left.get(timeout=10) == 17
+    finally:
+        thread.stop(last)
 
 
 @pytest.mark.parametrize("broker_answers", [True, False])

@@ -6,8 +6,10 @@
 
 export const PERIOD_MS = 1000;
 export const BACKOFF_MAX_MS = 15_000;
-/** At most this part of the time is spent asking: what takes the broker long is asked seldom. */
+/** At most this part of the time is spent asking: what takes the broker long is asked seldom, */
 export const BUSY_PART_MAX = 0.05;
+/** but so often that there are rates (GAP_MS in rates.js). */
+export const PAUSE_MAX_MS = 10_000;
 
 /** How long to wait after so many failures in a row. @param {number} failures */
 export function backoffMs(failures) {
@@ -18,7 +20,8 @@ export function backoffMs(failures) {
  * @param {number} tookMs */
 export function pauseMs(periodMs, tookMs) {
   if (periodMs === null) return null;
-  return Math.max(periodMs - tookMs, tookMs * (1 / BUSY_PART_MAX - 1));
+  const calmMs = Math.min(PAUSE_MAX_MS, tookMs * (1 / BUSY_PART_MAX - 1));
+  return Math.max(periodMs - tookMs, calmMs);
 }
 
 /**

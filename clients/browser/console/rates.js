@@ -14,7 +14,7 @@ export const RATE_WINDOW_MS = 5000;
 /** A rate is that of the last so many milliseconds, which calms it. */
 export const HISTORY_MS = 5 * 60 * 1000;
 /** What a plot shows. */
-const GAP_MS = 15_000;
+const GAP_MS = 30_000;
 /** Between two samples this far apart nothing is known: a plot has a gap there. */
 
 /** The samples of one thing, oldest first. */

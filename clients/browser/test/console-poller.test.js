@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { backoffMs, BACKOFF_MAX_MS, pauseMs, Poller } from "../console/poller.js";
+import { backoffMs, BACKOFF_MAX_MS, PAUSE_MAX_MS, pauseMs, Poller } from "../console/poller.js";
 
 /** A poller whose requests are answered by hand, in a time of its own. */
 function polled(settings = {}) {
@@ -47,6 +47,8 @@ test("what takes the broker long is asked seldom", () => {
   assert.equal(pauseMs(1000, 20), 980);
   assert.equal(pauseMs(1000, 50), 950);
   assert.equal(Math.round(pauseMs(1000, 500)), 9500);
+  assert.equal(pauseMs(1000, 3000), PAUSE_MAX_MS); // on a machine that is slow for a moment, too
+  assert.equal(pauseMs(60_000, 3000), 57_000);
   assert.equal(pauseMs(null, 500), null);
 });
 

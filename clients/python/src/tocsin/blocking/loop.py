@@ -61,7 +61,7 @@ class LoopThread:
             with self._lock:
                 if self._stopped:
                     raise ClientClosed
-                self._begin(future, work, timeout_s)
+                self._begin(future, work, timeout_s, unclaimed)
             return future.result()
         except CancelledError:
             raise ClientClosed from None
@@ -75,6 +75,7 @@ class LoopThread:
         future: "Future[T]",
         work: Callable[[], Coroutine[Any, Any, T]],
         timeout_s: float | None,
+        unclaimed: Callable[[T], object] = _forget,
     ) -> None:
         """Have this done there; `future` tells of it, and ends it when it is cancelled. A Ctrl-C
         may come between any two lines of the caller's: so the future is there before anything
@@ -83,7 +84,7 @@ class LoopThread:
         def start() -> None:
             if not future.cancelled():
                 task = self._loop.create_task(_within(work, timeout_s))
-                task.add_done_callback(partial(_tell, future))
+                task.add_done_callback(partial(_tell, future, unclaimed))
                 future.add_done_callback(partial(self._end, task))
 
         self._loop.call_soon_threadsafe(start)
@@ -125,14 +126,16 @@ async def _within(work: Callable[[], Coroutine[Any, Any, T]], timeout_s: float |
         return await work()
 
 
-def _tell(future: Future[T], task: asyncio.Task[T]) -> None:
-    """What became of the task."""
+def _tell(future: Future[T], unclaimed: Callable[[T], object], task: asyncio.Task[T]) -> None:
+    """What became of the task. Where a Ctrl-C came between its end and this, what it answered is
+    unclaimed."""
     if task.cancelled():
         future.cancel()
     error = None if task.cancelled() else task.exception()
     if not future.set_running_or_notify_cancel():
-        return  # nobody waits for it any more
-    if error is not None:
+        if not task.cancelled() and error is None:
+            unclaimed(task.result())
+    elif error is not None:
         future.set_exception(error)
     else:
         future.set_result(task.result())
