@@ -3,12 +3,13 @@
 Queue `steady` has two hundred messages a second on a schedule, published, pushed and acked over
 connections of its own; the latency of a message counts from when it was due. Queue `flood` is
 flooded by another process, first as fast as it takes messages (its capacity), then at three times
-that. Calm and flooded stretches take turns in one run. The broker has cores of its own, its clients
-have others (busy.apart). The flooder runs once as any process, and once with nice 19, as if it were
-on a machine of its own: what the first figure has more is what the machine shares out between the
-flooder and the steady queue's clients, not the broker. At the end nobody floods, but two
-processes are as busy as broker and flooder were: what the steady queue notices of that is the
-machine's own, and no broker could stay below it there.
+that. Calm and flooded stretches take turns in one run, and what is judged is the median of the
+rounds' ratios: a moment in which the machine itself stood still spoils one of them. The broker has
+cores of its own, its clients have others (busy.apart). The flooder runs once as any process, and
+once with nice 19, as if it were on a machine of its own: what the first figure has more is what the
+machine shares out between the flooder and the steady queue's clients, not the broker. At the end
+nobody floods, but two processes are as busy as broker and flooder were: what the steady queue
+notices of that is the machine's own, and no broker could stay below it there.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ import sys
 import time
 from dataclasses import dataclass
 from random import Random
+from statistics import median
 from typing import Any, Final
 
 from loadtests.busy import apart, beside
@@ -235,11 +237,11 @@ def _conclude(finding: Finding, plan: Plan, floods: list[_Flood], capacity: int)
         finding.figures[f"nice{flood.nice}_p99_ratio"] = round(ratio, 2)
         finding.figures[f"nice{flood.nice}_p99_ratios"] = flood.ratios
     last = floods[-1]
-    ratio = last.flooded.percentile(99) / max(1, last.calm.percentile(99))
+    ratio = median(last.ratios)
     finding.check(
         f"the steady queue's p99 is at most {RATIO_MAX} x the calm one "
         f"(flooder at nice {last.nice})",
-        ratio <= RATIO_MAX, f"{ratio:.2f} x", timed=True,
+        ratio <= RATIO_MAX, f"{ratio:.2f} x, of {last.ratios}", timed=True,
     )  # fmt: skip
 
 

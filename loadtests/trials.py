@@ -309,14 +309,18 @@ def fuzz(frames: int, seed: int, as_json: bool) -> None:
 
 @trials.command()
 @_seconds(trial_hostile.SECONDS, "How long under attack; half as long before, and afterwards.")
+@click.option(
+    "--rounds", type=click.IntRange(1, 100), default=trial_hostile.ROUNDS, show_default=True,
+    help="Of peace and attack; the median of their ratios is judged.",
+)  # fmt: skip
 @_json
-def hostile(seconds: float, as_json: bool) -> None:
+def hostile(seconds: float, rounds: int, as_json: bool) -> None:
     """Everybody who means harm, at once; memory stays, and who behaves hardly notices.
 
     1,000 sockets that send byte by byte, 64 MiB of headers, frames of 16 MiB, compression bombs,
     1,000 readers that never read, floods of subscribes, credit and tickets.
     """
-    plan = trial_hostile.Plan(seconds, seconds / 2)
+    plan = trial_hostile.Plan(seconds, rounds, seconds / 2)
     _try(trial_hostile.hostile(plan, _progress), as_json)
 
 
