@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from loadtests.server import Server
+from tests.memory import in_memory
 from tests.servers.binaries import Binary, ServerMissing, binaries
 from tests.storage.standing import Pool
 
@@ -69,14 +70,15 @@ def redis_binary(request: pytest.FixtureRequest) -> Binary:
 
 
 @pytest.fixture(scope="session")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+def servers() -> Iterator[Pool]:
     """Redis and Valkey servers that stand for many tests, which empty them."""
-    pool = Pool(tmp_path_factory.mktemp)
-    with pytest.MonkeyPatch.context() as patch:  # nobody is cut off there; the machine is busy
+    with in_memory() as folder, pytest.MonkeyPatch.context() as patch:
+        # Nobody is cut off there; the machine is busy.
         patch.setattr("storage.redis_cluster.NODE_S", 30.0)
         patch.setattr("storage.redis_primary.SENTINEL_S", 30.0)
+        pool = Pool(folder)
         yield pool
-    pool.close()
+        pool.close()
 
 
 @pytest.fixture

@@ -15,6 +15,9 @@ from loadtests.server import Server
 from tests.browser import demo_page
 from tests.browser.demo_page import Visit, visited
 from tests.browser.house import GROUP, QUEUE, Stream
+from tests.memory import in_memory, tmp_path
+
+__all__ = ["tmp_path"]
 
 TOKEN = "the-token-of-these-tests"
 GUARDED = (
@@ -61,17 +64,19 @@ async def chromium() -> AsyncIterator[Browser]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def broker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+async def broker() -> AsyncIterator[Server]:
     """One broker for the tests of a module."""
-    with Server(tmp_path_factory.mktemp("broker") / "data", level="warning") as server:
+    with in_memory() as folder, Server(folder / "data", level="warning") as server:
         yield server
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+async def guarded() -> AsyncIterator[Server]:
     """A broker with a token."""
-    data_dir = tmp_path_factory.mktemp("guarded") / "data"
-    with Server(data_dir, level="warning", command=GUARDED) as server:
+    with (
+        in_memory() as folder,
+        Server(folder / "data", level="warning", command=GUARDED) as server,
+    ):
         yield server
 
 

@@ -6,6 +6,9 @@ import pytest
 import tocsin
 
 from tests.clients.fake_broker import FakeBroker
+from tests.memory import tmp_path
+
+__all__ = ["tmp_path"]
 
 
 @pytest.fixture

@@ -25,8 +25,7 @@ from tests.conformance.replay import Event, Kind, Replay
 from tests.conformance.transcript import Deviation, Line, Transcript, frames_of
 from tests.conformance.wires import LongPollWire, WebSocketWire, Wire
 from tests.histories.house import House, Session
-
-MEMORY_FOLDER: Final = Path("/dev/shm")
+from tests.memory import memory
 
 
 class LastingStorage(MemoryStorage):
@@ -43,8 +42,7 @@ class GatewayReplay(Replay):
 
     def __init__(self, transcript: Transcript, transport: str) -> None:
         super().__init__(transcript, transport)
-        where = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
-        self._folder = tempfile.TemporaryDirectory(dir=where)
+        self._folder = tempfile.TemporaryDirectory(dir=memory())
         self._house = House(Path(self._folder.name), "memory")
         self._house.memory = LastingStorage()
         self._settings: dict[str, Any] = transcript.head.get("broker", {})

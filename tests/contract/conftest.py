@@ -12,7 +12,10 @@ from push.ports import Storage
 from push.sealing import PLAIN
 from tests.contract.redis_single import redis_store
 from tests.contract.stores import Clock, memory_store, sealing, sqlite_store
+from tests.memory import tmp_path
 from tests.storage.standing import Kind, Pool, kinds
+
+__all__ = ["tmp_path"]
 
 Opening = Callable[..., AbstractAsyncContextManager[Storage]]
 """Given a clock and a sealer: an empty storage."""

@@ -14,18 +14,17 @@ from storage.redis_ports import Arg
 from storage.redis_shard import Marks, RedisShard, Settings
 from storage.redis_store import RedisStorage
 from tests.contract.stores import Clock
+from tests.memory import memory
 from tests.servers.binaries import binaries
 from tests.storage.standing import Standing, reach_of, standing
 
 INCARNATION = "incarnation-1"
-MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
-"""The syncs of thousands of histories are not what is tested."""
 
 
 @asynccontextmanager
 async def redis_process() -> AsyncIterator[Settings]:
     """A server of its own, alone, provisioned."""
-    folder = Path(tempfile.mkdtemp(prefix="tocsin-redis-", dir=MEMORY))
+    folder = Path(tempfile.mkdtemp(prefix="tocsin-redis-", dir=memory()))
     try:
         with standing(binaries()[0], "single", folder) as servers:
             await servers.empty(INCARNATION)

@@ -1,9 +1,7 @@
 """The contract of `push.letters.Inbox`, in memory and over a real server."""
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -19,6 +17,7 @@ from storage.redis_provision import provision
 from storage.redis_shard import Marks, RedisShard, Settings
 from storage.redis_store import RedisStorage
 from tests.contract.stores import G0, P0, P1, TOKEN, Clock, with_group
+from tests.memory import in_memory
 from tests.servers.binaries import Binary
 from tests.servers.layouts import single
 from tests.servers.node import Node
@@ -26,17 +25,12 @@ from tests.servers.node import Node
 ASKER, OTHER = "a" * ASKER_CHARS, "b" * ASKER_CHARS
 ONE = Letter(verb="ack", epoch=1, runs=[(1, 0, 0)])
 G1 = GroupPartition("g-1", P1)
-MEMORY_FOLDER = Path("/dev/shm")
 
 
 @pytest.fixture(scope="module")
 def node(redis_binary: Binary) -> Iterator[Node]:
     """A server of its own."""
-    where = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
-    with (
-        tempfile.TemporaryDirectory(dir=where) as name,
-        single(redis_binary, Path(name)) as started,
-    ):
+    with in_memory() as folder, single(redis_binary, folder) as started:
         yield started
 
 

@@ -37,6 +37,7 @@ from storage.sqlite import SqliteStorage
 from tests.contract import stores
 from tests.contract.model import Group, Message, Model
 from tests.contract.redis_single import ask, redis_process, redis_store_of
+from tests.memory import memory
 
 T = TypeVar("T")
 PRODUCERS = [b"producer-%07d" % number for number in range(3)]
@@ -56,8 +57,7 @@ class Stores:
     """A memory, a SQLite and a Redis storage, used by many histories, each with its own queue."""
 
     def __init__(self) -> None:
-        memory = Path("/dev/shm")  # the syncs of thousands of histories are not what is tested
-        self.folder = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
+        self.folder = Path(tempfile.mkdtemp(dir=memory()))
         self.loop = asyncio.new_event_loop()
         self.clock = stores.Clock()
         self.memory = MemoryStorage(wall=self.clock)
@@ -98,6 +98,11 @@ class Stores:
         shutil.rmtree(self.folder)
 
 
+async def _together(calls: list[Coroutine[Any, Any, T]]) -> list[T]:
+    """One store works while another one waits for its disk or its server."""
+    return await asyncio.gather(*calls)
+
+
 class Histories(RuleBasedStateMachine):
     """One partition, three producers, two groups."""
 
@@ -112,9 +117,9 @@ class Histories(RuleBasedStateMachine):
     def each(self, call: str, *args: object, **named: object) -> Any:
         """Call all storages; their answers are one."""
         assert self.stores.sqlite is not None
-        answers = []
-        for store in (self.stores.memory, self.stores.sqlite, self.stores.redis):
-            answers.append(self.stores.run(getattr(store, call)(*args, **named)))
+        stores = (self.stores.memory, self.stores.sqlite, self.stores.redis)
+        calls = [getattr(store, call)(*args, **named) for store in stores]
+        answers = self.stores.run(_together(calls))
         assert answers[0] == answers[1] == answers[2]
         return answers[0]
 

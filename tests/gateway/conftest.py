@@ -18,6 +18,9 @@ from gateway.rest import Application
 from tests.gateway.asgi import client_of
 from tests.gateway.plain_broker import PlainBroker
 from tests.histories.house import House
+from tests.memory import tmp_path
+
+__all__ = ["tmp_path"]
 
 
 def never(reason: str) -> None:

@@ -1,7 +1,6 @@
 """`house` is the whole broker, over each storage in turn; `durable_house` over the one on disk."""
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,17 +8,16 @@ from typing import Any
 import pytest
 
 from tests.histories.house import House
+from tests.memory import in_memory, tmp_path
 
-MEMORY_FOLDER = Path("/dev/shm")
+__all__ = ["tmp_path"]
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """For the stores: in memory where there is such a folder. These histories end processes, not
-    machines, and fsyncs would be most of their time."""
-    where = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
-    with tempfile.TemporaryDirectory(dir=where) as name:
-        yield Path(name)
+    """For the stores. These histories end processes, not machines."""
+    with in_memory() as made:
+        yield made
 
 
 async def _opened(folder: Path, kind: str) -> AsyncIterator[House]:

@@ -1,6 +1,5 @@
 """Several brokers in this process over one real Redis or Valkey, as several gateways are."""
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,8 +12,8 @@ from push.errors import Refused
 from storage.redis_provision import provision
 from storage.redis_shard import Marks, RedisShard
 from storage.redis_target import parse
-from tests.histories.conftest import MEMORY_FOLDER
 from tests.histories.house import House, eventually, never
+from tests.memory import in_memory
 from tests.servers.binaries import binaries
 from tests.servers.layouts import single
 from tests.servers.node import Node
@@ -25,11 +24,7 @@ INCARNATION = "incarnation-1"
 @contextmanager
 def a_server() -> Iterator[Node]:
     """One whose files need outlive nothing: kill -9 and power loss are not for its tests."""
-    where = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
-    with (
-        tempfile.TemporaryDirectory(dir=where) as name,
-        single(binaries()[0], Path(name)) as started,
-    ):
+    with in_memory() as folder, single(binaries()[0], folder) as started:
         yield started
 
 

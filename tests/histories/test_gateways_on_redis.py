@@ -17,6 +17,7 @@ from tests.histories import redis_gateways
 from tests.histories.house import Session, delivery, message
 from tests.histories.redis_gateways import emptied
 from tests.mad import MadMetadata
+from tests.memory import in_memory
 from tests.servers.binaries import binaries
 from tests.servers.layouts import single
 from tests.servers.node import Node
@@ -45,9 +46,9 @@ class Gateway(redis_gateways.Gateway):
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node() -> Iterator[Node]:
     """A server of its own."""
-    with single(binaries()[0], tmp_path_factory.mktemp("server")) as started:
+    with in_memory() as folder, single(binaries()[0], folder) as started:
         yield started
 
 

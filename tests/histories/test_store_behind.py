@@ -19,6 +19,7 @@ from storage.redis_shard import RedisShard
 from tests.histories.house import delivery, message, numbered
 from tests.histories.redis_gateways import emptied
 from tests.histories.test_gateways_on_redis import Gateway
+from tests.memory import in_memory
 from tests.servers.binaries import binaries
 from tests.servers.layouts import single
 from tests.servers.node import Node
@@ -26,9 +27,9 @@ from tests.waiting import becomes
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node() -> Iterator[Node]:
     """A server of its own."""
-    with single(binaries()[0], tmp_path_factory.mktemp("server")) as started:
+    with in_memory() as folder, single(binaries()[0], folder) as started:
         yield started
 
 

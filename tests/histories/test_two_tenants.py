@@ -23,12 +23,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from gateway import frames
 from gateway.rest import OPERATIONS
 from tests.conformance.virtual import VirtualLoop, run
-from tests.histories.conftest import MEMORY_FOLDER
 from tests.histories.house import House
 from tests.histories.rights_acts import OTHERS, REST, Choice, Undone, on_queue
 from tests.histories.rights_frames import FRAMES
 from tests.histories.rights_model import ACTORS, GHOST, KEYS, NAMES, Actor
 from tests.histories.rights_world import World
+from tests.memory import memory
 
 WHOLE = bool(os.environ.get("TOCSIN_SOAK"))
 STEPS_WHOLE, STEPS_SHORT, STEPS_PER_HISTORY = 100_000, 300, 100
@@ -85,8 +85,7 @@ async def step(world: World, actor: Actor, name: str, choice: Choice, seen: Seen
 
 async def opened() -> World:
     """A broker of its own."""
-    where = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
-    folder = tempfile.TemporaryDirectory(dir=where)
+    folder = tempfile.TemporaryDirectory(dir=memory())
     house = House(Path(folder.name), "memory")
     await house.open()
     world = World(house)

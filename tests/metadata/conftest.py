@@ -6,17 +6,20 @@ from pathlib import Path
 import pytest
 
 from metadata.inprocess import InProcessMetadata
+from tests.memory import in_memory, tmp_path
 from tests.metadata.keepers import Keeper, LayoutKeeper, SqliteKeeper
 from tests.servers.binaries import binaries
 from tests.servers.layouts import single
 from tests.servers.node import Node
 from tests.storage.standing import Kind, Pool, kinds
 
+__all__ = ["tmp_path"]
+
 
 @pytest.fixture(scope="session")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node() -> Iterator[Node]:
     """A server of its own, for all tests of metadata/."""
-    with single(binaries()[0], tmp_path_factory.mktemp("server")) as started:
+    with in_memory() as folder, single(binaries()[0], folder) as started:
         yield started
 
 

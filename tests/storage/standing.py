@@ -140,7 +140,7 @@ def standing(binary: Binary, layout: str, folder: Path) -> Iterator[Standing]:
 class Pool:
     """Those that tests have asked for, each started when it is first wanted."""
 
-    def __init__(self, folder: Callable[[str], Path]) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._started: dict[Kind, Standing] = {}
         self._stack = ExitStack()
@@ -149,7 +149,8 @@ class Pool:
         """Raises ServerMissing: there is no such engine here."""
         if kind not in self._started:
             binary = next(one for one in binaries() if one.engine == kind.engine)
-            folder = self._folder(f"{kind.engine}-{kind.layout}")
+            folder = self._folder / f"{kind.engine}-{kind.layout}"
+            folder.mkdir()
             entered = self._stack.enter_context(standing(binary, kind.layout, folder))
             self._started[kind] = entered
         return self._started[kind]

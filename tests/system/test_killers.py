@@ -21,7 +21,7 @@ async def handle(message):
         os._exit(77)
 
 async def main():
-    async with tocsin.connect(sys.argv[1]) as client:
+    async with tocsin.connect(sys.argv[1], linger_s=float(sys.argv[2])) as client:
         async with client.subscribe("orders", group="workers") as messages:
             async for message in messages:
                 await handle(message)
@@ -32,6 +32,8 @@ async def main():
 asyncio.run(main())
 """
 ATTEMPTS_MAX = 3
+LINGER_S = 3
+"""The next one starts meanwhile, and has nothing to do until the dead one is given up."""
 RUN_S_MAX = 60
 
 
@@ -54,7 +56,7 @@ async def test_a_killer_message_is_counted_each_time_and_then_dead_lettered(serv
         statuses = []
         for _ in range(ATTEMPTS_MAX + 1):
             run = await asyncio.to_thread(
-                subprocess.run, [sys.executable, "-c", HANDLER, server.url],
+                subprocess.run, [sys.executable, "-c", HANDLER, server.url, str(LINGER_S)],
                 timeout=RUN_S_MAX, check=False,
             )  # fmt: skip
             statuses.append(run.returncode)
