@@ -16,11 +16,14 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
+from typing import Final
 
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests/mutants/mutants.toml"
 RUN_S_MAX = 240
-"""One run of a mutant's tests; a mutant that hangs them is caught, too."""
+"""One run of a mutant's tests. A mutant that hangs them is caught, too, and that is said: a test
+that only takes long does not notice anything."""
+NO_END: Final = f"no end after {RUN_S_MAX} s"
 LEFT_OUT = shutil.ignore_patterns(
     ".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "build", "data", "*.egg-info"
 )
@@ -57,8 +60,8 @@ def load() -> list[Mutant]:
     return [Mutant(**entry) for entry in tomllib.loads(LIST.read_text())["mutant"]]
 
 
-def run(tree: Path, selectors: list[str]) -> tuple[int, str]:
-    """(pytest's exit status, its output); a run beyond RUN_S_MAX counts as failed tests."""
+def run(tree: Path, selectors: list[str], within_s: float | None) -> tuple[int, str]:
+    """(pytest's exit status, its output); (1, NO_END): it took longer than that."""
     environment = os.environ | {
         "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'clients/python/src'}",
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -69,7 +72,7 @@ def run(tree: Path, selectors: list[str]) -> tuple[int, str]:
             command,
             cwd=tree,
             env=environment,
-            timeout=RUN_S_MAX,
+            timeout=within_s,
             check=False,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -77,26 +80,29 @@ def run(tree: Path, selectors: list[str]) -> tuple[int, str]:
             text=True,
         )
     except subprocess.TimeoutExpired:
-        return 1, f"no end after {RUN_S_MAX} s"
+        return 1, NO_END
     return done.returncode, done.stdout
 
 
-def judge(mutant: Mutant, tree: Path) -> str:
-    """Empty when every named test noticed it, else what is wrong."""
+def judge(mutant: Mutant, tree: Path) -> tuple[bool, str]:
+    """Whether every named test noticed it; how, or what is wrong."""
+    verdict = "caught"
     try:
         original = mutant.plant(tree)
     except ValueError as problem:
-        return f"no longer applies: {problem}"
+        return False, f"no longer applies: {problem}"
     try:
         for selector in mutant.tests:
-            status, output = run(tree, [selector])
+            status, output = run(tree, [selector], RUN_S_MAX)
             if status == 0:
-                return f"survived {selector}: {mutant.reason}"
+                return False, f"survived {selector}: {mutant.reason}"
             if status != 1:
-                return f"is broken ({selector} did not run):\n{output}"
+                return False, f"is broken ({selector} did not run):\n{output}"
+            if output == NO_END:
+                verdict = f"caught, if it hangs {selector}: {NO_END}"
     finally:
         (tree / mutant.file).write_text(original)
-    return ""
+    return True, verdict
 
 
 def main() -> None:
@@ -114,14 +120,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tocsin-mutants-") as folder:
         tree = Path(folder) / "tree"
         shutil.copytree(ROOT, tree, ignore=LEFT_OUT, symlinks=True)
-        status, output = run(tree, sorted({test for mutant in chosen for test in mutant.tests}))
+        tests = sorted({test for mutant in chosen for test in mutant.tests})
+        status, output = run(tree, tests, None)
         if status:
             sys.exit(f"without any mutant, the tests already fail:\n{output}")
         for number, mutant in enumerate(chosen, 1):
             began = monotonic()
-            problem = judge(mutant, tree)
-            failures += bool(problem)
-            verdict = problem or "caught"
+            is_caught, verdict = judge(mutant, tree)
+            failures += not is_caught
             took_s = monotonic() - began
             say(f"{number}/{len(chosen)} {mutant.rule} {mutant.name}: {verdict} ({took_s:.0f} s)\n")
             sys.stdout.flush()
