@@ -135,7 +135,7 @@ class Crew:
         left, told_at = len(self.field.missing) + 1, time.monotonic()
         # An ack whose answer a kill swallowed may count: only the broker knows that all is done.
         while self.field.missing and time.monotonic() - self.field.delivered_at < self._quiet_s:
-            if time.monotonic() - self.field.delivered_at > REST_S and await self._lag() == 0:
+            if time.monotonic() - self.field.delivered_at > REST_S and await self.lag() == 0:
                 break
             if len(self.field.missing) < left:
                 left, deadline = len(self.field.missing), time.monotonic() + STALL_TIMEOUT_S
@@ -151,9 +151,10 @@ class Crew:
             if time.monotonic() > deadline:
                 break
 
-    async def _lag(self) -> object:
+    async def lag(self) -> int:
+        """How many messages the group has not settled, as the broker says."""
         description = await self.description()
-        return description.get("lag")
+        return int(description["lag"])
 
     async def description(self, door: Door | None = None) -> dict[str, Any]:
         """What the broker says of the group, at this door or the first one."""

@@ -192,13 +192,15 @@ async def _drain(crew: Crew, progress: Callable[[str], None], *, healthy: bool) 
     shared.log.world("publishing", goes_on=False)
     shared.producing = False
     await crew.wait(1.0)
-    backlog = len(shared.missing)
+    # Not what is missing here: acks whose answers a fault has swallowed may count.
+    lag = backlog = await crew.lag()
     left = int(backlog * (1 - DRAINED_SHARE))
     crew.consuming(goes_on=True)
     began = time.monotonic()
-    while len(shared.missing) > left and time.monotonic() - began < DRAIN_TIMEOUT_S:
+    while lag > left and time.monotonic() - began < DRAIN_TIMEOUT_S:
         await crew.wait(0.01)
-    seconds, drained = time.monotonic() - began, backlog - len(shared.missing)
+        lag = await crew.lag()
+    seconds, drained = time.monotonic() - began, backlog - lag
     shared.log.world("drained", messages=drained, seconds=seconds, healthy=healthy)
     progress(f"drained {drained:,} in {seconds:.1f} s: {drained / seconds:,.0f}/s")
     shared.producing = True
