@@ -185,8 +185,18 @@ async def _say_why(made: World, crew: Crew, progress: Callable[[str], None]) -> 
 
 
 async def _drain(crew: Crew, progress: Callable[[str], None], *, healthy: bool) -> None:
-    """Have a backlog while nobody consumes, then let it drain while nobody publishes."""
+    """Have a backlog while nobody consumes, then let it drain while nobody publishes. First
+    everything is settled: what a consumer that is gone holds waits until that is known, 30 s with
+    pulls that go to another gateway now, and that is not what is measured."""
     shared = crew.field
+    shared.log.world("publishing", goes_on=False)
+    shared.producing = False
+    began = time.monotonic()
+    while await crew.lag() and time.monotonic() - began < DRAIN_TIMEOUT_S:
+        await crew.wait(0.1)
+    progress(f"all is settled {time.monotonic() - began:.1f} s later")
+    shared.producing = True
+    shared.log.world("publishing", goes_on=True)
     crew.consuming(goes_on=False)
     await crew.flowing(BACKLOG, DRAIN_TIMEOUT_S)
     shared.log.world("publishing", goes_on=False)
