@@ -9,6 +9,7 @@ and publishing or draining that does not come back after a fault.
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
+from statistics import median
 from typing import Final
 
 from loadtests.causes import NS, Causes
@@ -179,7 +180,8 @@ class Checker:
         self._causes = Causes(lease_s, self._found.flag)
         self._readers = _Readers(self._found)
         self._comeback = _Comeback(self._found, node_timeout_s + COMEBACK_S)
-        self._healthy: list[float] = []
+        self._drains: dict[bool, list[float]] = {True: [], False: []}
+        """Rates, of those that were healthy and of those after the faults."""
         self._begins: list[int] = []
         self._answers: list[int] = []
         self._last = 0
@@ -209,18 +211,20 @@ class Checker:
         self._causes.see(event)
 
     def _drained(self, event: Drained) -> None:
-        rate = event.messages / max(event.seconds, 1e-9)
-        if event.healthy:
-            self._healthy.append(rate)
-            return
-        healthy = sum(self._healthy) / len(self._healthy) if self._healthy else 0.0
-        if rate < DRAIN_SHARE * healthy:
-            self._found.flag("slow_drain", f"{rate:,.0f}/s of {healthy:,.0f}/s")
+        self._drains[event.healthy].append(event.messages / max(event.seconds, 1e-9))
+
+    def _compare_drains(self) -> None:
+        """Medians: one drain of some thousand messages is over in a second or two."""
+        healthy, after = self._drains[True], self._drains[False]
+        if healthy and after and median(after) < DRAIN_SHARE * median(healthy):
+            rates = ["/s, ".join(f"{rate:,.0f}" for rate in some) for some in (after, healthy)]
+            self._found.flag("slow_drain", f"{rates[0]}/s of {rates[1]}/s")
 
     def verdict(self, *, drained: bool) -> ChaosVerdict:
         """As `judge.Judge.verdict`; readers, too, went on until nothing was left."""
         found = self._found
         self._comeback.close(self._last)
+        self._compare_drains()
         if drained:
             self._readers.missing(self._judge.acknowledged())
         judged = self._judge.verdict(drained=drained)

@@ -30,6 +30,8 @@ RATES_PER_S: Final = (150, 300)
 SILENCE_S: Final = 3.0
 RETENTION_S: Final = 3600.0
 """Readers are to be given everything, so nothing goes before the end."""
+DRAINS: Final = 3
+"""Before the faults, and as many after them."""
 BACKLOG: Final = 4_000
 DRAINED_SHARE: Final = 0.95
 """Of a backlog, when its time is taken: what was nacked comes later."""
@@ -151,11 +153,11 @@ async def _round(plan: Plan, made: World, crew: Crew, nemesis: Nemesis, report: 
         log.world("publishing", goes_on=True)
         crew.start()
         await nemesis.healed()
-        if plan.drains:
+        for _ in range(DRAINS if plan.drains else 0):
             await _drain(crew, nemesis.progress, healthy=True)
         for kind in plan.faults:
             await nemesis.fault(kind)
-        if plan.drains:
+        for _ in range(DRAINS if plan.drains else 0):
             await _drain(crew, nemesis.progress, healthy=False)
         log.world("publishing", goes_on=False)
         await crew.drain(nemesis.progress)
