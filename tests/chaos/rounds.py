@@ -197,6 +197,7 @@ async def _drain(crew: Crew, progress: Callable[[str], None], *, healthy: bool) 
     while await crew.lag() and time.monotonic() - began < DRAIN_TIMEOUT_S:
         await crew.wait(0.1)
     progress(f"all is settled {time.monotonic() - began:.1f} s later")
+    swallowed = set(shared.missing)  # their acks count, and a fault took the answers
     shared.producing = True
     shared.log.world("publishing", goes_on=True)
     crew.consuming(goes_on=False)
@@ -204,15 +205,13 @@ async def _drain(crew: Crew, progress: Callable[[str], None], *, healthy: bool) 
     shared.log.world("publishing", goes_on=False)
     shared.producing = False
     await crew.wait(1.0)
-    # Not what is missing here: acks whose answers a fault has swallowed may count.
-    lag = backlog = await crew.lag()
-    left = int(backlog * (1 - DRAINED_SHARE))
+    waiting = shared.missing - swallowed
+    left = int(len(waiting) * (1 - DRAINED_SHARE))
     crew.consuming(goes_on=True)
     began = time.monotonic()
-    while lag > left and time.monotonic() - began < DRAIN_TIMEOUT_S:
+    while len(waiting & shared.missing) > left and time.monotonic() - began < DRAIN_TIMEOUT_S:
         await crew.wait(0.01)
-        lag = await crew.lag()
-    seconds, drained = time.monotonic() - began, backlog - lag
+    seconds, drained = time.monotonic() - began, len(waiting - shared.missing)
     shared.log.world("drained", messages=drained, seconds=seconds, healthy=healthy)
     progress(f"drained {drained:,} in {seconds:.1f} s: {drained / seconds:,.0f}/s")
     shared.producing = True
