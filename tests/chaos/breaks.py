@@ -7,6 +7,7 @@ store's nodes; the product has no switch for any of them.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from gateway import group, presence
 from storage import redis_cursors, redis_held, redis_library, redis_link, redis_shard
@@ -51,7 +52,13 @@ def _wait_elsewhere() -> None:
     """WAIT and what follows it go over a connection that has written nothing."""
     _unguarded()
     wait = b"$4\r\nWAIT\r\n"
-    ask = redis_link.Link.ask
+    ask, link = redis_link.Link.ask, redis_link.Reach.link
+    reaches: WeakKeyDictionary[redis_link.Link, redis_link.Reach] = WeakKeyDictionary()
+
+    async def remembered(self: redis_link.Reach, address: redis_link.Address) -> redis_link.Link:
+        made = await link(self, address)
+        reaches[made] = self
+        return made
 
     async def elsewhere(
         self: redis_link.Link, commands: Sequence[bytes], timeout_s: float
@@ -59,13 +66,14 @@ def _wait_elsewhere() -> None:
         place = next((n for n, one in enumerate(commands) if wait in one[:20]), len(commands))
         replies = await ask(self, commands[:place], timeout_s)
         if place < len(commands):
-            other = await redis_link.Reach().link(self.address)
+            other = await link(reaches[self], self.address)
             try:
                 replies += await ask(other, commands[place:], timeout_s)
             finally:
                 await other.close()
         return replies
 
+    redis_link.Reach.link = remembered  # type: ignore[method-assign]
     redis_link.Link.ask = elsewhere  # type: ignore[method-assign]
 
 
@@ -117,7 +125,8 @@ BREAKS: Final = {
     "no-epoch-check": Break(
         "an owner of before may write cursors, and does not notice that it is one",
         _no_epoch_check, ["gateway-from-store"] * 4,
-        frozenset({"zombie_settled", "stale_settled", "given_after_ack", "lost"}), serving=0,
+        frozenset({"zombie_settled", "stale_settled", "given_after_ack", "given_late", "lost"}),
+        serving=0,
     ),
     "validity-zero": Break(
         "a replica that has not had the data since it was started may become primary",

@@ -18,6 +18,7 @@ from typing import Final
 from loadtests.field import Door
 from loadtests.server import Server
 from tests.chaos.breaks import BREAKS, Break
+from tests.layout.tree import ROOT
 from tests.servers.binaries import Binary
 from tests.servers.layouts import Cluster, Guarded, Layout, clustered, guarded
 from tests.servers.network import Host, Network, network
@@ -70,12 +71,17 @@ class World:
     sentinel_hosts: list[Host]
     """None in a Cluster."""
     gateways: list[Gateway]
-    broken: Break | None = None
-    """The negative control that this is."""
+    planted: str = ""
+    """The name of the negative control that this is; "": none."""
     starts: int = 0
     """Of gateways, all together."""
     _blocked: list[tuple[Host | None, Host | None]] = field(default_factory=list)
     _cut: list[Host] = field(default_factory=list)
+
+    @property
+    def broken(self) -> Break | None:
+        """The negative control."""
+        return BREAKS[self.planted] if self.planted else None
 
     @property
     def store_hosts(self) -> list[Host]:
@@ -157,7 +163,7 @@ class World:
     def _set_replicas(self, replicas: int) -> None:
         words = ("set-replicas", "--replicas", str(replicas))
         until(
-            lambda: _admin(self.url, *words).returncode == 0, " ".join(words),
+            lambda: _admin(self.url, self.planted, *words).returncode == 0, " ".join(words),
             within_s=ADMIN_TIMEOUT_S,
         )  # fmt: skip
 
@@ -210,10 +216,10 @@ def world(
                 )
             )  # fmt: skip
         admin = _as(url, "tocsin-admin")
-        _admin(admin, "provision", "--replicas", str(REPLICAS)).check_returncode()
+        _admin(admin, broken, "provision", "--replicas", str(REPLICAS)).check_returncode()
         made = World(
             net, store, admin, dict(zip(store.nodes, hosts, strict=True)), sentinel_hosts, [],
-            BREAKS[broken] if broken else None,
+            broken,
         )  # fmt: skip
         for number in range(gateways):
             host = net.host(f"gateway-{number}")
@@ -236,9 +242,13 @@ def _as(url: str, user: str) -> str:
     return url.format(":".join(login(user)))
 
 
-def _admin(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _admin(url: str, broken: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What is broken in the store's functions is provisioned so: gateways may not load any."""
+    code = "from tocsin.cli.main import main; main()"
+    if broken:
+        code = f"from tests.chaos.breaks import plant; plant({broken!r}); {code}"
     return subprocess.run(
-        [sys.executable, "-c", "from tocsin.cli.main import main; main()", "admin", *arguments],
+        [sys.executable, "-c", code, "admin", *arguments], cwd=ROOT,
         env=os.environ | {"TOCSIN_STORAGE": url}, check=False, capture_output=True, text=True,
     )  # fmt: skip
 
