@@ -5,7 +5,7 @@ code := push storage metadata gateway clients/python/src
 .DEFAULT_GOAL := help
 # Tests start hundreds of processes: who compiles nothing to keep would compile it all in each.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help run setup test check lint types layers format bench soak chaos trials contract autobahn mutants lock clean
+.PHONY: help run cluster report setup test check lint types layers format bench load swarm peers soak chaos trials contract autobahn mutants lock clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
@@ -14,11 +14,22 @@ run:  ## set up, then start the broker with the live demo (Ctrl-C ends it)
 	@scripts/setup run
 	@.venv/bin/tocsin demo $(ARGS)
 
+cluster:  ## a whole cluster on this machine, to look at and to break (Ctrl-C ends it)
+	@scripts/setup run
+	@scripts/needs only redis haproxy
+	@$(python) -m scripts.cluster $(ARGS)
+
+report:  ## the way of every message, from a broker's delivery log (installs PySpark: 450 MB)
+	@scripts/setup spark
+	@scripts/needs only java
+	@.venv/bin/tocsin report $(ARGS)
+
 setup:  ## make .venv what the locks say; does nothing when it is
 	@scripts/setup dev
 
 test: setup  ## run the tests in four processes (ARGS="-k name" selects); pages: build/screenshots
-	@scripts/needs chromium haproxy redis
+	@scripts/needs chromium redis haproxy java keepalived nginx prometheus
+	@scripts/peers say
 	$(python) -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: lint types layers test  ## lint, types, layers, tests
@@ -28,7 +39,7 @@ lint: setup  ## format and lint
 	$(python) -m ruff check .
 
 types: setup  ## mypy --strict over code, tests and load tests
-	$(python) -m mypy --strict $(code) clients/python/examples loadtests scripts tests
+	$(python) -m mypy --strict $(code) clients/python/examples loadtests spark scripts tests
 
 layers: setup  ## who may import whom, and the shape of the code
 	PYTHONPATH=clients/python/src .venv/bin/lint-imports --no-cache
@@ -42,11 +53,27 @@ format: setup  ## rewrite code in its format, and the documents' tables from the
 bench: setup  ## measure every scenario against a broker of its own
 	.venv/bin/tocsin bench --scenario all $(ARGS)
 
-soak: setup  ## the whole runs of kill -9, power loss (an hour; needs root), tenants and properties
+load: setup  ## five minutes of users of every kind, judged: build/load (ARGS=--help teaches)
+	@$(python) -m loadtests.mix $(ARGS)
+
+swarm: setup  ## thousands of idle sockets, and a storm of reconnects (ARGS=--help teaches)
+	@$(python) -m loadtests.swarm $(ARGS)
+
+peers: setup  ## Tocsin, NATS, RabbitMQ, Redis Streams at the same work (half an hour; ARGS=--help)
 	@scripts/needs redis
+	@scripts/peers
+	$(python) -m loadtests.peers run $(ARGS)
+
+soak: setup  ## the whole runs of kill -9, power loss (an hour; needs root), tenants and properties
+	@scripts/needs java redis
 	TOCSIN_SOAK=1 $(python) -m pytest tests/push tests/histories/test_any_*.py -n 2
 	TOCSIN_SOAK=1 $(python) -m pytest tests/system tests/histories/test_two_tenants.py \
 	  -k "kill or power or nothing_crosses" -v -s -o faulthandler_timeout=3600 $(ARGS)
+	@scripts/needs haproxy keepalived
+	TOCSIN_SOAK=1 $(python) -m pytest tests/servers/test_pair.py -s -o faulthandler_timeout=3600
+	TOCSIN_SOAK=1 $(python) -m pytest tests/spark -s -o faulthandler_timeout=3600
+	@scripts/needs prometheus
+	TOCSIN_SOAK=1 $(python) -m pytest tests/system/test_alerts_live.py -s -o faulthandler_timeout=3600
 	TOCSIN_SOAK=1 $(python) -m pytest tests/storage/test_redis_acks.py tests/storage/test_redis_guard.py -s \
 	  -o faulthandler_timeout=3600
 

@@ -22,6 +22,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.admin_clusters import cluster_routes
 from gateway.admin_keys import key_routes
 from gateway.audit import LOCAL, Audit, Who
 from gateway.books import Books
@@ -158,6 +159,7 @@ class AdminSocket:
         router = Router(
             [
                 *key_routes(broker, audit),
+                *cluster_routes(broker),
                 Route("/delete-queue", delete_queue, methods=["POST"]),
                 Route("/park", park, methods=["POST"]),
                 Route("/backup", backup, methods=["POST"]),
@@ -297,6 +299,12 @@ def status(data_dir: Path) -> dict[str, Any]:
 def master_key(data_dir: Path) -> dict[str, Any]:
     """The keys of the broker on this data folder, without a key. Raises AdminError."""
     return _ask(data_dir, "GET", "/master-key", None)
+
+
+def placed(data_dir: Path, asked: dict[str, object] | None = None) -> dict[str, Any]:
+    """The storage clusters, or the partitions of a queue (`PartitionsOf`). Raises AdminError."""
+    method, path = ("GET", "/clusters") if asked is None else ("POST", "/partitions")
+    return _ask(data_dir, method, path, asked)
 
 
 def rotate_master_key(data_dir: Path, new_key: str | None) -> dict[str, Any]:

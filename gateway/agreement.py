@@ -30,6 +30,8 @@ DUE_S: Final = 5.0
 """So long whoever makes or drops something has to do it."""
 AT_ONCE: Final = 1000
 """Queues, groups or drops that are asked for at a time."""
+LATER: Final = frozenset({"storage_unavailable", "storage_full", "unknown"})
+"""Codes of what may go well the next time."""
 GONE: Final = ("queue_not_found", "group_not_found")
 """What was to be made was dropped."""
 T = TypeVar("T")
@@ -40,7 +42,10 @@ Place = tuple[str, str | None]
 class Agreement:
     """See the module."""
 
-    def __init__(self, metadata: Metadata, storage: Storage) -> None:
+    def __init__(self, metadata: Metadata, storage: Storage, *, may_wait: bool = False) -> None:
+        """`may_wait`: a storage cluster may be away at the start, and what is missing there is made
+        when it is back."""
+        self._may_wait = may_wait
         self._metadata = metadata
         self._storage = storage
         self._due: dict[Place, float] = {}
@@ -62,13 +67,32 @@ class Agreement:
             TocsinError: the storage or the catalog does not do it.
         """
         for place in self._metadata.dropped():
-            await self._drop(place)
+            await self._now(place, self._drop(place), self._dropped)
         queues = self._metadata.list_all_queues()
         for batch in _batches(queues):
-            await asyncio.gather(*(self._make_whole(queue) for queue in batch))
+            await asyncio.gather(*map(self._make_now, batch))
         loop = asyncio.get_running_loop()
         # apart: a drop goes in slices, and may take minutes
         self._tasks = [loop.create_task(self._run(look)) for look in (self._drops, self._makes)]
+
+    async def _make_now(self, queue: Queue) -> None:
+        await self._now((queue.queue_id, None), self._make_whole(queue), self._due)
+        if (queue.queue_id, None) in self._due:
+            for group in self._groups(queue):
+                self._due[queue.queue_id, group.group_id] = asyncio.get_running_loop().time()
+
+    async def _now(self, place: Place, work: Awaitable[None], due: dict[Place, float]) -> None:
+        try:
+            await work
+        except TocsinError as error:
+            if not self._may_wait or error.code.name not in LATER:
+                raise
+            due[place] = asyncio.get_running_loop().time()
+
+    @property
+    def waiting(self) -> int:
+        """Things that are left to do."""
+        return len(self._due) + len(self._dropped)
 
     async def stop(self) -> None:
         """End, in the middle of a round."""

@@ -188,7 +188,9 @@ class Auth:
         time is over, the admission says."""
         if credential.startswith(_TOKEN):
             tokens = self._tokens
-            return tokens is not None and tokens.find(credential.removeprefix(_TOKEN)) is not None
+            if tokens is None or not tokens.is_known:
+                return False
+            return tokens.find(credential.removeprefix(_TOKEN)) is not None
         if credential == OPERATORS.credential:
             return self._token is not None
         if credential == LET_IN.credential:
@@ -212,6 +214,7 @@ class Auth:
         ):
             return OPERATORS
         if self._tokens is not None and is_ours(presented):
+            _check_known(self._tokens)
             return self._of_record(judge(presented, self._tokens.find, wall=wall), wall)
         return self._jwts.judge(presented, wall=wall) if self._jwts is not None else None
 
@@ -236,6 +239,7 @@ class Auth:
             return None
         if _one(headers, "origin") is None and _one(headers, "sec-fetch-site") not in _OWN_SITES:
             return None
+        _check_known(self._tokens)
         found = judge_certificate(self._tokens.of_certificate(certificate), wall=wall)
         return self._of_record(found, wall)
 
@@ -282,6 +286,12 @@ class Auth:
             "origin_refused",
             "a page of another origin may not connect; allow it by TOCSIN_ORIGINS",
         )
+
+
+def _check_known(tokens: Tokens) -> None:
+    """Raises Refused(metadata_unavailable): who is good is not known; nor that somebody is not."""
+    if not tokens.is_known:
+        raise Refused("metadata_unavailable", "whether tokens were revoked is not known here", 1.0)
 
 
 def bearer_token(headers: Mapping[str, str]) -> str | None:

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from gateway.agreement import Agreement
+from gateway.alerting import Alerting
 from gateway.asking import Asking
 from gateway.audit import BROKER, Audit, Who
 from gateway.backup import Backups
@@ -15,10 +16,14 @@ from gateway.config import Config
 from gateway.counting import Counting
 from gateway.dead_letters import DeadLetters
 from gateway.deadlines import Deadlines
+from gateway.deliverylog.log import DeliveryLog
+from gateway.deliverylog.opening import begin_log
 from gateway.describing import Describing
 from gateway.expiry import Expiry
 from gateway.explaining import Explaining
+from gateway.facts_values import ClusterDescription, ClusterList
 from gateway.flusher import Flusher
+from gateway.graves import Graves
 from gateway.groups import Groups
 from gateway.guarded_metadata import GuardedMetadata
 from gateway.guarded_storage import guarded
@@ -28,6 +33,7 @@ from gateway.inboxes import Inboxes
 from gateway.janitor import Janitor
 from gateway.keyring import Keyring
 from gateway.limiter import limiter_of
+from gateway.metrics.measuring import Measuring
 from gateway.overflow import Overflow
 from gateway.parking import Parking
 from gateway.ports import BackupProgress, SeekTo
@@ -38,8 +44,8 @@ from gateway.receipts import Receipts
 from gateway.routing import any_storable, nowhere
 from gateway.shared_limits import SharedLimits
 from gateway.slot_context import Context
-from gateway.spans import SpanLog
 from gateway.stock import Stock
+from gateway.storage_mark import recognise
 from gateway.stores import open_stores
 from gateway.tail import Tail
 from gateway.upkeep import Upkeep
@@ -54,7 +60,7 @@ from metadata.catalog import (
     check_name,
     dead_letter_name,
 )
-from metadata.client import STORAGE_INCARNATION, Metadata
+from metadata.client import Metadata
 from push import limits
 from push.errors import Refused, TocsinError
 from push.message import Message
@@ -73,31 +79,38 @@ def _letters(
 class Broker:
     """See the module. `on_fatal` is called when the storage can no longer be trusted (R31): the
     process must end and start again from the file. `pool`: where rates are shared with others;
-    None: there are none."""
+    None: there are none. `may_be_away`: part of the storage, and it is started all the same."""
+
+    _clusters: Callable[[Principal | None], Awaitable[list[ClusterDescription]]] | None = None
 
     def __init__(
-        self, config: Config, metadata: Metadata, storage: Storage, pool: Pool | None = None
-    ) -> None:
+        self, config: Config, metadata: Metadata, storage: Storage, pool: Pool | None = None,
+        *, may_be_away: bool = False,
+    ) -> None:  # fmt: skip
         self.config = config
         self.metadata = metadata = GuardedMetadata(metadata)
         self.storage = storage
         self.draining = False
         self.started_unix_ms = int(time.time() * 1000)
-        self.changes, self.agreement = Changes(metadata, storage), Agreement(metadata, storage)
-        self.tail, self.spans, self.flusher = Tail(storage), SpanLog(), Flusher(storage)
+        self.changes = Changes(metadata, storage)
+        self.agreement = Agreement(metadata, storage, may_wait=may_be_away)
+        self.tail, self.flusher, self.delivery_log = Tail(storage), Flusher(storage), DeliveryLog()
         looking = guarded(storage)
         self.deadlines, self.counting = Deadlines(), Counting()
         self.limiter = limiter_of(config, SharedLimits(pool) if pool is not None else None)
         self.limiter.on_refused = self._limited
         self.stock = Stock(looking, is_shared=metadata.is_shared)
-        self.publisher = Publisher(storage, self.tail, self.counting)
+        log = self.delivery_log
+        self.publisher = Publisher(storage, self.tail, self.counting, log, in_parts=may_be_away)
         self.dead_letters = DeadLetters(looking, self.publisher, self._dead_letter_queue)
+        self._graves = Graves(metadata, self._dead_letter_queue, self.publisher.burials)
         context = Context(
-            looking, self.tail, self.flusher, self.spans, self.deadlines, self.dead_letters.bury,
+            looking, self.tail, self.flusher, log, self.deadlines, self.dead_letters.bury,
             self.counting,
         )  # fmt: skip
         self.groups = Groups(context, metadata)
         self._describing = Describing(self.stock, metadata, self.groups, self.counting)
+        self.metrics, self.alerting = Measuring(self), Alerting(self, config.alert_webhooks)
         caretaker = Caretaker(context, self.groups, metadata)
         self.inboxes, asking = _letters(storage, looking, self.groups)
         self.parking = Parking(looking, self.groups, caretaker, asking)
@@ -107,15 +120,13 @@ class Broker:
         )  # fmt: skip
         self.explaining = Explaining(looking, self.groups, metadata)
         self.holding = Holding(looking, self.groups)
-        self.readers = Readers(looking, self.tail)
+        self.readers = Readers(looking, self.tail, log, self.counting)
         self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")), asking)
         self.janitor = Janitor(
-            storage,
-            metadata,
-            Overflow(context, self.groups, metadata, caretaker),
+            storage, metadata, Overflow(context, self.groups, metadata, caretaker),
             Expiry(self.groups, metadata, self._delete_expired),
             changed=self.stock.changed,
-        )
+        )  # fmt: skip
         self.flusher.on_written = self.janitor.touched
         self.hit_rates: dict[str, Shown] = {
             "tail": self.tail.hit_rate,
@@ -124,10 +135,8 @@ class Broker:
             **self.metadata.hit_rates,
         }
         """Of all caches; those of other parts are added by whoever puts them together."""
-        self.backups: Backups | None = None
-        """None: what it keeps is not in files of this machine."""
-        self.keyring: Keyring | None = None
-        """None: nothing here is sealed."""
+        self.backups: Backups | None = None  # None: what it keeps is not in files of this machine
+        self.keyring: Keyring | None = None  # None: nothing here is sealed
         self.audit = Audit(None, None, wall=time.time)
         """Where it notes what is done without an operator; set by whoever keeps a trail."""
         self._rest = AsyncExitStack()
@@ -143,14 +152,19 @@ class Broker:
             TocsinError: a store cannot be opened; the text says what to do.
         """
         stores = await open_stores(config, on_fatal=on_fatal)
-        broker = cls(config, stores.metadata, stores.storage, stores.pool)
+        broker = cls(
+            config, stores.metadata, stores.storage, stores.pool,
+            may_be_away=stores.may_be_away,
+        )  # fmt: skip
         broker.keyring, broker.backups, broker._rest = stores.keyring, stores.backups, stores.rest
+        broker._clusters = stores.clusters
         if broker.keyring is not None:
             broker.keyring.guard(broker.metadata.data_keys)
             if broker.metadata.is_shared:
                 broker.groups.presence.says = broker.keyring.says
                 broker.keyring.meet(broker.groups.presence.said)
         try:
+            await begin_log(broker.delivery_log, config, broker.groups.presence.gateway)
             await broker.start()
         except BaseException:
             await broker.stop()
@@ -165,28 +179,14 @@ class Broker:
         Raises:
             Refused: storage_unavailable: the storage is not the one of this catalog (P13).
         """
-        await self._recognise_storage()
+        await recognise(self.storage, self.metadata)
         self.storage.on_certified(self._certified)
         self.metadata.on_queue_changed(self._changed)
         await self.agreement.start()
         await self.limiter.start()
         self.groups.start()
         self.janitor.start()
-
-    async def _recognise_storage(self) -> None:
-        """An emptied or exchanged storage is refused, never adopted (R30): it would begin every
-        partition anew, below every cursor and position."""
-        incarnation = await self.storage.incarnation()
-        known = self.metadata.mark(STORAGE_INCARNATION)
-        if known is None:
-            await self.metadata.set_mark(STORAGE_INCARNATION, incarnation)
-        elif known != incarnation:
-            raise Refused(
-                "storage_unavailable",
-                f"the storage is of incarnation {incarnation}, the catalog knows {known}: one of "
-                "the two was emptied or exchanged; put back the one that belongs to the "
-                "other, or move both away to begin anew",
-            )
+        self.alerting.start()
 
     def _certified(self, partition: Partition, end: int) -> None:
         self.janitor.touched(partition)
@@ -214,6 +214,10 @@ class Broker:
         for number in queue.members:
             self.janitor.touched(Partition(queue.queue_id, number))
 
+    def leave(self) -> None:
+        """As WholeBroker.leave."""
+        self.draining = True
+
     async def drain(self) -> None:
         """Tell every session when to come back, answer waiting pulls, let deliveries settle."""
         self.draining = True
@@ -226,6 +230,7 @@ class Broker:
         self.draining = True
         if self.backups is not None:
             await self.backups.close()
+        await self.alerting.stop()
         self.pulls.close()
         if self.inboxes is not None:
             self.inboxes.close()
@@ -235,6 +240,8 @@ class Broker:
         await self.groups.close()
         await self.flusher.drain()
         await self.changes.finish()
+        self.metrics.close()
+        await self.delivery_log.stop()
         self.deadlines.close()
         await self.limiter.close()
         await self.storage.close()
@@ -268,12 +275,13 @@ class Broker:
         self, principal: Principal, name: str, messages: Sequence[Message]
     ) -> Queue:
         """Finds it, or where auto_create is on creates it for messages of which one can be stored;
-        for others nothing is made: the queue returned only says to each what is wrong (P12)."""
+        for others nothing is made: the queue returned only says to each what is wrong (P12). One
+        that was deleted a while ago is returned for its dead letters to take what arrives."""
         try:
             return self.metadata.find_queue(principal, name)
-        except Refused:
+        except Refused as error:
             if not self.config.auto_create:
-                raise
+                return await self._graves.take(error, principal, name, messages)
         check_name(name, "queue")
         settings = QueueSettings()
         if not any_storable(messages, settings.message_bytes_max):
@@ -300,9 +308,7 @@ class Broker:
             return self.metadata.find_queue(principal, name)
         except Refused:
             settings = QueueSettings(
-                partitions=1,
-                on_exhausted="park",
-                message_bytes_max=limits.MESSAGE_BYTES_MAX_MAX,
+                partitions=1, on_exhausted="park", message_bytes_max=limits.MESSAGE_BYTES_MAX_MAX
             )
             made, _ = await self.create_queue(principal, name, settings)
             self.audit.note("queue.create", BROKER, queue=name)
@@ -311,13 +317,9 @@ class Broker:
     # --- Groups --------------------------------------------------------------------------------
 
     async def put_group(
-        self,
-        principal: Principal,
-        queue: Queue,
-        name: str,
-        settings: GroupSettings,
+        self, principal: Principal, queue: Queue, name: str, settings: GroupSettings,
         start: GroupStart | None,
-    ) -> tuple[Group, bool]:
+    ) -> tuple[Group, bool]:  # fmt: skip
         """Create it, durably with all its cursors (R11), or change its settings."""
         return await self.changes.put_group(principal, queue, name, settings, start)
 
@@ -355,6 +357,10 @@ class Broker:
             raise Refused("invalid_request", "this broker keeps nothing in files of this machine")
         return await self.backups.make(folder, progress)
 
+    async def clusters(self, who: Principal | None) -> ClusterList:
+        """See BrokerPort."""
+        return ClusterList(clusters=await self._clusters(who) if self._clusters is not None else [])
+
     async def describe(self) -> dict[str, object]:
         """The whole broker, for `tocsin admin status`."""
         try:
@@ -377,5 +383,6 @@ class Broker:
             "damage_reports": int(state.detail.get("damage_reports", "0")),
             "caches": described(self.hit_rates),
             "limits": self.limiter.described(),
+            "delivery_log": self.delivery_log.facts() or {},
             "metadata": self.metadata.facts(),
         }

@@ -12,16 +12,19 @@ from gateway import logs, server
 from gateway.admin_options import data_dir_of, data_dir_option, json_option, tenant_option, to_json
 from gateway.backup_commands import backup, restore, verify
 from gateway.broker import Broker
+from gateway.cluster_commands import partitions
 from gateway.config import Config, ConfigError, load
 from gateway.journal_commands import audit, usage
 from gateway.listening import StartError
+from gateway.manager_commands import clusters_command
 from gateway.master_key_commands import master_key
 from gateway.pages import Site, pages
 from gateway.park_commands import park
 from gateway.ports import WholeBroker
+from gateway.setting import Setting
 from gateway.setting_values import SQLITE
-from gateway.settings_table import SETTINGS, Setting
-from gateway.store_commands import doctor, provision, set_replicas
+from gateway.settings_table import SETTINGS
+from gateway.store_commands import doctor, forget_server, provision, set_replicas
 from gateway.token_commands import token
 
 SERVE_EXAMPLES = """
@@ -35,6 +38,12 @@ Examples:
 Stop it with Ctrl-C or SIGTERM: it sends its clients elsewhere, writes what is left and ends with
 exit code 0. A second signal ends it at once; nothing that was acknowledged is lost by that either.
 """
+
+
+def _secrets() -> str:
+    """The settings without a flag: everybody on the machine may read a command's words."""
+    lines = [f"{one.variable}: {one.help}" for one in SETTINGS if not one.has_flag]
+    return "\n\n".join(["Secrets come from the environment alone:", *lines])
 
 
 def setting_options(command: Any) -> Any:
@@ -68,7 +77,7 @@ def load_config(flags: dict[str, Any]) -> Config:
     return config
 
 
-@click.command(epilog=SERVE_EXAMPLES)
+@click.command(epilog=f"{_secrets()}\n\n{SERVE_EXAMPLES}")
 @setting_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, for machines.")
 def serve(as_json: bool, **flags: Any) -> None:
@@ -177,5 +186,6 @@ def status(data_dir: str | None, as_json: bool) -> None:
 
 for _command in (
     token, park, backup, restore, verify, master_key, usage, audit, doctor, provision, set_replicas,
+    forget_server, clusters_command, partitions,
 ):  # fmt: skip
     admin.add_command(_command)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gateway.commits import Batch, Commits, Owner
-from gateway.routing import Pending, Route, weight
+from gateway.routing import Pending, Route, Run, weight
 from gateway.tail import Tail
 from push import limits
 from push.company import Company
@@ -27,9 +27,13 @@ publishes elsewhere is not held back for it."""
 
 
 class CommitLanes:
-    """See the module. Everything happens on one event loop."""
+    """See the module. Everything happens on one event loop. `in_parts`: the storage has lanes of
+    several servers for sure, also while nobody has published to most of them."""
 
-    def __init__(self, storage: Storage, tail: Tail, owner: Owner) -> None:
+    def __init__(
+        self, storage: Storage, tail: Tail, owner: Owner, *, in_parts: bool = False
+    ) -> None:
+        self._in_parts = in_parts
         self._storage = storage
         self._tail = tail
         self._company: Company[str] = Company()
@@ -48,6 +52,10 @@ class CommitLanes:
     def __len__(self) -> int:
         """How many commits are under way."""
         return sum(map(len, self._lanes.values()))
+
+    def lanes(self) -> dict[int, Commits]:
+        """For looking at: each lane that was published to, by its number."""
+        return self._lanes
 
     @property
     def total(self) -> int:
@@ -86,8 +94,30 @@ class CommitLanes:
 
     def refusal(self, route: Route) -> Refused | None:
         """Why a new publish to this queue is refused before anything is done with it; None: it is
-        not. A queue's partitions are in one lane."""
-        return self._of(next(iter(route.partitions.values())), route).refusal()
+        not. A queue's partitions are in one lane, unless it is at several clusters: then all of
+        these refuse it."""
+        refused = [commits.refusal() for commits in self._all_of(route)]
+        for commits in self._lanes.values():
+            if not (commits.is_calm or len(commits)):
+                commits.refusal()  # nobody may come to it again: a cluster has others since
+        return refused[0] if all(refused) else None
+
+    def _all_of(self, route: Route) -> set[Commits]:
+        partitions = iter(route.partitions.values())
+        if len(route.queue.clusters) < 2:
+            return {self._of(next(partitions), route)}
+        return {self._of(partition, route) for partition in partitions}
+
+    def refusal_at(
+        self, partition: Partition, route: Route, run: Run, messages: int, size: int
+    ) -> Refused | None:
+        """Why these messages are refused, which go there, where so many wait in all; None: they
+        are not. For queues at several clusters, of which one may be away."""
+        commits = self._of(partition, route)
+        refused = None if commits.is_calm else commits.refusal()
+        if refused is None and not self._fits(commits, len(run.indexes), messages, size):
+            refused = Refused("overloaded", "too many messages wait for this storage cluster", 0.1)
+        return refused
 
     def pending(self, partition: Partition, route: Route) -> Pending:
         """What waits in the lane, for who adds to it."""
@@ -96,9 +126,12 @@ class CommitLanes:
     def has_room(self, route: Route, count: int, messages: int, size: int) -> bool:
         """Whether the lane of this queue may have `count` messages more, where `messages` of `size`
         bytes wait in all: what waits in one that stands still must leave room to the others."""
-        if len(self._lanes) < 2:
+        if len(self._lanes) < 2 and not self._in_parts:
             return True
-        held = self._of(next(iter(route.partitions.values())), route).pending
+        return any(self._fits(one, count, messages, size) for one in self._all_of(route))
+
+    def _fits(self, commits: Commits, count: int, messages: int, size: int) -> bool:
+        held = commits.pending
         return has_room(held.messages, count, messages, limits.PENDING_MESSAGES_MAX) and has_room(
             held.bytes, 0, size, limits.PENDING_BYTES_MAX
         )

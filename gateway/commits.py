@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
+from gateway.deliverylog.publishes import Placed
 from gateway.routing import OpenRecord, Pending
 from gateway.spans import Stages
 from gateway.tail import Tail
@@ -24,6 +25,7 @@ from push import limits
 from push.breaker import Breaker
 from push.company import Company
 from push.errors import Refused, TocsinError, Unknown
+from push.histogram import MESSAGES, Histogram
 from push.lanes import Lane
 from push.ports import Append, Appended, Partition, Storage
 from push.record import Header, Record
@@ -49,6 +51,9 @@ class Owner(Protocol):
 
     def hold_up(self, partition: Partition, header: Header) -> None:
         """These messages were not stored, or nobody knows (R7)."""
+
+    def placed(self, placed: Placed) -> None:
+        """A commit has ended, and this is where its messages are."""
 
     def released(self, record: OpenRecord) -> None:
         """They wait no longer."""
@@ -116,6 +121,10 @@ class Commits:
         self.messages_total = 0
         self.slow_total = 0
         self.unknown_total = 0
+        self.took_s = Histogram()
+        """From handing a commit to the storage to its answer, whatever that was."""
+        self.messages = Histogram(MESSAGES)
+        """How many went with each."""
 
     def __len__(self) -> int:
         """How many are under way."""
@@ -157,8 +166,13 @@ class Commits:
         if self._breaker.state(now=now) == "open":
             after_s = max(0.1, self._breaker.retry_after_s(now=now))
             return Refused("storage_unavailable", "commits fail one after another", after_s)
-        self.is_calm = self._breaker.state(now=now) == "closed"
+        self.is_calm = True  # half open: the next commit is the trial, and says so if it fails
         return None
+
+    @property
+    def breaker(self) -> Breaker:
+        """For looking at."""
+        return self._breaker
 
     def age(self, now: float) -> float:
         """How long the oldest of those under way has taken by now, in seconds."""
@@ -255,7 +269,7 @@ class Commits:
         self._owner.ended()
 
     async def _commit(self, commit: _Commit) -> None:
-        now_ms = time.time() * 1000
+        now_ms, asked_us = time.time() * 1000, time.monotonic_ns() // 1000
         appends = []
         for partition, record in commit.batch:
             append, header = _append(partition, record, now_ms)
@@ -272,7 +286,9 @@ class Commits:
         now = asyncio.get_running_loop().time()
         self._company.took(now - commit.began, commit.size, now=now)
         self._judge(commit, results)
-        certified_ms = time.time() * 1000
+        stages = Stages(asked_us, time.monotonic_ns() // 1000)
+        self._measure(commit, stages)
+        placed = Placed(stages, is_late=commit.is_answered)
         self.total += 1
         for (partition, record), append, header, result in zip(
             commit.batch, appends, commit.headers, results, strict=True
@@ -282,12 +298,19 @@ class Commits:
                 if not commit.is_answered:
                     self._owner.hold_up(partition, header)
             else:
-                stages = Stages(record.received_unix_ms, now_ms, certified_ms)
+                took_s = (stages.certified_us - record.accepted_us) / 1e6
+                record.route.counted.certify_s.add(took_s, result.count)
                 self._publish(partition, append, header, result, stages)
+                placed.add(record.runs, partition.number, result, header, record.size)
             if partition in self._heard and not self.is_appending(partition):
                 self._tail.certified(partition, self._heard.pop(partition))
             self._owner.released(record)
             self._answer(record, append, header, result, is_answered=commit.is_answered)
+        self._owner.placed(placed)
+
+    def _measure(self, commit: _Commit, stages: Stages) -> None:
+        self.took_s.add((stages.certified_us - stages.asked_us) / 1e6)
+        self.messages.add(sum(len(record.builder) for _, record in commit.batch))
 
     def _judge(self, commit: _Commit, results: Sequence[Appended | TocsinError]) -> None:
         if commit.ticket is None or commit.is_answered:
@@ -336,7 +359,7 @@ class Commits:
         self.messages_total += result.count
         record.route.counted.stored(result, record.size, header.sizes)
         if not is_answered:
-            copies = self._storage.copies(append.durability)
+            copies = self._storage.copies(append.partition, append.durability)
             durability: dict[str, object] = {"level": append.durability, "copies": copies}
             record.stored(append.partition.number, result, durability)
 

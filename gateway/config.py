@@ -10,20 +10,24 @@ import resource
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 
 from gateway import limit_values
 from gateway.books import AUDIT_BYTES_MAX, USAGE_BYTES_MAX
+from gateway.setting import PREFIX, Setting
 from gateway.setting_values import AUTO, IN_PROCESS, REQUIRED, SQLITE
-from gateway.settings_table import PREFIX, SETTINGS, Setting
+from gateway.settings_table import SETTINGS
 from push import limits
 from storage import redis_target
 
 ELSEWHERE: Final = frozenset(
     {
         "TOCSIN_URL", "TOCSIN_CA_FILE", "TOCSIN_CERT_FILE", "TOCSIN_KEY_FILE", "TOCSIN_SOAK",
-        "TOCSIN_NEW_MASTER_KEY", "TOCSIN_TEST_REDIS", "TOCSIN_CONTRACT",
+        "TOCSIN_METADATA_HOST", "TOCSIN_METADATA_PORT", "TOCSIN_METADATA_LAYOUT",
+        "TOCSIN_METADATA_ADVERTISE", "TOCSIN_NEW_MASTER_KEY", "TOCSIN_TEST_REDIS",
+        "TOCSIN_CONTRACT", "TOCSIN_PLACING_STORAGE",
     }
 )  # fmt: skip
 """Variables that the client commands and the tests of this project read, and `serve` does not."""
@@ -44,6 +48,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     data_dir: Path
     storage: str = SQLITE
     metadata: str = IN_PROCESS
+    """Or addresses of the metadata service, separated by blanks."""
+    metadata_token: str | None = None
+    """What the metadata service wants to be shown."""
+    metadata_ca_file: Path | None = None
+    """Whose certificates the metadata service may have. None: those that this machine trusts."""
     token: str | None = None
     tls_cert: Path | None = None
     """With `tls_key`: everybody comes over TLS."""
@@ -71,7 +80,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     """Web origins whose pages may talk to the broker, beside its own."""
     free_bytes_reserve: int = limits.FREE_BYTES_RESERVE
     drain_s: float = limits.DRAIN_S
-    """From SIGTERM to the exit, at the latest."""
+    """From SIGTERM, and what `drain_notice_s` says, to the exit, at the latest."""
+    drain_notice_s: float = 0.0
+    """So long after SIGTERM connections are still taken, and balancers told not to send any."""
     log_level: str = "info"
     heartbeat_s: float = limits.HEARTBEAT_S
     encryption: bool = True
@@ -84,6 +95,22 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     usage: bool = True
     usage_bytes_max: int = USAGE_BYTES_MAX
     audit_bytes_max: int = AUDIT_BYTES_MAX
+    delivery_log: bool = True
+    delivery_log_bytes_max: int = limits.LOG_BYTES_MAX
+    delivery_log_age_s: float = limits.LOG_AGE_S
+    delivery_log_file_bytes: int = limits.LOG_FILE_BYTES
+    delivery_log_file_s: float = limits.LOG_FILE_S
+    otel: bool = False
+    """Spans go to OpenTelemetry, for requests that name a trace."""
+    alert_webhooks: dict[str, str] = {}
+    """Addresses that alerts may be told to, by name."""
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = None
+    """None: there is no port for metrics alone."""
+    metrics_token: str | None = None
+    """What that port wants to be shown. None: nothing."""
+    metrics_queues_max: int = limits.METRICS_QUEUES_MAX
+    metrics_groups_max: int = limits.METRICS_GROUPS_MAX
     limit_principal: str = ""
     """As gateway.limit_values writes limits."""
     limit_address: str = limit_values.ADDRESS_DEFAULT
@@ -97,9 +124,16 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return self.token is not None or self.jwt_keys is not None or self.auth == REQUIRED
 
     @property
+    def metadata_urls(self) -> tuple[str, ...]:
+        """Of the metadata service; (): the catalog is where the messages are."""
+        return () if self.metadata == IN_PROCESS else tuple(self.metadata.split())
+
+    @property
     def storage_shown(self) -> str:
         """Without a password."""
-        return SQLITE if self.storage == SQLITE else redis_target.parse(self.storage).shown
+        if self.storage == SQLITE:
+            return SQLITE
+        return " ".join(target.shown for target in redis_target.parse_all(self.storage))
 
     @property
     def is_loopback(self) -> bool:
@@ -154,6 +188,8 @@ def load(
     _check_tls(config)
     _check_master_key(config)
     _check_jwts(config)
+    _check_metadata(config)
+    _check_metrics(config)
     return config, [*_unknown(environ), *_doubts(config)]
 
 
@@ -234,6 +270,23 @@ def _check_jwts(config: Config) -> None:
         )
 
 
+def _check_metadata(config: Config) -> None:
+    if config.metadata_urls and config.storage == SQLITE:
+        raise ConfigError(
+            "TOCSIN_METADATA names a metadata service and TOCSIN_STORAGE is 'sqlite:', which is "
+            "one broker's alone; a metadata service is for brokers that share a store, name that."
+        )
+
+
+def _check_metrics(config: Config) -> None:
+    if config.metrics_port is None or config.metrics_token or is_loopback(config.metrics_host):
+        return
+    raise ConfigError(
+        f"TOCSIN_METRICS_HOST is {config.metrics_host!r}, which other machines may reach, and "
+        "there is no token: set TOCSIN_METRICS_TOKEN to a long random text that Prometheus shows."
+    )
+
+
 def _unknown(environ: Mapping[str, str]) -> list[str]:
     known = [setting.variable for setting in SETTINGS]
     warnings = []
@@ -251,6 +304,11 @@ def _doubts(config: Config) -> list[str]:
         warnings.append(
             f"TOCSIN_TOKEN has less than {TOKEN_CHARS_ADVISED} characters: it can be guessed"
         )
+    if config.metadata_token is not None and any(map(_is_readable, config.metadata_urls)):
+        warnings.append(
+            "TOCSIN_METADATA has an address without https on another machine: the token of the "
+            "metadata service can be read on the way"
+        )
     if config.plain and config.tls_cert is not None:
         warnings.append("TOCSIN_PLAIN changes nothing where TOCSIN_TLS_CERT is set: all is TLS")
     elif config.plain and not config.is_loopback:
@@ -259,6 +317,12 @@ def _doubts(config: Config) -> list[str]:
             "the way"
         )
     return warnings
+
+
+def _is_readable(url: str) -> bool:
+    """Whether what is said there can be read on the way."""
+    parts = urlsplit(url)
+    return parts.scheme == "http" and not is_loopback(parts.hostname or "")
 
 
 def describe(config: Config) -> dict[str, object]:
@@ -278,6 +342,9 @@ def describe(config: Config) -> dict[str, object]:
     return {
         **shown,
         "token": "set" if config.token is not None else "none",
+        "alert_webhooks": sorted(config.alert_webhooks),
+        "metrics_token": "set" if config.metrics_token is not None else "none",
+        "metadata_token": "set" if config.metadata_token is not None else "none",
         "master_key": "set" if config.master_key else "none",
         "files_max": files if files != resource.RLIM_INFINITY else "unlimited",
         "frame_bytes_max": limits.FRAME_BYTES_MAX,

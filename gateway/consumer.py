@@ -45,6 +45,7 @@ class Consumer:
         self.subscription = subscription
         self._place = f"{link.session_id}.{subscription}"
         self.principal = link.principal
+        self.place = runtime.log.place(runtime.queue, runtime.group.name, link)
         self.name = self._place
         if runtime.part.is_shared:  # nobody takes another one's place by his session's name (P11)
             self.name += f"~{self.owner.hex()[:8]}"
@@ -195,6 +196,7 @@ class Consumer:
         if out.attempt > 1:
             counter.redeliveries += count
         self._link.send(frame)
+        slot.log.given(out, record.header.published_unix_ms)
 
     def revoked(self, slot: Slot, taken: list[Taken], reason: str) -> None:
         """Tell the session at once what is no longer its own (R17)."""

@@ -330,12 +330,12 @@ class Conversation:
 
     def _welcome(self, resumed: list[int] | None) -> None:
         self.account.connected(self._outlet.transport)
-        welcome = frames.welcome(
+        self.send(frames.welcome(
             session=self.session_id, broker=self._around.broker_name,
             heartbeat_s=self._around.timing.heartbeat_s, linger_s=self.linger_s, resumed=resumed,
             right_lasts_s=self._session.right_ends - self._session.heard_at,
-        )  # fmt: skip
-        self.send(welcome)
+            clock_unix_us=self.broker.delivery_log.told(),
+        ))  # fmt: skip
 
     # --- What its parts use ---------------------------------------------------------------------
 
@@ -396,5 +396,5 @@ _HANDLERS: Final[dict[type, Callable[[Conversation, Any], None]]] = {
     frames.Extend: lambda conversation, frame: conversation._parts.settling.extend(frame),
     frames.Auth: Conversation._renew,
     frames.Held: lambda conversation, frame: conversation._parts.returning.hold(frame),
-    frames.Ping: lambda conversation, ping: conversation.send(frames.pong(ping.ref)),
+    frames.Ping: lambda one, ping: one.send(frames.pong(ping.ref, one.broker.delivery_log.told())),
 }

@@ -5,12 +5,18 @@ whoever looks takes the difference of two looks.
 """
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 from push.errors import TocsinError, Unknown
+from push.histogram import Histogram
 from push.ports import Appended, NotStored
+from push.tally import COUNTED as OF_GROUPS
 from push.tally import Tally
+
+OF_QUEUES: Final = ("published", "published_bytes", "duplicates", "refused", "unknown")
+"""The plain counters of Published."""
 
 
 @dataclass(slots=True)
@@ -24,6 +30,20 @@ class Published:
     refused: int = 0
     unknown: int = 0
     """Of which nobody knows whether they are stored: their publisher was told so."""
+    certify_s: Histogram = field(default_factory=Histogram)
+    """From accepted to certified, of what was stored: of a record's messages that of the first."""
+    read: int = 0
+    """Messages that readers were given, counted once for each of them."""
+    read_s: Histogram = field(default_factory=Histogram)
+    """From certified to handed to a reader, of what they were given as it came."""
+
+    def merge(self, other: "Published") -> None:
+        """Add what another one has counted."""
+        for name in OF_QUEUES:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.certify_s.merge(other.certify_s)
+        self.read += other.read
+        self.read_s.merge(other.read_s)
 
     def stored(self, appended: Appended, size: int, sizes: Sequence[int]) -> None:
         """The storage answered a record of `size` bytes; `sizes` are those of its messages."""
@@ -55,6 +75,8 @@ class Counting:
         self.since_unix_ms = int(time.time() * 1000)
         self._queues: dict[str, Published] = {}
         self._groups: dict[str, Tally] = {}
+        self.on_forgotten: Callable[[str, Published | Tally], None] = lambda place, counted: None
+        """Told of what a queue or a group, by its id, had come to when it was deleted."""
 
     def queue(self, queue_id: str) -> Published:
         """Those of a queue."""
@@ -66,18 +88,32 @@ class Counting:
 
     def of_queue(self, queue_id: str) -> dict[str, int]:
         """Those of a queue, as they are shown."""
-        return self._shown(self._queues.get(queue_id, Published()))
+        return self._shown(self._queues.get(queue_id, Published()), OF_QUEUES)
 
     def of_group(self, group_id: str) -> dict[str, int]:
         """Those of a group, as they are shown."""
-        return self._shown(self._groups.get(group_id, Tally()))
+        return self._shown(self._groups.get(group_id, Tally()), OF_GROUPS)
 
-    def _shown(self, counted: Published | Tally) -> dict[str, int]:
-        return {"since_unix_ms": self.since_unix_ms, **asdict(counted)}
+    def _shown(self, counted: Published | Tally, names: Sequence[str]) -> dict[str, int]:
+        return {
+            "since_unix_ms": self.since_unix_ms,
+            **{name: getattr(counted, name) for name in names},
+        }
+
+    def queues(self) -> dict[str, Published]:
+        """Those of all queues that have some, by id."""
+        return self._queues
+
+    def groups(self) -> dict[str, Tally]:
+        """Those of all groups that have some, by id."""
+        return self._groups
 
     def forget(self, queue_id: str, group_id: str | None) -> None:
         """The group, or (None) the queue, is deleted. Not there: nothing happens."""
+        counted: Published | Tally | None
         if group_id is None:
-            self._queues.pop(queue_id, None)
+            counted = self._queues.pop(queue_id, None)
         else:
-            self._groups.pop(group_id, None)
+            counted = self._groups.pop(group_id, None)
+        if counted is not None:
+            self.on_forgotten(queue_id if group_id is None else group_id, counted)

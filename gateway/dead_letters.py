@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from gateway.graves import HEADER
 from gateway.letter_search import LetterSearch
 from gateway.publisher import Publisher
 from gateway.routing import Answer
@@ -25,7 +26,6 @@ from push.record import Record
 from push.waiting import DeadLetter
 
 _MESSAGE = msgspec.json.Decoder(Message)
-HEADER: Final = "tocsin-dead-letter-"
 BURY_AGAIN_S: Final = 1.0
 """Between two tries to move a message that the dead-letter queue does not take."""
 LOOKED_S: Final = 10.0

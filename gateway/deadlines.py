@@ -4,10 +4,12 @@ import asyncio
 from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
+from weakref import ref
 
 
 class Timed(Protocol):
-    """Something that has a next deadline (loop time), and something to do then."""
+    """Something that has a next deadline (loop time), and something to do then. Its deadline does
+    not keep it: who has left nothing behind is not to stay for a lease's 30 s."""
 
     scheduled: float
     """When it stands in the heap next; infinity: it does not. Kept by Deadlines."""
@@ -20,7 +22,7 @@ class Deadlines:
     """A heap of deadlines behind one timer handle."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Timed]] = []
+        self._heap: list[tuple[float, int, ref[Timed]]] = []
         self._count = count()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -30,8 +32,9 @@ class Deadlines:
         if at is None or at >= timed.scheduled:
             return
         timed.scheduled = at
-        heappush(self._heap, (at, next(self._count), timed))
-        if self._heap[0][2] is timed:
+        number = next(self._count)
+        heappush(self._heap, (at, number, ref(timed)))
+        if self._heap[0][1] == number:
             self._arm()
 
     def _arm(self) -> None:
@@ -46,8 +49,9 @@ class Deadlines:
         now = asyncio.get_running_loop().time()
         try:
             while self._heap and self._heap[0][0] <= now:
-                at, _, timed = heappop(self._heap)
-                if timed.scheduled == at:
+                at, _, held = heappop(self._heap)
+                timed = held()
+                if timed is not None and timed.scheduled == at:
                     timed.scheduled = float("inf")
                     timed.tick()
         finally:

@@ -73,6 +73,7 @@ Examples:
   tocsin demo                          until Ctrl-C
   tocsin demo --port 0                 on a free port, when 8080 is taken
   tocsin demo --seconds 10 | cat       ten seconds, as plain lines
+  tocsin demo --url http://…           on a broker that runs already
 
 \b
 While it runs, the broker takes anything else; in a second terminal:
@@ -86,7 +87,10 @@ While it runs, the broker takes anything else; in a second terminal:
 @click.option(
     "--seconds", type=click.FloatRange(min=1), help="Stop after so long. [at Ctrl-C or SIGTERM]"
 )
-def demo(seconds: float | None, **flags: Any) -> None:
+@click.option(
+    "--url", help="Show it on the broker at this address, with TOCSIN_TOKEN, and start none."
+)
+def demo(seconds: float | None, url: str | None, **flags: Any) -> None:
     """Start the broker and show live messages flow through it.
 
     It says which address to open in a browser: the page shows what happens, and lets you take part.
@@ -100,8 +104,11 @@ def demo(seconds: float | None, **flags: Any) -> None:
     The settings are those of `tocsin serve`, and so is the broker: use it meanwhile.
     """
     config = load_config(flags)
-    environ = _environment(config, flags)
     try:
+        if url is not None:
+            asyncio.run(_demo(url.rstrip("/"), config, None, seconds))
+            return
+        environ = _environment(config, flags)
         scheme = "http" if config.tls_cert is None else "https"
         url = f"{scheme}://{_reachable(config)}:{environ['TOCSIN_PORT']}"
         with _broker(environ) as broker:
@@ -219,12 +226,14 @@ def _is_ready(url: str, tls: SSLContext | None) -> bool:
 # --- The clients ----------------------------------------------------------------------------------
 
 
-async def _demo(url: str, config: Config, broker: _Broker, seconds: float | None) -> None:
+async def _demo(url: str, config: Config, broker: _Broker | None, seconds: float | None) -> None:
+    """`broker`: the one that was started for it; None: it is somebody else's."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    await broker.wait_ready(url, _trust(config))
+    if broker is not None:
+        await broker.wait_ready(url, _trust(config))
     if seconds is not None:
         loop.call_later(seconds, stopping.set)
     machine = Machine()
@@ -356,12 +365,13 @@ async def _keep_address(url: str, config: Config, board: Board) -> None:
             await asyncio.sleep(TICKET_PERIOD_S)
 
 
-async def _show(board: Board, broker: _Broker, config: Config) -> None:
+async def _show(board: Board, broker: _Broker | None, config: Config) -> None:
     if not _is_screen():
         click.echo(first_line(board.url, has_token=config.token is not None))
         while True:
             await asyncio.sleep(LINE_PERIOD_S)
-            broker.check()
+            if broker is not None:
+                broker.check()
             click.echo(plain_line(board, time.monotonic()))
     sys.stdout.write(_OWN_SCREEN)
     try:
@@ -372,7 +382,8 @@ async def _show(board: Board, broker: _Broker, config: Config) -> None:
             sys.stdout.write(f"{_HOME}{drawn}{_CLEAR_LINE}{_CLEAR_BELOW}")
             sys.stdout.flush()
             await asyncio.sleep(DRAW_PERIOD_S)
-            broker.check()
+            if broker is not None:
+                broker.check()
     finally:
         with contextlib.suppress(OSError):
             sys.stdout.write(_OTHER_SCREEN)

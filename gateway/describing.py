@@ -2,6 +2,7 @@
 consumers here know besides."""
 
 import asyncio
+from collections.abc import Collection
 from typing import Final, Literal
 
 import msgspec
@@ -51,7 +52,7 @@ class Describing:
             "created_unix_ms": queue.created_unix_ms,
             "paused": queue.paused,
             "settings": msgspec.to_builtins(queue.settings),
-            "partitions": stock.described,
+            "partitions": _at_clusters(queue, stock.described),
             "depth": sum(state.messages for state in stock.states),
             "bytes": sum(state.bytes for state in stock.states),
             "oldest_unix_ms": stock.oldest_unix_ms,
@@ -79,7 +80,12 @@ class Describing:
             dead = self._metadata.find_queue(principal, name)
         except Refused:
             return {"queue": name, "messages": None}
-        stock = await self._stock.of(dead, [])
+        try:
+            stock = await self._stock.of(dead, [])
+        except Refused as error:  # they may be at a storage cluster that is away
+            if error.code.name != "storage_unavailable":
+                raise
+            return {"queue": name, "messages": None}
         return {"queue": name, "messages": sum(state.messages for state in stock.states)}
 
     # --- Groups --------------------------------------------------------------------------------
@@ -91,8 +97,12 @@ class Describing:
         stock = await self._stock.of(queue, [group])
         runtime = self._groups.runtimes.get(group.group_id)
         standing, row = stock.groups[group.group_id], await self._seen(group)
-        here = runtime.members.keys() if runtime is not None else set[str]()
+        members = sorted({
+            *(runtime.members if runtime is not None else ()), *self._groups.others(row)
+        })  # fmt: skip
+        absent = sorted(runtime.absent) if runtime is not None else []
         there = self._groups.elsewhere(row)
+        whose = _whose(runtime, row, {*members, *absent})
         return {
             "name": group.name,
             "group_id": group.group_id,
@@ -100,13 +110,14 @@ class Describing:
             "created_unix_ms": group.created_unix_ms,
             "settings": msgspec.to_builtins(group.settings),
             **self._figures(group, standing, row),
-            "members": sorted({*here, *self._groups.others(row)}),
-            "absent": sorted(runtime.absent) if runtime is not None else [],
+            "members": members,
+            "absent": absent,
             "partitions": [
                 msgspec.to_builtins(
-                    _partition(state, standing, runtime, there.get(state.partition.number))
+                    _partition(state, standing, runtime, there.get(number), whose.get(number))
                 )
                 for state in stock.states
+                for number in (state.partition.number,)
             ],
         }
 
@@ -128,10 +139,22 @@ class Describing:
         }
 
 
+def _whose(
+    runtime: GroupRuntime | None, row: Membership | None, there: Collection[str]
+) -> dict[int, str]:
+    """Partition → whose it is, or is to be, as far as that one is `there`."""
+    known = row.assignment if row is not None else runtime.assignment if runtime is not None else {}
+    return {number: name for number, name in known.items() if name in there}
+
+
 def _partition(
-    state: PartitionState, standing: GroupStock, runtime: GroupRuntime | None, gateway: str | None
+    state: PartitionState,
+    standing: GroupStock,
+    runtime: GroupRuntime | None,
+    gateway: str | None,
+    member: str | None,
 ) -> GroupPartition:
-    """`gateway`: another one whose consumer has it."""
+    """`gateway`: another one whose consumer has it; `member`: whose it is, or is to be."""
     number, now = state.partition.number, asyncio.get_running_loop().time()
     cursor = standing.cursors.get(number)
     lag = standing.lags.get(number, 0)
@@ -140,6 +163,7 @@ def _partition(
         return GroupPartition(
             partition=number,
             owner=None,
+            member=member,
             epoch=_epoch(cursor, runtime, number),
             next_offset=cursor.floor if cursor is not None else state.certified,
             certified=state.certified,
@@ -157,6 +181,7 @@ def _partition(
     return GroupPartition(
         partition=number,
         owner=owner_of(slot),
+        member=member,
         epoch=delivery.epoch,
         next_offset=delivery.frontier,
         certified=delivery.end,
@@ -220,3 +245,11 @@ def without_room(slot: Slot) -> Room | None:
 _ROOM: Final[dict[str, Room]] = {
     "paused": "paused", "socket": "socket", "in_flight": "full", "no_consumer": "no_consumer",
 }  # fmt: skip
+
+
+def _at_clusters(queue: Queue, described: list[dict[str, object]]) -> list[dict[str, object]]:
+    """With the storage cluster of each, where the queue's row names some."""
+    names = queue.clusters
+    if not names:
+        return described
+    return [{**one, "cluster": names[int(str(one["partition"])) % len(names)]} for one in described]

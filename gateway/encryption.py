@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import Lock
 from typing import Final
 
 from cryptography.exceptions import InvalidTag
@@ -100,6 +101,8 @@ class RecordSealer:
         self._running_low = running_low
         self._succeeded = succeeded
         self._ciphers: dict[bytes, AESGCM] = {}
+        self._choosing = Lock()
+        """Several storage clusters seal at once, each in a thread of its own."""
         self.current: SealingKey | None = None
         self.successor: SealingKey | None = None
 
@@ -118,16 +121,17 @@ class RecordSealer:
 
     def seal(self, partition: Partition, header: bytes, payload: bytes, count: int) -> bytes:
         """As Sealer.seal."""
-        key = self.current
-        if key is None:
-            return payload
-        if not key.has_room(count, len(payload), self._now()):
-            key = self._succeed()
-        key.messages += count
-        key.bytes += len(payload)
-        if not key.is_told and key.is_running_low():
-            key.is_told = True
-            self._running_low()
+        with self._choosing:
+            key = self.current
+            if key is None:
+                return payload
+            if not key.has_room(count, len(payload), self._now()):
+                key = self._succeed()
+            key.messages += count
+            key.bytes += len(payload)
+            if not key.is_told and key.is_running_low():
+                key.is_told = True
+                self._running_low()
         nonce = os.urandom(NONCE_BYTES)
         bound = b"".join((_VERSION, key.key_id, _place(partition), header))
         sealed = key.cipher.encrypt(nonce, payload, bound)

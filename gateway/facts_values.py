@@ -65,6 +65,8 @@ class GroupPartition(msgspec.Struct, frozen=True, kw_only=True):
 
     partition: int
     owner: OwnerDescription | None
+    member: str | None
+    """Whose it is, or is to be, at whichever gateway; None: nobody's."""
     epoch: int
     next_offset: int
     """Everything below is settled, in flight or waits in memory or aside."""
@@ -100,7 +102,8 @@ class DeadLetterQueue(msgspec.Struct, frozen=True, kw_only=True):
 
     queue: str
     messages: int | None
-    """That are retained there; null: it is made for the first dead letter."""
+    """That are retained there; null: it is made for the first dead letter, or a storage cluster
+    that has some of it does not answer."""
 
 
 class QueuePartition(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +116,40 @@ class QueuePartition(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     messages: int
     bytes: int
+    cluster: str | msgspec.UnsetType = msgspec.UNSET
+    """The storage cluster that has it; left out: the broker has one storage."""
+
+
+class ClusterDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """A storage cluster."""
+
+    name: str
+    zone: str
+    """Where it stands; "": nobody said."""
+    state: Literal["well", "hot", "away"]
+    """What a manager has found: new partitions go to it, have too little room there, or it does not
+    answer. Where none has looked yet, as if it was well."""
+    since_unix_ms: int | None
+    """Since when it is so; null: no manager has looked yet."""
+    why: str
+    """Why it is away; "": it is not."""
+    used_bytes: int | None
+    """Of memory, in its fullest primary; null: no manager has looked yet."""
+    bound_bytes: int | None
+    """0: it has none."""
+    answers: bool
+    """To this gateway, within the last seconds."""
+    has_catalog: bool
+    queues: int
+    """That have partitions there."""
+    partitions: int
+
+
+class ClusterList(msgspec.Struct, frozen=True, kw_only=True):
+    """The storage clusters of a broker, as its settings name them, and a cluster of partitions that
+    they do not name; none: it keeps its messages in files of its own."""
+
+    clusters: list[ClusterDescription]
 
 
 # --- Sessions -----------------------------------------------------------------------------------

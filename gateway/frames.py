@@ -88,6 +88,11 @@ class Publish(_ClientFrame, tag="publish"):
     sequence: Number | None = None
     resolved: Number = 0
     """Every sequence below this one has been answered (R6)."""
+    produced_unix_us: Number | None = None
+    """When the first message was produced, by the client's clock; for brokers that tell theirs."""
+    clock_offset_us: Annotated[int, msgspec.Meta(ge=-(1 << 53) + 1, le=(1 << 53) - 1)] | None = None
+    """By how much the broker's clock is ahead of the client's, as the client found; said when it
+    has found something better."""
 
 
 class Subscribe(_ClientFrame, tag="subscribe", kw_only=True):
@@ -216,13 +221,17 @@ def welcome(
     linger_s: float,
     resumed: list[int] | None,
     right_lasts_s: float,
+    clock_unix_us: int | None = None,
 ) -> bytes:
     """The answer to `hello`, with the bounds that a client must keep. `resumed`: the subscriptions
     that stand, of a session that goes on here; None: nothing stands. `right_lasts_s`: after so
-    long its credentials are over, infinity: when they are revoked."""
+    long its credentials are over, infinity: when they are revoked. `clock_unix_us`: now, by the
+    clock of the delivery log; None: it is off."""
+    clock = {"clock_unix_us": clock_unix_us} if clock_unix_us is not None else {}
     return _ENCODE(
         {
             "type": "welcome",
+            **clock,
             "session": session,
             "broker": broker,
             "heartbeat_s": heartbeat_s,
@@ -352,9 +361,14 @@ def drain(reconnect_after_s: float, reason: str) -> bytes:
     return _ENCODE({"type": "drain", "reconnect_after_s": reconnect_after_s, "reason": reason})
 
 
-def pong(ref: int | None) -> bytes:
-    """The answer to `ping`."""
-    return _ENCODE({"type": "pong"} if ref is None else {"type": "pong", "ref": ref})
+def pong(ref: int | None, clock_unix_us: int | None = None) -> bytes:
+    """The answer to `ping`. `clock_unix_us`: as in `welcome`."""
+    fields: dict[str, object] = {"type": "pong"}
+    if ref is not None:
+        fields["ref"] = ref
+    if clock_unix_us is not None:
+        fields["clock_unix_us"] = clock_unix_us
+    return _ENCODE(fields)
 
 
 class Close(msgspec.Struct, frozen=True):

@@ -84,7 +84,7 @@ class GroupRuntime:
         self, context: Context, metadata: Metadata, presence: Presence, queue: Queue, group: Group
     ) -> None:
         self._context = context
-        self.tail = context.tail
+        self.tail, self.log = context.tail, context.log
         self._metadata = metadata
         self.queue = queue
         self.group = group

@@ -4,6 +4,7 @@ that one gateway may go on with alone, and several may not (R14)."""
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from gateway.guarded_calls import FAILURES, GuardedCalls
 from gateway.lookups import Oddities
@@ -13,21 +14,26 @@ from push import limits
 from push.errors import Refused, TocsinError, Unavailable
 
 
-class GuardedMemberships:
-    """See the module. `calls`, `looks`, `beats`: through which changes, reads of rows, and what a
-    gateway that is there must be able to say go; `counted`: where lies are counted."""
+@dataclass(frozen=True, slots=True)
+class Guards:
+    """Through which the calls go: changes; reads of rows, on every copy; glances at them, of which
+    one copy answers; and what a gateway that is there must be able to say. What one of them waits
+    for may be away without the others being refused for it."""
 
-    def __init__(
-        self,
-        inner: Metadata,
-        calls: GuardedCalls,
-        looks: GuardedCalls,
-        beats: GuardedCalls,
-        counted: Oddities,
-    ) -> None:
+    calls: GuardedCalls
+    looks: GuardedCalls
+    glances: GuardedCalls
+    beats: GuardedCalls
+
+
+class GuardedMemberships:
+    """See the module. `counted`: where lies are counted."""
+
+    def __init__(self, inner: Metadata, guards: Guards, counted: Oddities) -> None:
         self._inner = inner
         self._is_shared = inner.is_shared
-        self._calls, self._looks, self._beats = calls, looks, beats
+        self._calls, self._looks = guards.calls, guards.looks
+        self._glances, self._beats = guards.glances, guards.beats
         self._counted = counted
         self._rows: dict[str, Membership] = {}
         """The newest row of each group that somebody here asked about."""
@@ -95,7 +101,7 @@ class GuardedMemberships:
 
     async def glance(self, group_id: str) -> Membership:
         """See Metadata. Raises Unavailable or Refused: metadata_unavailable, too."""
-        row = await self._beats.run(
+        row = await self._glances.run(
             "glance", lambda: self._inner.glance(group_id), limits.MEMBERSHIP_DEADLINE_S
         )
         return self._of(group_id, row)

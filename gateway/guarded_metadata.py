@@ -7,9 +7,9 @@
                              metadata says, each time; a change that it did not take did not happen
     changes                  within METADATA_DEADLINE_S, or `metadata_unavailable`; one that has
                              begun is finished, and its late answer is in `Late.outcome`
-    being there              several gateways: whether changes fail, or rows cannot be read, has no
-                             bearing on it. Both wait for every copy; a gateway that may not beat
-                             gives nothing out (R14)
+    being there              several gateways: whether anything else fails has no bearing on it. It
+                             waits for every copy, or for a service that is away; a gateway that may
+                             not beat gives nothing out (R14)
 
 Where one gateway works on a catalog, which the lock on its data folder sees to, its own view of a
 group's members is the newest there is, and may go on alone (R14). Where several do, none may.
@@ -20,7 +20,7 @@ import logging
 from typing import Final
 
 from gateway.guarded_calls import GuardedCalls
-from gateway.guarded_memberships import GuardedMemberships
+from gateway.guarded_memberships import GuardedMemberships, Guards
 from gateway.guarded_tokens import GuardedTokens
 from gateway.hit_rate import HitRate
 from gateway.lookups import Lookups
@@ -53,11 +53,12 @@ class GuardedMetadata:
         self.is_shared = inner.is_shared
         """See Metadata."""
         self._calls = GuardedCalls("the metadata")
-        self._looks = self._beats = self._calls
-        if inner.is_shared:  # a copy of the store that is away holds up the first two, not the last
+        self._looks = self._glances = self._beats = self._calls
+        if inner.is_shared:  # a copy that is away holds up the first two, a service all but beats
             self._calls = GuardedCalls("the metadata, where it is changed,")
             self._looks = GuardedCalls("the metadata, where groups are read,")
-            self._beats = GuardedCalls("the metadata")
+            self._glances = GuardedCalls("the metadata, where groups are looked at,")
+            self._beats = GuardedCalls("whoever is told that this gateway is there,")
         self.tokens: Tokens = GuardedTokens(inner, self._calls)
         """See Metadata."""
         refresh = self._refresh_data_keys if inner.data_keys.refresh is not None else None
@@ -71,9 +72,8 @@ class GuardedMetadata:
         self._groups: Lookups[tuple[str, str], Group] = Lookups(
             "group_not_found", known_max=GROUPS_KNOWN_MAX
         )
-        rows = GuardedMemberships(
-            inner, self._calls, self._looks, self._beats, self._groups.counted
-        )
+        guards = Guards(self._calls, self._looks, self._glances, self._beats)
+        rows = GuardedMemberships(inner, guards, self._groups.counted)
         self._memberships = rows
         self.membership, self.glance = rows.membership, rows.glance
         self.change_membership, self.beat, self.said = rows.change_membership, rows.beat, rows.said
@@ -253,6 +253,11 @@ class GuardedMetadata:
 
     # --- The rest --------------------------------------------------------------------------------
 
+    @property
+    def age_s(self) -> float:
+        """See Metadata."""
+        return self.inner.age_s
+
     async def state(self) -> tuple[bool, str]:
         """See Metadata. Who does not answer does not make this gateway unready: what is known here
         goes on, and `facts` tells."""
@@ -269,13 +274,18 @@ class GuardedMetadata:
         return {
             **self._calls.facts(),
             **(
-                {"looks": self._looks.facts(), "beats": self._beats.facts()}
+                {
+                    "looks": self._looks.facts(),
+                    "glances": self._glances.facts(),
+                    "beats": self._beats.facts(),
+                }
                 if self.is_shared
                 else {}
             ),
             "queues": self._queues.facts(),
             "groups": self._groups.facts(),
             "memberships_ahead": len(self._memberships),
+            "age_s": round(self.age_s, 1),
         }
 
     async def close(self) -> None:
@@ -283,7 +293,7 @@ class GuardedMetadata:
         self._memberships.close()
         self._queues.close()
         self._groups.close()
-        guards = {self._calls, self._looks, self._beats}
+        guards = {self._calls, self._looks, self._glances, self._beats}
         await asyncio.gather(*(calls.finish(limits.METADATA_DEADLINE_S) for calls in guards))
         try:
             async with asyncio.timeout(limits.METADATA_DEADLINE_S):

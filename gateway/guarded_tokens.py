@@ -16,6 +16,11 @@ class GuardedTokens:
         self._inner = inner
         self._calls = calls
 
+    @property
+    def is_known(self) -> bool:
+        """See Tokens."""
+        return self._inner.tokens.is_known
+
     def find(self, token_id: str) -> TokenRecord | None:
         """See Tokens."""
         return self._inner.tokens.find(token_id)

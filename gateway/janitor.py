@@ -98,11 +98,21 @@ class Janitor:
                     self._touched |= {p for p in touched if p.queue_id == queue_id}
             except TocsinError as error:
                 logger.warning("relieving queue %s: %s", queue_id, error)
+        lanes: dict[int, list[Partition]] = {}
         for partition in touched:
+            number = self._storage.lane(partition, "local").number
+            lanes.setdefault(number, []).append(partition)
+        await asyncio.gather(*map(self._trim_each, lanes.values()))
+
+    async def _trim_each(self, partitions: list[Partition]) -> None:
+        for place, partition in enumerate(partitions):
             try:
                 await self._trim(partition)
             except TocsinError as error:
                 logger.warning("trimming %s: %s", partition, error)
+                if error.code.name == "storage_unavailable":
+                    self._touched.update(partitions[place:])  # nor do the others answer
+                    return
 
     def _all(self) -> set[Partition]:
         queues = self._metadata.list_all_queues()

@@ -10,6 +10,8 @@ from typing import Any, Literal, Protocol
 
 from gateway.account import Account
 from gateway.addresses import ClientAddress
+from gateway.deliverylog.log import DeliveryLog
+from gateway.deliverylog.publishes import Origin
 from gateway.facts_values import SubscriptionDescription, Transport
 from gateway.frames import Close, Position
 from gateway.usage import Counter
@@ -240,9 +242,11 @@ class Publisher(Protocol):
         sequence: int | None = None,
         resolved: int = 0,
         keys: Keys = ALL_KEYS,
+        origin: Origin | None = None,
     ) -> None:
         """`answer` is called exactly once, on the loop, perhaps before this returns. `keys`: those
-        that the right is on; any other message is answered `forbidden`."""
+        that the right is on; any other message is answered `forbidden`. `origin`: what the delivery
+        log is told of it."""
 
 
 class Groups(Protocol):
@@ -282,6 +286,9 @@ class Broker(Protocol):
 
     @property
     def metadata(self) -> Metadata: ...
+
+    @property
+    def delivery_log(self) -> DeliveryLog: ...
 
     @property
     def publisher(self) -> Publisher: ...

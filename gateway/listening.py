@@ -15,6 +15,8 @@ from typing import Any, Final
 import uvicorn
 from starlette.types import ASGIApp
 
+from gateway.accepting import Accepting
+from gateway.turns import Turns
 from push import limits
 
 BACKLOG: Final = 2048
@@ -73,7 +75,9 @@ class Listener(uvicorn.Server):
         http: type[asyncio.Protocol] | None = None,
         ws: type[asyncio.Protocol] | None = None,
         tls: ssl.SSLContext | None = None,
+        turns: Turns | None = None,
     ) -> None:
+        """`turns`: those who connect share them with others, where they are given."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -90,7 +94,9 @@ class Listener(uvicorn.Server):
         )
         self._bound = bound
         self._tls = tls
-        self._accepting = asyncio.Event()
+        self._turns = turns or Turns()
+        self._accepting: Accepting | None = None
+        self._is_accepting = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
@@ -99,7 +105,8 @@ class Listener(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn's hook, which would give a TLS handshake a minute."""
+        """uvicorn's hook, which would accept a thousand at once, and give a TLS handshake a
+        minute."""
         await self.lifespan.startup()
         tls: dict[str, Any] = {}
         if self._tls is not None:
@@ -108,12 +115,11 @@ class Listener(uvicorn.Server):
                 "ssl_handshake_timeout": limits.TLS_HANDSHAKE_TIMEOUT_S,
                 "ssl_shutdown_timeout": limits.CLOSE_TIMEOUT_S,
             }
-        server = await asyncio.get_running_loop().create_server(
-            self._protocol, sock=self._bound, backlog=BACKLOG, **tls
-        )
-        self.servers = [server]
+        self.servers = []
+        self._accepting = Accepting(self._bound, self._protocol, self._turns, tls)
+        self._accepting.start(BACKLOG)
         self.started = True
-        self._accepting.set()
+        self._is_accepting.set()
 
     def _protocol(self) -> asyncio.Protocol:
         protocol: asyncio.Protocol = self.config.http_protocol_class(
@@ -124,7 +130,7 @@ class Listener(uvicorn.Server):
     async def start(self) -> None:
         """Accept connections. Raises what uvicorn raises when it cannot."""
         self._serving = asyncio.create_task(self.serve(sockets=[self._bound]))
-        accepting = asyncio.create_task(self._accepting.wait())
+        accepting = asyncio.create_task(self._is_accepting.wait())
         try:
             await asyncio.wait((self._serving, accepting), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -135,18 +141,20 @@ class Listener(uvicorn.Server):
 
     def close(self) -> None:
         """Accept no more connections; those that are there go on."""
-        for server in getattr(self, "servers", ()):
-            server.close()
+        if self._accepting is not None:
+            self._accepting.close()
         self._bound.close()
 
     async def finish(self, timeout_s: float) -> None:
         """Close, let the requests under way be answered for up to about `timeout_s` seconds (whole
         ones, at least 1), then cut off what is left. Not started: only closes."""
+        self.close()
         if self._serving is None:
-            self._bound.close()
             return
         self.config.timeout_graceful_shutdown = max(1, int(timeout_s))
         self.should_exit = True
         await asyncio.wait((self._serving,))
+        if self._accepting is not None:
+            await self._accepting.wait_closed()
         if not self._serving.cancelled() and (error := self._serving.exception()) is not None:
             raise error

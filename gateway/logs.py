@@ -5,14 +5,20 @@ What is logged holds names and numbers, never bodies, tokens or receipts.
 
 import logging
 import sys
-from typing import TextIO
+from typing import Final, TextIO
 
 import msgspec
+
+from gateway.tracing import current
+
+ABOUT: Final = ("session", "queue", "group", "gateway")
+"""What a line may be about: given as `extra` where it is logged."""
 
 
 class JsonLines(logging.Formatter):
     """One JSON object a line: time (unix seconds), level, logger, message, and where there is one
-    the traceback."""
+    the traceback, the W3C trace of the request that it happened in, and the session, queue, group
+    and gateway that a line is about."""
 
     def format(self, record: logging.LogRecord) -> str:
         """As logging.Formatter."""
@@ -22,6 +28,12 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        trace = current()
+        if trace is not None:
+            fields["trace_id"] = trace.trace_id
+        for name in ABOUT:
+            if name in record.__dict__:
+                fields[name] = record.__dict__[name]
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         return msgspec.json.encode(fields).decode()

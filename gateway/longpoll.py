@@ -177,6 +177,8 @@ class Poll:
         if count:
             self._answered, self._frames = self._frames[:count], self._frames[count:]
             self._batch += 1
+            if self.conversation is not None and not self._frames:
+                self._registry.around.broker.delivery_log.taken(self.conversation.session_id)
         return self._batch, self._answered
 
     @property
@@ -262,6 +264,7 @@ class Poll:
         conversation, self.conversation = self.conversation, None
         if conversation is not None:
             self.end = close
+            self._registry.around.broker.delivery_log.left(conversation.session_id)
             if is_mute:
                 self._frames = []
             self._reading.set()

@@ -12,9 +12,12 @@ import msgspec
 
 from gateway import link
 from gateway.audit import Audit
-from gateway.facts_values import Explained, HeldKeys, LeaseList
+from gateway.deliverylog.log import DeliveryLog
+from gateway.deliverylog.publishes import Origin
+from gateway.facts_values import ClusterList, Explained, HeldKeys, LeaseList
 from gateway.hit_rate import Shown
 from gateway.limiter import Limiter
+from gateway.metrics.samples import Samples
 from gateway.upkeep_values import HeldPlace, Place, Upkeeping
 from gateway.usage import Counter
 from metadata.catalog import Group, GroupSettings, GroupStart, Principal, Queue, QueueSettings
@@ -204,9 +207,11 @@ class Publishing(Protocol):
         sequence: int | None = None,
         resolved: int = 0,
         keys: AllowedKeys = ALL_KEYS,
+        origin: Origin | None = None,
     ) -> None:
         """`answer` is called exactly once, on the loop, perhaps before this returns. `keys`: those
-        that the right is on; any other message is answered `forbidden`."""
+        that the right is on; any other message is answered `forbidden`. `origin`: what the delivery
+        log is told of it."""
 
 
 class Pulling(Protocol):
@@ -237,6 +242,27 @@ class Pulling(Protocol):
         """Prolong their leases to `lease_s` seconds from now, or the group's lease."""
 
 
+class Metrics(Protocol):
+    """What a Prometheus is told."""
+
+    async def everything(self) -> Samples:
+        """Of this gateway and all queues, for operators. Never raises: what does not answer in time
+        is left out."""
+
+    async def of_queue(self, queue: Queue, *, sees_dead_letters: bool) -> Samples:
+        """Of one queue and its groups. Raises TocsinError: the storage does not answer."""
+
+
+class ProcessMetrics(Metrics, Protocol):
+    """As the process sees it."""
+
+    parts: list[Callable[[Samples], None]]
+    """What adds to everything."""
+
+    def start(self) -> None:
+        """Look at the event loop from now on."""
+
+
 class Keys(Protocol):
     """What an operator asks of the keys that messages are sealed under."""
 
@@ -252,6 +278,9 @@ class BrokerPort(Protocol):
 
     @property
     def metadata(self) -> Metadata: ...
+
+    @property
+    def delivery_log(self) -> DeliveryLog: ...
 
     @property
     def publisher(self) -> Publishing: ...
@@ -272,12 +301,18 @@ class BrokerPort(Protocol):
     def holding(self) -> Holds: ...
 
     @property
+    def metrics(self) -> Metrics: ...
+
+    @property
     def keyring(self) -> Keys | None:
         """None: nothing here is sealed."""
 
     @property
     def draining(self) -> bool:
-        """True from the beginning of `drain`."""
+        """True from `leave` or the beginning of `drain` on."""
+
+    def leave(self) -> None:
+        """From now on `draining`, and so not ready; everything else goes on."""
 
     async def drain(self) -> None:
         """From now on `draining`, and no pull waits any longer. The sessions are sent away by who
@@ -331,6 +366,10 @@ class BrokerPort(Protocol):
         """A backup of everything in this folder, complete and durable when this returns, while
         work goes on; its manifest. Cancelled: nothing is left of it."""
 
+    async def clusters(self, who: Principal | None) -> ClusterList:
+        """The storage clusters; none where messages are in files of this machine. `who`: of whose
+        tenant queues are counted; None: all."""
+
     async def describe(self) -> dict[str, object]:
         """The whole broker, for `tocsin admin status`."""
 
@@ -345,6 +384,9 @@ class WholeBroker(BrokerPort, link.Broker, Protocol):
     """Where it notes what is done without an operator."""
 
     """The broker as the process sees it, which serves REST and sessions from it."""
+
+    @property
+    def metrics(self) -> ProcessMetrics: ...
 
     @property
     def limiter(self) -> Limiter: ...

@@ -8,10 +8,12 @@ arrives while commits are under way makes the next one larger. Each message is e
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from gateway.commit_lanes import CommitLanes
 from gateway.counting import Counting
+from gateway.deliverylog.log import OFF, DeliveryLog
+from gateway.deliverylog.publishes import Origin, Placed
+from gateway.graves import Burial
 from gateway.hit_rate import HitRate
 from gateway.routing import (
     NO_ANSWER,
@@ -27,6 +29,7 @@ from gateway.routing import (
     refused_sequences,
     weight,
 )
+from gateway.sending_orders import SendingOrders
 from gateway.tail import Tail
 from metadata.catalog import Queue
 from metadata.rights import ALL_KEYS, Keys
@@ -35,22 +38,23 @@ from push.errors import Refused, TocsinError
 from push.message import Message, check_message, encode_message
 from push.ports import Partition, Storage
 from push.record import Header
-from push.sending import SendingOrder
 from push.sharing import has_room
-
-ORDERS_MAX: Final = 10_000
 
 
 class Publisher:
     """See the module."""
 
-    def __init__(self, storage: Storage, tail: Tail, counting: Counting) -> None:
-        self._counting = counting
+    def __init__(
+        self, storage: Storage, tail: Tail, counting: Counting, log: DeliveryLog = OFF, *,
+        in_parts: bool = False,
+    ) -> None:  # fmt: skip
+        """`in_parts`: as CommitLanes."""
+        self._counting, self._log = counting, log
         self._routes: dict[str, Route] = {}
         self._open: dict[Partition, OpenRecord] = {}
         self._closed: list[tuple[Partition, OpenRecord]] = []
-        self.commits = CommitLanes(storage, tail, self)
-        self._orders: dict[tuple[bytes, Partition], SendingOrder] = {}
+        self.commits = CommitLanes(storage, tail, self, in_parts=in_parts)
+        self._orders = SendingOrders()
         self._record_bytes_max = limits.RECORD_BYTES_MAX
         self._is_crowded = False
         """At the last commit: it is to be asked whose the messages are."""
@@ -60,6 +64,8 @@ class Publisher:
         self.pending_messages = 0
         self.pending_bytes = 0
         self.places = HitRate()
+        self.burials: dict[str, Burial] = {}
+        """By ids of queues that were deleted."""
 
     # --- In ------------------------------------------------------------------------------------
 
@@ -73,8 +79,9 @@ class Publisher:
         sequence: int | None = None,
         resolved: int = 0,
         checked: bool = False,
-        names: Sequence[str] | None = None,
+        names: Sequence[str | None] | None = None,
         keys: Keys = ALL_KEYS,
+        origin: Origin | None = None,
     ) -> None:
         """Publish; `answer` is called exactly once, perhaps before this returns.
 
@@ -83,16 +90,24 @@ class Publisher:
         already and only move; no rule about a single message applies again. `names`: under what
         each is remembered, so that it is stored once, whatever its id was remembered for (R8).
         `keys`: those that may be published to; a message of any other is refused, alone (P11).
+        `origin`: for the delivery log; None: the broker itself publishes.
         """
+        burial = self.burials.get(queue.queue_id) if self.burials else None
+        if burial is not None:
+            queue, producer, names = burial.dead, burial.producer(producer), burial.names(messages)
         publish = Answer(queue, messages, [NO_ANSWER] * len(messages), remaining=len(messages))
         publish.done, publish.checked, publish.names = answer, checked, names
         publish.allowed = keys
+        publish.letters = list(map(burial.letter, messages)) if burial is not None else None
+        publish.origin = origin or self._log.internal(queue, len(messages))
+        if origin is not None and burial is not None:
+            origin.queue = queue  # where they stand
         refused = self._refuse_all(queue, producer, sequence, resolved, len(messages))
         if refused is not None:
             if producer is not None and sequence is not None and refused.code.retry:
                 route = self._route(queue)
                 for at, message in enumerate(messages, sequence):
-                    self._remember_refusal(producer, route, message.key, at, refused)
+                    self._orders.refused(producer, route, message.key, at, refused)
             self._route(queue).counted.refused += len(messages)
             publish.fail_all(refused)
             publish.settle(len(messages))
@@ -169,16 +184,16 @@ class Publisher:
         spread: int | None = None
         context = (producer, resolved) if producer is not None and sequence is not None else None
         runs: dict[int, Run] = {}
-        keys, checked, names = route.keys, answer.checked, answer.names
+        keys, checked, names, held = route.keys, answer.checked, answer.names, self._orders.held
         allowed = None if answer.allowed.is_all else answer.allowed
-        for index, message in enumerate(answer.messages):
+        for index, message in enumerate(answer.letters or answer.messages):
             key = message.key
             name = message.id if names is None else names[index]
             try:
                 if allowed is not None and not allowed.allow(key):
                     raise not_allowed(queue, key)
                 if not checked:
-                    check_message(message, bytes_max)
+                    check_message(answer.messages[index], bytes_max)
                 if key is None:
                     hashed = 0
                     if name is not None:
@@ -191,14 +206,13 @@ class Publisher:
                         number = spread
                 else:
                     number, hashed = keys.get(key) or route.place(key)
-                if self._orders and producer is not None and sequence is not None:
-                    self._check_order(
-                        producer, route.partitions[number], sequence + index, resolved
-                    )
+                if held and producer is not None and sequence is not None:
+                    place = route.partitions[number]
+                    self._orders.check(producer, place, sequence + index, resolved)
             except TocsinError as error:
                 answer.fail(index, error)
                 if producer is not None and sequence is not None:
-                    self._remember_refusal(producer, route, key, sequence + index, error)
+                    self._orders.refused(producer, route, key, sequence + index, error)
                 continue
             run = runs.get(number)
             if run is None:
@@ -213,9 +227,23 @@ class Publisher:
             run.hashes.append(hashed)
             run.indexes.append(index)
         for number, run in runs.items():
-            self._add(route, number, run, now_ms)
+            if len(queue.clusters) < 2 or self._has_lane(route, number, run):
+                self._add(route, number, run)
 
-    def _add(self, route: Route, number: int, run: Run, now_ms: float) -> None:
+    def _has_lane(self, route: Route, number: int, run: Run) -> bool:
+        """Of a queue at several clusters: whether that of these messages takes them."""
+        held = (self.pending_messages, self.pending_bytes)
+        refused = self.commits.refusal_at(route.partitions[number], route, run, *held)
+        if refused is None:
+            return True
+        for index in run.indexes:
+            run.answer.fail(index, refused)
+            if run.context is not None:
+                key, sequence = run.answer.messages[index].key, run.sequence + index
+                self._orders.refused(run.context[0], route, key, sequence, refused)
+        return False
+
+    def _add(self, route: Route, number: int, run: Run) -> None:
         """Put a run into the open record of its partition, in pieces where it is too long."""
         count = len(run.indexes)
         size = route.routed(run)
@@ -233,7 +261,7 @@ class Publisher:
                 record = None
             if record is None:
                 lane = self.commits.pending(partition, route)
-                record = self._open[partition] = OpenRecord(route, now_ms, lane)
+                record = self._open[partition] = OpenRecord(route, lane, run.answer)
             if count == 1 and not run.marks:  # by far the most common where frames are small
                 self._add_one(record, run)
                 record.lane.messages += 1
@@ -285,32 +313,10 @@ class Publisher:
 
     # --- Sending order (R7) --------------------------------------------------------------------
 
-    def _check_order(
-        self, producer: bytes, partition: Partition, sequence: int, resolved: int
-    ) -> None:
-        order = self._orders.get((producer, partition))
-        if order is None:
-            return
-        if not order.admits(sequence, resolved):
-            raise Refused("out_of_sequence")
-        order.accept(sequence)
-        if not order:
-            del self._orders[producer, partition]
-
-    def _remember_refusal(
-        self, producer: bytes, route: Route, key: str | None, sequence: int, error: TocsinError
-    ) -> None:
-        """What this gateway refuses itself holds up what is behind it; storage does the same.
-
-        A message without a key has nothing behind it, nor has one with a key that cannot be.
-        """
-        if key and len(key) <= limits.KEY_BYTES_MAX and error.code.name != "out_of_sequence":
-            self._refused(producer, route.partitions[route.place(key)[0]], sequence)
-
     def hold_up(self, partition: Partition, header: Header) -> None:
         """As Owner.hold_up. What waits there already, of the same producers, would overtake it with
         the next commit: it is answered now."""
-        self._remember(partition, header)
+        self._orders.not_stored(partition, header)
         held = {producer for producer, _ in header.producers}
         for one in [*self._closed, *self._open.items()]:
             if one[0] == partition and held:
@@ -327,22 +333,10 @@ class Publisher:
             del self._open[partition]
         else:
             self._closed.remove((partition, record))
-        self._remember(partition, header)
+        self._orders.not_stored(partition, header)
         self._waiting -= len(record.builder)
         self.released(record)
         record.failed(Refused("storage_unavailable", "what came before it was not stored"))
-
-    def _remember(self, partition: Partition, header: Header) -> None:
-        for index, sequence, hashed in zip(
-            header.producer_indexes, header.sequences, header.key_hashes, strict=False
-        ):
-            if index and hashed:
-                self._refused(header.producers[index - 1][0], partition, sequence)
-
-    def _refused(self, producer: bytes, partition: Partition, sequence: int) -> None:
-        while len(self._orders) >= ORDERS_MAX:
-            del self._orders[next(iter(self._orders))]
-        self._orders.setdefault((producer, partition), SendingOrder()).refuse(sequence)
 
     # --- Committing ----------------------------------------------------------------------------
 
@@ -371,6 +365,10 @@ class Publisher:
             # Not at once: what the sockets hold by now is read first, and goes with it.
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._commit_if_free)
+
+    def placed(self, placed: Placed) -> None:
+        """As Owner.placed."""
+        self._log.certified(placed)
 
     def released(self, record: OpenRecord) -> None:
         """As Owner.released."""

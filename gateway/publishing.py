@@ -13,6 +13,9 @@ from gateway import frames
 from gateway.account import Account
 from gateway.admission import Admission
 from gateway.charges import Charges
+from gateway.deliverylog.publishes import Origin
+from gateway.deliverylog.senders import Sender
+from gateway.facts_values import Transport
 from gateway.link import Answer, Broker
 from metadata.catalog import Principal, Queue
 from metadata.rights import Keys
@@ -28,7 +31,15 @@ forgotten."""
 class Host(Protocol):
     """The conversation that publishes."""
 
-    session_id: str
+    @property
+    def session_id(self) -> str: ...
+
+    @property
+    def transport(self) -> Transport | None:
+        """What carries it now; None: nothing does."""
+
+    @property
+    def principal(self) -> Principal: ...
 
     @property
     def broker(self) -> Broker: ...
@@ -68,7 +79,7 @@ class Host(Protocol):
 class Publishing:
     """See the module. `producer`: None where the client has not named one."""
 
-    __slots__ = ("_host", "_late", "_streams", "producer")
+    __slots__ = ("_host", "_late", "_sender", "_streams", "producer")
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -77,6 +88,8 @@ class Publishing:
         self.producer: bytes | None = None
         self._streams: dict[str, StreamOrder] = {}
         """By queue id, what was over a limit and has not come again."""
+        self._sender: Sender | None = None
+        """None: it has published nothing that was logged."""
 
     @property
     def is_waiting(self) -> bool:
@@ -150,11 +163,20 @@ class Publishing:
                 sequence=frame.sequence,
                 resolved=frame.resolved,
                 keys=keys,
+                origin=self._origin(frame, queue),
             )
         except BaseException:
             owed()
             self._host.asked(-1)
             raise
+
+    def _origin(self, frame: frames.Publish, queue: Queue) -> Origin | None:
+        log = self._host.broker.delivery_log
+        if not log.is_on:
+            return None
+        if self._sender is None:
+            self._sender = Sender()
+        return self._sender.origin(log, self._host, queue, frame)
 
     def _published(self, ref: int, queue: str, owed: Callable[[], None], answer: Answer) -> None:
         owed()

@@ -57,6 +57,7 @@ class PullConsumer:
         self.linger_s = 0.0
         self.stays = False
         self.owner = os.urandom(OWNER_BYTES)
+        self.place = runtime.log.place(runtime.queue, runtime.group.name)
         self.slots: dict[int, Slot] = {}
         self.last_pull = 0.0
         self._receipts = receipts
@@ -154,9 +155,11 @@ class PullConsumer:
         else:
             assert pull is not None  # else nothing is available
             pull.room -= count
+        self.place.taker = pull
         until = int((time.time() + slot.delivery.settings.lease_s) * 1000)
         for offset in out.offsets():
             pull.messages.append(self._message(slot, record, offset, out, until))
+        slot.log.given(out, record.header.published_unix_ms)
 
     def _message(
         self, slot: Slot, record: Record, offset: int, out: GiveOut, until: int
@@ -226,9 +229,11 @@ class PullConsumer:
             await asyncio.wait((pull.answered,), timeout=max(wait_s, 0.05))
             while pull.reserved:  # the storage was asked already, and answers soon
                 await asyncio.wait((pull.answered,), timeout=0.05)
+            self.runtime.log.taken(pull)
             return pull.messages
         except asyncio.CancelledError:
             # Its client is gone: what it was given in this very turn returns.
+            self.runtime.log.left(pull)
             self.give_back(pull.messages)
             raise
         finally:

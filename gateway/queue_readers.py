@@ -11,9 +11,13 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from gateway import frames
+from gateway.counting import Published
 from gateway.cutting import Pieces, fitting, pieces
+from gateway.deliverylog.log import OFF, DeliveryLog
+from gateway.deliverylog.reads import Reads
 from gateway.hit_rate import HitRate
 from gateway.reader import Framed, Reader
+from gateway.spans import Stages
 from gateway.tail import Tail
 from metadata.catalog import Queue
 from push import limits
@@ -45,8 +49,10 @@ class QueueReaders:
 
     def __init__(
         self, tail: Tail, queue: Queue, states: Iterable[PartitionState],
-        empty: Callable[[], None], encoded: HitRate | None = None,
+        empty: Callable[[], None], encoded: HitRate | None = None, *, log: DeliveryLog = OFF,
+        counted: Published | None = None,
     ) -> None:  # fmt: skip
+        self._reads = Reads(log, queue, counted or Published())
         self._tail = tail
         self.encoded = encoded or HitRate()
         self.queue = queue
@@ -60,7 +66,7 @@ class QueueReaders:
         """Plain readers that are behind everywhere: a record costs nothing for who has stalled."""
         self._filtered: dict[Reader, None] = {}
         self._by_hash: dict[int, dict[Reader, None]] = {}
-        self._fan_outs: deque[tuple[int, Record, Pieces, list[Reader]]] = deque()
+        self._fan_outs: deque[tuple[int, Record, Stages, Pieces, list[Reader]]] = deque()
         self._fanning = False
         self._slots = asyncio.Semaphore(CATCH_UPS_MAX)
         self._told: dict[int, int] = {}
@@ -95,18 +101,18 @@ class QueueReaders:
                 self._leave_behind(number)
                 self.next[number] = end
                 return
-            record = found[0]
+            record, stages = found
             self.next[number] = record.last + 1
             if self._plain:
-                self._fan_outs.append((number, record, pieces(record), list(self._plain)))
+                self._fan_outs.append((number, record, stages, pieces(record), list(self._plain)))
                 self._fan_out_soon()
             if self._by_hash and not self._by_hash.keys().isdisjoint(record.header.key_hashes):
-                self._fan_filtered(number, record)
+                self._fan_filtered(number, record, stages)
 
     def _leave_behind(self, number: int) -> None:
         """Everybody reads this partition on for himself, from what is on its way to him on."""
         on_its_way: dict[Reader, int] = {}
-        for other, record, _, readers in self._fan_outs:
+        for other, record, _, _, readers in self._fan_outs:
             if other == number:
                 for reader in readers:
                     on_its_way.setdefault(reader, record.first)
@@ -124,14 +130,15 @@ class QueueReaders:
         self._fanning = False
         if not self._fan_outs:
             return
-        number, record, cut, readers = self._fan_outs[0]
+        number, record, stages, cut, readers = self._fan_outs[0]
         size = slice_of(len(record.payload))
         batch, rest = readers[:size], readers[size:]
         if rest:
-            self._fan_outs[0] = (number, record, cut, rest)
+            self._fan_outs[0] = (number, record, stages, cut, rest)
         else:
             self._fan_outs.popleft()
         encoded: dict[tuple[int, int], Framed] = {}
+        log = self._reads.fan_out(number, record, stages)
         for reader in batch:
             if reader.closed or number in reader.behind or self._has_passed(reader, number, record):
                 continue
@@ -145,6 +152,8 @@ class QueueReaders:
                 if frame is None:
                     frame = encoded[key] = self._frame(reader, number, record, first, last)
                 reader.give(frame, count)
+                log.given(reader, first, last)
+        log.end()
         if self._fan_outs:
             self._fan_out_soon()
 
@@ -179,7 +188,7 @@ class QueueReaders:
         self.encoded.hits -= 1  # the first who is given it is no hit
         return frames.push_frame(head, messages), len(messages) - count + 1  # without commas
 
-    def _fan_filtered(self, number: int, record: Record) -> None:
+    def _fan_filtered(self, number: int, record: Record, stages: Stages) -> None:
         wanted: dict[Reader, list[int]] = {}
         for place, hashed in enumerate(record.header.key_hashes):
             for reader in self._by_hash.get(hashed, ()):
@@ -198,6 +207,7 @@ class QueueReaders:
                 frame = self._picked(reader, number, record, offsets, record.last + 1)
                 encoded[key] = frame
             reader.give(frame, len(offsets))
+            self._reads.alone(reader.link, number, record, offsets, stages)
 
     def _picked(
         self, reader: Reader, number: int, record: Record, offsets: list[int], next_offset: int
@@ -303,6 +313,7 @@ class QueueReaders:
                 reader.give(
                     self._picked(reader, number, record, picked, reader.behind[number]), count
                 )
+                self._reads.alone(reader.link, number, record, picked)
             reader.behind[number] = record.last + 1
             return True
         while at <= record.last:
@@ -311,6 +322,7 @@ class QueueReaders:
             last = min(record.bytes_until(at, limits.PUSH_BYTES_MAX), record.last)
             last = min(last, at + reader.credit.available - 1)
             reader.give(self._frame(reader, number, record, at, last), last - at + 1)
+            self._reads.alone(reader.link, number, record, range(at, last + 1))
             at = reader.behind[number] = last + 1
         return True
 
@@ -322,6 +334,10 @@ class QueueReaders:
             self._plain[reader] = None
 
     # --- Members -------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """How many they are."""
+        return len(self._plain) + len(self._left_behind) + len(self._filtered)
 
     def add(self, reader: Reader) -> None:
         """It takes part from now on."""

@@ -24,6 +24,8 @@ class Reader:
     ) -> None:
         self._owner = owner
         self.link = link
+        self.is_socket = link.transport == "websocket"
+        """It ends with its transport."""
         self.subscription = subscription
         self.hashes = hashes
         """Key hashes it wants; None: everything."""

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gateway import frames
+from gateway.counting import Counting
+from gateway.deliverylog.log import OFF, DeliveryLog
 from gateway.hit_rate import HitRate
 from gateway.link import Link, StartFrom
 from gateway.queue_readers import QueueReaders
@@ -22,7 +24,11 @@ _DIGITS_MAX: Final = len(str(MEMBER_MAX))
 class Readers:
     """All readers of this gateway."""
 
-    def __init__(self, storage: Storage, tail: Tail) -> None:
+    def __init__(
+        self, storage: Storage, tail: Tail, log: DeliveryLog = OFF, counting: Counting | None = None
+    ) -> None:
+        self._log = log
+        self._counting = counting or Counting()
         self._storage = storage
         self._tail = tail
         self._queues: dict[str, QueueReaders] = {}
@@ -66,8 +72,9 @@ class Readers:
         readers = self._queues.get(queue.queue_id)
         if readers is None:
             readers = self._queues[queue.queue_id] = QueueReaders(
-                self._tail, queue, states, lambda: self._closed(queue.queue_id), self.encoded
-            )
+                self._tail, queue, states, lambda: self._closed(queue.queue_id), self.encoded,
+                log=self._log, counted=self._counting.queue(queue.queue_id),
+            )  # fmt: skip
         reader = Reader(readers, link, subscription, hashes)
         reader.credit.grant(credit)
         reader.verdicts = told
@@ -98,6 +105,10 @@ class Readers:
                 for state in states
             }
         return {}
+
+    def counts(self) -> dict[str, int]:
+        """How many there are of each queue that has some, by its id."""
+        return {queue_id: len(readers) for queue_id, readers in self._queues.items()}
 
     def _closed(self, queue_id: str) -> None:
         self._queues.pop(queue_id).close()

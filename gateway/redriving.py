@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from gateway.dead_letters import HEADER
+from gateway.graves import HEADER
 from gateway.groups import Groups
 from gateway.looking import Standpoint, Walk, content_of, fields_of
 from gateway.publisher import Publisher

@@ -86,6 +86,7 @@ class Registry:
         incoming: Incoming | None = None,
     ) -> None:
         self.around = around
+        self.log = around.broker.delivery_log
         self.addresses = addresses
         around.sessions.has_room = self._has_room
         self.deadlines = Deadlines()
@@ -207,6 +208,7 @@ class Registry:
             connection.flushed()
         self.framed.hits += written - framed
         self.framed.misses += framed
+        self.log.flushed()
 
     # --- The end --------------------------------------------------------------------------------
 

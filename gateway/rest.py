@@ -25,6 +25,7 @@ from gateway import (
     rest_facts,
     rest_groups,
     rest_messages,
+    rest_metrics,
     rest_parked,
     rest_queues,
     rest_sessions,
@@ -43,6 +44,7 @@ from gateway.operation import ADMISSION, ALLOWANCE, INCOMING, Operation
 from gateway.ports import BrokerPort
 from gateway.problems import SECURITY_HEADERS, Problems
 from gateway.rest_account import Accounts, carry_out
+from gateway.tracing import NoTracer, Tracer, answering, trace_of
 from metadata.catalog import check_name
 from push.errors import Refused
 
@@ -55,6 +57,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *rest_upkeep.OPERATIONS,
     *rest_sessions.OPERATIONS,
     *rest_access.OPERATIONS,
+    *rest_metrics.OPERATIONS,
     *rest_status.OPERATIONS,
 )
 NAMED: Final = "/v1/queues/"
@@ -180,6 +183,7 @@ class Application:
         incoming: Incoming | None = None,
         books: Books | None = None,
         limiter: Limiter | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         """`polls`: the sessions by long poll; None: there are none. `routes` are further ones
         that OpenAPI does not describe (pages), `public` the paths among them that need no
@@ -190,6 +194,7 @@ class Application:
         self.auth = auth
         self.books = books or Books()
         self.wall = wall
+        self.tracer = tracer or NoTracer()
         self._incoming = incoming or Incoming()
         self.openapi = openapi.encode(operations)
         self._router = Router(
@@ -212,7 +217,7 @@ class Application:
                 self._finish,
                 allow_origins=list(origins),
                 allow_methods=("GET", "PUT", "POST", "DELETE"),
-                allow_headers=("Authorization", "Content-Type"),
+                allow_headers=("Authorization", "Content-Type", "traceparent", "tracestate"),
                 expose_headers=("Retry-After",),
                 max_age=600,
             )
@@ -222,7 +227,9 @@ class Application:
         assert scope["type"] == "http", scope["type"]
         scope[INCOMING] = self._incoming
         scope["app"] = self  # Starlette's router then raises 404 and 405 instead of answering
-        await self._outermost(scope, receive, send)
+        trace = trace_of(scope["headers"])
+        with answering(trace) if trace is not None else nullcontext():
+            await self._outermost(scope, receive, send)
 
     async def _finish(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._problems(scope, receive, self.access.finishing(send))

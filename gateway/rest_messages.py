@@ -1,13 +1,14 @@
 """REST: publishing."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.deliverylog.senders import origin_of_request
 from gateway.frames import error_fields
 from gateway.operation import (
     Answer,
@@ -22,6 +23,7 @@ from gateway.operation import (
 )
 from gateway.ports import Answered, BrokerPort
 from gateway.rest_account import counter_of
+from gateway.tracing import carried, current
 from push import limits
 from push.errors import Refused, TocsinError
 from push.message import Message
@@ -79,16 +81,26 @@ async def publish(broker: BrokerPort, request: Request) -> Response:
     stored all the same; sent again under the same ids they are answered as duplicates (P4)."""
     name = queue_name(request)
     wanted = decode(await read_body(request), _REQUEST)
+    trace = current()
+    if trace is None:
+        return await _published(broker, request, name, wanted.messages)
+    with request.app.tracer.publishing(name, trace) as own:
+        return await _published(broker, request, name, carried(wanted.messages, own))
+
+
+async def _published(
+    broker: BrokerPort, request: Request, name: str, messages: Sequence[Message]
+) -> Response:
     keys = rights(request).check("publish", name)
-    allowed = [one for one in wanted.messages if keys.is_all or keys.allow(one.key)]
+    allowed = [one for one in messages if keys.is_all or keys.allow(one.key)]
     queue = await broker.queue_for_publish(principal(request), name, allowed)
     loop, charged = asyncio.get_running_loop(), allowance(request)
     try:
-        owed = charged.publish(queue, wanted.messages, now=loop.time())
+        owed = charged.publish(queue, messages, now=loop.time())
     except Refused as refused:
         if not await charged.heard(refused):
             raise
-        owed = charged.publish(queue, wanted.messages, now=loop.time())
+        owed = charged.publish(queue, messages, now=loop.time())
     future: asyncio.Future[Answered] = loop.create_future()
 
     def answered(answer: Answered) -> None:
@@ -97,8 +109,10 @@ async def publish(broker: BrokerPort, request: Request) -> Response:
         if not future.done():  # cancelled: nobody waits any more
             future.set_result(answer)
 
+    who, log = principal(request).name, broker.delivery_log
+    origin = origin_of_request(log, queue, who, messages, current())
     try:
-        broker.publisher.submit(queue, wanted.messages, answered, keys=keys)
+        broker.publisher.submit(queue, messages, answered, keys=keys, origin=origin)
     except BaseException:
         owed()
         raise

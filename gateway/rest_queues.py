@@ -82,16 +82,22 @@ class QueueList(msgspec.Struct):
     queues: list[ListedQueue]
     next: str | None = None
     """There are more: ask again with `?after=<this>`."""
+    unavailable: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """Queues of which a storage cluster does not answer; left out: there are none."""
 
 
 async def put_queue(broker: BrokerPort, request: Request) -> Response:
     """201 where it was made, 200 where it was there; settings left out have their defaults. To name
-    another queue for its dead letters needs `manage` there, too: they are written into it."""
+    another queue for its dead letters needs `manage` there, too, and for its alerts `publish`: they
+    are written into it."""
     name = queue_name(request)
     settings = parse_settings(await read_body(request), QueueSettings)
     other = other_dead_letter_queue(name, settings)
     if other is not None:
         rights(request).check("manage", other)
+    for alert in settings.alerts:
+        if alert.queue is not None:
+            rights(request).check("publish", alert.queue)
     who = principal(request)
     act_of(request).about(changed=changes(_settings_of(broker, request, name), settings))
     _, created = await broker.create_queue(who, name, settings)
@@ -137,7 +143,10 @@ async def list_queues(broker: BrokerPort, request: Request) -> Response:
     left_out = LEFT_OUT if query_flag(request, "brief") else ()
     every = broker.metadata.list_queues(who)
     names = [queue.name for queue in every if queue.name > after and allowed.sees(queue.name)]
-    shown, slices = [], Slices()
+    is_spread = any(queue.clusters for queue in every)
+    shown: list[msgspec.Raw] = []
+    unavailable: list[str] = []
+    slices = Slices()
     for name in names[:page]:
         await slices.turn()
         try:
@@ -145,9 +154,13 @@ async def list_queues(broker: BrokerPort, request: Request) -> Response:
             fields = {field: queue[field] for field in queue if field not in left_out}
             shown.append(msgspec.Raw(msgspec.json.encode(fields)))  # here: in slices, too
         except Refused as error:
-            if error.code.name != "queue_not_found":  # deleted while we were describing
+            if error.code.name == "storage_unavailable" and is_spread:
+                unavailable.append(name)
+            elif error.code.name != "queue_not_found":  # deleted while we were describing
                 raise
-    more = {"next": names[page - 1]} if len(names) > page else {}
+    more: dict[str, object] = {"next": names[page - 1]} if len(names) > page else {}
+    if unavailable:
+        more["unavailable"] = unavailable
     return reply({"queues": shown, **more})
 
 

@@ -72,7 +72,10 @@ async def open_session(broker: BrokerPort, request: Request) -> Response:
     """The body is the client's first message: a `hello`, in an array with what may follow it."""
     body = await read_body(request)
     poll = _polls(request).open(admission(request), body, client_address(request.scope))
-    return _batch(poll, *await poll.poll(0, 0.0), status=201)
+    answer = _batch(poll, *await poll.poll(0, 0.0), status=201)
+    # A balancer learns from it which gateway has this session.
+    answer.headers["Location"] = f"/v1/sessions/{poll.poll_id}"
+    return answer
 
 
 async def post_frames(broker: BrokerPort, request: Request) -> Response:

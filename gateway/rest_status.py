@@ -6,7 +6,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.operation import JSON, Answer, Operation, reply
+from gateway.facts_values import ClusterList
+from gateway.operation import JSON, Answer, Operation, principal, reply
 from gateway.ports import BrokerPort
 from push.errors import Refused
 
@@ -48,6 +49,11 @@ async def websocket(broker: BrokerPort, request: Request) -> Response:
     raise Refused("invalid_request", "open a WebSocket here, with the subprotocol tocsin.v1")
 
 
+async def list_clusters(broker: BrokerPort, request: Request) -> Response:
+    """Where partitions are placed: the storage clusters, how full they are, what they hold."""
+    return reply(await broker.clusters(principal(request)))
+
+
 OPERATIONS: Final = (
     Operation(
         "GET",
@@ -67,6 +73,14 @@ OPERATIONS: Final = (
             503: Answer("It is not; the list says what is not ready.", Readiness),
         },
         public=True,
+    ),
+    Operation(
+        "GET",
+        "/v1/clusters",
+        "Describe the storage clusters.",
+        list_clusters,
+        {200: Answer("All of them.", ClusterList)},
+        needs="manage every",
     ),
     Operation(
         "GET",

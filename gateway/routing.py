@@ -5,12 +5,14 @@ that wait for the next commit fill the **open record** of that partition.
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
 from gateway.counting import Published
+from gateway.deliverylog.publishes import Origin
 from gateway.hit_rate import HitRate
 from gateway.usage import Counter
 from metadata.catalog import Principal, Queue, QueueSettings
@@ -46,9 +48,13 @@ class Answer:
     checked: bool = False
     allowed: Keys = ALL_KEYS
     """What its producer may publish to; of other keys every message is refused, in its place."""
-    names: Sequence[str] | None = None
+    names: Sequence[str | None] | None = None
     """What is remembered of each message instead of its id."""
+    letters: Sequence[Message] | None = None
+    """What is stored in place of the messages."""
     done: Callable[["Answer"], None] | None = None
+    origin: Origin | None = None
+    """Whose publish it is; None: the delivery log has nothing of it."""
     durability: dict[str, object] = field(default_factory=dict)
     bytes: int = 0
     """Of the messages that went on to the storage, as JSON."""
@@ -133,16 +139,20 @@ class Pending:
 class OpenRecord:
     """A record that the next commit closes, and whose answer each run of its messages is."""
 
-    __slots__ = ("builder", "lane", "received_unix_ms", "route", "runs")
+    __slots__ = ("accepted_us", "builder", "lane", "route", "runs")
 
-    def __init__(self, route: "Route", received_unix_ms: float, lane: Pending) -> None:
+    def __init__(self, route: "Route", lane: Pending, first: Answer) -> None:
+        """`first`: whose message comes first."""
         self.route = route
         self.lane = lane
         """What waits where it waits: with its messages, until they have their answer."""
         self.builder = RecordBuilder()
         self.runs: list[tuple[Answer, list[int]]] = []
         """Per publish, which of its messages stand here, in order."""
-        self.received_unix_ms = received_unix_ms
+        origin = first.origin
+        now_us = time.monotonic_ns() // 1000 if origin is None else origin.accepted_us
+        self.accepted_us = now_us
+        """When its first message was, as the times of Stages."""
 
     @property
     def size(self) -> int:
@@ -157,9 +167,12 @@ class OpenRecord:
     def failed(self, error: TocsinError) -> None:
         """Tell every publish that none of its messages here was stored, or that nobody knows."""
         self.route.counted.failed(len(self.builder), error)
+        is_unknown = isinstance(error, Unknown)
         for answer, indexes in self.runs:
             for index in indexes:
                 answer.fail(index, error)
+            if is_unknown and answer.origin is not None:
+                answer.origin.unknown(len(indexes))
             answer.settle(len(indexes))
 
     def stored(self, number: int, result: Appended, durability: dict[str, object]) -> None:

@@ -1,8 +1,9 @@
 """The process of `tocsin serve`: how it starts, what it listens to, and how it ends.
 
 start    bind, open the broker, answer the admin socket, accept, freeze the heap
-stop     on the first SIGTERM or SIGINT: close the port, send sessions elsewhere, let what is
-         under way be settled, write what is left, exit 0, all within `drain_s` (P14)
+stop     on the first SIGTERM or SIGINT: say so to balancers for `drain_notice_s`; then close the
+         port, send sessions elsewhere, let what is under way be settled, write what is left,
+         exit 0, all within `drain_s` (P14)
 at once  on the second signal; and with exit code 70 when the storage says that it does not
          know what its file holds (R31): starting anew from the file is the only safe way on
 """
@@ -18,11 +19,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from socket import socket
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import uvloop
 from starlette.routing import BaseRoute
 
+from gateway import supervisor
 from gateway.addresses import Addresses, parse_networks
 from gateway.admin import AdminSocket
 from gateway.admin_tokens import token_routes
@@ -35,6 +37,8 @@ from gateway.http11 import http_class
 from gateway.jwt_keys import KeysError
 from gateway.listening import Listener, StartError, bind
 from gateway.longpoll import Polls
+from gateway.metrics.samples import Samples
+from gateway.metrics.serving import MetricsServer
 from gateway.ports import WholeBroker
 from gateway.registry import Registry, drain_sessions
 from gateway.rest import Application
@@ -44,6 +48,9 @@ from gateway.tls import Tls
 from gateway.websocket import websocket_class
 from push import limits
 from push.errors import TocsinError
+
+if TYPE_CHECKING:
+    from gateway.otel import OtelTracer
 
 logger = logging.getLogger("tocsin.server")
 
@@ -84,7 +91,9 @@ class Server:
         *,
         books: Books,
         tls: Tls | None = None,
+        tracer: "OtelTracer | None" = None,
     ) -> None:
+        self._tracer = tracer
         self.config = config
         self.books = books
         self.tls = tls
@@ -114,9 +123,12 @@ class Server:
             incoming=self.registry.incoming,
             books=books,
             limiter=broker.limiter,
+            tracer=tracer,
         )
+        broker.metrics.parts.append(self._measure)
         self._port: int = bound.getsockname()[1]
         routes = token_routes(broker.metadata.tokens, auth, time.time, books.audit)
+        self._scraped: MetricsServer | None = None
         self._admin = AdminSocket(config.data_dir, broker, routes, books)
         self._listener = Listener(
             application,
@@ -124,6 +136,7 @@ class Server:
             http=http_class(addresses, self.registry.intake, around.turns),
             ws=websocket_class(self.registry),
             tls=tls.context if tls is not None else None,
+            turns=around.turns,
         )
 
     @classmethod
@@ -141,6 +154,7 @@ class Server:
             StartError: with a sentence that says what to do.
         """
         tls = Tls.of(config)  # first: what is wrong with files and ports is known at once
+        tracer = _tracer_of(config)
         bound = bind(config.host, config.port)
         try:
             broker = await build(config, on_fatal)
@@ -160,14 +174,18 @@ class Server:
             bound.close()
             await broker.stop()
             raise StartError(f"The audit trail in {config.data_dir} fails: {error}.") from error
-        server = cls(config, broker, bound, pages, books=books, tls=tls)
+        server = cls(config, broker, bound, pages, books=books, tls=tls, tracer=tracer)
         try:
+            server._scraped = MetricsServer.of(config, broker.metrics.everything)
             await server._admin.start()
             await server.credentials.start()
             await server._listener.start()
+            if server._scraped is not None:
+                await server._scraped.start()
             if tls is not None:
                 server._watching = asyncio.create_task(tls.watch())
             books.start()
+            broker.metrics.start()
             books.audit.note("broker.start", BROKER, details=describe(config))
         except BaseException as error:
             await server.stop()
@@ -178,6 +196,13 @@ class Server:
             raise
         return server
 
+    def _measure(self, samples: Samples) -> None:
+        samples.put("tocsin_sessions", len(self.registry), "connected")
+        samples.put("tocsin_sessions", len(self.registry.around.sessions), "lingering")
+        samples.put("tocsin_sessions_max", _sessions_max())
+        for code, count in sorted(self.books.usage.refusals().items()):
+            samples.put("tocsin_refusals_total", count, code)
+
     @property
     def url(self) -> str:
         """Where it listens, with the port it got where the setting was 0."""
@@ -186,8 +211,13 @@ class Server:
         return f"{scheme}://{host}:{self._port}"
 
     async def drain(self) -> None:
-        """Take no more connections, send sessions elsewhere, answer waiting pulls (P14). Returns
-        when no session is left, or a little before `drain_s` have passed."""
+        """Be not ready for `drain_notice_s`; then take no more connections, send sessions
+        elsewhere, answer waiting pulls (P14). Returns when no session is left, or a little before
+        another `drain_s` have passed."""
+        self.broker.leave()
+        # A connection that the kernel has taken and we have not would be reset with the port: whom
+        # a balancer sends must have stopped coming before.
+        await asyncio.sleep(self.config.drain_notice_s)
         self._listener.close()
         deadline_s = self.config.drain_s - min(FINISH_S, self.config.drain_s / 2)
         leaving = drain_sessions(self.registry, deadline_s=deadline_s, random=Random())
@@ -203,16 +233,32 @@ class Server:
         if self._watching is not None:
             self._watching.cancel()
         await self.credentials.stop()
+        if self._scraped is not None:
+            await self._scraped.stop()
         ends = await asyncio.gather(
             self._admin.stop(), self._listener.finish(FINISH_S / 2), return_exceptions=True
         )
         self.registry.deadlines.close()
         await self.broker.stop()
+        if self._tracer is not None:
+            await asyncio.to_thread(self._tracer.close)
         self.books.audit.note("broker.stop", BROKER)
         await self.books.stop()
         for end in ends:
             if isinstance(end, BaseException):
                 raise end
+
+
+def _tracer_of(config: Config) -> "OtelTracer | None":
+    """None: nobody makes spans, and OpenTelemetry is not even imported. Raises StartError."""
+    if not config.otel:
+        return None
+    from gateway.otel import OtelMissing, OtelTracer
+
+    try:
+        return OtelTracer()
+    except OtelMissing as error:
+        raise StartError(str(error)) from None
 
 
 def _open_books(config: Config) -> Books:
@@ -248,7 +294,7 @@ async def _serve(
     config: Config, build: Build, announce: Callable[[Server], None], pages: Pages
 ) -> None:
     stopping = asyncio.Event()
-    _listen_to_signals(stopping)
+    listen_to_signals(stopping)
     opening = asyncio.create_task(Server.open(config, build, on_fatal=end_at_once, pages=pages))
     signal_came = asyncio.create_task(stopping.wait())
     await asyncio.wait((opening, signal_came), return_when=asyncio.FIRST_COMPLETED)
@@ -265,8 +311,10 @@ async def _serve(
         effective = describe(config).items()
         logger.info("in effect: %s", ", ".join(f"{name}={value}" for name, value in effective))
         announce(server)
+        supervisor.tell("READY=1")
         await signal_came
         logger.info("going down")
+        supervisor.tell("STOPPING=1")
         await server.drain()
     finally:
         signal_came.cancel()
@@ -275,7 +323,9 @@ async def _serve(
     logger.info("everything is written; good-bye")
 
 
-def _listen_to_signals(stopping: asyncio.Event) -> None:
+def listen_to_signals(stopping: asyncio.Event) -> None:
+    """SIGTERM and SIGINT set it; the second one ends the process."""
+
     def caught(number: int) -> None:
         if stopping.is_set():
             logger.warning("a second signal: ending at once")

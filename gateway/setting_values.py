@@ -40,6 +40,26 @@ def port(text: str) -> int:
     return whole(text, 0, 65_535)
 
 
+def webhooks(text: str) -> dict[str, str]:
+    """Addresses by name: `name=https://…`, separated by blanks."""
+    found: dict[str, str] = {}
+    for one in text.split():
+        name, separator, address = one.partition("=")
+        parts = urlsplit(address)
+        is_address = parts.scheme in ("http", "https") and parts.hostname and not parts.username
+        if not (separator and is_address and re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name)):
+            raise ValueError
+        if name in found:
+            raise ValueError
+        found[name] = address
+    return found
+
+
+def label_count(text: str) -> int:
+    """How many have labels of their own in metrics."""
+    return whole(text, 0, 10_000)
+
+
 def whole(text: str, least: int, most: int) -> int:
     """A whole number from `least` to `most`."""
     if not re.fullmatch(r"[0-9]{1,18}", text) or not least <= int(text) <= most:
@@ -55,17 +75,33 @@ def path(text: str) -> Path:
 
 
 def storage(text: str) -> str:
-    """Which store."""
+    """Which store, or which storage clusters."""
     if text != SQLITE:
-        redis_target.parse(text)
+        redis_target.parse_all(text)
     return text
 
 
 def metadata(text: str) -> str:
-    """Which metadata service."""
-    if text != IN_PROCESS:
+    """Which metadata service: IN_PROCESS, or its addresses, separated by blanks."""
+    if text == IN_PROCESS:
+        return text
+    urls = text.split()
+    for url in urls:
+        service_url(url)
+    if not urls:
         raise ValueError
-    return text
+    return " ".join(url.rstrip("/") for url in urls)
+
+
+def service_url(text: str) -> str:
+    """The address of a node of the metadata service: a scheme, a host and a port."""
+    parts = urlsplit(text)
+    is_bare = parts.path in ("", "/") and not (parts.query or parts.fragment or parts.username)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not is_bare:
+        raise ValueError
+    if parts.port == 0 or re.search(r"\s", text):
+        raise ValueError
+    return text.rstrip("/")
 
 
 def token(text: str) -> str:

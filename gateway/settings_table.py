@@ -1,45 +1,17 @@
 """The table of settings: of each its name, what it may be and what it is for. The environment, the
 flags and the help are read from it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from gateway import limit_values
 from gateway import setting_values as values
+from gateway.setting import Setting
+from gateway.watching_settings import WATCHING
 
-PREFIX: Final = "TOCSIN_"
 _LIMITS: Final = (
     "limits separated by commas, of {}: a rate like 1000/s or 10M/min+40M (with its burst: at "
     "least 1000 messages, 2097152 bytes), for sessions and in_flight a number; or empty"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One line of the table. `parse` raises ValueError for what is not `allowed`."""
-
-    field: str
-    parse: Callable[[str], object]
-    allowed: str
-    help: str
-    is_flag: bool = False
-    """A switch: `--name` and `--no-name`."""
-    is_secret: bool = False
-    """Its value is never shown."""
-    has_flag: bool = True
-    """False: it stands in the environment only, where other users of the machine do not see it."""
-
-    @property
-    def variable(self) -> str:
-        """Its name in the environment."""
-        return PREFIX + self.field.upper()
-
-    @property
-    def flag(self) -> str:
-        """Its name on the command line."""
-        return "--" + self.field.replace("_", "-")
-
 
 SETTINGS: Final = (
     Setting(
@@ -62,16 +34,35 @@ SETTINGS: Final = (
         values.storage,
         "'sqlite:', or where Redis or Valkey is: redis://user:password@host:6379, "
         "redis+sentinel://user:password@host,host,host/name or redis+cluster://user:…@host,host; "
-        "over TLS rediss… with ?ca_file=…",
+        "over TLS rediss… with ?ca_file=…; or several, each with its ?cluster=NAME",
         "The store: sqlite:, in the data folder; or redis://…, redis+sentinel://… or "
-        "redis+cluster://…, which any number of brokers share. With a password it is better in "
-        "the environment: other users of this machine see flags. [sqlite:]",
+        "redis+cluster://…, which any number of brokers share, or several of these, each with its "
+        "?cluster=NAME&zone=ZONE, the first of which has the catalog. With a password it is better "
+        "in the environment: other users of this machine see flags. [sqlite:]",
     ),
     Setting(
         "metadata",
         values.metadata,
-        "'in-process', which keeps the catalog where the messages are; this build knows no other",
-        "The metadata service. [in-process]",
+        "'in-process', which keeps the catalog where the messages are, or where the metadata "
+        "service is: http://host:8090 or https://…, several with blanks between them",
+        "The catalog: in-process, where the messages are; or the addresses of tocsin metadata "
+        "serve, one or several with blanks between them, whose token is in TOCSIN_METADATA_TOKEN. "
+        "[in-process]",
+    ),
+    Setting(
+        "metadata_token",
+        values.token,
+        "1 to 4096 visible ASCII characters without spaces",
+        "What the metadata service wants to be shown.",
+        is_secret=True,
+        has_flag=False,
+    ),
+    Setting(
+        "metadata_ca_file",
+        values.path,
+        "a path",
+        "A PEM file with the authorities that the metadata service's certificates are from. "
+        "[those of this machine]",
     ),
     Setting(
         "token",
@@ -207,6 +198,13 @@ SETTINGS: Final = (
         "How long a stop by SIGTERM may take. [30]",
     ),
     Setting(
+        "drain_notice_s",
+        values.seconds(0, 60),
+        "seconds from 0 to 60",
+        "How long, before that, a broker that is told to stop goes on as ever but for /readyz, "
+        "which says 503, so that balancers send nobody new. [0]",
+    ),
+    Setting(
         "encryption",
         values.switch,
         "one of 1, true, yes, on, 0, false, no, off",
@@ -247,25 +245,7 @@ SETTINGS: Final = (
         "seconds from 1 to 300",
         "A WebSocket that was quiet for so long is asked for a sign of life. [20]",
     ),
-    Setting(
-        "usage",
-        values.switch,
-        "one of 1, true, yes, 0, false, no",
-        "Write down, minute by minute, what each principal uses of each queue. [yes]",
-        is_flag=True,
-    ),
-    Setting(
-        "usage_bytes_max",
-        values.journal_bytes,
-        "a whole number of bytes, at least 65536",
-        "What the usage files take at most; the oldest go. [268435456]",
-    ),
-    Setting(
-        "audit_bytes_max",
-        values.journal_bytes,
-        "a whole number of bytes, at least 65536",
-        "What the audit trail takes at most; its oldest files go. [1073741824]",
-    ),
+    *WATCHING,
     Setting(
         "limit_principal",
         values.limit_text(limit_values.OF_PRINCIPAL),

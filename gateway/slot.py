@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable
 
 from gateway.decisions import Decisions
+from gateway.deliverylog.lines import Cause
+from gateway.deliverylog.slot_log import SlotLog
 from gateway.fetch import LINES_PER_READ_MAX, Fetch
 from gateway.slot_context import Context, Owner, Unsent
-from gateway.spans import Span, Stages
+from gateway.spans import Stages
 from metadata.catalog import Group, Queue
 from push import limits
 from push.delivery import Delivery
@@ -61,7 +63,10 @@ class Slot:
         self._writing_unsent: list[Unsent] = []
         self._confirms: list[Callable[[bool], None]] = []
         self._writing_confirms: list[Callable[[bool], None]] = []
-        self._spans: dict[int, Span] = {}
+        self.log = SlotLog(
+            context.log, queue, group, partition.number, owner=owner, end=delivery.end,
+            pushes=delivery.leases.pushes, tally=delivery.tally,
+        )  # fmt: skip
         context.tail.follow(partition, self._certified)
 
     # --- Giving --------------------------------------------------------------------------------
@@ -87,6 +92,8 @@ class Slot:
             self.blocked = "moving"
             return False
         left = count_max
+        if self.blocked and owner.available() > 0:
+            self.log.waited(self.blocked, delivery.end)
         if delivery.waiting.stirs(now) and owner.available() > 0:
             left -= self._pump_lines(min(left, owner.available()), now, wall_unix_ms)
         frontier = delivery.frontier
@@ -100,7 +107,7 @@ class Slot:
             record, stages = found
             for out in delivery.give(record, min(credit, left), now=now, wall_unix_ms=wall_unix_ms):
                 left -= out.count
-                self._send(record, out, stages, now)
+                self._send(record, out, stages, now, self.log.cause(out, stages))
         if (
             delivery.frontier > frontier
             and delivery.waiting.stirs(now)  # the log may have made lines ready: tried before
@@ -136,7 +143,7 @@ class Slot:
             out = delivery.give_line(key, offset, record, now=now, wall_unix_ms=wall_unix_ms)
             if out is not None and record is not None:
                 given += 1
-                self._send(record, out, None, now)
+                self._send(record, out, None, now, self.log.cause_of_line(key, out))
         return given
 
     async def _load_side(self, key: int, after: int) -> None:
@@ -150,30 +157,25 @@ class Slot:
             raise
         self.delivery.waiting.side_loaded(key, offsets, loop.time())
 
-    def _send(self, record: Record, out: GiveOut, stages: Stages | None, now: float) -> None:
+    def _send(
+        self, record: Record, out: GiveOut, stages: Stages | None, now: float, cause: Cause
+    ) -> None:
         if self._at_most_once:
             # R23: settled durably before the push; what is not known to be settled is not pushed.
-            self.delivery.ack(out.push, out.first, out.last, now=now)
+            self.log.acked(out.push, self.delivery.ack(out.push, out.first, out.last, now=now))
             reserved = self.owner.reserve(out.count)
-            self._unsent.append(Unsent(record, out, stages, reserved))
+            self._unsent.append(Unsent(record, out, stages, cause, reserved))
             self._context.flusher.mark(self, urgent=True)
             return
         self._count_in_flight()
-        self._deliver(record, out, stages)
+        self._deliver(record, out, stages, cause)
 
     def _deliver(
-        self, record: Record, out: GiveOut, stages: Stages | None, reserved: object = None
-    ) -> None:
-        span = Span(
-            self.queue.queue_id, self.group.group_id, self.partition.number, self.delivery.epoch,
-            out.push, out.first, out.last, out.count, out.attempt, stages, self.blocked,
-            time.time() * 1000,
-        )  # fmt: skip
+        self, record: Record, out: GiveOut, stages: Stages | None, cause: Cause,
+        reserved: object = None,
+    ) -> None:  # fmt: skip
         self.blocked = ""
-        self.delivery.tally.given += out.count
-        if not self._at_most_once:
-            self._spans[out.push] = span
-        self._context.spans.add(span)
+        self.log.giving(cause, stages)
         self.owner.deliver(self, record, out, reserved)
 
     def _after(self, now: float) -> None:
@@ -186,7 +188,10 @@ class Slot:
             for dead in delivery.take_dead_letters():
                 self.fetch.job(f"dead {dead.offset}", self._bury(dead))
         self._context.deadlines.set(self, delivery.next_deadline())
-        self.decisions.tell(delivery.waiting.unparking.take_opened())
+        unparking = delivery.waiting.unparking
+        self.log.parked(unparking.take_parked())
+        self.decisions.tell(opened := unparking.take_opened())
+        self.log.opened(opened, delivery.end)
         self._end_if_drained()
 
     def _count_in_flight(self) -> None:
@@ -199,6 +204,8 @@ class Slot:
         """Move one message to the dead letters; it is there when this returns, or gone."""
         await self._context.bury(self, dead)
         now = asyncio.get_running_loop().time()
+        if dead.offset in self.delivery.waiting.dying:
+            self.log.buried(dead)
         self.delivery.dead_lettered(dead.offset, now=now)
         self._after(now)
 
@@ -225,20 +232,16 @@ class Slot:
 
     def ack_ordinary(self, push: int, delivery: list[int]) -> int:
         """A whole delivery in the ordinary case; see Delivery.ack_ordinary."""
+        given = self.delivery.leases.pushes.get(push)
         count = self.delivery.ack_ordinary(push, delivery, 3)
-        if count and push not in self.delivery.leases.pushes:
-            span = self._spans.pop(push, None)
-            if span is not None:
-                span.acked_unix_ms = time.time() * 1000
+        if count and given is not None:
+            self.log.acked_ordinary(given, delivery, count)
         return count
 
     def ack(self, push: int, first: int, last: int, now: float) -> Judged:
         """Settle; see Delivery.ack."""
         judged = self.delivery.ack(push, first, last, now=now)
-        if push not in self.delivery.leases.pushes:
-            span = self._spans.pop(push, None)
-            if span is not None:
-                span.acked_unix_ms = time.time() * 1000
+        self.log.acked(push, judged)
         return judged
 
     def nack(
@@ -257,14 +260,14 @@ class Slot:
                 self.reasons.update(dict.fromkeys(range(low, high + 1), reason))
             while len(self.reasons) > limits.DYING_PER_PARTITION_MAX:
                 del self.reasons[next(iter(self.reasons))]
-        self._forget_spans([(push, first), *revoked])
+        self.log.nacked(push, judged, revoked)
         if revoked:
             self.owner.revoked(self, revoked, "an earlier message of the key returned")
         return judged
 
     def returned(self, taken: list[Taken], now: float) -> None:
         """The delivery took these back, which its consumer never saw."""
-        self._forget_spans(taken)
+        self.log.returned(taken)
         self._after(now)
         self.owner.pump()
 
@@ -286,17 +289,13 @@ class Slot:
         if self.ended:
             return
         now = asyncio.get_running_loop().time()
-        taken = self.delivery.expire(now=now, wall_unix_ms=int(time.time() * 1000))
+        along: list[Taken] = []
+        taken = self.delivery.expire(now=now, wall_unix_ms=int(time.time() * 1000), along=along)
         if taken:
             self.owner.revoked(self, taken, "the lease ended")
-            self._forget_spans(taken)
+            self.log.expired(taken, along)
         self._after(now)
         self.owner.pump()
-
-    def _forget_spans(self, taken: list[Taken]) -> None:
-        for push, _ in taken:
-            if push not in self.delivery.leases.pushes:
-                self._spans.pop(push, None)
 
     # --- Writing -------------------------------------------------------------------------------
 
@@ -316,7 +315,7 @@ class Slot:
         self.delivery.written(answer, now=now)
         unsent, self._writing_unsent = self._writing_unsent, []
         for one in unsent:
-            self._deliver(one.record, one.out, one.stages, one.reserved)
+            self._deliver(one.record, one.out, one.stages, one.cause, one.reserved)
         confirms, self._writing_confirms = self._writing_confirms, []
         if self.delivery.dirty:
             self._context.flusher.mark(self, urgent=bool(self._confirms) or self.delivery.urgent)
@@ -350,6 +349,7 @@ class Slot:
             ]
             self._end()
             if lost:
+                self.log.returned(lost)
                 self.owner.revoked(self, lost, "the group was sought, deleted or has a newer owner")
 
     # --- Ending --------------------------------------------------------------------------------
@@ -368,6 +368,8 @@ class Slot:
     def abandon(self, *, moves: bool = False) -> None:
         """Its consumer is gone: everything unsettled returns to the group. See Delivery.abandon."""
         if not self.ended:
+            if not moves:
+                self.log.abandoned()
             self.delivery.abandon(wall_unix_ms=int(time.time() * 1000), moves=moves)
             self._after(asyncio.get_running_loop().time())
 

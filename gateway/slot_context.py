@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.counting import Counting
 from gateway.deadlines import Deadlines
+from gateway.deliverylog.lines import Cause
+from gateway.deliverylog.log import DeliveryLog
 from gateway.flusher import Flusher
-from gateway.spans import SpanLog, Stages
+from gateway.spans import Stages
 from gateway.tail import Tail
 from push.giving import GiveOut, Taken
 from push.ports import Storage
@@ -58,6 +60,7 @@ class Unsent:
     record: Record
     out: GiveOut
     stages: Stages | None
+    cause: Cause
     reserved: object
 
     @property
@@ -73,7 +76,7 @@ class Context:
     storage: Storage
     tail: Tail
     flusher: Flusher
-    spans: SpanLog
+    log: DeliveryLog
     deadlines: Deadlines
     bury: "Callable[[Slot, DeadLetter], Coroutine[Any, Any, None]]"
     """Append it to the dead-letter queue, durably, once."""

@@ -170,6 +170,8 @@ class Usage:
         self.is_on = is_on
         self._counters: dict[Key, Counter] = {}
         self._overflow = Counter((None, None, None), is_overflow=True)
+        self._refused: dict[str, int] = {}
+        """By code, in the minutes that are over."""
         self._minute, self._begun = _minute_of(wall), now
 
     def __len__(self) -> int:
@@ -200,7 +202,16 @@ class Usage:
         lines = list(self._taken(minute_unix_ms, span_s, now))
         return lines if self.is_on else []
 
+    def refusals(self) -> dict[str, int]:
+        """What was refused since the beginning, by code; whether or not usage is on."""
+        found = dict(self._refused)
+        for counter in (*self._counters.values(), self._overflow):
+            _add(found, counter.refusals)
+        return found
+
     def _taken(self, minute_unix_ms: int, span_s: float, now: float) -> Iterator[UsageLine]:
+        for counter in (*self._counters.values(), self._overflow):
+            _add(self._refused, counter.refusals)
         for key, counter in list(self._counters.items()):
             line = counter.take(minute_unix_ms, span_s, now=now)
             if line is not None:
@@ -214,6 +225,11 @@ class Usage:
     def check(self) -> None:
         """Assert what always holds (P9)."""
         assert len(self._counters) <= self._keys_max, "P9"
+
+
+def _add(sums: dict[str, int], more: dict[str, int]) -> None:
+    for name, count in more.items():
+        sums[name] = sums.get(name, 0) + count
 
 
 def _minute_of(wall: float) -> int:

@@ -37,6 +37,7 @@ class WebSocketConnection(Reading):
     """One socket: the Outlet of its conversation, a Connection of the registry."""
 
     __slots__ = (
+        "__weakref__",
         "_cut_off_at",
         "_is_begun",
         "_is_dirty",
@@ -104,6 +105,8 @@ class WebSocketConnection(Reading):
     def resume_writing(self) -> None:
         """The socket has taken most of it."""
         self._write_is_paused = False
+        if self._conversation is not None:
+            self.registry.log.taken(self._conversation.session_id)
         self._unhold(UNREAD)
         self._feed()
 
@@ -219,9 +222,13 @@ class WebSocketConnection(Reading):
         conversation = self._conversation
         if conversation is None:
             return
+        log = self.registry.log
         if not self._transport.is_closing():
             self._write_out()
             self._transport.write(last_words)
+        elif self._is_dirty:
+            log.gone(conversation.session_id)
+        log.left(conversation.session_id)
         self._conversation = None
         self.registry.discard(self)
         self._reader.forget()
@@ -264,6 +271,8 @@ class WebSocketConnection(Reading):
         """As Connection.flushed."""
         self._flush_early()
         self._feed()
+        if self._write_is_paused and self._conversation is not None:
+            self.registry.log.full(self._conversation.session_id)
 
     def tick(self) -> None:
         """As Timed.tick: a deadline, or one that has moved on."""

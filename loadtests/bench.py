@@ -156,14 +156,11 @@ def _line(name: str, figures: Figures, run: Bench) -> dict[str, object]:
 
 
 def _conditions(figures: Figures, run: Bench) -> dict[str, object]:
-    versions = {}
-    for package in _VERSIONS:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
+    versions = {name: found for name in _VERSIONS if (found := version_of(name))}
     return {
         "python": platform.python_version(),
         "cpu_count": os.cpu_count(),
-        "cpu": _cpu(),
+        "cpu": cpu_model(),
         "kernel": platform.release(),
         "body_bytes": run.shape.body_bytes,
         "keys": run.shape.keys,
@@ -186,15 +183,26 @@ def _storage(run: Bench) -> str:
         scheme, _, rest = stores[0].partition("://")
         return f"{scheme}://{rest.rpartition('@')[2]}, appendfsync always"
     folders = [text.partition(b"=")[2].decode() for text in place if b"TOCSIN_DATA_DIR=" in text]
-    kind = "unknown file system"
-    if folders:
-        mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
-        over = [(path, kind) for path, kind in mounts if folders[0].startswith(path)]
-        kind = max(over, key=lambda mount: len(mount[0]), default=("", kind))[1]
+    kind = file_system(folders[0]) if folders else "unknown file system"
     return f"sqlite, synchronous=FULL (fsync before every receipt), on {kind}"
 
 
-def _cpu() -> str:
+def version_of(package: str) -> str:
+    """What is installed of it; empty: nothing."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return ""
+
+
+def file_system(folder: str) -> str:
+    """The kind of file system that a folder is on, such as `ext4`."""
+    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    over = [(path, kind) for path, kind in mounts if folder.startswith(path)]
+    return max(over, key=lambda mount: len(mount[0]), default=("", "unknown file system"))[1]
+
+
+def cpu_model() -> str:
+    """What the kernel calls this machine's processor."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()

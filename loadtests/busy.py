@@ -69,12 +69,18 @@ async def beside(seconds: float, *busy: tuple[float, int], broker: int = 0) -> A
             await process.wait()
 
 
-def main(seconds: float, share: float, nice: int) -> None:
-    """Busy for `share` of each millisecond."""
+def give_way(nice: int) -> None:
+    """This process has from now on what others leave (IDLE), or so much less than they (0: as they
+    have)."""
     if nice == IDLE:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     elif nice:
         os.nice(nice)
+
+
+def main(seconds: float, share: float, nice: int) -> None:
+    """Busy for `share` of each millisecond."""
+    give_way(nice)
     end = time.monotonic() + seconds
     while (began := time.monotonic()) < end:
         while time.monotonic() - began < _SLICE_S * share:

@@ -69,6 +69,21 @@ class FaultEnds:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaGone:
+    """A replica is away from now on, and publishing waits until somebody takes it out."""
+
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaIn:
+    """It is counted again. `within_s`: for so long nobody's publishing may have waited since."""
+
+    at: int
+    within_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Drained:
     """A backlog was given out and settled while nobody published."""
 
@@ -111,8 +126,14 @@ class ReaderTold:
     verdict: str
 
 
-World = Lost | Serves | Ended | FaultBegins | FaultEnds | Drained | Publishing | Read | ReaderTold
-Call = Literal["lost", "serves", "ended", "begins", "ends", "drained", "publishing"]
+World = (
+    Lost | Serves | Ended | FaultBegins | FaultEnds | ReplicaGone | ReplicaIn
+    | Drained | Publishing | Read | ReaderTold
+)  # fmt: skip
+Call = Literal[
+    "lost", "serves", "ended", "begins", "ends", "replica-gone", "replica-in", "drained",
+    "publishing",
+]  # fmt: skip
 
 
 class _Told(msgspec.Struct, gc=False):
@@ -124,6 +145,7 @@ class _Told(msgspec.Struct, gc=False):
     gateways: tuple[str, ...] = ()
     messages: int = 0
     seconds: float = 0.0
+    within_s: float = 0.0
     healthy: bool = False
     goes_on: bool = False
 
@@ -200,6 +222,10 @@ def _world(line: Line) -> World:
             return FaultBegins(line.at, told.fault, told.kind, told.gateways)
         case "ends":
             return FaultEnds(line.at, told.fault)
+        case "replica-gone":
+            return ReplicaGone(line.at)
+        case "replica-in":
+            return ReplicaIn(line.at, told.within_s)
         case "drained":
             return Drained(line.at, told.messages, told.seconds, told.healthy)
         case "publishing":

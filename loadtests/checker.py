@@ -21,6 +21,8 @@ from loadtests.chaos_history import (
     Publishing,
     Read,
     ReaderTold,
+    ReplicaGone,
+    ReplicaIn,
     World,
 )  # fmt: skip
 from loadtests.history import Answered, Attempt, Delivered, Event, Line
@@ -38,6 +40,7 @@ FAULT_KINDS: Final = {
     "zombie_settled": "P7: an ack under an epoch that had a successor was settled",
     "stale_settled": "R21: an ack was settled although a newer delivery had been given",
     "stalled": "no publish was answered in time after a fault's end",
+    "paused": "publishing waited for a replica that was away longer than until it is taken out",
     "slow_drain": "a backlog drained at less than 80 % of the healthy rate",
     "read_lost": "P1: acknowledged, and a reader of everything was not given it",
     "read_order": "P3: a reader was given an offset again, or behind a later one",
@@ -136,6 +139,49 @@ class _Comeback:
             self._found.flag("stalled", text)
 
 
+class _Pauses:
+    """How long each producer had no receipt while a replica was away and let in again."""
+
+    def __init__(self, found: Violations) -> None:
+        self._found = found
+        self._producers: set[str] = set()
+        """Who has ever had a receipt."""
+        self._heard: dict[str, int] = {}
+        """Producer → its last receipt, or when the replica went; empty: none is away."""
+        self._longest: dict[str, int] = {}
+        self.longest_s: list[float] = []
+        """Of anybody, for each that was away."""
+
+    def see(self, event: Event | World) -> None:
+        """Take the next event."""
+        match event:
+            case Answered() if event.outcome == "ok":
+                self._producers.add(event.producer)
+                if event.producer in self._heard:
+                    self._had(event.producer, event.at)
+            case ReplicaGone():
+                self._heard = dict.fromkeys(self._producers, event.at)
+                self._longest = dict.fromkeys(self._producers, 0)
+            case ReplicaIn():
+                for producer in self._heard:
+                    self._had(producer, event.at)
+                self._judge(event.within_s)
+            case _:
+                pass
+
+    def _had(self, producer: str, at: int) -> None:
+        took = at - self._heard[producer]
+        self._longest[producer] = max(self._longest[producer], took)
+        self._heard[producer] = at
+
+    def _judge(self, within_s: float) -> None:
+        for producer, longest in self._longest.items():
+            if longest > within_s * NS:
+                self._found.flag("paused", f"{producer}: {longest / NS:.1f} s of {within_s:g} s")
+        self.longest_s.append(max(self._longest.values(), default=0) / NS)
+        self._heard, self._longest = {}, {}
+
+
 class ChaosVerdict(Verdict):
     """What the checker found. `counts` says what the run consisted of."""
 
@@ -145,6 +191,8 @@ class ChaosVerdict(Verdict):
         self.causes: Counter[str] = Counter()
         self.comeback_s = 0.0
         """The longest that a producer waited for an answer after a fault's end."""
+        self.pauses_s: list[float] = []
+        """The longest that a producer waited for a receipt, for each replica that was away."""
         self.acknowledged_per_fault: list[int] = []
         """From each fault's beginning to the next one's."""
 
@@ -153,6 +201,7 @@ class ChaosVerdict(Verdict):
         return super().fields() | {
             "causes": dict(self.causes),
             "comeback_s": round(self.comeback_s, 2),
+            "pauses_s": [round(pause_s, 2) for pause_s in self.pauses_s],
             "acknowledged_per_fault": self.acknowledged_per_fault,
         }
 
@@ -167,6 +216,9 @@ class ChaosVerdict(Verdict):
                 f"{len(per_fault)} faults; acknowledged per fault: {mean:,.0f}, "
                 f"at least {min(per_fault):,}; publishing went on within {self.comeback_s:.1f} s"
             )
+        if self.pauses_s:
+            told = ", ".join(f"{pause_s:.1f}" for pause_s in self.pauses_s)
+            lines.append(f"publishing paused for {told} s while a replica was away")
         return [*lines, *super().lines()]
 
 
@@ -180,6 +232,7 @@ class Checker:
         self._causes = Causes(lease_s, self._found.flag)
         self._readers = _Readers(self._found)
         self._comeback = _Comeback(self._found, node_timeout_s + COMEBACK_S)
+        self._pauses = _Pauses(self._found)
         self._drains: dict[bool, list[float]] = {True: [], False: []}
         """Rates, of those that were healthy and of those after the faults."""
         self._begins: list[int] = []
@@ -190,6 +243,7 @@ class Checker:
         """Take the next event."""
         self._last = event.at
         self._comeback.see(event)
+        self._pauses.see(event)
         match event:
             case Delivered() if self._causes.is_late(event):
                 if self._judge.late(event):
@@ -237,6 +291,7 @@ class Checker:
         found.counts["acks stale"] = self._causes.stale
         found.counts["acks of an owner of before refused"] = self._causes.fenced
         found.comeback_s = self._comeback.slowest_s
+        found.pauses_s = self._pauses.longest_s
         ends = [*self._begins[1:], self._last + 1]
         found.acknowledged_per_fault = [
             bisect_left(self._answers, end) - bisect_left(self._answers, began)

@@ -5,7 +5,8 @@ a percentile is at most 1/64 (1.6 %) above the truth, and any number of values c
 """
 
 from array import array
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, Self
 
 _SUB_BITS: Final = 6
 _SUB: Final = 1 << _SUB_BITS
@@ -72,6 +73,21 @@ class Histogram:
         self.count += other.count
         self.total += other.total
         self.maximum = max(self.maximum, other.maximum)
+
+    def buckets(self) -> list[tuple[int, int]]:
+        """(the largest value that it holds, how many it has) of each bucket that has any, in their
+        order: what another process needs for `of`."""
+        return [(_highest(index), times) for index, times in enumerate(self._counts) if times]
+
+    @classmethod
+    def of(cls, buckets: Iterable[tuple[int, int]], total: int, maximum: int) -> Self:
+        """What `buckets`, `total` and `maximum` of another one say."""
+        made = cls()
+        for highest, times in buckets:
+            made._counts[_index(highest)] += times
+            made.count += times
+        made.total, made.maximum = total, maximum
+        return made
 
     def clear(self) -> None:
         """Forget everything."""

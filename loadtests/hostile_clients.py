@@ -52,6 +52,8 @@ _OPENING_AT_ONCE: Final = 50
 class Attack:
     """How many of each."""
 
+    leaves_cores: bool = True
+    """SCHED_IDLE. Who hardly gets to run loses the broker's last words: a test lets it be."""
     slow: int = 1000
     """Sockets: a third each for a request's header, a WebSocket's handshake, and a body."""
     readers: int = 1000
@@ -393,6 +395,6 @@ def arguments(plan: Attack) -> str:
 
 
 if __name__ == "__main__":
-    # They would be other machines: here they take what the others leave of the cores, all of it.
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    uvloop.run(main(sys.argv[1], Attack(**json.loads(sys.argv[2]))))
+    if (attack := Attack(**json.loads(sys.argv[2]))).leaves_cores:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    uvloop.run(main(sys.argv[1], attack))

@@ -7,12 +7,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
-from typing import Final
+from typing import Final, Protocol
 
+from loadtests.dialect import Consuming, Dialect, Producing, Tocsin
 from loadtests.histogram import Histogram
-from loadtests.load import Consumer, LoadFailed, Producer, Shape, stamp
-from loadtests.rest import Rest
-from loadtests.server import Process
+from loadtests.load import LoadFailed, Shape, stamp
 
 PRODUCERS: Final = 4
 CONSUMERS: Final = 4
@@ -33,13 +32,26 @@ class Figures:
     conditions: dict[str, object] = field(default_factory=dict)
 
 
+class Watched(Protocol):
+    """The broker's process, or all of them together."""
+
+    pid: int
+    """The one that was started."""
+
+    def cpu_s(self) -> float:
+        """User and system time so far, in seconds."""
+
+    def rss_bytes(self) -> int:
+        """Resident memory."""
+
+
 @dataclass
 class Bench:
     """What every scenario is given."""
 
     url: str
     token: str | None
-    server: Process | None
+    server: Watched | None
     """None: a broker elsewhere; no CPU and memory figures."""
     seconds: float
     backlog: int
@@ -49,6 +61,13 @@ class Bench:
     shape: Shape = field(default_factory=Shape)
     random: Random = field(default_factory=lambda: Random(1))
     durability: object = None
+    speaks: Dialect | None = None
+    """None: it is Tocsin, at the URL."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """How clients talk to the broker."""
+        return self.speaks or Tocsin(self.url, self.token, self.shape, self.random)
 
     def cpu_s(self) -> float:
         """The server's CPU time so far."""
@@ -68,41 +87,34 @@ class Line:
     def __init__(self, bench: Bench, queue: str, messages_per_frame: int, window: int) -> None:
         self._bench = bench
         self._queue = queue
+        self._messages_per_frame = messages_per_frame
         self.window = window
         self.publishing = False
         self.latency = Histogram()
-        self.producers = [
-            Producer(f"bench-{queue}-{i}", queue, bench.shape, messages_per_frame, bench.random)
-            for i in range(PRODUCERS)
-        ]
-        self.consumers: list[Consumer] = []
+        self.producers: list[Producing] = []
+        self.consumers: list[Consuming] = []
         self._in_flight_max = min(window, 36_000) // PRODUCERS
         self.published = 0
 
     async def open(self, *, consumers: int = CONSUMERS) -> None:
         """Create queue and group, connect everyone."""
-        bench = self._bench
-        rest = Rest(bench.url, bench.token)
-        try:
-            await rest.call("PUT", f"/v1/queues/{self._queue}", {"partitions": PARTITIONS})
-            await rest.call("PUT", f"/v1/queues/{self._queue}/groups/workers", {})
-        finally:
-            rest.close()
-        for producer in self.producers:
-            await producer.open(bench.url, bench.token, producer.name)
+        dialect = self._bench.dialect
+        await dialect.shared(self._queue, PARTITIONS)
+        for i in range(PRODUCERS):
+            name = f"bench-{self._queue}-{i}"
+            producer = await dialect.producer(name, self._queue, self._messages_per_frame)
             producer.on_answers = self.fill
+            self.producers.append(producer)
         await self.consume(consumers)
 
     async def consume(self, consumers: int) -> None:
         """Let so many consumers join."""
-        bench = self._bench
+        dialect = self._bench.dialect
         for i in range(consumers):
             name = f"bench-consumer-{len(self.consumers)}-{i}"
-            consumer = Consumer(name, bench.shape, self.latency, bench.random)
-            await consumer.open(bench.url, bench.token)
+            consumer = await dialect.consumer(name, self._queue, self.latency, i, consumers)
             consumer.on_settled = self.fill
             self.consumers.append(consumer)
-            await consumer.subscribe(self._queue, "workers")
 
     @property
     def settled(self) -> int:
@@ -174,6 +186,7 @@ class Line:
     def note(self, figures: Figures) -> Figures:
         """Add what all lines have to say."""
         self._bench.durability = self.producers[0].durability
+        figures.more["messages"] = self.settled  # all of them, also of the warm-up
         figures.more["redelivered"] = sum(c.redelivered for c in self.consumers)
         figures.conditions |= {
             "producers": len(self.producers),
@@ -187,8 +200,7 @@ class Line:
         """Disconnect everyone."""
         self.publishing = False
         for client in (*self.producers, *self.consumers):
-            if hasattr(client, "wire"):
-                client.close()
+            client.close()
 
 
 @asynccontextmanager

@@ -110,9 +110,13 @@ class Client:
         self.wire: wire.Wire
         self._leaving = False
 
-    async def open(self, url: str, token: str | None, producer: str | None = None) -> None:
-        """Connect, say hello, wait for the welcome."""
-        self.wire = await wire.connect(url, self._message, self._turn, self._closed, token=token)
+    async def open(
+        self, url: str, token: str | None, producer: str | None = None, *, local: str | None = None
+    ) -> None:
+        """Connect, say hello, wait for the welcome. `local`: as `wire.connect` has it."""
+        self.wire = await wire.connect(
+            url, self._message, self._turn, self._closed, token=token, local=local
+        )
         hello = {"type": "hello", "client": self.name}
         self.wire.send(_ENCODE(hello | ({"producer": producer} if producer else {})))
         async with asyncio.timeout(ANSWER_TIMEOUT_S):

@@ -47,7 +47,7 @@ def why_not() -> str | None:
     with tempfile.TemporaryDirectory(prefix="tocsin-probe-") as name:
         folder = Path(name)
         try:
-            with _mounted(new_image(folder / "probe.img", 16 << 20), folder / "probe"):
+            with mounted(new_image(folder / "probe.img", 16 << 20), folder / "probe"):
                 pass
         except subprocess.CalledProcessError as error:
             return f"power losses need loop mounts: {error.stderr.decode().strip()}"
@@ -93,7 +93,8 @@ def new_image(path: Path, size: int) -> Path:
 
 
 @contextlib.contextmanager
-def _mounted(image: Path, place: Path) -> Iterator[Path]:
+def mounted(image: Path, place: Path) -> Iterator[Path]:
+    """This image, as a file system of its own that writes nothing back by itself. Needs root."""
     place.mkdir()
     _run("mount", "-o", MOUNT_OPTIONS, str(image), str(place))
     try:
@@ -121,7 +122,7 @@ async def power_losses(
             if not wanted:
                 break
             image = new_image(folder / f"life{life}.img", IMAGE_BYTES)
-            with _mounted(image, folder / f"life{life}") as place:
+            with mounted(image, folder / f"life{life}") as place:
                 server = Server(place / "data", command=command, level="warning")
                 server.log_path = image.with_suffix(".log")
                 server.key_path = image.with_suffix(".key")  # not on the disk that it opens
@@ -189,7 +190,7 @@ async def _judge_copy(copy: Path, log: Path, seen: int, missing: set[int]) -> Ve
     """Start the shipped broker on the copy, let consumers drain the group, judge. `seen`: bytes of
     the log before the copy; `missing`: what was acknowledged and not settled by then."""
     after = copy.with_suffix(copy.suffix + ".jsonl")
-    with _mounted(copy, copy.with_suffix(copy.suffix + ".mnt")) as place:
+    with mounted(copy, copy.with_suffix(copy.suffix + ".mnt")) as place:
         server = Server(place / "data", level="warning")
         server.log_path = copy.with_suffix(copy.suffix + ".log")
         server.key_path = copy.with_suffix(".key")  # that of the image

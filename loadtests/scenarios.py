@@ -5,8 +5,10 @@ import asyncio
 import gc
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
+from loadtests.dialect import Party
 from loadtests.histogram import Histogram
 from loadtests.line import (
     CONSUMERS,
@@ -18,9 +20,8 @@ from loadtests.line import (
     Line,
     quiet,
 )
-from loadtests.load import LoadFailed, Producer, Reader, stamp
+from loadtests.load import LoadFailed, stamp
 from loadtests.polls import polls
-from loadtests.rest import Rest
 from loadtests.sdk_load import sdk100
 
 OPEN_RATE: Final = 10_000
@@ -59,8 +60,8 @@ async def single(bench: Bench) -> Figures:
         return line.note(Figures(count / elapsed, latency, cpu_us))
 
 
-async def open10k(bench: Bench) -> Figures:
-    """10,000 messages a second on a fixed schedule, one a frame. The latency of a message counts
+async def open_loop(bench: Bench, rate: int = OPEN_RATE) -> Figures:
+    """So many messages a second on a fixed schedule, one a frame. The latency of a message counts
     from the moment at which it was due, however late we or the broker were: no coordinated
     omission."""
     async with quiet(Line(bench, "open10k", 1, 1 << 30)) as line:
@@ -69,15 +70,15 @@ async def open10k(bench: Bench) -> Figures:
 
         async def offer(seconds: float) -> None:
             nonlocal sent
-            until = sent + int(seconds * OPEN_RATE)
+            until = sent + int(seconds * rate)
             while sent < until:
                 line.check()
-                due = (time.monotonic_ns() - began_ns) * OPEN_RATE // 1_000_000_000
+                due = (time.monotonic_ns() - began_ns) * rate // 1_000_000_000
                 while sent < min(due, until):
                     producer = line.producers[sent % PRODUCERS]
                     if producer.unanswered >= BEHIND_MAX:
                         break  # seconds behind: it goes later, and its latency still counts
-                    at = stamp(began_ns + sent * 1_000_000_000 // OPEN_RATE)
+                    at = stamp(began_ns + sent * 1_000_000_000 // rate)
                     producer.publish(at)
                     sent += 1
                     line.published += 1
@@ -94,23 +95,21 @@ async def open10k(bench: Bench) -> Figures:
         await line.drain()
         count, elapsed = line.settled - settled, time.monotonic() - began
         cpu_us = bench.cpu_us(cpu_s, count)
-        bench.progress(f"open10k: {count / elapsed:,.0f} messages/s")
+        bench.progress(f"open loop, {rate:,}/s: {count / elapsed:,.0f} messages/s")
         figures = Figures(count / elapsed, line.latency, cpu_us)
-        figures.conditions |= {"offered_per_s": OPEN_RATE}
+        figures.conditions |= {"offered_per_s": rate}
         line.note(figures).conditions.pop("in_flight_max")
         return figures
 
 
 async def _connected(
     bench: Bench, queue: str, count: int, on_given: Callable[[int, int], None], what: str
-) -> list[Reader]:
-    readers: list[Reader] = []
+) -> list[Party]:
+    readers: list[Party] = []
+    dialect = bench.dialect
 
     async def connect(number: int) -> None:
-        reader = Reader(f"reader-{number}", bench.shape, on_given)
-        await reader.open(bench.url, bench.token)
-        readers.append(reader)
-        await reader.subscribe(queue)
+        readers.append(await dialect.reader(f"reader-{number}", queue, on_given))
 
     for first in range(0, count, _OPENING_AT_ONCE):
         await asyncio.gather(
@@ -121,15 +120,7 @@ async def _connected(
     return readers
 
 
-async def _queue(bench: Bench, name: str) -> None:
-    rest = Rest(bench.url, bench.token)
-    try:
-        await rest.call("PUT", f"/v1/queues/{name}", {"partitions": 1, "retention_s": 60})
-    finally:
-        rest.close()
-
-
-def _check_all(clients: Sequence[Reader | Producer]) -> None:
+def _check_all(clients: Sequence[Party]) -> None:
     for client in clients:
         if client.failure is not None:
             raise client.failure
@@ -138,7 +129,7 @@ def _check_all(clients: Sequence[Reader | Producer]) -> None:
 async def fanout5k(bench: Bench) -> Figures:
     """One message at a time to 5,000 readers of one queue; the next one a moment after the last
     reader has it. CPU and rate are per recipient."""
-    await _queue(bench, "fanout5k")
+    await bench.dialect.feed("fanout5k")
     latency, given = Histogram(), 0
     all_given = asyncio.Event()
 
@@ -151,11 +142,10 @@ async def fanout5k(bench: Bench) -> Figures:
 
     expected = 1 << 60
     readers = await _connected(bench, "fanout5k", bench.connections, on_given, "fanout5k")
-    producer = Producer("bench-fanout", "fanout5k", bench.shape, 1, bench.random)
+    producer = await bench.dialect.producer("bench-fanout", "fanout5k", 1)
     gc.collect()
     gc.disable()
     try:
-        await producer.open(bench.url, bench.token, producer.name)
         rounds, cpu_s, began = 0, 0.0, 0.0
         deadline = time.monotonic() + WARM_UP_S + bench.seconds
         while not began or time.monotonic() < deadline:
@@ -181,8 +171,7 @@ async def fanout5k(bench: Bench) -> Figures:
     finally:
         gc.enable()
         for client in (*readers, producer):
-            if hasattr(client, "wire"):
-                client.close()
+            client.close()
     bench.progress(f"fanout5k: {recipients / elapsed:,.0f} recipients/s")
     figures = Figures(recipients / elapsed, latency, cpu_us)
     figures.more = {"per": "recipient", "published": rounds}
@@ -194,7 +183,7 @@ async def idle(bench: Bench) -> Figures:
     """Resident memory of the server per connection that said hello and holds one reader."""
     if bench.server is None:
         raise LoadFailed("idle needs the server's pid (--pid)")
-    await _queue(bench, "idle")
+    await bench.dialect.feed("idle")
 
     def on_given(messages: int, latency_ns: int) -> None:
         raise LoadFailed("an idle connection was given a message")
@@ -255,7 +244,7 @@ SCENARIOS: Final[dict[str, Callable[[Bench], Awaitable[Figures]]]] = {
     "batch100": batch100,
     "sdk100": sdk100,
     "single": single,
-    "open10k": open10k,
+    "open10k": partial(open_loop, rate=OPEN_RATE),
     "fanout5k": fanout5k,
     "idle": idle,
     "polls": polls,

@@ -80,11 +80,15 @@ class Follower(Client):
 class Narrow(Follower):
     """A reader on a socket with small buffers, which can stop reading."""
 
-    async def open(self, url: str, token: str | None, producer: str | None = None) -> None:
-        """Connect like over a network, and say hello."""
+    async def open(
+        self, url: str, token: str | None, producer: str | None = None, *, local: str | None = None
+    ) -> None:
+        """Connect like over a network, and say hello. `local`: as `wire.connect` has it."""
         place = urlsplit(url)
         pipe = socket.socket()
         pipe.setblocking(False)
+        if local is not None:
+            pipe.bind((local, 0))
         pipe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         pipe.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, PACKET_BYTES)
         loop = asyncio.get_running_loop()

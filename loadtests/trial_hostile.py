@@ -227,7 +227,8 @@ async def hostile(plan: Plan, progress: Progress) -> Finding:
     finding.conditions = {
         "cores": cores, **vars(plan.attack), "seconds": plan.seconds, "rounds": plan.rounds,
         "witness_per_s": WITNESS_RATE,
-        "hostile_clients": "a process of their own, SCHED_IDLE; at_nice_19: nice 19",
+        "hostile_clients": "a process of their own"
+        + (", SCHED_IDLE; at_nice_19: nice 19" if plan.attack.leaves_cores else ""),
     }  # fmt: skip
     return finding
 

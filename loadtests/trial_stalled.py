@@ -107,8 +107,9 @@ class _Trial:
     async def _measure(self, seconds: float, what: str) -> tuple[float, float]:
         count, elapsed, cpu_us = await self.line.run(seconds, what)
         failed([*self.watchers])
+        cpu = "no" if cpu_us is None else f"{cpu_us:.2f} µs"
         self._progress(
-            f"stalled: {what}: {count / elapsed:,.0f} messages/s, {cpu_us:.2f} µs server CPU, "
+            f"stalled: {what}: {count / elapsed:,.0f} messages/s, {cpu} server CPU, "
             f"{self.memory.now() / MIB:.0f} MiB"
         )
         return count / elapsed, cpu_us or 0.0

@@ -1,8 +1,9 @@
 """A WebSocket client that costs next to nothing, so that what is measured is the server.
 
-It speaks just enough of RFC 6455: no compression, whole frames, text only. A client must mask what
-it sends; the mask 00000000 is a mask like any other and leaves the payload as it is. A Wire hands
-every message of the server to a callback as bytes, on the loop, and copies nothing more than once.
+It speaks just enough of RFC 6455: no compression, whole frames, of one kind only: text, unless its
+Speech says binary. A client must mask what it sends; the mask 00000000 is a mask like any other and
+leaves the payload as it is. A Wire hands every message of the server to a callback as bytes, on the
+loop, and copies nothing more than once.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Callable, Sequence
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
 import msgspec
@@ -19,13 +20,26 @@ import msgspec
 _ACCEPT_GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _MASKED: Final = 0x80
 _NO_MASK: Final = bytes(4)
-TEXT, CONTINUATION, CLOSE, PING, PONG = 0x81, 0x80, 0x88, 0x89, 0x8A
+TEXT, BINARY, CONTINUATION, CLOSE, PING, PONG = 0x81, 0x82, 0x80, 0x88, 0x89, 0x8A
 _HEADER_BYTES_MAX: Final = 16 * 1024
 CONNECT_TIMEOUT_S: Final = 30.0
 
 
 class WireError(ConnectionError):
     """The handshake was refused, or the server broke the WebSocket protocol."""
+
+
+class Speech(NamedTuple):
+    """What is spoken over a WebSocket, and where."""
+
+    path: str
+    subprotocol: str | None
+    """None: none is asked for, and the server must choose none."""
+    data: int = TEXT
+    """How a message begins: TEXT or BINARY."""
+
+
+TOCSIN: Final = Speech("/v1/ws", "tocsin.v1")
 
 
 def frame(payload: bytes, head: int = TEXT) -> bytes:
@@ -45,14 +59,14 @@ def _nothing() -> None:
 class Wire(asyncio.Protocol):
     """One socket after its handshake.
 
-    `on_message(bytes)` gets every text message; `on_turn()` follows once after all messages of one
+    `on_message(bytes)` gets every message; `on_turn()` follows once after all messages of one
     read, the moment to send what they called for; `on_closed()` comes once when the socket is gone,
     with `close_code` set if the server gave one.
     """
 
     __slots__ = (
-        "_accept", "_fragments", "_opened", "_rest", "close_code", "close_reason", "closed",
-        "on_closed", "on_message", "on_turn", "transport",
+        "_accept", "_data", "_fragments", "_opened", "_rest", "_subprotocol", "close_code",
+        "close_reason", "closed", "on_closed", "on_message", "on_turn", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -60,7 +74,10 @@ class Wire(asyncio.Protocol):
         on_message: Callable[[bytes], None],
         on_turn: Callable[[], None] = _nothing,
         on_closed: Callable[[], None] = _nothing,
+        speech: Speech = TOCSIN,
     ) -> None:
+        self._data = speech.data
+        self._subprotocol = speech.subprotocol
         self.on_message = on_message
         self.on_turn = on_turn
         self.on_closed = on_closed
@@ -79,7 +96,7 @@ class Wire(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
 
     async def handshake(self, host: str, path: str, headers: dict[str, str]) -> None:
-        """Upgrade, asking for `tocsin.v1`. Raises WireError when the server says no."""
+        """Upgrade. Raises WireError when the server says no."""
         assert self.transport is not None
         key = base64.b64encode(os.urandom(16))
         digest = hashlib.sha1(key + _ACCEPT_GUID, usedforsecurity=False).digest()
@@ -90,8 +107,8 @@ class Wire(asyncio.Protocol):
             "Upgrade: websocket",
             "Connection: Upgrade",
             "Sec-WebSocket-Version: 13",
-            "Sec-WebSocket-Protocol: tocsin.v1",
             f"Sec-WebSocket-Key: {key.decode()}",
+            *([f"Sec-WebSocket-Protocol: {self._subprotocol}"] if self._subprotocol else []),
             *(f"{name}: {text}" for name, text in headers.items()),
         ]
         self.transport.write("\r\n".join([*lines, "", ""]).encode())
@@ -114,8 +131,10 @@ class Wire(asyncio.Protocol):
             self._refused(f"{status.decode('latin-1')}: {rest.decode(errors='replace')[:300]}")
         elif fields.get(b"sec-websocket-accept") != self._accept:
             self._refused("the handshake's answer is not for this handshake")
-        elif fields.get(b"sec-websocket-protocol") != b"tocsin.v1":
-            self._refused("the server did not choose tocsin.v1")
+        elif fields.get(b"sec-websocket-protocol", b"").decode("latin-1") != (
+            self._subprotocol or ""
+        ):
+            self._refused(f"the server did not choose {self._subprotocol or 'no subprotocol'}")
         else:
             self._rest = b""
             if not self._opened.done():
@@ -138,7 +157,7 @@ class Wire(asyncio.Protocol):
             data = rest
         if self._rest:
             data = self._rest + data
-        place, end = 0, len(data)
+        place, end, whole = 0, len(data), self._data
         while end - place >= 2:
             head, length = data[place], data[place + 1]
             start = place + 2
@@ -155,7 +174,7 @@ class Wire(asyncio.Protocol):
             if end - start < length:
                 break
             place = start + length
-            if head == TEXT:
+            if head == whole:
                 self.on_message(data[start:place])
             else:
                 self._rare(head, data[start:place])
@@ -171,7 +190,7 @@ class Wire(asyncio.Protocol):
                 self.close_reason = payload[2:].decode(errors="replace")
             self._write(frame(payload[:2], CLOSE))
             self.close()
-        elif head == 0x01:  # the first fragment of a text message
+        elif head == self._data & 0x0F:  # the first fragment of a message
             self._fragments = [payload]
         elif head in (0x00, CONTINUATION):
             self._fragments.append(payload)
@@ -198,13 +217,14 @@ class Wire(asyncio.Protocol):
             self.transport.write(data)
 
     def send(self, payload: bytes) -> None:
-        """Send one text message. On a closed socket nothing happens."""
-        self._write(frame(payload))
+        """Send one message. On a closed socket nothing happens."""
+        self._write(frame(payload, self._data))
 
     def send_all(self, payloads: list[bytes]) -> None:
-        """Send several text messages, a frame each, in one write."""
+        """Send several messages, a frame each, in one write."""
         if payloads:
-            self._write(b"".join([frame(payload) for payload in payloads]))
+            head = self._data
+            self._write(b"".join([frame(payload, head) for payload in payloads]))
 
     def close(self) -> None:
         """Close after what is buffered has gone out."""
@@ -224,8 +244,11 @@ async def connect(
     on_closed: Callable[[], None] = _nothing,
     *,
     token: str | None = None,
+    local: str | None = None,
+    speech: Speech = TOCSIN,
 ) -> Wire:
-    """A Wire to `url` (http://host:port), ready for `hello`.
+    """A Wire to `url` (http://host:port), after its handshake. `local`: the address of this machine
+    that it comes from; there are some 28,000 ports for each.
 
     Raises:
         OSError: nobody listens there; WireError (also an OSError) when the upgrade is refused;
@@ -237,11 +260,12 @@ async def connect(
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(CONNECT_TIMEOUT_S):
         transport, wire = await loop.create_connection(
-            lambda: Wire(on_message, on_turn, on_closed), place.hostname, place.port or 80
-        )
+            lambda: Wire(on_message, on_turn, on_closed, speech), place.hostname, place.port or 80,
+            local_addr=None if local is None else (local, 0),
+        )  # fmt: skip
         try:
             headers = {"Authorization": f"Bearer {token}"} if token else {}
-            await wire.handshake(place.netloc, "/v1/ws", headers)
+            await wire.handshake(place.netloc, speech.path, headers)
         except BaseException:
             transport.abort()
             raise

@@ -20,6 +20,21 @@ PerSecond = Annotated[float, msgspec.Meta(ge=0.001, le=1e12)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 53) - 1)]
 
 
+class QueueAlert(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A threshold whose breach is told: as a message to a queue of the tenant, to a webhook that
+    the broker's settings name, or to both."""
+
+    name: str
+    when: Literal["lag", "oldest_age_s", "depth", "dead_letters", "parked_keys"]
+    above: Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+    lasts_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 60
+    """Only what is above for so long is told."""
+    group: str | None = None
+    """None: of all groups the one that is furthest behind."""
+    queue: str | None = None
+    webhook: str | None = None
+
+
 class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The settings of a queue; `partitions` is fixed at creation."""
 
@@ -49,6 +64,7 @@ class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     publish_messages_per_s: PerSecond | None = None
     """Of all publishers together, over any time but for what may come at once; None: no limit."""
     publish_bytes_per_s: PerSecond | None = None
+    alerts: Annotated[tuple[QueueAlert, ...], msgspec.Meta(max_length=limits.ALERTS_MAX)] = ()
 
 
 FIXED: Final = frozenset({"partitions"})
@@ -97,6 +113,9 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     """Keys the hash that routes and gates; 16 random bytes."""
     lineage: tuple[tuple[int, int], ...] = ()
     """(sealed partition, successor) pairs; empty until the first repartition (R27)."""
+    clusters: tuple[str, ...] = ()
+    """The storage clusters of the partitions: number n is at the n-th of them, modulo how many they
+    are. Fixed when it is made; none: all are at the first one that the broker was told of."""
     paused: bool = False
     """An operator wants nothing given out to groups. Not a setting: putting settings leaves it."""
 
@@ -208,6 +227,24 @@ def check_settings(name: str, settings: QueueSettings) -> None:
         check_name(settings.dead_letter_queue, "dead_letter_queue")
         if settings.dead_letter_queue == name:
             raise Refused("invalid_request", "dead_letter_queue is the queue itself")
+    _check_alerts(name, settings.alerts)
+
+
+def _check_alerts(name: str, alerts: tuple[QueueAlert, ...]) -> None:
+    if len({alert.name for alert in alerts}) < len(alerts):
+        raise Refused("invalid_request", "two alerts have one name")
+    for alert in alerts:
+        check_name(alert.name, "the alert's name")
+        if alert.group is not None:
+            check_name(alert.group, "the alert's group")
+        if alert.queue is None and alert.webhook is None:
+            raise Refused(
+                "invalid_request", f"the alert {alert.name!r} names neither queue nor webhook"
+            )
+        if alert.queue is not None:
+            check_name(alert.queue, "the alert's queue")
+        if alert.queue == name:
+            raise Refused("invalid_request", f"the alert {alert.name!r} would be told to itself")
 
 
 def check_group_settings(settings: GroupSettings) -> None:

@@ -153,6 +153,10 @@ class Metadata(Protocol):
         """Register for created, changed and deleted queues and groups. With a deleted queue its
         groups come first, one by one."""
 
+    @property
+    def age_s(self) -> float:
+        """What other gateways changed before so many seconds is known here. 0: there are none."""
+
     async def state(self) -> tuple[bool, str]:
         """(ready, why not)."""
 
@@ -163,6 +167,12 @@ class Metadata(Protocol):
 class Tokens(Protocol):
     """API tokens, and certificates that stand for one. What looks up answers from memory: it is on
     the path of every request."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it was heard lately enough which tokens are revoked (P11): False, where nobody
+        could be asked for METADATA_STALE_S; then none of them admits anybody, and whatever they
+        have admitted was told to have ended."""
 
     def find(self, token_id: str) -> TokenRecord | None:
         """None: revoked, or never there."""

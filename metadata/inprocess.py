@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from metadata import graves
 from metadata.catalog import (
     Group,
     GroupSettings,
@@ -42,6 +43,8 @@ from push.ring import HASH_KEY_BYTES
 
 FILE: Final = "catalog.sqlite"
 _LOG: Final = logging.getLogger(__name__)
+Placing = Callable[[str, QueueSettings], tuple[str, ...]]
+"""`Queue.clusters` of a queue with this id and these settings. Raises Refused."""
 
 
 class InProcessMetadata:
@@ -50,21 +53,21 @@ class InProcessMetadata:
     def __init__(self, store: Store, contents: Contents) -> None:
         self._store = store
         self._index = CatalogIndex(contents.queues, contents.groups)
-        self._dropped = contents.dropped
-        self._marks = contents.marks
+        self._dropped, self._marks = contents.dropped, contents.marks
         self._alone = OneAtATime(store, self._learn)
         self._memberships = store.memberships(self._alone)
-        self.said = self._memberships.said
+        self.is_shared, self.said = store.is_shared, self._memberships.said
         """See Metadata."""
-        self.is_shared = store.is_shared
         self.data_keys = DataKeys(
             contents.data_keys,
             lambda rows, still: self._alone(self._put_data_keys, rows, still),
             (lambda: self._alone(self._no_change)) if store.is_shared else None,
         )
+        self.placing: Placing = lambda _queue_id, _settings: ()
+        """Where the partitions of a new queue are placed, by its id and settings."""
         self._listeners: list[QueueListener] = []
         self.tokens = TokenBook(store, contents.tokens, alone=self._alone)
-        store.follow(lambda: self._alone(self._no_change))
+        store.follow(lambda: self._alone(self._no_change), self.tokens.doubt)
 
     @classmethod
     async def open(
@@ -143,8 +146,9 @@ class InProcessMetadata:
         if old is None:
             if len(self._index) >= QUEUES_MAX:
                 raise Refused("too_many", f"at most {QUEUES_MAX} queues")
+            queue_id = await self._store.fresh_id()
             queue = Queue(
-                queue_id=await self._store.fresh_id(),
+                queue_id=queue_id,
                 name=name,
                 tenant=principal.tenant,
                 holder=principal.name,
@@ -153,6 +157,7 @@ class InProcessMetadata:
                 ring_epoch=1,
                 members=tuple(range(settings.partitions)),
                 hash_key=secrets.token_bytes(HASH_KEY_BYTES),
+                clusters=self.placing(queue_id, settings),
             )
             await self._store.create([queue])
         else:
@@ -184,6 +189,7 @@ class InProcessMetadata:
 
     async def _delete_queue(self, principal: Principal, name: str) -> Queue:
         queue = self.find_queue(principal, name)
+        await self._set_mark(graves.MARK, graves.dug(self.mark(graves.MARK), queue, _unix_ms()))
         await self._store.drop_queue(queue.queue_id)
         self._take_out(queue)
         return queue
@@ -363,6 +369,11 @@ class InProcessMetadata:
     def on_queue_changed(self, listener: QueueListener) -> None:
         """See Metadata. What a listener raises is logged: the change stands."""
         self._listeners.append(listener)
+
+    @property
+    def age_s(self) -> float:
+        """See Metadata."""
+        return self._store.age_s
 
     async def state(self) -> tuple[bool, str]:
         """See Metadata."""

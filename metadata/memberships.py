@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Final
 
 from metadata.catalog import Membership
+from metadata.kept_beats import KeptBeats
 from metadata.stores import Alone, other_generation
 from push.errors import Refused
 
@@ -29,10 +30,9 @@ class KeptMemberships:
         self._before = {row.group_id: row for row in before}
         """What the process before this one has left, and what is kept for the next one."""
         self._unwritten: dict[str, Membership] = {}
-        self._beats: dict[str, int] = {}
+        self._beats = KeptBeats()
         self._ending: dict[str, asyncio.Future[bool]] = {}
         """Group → whether it has gone, as soon as that is decided."""
-        self._says: dict[str, str] = {}
         self._put = put
         self._alone = alone
 
@@ -101,17 +101,11 @@ class KeptMemberships:
         self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
     ) -> dict[str, int]:
         """See MembershipRows."""
-        self._beats = {
-            other: number for other, number in self._beats.items() if forget.get(other) != number
-        }
-        if gateway:
-            self._beats[gateway] = max(number, self._beats.get(gateway, 0))
-            self._says[gateway] = says
-        return dict(self._beats)
+        return self._beats.beat(gateway, number, forget, says)
 
     async def said(self) -> dict[str, str]:
         """See MembershipRows."""
-        return {gateway: self._says[gateway] for gateway in self._beats}
+        return self._beats.said()
 
     def on_changed(self, listener: Callable[[str, int], None]) -> None:
         """See MembershipRows: nobody else changes one."""

@@ -8,16 +8,8 @@ from typing import Final
 import msgspec
 
 from metadata.catalog import Membership
-from metadata.redis_rows import (
-    BEATS,
-    MEMBERS_CHANGED,
-    SAID,
-    STATE,
-    Damaged,
-    key_of,
-    pack_struct,
-    read_struct,
-)
+from metadata.redis_rows import BEATS, MEMBERS_CHANGED, SAID, STATE, key_of
+from metadata.rows import Damaged, pack_struct, read_struct
 from metadata.shards import Arg, Shard
 from push.errors import Refused
 from push.ports import Durability
@@ -80,11 +72,7 @@ class RedisMemberships:
     ) -> dict[str, int]:
         """See MembershipRows. Of the level `local`: a number that a failover takes back moves, too,
         and a dead replica must not make gateways look gone."""
-        args: list[Arg] = [gateway, number, says]
-        for other, stands_at in forget.items():
-            args += [other, stands_at]
-        flat = await self._shard.act("catalog_beat", [BEATS, SAID], args, level="local")
-        return {flat[i].decode(): int(flat[i + 1]) for i in range(0, len(flat), 2)}
+        return await beat(self._shard, (BEATS, SAID), gateway, number, forget, says=says)
 
     async def said(self) -> dict[str, str]:
         """See MembershipRows."""
@@ -102,3 +90,21 @@ class RedisMemberships:
 
     def dropped(self, group_id: str) -> None:
         """See MembershipRows: it went with the group."""
+
+
+async def beat(
+    shard: Shard,
+    keys: tuple[str, str],
+    name: str,
+    number: int,
+    forget: Mapping[str, int],
+    *,
+    says: str = "",
+) -> dict[str, int]:
+    """Say in these hashes (of numbers, and of what is said with them) that somebody is there, and
+    hear all numbers. Raises Refused, Unknown."""
+    args: list[Arg] = [name, number, says]
+    for other, stands_at in forget.items():
+        args += [other, stands_at]
+    flat = await shard.act("catalog_beat", keys, args, level="local")
+    return {flat[i].decode(): int(flat[i + 1]) for i in range(0, len(flat), 2)}

@@ -4,43 +4,17 @@ What is read here may be on fewer copies than it must be, and then go again with
 nothing is believed before a write behind it has been counted on all copies (`catalog_confirm`).
 """
 
-from dataclasses import dataclass
 from typing import Final
 
-from metadata.redis_rows import FOLLOWED, KEYS, Raw, key_of, raw_rows
+from metadata.databases import NOWHERE, Lost, Place, Raw, Reading
+from metadata.redis_rows import KEYS, key_of, raw_rows
+from metadata.rows import FOLLOWED
 from metadata.shards import Arg, Shard
 from push.errors import Refused, Unknown
 
 PAGE_ROWS: Final = 1000
 READ_AGAIN_MAX: Final = 10
 """So often all rows are read anew because more changed meanwhile than the stream keeps."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A moment of a catalog: after the change of this version, which bears this stamp. 0: before
-    the first one."""
-
-    incarnation: str
-    version: int
-    stamp: str
-
-
-NOWHERE: Final = Place("", 0, "")
-
-
-class Lost(Exception):
-    """The catalog is not the one that was followed, or an older copy of it; says why (R30)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """Rows as they are at `place`: those that changed, or with `is_all` all there are."""
-
-    place: Place
-    raw: Raw
-    is_all: bool
-    secret: bytes
 
 
 async def read_since(shard: Shard, seen: Place) -> Reading | None:

@@ -1,26 +1,17 @@
-"""The catalog's rows as they stand in Redis: keys, and values with a checksum. Pure.
+"""Where the catalog's rows stand in Redis. Pure.
 
 All keys have one hash tag, so that one function changes them together:
 
     {tocsin}:catalog       hash: incarnation, version, stamp of the last change, secret, touches
     {tocsin}:changes       stream: which rows each of the last changes has written
     {tocsin}:queues …      a hash for each kind of row: id → value
-
-A value is a CRC-32 of its place and content as 8 hexadecimal digits, then the content (R30): a row
-that is found in another one's place is damaged, too.
 """
 
-import zlib
 from collections.abc import Iterable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-import msgspec
-
-from metadata.catalog import Group, Membership, Queue
-from metadata.data_keys import DataKey
-from metadata.rights import RightsError
-from metadata.stores import Contents
-from metadata.tokens import TokenRecord, rights_of
+from metadata.databases import Raw
+from metadata.rows import KINDS
 
 TAG: Final = "{tocsin}"
 STATE: Final = f"{TAG}:catalog"
@@ -33,64 +24,20 @@ BEATS: Final = f"{TAG}:beats"
 """The hash of gateways' heartbeats."""
 SAID: Final = f"{TAG}:said"
 """The hash of what gateways say of themselves with them."""
-FOLLOWED: Final = ("queues", "groups", "tokens", "data_keys", "marks", "dropped")
-"""Kinds of rows that every gateway has in memory."""
-KINDS: Final = (*FOLLOWED, "ids", "memberships")
+NODE_BEATS: Final = f"{TAG}:node-beats"
+"""Of the metadata service's nodes: the same as BEATS."""
+NODES_SAID: Final = f"{TAG}:nodes-said"
+"""The same as SAID: nothing, their names say all."""
 KEYS: Final = (STATE, CHANGES, *(f"{TAG}:{kind}" for kind in KINDS))
 """What the functions of the catalog are given as keys, in their order."""
 NUMBERS: Final = {kind: KEYS.index(f"{TAG}:{kind}") + 1 for kind in KINDS}
 """Kind → number of its hash among the keys, from 1 as Lua counts."""
 _KIND_OF: Final = {number: kind for kind, number in NUMBERS.items()}
-_CRC_BYTES: Final = 8
-_ENCODE: Final = msgspec.json.Encoder().encode
-StructT = TypeVar("StructT", Queue, Group, TokenRecord, DataKey, Membership)
-Raw = dict[str, dict[str, bytes | None]]
-"""Kind → id → value; None: it is no longer there."""
-
-
-class Damaged(Exception):
-    """A row is not what was written; says which."""
 
 
 def key_of(kind: str) -> str:
     """The hash that holds rows of this kind."""
     return f"{TAG}:{kind}"
-
-
-def pack(kind: str, row_id: str, content: bytes) -> bytes:
-    """The value of a row."""
-    return b"%08x" % zlib.crc32(f"{kind}:{row_id}:".encode() + content) + content
-
-
-def unpack(kind: str, row_id: str, value: bytes) -> bytes:
-    """The content of a row. Raises Damaged."""
-    content = value[_CRC_BYTES:]
-    if pack(kind, row_id, content) != value:
-        raise Damaged(f"the row {row_id!r} of {key_of(kind)} is damaged")
-    return content
-
-
-def pack_struct(kind: str, row_id: str, row: msgspec.Struct) -> bytes:
-    """The value of a row that is a struct."""
-    return pack(kind, row_id, _ENCODE(row))
-
-
-def read_struct(kind: str, row_id: str, value: bytes, form: type[StructT]) -> StructT:
-    """The struct of a row. Raises Damaged."""
-    try:
-        return msgspec.json.decode(unpack(kind, row_id, value), type=form)
-    except msgspec.DecodeError as error:
-        raise Damaged(f"the row {row_id!r} of {key_of(kind)} cannot be read: {error}") from None
-
-
-def read_token(row_id: str, value: bytes) -> TokenRecord | None:
-    """None: it is damaged, and admits nobody."""
-    try:
-        record = read_struct("tokens", row_id, value, TokenRecord)
-        rights_of(record.rights)
-    except (Damaged, RightsError):
-        return None
-    return record
 
 
 def raw_rows(answer: Iterable[Any]) -> Raw:
@@ -99,29 +46,3 @@ def raw_rows(answer: Iterable[Any]) -> Raw:
     for number, row_id, value in answer:
         raw[_KIND_OF[int(number)]][row_id.decode()] = value or None
     return raw
-
-
-def read_rows(raw: Raw) -> Contents:
-    """All rows that are there; damaged tokens are left out.
-
-    Raises:
-        Damaged: any other row is damaged. A queue that were left out would be made anew under its
-            name, and its messages orphaned.
-    """
-    there = {
-        kind: [(row_id, value) for row_id, value in raw.get(kind, {}).items() if value is not None]
-        for kind in FOLLOWED
-    }
-    dropped = [(row_id, unpack("dropped", row_id, value)) for row_id, value in there["dropped"]]
-    return Contents(
-        queues=[read_struct("queues", *row, Queue) for row in there["queues"]],
-        groups=[read_struct("groups", *row, Group) for row in there["groups"]],
-        dropped=[
-            (queue_id.decode(), None if queue_id.decode() == row_id else row_id)
-            for row_id, queue_id in dropped
-        ],
-        marks={name: unpack("marks", name, value).decode() for name, value in there["marks"]},
-        memberships=[],
-        data_keys=[read_struct("data_keys", *row, DataKey) for row in there["data_keys"]],
-        tokens=[one for one in (read_token(*row) for row in there["tokens"]) if one is not None],
-    )

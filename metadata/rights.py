@@ -7,7 +7,8 @@ A right is written `verbs:queues` or `verbs:queues:keys`, as in
     read:feed:user-7            read `feed`, its key `user-7` alone
 
 In a pattern `*` stands for any run of characters, also none; `\\*` and `\\\\` stand for themselves.
-`consume` and `manage` are rights on whole queues: they take no keys.
+`consume`, `manage` and `observe` are rights on whole queues: they take no keys. `observe` lets one
+look at figures, and nothing else: it is for who scrapes metrics.
 """
 
 import re
@@ -19,8 +20,8 @@ import msgspec
 
 from push.errors import Refused
 
-Verb = Literal["publish", "consume", "read", "manage"]
-VERBS: Final[tuple[Verb, ...]] = ("publish", "consume", "read", "manage")
+Verb = Literal["publish", "consume", "read", "manage", "observe"]
+VERBS: Final[tuple[Verb, ...]] = ("publish", "consume", "read", "manage", "observe")
 KEYED: Final = frozenset({"publish", "read"})
 """The verbs whose right may be on some keys only."""
 GRANTS_MAX: Final = 100

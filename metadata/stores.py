@@ -1,8 +1,9 @@
 """What the rules of the catalog (`metadata.inprocess`) ask of whoever keeps its rows.
 
-Two keep them: one SQLite file for one gateway (`metadata.threaded_store`), and Redis for several
-(`metadata.redis_store`). With the second one others change rows too: a write that was decided upon
-older rows is `Stale`; the rules read the news and decide again, so that no change is lost.
+Two keep them: one SQLite file for one gateway (`metadata.threaded_store`), and for several a
+database that they share (`metadata.row_store`). With the second one others change rows too: a
+write that was decided upon older rows is `Stale`; the rules read the news and decide again, so that
+no change is lost.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -101,9 +102,15 @@ class Store(Protocol):
     def broken(self) -> str | None:
         """Why nothing is accepted any more. None: all is well."""
 
-    def follow(self, read: Callable[[], Awaitable[None]]) -> None:
-        """Have `read` called soon after others have changed something, and now and then. A store
-        that nobody else changes never does."""
+    @property
+    def age_s(self) -> float:
+        """What others changed before so many seconds is known here, or was read. 0: nobody else
+        changes it."""
+
+    def follow(self, read: Callable[[], Awaitable[None]], cut_off: Callable[[], None]) -> None:
+        """Have `read` called soon after others have changed something, and now and then; and
+        `cut_off` once when `age_s` comes to METADATA_STALE_S, each time that it does. A store that
+        nobody else changes never does."""
 
     async def news(self) -> News | None:
         """What others have changed since the last time; written by this one is no news. None:

@@ -77,7 +77,12 @@ class ThreadedStore:
         """See Store."""
         return self.file.broken
 
-    def follow(self, read: Callable[[], Awaitable[None]]) -> None:
+    @property
+    def age_s(self) -> float:
+        """See Store."""
+        return 0.0
+
+    def follow(self, read: Callable[[], Awaitable[None]], cut_off: Callable[[], None]) -> None:
         """See Store: nobody else changes it."""
 
     async def news(self) -> News | None:

@@ -10,8 +10,8 @@ import msgspec
 
 from metadata.stores import Alone, Store
 from metadata.tokens import TokenIndex, TokenRecord, check_record
-from push.errors import Refused
-from push.limits import TOKENS_MAX
+from push.errors import Refused, TocsinError
+from push.limits import METADATA_STALE_S, TOKENS_MAX
 
 USED_EVERY_MS: Final = 3_600_000
 """So coarse is `last_used_unix_ms`: who asks a thousand times a second costs one write an hour."""
@@ -28,6 +28,18 @@ class TokenBook:
         self._alone = alone
         self._listeners: list[RevokedListener] = []
         self._noting: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_known(self) -> bool:
+        """See Tokens."""
+        return self._store.age_s < METADATA_STALE_S
+
+    def doubt(self) -> None:
+        """Nobody can tell any more whether they were revoked: what they have let in ends."""
+        _LOG.error("nobody has told for %g s which tokens are revoked: none counts here until "
+                   "somebody does", METADATA_STALE_S)  # fmt: skip
+        for record in self._index.listed():
+            self._tell(record)
 
     def find(self, token_id: str) -> TokenRecord | None:
         """See Tokens."""
@@ -83,6 +95,9 @@ class TokenBook:
 
     def _ended(self, record: TokenRecord) -> None:
         self._index.remove(record)
+        self._tell(record)
+
+    def _tell(self, record: TokenRecord) -> None:
         for listener in self._listeners:
             try:
                 listener(record)
@@ -103,7 +118,7 @@ class TokenBook:
     async def _note(self, token_id: str) -> None:
         try:
             await self._alone(self._keep, token_id)
-        except Refused as error:  # in an hour it is tried again
+        except TocsinError as error:  # in an hour it is tried again
             _LOG.warning("when token %s was used last is not kept: %s", token_id, error.detail)
 
     async def _keep(self, token_id: str) -> None:

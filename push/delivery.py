@@ -216,10 +216,11 @@ class Delivery:
                 late = self.waiting.settle_late(number, offset, now)
                 self.tally.settled += late
                 append_offset(judged.settled if late else judged.stale, offset)
-            else:  # given again since, or settled already
-                append_offset(
-                    judged.stale if self.leases.given_again(offset) else judged.settled, offset
-                )
+            elif self.leases.given_again(offset):
+                append_offset(judged.stale, offset)
+            else:  # settled already
+                append_offset(judged.settled, offset)
+                append_offset(judged.again, offset)
         return judged
 
     def _settle_open(self, push: Push, mask: int, now: float) -> list[Range]:
@@ -234,16 +235,9 @@ class Delivery:
         return ranges
 
     def nack(
-        self,
-        number: int,
-        first: int,
-        last: int,
-        *,
-        delay_s: float | None,
-        draw: Callable[[], float],
-        now: float,
-        wall_unix_ms: int,
-    ) -> tuple[Judged, list[Taken]]:
+        self, number: int, first: int, last: int, *, delay_s: float | None,
+        draw: Callable[[], float], now: float, wall_unix_ms: int,
+    ) -> tuple[Judged, list[Taken]]:  # fmt: skip
         """Return first..last of push `number`, each a counted attempt, to be tried again after
         `delay_s` or (None) the backoff, with jitter from `draw` (numbers in [0, 1)).
 
@@ -309,10 +303,13 @@ class Delivery:
 
     # --- Time ----------------------------------------------------------------------------------
 
-    def expire(self, *, now: float, wall_unix_ms: int) -> list[Taken]:
+    def expire(
+        self, *, now: float, wall_unix_ms: int, along: list[Taken] | None = None
+    ) -> list[Taken]:
         """What time alone made due: ended leases return at once (P6), a drain's end cuts off.
 
-        Returns everything that was taken from the consumer.
+        Returns everything that was taken from the consumer; what of it only returned with an
+        earlier message of its key is added to `along`.
         """
         self.waiting.begin(now, wall_unix_ms)
         taken: list[Taken] = []
@@ -326,8 +323,10 @@ class Delivery:
                     if push.started >> bit & 1:
                         self.waiting.count(offset, wall_unix_ms)
                     self.tally.expired += 1
-                    taken.append((push.number, offset))
-                    taken += self._return(push, offset, now, now)
+                    revoked = self._return(push, offset, now, now)
+                    taken += [(push.number, offset), *revoked]
+                    if along is not None:
+                        along += revoked
         self.waiting.lines.ripen(now)
         return taken
 

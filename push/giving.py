@@ -67,6 +67,8 @@ class Judged:
     """Of a nack or extend: what it took effect on."""
     stale: list[Range] = field(default_factory=list)
     not_delivered: list[Range] = field(default_factory=list)
+    again: list[Range] = field(default_factory=list, compare=False)
+    """Of `settled`: what had been settled before, and is only said to be."""
 
 
 Taken = tuple[int, int]

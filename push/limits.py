@@ -277,6 +277,17 @@ AUDIT_ENTRIES_KEPT_MAX: Final = 10_000
 much it was."""
 JOURNAL_FILE_BYTES_MAX: Final = 16 * 1_048_576
 """A file of usage or audit lines: the next one begins behind so much."""
+LOG_BYTES_MAX: Final = 1024 * 1_048_576
+LOG_AGE_S: Final = 7 * 86_400.0
+"""The delivery log, where the settings do not say: its oldest files go."""
+LOG_FILE_BYTES: Final = 64 * 1_048_576
+LOG_FILE_S: Final = 60.0
+"""A file of it is finished then, and can be read."""
+LOG_WAITING_BYTES_MAX: Final = 16 * 1_048_576
+"""Of the delivery log, in memory, for its writer: five seconds of all that a gateway can do. What
+comes then is counted and not logged."""
+LOG_SPANS_UNWRITTEN_MAX: Final = 10_000
+"""Spans of the delivery log that wait for their sockets to be written."""
 # --- Rates -------------------------------------------------------------------------------------
 DEBTORS_MAX: Final = 100_000
 """Names (principals, addresses, credentials) whose use is remembered while no session is charged to
@@ -303,6 +314,13 @@ DATA_KEY_S_MAX: Final = 86_400.0
 """So long at most one data key seals: what its loss would cost is a day."""
 OFFSET_MAX: Final = (1 << 40) - 1
 """Offsets of a partition; a record's row id is partition << 40 | offset. 348 years at 100/s."""
+
+ALERTS_MAX: Final = 16
+"""Of a queue."""
+METRICS_QUEUES_MAX: Final = 50
+METRICS_GROUPS_MAX: Final = 100
+"""Queues and groups that have labels of their own in /metrics: two histograms of 18 buckets are
+most of what one takes there, some 5 KB."""
 
 assert PUSH_BYTES_MAX <= WRITE_BUFFER_BYTES_MAX
 assert PUSH_MESSAGES_MAX <= CREDIT_MAX <= IN_FLIGHT_PER_SUBSCRIPTION_MAX

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
+from push.histogram import Took
 from push.lanes import Lane
 from push.looking import Looking
 from push.ranges import Range
@@ -219,10 +220,8 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Certified records in order, the first one holding or following the offset asked for.
-
-    Empty when there is nothing certified there. `start` is the partition's first retained offset.
-    """
+    """Certified records in order, from the one on that holds or follows the offset asked for; none:
+    nothing certified is there. `start` is the partition's first retained offset."""
 
     records: tuple[Record, ...]
     start: int
@@ -280,6 +279,7 @@ class StorageState:
     publishable: bool
     reasons: tuple[str, ...] = ()
     detail: dict[str, str] = field(default_factory=dict)
+    took: tuple[Took, ...] = ()
 
 
 WakeUp = Callable[[Partition, int], None]
@@ -321,8 +321,8 @@ class Storage(Looking, Protocol):
         Raises Refused: queue_not_found, group_not_found; nothing happened.
         """
 
-    def copies(self, level: Durability) -> int:
-        """On how many disks a record of this level is when its append is answered."""
+    def copies(self, partition: Partition, level: Durability) -> int:
+        """On how many disks a record of this level is when its append is answered. Asks nobody."""
 
     def lane(self, partition: Partition, level: Durability) -> Lane:
         """Where acts of this level go, now: appends at their queue's, cursor writes at `all`. Its

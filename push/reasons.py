@@ -29,14 +29,15 @@ def holds_up(delivery: Delivery, now: float) -> Reason | None:
         return "gate" if len(lines) >= limits.LINES_PER_PARTITION_MAX else "commit"
     found: Reason | None = None
     for line in lines:
-        reason = _of_line(line, now)
+        reason = of_line(line, now)
         if reason in ("commit", "backoff"):  # it goes on by itself
             return reason
         found = reason if found in (None, "parked") else found
     return found
 
 
-def _of_line(line: Line, now: float) -> Reason | None:
+def of_line(line: Line, now: float) -> Reason | None:
+    """What holds up a key's line; None: it may give, or nothing of it waits."""
     if line.parked:
         return "parked" if line.decision is None else "commit"
     if line.leaving or line.dying or line.opens_after or line.inherited or line.loading is not None:

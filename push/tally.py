@@ -4,7 +4,10 @@ Counted where a thing happens, once per push, range or exception, never per mess
 case. The deliveries of a group share one, from epoch to epoch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
+
+from push.histogram import Histogram
 
 
 @dataclass(slots=True)
@@ -26,3 +29,27 @@ class Tally:
     """Durably, whatever the reason."""
     parked: int = 0
     """Keys, each time one was parked."""
+    dispatch_s: Histogram = field(default_factory=Histogram)
+    """From certified to handed to a consumer, of what was handed out for the first time."""
+    settle_s: Histogram = field(default_factory=Histogram)
+    """From handed to a consumer to settled by its ack."""
+
+    def gave(self, count: int, waited_s: float, *, is_first: bool) -> None:
+        """So many messages were handed out, so long after they were certified. `is_first`: they had
+        not been tried before."""
+        self.given += count
+        if is_first:
+            self.dispatch_s.add(waited_s, count)
+
+    def merge(self, other: "Tally") -> None:
+        """Add what another one has counted."""
+        for name in COUNTED:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.dispatch_s.merge(other.dispatch_s)
+        self.settle_s.merge(other.settle_s)
+
+
+COUNTED: Final = (
+    "given", "redelivered", "settled", "nacked", "expired", "dead_lettered", "parked",
+)  # fmt: skip
+"""Its plain counters."""

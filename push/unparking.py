@@ -24,7 +24,7 @@ goes to the dead letters. release: the attempts of all that was parked are forgo
 class Unparking:
     """See the module. Belongs to one `Waiting`."""
 
-    __slots__ = ("_burying", "_heads", "_opened", "_released", "_waiting")
+    __slots__ = ("_burying", "_heads", "_opened", "_parked", "_released", "_waiting")
 
     def __init__(self, waiting: "Waiting") -> None:
         # Not held: what refers to itself in a circle stays until the garbage collector comes, and
@@ -35,12 +35,15 @@ class Unparking:
         self._burying: set[int] = set()
         """Keys of which the head is on its way to the dead letters."""
         self._opened: list[int] = []
+        self._parked: list[int] = []
         self._released: set[int] = set()
         """Keys that were released: what the previous owner tried of them, and this one had not
         come to in the log, does not count either."""
 
-    def park(self, line: Line) -> None:
-        """The line is exhausted: it waits for an operator. An earlier release is over."""
+    def park(self, line: Line, head: int) -> None:
+        """The line is exhausted by this offset: it waits for an operator. An earlier release is
+        over."""
+        self._parked.append(head)
         line.parked, line.parked_here, line.forgiven = True, True, False
         self._released.discard(line.key)
         self._waiting.pending.park(line.key, "exhausted")
@@ -126,6 +129,11 @@ class Unparking:
         if self._waiting.attempts.get(offset):
             self._waiting.forgive(offset)
             self._waiting.pending.note(Retry(offset, 0))
+
+    def take_parked(self) -> list[int]:
+        """The heads of keys that were parked since the last call."""
+        parked, self._parked = self._parked, []
+        return parked
 
     def take_opened(self) -> list[int]:
         """Keys that were durably unparked since the last call."""

@@ -169,7 +169,7 @@ class Waiting:
         if 0 < self.attempts_max <= attempts or (offset == line.once and attempts):
             if self.park:
                 if not line.parked:
-                    self.unparking.park(line)
+                    self.unparking.park(line, offset)
                     self.tally.parked += 1
                 self._all_aside(line)
             else:

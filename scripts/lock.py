@@ -1,4 +1,5 @@
-"""Write requirements.lock and requirements-dev.lock from the two pyproject.toml files.
+"""Write requirements.lock, requirements-spark.lock and requirements-dev.lock from the two
+pyproject.toml files.
 
     .venv/bin/python scripts/lock.py [--upgrade]
 
@@ -25,8 +26,8 @@ HEADER = """\
 """
 
 
-def wanted() -> tuple[list[str], list[str]]:
-    """(what running needs, what developing needs besides)."""
+def wanted() -> tuple[list[str], list[str], list[str]]:
+    """(what running needs, what `tocsin report` needs besides, what developing needs besides)."""
     server = tomllib.loads((ROOT / "pyproject.toml").read_text())
     client = tomllib.loads((ROOT / "clients/python/pyproject.toml").read_text())
     build: list[str] = server["build-system"]["requires"]
@@ -35,7 +36,12 @@ def wanted() -> tuple[list[str], list[str]]:
         for line in server["project"]["dependencies"] + client["project"]["dependencies"]
         if not line.startswith(f"{OURS}==")
     ]
-    return sorted({*running, *build}), sorted(server["dependency-groups"]["dev"])
+    analytics = sorted(server["project"]["optional-dependencies"]["spark"])
+    developing = [
+        *server["dependency-groups"]["dev"],
+        *server["project"]["optional-dependencies"]["otel"],  # tested as it is shipped
+    ]
+    return sorted({*running, *build}), analytics, sorted(developing)
 
 
 def compile_lock(lines: list[str], out: Path, what: str, upgrade: bool, *more: str) -> None:
@@ -70,17 +76,25 @@ def compile_lock(lines: list[str], out: Path, what: str, upgrade: bool, *more: s
 
 
 def main() -> None:
-    """Write both locks; the second is bound to the versions of the first."""
+    """Write the locks; the others are bound to the versions of the first."""
     if sys.version_info[:2] != (3, 11):
         sys.exit(f"make lock needs Python 3.11, and this is {sys.version.split()[0]}")
     upgrade = "--upgrade" in sys.argv[1:]
-    running, developing = wanted()
+    running, analytics, developing = wanted()
     runtime = ROOT / "requirements.lock"
     compile_lock(running, runtime, "What `make run` installs.", upgrade)
     compile_lock(
+        analytics,
+        ROOT / "requirements-spark.lock",
+        "What `tocsin report` needs besides requirements.lock; `make report` installs it.",
+        upgrade,
+        "--constraint",
+        str(runtime),
+    )
+    compile_lock(
         developing,
         ROOT / "requirements-dev.lock",
-        "What `make test` and `make check` install besides requirements.lock.",
+        "What `make test` and `make check` install besides the other two.",
         upgrade,
         "--constraint",
         str(runtime),

@@ -2,8 +2,9 @@
 
     .venv/bin/python scripts/tables.py
 
-PROTOCOL.md: error codes, close codes, values of bounds. ARCHITECTURE.md: for each promise and rule
-the files that name its id most, code and tests; a cell that says "later: why" stays.
+PROTOCOL.md: error codes, close codes, needs, metrics, values of bounds. ARCHITECTURE.md: for each
+promise and rule the files that name its id most, code and tests; a cell that says "later: why"
+stays.
 tests/layout/test_docs.py checks that what stands there is true; this only saves the typing.
 """
 
@@ -15,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from gateway import frames  # noqa: E402
+from gateway.metrics.registry import METRICS, Metric  # noqa: E402
 from gateway.needs import NEEDS  # noqa: E402
 from gateway.rest import OPERATIONS  # noqa: E402
 from push import limits  # noqa: E402
@@ -63,6 +65,13 @@ def needs() -> list[str]:
     return rows
 
 
+def metric(one: Metric) -> str:
+    """The row of a metric."""
+    labels = ", ".join(f"`{label}`" for label in one.labels)
+    of = ", ".join((*one.of, *(["*holders*"] if one.is_for_holders else [])))
+    return f"| `{one.name}` | {one.kind} | {labels} | {of} | {one.help} |"
+
+
 def bound(row: re.Match[str]) -> str:
     """The beginning of a bound's row, with its value."""
     return f"| `{row[1]}` | {getattr(limits, row[1]):.0f} |"
@@ -79,6 +88,8 @@ def main() -> None:
     text = fill(path.read_text(), "| code | HTTP | retry | meaning |", errors)
     text = fill(text, "| code | meaning |", closes)
     text = fill(text, "| needs | of these operations |", needs())
+    head = "| metric | kind | labels | of | |"
+    text = fill(text, head, [metric(one) for one in METRICS.values()])
     path.write_text(re.sub(r"^\| `([A-Z_]+)` \| \d+ \|", bound, text, flags=re.MULTILINE))
 
     path = ROOT / "ARCHITECTURE.md"

@@ -150,7 +150,7 @@ class MemoryStorage:
         await asyncio.sleep(0)
         return count
 
-    def copies(self, level: Durability) -> int:
+    def copies(self, partition: Partition, level: Durability) -> int:
         """As Storage.copies."""
         return 1
 

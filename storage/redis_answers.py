@@ -30,6 +30,10 @@ class Moved(Refused):
         super().__init__("storage_unavailable", f"the slot {slot} of the cluster moves to {place}")
 
 
+class Said(Refused):
+    """A function refused it: its server is there, and has looked."""
+
+
 def refusal(reply: Any) -> TocsinError | None:
     """Refused or Fenced where the reply itself says that the act did not happen; None: it is no
     error, or one that leaves it open. True on this server, however many copies there are.
@@ -44,7 +48,7 @@ def refusal(reply: Any) -> TocsinError | None:
         code, _, detail = text[len(OURS) :].partition(" ")
         if code == "fenced":
             return Fenced(detail) if detail else Fenced()
-        return Refused(code, detail) if code in CODES else Refused("internal", text)
+        return Said(code, detail) if code in CODES else Said("internal", text)
     if isinstance(reply, exceptions.AskError):  # of which MovedError is one
         return Moved(text)
     if isinstance(reply, exceptions.OutOfMemoryError):

@@ -221,11 +221,17 @@ class ClusterShard:
             return all(shard.has_room() for shard in self._shards)
         return self._of([key]).has_room()
 
+    @property
+    def answers(self) -> bool:
+        """See `RedisShard.answers`: of every primary."""
+        return all(shard.answers for shard in self._shards)
+
     def standing(self) -> Standing:
         """See `redis_ports.Shard`."""
         every = [shard.standing() for shard in self._shards]
         facts = {key: said for one in every for key, said in one.facts.items()}
-        return Standing(tuple(why for one in every for why in one.waits_for), facts)
+        waits_for = tuple(why for one in every for why in one.waits_for)
+        return Standing(waits_for, facts, tuple(took for one in every for took in one.took))
 
     def copies(self, level: Durability) -> int:
         """See `redis_ports.Shard`: of the primary with the fewest."""

@@ -1,6 +1,6 @@
 """How many copies a level asks for, and whether what Redis says of its replicas can be believed."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from push.ports import Durability
@@ -27,16 +27,39 @@ def attached(replication: Mapping[str, str]) -> int:
     return sum(STATE + "online" in text for text in replication.values())
 
 
-def awaited(replication: Mapping[str, str], replicas: int) -> str:
+def places(replication: Mapping[str, str]) -> dict[str, str]:
+    """Where the replicas that INFO replication lists listen, `host:port` → the name of its line."""
+    found = {}
+    for name, text in replication.items():
+        if name.startswith("slave") and STATE in text:  # slave0:ip=…,port=…,state=online,…
+            facts = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
+            found[f"{facts['ip']}:{facts['port']}"] = name
+    return found
+
+
+def without(replication: Mapping[str, str], out: Collection[str]) -> Mapping[str, str]:
+    """INFO replication as if these replicas, which are not counted, were not attached."""
+    lines = {name for place, name in places(replication).items() if place in out} if out else ()
+    if not lines:
+        return replication
+    left = {name: text for name, text in replication.items() if name not in lines}
+    return left | {"connected_slaves": str(int(left["connected_slaves"]) - len(lines))}
+
+
+def awaited(replication: Mapping[str, str], replicas: int, out: Collection[str] = ()) -> str:
     """A sentence why the level all is not met now, "" where it is, of a shard of so many replicas
-    that could be elected. Those that must not be believed come first, see `doubt_of`."""
-    online = attached(replication)
+    that could be elected, these `out` not among them. Those that must not be believed come first,
+    see `doubt_of`."""
+    online = attached(without(replication, out))
     few = f"{online} of {replicas} replicas are attached: the level all waits for them"
-    return doubt_of(replication, replicas) or (few if online < replicas else "")
+    return doubt_of(replication, replicas, out) or (few if online < replicas else "")
 
 
-def doubt_of(replication: Mapping[str, str], replicas: int) -> str:
+def doubt_of(replication: Mapping[str, str], replicas: int, out: Collection[str] = ()) -> str:
     """A sentence why WAIT's number must not be believed, "" where nothing speaks against it.
+
+    One that is `out` may lack what was acknowledged, and WAIT would count it in place of one that
+    could be elected; where no replica is waited for, it is no matter.
 
     A replica beyond `replicas` could be elected with less than what was counted. One that has come
     back while its old connection still stands is counted twice. Those that are still being synced
@@ -44,6 +67,10 @@ def doubt_of(replication: Mapping[str, str], replicas: int) -> str:
     """
     if replication.get("role") != "master":
         return "the server is no primary any more"
+    barred = sorted(set(places(replication)) & set(out)) if replicas else ()
+    if barred:
+        return f"{barred[0]} is attached, and is not counted: it may lack what was acknowledged"
+    replication = without(replication, out)
     seen = [
         text
         for name, text in replication.items()

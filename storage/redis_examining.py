@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from push.errors import Refused
-from storage.redis_copies import awaited, fields
+from storage.redis_copies import awaited, fields, without
+from storage.redis_guard import out_of
 from storage.redis_link import Address, packed
 from storage.redis_provision import examine
 from storage.redis_replicas import addresses_of, readiness
@@ -31,12 +32,14 @@ class Server:
 @dataclass(frozen=True, slots=True)
 class Examined:
     """A shard. `incarnation`, `replicas` (how many could be elected): None before it was
-    provisioned. `doubts`: why the level `all` is not met now, a sentence each."""
+    provisioned. `doubts`: why the level `all` is not met now, a sentence each. `out`: the places of
+    replicas that are not counted, until they are back and whole."""
 
     servers: tuple[Server, ...]
     incarnation: str | None
     replicas: int | None
     doubts: tuple[str, ...]
+    out: frozenset[str] = frozenset()
 
     @property
     def problems(self) -> list[str]:
@@ -49,25 +52,29 @@ async def examined(settings: Settings) -> Examined:
     link = await settings.open()
     try:
         info = await settings.ask(link, packed("INFO", "replication"))
-        held = await settings.ask(link, packed("HMGET", settings.key, "incarnation", "replicas"))
+        asked = packed("HMGET", settings.key, "incarnation", "replicas", "out")
+        held = await settings.ask(link, asked)
     finally:
         await link.close()
     told = fields(info) if isinstance(info, bytes) else {}
-    incarnation, replicas = held if isinstance(held, list) else (None, None)
+    incarnation, replicas, out = held if isinstance(held, list) else (None, None, None)
     servers = [await _server(settings, link.address, "primary")]
     for place in addresses_of(told):
         servers.append(await _server(settings, place, "replica"))
     expected = int(replicas) if replicas is not None else None
     doubts = []
     if expected is not None:
-        said = await readiness(told, settings.reach, settings.silence_s)
-        doubt = awaited(told, expected)
+        left_out = out_of(out)
+        counted = without(told, left_out)
+        said = await readiness(counted, settings.reach, settings.silence_s)
+        doubt = awaited(told, expected, left_out)
         doubts = [*([doubt] if doubt else []), *said.unready, *said.unasked]
     return Examined(
         tuple(servers),
         incarnation.decode() if incarnation is not None else None,
         expected,
         tuple(doubts),
+        out_of(out),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from push.errors import Refused
 
-MARKED: Final = ("incarnation", "replicas", "touches")
+MARKED: Final = ("incarnation", "replicas", "touches", "out")
 """Fields of a shard's own hash."""
 
 
@@ -27,8 +27,11 @@ class NotOurs(Refused):
         super().__init__("storage_unavailable", detail)
 
 
-def check_held(held: Sequence[bytes | None], marks: Marks, where: str) -> int:
-    """How many replicas could be elected, by the values of MARKED that a server at `where` has.
+def check_held(
+    held: Sequence[bytes | None], marks: Marks, where: str
+) -> tuple[int, frozenset[str]]:
+    """How many replicas could be elected, and which are not counted among them, by the values of
+    MARKED that a server at `where` has.
 
     A store without its mark is not ours to fill: whoever took it for a new one would delete what
     other copies still have.
@@ -36,7 +39,7 @@ def check_held(held: Sequence[bytes | None], marks: Marks, where: str) -> int:
     Raises:
         NotOurs: it was emptied, belongs to another history, or is an older copy.
     """
-    incarnation, replicas, touches = held
+    incarnation, replicas, touches, out = held
     if incarnation is None or replicas is None:
         raise NotOurs(f"{where} has no incarnation: it was emptied, or it was never provisioned")
     if incarnation.decode() != marks.incarnation:
@@ -49,4 +52,9 @@ def check_held(held: Sequence[bytes | None], marks: Marks, where: str) -> int:
             f"{where} holds an older copy: {int(touches or 0)} touches, "
             f"and there were {marks.touches}"
         )
-    return int(replicas)
+    return int(replicas), out_of(out)
+
+
+def out_of(text: bytes | None) -> frozenset[str]:
+    """The places of the replicas that are not counted, as the shard's hash has them."""
+    return frozenset((text or b"").decode().split())

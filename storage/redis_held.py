@@ -10,15 +10,18 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from random import random
+from time import perf_counter
 from typing import Any, Final
 
 from redis.exceptions import RedisError
 
 from push.backoff import backoff_s
 from push.errors import Refused, Unknown
+from push.histogram import Histogram
 from push.ports import Durability
 from storage.redis_answers import answer, is_sure, unavailable
 from storage.redis_copies import copies_needed, doubt_of, fields
+from storage.redis_guard import out_of
 from storage.redis_link import Link, packed
 
 GROUP_ACTS: Final = 1000
@@ -70,6 +73,8 @@ class Held:
         self._confirmed = confirmed
         self.doubts = 0
         """Groups that have failed, or had an act with an order that Redis did not begin."""
+        self.took_s = Histogram()
+        """From sending each group to its last reply, that of WAIT among them, or to giving up."""
         self._waiting: deque[Act] = deque()
         self._filled = asyncio.Event()
         self._closing = False
@@ -151,6 +156,7 @@ class Held:
         if self.level != "local":
             commands.append(packed("WAIT", needed, round(self._terms.wait_s * 1000)))
             commands.append(REPLICAS)
+        began = perf_counter()
         try:
             replies = await link.ask(commands, self._terms.wait_s + self._terms.silence_s)
         except (RedisError, OSError) as error:  # asyncio's TimeoutError is an OSError
@@ -159,6 +165,8 @@ class Held:
                 _give(act, error=Unknown(f"{link.address}: {error or 'no reply in time'}"))
             self._refuse_waiting()
             return
+        finally:
+            self.took_s.add(perf_counter() - began)
         doubt = self._doubt(link, replies[len(group) :])
         answered = list(zip(group, replies, strict=False))
         is_broken = any(act.order and is_sure(reply) for act, reply in answered)
@@ -189,10 +197,10 @@ class Held:
             if counted - link.unready < needed:
                 return f"{counted - link.unready} of {needed} replicas have confirmed it"
             told = fields(info)
-            doubt = doubt_of(told, replicas)
+            doubt = doubt_of(told, replicas, out_of(touched[2]))
             if doubt:
                 return doubt
-            if told.get("sync_full") != link.syncs:
+            if needed and told.get("sync_full") != link.syncs:
                 return "a replica was synced anew, and may not have it on its disk yet"
         self._confirmed(self.level, touches, replicas)
         return ""

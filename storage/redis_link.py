@@ -87,6 +87,8 @@ class Link:
         self.address = address
         self.replicas = 0
         """How many replicas could be elected, as the shard said when the link was made."""
+        self.out: frozenset[str] = frozenset()
+        """Which are not counted among them, as the shard said then."""
         self.unready = 0
         """How many of them confirm what they do not have on their disks yet."""
         self.syncs = ""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from push.histogram import Took
 from push.lanes import Lane
 from push.ports import Durability
 
@@ -25,6 +26,7 @@ class Standing:
 
     waits_for: tuple[str, ...]
     facts: dict[str, str]
+    took: tuple[Took, ...] = ()
 
 
 class Shard(Protocol):

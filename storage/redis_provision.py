@@ -1,13 +1,14 @@
 """Acts of an operator: make a shard ours, say how many replicas it has, examine it (R28, R30)."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Collection, Sequence
+from typing import Any, Final
 
 from redis.exceptions import RedisError
 
 from push.errors import Refused, Unknown
 from storage.redis_answers import answer, unavailable
-from storage.redis_copies import doubt_of, fields
+from storage.redis_copies import doubt_of, fields, places
+from storage.redis_guard import out_of
 from storage.redis_library import PREFIX
 from storage.redis_link import Address, Link, Reach, packed
 from storage.redis_ports import Arg
@@ -32,9 +33,10 @@ async def provision(settings: Settings, incarnation: str, replicas: int) -> None
     link = await settings.open()
     try:
         await settings.load(link)
-        await _govern(
-            settings, link, "provision", [incarnation, replicas], copies=replicas, replicas=replicas
-        )
+        await govern(
+            settings, link, "provision", [settings.key], [incarnation, replicas],
+            copies=replicas, replicas=replicas,
+        )  # fmt: skip
         await retire(settings, link)
     finally:
         await link.close()
@@ -74,18 +76,50 @@ async def set_replicas(settings: Settings, replicas: int) -> None:
     link = await settings.open()
     try:
         await settings.load(link)
-        before = await settings.ask(link, packed("HGET", settings.key, "replicas"))
-        if not isinstance(before, bytes):
-            raise unavailable(f"{link.address} was never provisioned: {before}")
+        held = await settings.ask(link, packed("HMGET", settings.key, "replicas", "out"))
+        if not isinstance(held, list) or held[0] is None:
+            raise unavailable(f"{link.address} was never provisioned: {held}")
+        before, out = held[0], out_of(held[1])
         info = await settings.ask(link, packed("INFO", "replication"))
-        doubt = doubt_of(fields(info), replicas) if isinstance(info, bytes) else str(info)
+        doubt = doubt_of(fields(info), replicas, out) if isinstance(info, bytes) else str(info)
         if doubt:
             raise Refused("invalid_request", f"{link.address}: {doubt}")
         # One that is yet to be attached cannot confirm, nor can one that has gone.
         copies = min(int(before), replicas)
-        await _govern(settings, link, "set_replicas", [replicas], copies=copies, replicas=replicas)
+        await govern(
+            settings, link, "set_replicas", [settings.key], [replicas],
+            copies=copies, replicas=replicas, out=out,
+        )  # fmt: skip
     finally:
         await link.close()
+
+
+async def forget_server(settings: Settings, place: str) -> bool:
+    """What was known of a server that managers have taken out, and that will never be back, goes;
+    `place`: host:port. Whether it was one of this shard's that are out.
+
+    Raises:
+        Refused: invalid_request: it is attached; storage_unavailable: it is not there.
+        Unknown: as `provision` does; doing it again is safe.
+    """
+    link = await settings.open()
+    try:
+        await settings.load(link)
+        held = await settings.ask(link, packed("HMGET", settings.key, "replicas", "out"))
+        if not isinstance(held, list) or held[0] is None:
+            raise unavailable(f"{link.address} was never provisioned: {held}")
+        if place not in out_of(held[1]):
+            return False
+        info = await settings.ask(link, packed("INFO", "replication"))
+        if not isinstance(info, bytes) or place in places(fields(info)):
+            raise Refused("invalid_request", f"{place} is attached to {link.address}")
+        said = await govern(
+            settings, link, "forget_server", [settings.managed, settings.key], [place],
+            copies=int(held[0]), replicas=int(held[0]), out=out_of(held[1]) - {place},
+        )  # fmt: skip
+    finally:
+        await link.close()
+    return bool(said == 1)
 
 
 async def examine(address: Address, reach: Reach, *, silence_s: float = 2.0) -> list[str]:
@@ -110,18 +144,24 @@ async def examine(address: Address, reach: Reach, *, silence_s: float = 2.0) -> 
     return [*broken_promises(as_mapping(config), fields(server)), *broken_replay(replayed)]
 
 
-async def _govern(
+async def govern(
     settings: Settings,
     link: Link,
     function: str,
+    keys: Sequence[str],
     args: Sequence[Arg],
     *,
     copies: int,
     replicas: int,
-) -> None:
-    """One act that so many copies must confirm, of `replicas` that may be attached."""
+    out: Collection[str] = (),
+) -> Any:
+    """One act that so many copies must confirm, of `replicas` that may be attached; these `out` are
+    not counted. Its answer.
+
+    Raises Refused: it did not happen; Unknown: it may have, and too few copies may have it.
+    """
     commands = [
-        settings.call(function, [settings.key], args),
+        settings.call(function, keys, args),
         packed("WAIT", copies, round(settings.wait_s * 1000)),
         packed("INFO", "replication"),
     ]
@@ -129,9 +169,10 @@ async def _govern(
         reply, counted, info = await link.ask(commands, settings.wait_s + settings.silence_s)
     except (RedisError, OSError) as error:
         raise Unknown(f"{link.address}: {error or 'no reply in time'}") from None
-    answer(reply, "")
+    said = answer(reply, "")
     if not isinstance(counted, int) or counted < copies:
         raise Unknown(f"{counted} of {copies} replicas have confirmed it")
-    doubt = doubt_of(fields(info), replicas) if isinstance(info, bytes) else str(info)
+    doubt = doubt_of(fields(info), replicas, out) if isinstance(info, bytes) else str(info)
     if doubt:
         raise Unknown(doubt)
+    return said

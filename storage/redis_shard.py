@@ -10,10 +10,11 @@ from typing import Any, Final
 from redis.exceptions import RedisError
 
 from push import limits
+from push.histogram import Took
 from push.lanes import Lane
 from push.ports import Durability
 from storage.redis_answers import unavailable
-from storage.redis_copies import copies_needed, fields
+from storage.redis_copies import copies_needed, fields, without
 from storage.redis_guard import MARKED, Marks, check_held
 from storage.redis_held import BEHIND, REPLICAS, Held, Terms
 from storage.redis_library import Library, library
@@ -45,6 +46,11 @@ class Settings:
     watch_s: float = PERIOD_S
     reserve_share: float = limits.MEMORY_RESERVE_SHARE
     library: Library = field(default_factory=library)
+
+    @property
+    def managed(self) -> str:
+        """The key of the hash of who manages it, and of the user of each of its servers."""
+        return self.key.replace(":shard", ":managed")
 
     def call(self, function: str, keys: Sequence[str], args: Sequence[Arg]) -> bytes:
         """A packed FCALL. Source: https://redis.io/docs/latest/commands/fcall/"""
@@ -166,12 +172,23 @@ class RedisShard:
         """See `redis_ports.Shard`."""
         return self._reserve.is_open
 
+    @property
+    def answers(self) -> bool:
+        """Whether it did, within the last seconds; nobody is asked."""
+        return self._watch is not None and self._watch.answers and self.broken is None
+
     def standing(self) -> Standing:
         """See `redis_ports.Shard`."""
         watch = self._watch
+        took = tuple(
+            Took("copies", level, self.key, held.took_s)
+            for level, held in self._held.items()
+            if held.took_s.total
+        )
         if watch is None or not watch.seen:
-            return Standing((), {})
-        return Standing((watch.waits_for,) if watch.waits_for else (), {self.key: watch.seen})
+            return Standing((), {}, took)
+        waits_for = (watch.waits_for,) if watch.waits_for else ()
+        return Standing(waits_for, {self.key: watch.seen}, took)
 
     def lane(self, key: str, level: Durability) -> Lane:
         """See `redis_ports.Shard`: a held connection for each level."""
@@ -245,7 +262,7 @@ class RedisShard:
             info = await settings.ask(link, REPLICAS)
             if not isinstance(info, bytes):
                 raise unavailable(f"{link.address}: {info}")
-            told = fields(info)
+            told = without(fields(info), link.out)
             said = await readiness(told, settings.reach, settings.silence_s)
             if level == "all" and (said.unready or said.unasked):
                 raise unavailable("; ".join([*said.unready, *said.unasked]))
@@ -262,7 +279,7 @@ class RedisShard:
         held = await self._settings.ask(link, packed("HMGET", self._settings.key, *MARKED))
         if not isinstance(held, list):
             raise unavailable(f"{link.address}: {held}")
-        link.replicas = check_held(held, marks, str(link.address))
+        link.replicas, link.out = check_held(held, marks, str(link.address))
         self._replicas = link.replicas
 
     def _stop(self, why: str) -> None:

@@ -167,7 +167,7 @@ class RedisStorage:
 
     # --- Appending ---------------------------------------------------------------------------
 
-    def copies(self, level: Durability) -> int:
+    def copies(self, partition: Partition, level: Durability) -> int:
         """As Storage.copies."""
         return self._shard.copies(level)
 
@@ -313,12 +313,14 @@ class RedisStorage:
         standing = self._shard.standing()
         if not self._shard.has_room():
             why = "free memory is below the reserve: publishing stops, consuming goes on"
-            return StorageState(True, False, (why, *standing.waits_for), standing.facts)
+            return StorageState(
+                True, False, (why, *standing.waits_for), standing.facts, standing.took
+            )
         try:
             await self._look("partitions", "")
         except Refused as refused:
-            return StorageState(False, False, (refused.detail,), standing.facts)
-        return StorageState(True, True, standing.waits_for, standing.facts)
+            return StorageState(False, False, (refused.detail,), standing.facts, standing.took)
+        return StorageState(True, True, standing.waits_for, standing.facts, standing.took)
 
     async def close(self) -> None:
         """As Storage.close."""

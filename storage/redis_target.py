@@ -1,10 +1,12 @@
-"""Which Redis or Valkey a broker is told to use, as one URL, and how that is reached.
+"""Which Redis or Valkey a broker is told to use, as URLs, and how these are reached.
 
     redis://user:password@host:6379                     one primary that never moves
     redis+sentinel://user:password@a:26379,b:26379/name the primary that Sentinels name
     redis+cluster://user:password@a:6379,b:6379         a Cluster, found by any of these nodes
 
-With `rediss` in place of `redis`, over TLS: `?ca_file=…&cert_file=…&key_file=…`.
+With `rediss` in place of `redis`, over TLS: `?ca_file=…&cert_file=…&key_file=…`. Each is a storage
+cluster; several are separated by blanks and have names, and where they stand: `?cluster=…&zone=…`.
+The first one has the catalog, too.
 """
 
 import re
@@ -25,7 +27,12 @@ SCHEMES: Final[dict[str, Kind]] = {
 }
 PORTS: Final[dict[Kind, int]] = {"single": 6379, "sentinel": 26379, "cluster": 6379}
 NAME_DEFAULT: Final = "tocsin"
+CLUSTER_DEFAULT: Final = "main"
+"""What a storage cluster is called whose URL does not say."""
+CLUSTERS_MAX: Final = 64
 _FILES: Final = ("ca_file", "cert_file", "key_file")
+_LABELS: Final = ("cluster", "zone")
+_LABEL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST: Final = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{1,255}")
 
 
@@ -39,6 +46,10 @@ class Target:
     reach: Reach = field(repr=False)
     name: str = NAME_DEFAULT
     """What Sentinels call the primary."""
+    cluster: str = CLUSTER_DEFAULT
+    """What the storage cluster is called, here and in the catalog, for good."""
+    zone: str = ""
+    """Where it stands: what is in one zone may be lost together."""
 
     @property
     def shown(self) -> str:
@@ -80,7 +91,13 @@ def parse(text: str) -> Target:
     name = parts.path.strip("/")
     if name and (kind != "sentinel" or not re.fullmatch(r"[A-Za-z0-9._-]{1,128}", name)):
         raise ValueError
-    files = dict(parse_qsl(parts.query, strict_parsing=True)) if parts.query else {}
+    query = parse_qsl(parts.query, True, strict_parsing=True) if parts.query else []
+    files = dict(query)
+    labels = {label: files.pop(label) for label in _LABELS if label in files}
+    if len(query) != len(files) + len(labels) or not all(files.values()):
+        raise ValueError
+    if not all(map(_LABEL.fullmatch, labels.values())):
+        raise ValueError
     if not set(files) <= set(_FILES) or (bool(files) and not is_tls):
         raise ValueError
     if is_tls:
@@ -92,7 +109,18 @@ def parse(text: str) -> Target:
             cert_file=files.get("cert_file"),
             key_file=files.get("key_file"),
         )
-    return Target(kind, places, reach, name or NAME_DEFAULT)
+    return Target(kind, places, reach, name or NAME_DEFAULT, **labels)
+
+
+def parse_all(text: str) -> tuple[Target, ...]:
+    """Every storage cluster that a setting names, the one with the catalog first. Raises
+    ValueError, without a word: one is none, two have one name, there are none or too many."""
+    targets = tuple(map(parse, text.split()))
+    if not targets or len(targets) > CLUSTERS_MAX:
+        raise ValueError
+    if len({target.cluster for target in targets}) < len(targets):
+        raise ValueError
+    return targets
 
 
 def _is_known(scheme: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from push.errors import Refused
-from storage.redis_copies import attached, awaited, fields
+from storage.redis_copies import attached, awaited, fields, without
 from storage.redis_guard import NotOurs
 from storage.redis_link import Link, packed
 from storage.redis_memory import Reserve, memory_of
@@ -52,6 +52,8 @@ class Watch:
         self._silence_s = silence_s
         self._used = used
         self._used_at: float | None = None
+        self.answers = True
+        """Whether the primary was there, and the store, when it was looked at last."""
         self.waits_for = ""
         """Why the level `all` is not met, as seen last; "": it is."""
         self.seen = ""
@@ -71,15 +73,16 @@ class Watch:
             while True:
                 try:
                     await self._look()
-                    refused = False
+                    self.answers, refused = True, False
                 except NotOurs as error:
+                    self.answers = False
                     if refused:
                         _LOG.critical("the store must not be used any more: %s", error.detail)
                         self._broken(error.detail)
                         return
                     refused = True
                 except Refused:  # it is not there: acts and looks say so themselves
-                    pass
+                    self.answers = False
                 except Exception:  # whatever a server may say, who watches goes on
                     _LOG.exception("the store could not be watched")
                 await asyncio.sleep(self._period_s)
@@ -110,8 +113,10 @@ class Watch:
         self._follow(link, fields(followed))
         before, memory = self._reserve.is_open, memory_of(fields(told))
         self.seen = (
-            f"the primary is {link.address}, {attached(fields(followed))} of {link.replicas} "
-            f"replicas are attached, {memory.used} of {memory.bound} bytes of memory are taken"
+            f"the primary is {link.address}, "
+            f"{attached(without(fields(followed), link.out))} of {link.replicas} "
+            f"replicas are attached, {_not_counted(link)}{memory.used} of {memory.bound} bytes of "
+            "memory are taken"
         )
         if self._reserve.seen(memory) != before:
             _LOG.warning(
@@ -120,7 +125,8 @@ class Watch:
             )  # fmt: skip
 
     def _follow(self, link: Link, followed: Mapping[str, str]) -> None:
-        before, self.waits_for = self.waits_for, awaited(followed, link.replicas)
+        before = self.waits_for
+        self.waits_for = awaited(followed, link.replicas, link.out)
         if self.waits_for and self.waits_for != before:
             _LOG.warning("%s: %s", link.address, self.waits_for)
         elif before and not self.waits_for:
@@ -130,3 +136,7 @@ class Watch:
         if self._link is not None:
             await self._link.close()
             self._link = None
+
+
+def _not_counted(link: Link) -> str:
+    return f"{', '.join(sorted(link.out))} not counted, " if link.out else ""

@@ -234,7 +234,7 @@ class SqliteStorage:
 
     # --- Messages ------------------------------------------------------------------------------
 
-    def copies(self, level: Durability) -> int:
+    def copies(self, partition: Partition, level: Durability) -> int:
         """As Storage.copies."""
         return 1
 
@@ -371,7 +371,7 @@ class SqliteStorage:
             "damage_reports": str(reported),
             "damage_latest": "; ".join(reports),
         }
-        return StorageState(writable, writable and enough, tuple(reasons), detail)
+        return StorageState(writable, writable and enough, (*reasons,), detail, self._writer.took)
 
     async def copy_to(self, path: Path, progress: CopyProgress) -> None:
         """A copy of the store in a new file, fsynced when this returns, while everything goes on:

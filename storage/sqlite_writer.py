@@ -8,6 +8,7 @@ import asyncio
 import queue
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from push.errors import Refused, TocsinError, Unknown
+from push.histogram import Histogram, Took
 from push.ports import Partition, WakeUp
 from storage.sqlite_books import Books
 from storage.sqlite_copy import Copying
@@ -61,6 +63,9 @@ class Writer:
         """Why nothing is accepted any more; empty: all is well."""
         self.wake_up: WakeUp | None = None
         self.commits = 0
+        self._commit_s = Histogram()
+        self.took = (Took("fsync", "", "", self._commit_s),)
+        """How long each COMMIT took, its fsync included. The thread's; to be read from any."""
         self._opened = opened
         self._connection: sqlite3.Connection = opened.writer
         self._books = books
@@ -186,7 +191,9 @@ class Writer:
                 self._trimmer.sweep()
             books.flush()
             if self._connection.in_transaction:
+                began = time.perf_counter()
                 self._connection.execute("COMMIT")
+                self._commit_s.add(time.perf_counter() - began)
                 self.commits += 1
                 if self.commits % _COMMITS_PER_LOOK == 0:
                     self._cut_wal()

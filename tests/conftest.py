@@ -31,8 +31,8 @@ settings.register_profile("tests", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("tests")
 
 LONG = (
-    "system", "browser", "javascript", "loadtests", "push", "histories", "contract", "servers",
-    "clients",
+    "spark", "system", "browser", "javascript", "loadtests", "push", "histories", "contract",
+    "servers", "clients",
 )  # fmt: skip
 """Folders with tests that last, the longest first."""
 

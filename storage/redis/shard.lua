@@ -1,15 +1,15 @@
 -- The shard's own hash, keys[1]: `incarnation` (its history, R30), `replicas` (how many could be
--- elected, R28), `touches` (a number that only grows: a lower one is an older copy), and when each
--- version of the functions was last in use.
+-- elected, R28), `out` (the places of those that are not counted in it), `touches` (a number that
+-- only grows: a lower one is an older copy), and when each version of the functions was last in use.
 
 -- The last write of every group on a connection, so that the WAIT behind it counts copies of
 -- everything that the group has found, whoever wrote it. args[1]: the incarnation.
 act('touch', function(keys, args)
-  local held = redis.call('HMGET', keys[1], 'incarnation', 'replicas')
+  local held = redis.call('HMGET', keys[1], 'incarnation', 'replicas', 'out')
   if held[1] ~= args[1] then
     return refused('storage_unavailable', 'the incarnation of the store has changed')
   end
-  return {redis.call('HINCRBY', keys[1], 'touches', 1), held[2]}
+  return {redis.call('HINCRBY', keys[1], 'touches', 1), held[2], held[3] or ''}
 end, {'allow-oom'})
 
 -- This version of the functions is in use: used:<library> is when, in seconds of the server. A store

@@ -67,6 +67,8 @@ def _text(value: object) -> str:
         return str(value).lower()
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
+    if isinstance(value, list):
+        return json.dumps(value, separators=(",", ":"))
     return str(value)
 
 
@@ -170,7 +172,47 @@ def queue(of: Json) -> Expected:
         names = ("start", "end", "certified", "messages", "bytes", "generation")
         expected |= {(f"partition-{name}", named): number(one[name]) for name in names}
         expected["partition-number", named] = number(one["partition"])
+        expected["partition-cluster", named] = text(one.get("cluster", ""))
     return expected
+
+
+# --- Storage clusters -------------------------------------------------------------------------
+
+
+def clusters(all_: Sequence[Json]) -> Expected:
+    """How full each is, and what it holds."""
+    totals = {
+        "count": len(all_),
+        "hot": sum(one["state"] == "hot" for one in all_),
+        "away": sum(one["state"] == "away" or not one["answers"] for one in all_),
+        "partitions": sum(one["partitions"] for one in all_),
+    }
+    expected = {(f"clusters-{name}", who()): number(value) for name, value in totals.items()}
+    for one in all_:
+        mine = who(cluster=one["name"])
+        used, bound = one["used_bytes"], one["bound_bytes"] or None
+        expected |= {
+            ("cluster-name", mine): text(one["name"]),
+            ("cluster-zone", mine): text(one["zone"]),
+            ("cluster-state", mine): text(state_of_cluster(one)),
+            ("cluster-since", mine): time(one["since_unix_ms"]),
+            ("cluster-share", mine): number(round(100 * used / bound) if bound else None),
+            ("cluster-used", mine): number(used),
+            ("cluster-bound", mine): number(bound),
+            ("cluster-queues", mine): number(one["queues"]),
+            ("cluster-partitions", mine): number(one["partitions"]),
+            ("cluster-catalog", mine): text("here" if one["has_catalog"] else ""),
+        }
+    return expected
+
+
+def state_of_cluster(of: Json) -> str:
+    """What is worst of it."""
+    if not of["answers"]:
+        return "not answering"
+    if of["state"] != "away" and of["since_unix_ms"] is None:
+        return "not looked at"
+    return str(of["state"])
 
 
 def _group_counts(group: Json, named: Who) -> Expected:
@@ -214,8 +256,8 @@ def group(of: Json, held: Sequence[Json], leases: Sequence[Json], queue_: Json) 
             "epoch": "epoch",
         }  # fmt: skip
         expected |= {
-            ("owner-client", named): text(owner_name(owner)),
-            ("owner-consumer", named): text(owner["consumer"] if owner else "–"),
+            ("owner-client", named): text(owner_name(owner, one["member"])),
+            ("owner-consumer", named): text((owner or {}).get("consumer") or one["member"] or "–"),
             ("owner-transport", named): text(TRANSPORTS[owner["transport"]] if owner else "–"),
             ("owner-waits", named): text(waits),
             **{(f"owner-{name}", named): number(one[field]) for name, field in numbers.items()},
@@ -227,11 +269,11 @@ def group(of: Json, held: Sequence[Json], leases: Sequence[Json], queue_: Json) 
     return expected
 
 
-def owner_name(owner: Json | None) -> str:
+def owner_name(owner: Json | None, member: str | None = None) -> str:
     """Who is given a partition's messages."""
     if owner is None:
-        return "nobody"
-    return owner.get("client") or ("whoever pulls" if owner["consumer"] == "pulls" else "unnamed")
+        return "nobody here" if member else "nobody"
+    return owner.get("client") or ("whoever pulls" if owner["transport"] == "pull" else "unnamed")
 
 
 def _held(one: Json, data: Json) -> Expected:
@@ -361,7 +403,7 @@ def _explained_in(one: Json) -> dict[str, Shown]:
     if owner:
         name = owner.get("client") or owner["consumer"]
         named = f"{name} ({TRANSPORTS[owner['transport']]})"
-        named = "whoever pulls, over HTTP" if owner["consumer"] == "pulls" else named
+        named = "whoever pulls, over HTTP" if owner["transport"] == "pull" else named
     shown = {
         "group-link": text(one["group"]),
         "waits": text(WAITS[one["waits_for"]]),

@@ -13,11 +13,10 @@ LISTS: Final = ("message", "dead-letter")
 
 CONTROLS: Final = frozenset(
     [
-        "nav-queues", "nav-sessions", "nav-explain", "nav-demo", "theme", "retry-now", "crumb",
-        "nowhere",
-        "notice", "error", "error-what", "error-advice", "error-age",
-        "error-home", "words", "dead-letters-link", "group-settings", "group-own",
-        "message-since", "dead-letter-since", "broker-state",
+        "nav-queues", "nav-sessions", "nav-clusters", "nav-explain", "nav-demo", "theme",
+        "retry-now", "crumb", "nowhere", "notice", "queues-unavailable", "error", "error-what",
+        "error-advice", "error-age", "error-home", "words", "dead-letters-link", "group-settings",
+        "group-own", "message-since", "dead-letter-since", "broker-state",
         "link-state", "last-answer", "tab-queue", "tab-messages", "tab-dead-letters",
         "tab-group", "tab-parked", "queue-pause", "queue-resume", "queue-purge",
         "queue-paused-note", "queue-settings", "explain-link", "messages-link", "held-explain",

@@ -36,7 +36,8 @@ _OUTSIDE: Final = """() => {
 }"""
 """What stands out of its cell, also when every state is as long as one may be."""
 _WHOSE: Final = (
-    "queue", "group", "partition", "offset", "session", "subscription", "keyHash", "line",
+    "queue", "group", "cluster", "partition", "offset", "session", "subscription", "keyHash",
+    "line",
 )  # fmt: skip
 
 expect.set_options(timeout=PATIENCE_MS)

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 import tocsin
-from playwright.async_api import Browser
+from playwright.async_api import Browser, Route, expect
 
 from loadtests.server import Server
 from tests.browser import console_expected as expected
@@ -29,6 +29,18 @@ KEYS: Final = (
     ("work", "k0"), ("work", "k1"), ("work", "k4"), ("work", "k9"), ("work", "nobody"),
     ("resting", "r"),
 )  # fmt: skip
+CLUSTERS: Final[list[dict[str, Any]]] = [
+    {"name": name, "zone": zone, "state": state, "since_unix_ms": since, "why": "",
+     "used_bytes": used, "bound_bytes": bound, "answers": answers, "has_catalog": not number,
+     "queues": 12 + number, "partitions": 96 - number}
+    for number, (name, zone, state, since, used, bound, answers) in enumerate([
+        ("north-1", "north", "well", 1763690300000, 1288490188, 4294967296, True),
+        ("south-1", "south", "hot", 1763690390000, 3650722201, 4294967296, True),
+        ("south-2", "south", "away", 1763690391000, 7, 0, True),
+        ("west-1", "", "well", None, None, 0, True),
+        ("west-2", "", "well", 1763690391000, 50, 100, False),
+    ])
+]  # fmt: skip
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -44,7 +56,27 @@ async def views(chromium: Browser, broker: Server) -> AsyncIterator[list[Console
     async with AsyncExitStack() as stack:
         size = {"width": 1280, "height": 900}
         made = [console(chromium, broker.url, viewport=size) for _ in range(PAGES)]
-        yield [await stack.enter_async_context(one) for one in made]
+        views = [await stack.enter_async_context(one) for one in made]
+        for view in views:
+            await view.page.route("**/v1/clusters", has_clusters)
+            await view.page.route("**/v1/queues/resting", is_at_a_cluster)
+        yield views
+
+
+async def has_clusters(route: Route) -> None:
+    """This broker has one store, in a file: these are of another one's answer."""
+    await route.fulfill(json={"clusters": CLUSTERS})
+
+
+async def is_at_a_cluster(route: Route) -> None:
+    answer = await (await route.fetch()).json()
+    await route.fulfill(json=at_a_cluster(answer))
+
+
+def at_a_cluster(queue: dict[str, Any]) -> dict[str, Any]:
+    """With a storage cluster for each partition, as a broker says that has several."""
+    named = [{**one, "cluster": CLUSTERS[0]["name"]} for one in queue["partitions"]]
+    return {**queue, "partitions": named}
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -107,8 +139,12 @@ def _views(view: Console) -> Iterator[tuple[str, Callable[[], Awaitable[Expected
     async def sessions() -> Expected:
         return expected.sessions((await view.get("/v1/sessions"))["sessions"])
 
+    async def clusters() -> Expected:
+        return expected.clusters(CLUSTERS)
+
     yield "/queues", overview, False
     yield "/sessions", sessions, False
+    yield "/clusters", clusters, False
     for name in ("work", "resting", "empty"):
         yield f"/queues/{name}", partial(_queue, view, name), False
     for name in GROUPS:
@@ -124,7 +160,8 @@ def _views(view: Console) -> Iterator[tuple[str, Callable[[], Awaitable[Expected
 
 
 async def _queue(view: Console, name: str) -> Expected:
-    return expected.queue(await view.get(f"/v1/queues/{name}"))
+    found = await view.get(f"/v1/queues/{name}")
+    return expected.queue(at_a_cluster(found) if name == "resting" else found)
 
 
 async def _group(view: Console, name: str) -> Expected:
@@ -188,6 +225,22 @@ async def test_every_figure_is_right_when_much_of_it_has_changed(
     await is_so(view, busy)
     assert figures() - await all_views(views) == set()
     await _is_what_was_done(view, busy)
+
+
+async def test_queues_that_are_missing_from_the_list_are_counted(view: Console) -> None:
+    """A storage cluster that has part of them does not answer."""
+
+    async def lacks(route: Route) -> None:
+        answer = await (await route.fetch()).json()
+        await route.fulfill(json={**answer, "unavailable": ["lost", "gone"]})
+
+    await view.open("/queues")
+    await expect(view.at("queues-unavailable")).to_be_hidden()
+    await view.page.route("**/v1/queues?*", lacks)
+    await expect(view.at("queues-unavailable")).to_have_text(
+        "2 queues more: a storage cluster that has part of them does not answer."
+    )
+    await view.page.unroute("**/v1/queues?*")
 
 
 async def _is_what_was_done(view: Console, busy: Busy) -> None:

@@ -14,9 +14,11 @@ from typing import Final
 import click
 
 from loadtests.power_loss import why_not
+from metadata.service_forms import LAYOUTS
+from metadata.service_forms import Layout as MetadataLayout
 from tests.chaos.books import STORES, Book
 from tests.chaos.breaks import BREAKS
-from tests.chaos.nemesis import FROZEN_S, FROZEN_WHOLE_S, SHAPES
+from tests.chaos.nemesis import AWAY_WHOLE_S, FROZEN_S, FROZEN_WHOLE_S, METADATA, SHAPES
 from tests.chaos.rounds import Plan, Report, play
 from tests.layout.tree import ROOT
 from tests.servers.binaries import Binary, binaries
@@ -64,6 +66,11 @@ its gateways and nodes, lie in build/chaos.
     "--stale-restarts", type=click.IntRange(0), default=20, show_default=True,
     help="Of replicas that have missed much, while no other copy can be reached.",
 )  # fmt: skip
+@click.option(
+    "--aways", type=click.IntRange(0), default=50, show_default=True,
+    help="Of replicas that managers take out and let in again, before the primary is lost.",
+)  # fmt: skip
+@click.option("--away-s", type=float, default=AWAY_WHOLE_S, show_default=True)
 @click.option("--frozen-s", type=float, default=FROZEN_WHOLE_S, show_default=True)
 @click.option("--gateways", type=click.IntRange(1, 5), default=2, show_default=True)
 @click.option(
@@ -93,14 +100,21 @@ its gateways and nodes, lie in build/chaos.
     "--store", "layout", type=click.Choice(list(STORES)), default="sentinel", show_default=True,
     help="A primary with two replicas and three Sentinels; or a Cluster of three such primaries.",
 )  # fmt: skip
+@click.option(
+    "--metadata", type=click.Choice(LAYOUTS), help="A metadata service of three nodes, so laid out."
+)
+@click.option(
+    "--metadata-faults", type=click.IntRange(0), default=50, show_default=True,
+    help="Where there is one, to its nodes, of each kind: kill, cut, freeze, and all away.",
+)  # fmt: skip
 @click.option("--table", "only_table", is_flag=True, help="Say what has come of it so far.")
 def chaos(  # noqa: PLR0917 - click passes them by name
     failovers: int, partitions: int, kills: int, freezes: int, power_losses: int,
-    stale_restarts: int,
+    stale_restarts: int, aways: int, away_s: float,
     frozen_s: float, gateways: int, serving: int, drains: bool,
     faults_per_round: int, rounds_max: int | None,
     seed: int | None, faults: str | None, broken: str | None, engine: str, layout: Layout,
-    only_table: bool,
+    metadata: MetadataLayout | None, metadata_faults: int, only_table: bool,
 ) -> None:  # fmt: skip
     """Break a store and its gateways, fault after fault, in network namespaces of its own, under
     load; judge each round from its clients' histories."""
@@ -116,13 +130,20 @@ def chaos(  # noqa: PLR0917 - click passes them by name
         return
     if broken is not None:
         sys.exit(0 if _control(broken, here[0], seed, layout) else 1)
-    base = Plan(0, (), gateways, serving, frozen_s, drains=drains, layout=layout)
+    base = Plan(
+        0, (), gateways, serving, frozen_s, drains=drains, layout=layout, away_s=away_s,
+        metadata=metadata,
+    )  # fmt: skip
     if faults is not None:
         number = secrets.randbits(32) if seed is None else seed
         plan = _plan(base, number, faults.split(","))
         sys.exit(0 if _round(plan, here[0], book).ok else 1)
     wanted = {"failover": failovers, "kill": kills, "freeze": freezes, "power-loss": power_losses}
     wanted["stale-restart"] = stale_restarts
+    if layout == "sentinel":  # a Cluster has no managers here (tests/gateway/test_manager_cluster)
+        wanted["stale-away"] = aways // 5
+        wanted["away"] = aways
+    wanted |= dict.fromkeys(METADATA if metadata is not None else (), metadata_faults)
     wanted |= {
         shape: partitions // len(SHAPES) + (place < partitions % len(SHAPES))
         for place, shape in enumerate(SHAPES)

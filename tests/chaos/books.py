@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tests.chaos.nemesis import SHAPES
+from tests.chaos.nemesis import METADATA, SHAPES
 from tests.chaos.rounds import Report
 from tests.layout.tree import ROOT
 from tests.servers.layouts import Layout
@@ -24,7 +24,9 @@ STORES: Final[dict[Layout, str]] = {
     "sentinel": "a primary with replicas and Sentinels",
     "cluster": "a Cluster",
 }
-ROWS: Final = ("failover", "partition", "kill", "freeze", "power-loss", "stale-restart")
+ROWS: Final = (
+    "failover", "partition", "kill", "freeze", "power-loss", "stale-restart", "away", "metadata",
+)  # fmt: skip
 
 
 def digest() -> str:
@@ -39,8 +41,10 @@ def digest() -> str:
 
 def row_of(kind: str) -> str:
     """Of which row a fault counts: its kind, or for each shape, partition."""
-    if kind == "stale-failover":
-        return "failover"
+    if kind in ("stale-failover", "stale-away"):
+        return kind.removeprefix("stale-")
+    if kind in METADATA:
+        return "metadata"
     return "partition" if kind in SHAPES else kind
 
 
@@ -111,7 +115,7 @@ def _table(rounds: list[dict[str, Any]]) -> str:
     totals: Counter[str] = Counter()
     violations: Counter[str] = Counter()
     causes: Counter[str] = Counter()
-    comeback_s = 0.0
+    comeback_s, pauses_s = 0.0, list[float]()
     for one in rounds:
         verdict = one["verdict"] or {}
         per_fault = verdict.get("acknowledged_per_fault", [])
@@ -124,6 +128,7 @@ def _table(rounds: list[dict[str, Any]]) -> str:
         violations.update(verdict.get("violations", {}))
         causes.update(verdict.get("causes", {}))
         comeback_s = max(comeback_s, verdict.get("comeback_s", 0.0))
+        pauses_s += verdict.get("pauses_s", [])
     lines = ["fault          faults   acknowledged per fault (least, mean)"]
     for name, row in rows.items():
         told = row.acknowledged or [0]
@@ -139,6 +144,9 @@ def _table(rounds: list[dict[str, Any]]) -> str:
     lines.append(", ".join(f"{totals[name]:,} {name}" for name in wanted))
     lines.append(f"given again: {_listed(causes) or 'nothing'}")
     lines.append(f"publishing went on within {comeback_s:.1f} s of each fault's end, at most")
+    if pauses_s:
+        most = f"{max(pauses_s):.1f} s at most, {sum(pauses_s) / len(pauses_s):.1f} s in the mean"
+        lines.append(f"publishing paused for {most}, when one of {len(pauses_s)} replicas had gone")
     lines.append(f"violations: {_listed(violations) or 'none'}")
     return "\n".join(lines)
 

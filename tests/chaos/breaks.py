@@ -4,13 +4,14 @@ Each is planted in a gateway's process before it serves (`tests.chaos.gateway`),
 store's nodes; the product has no switch for any of them.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 from gateway import group, presence
-from storage import redis_cursors, redis_held, redis_library, redis_link, redis_shard
+from metadata import electable
+from storage import redis_cursors, redis_held, redis_library, redis_link, redis_shard, redis_target
 from tests.servers.layouts import Layout
 
 
@@ -52,13 +53,9 @@ def _wait_elsewhere() -> None:
     """WAIT and what follows it go over a connection that has written nothing."""
     _unguarded()
     wait = b"$4\r\nWAIT\r\n"
-    ask, link = redis_link.Link.ask, redis_link.Reach.link
-    reaches: WeakKeyDictionary[redis_link.Link, redis_link.Reach] = WeakKeyDictionary()
-
-    async def remembered(self: redis_link.Reach, address: redis_link.Address) -> redis_link.Link:
-        made = await link(self, address)
-        reaches[made] = self
-        return made
+    ask = redis_link.Link.ask
+    # The store's own connections log in, those to Sentinels do not wait for copies.
+    reach = redis_target.parse(os.environ["TOCSIN_STORAGE"]).reach
 
     async def elsewhere(
         self: redis_link.Link, commands: Sequence[bytes], timeout_s: float
@@ -66,14 +63,13 @@ def _wait_elsewhere() -> None:
         place = next((n for n, one in enumerate(commands) if wait in one[:20]), len(commands))
         replies = await ask(self, commands[:place], timeout_s)
         if place < len(commands):
-            other = await link(reaches[self], self.address)
+            other = await reach.link(self.address)
             try:
                 replies += await ask(other, commands[place:], timeout_s)
             finally:
                 await other.close()
         return replies
 
-    redis_link.Reach.link = remembered  # type: ignore[method-assign]
     redis_link.Link.ask = elsewhere  # type: ignore[method-assign]
 
 
@@ -101,6 +97,13 @@ def _no_epoch_check() -> None:
     # Nor does it find out by itself that it was: the epoch alone has to hold.
     presence.GONE_S = 1e9  # type: ignore[attr-defined]
     group.GroupRuntime.fence = lambda *_: None  # type: ignore[method-assign]
+
+
+def _managers_forget_nobody() -> None:
+    """They lower R, and neither lock anybody out nor have Sentinels forget."""
+    _unguarded()
+    electable.Electable._locks = lambda *_, **__: []  # type: ignore[method-assign]
+    electable.Electable._knowing = lambda *_: []  # type: ignore[method-assign]
 
 
 LOST: Final = frozenset({"lost", "read_lost", "stored_twice", "shared_place"})
@@ -137,6 +140,10 @@ BREAKS: Final = {
         "Sentinels still know a replica that is not counted any more", _unguarded,
         ["stale-restart"], LOST,
         forgets_nobody=True, layout="sentinel",
+    ),
+    "managers-forget-nobody": Break(
+        "managers do not count whom they leave to be elected", _managers_forget_nobody,
+        ["stale-away"], LOST, layout="sentinel",
     ),
 }  # fmt: skip
 

@@ -5,6 +5,7 @@ from then on is the broker's own affair, and is judged: `healed` only waits for 
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,8 +13,9 @@ from random import Random
 from typing import Final, TypeVar
 
 from loadtests.crew import Crew
+from metadata.leading import LEASE_S
 from tests.chaos.disks import Disks
-from tests.chaos.world import Gateway, World
+from tests.chaos.world import Gateway, Manager, World
 from tests.servers.network import Host
 from tests.servers.node import Node
 
@@ -26,6 +28,16 @@ T = TypeVar("T")
 KINDS: Final = ("failover", "partition", "kill", "freeze", "power-loss")
 PARTED_S: Final = (1.0, 6.0)
 """How long a partition lasts."""
+METADATA: Final = ("metadata-kill", "metadata-cut", "metadata-freeze", "metadata-away")
+"""What is done to nodes of the metadata service."""
+METADATA_GONE_S: Final = (0.5, 8.0)
+"""How long one is away: others have taken it for gone, or have not yet."""
+METADATA_AWAY_S: Final = (6.0, 15.0)
+"""And all of them: longer than a gateway may be silent."""
+METADATA_AWAY_WHOLE_S: Final = 60.0
+METADATA_AWAY_WHOLE_CHANCE: Final = 0.2
+KNOWN_GOES_ON_S: Final = 10.0
+"""Between two receipts of a producer then, at most, on a machine that has much to do."""
 BETWEEN_S: Final = (0.2, 1.0)
 """From a fault's end, when messages flow again, to the next one."""
 FROZEN_S: Final = 7.0
@@ -33,6 +45,16 @@ FROZEN_S: Final = 7.0
 DOWN_S: Final = 8.0
 """How long a gateway is away, at most: the others have taken over, or have not yet."""
 FROZEN_WHOLE_S: Final = 90.0
+AWAY_S: Final = 16.0
+"""Beyond metadata.shard_rule.AWAY_S: it was taken out."""
+AWAY_WHOLE_S: Final = 60.0
+AWAY_LEAST_S: Final = 2.0
+"""Until what was under way when it went has ended."""
+PAUSE_S: Final = 15.0
+"""Of publishing, at most, until it is taken out; and LEASE_S more where the manager that leads is
+killed meanwhile."""
+TAKEN_OUT_S: Final = 13.0
+"""In which a manager sees, waits, and takes out: one of two is killed somewhere in it."""
 BUSY_CHANCE: Final = 0.7
 """That a fault meets the primary, or a replica of it, that has the messages; else any."""
 STALE_ELECTION_S: Final = 8.0
@@ -47,8 +69,8 @@ ELECTED_TIMEOUT_S: Final = 30.0
 @dataclass
 class Nemesis:
     """Does one fault after another. `frozen_s`: how long a gateway is frozen; `down_s`:
-    how long one that was killed is away, at most; `disks`: what the
-    store's files lie on, where its power can be cut."""
+    how long one that was killed is away, at most; `away_s`: how long a replica that managers take
+    out is away; `disks`: what the store's files lie on, where its power can be cut."""
 
     world: World
     crew: Crew
@@ -56,6 +78,7 @@ class Nemesis:
     progress: Callable[[str], None]
     frozen_s: float = FROZEN_S
     down_s: float = DOWN_S
+    away_s: float = AWAY_S
     disks: Disks | None = None
     faults: int = 0
     done: list[str] = field(default_factory=list)
@@ -75,6 +98,10 @@ class Nemesis:
                 doing = self._stale_failover
             case "stale-restart":
                 doing = self._stale_restart
+            case "away":
+                doing = self._away
+            case "stale-away":
+                doing = self._stale_away
             case "kill":
                 doing = self._kill
             case "freeze":
@@ -90,6 +117,10 @@ class Nemesis:
                     "one-way": self._one_way,
                     "flapping": self._flapping,
                     "store-from-store": self._store_from_store,
+                    "metadata-kill": self._metadata_kill,
+                    "metadata-cut": self._metadata_cut,
+                    "metadata-freeze": self._metadata_freeze,
+                    "metadata-away": self._metadata_away,
                 }[kind]
         await doing()
         self.done.append(kind if asked != "failover" else asked)
@@ -172,6 +203,77 @@ class Nemesis:
             world.join(world.hosts[lost])
             lost.spawn()
             await asyncio.to_thread(world.count_in, dark)
+
+    async def _away(self) -> None:
+        """A replica is away for a while (its process is gone, or stands still, or its link is cut),
+        and managers look after that, of which one is killed in the middle. Publishing goes on. It
+        comes back and is let in; then the primary is lost, and comes back."""
+        world, random = self.world, self.random
+        lost, replicas = await self._shard()
+        gone, how = random.choice(replicas), random.choice(("killed", "frozen", "cut"))
+        with self._logged("away"), world.managers() as managers:
+            await asyncio.to_thread(world.wait_managed, managers)
+            match how:
+                case "killed":
+                    gone.kill()
+                case "frozen":
+                    gone.freeze()
+                case _:
+                    world.cut(world.hosts[gone])
+            began = time.monotonic()
+            self.crew.field.log.world("replica-gone")
+            at_s, victim = random.uniform(0.0, TAKEN_OUT_S), random.choice(managers)
+            killing = asyncio.create_task(self._kill_manager(victim, at_s))
+            await self.crew.wait(AWAY_LEAST_S)
+            if not await self.crew.all_flowing(1, HEALED_TIMEOUT_S):
+                raise TimeoutError(f"publishing did not go on while {gone!r} was {how}")
+            self.progress(f"{gone!r} was {how}: publishing after {time.monotonic() - began:.1f} s")
+            await self.crew.wait(max(0.0, began + self.away_s - time.monotonic()))
+            within_s = PAUSE_S + (LEASE_S if await killing else 0.0)
+            match how:
+                case "killed":
+                    gone.spawn()
+                case "frozen":
+                    gone.thaw()
+                case _:
+                    world.join(world.hosts[gone])
+            await asyncio.to_thread(world.wait_counted, [])
+            self.crew.field.log.world("replica-in", within_s=within_s)
+            await self._lose(lost)
+            await self._elected(lost)
+            await self.crew.wait(random.uniform(0.0, TAKEN_OUT_S))
+            lost.spawn()
+            world.join(world.hosts[lost])
+            await asyncio.to_thread(world.wait_counted, [])
+
+    async def _stale_away(self) -> None:
+        """A replica is taken out by managers. Then the primary is lost and the other replica cut
+        off, and it comes back with what it had: nobody has it elected. Then all come back."""
+        world = self.world
+        lost, replicas = await self._shard()
+        behind, other = self._shuffled(replicas)
+        with self._logged("stale-away"), world.managers() as managers:
+            await asyncio.to_thread(world.wait_managed, managers)
+            behind.kill()
+            await asyncio.to_thread(world.wait_counted, [behind])
+            await self._flowing()
+            world.cut(world.hosts[other])
+            await self._lose(lost)
+            behind.spawn()
+            await self._elected(lost, within_s=STALE_ELECTION_S)
+            world.join(world.hosts[other])
+            world.join(world.hosts[lost])
+            lost.spawn()
+            await asyncio.to_thread(world.wait_counted, [])
+
+    async def _kill_manager(self, victim: Manager, at_s: float) -> bool:
+        """Whether it led: then another one takes over first."""
+        await self.crew.wait(at_s)
+        led = victim.leads()
+        await asyncio.to_thread(victim.kill)
+        who = "which led" if led else "which did not lead"
+        self.progress(f"{victim.name}, {who}, was killed {at_s:.1f} s after that")
+        return led
 
     async def _lose(self, node: Node) -> None:
         """Its machine is lost. The link first: the kernel of a killed process still sends."""
@@ -301,6 +403,56 @@ class Nemesis:
             await self.crew.wait(self.frozen_s * self.random.uniform(1.0, 1.3))
             gateway.server.thaw()
             gateway.is_frozen = False
+
+    # --- nodes of the metadata service
+
+    async def _metadata_kill(self) -> None:
+        """One or two of them."""
+        nodes = self._shuffled(self.world.metadata)[: self.random.randint(1, 2)]
+        with self._logged("metadata-kill"):
+            for node in nodes:
+                node.server.kill()
+                await self.crew.wait(self.random.uniform(0, 1))
+            await self._metadata_gone()
+            for node in nodes:
+                node.server.spawn()
+        for node in nodes:
+            await asyncio.to_thread(node.server.wait_ready)
+
+    async def _metadata_cut(self) -> None:
+        """One from everybody, from the gateways alone, or from the store alone."""
+        world, node = self.world, self.random.choice(self.world.metadata)
+        gateways: list[Host | None] = [gateway.host for gateway in world.gateways]
+        store: list[Host | None] = [*world.store_hosts, *world.sentinel_hosts]
+        others = [host for host in world.all_hosts() if host is not node.host]
+        whom = self.random.choice([others, gateways, store])
+        with self._logged("metadata-cut"):
+            world.part([node.host], whom)
+            await self._metadata_gone()
+
+    async def _metadata_freeze(self) -> None:
+        node = self.random.choice(self.world.metadata)
+        with self._logged("metadata-freeze"):
+            await asyncio.to_thread(node.server.freeze)
+            await self._metadata_gone()
+            node.server.thaw()
+
+    async def _metadata_away(self) -> None:
+        """All of them from all gateways, sometimes for a minute: what is known goes on."""
+        world, random = self.world, self.random
+        gateways = [gateway.host for gateway in world.gateways]
+        is_whole = random.random() < METADATA_AWAY_WHOLE_CHANCE
+        away_s = METADATA_AWAY_WHOLE_S if is_whole else random.uniform(*METADATA_AWAY_S)
+        with self._logged("metadata-away"):
+            world.part([node.host for node in world.metadata], gateways)
+            until = time.monotonic() + away_s
+            while time.monotonic() < until:
+                if not await self.crew.all_flowing(1, KNOWN_GOES_ON_S):
+                    raise TimeoutError("publishing did not go on without the metadata service")
+                await self.crew.wait(min(1.0, max(0.0, until - time.monotonic())))
+
+    async def _metadata_gone(self) -> None:
+        await self.crew.wait(self.random.uniform(*METADATA_GONE_S))
 
     # --- who
 

@@ -19,9 +19,10 @@ from loadtests.crew import LEASE_S, QUIET_S, Crew
 from loadtests.field import GROUP_PLACE, ClientFailed, Field, Habits
 from loadtests.history import read_lines
 from loadtests.server import ServerFailed
+from metadata.service_forms import Layout as MetadataLayout
 from push import limits
 from tests.chaos.disks import disks
-from tests.chaos.nemesis import DOWN_S, FROZEN_S, HEALED_TIMEOUT_S, Nemesis, start
+from tests.chaos.nemesis import AWAY_S, DOWN_S, FROZEN_S, HEALED_TIMEOUT_S, Nemesis, start
 from tests.chaos.world import NODE_TIMEOUTS_S, TOKEN, World, node_folders, world
 from tests.servers.binaries import Binary
 from tests.servers.layouts import Layout
@@ -59,6 +60,10 @@ class Plan:
     """How long a gateway that was killed stays away, at most."""
     layout: Layout = "sentinel"
     """Of the store."""
+    away_s: float = AWAY_S
+    """How long a replica that managers take out is away."""
+    metadata: MetadataLayout | None = None
+    """Of the metadata service; None: there is none."""
 
 
 @dataclass
@@ -113,7 +118,8 @@ def play(
             cut = stack.enter_context(disks(folder / "images", places))
         made = stack.enter_context(
             world(
-                binary, folder, layout=plan.layout, gateways=plan.gateways, broken=plan.broken
+                binary, folder, layout=plan.layout, gateways=plan.gateways, broken=plan.broken,
+                metadata=plan.metadata,
             )
         )  # fmt: skip
         if cut is not None:
@@ -126,7 +132,9 @@ def play(
         if plan.serving:
             shared.serving = shared.doors[: plan.serving]
         crew = Crew(shared, readers=1, quiet_s=QUIET_S + limits.PULL_IDLE_S)
-        nemesis = Nemesis(made, crew, Random(plan.seed), progress, plan.frozen_s, plan.down_s, cut)
+        nemesis = Nemesis(
+            made, crew, Random(plan.seed), progress, plan.frozen_s, plan.down_s, plan.away_s, cut
+        )
         drained = asyncio.run(_round(plan, made, crew, nemesis, report))
         report.done, report.acknowledged = nemesis.done, shared.acknowledged
         progress(f"judging {log.stat().st_size / 1e6:,.0f} MB of history")
@@ -161,7 +169,7 @@ async def _round(plan: Plan, made: World, crew: Crew, nemesis: Nemesis, report: 
             await _drain(crew, nemesis.progress, healthy=False)
         log.world("publishing", goes_on=False)
         await crew.drain(nemesis.progress)
-        if crew.field.missing and (await crew.description()).get("lag"):
+        if crew.field.missing and await crew.lag():
             nemesis.progress(f"{len(crew.field.missing):,} were not settled, and some are left")
             await _say_why(made, crew, nemesis.progress)
     except (ClientFailed, ServerFailed, TimeoutError) as error:
@@ -194,8 +202,10 @@ async def _drain(crew: Crew, progress: Callable[[str], None], *, healthy: bool) 
     shared.log.world("publishing", goes_on=False)
     shared.producing = False
     began = time.monotonic()
-    while await crew.lag() and time.monotonic() - began < DRAIN_TIMEOUT_S:
+    while lag := await crew.lag():
         await crew.wait(0.1)
+        if time.monotonic() - began > DRAIN_TIMEOUT_S:
+            raise TimeoutError(f"{lag:,} were not settled {DRAIN_TIMEOUT_S:.0f} s later")
     progress(f"all is settled {time.monotonic() - began:.1f} s later")
     swallowed = set(shared.missing)  # their acks count, and a fault took the answers
     shared.producing = True
@@ -223,8 +233,12 @@ def _keep(folder: Path, log: Path, made: World) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with log.open("rb") as plain, gzip.open(folder / "history.jsonl.gz", "wb", 4) as packed:
         shutil.copyfileobj(plain, packed)
-    for gateway in made.gateways:
-        if gateway.server.log_path.exists():
-            shutil.copy(gateway.server.log_path, folder)
+    servers = [gateway.server for gateway in made.gateways]
+    for server in servers + [node.server for node in made.metadata]:
+        if server.log_path.exists():
+            shutil.copy(server.log_path, folder)
     for node in made.servers:
         shutil.copy(node.log, folder / f"{node.folder.name}.log")
+    for host in made.manager_hosts:
+        if (made.folder / f"{host.name}.log").exists():
+            shutil.copy(made.folder / f"{host.name}.log", folder)

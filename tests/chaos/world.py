@@ -17,6 +17,7 @@ from typing import Final
 
 from loadtests.field import Door
 from loadtests.server import Server
+from metadata.service_forms import Layout as MetadataLayout
 from tests.chaos.breaks import BREAKS, Break
 from tests.layout.tree import ROOT
 from tests.servers.binaries import Binary
@@ -34,7 +35,11 @@ NODE_TIMEOUTS_S: Final[dict[Layout, float]] = {
 REPLICAS: Final = 2
 """Of each primary."""
 SENTINELS: Final = 3
+MANAGERS: Final = 2
+COUNTED_S: Final = 60.0
 GATEWAY_PORT: Final = 8080
+METADATA_NODES: Final = 3
+METADATA_PORT: Final = 8090
 NODE_PORT: Final = 6379
 SENTINEL_PORT: Final = 26379
 ADMIN_TIMEOUT_S: Final = 60.0
@@ -59,6 +64,38 @@ class Gateway:
     is_frozen: bool = False
 
 
+class Manager:
+    """A process of `tocsin manager serve`."""
+
+    def __init__(self, host: Host, folder: Path, url: str, broken: str) -> None:
+        self.name = host.name
+        self.log = folder / f"{host.name}.log"
+        self._before = self.log.stat().st_size if self.log.exists() else 0
+        command = [ENTER, f"--inside={host.pid}", f"--break={broken}", "manager", "serve"]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, *command], env=os.environ | {"TOCSIN_STORAGE": url}, stderr=log
+            )
+
+    def leads(self) -> bool:
+        """Whether it has said so, in this life."""
+        return b"this manager leads" in self.log.read_bytes()[self._before :]
+
+    def kill(self) -> None:
+        """kill -9. One that is gone already is no error."""
+        self._process.kill()
+        self._process.wait()
+
+
+@dataclass
+class MetadataNode:
+    """One node of the metadata service: its host and its process."""
+
+    name: str
+    host: Host
+    server: Server
+
+
 @dataclass
 class World:
     """See the module. Made by `world`."""
@@ -70,9 +107,14 @@ class World:
     hosts: dict[Node, Host]
     sentinel_hosts: list[Host]
     """None in a Cluster."""
+    manager_hosts: list[Host]
+    """Where managers run while something asks for them; none in a Cluster."""
+    folder: Path
     gateways: list[Gateway]
     planted: str = ""
     """The name of the negative control that this is; "": none."""
+    metadata: list[MetadataNode] = field(default_factory=list)
+    """Behind which the catalog is; none: gateways find it in the store."""
     starts: int = 0
     """Of gateways, all together."""
     _blocked: list[tuple[Host | None, Host | None]] = field(default_factory=list)
@@ -91,7 +133,8 @@ class World:
     def all_hosts(self) -> list[Host | None]:
         """Everybody, and the clients."""
         gateways = [gateway.host for gateway in self.gateways]
-        return [*self.store_hosts, *self.sentinel_hosts, *gateways, None]
+        nodes = [node.host for node in self.metadata]
+        return [*self.store_hosts, *self.sentinel_hosts, *gateways, *nodes, None]
 
     def cut(self, host: Host) -> None:
         """Nothing passes to or from it."""
@@ -167,6 +210,47 @@ class World:
             within_s=ADMIN_TIMEOUT_S,
         )  # fmt: skip
 
+    @contextlib.contextmanager
+    def managers(self) -> "Iterator[list[Manager]]":
+        """One on each of their hosts, started, until the end of this; `wait_managed` says when they
+        are at work. Their logs lie in the world's folder."""
+        assert self.manager_hosts, "there are no managers here"
+        url = self.url.replace(":".join(login("tocsin-admin")), ":".join(login("tocsin-manager")))
+        running = [Manager(host, self.folder, url, self.planted) for host in self.manager_hosts]
+        try:
+            yield running
+        finally:
+            for one in running:
+                one.kill()
+
+    def wait_managed(self, managers: "Sequence[Manager]") -> None:
+        """Wait until one of them leads and has seen all nodes, and all are counted. Raises
+        TimeoutError."""
+        (primary,) = self.shards()
+        seen = [f"user:{node.address}:{node.port}" for node in self.store.nodes]
+        until(
+            lambda: all(primary.ask("HMGET", "{tocsin}:managed", *seen)),
+            "a manager has seen all nodes",
+        )
+        until(lambda: any(one.leads() for one in managers), "a manager leads")
+        self.wait_counted([])
+
+    def wait_counted(self, out: Sequence[Node]) -> None:
+        """Wait until all are counted but for these, and whoever is counted may be elected: as who
+        is primary has it. Raises TimeoutError."""
+        places = " ".join(sorted(f"{node.address}:{node.port}" for node in out))
+        wanted = [str(REPLICAS - len(out)), places]
+
+        def are() -> bool:
+            (primary,) = self.store.shards()
+            held = primary.ask("HMGET", "{tocsin}:shard", "replicas", "out")
+            counted = [node for node in self.store.nodes if node not in out]
+            return [word or "" for word in held] == wanted and all(
+                node.ask("CONFIG", "GET", "replica-priority")[1] != "0" for node in counted
+            )
+
+        until(lambda: bool(self.store.shards()) and are(), f"R is {wanted}", within_s=COUNTED_S)
+
     def weaken(self) -> None:
         """Set on every node what a negative control sets, in its file, too: one that restarts has
         it from the beginning. Not before the gateways run: they refuse such nodes."""
@@ -191,9 +275,11 @@ def world(
     layout: Layout = "sentinel",
     gateways: int = 2,
     broken: str = "",
+    metadata: MetadataLayout | None = None,
 ) -> Iterator[World]:
     """A whole one, in sync and provisioned, whose gateways are not started yet. `broken`: of
-    `tests.chaos.breaks`, what is planted in them. Enter it in the main thread."""
+    `tests.chaos.breaks`, what is planted in them. `metadata`: the layout of a metadata service;
+    None: there is none. Enter it in the main thread."""
     with network() as net, contextlib.ExitStack() as stack:
         hosts = [net.host(place.name) for place in node_folders(layout, folder)]
         sentinel_hosts: list[Host] = []
@@ -218,12 +304,23 @@ def world(
         admin = _as(url, "tocsin-admin")
         _admin(admin, broken, "provision", "--replicas", str(REPLICAS)).check_returncode()
         made = World(
-            net, store, admin, dict(zip(store.nodes, hosts, strict=True)), sentinel_hosts, [],
-            broken,
+            net, store, admin, dict(zip(store.nodes, hosts, strict=True)), sentinel_hosts,
+            [net.host(f"manager-{n}") for n in range(MANAGERS if sentinel_hosts else 0)], folder,
+            [], broken,
         )  # fmt: skip
+        settings = {"TOCSIN_STORAGE": _as(url, "tocsin"), "TOCSIN_METADATA_TOKEN": TOKEN}
+        for number in range(METADATA_NODES if metadata is not None else 0):
+            one = _metadata(net.host(f"metadata-{number}"), folder, metadata, settings)
+            stack.callback(_end, one)
+            made.metadata.append(one)
+            one.server.spawn()
+        for one in made.metadata:
+            one.server.wait_ready()
+        if made.metadata:
+            settings["TOCSIN_METADATA"] = " ".join(one.server.url for one in made.metadata)
         for number in range(gateways):
             host = net.host(f"gateway-{number}")
-            gateway = _gateway(host, folder, _as(url, "tocsin"), broken)
+            gateway = _gateway(host, folder, settings, broken)
             stack.callback(_end, gateway)
             made.gateways.append(gateway)
         yield made
@@ -253,27 +350,43 @@ def _admin(url: str, broken: str, *arguments: str) -> subprocess.CompletedProces
     )  # fmt: skip
 
 
-def _gateway(host: Host, folder: Path, url: str, broken: str) -> Gateway:
+def _metadata(
+    host: Host, folder: Path, layout: MetadataLayout | None, settings: dict[str, str]
+) -> MetadataNode:
+    server = Server(
+        folder / host.name,
+        port=METADATA_PORT,
+        command=(ENTER, f"--inside={host.pid}", "--break=", "metadata", "serve", "--plain"),
+        settings=settings | {
+            "TOCSIN_METADATA_HOST": host.address,
+            "TOCSIN_METADATA_PORT": str(METADATA_PORT),
+            "TOCSIN_METADATA_LAYOUT": str(layout),
+        },
+    )  # fmt: skip
+    server.url = f"http://{host.address}:{METADATA_PORT}"
+    return MetadataNode(host.name, host, server)
+
+
+def _gateway(host: Host, folder: Path, settings: dict[str, str], broken: str) -> Gateway:
     server = Server(
         folder / host.name,
         port=GATEWAY_PORT,
         command=(ENTER, f"--inside={host.pid}", f"--break={broken}", "serve"),
         level="info",
-        settings={
+        settings=settings | {
             "TOCSIN_HOST": host.address,
-            "TOCSIN_STORAGE": url,
             "TOCSIN_TOKEN": TOKEN,
             "TOCSIN_PLAIN": "1",
             "TOCSIN_LIMIT_ADDRESS": "",
             "TOCSIN_USAGE": "0",
         },
-    )
+    )  # fmt: skip
     server.url = f"http://{host.address}:{GATEWAY_PORT}"
     server.key_path = folder / "master.key"  # one for all of them
     return Gateway(host.name, host, server, Door(server.url))
 
 
-def _end(gateway: Gateway) -> None:
-    if gateway.is_frozen and gateway.server.running():
-        os.kill(gateway.server.pid, signal.SIGCONT)
-    gateway.server.kill()
+def _end(one: Gateway | MetadataNode) -> None:
+    if one.server.running():
+        os.kill(one.server.pid, signal.SIGCONT)
+    one.server.kill()

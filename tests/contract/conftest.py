@@ -11,7 +11,7 @@ import pytest
 from push.ports import Storage
 from push.sealing import PLAIN
 from tests.contract.redis_single import redis_store
-from tests.contract.stores import Clock, memory_store, sealing, sqlite_store
+from tests.contract.stores import Clock, memory_store, placed_store, sealing, sqlite_store
 from tests.memory import tmp_path
 from tests.storage.standing import Kind, Pool, kinds
 
@@ -19,7 +19,11 @@ __all__ = ["tmp_path"]
 
 Opening = Callable[..., AbstractAsyncContextManager[Storage]]
 """Given a clock and a sealer: an empty storage."""
-EMBEDDED: dict[str, Opening] = {"memory": memory_store, "sqlite": sqlite_store}
+EMBEDDED: dict[str, Opening] = {
+    "memory": memory_store,
+    "sqlite": sqlite_store,
+    "placed": placed_store,
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -27,6 +31,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "opening" in metafunc.fixturenames:
         selected = metafunc.definition.get_closest_marker("layouts") is not None
         each: list[str | Kind] = [*EMBEDDED, *kinds(selected)]
+        if metafunc.definition.get_closest_marker("bounds") is not None:
+            each.remove("placed")  # whose part of a bound each cluster keeps: tests/storage
         metafunc.parametrize("opening", each, ids=str, indirect=True)
     if "is_sealed" in metafunc.fixturenames:
         metafunc.parametrize("is_sealed", [False, True], ids=["plain", "sealed"])

@@ -22,6 +22,8 @@ from push.ranges import Range
 from push.record import NO_DIGEST, Header, RecordDamaged
 from push.sealing import PLAIN, Sealer
 from storage.memory import MemoryStorage
+from storage.placed import PlacedStorage
+from storage.places import Places
 from storage.sqlite import SqliteStorage
 
 P0 = Partition("q-1", 0)
@@ -49,6 +51,19 @@ async def memory_store(
 ) -> AsyncIterator[Storage]:
     """The verified fake."""
     store = MemoryStorage(wall=clock, sealer=sealer)
+    yield store
+    await store.close()
+
+
+@asynccontextmanager
+async def placed_store(
+    _folder: Path, clock: Clock, *, sealer: Sealer = PLAIN
+) -> AsyncIterator[Storage]:
+    """Two storages in memory, as several storage clusters are: of a queue's partitions every
+    second one is at the other."""
+    stores = [MemoryStorage(wall=clock, sealer=sealer) for _ in range(3)]
+    clusters = {"a": stores[0], "b": stores[1]}
+    store = PlacedStorage(Places(clusters, stores[2], lambda _: ("a", "b")))
     yield store
     await store.close()
 

@@ -20,6 +20,7 @@ from tests.contract.stores import (
     with_group,
 )
 
+pytestmark = pytest.mark.bounds
 PARTITIONS = 16
 FULL = "queue_full"
 

@@ -68,6 +68,7 @@ async def test_a_purge_for_all_leaves_nothing_to_groups_and_readers(store: Stora
     assert (await retained(store))[0][:3] == (12, 14, 2)
 
 
+@pytest.mark.bounds
 async def test_a_purge_makes_room_and_forgets_no_id(store: Storage) -> None:
     """The queue's bounds count what is retained; what was published is still a duplicate (R8)."""
     await with_group(store)

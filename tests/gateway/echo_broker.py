@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway import frames
+from gateway.deliverylog.log import DeliveryLog
+from gateway.deliverylog.publishes import Origin
 from gateway.facts_values import CreditDescription, SubscriptionDescription
 from gateway.frames import Position
 from gateway.link import Answer, DeliveryList, Link, Settled, StartFrom
@@ -184,6 +186,7 @@ class EchoBroker:
 
     def __init__(self, *, auto_create: bool = False) -> None:
         self.metadata: Metadata = PlainMetadata()
+        self.delivery_log = DeliveryLog()
         self.logs: dict[str, list[bytes]] = {}
         self.places: list[EchoPlace] = []
         self.submitted: list[Submitted] = []
@@ -267,6 +270,7 @@ class EchoBroker:
         sequence: int | None = None,
         resolved: int = 0,
         keys: Keys = ALL_KEYS,
+        origin: Origin | None = None,
     ) -> None:
         self.raise_bug()
         self.submitted.append(Submitted(queue, messages, producer, sequence, resolved))

@@ -14,11 +14,14 @@ from pathlib import Path
 import msgspec
 
 from gateway.audit import Audit
-from gateway.facts_values import Explained, HeldKeys, LeaseList
+from gateway.deliverylog.log import DeliveryLog
+from gateway.deliverylog.publishes import Origin
+from gateway.facts_values import ClusterList, Explained, HeldKeys, LeaseList
 from gateway.frames import Position
 from gateway.hit_rate import Shown
 from gateway.limiter import Limiter
 from gateway.link import Consumer, Link, Reader, StartFrom
+from gateway.metrics.samples import Samples
 from gateway.ports import (
     Answered,
     BackupProgress,
@@ -67,6 +70,7 @@ class PlainMetadata:
     """The catalog as dicts."""
 
     is_shared = False
+    age_s = 0.0
 
     async def beat(
         self, gateway: str, number: int, forget: Mapping[str, int], says: str = ""
@@ -329,11 +333,39 @@ class NoSessions:
         raise Refused("queue_not_found")
 
 
+class PlainMetrics:
+    """gateway.ports.ProcessMetrics: how much stands in each queue."""
+
+    def __init__(self, broker: "PlainBroker") -> None:
+        self._broker = broker
+        self.parts: list[Callable[[Samples], None]] = []
+
+    def start(self) -> None: ...
+
+    async def everything(self) -> Samples:
+        samples = Samples()
+        for queue in self._broker.metadata.list_all_queues():
+            self._put(samples, queue)
+        for part in self.parts:
+            part(samples)
+        return samples
+
+    async def of_queue(self, queue: Queue, *, sees_dead_letters: bool) -> Samples:
+        samples = Samples()
+        self._put(samples, queue)
+        return samples
+
+    def _put(self, samples: Samples, queue: Queue) -> None:
+        depth = len(self._broker.logs.get(queue.queue_id, ()))
+        samples.put("tocsin_queue_depth_messages", depth, queue.tenant, queue.name)
+
+
 class PlainBroker:
     """gateway.ports.BrokerPort, gateway.ports.Publishing and gateway.ports.Pulling in one."""
 
     def __init__(self, *, auto_create: bool = False) -> None:
         self.metadata: Metadata = PlainMetadata()
+        self.delivery_log = DeliveryLog()
         self.hit_rates: dict[str, Shown] = {}
         self.audit = Audit(None, None, wall=time.time)
         self.limiter = Limiter()
@@ -348,6 +380,7 @@ class PlainBroker:
         self.pulling: set[str] = set()
         """Ids of groups that somebody pulls from, or has."""
         self.steps: list[str] = []
+        self.metrics = PlainMetrics(self)
 
     @property
     def has_company(self) -> bool:
@@ -401,6 +434,9 @@ class PlainBroker:
     def readers(self) -> "NoSessions":
         return NoSessions()
 
+    def leave(self) -> None:
+        self.draining = True
+
     async def drain(self) -> None:
         self.draining = True
         self.steps.append("drain")
@@ -414,6 +450,9 @@ class PlainBroker:
 
     async def backup(self, folder: Path, progress: BackupProgress) -> dict[str, object]:
         raise Refused("invalid_request", f"a broker in a page has nothing for {folder}")
+
+    async def clusters(self, who: Principal | None) -> ClusterList:
+        return ClusterList(clusters=[])
 
     async def describe(self) -> dict[str, object]:
         return {"queues": len(self.metadata.list_queues(Principal("anybody")))}
@@ -513,6 +552,7 @@ class PlainBroker:
         sequence: int | None = None,
         resolved: int = 0,
         keys: Keys = ALL_KEYS,
+        origin: Origin | None = None,
     ) -> None:
         log = self._log(queue)
         outcomes: list[tuple[int, int, bool] | TocsinError] = []

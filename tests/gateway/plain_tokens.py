@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from metadata.rights import VERBS
 from metadata.tokens import TokenIndex, TokenRecord, check_record, digest_of, write_token
 from push.errors import Refused
 
@@ -17,6 +18,7 @@ class PlainTokens:
         self.index = TokenIndex()
         self.used: list[tuple[str, int]] = []
         self.listeners: list[Callable[[TokenRecord], None]] = []
+        self.is_known = True
 
     def find(self, token_id: str) -> TokenRecord | None:
         return self.index.find(token_id)
@@ -68,7 +70,7 @@ def record(
         kind="token",
         name=name,
         tenant="default",
-        rights=rights or ("publish,consume,read,manage:*",),
+        rights=rights or (f"{','.join(VERBS)}:*",),
         created_unix_ms=1,
         expires_unix_ms=None if ends is None else int(ends * 1000),
         digest=digest_of(text(token_id)),

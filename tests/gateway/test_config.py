@@ -27,6 +27,8 @@ TEXTS = {
     "TOCSIN_DATA_DIR": "/tmp/t",
     "TOCSIN_STORAGE": "sqlite:",
     "TOCSIN_METADATA": "in-process",
+    "TOCSIN_METADATA_TOKEN": "fedcba9876543210",
+    "TOCSIN_METADATA_CA_FILE": "/tmp/service.pem",
     "TOCSIN_TOKEN": "0123456789abcdef",
     "TOCSIN_TLS_CERT": "/tmp/c.pem",
     "TOCSIN_TLS_KEY": "/tmp/k.pem",
@@ -38,6 +40,7 @@ TEXTS = {
     "TOCSIN_ORIGINS": "https://App.example, http://localhost:3000",
     "TOCSIN_FREE_BYTES_RESERVE": "0",
     "TOCSIN_DRAIN_S": "2.5",
+    "TOCSIN_DRAIN_NOTICE_S": "3",
     "TOCSIN_AUTH": "required",
     "TOCSIN_JWT_KEYS": "keys.json",
     "TOCSIN_JWT_AUDIENCE": "tocsin",
@@ -54,10 +57,22 @@ TEXTS = {
     "TOCSIN_USAGE": "no",
     "TOCSIN_USAGE_BYTES_MAX": "65536",
     "TOCSIN_AUDIT_BYTES_MAX": "1000000",
+    "TOCSIN_DELIVERY_LOG": "no",
+    "TOCSIN_DELIVERY_LOG_BYTES_MAX": "2000000",
+    "TOCSIN_DELIVERY_LOG_AGE_S": "3600",
+    "TOCSIN_DELIVERY_LOG_FILE_BYTES": "100000",
+    "TOCSIN_DELIVERY_LOG_FILE_S": "5",
     "TOCSIN_LIMIT_PRINCIPAL": "messages=1000/s+5000, sessions=100",
     "TOCSIN_LIMIT_ADDRESS": "",
     "TOCSIN_LIMIT_QUEUE": "bytes=10M/min",
     "TOCSIN_LIMIT_SESSION": "frames=100/s+1000",
+    "TOCSIN_OTEL": "no",
+    "TOCSIN_ALERT_WEBHOOKS": "pager=https://p.example/x ops=http://10.0.0.9:8000/",
+    "TOCSIN_METRICS_HOST": "10.0.0.1",
+    "TOCSIN_METRICS_PORT": "9100",
+    "TOCSIN_METRICS_TOKEN": "abcdef0123456789",
+    "TOCSIN_METRICS_QUEUES_MAX": "0",
+    "TOCSIN_METRICS_GROUPS_MAX": "10000",
 }
 """Every setting as a text, but for keys."""
 
@@ -70,6 +85,8 @@ def test_every_setting_is_read_from_the_environment() -> None:
         host="::1",
         port=0,
         data_dir=Path("/tmp/t"),
+        metadata_token="fedcba9876543210",
+        metadata_ca_file=Path("/tmp/service.pem"),
         token="0123456789abcdef",
         tls_cert=Path("/tmp/c.pem"),
         tls_key=Path("/tmp/k.pem"),
@@ -80,6 +97,7 @@ def test_every_setting_is_read_from_the_environment() -> None:
         origins=("https://app.example", "http://localhost:3000"),
         free_bytes_reserve=0,
         drain_s=2.5,
+        drain_notice_s=3,
         auth="required",
         jwt_keys=str(Path("keys.json").absolute()),
         jwt_audience="tocsin",
@@ -96,12 +114,37 @@ def test_every_setting_is_read_from_the_environment() -> None:
         usage=False,
         usage_bytes_max=65_536,
         audit_bytes_max=1_000_000,
+        delivery_log=False,
+        delivery_log_bytes_max=2_000_000,
+        delivery_log_age_s=3600,
+        delivery_log_file_bytes=100_000,
+        delivery_log_file_s=5,
         limit_principal="messages=1000/s+5000, sessions=100",
         limit_address="",
         limit_queue="bytes=10M/min",
         limit_session="frames=100/s+1000",
+        alert_webhooks={"pager": "https://p.example/x", "ops": "http://10.0.0.9:8000/"},
+        metrics_host="10.0.0.1",
+        metrics_port=9100,
+        metrics_token="abcdef0123456789",
+        metrics_queues_max=0,
+        metrics_groups_max=10_000,
     )
     assert warnings == []
+
+
+def test_a_metadata_service_is_for_brokers_that_share_a_store() -> None:
+    urls = {"TOCSIN_METADATA": " https://a:8090/  http://b:8090", **HOME}
+    with pytest.raises(ConfigError, match="TOCSIN_STORAGE is 'sqlite:'"):
+        load(urls)
+    config, warnings = load({**urls, "TOCSIN_STORAGE": "redis://127.0.0.1"})
+    assert config.metadata_urls == ("https://a:8090", "http://b:8090")
+    assert warnings == []
+    shown = {"TOCSIN_STORAGE": "redis://127.0.0.1", "TOCSIN_METADATA_TOKEN": "0123456789"}
+    assert "can be read on the way" in load({**urls, **shown})[1][0]
+    own = {"TOCSIN_METADATA": "https://a:8090 http://127.0.0.1:8090"}
+    assert load({**HOME, **shown, **own})[1] == []
+    assert Config(data_dir=Path("/tmp")).metadata_urls == ()
 
 
 def test_the_master_key_is_in_one_place() -> None:
@@ -153,7 +196,12 @@ def test_a_flag_goes_before_the_environment() -> None:
         ("TOCSIN_DATA_DIR", "~nobody-of-this-name/x"),
         ("TOCSIN_STORAGE", "postgres://x"),
         ("TOCSIN_STORAGE", "sqlite:/elsewhere"),
-        ("TOCSIN_METADATA", "http://127.0.0.1:9"),
+        ("TOCSIN_METADATA", "127.0.0.1:9"),
+        ("TOCSIN_METADATA", "ftp://127.0.0.1"),
+        ("TOCSIN_METADATA", "http://a:8090 http://b:8090/v1"),
+        ("TOCSIN_METADATA", "http://user:secret@a:8090"),
+        ("TOCSIN_METADATA_TOKEN", "two words"),
+        ("TOCSIN_METADATA_CA_FILE", ""),
         ("TOCSIN_TLS_CERT", ""),
         ("TOCSIN_TLS_KEY", "a\0b"),
         ("TOCSIN_PLAIN", "perhaps"),
@@ -186,6 +234,11 @@ def test_a_flag_goes_before_the_environment() -> None:
         ("TOCSIN_LIMIT_ADDRESS", "messages=1000/s+999"),
         ("TOCSIN_LIMIT_QUEUE", "sessions=10"),
         ("TOCSIN_LIMIT_SESSION", "messages=1000/s"),
+        ("TOCSIN_ALERT_WEBHOOKS", "https://p.example/x"),
+        ("TOCSIN_ALERT_WEBHOOKS", "pager=ftp://p.example/x"),
+        ("TOCSIN_ALERT_WEBHOOKS", "pager=https://user@p.example/x"),
+        ("TOCSIN_ALERT_WEBHOOKS", "a=https://p.example/ a=https://q.example/"),
+        ("TOCSIN_METRICS_QUEUES_MAX", "10001"),
         ("TOCSIN_LIMIT_SESSION", "frames=1000/s+511"),
     ],
 )
@@ -298,3 +351,11 @@ def test_what_is_in_effect_is_told_without_the_token() -> None:
     assert told["token"] == "set"
     assert told["frame_bytes_max"] == limits.FRAME_BYTES_MAX
     assert told["files_max"]
+
+
+def test_metrics_that_other_machines_reach_need_a_token() -> None:
+    open_port = {"TOCSIN_METRICS_HOST": "0.0.0.0", "TOCSIN_METRICS_PORT": "9100"}
+    with pytest.raises(ConfigError, match="TOCSIN_METRICS_TOKEN"):
+        load(open_port)
+    load({**open_port, "TOCSIN_METRICS_TOKEN": "abcdef0123456789"})
+    load({**open_port, "TOCSIN_METRICS_HOST": "127.0.0.1"})

@@ -1,6 +1,7 @@
 """The one timer of all slots."""
 
 import asyncio
+from weakref import ref
 
 from gateway.deadlines import Deadlines
 from tests.conformance.virtual import run
@@ -29,11 +30,30 @@ def test_a_bug_in_one_holds_up_no_other() -> None:
         loop, deadlines = asyncio.get_running_loop(), Deadlines()
         told: list[object] = []
         loop.set_exception_handler(lambda _, context: told.append(context["exception"]))
-        bug, with_it, later = RuntimeError("a bug"), Timed(), Timed()
+        bug = RuntimeError("a bug")
+        failing, with_it, later = Timed(bug), Timed(), Timed()
         now = loop.time()
-        for timed, at in ((Timed(bug), now + 1), (with_it, now + 1), (later, now + 2)):
+        for timed, at in ((failing, now + 1), (with_it, now + 1), (later, now + 2)):
             deadlines.set(timed, at)
         await asyncio.sleep(3)
         assert (with_it.ticks, later.ticks, told) == (1, 1, [bug])
+
+    run(main())
+
+
+def test_a_deadline_keeps_nobody() -> None:
+    """P9: a slot that is done with is free at once, not when its lease would have ended; those that
+    stay are told in time."""
+
+    async def main() -> None:
+        loop, deadlines = asyncio.get_running_loop(), Deadlines()
+        left, stays = Timed(), Timed()
+        gone = ref(left)
+        deadlines.set(left, loop.time() + 1)
+        deadlines.set(stays, loop.time() + 2)
+        del left
+        assert gone() is None
+        await asyncio.sleep(3)
+        assert stays.ticks == 1
 
     run(main())

@@ -11,6 +11,7 @@ import pytest
 from gateway import longpoll
 from gateway.admission import Admission
 from gateway.auth import Auth
+from gateway.deliverylog.lines import Dispatched
 from gateway.longpoll import Polls
 from gateway.registry import Registry, drain_sessions
 from gateway.rest import Application
@@ -20,6 +21,7 @@ from metadata.catalog import ANYBODY, Principal
 from push import limits
 from tests.gateway.asgi import client_of
 from tests.histories.house import House, eventually, message, numbered
+from tests.histories.logged import Logged
 
 Batch = dict[str, Any]
 
@@ -38,6 +40,7 @@ class Client:
         answer = await self.http.post("/v1/sessions", json={"type": "hello", **hello})
         assert answer.status_code == 201, answer.text
         batch: Batch = answer.json()
+        assert answer.headers["location"] == f"/v1/sessions/{batch['session']}"
         self.path = f"/v1/sessions/{batch['session']}/frames"
         self.session = batch["frames"][0]["session"]
         self.batch, self.number = batch["batch"], 0
@@ -351,3 +354,22 @@ async def test_what_ended_polls_keep_has_a_bound(
     for _ in range(3):
         await http.post("/v1/sessions", content=b"{")
     assert (len(polls._ended), len(registry)) == (1, 0)
+
+
+async def test_what_is_pushed_is_logged_as_written_when_a_poll_takes_it(
+    client: Client, house: House
+) -> None:
+    """And never, where the session ends before; nothing of it is kept."""
+    logged = Logged(house)
+    await house.publish(house.find(), numbered(1))
+    waiting = logged.of(Dispatched)
+    while not any(frame["type"] == "push" for frame in await client.frames()):
+        pass
+    (taken,) = logged.of(Dispatched)
+    assert (waiting, taken.transport, taken.session) == ([], "long_poll", client.session)
+    assert taken.written_unix_us is not None
+    await house.publish(house.find(), numbered(1))
+    await client.http.delete(client.path.removesuffix("/frames"))
+    (_, left) = logged.of(Dispatched)
+    assert left.written_unix_us is None
+    assert not logged.log._held

@@ -183,6 +183,30 @@ def test_one_gateway_alone_does_nothing() -> None:
     run(main())
 
 
+def test_a_gateway_is_there_while_whoever_has_the_rows_is_away(tmp_path: Path) -> None:
+    """A metadata service is away, and beats go to the storage (R14)."""
+
+    async def main() -> None:
+        mad = SharedMetadata(await InProcessMetadata.open(tmp_path), [])
+        guard = GuardedMetadata(cast(Metadata, mad))
+        parts = cast(Any, None)
+        made = Presence(Context(parts, parts, parts, parts, parts, parts, parts), guard)
+        made.start()
+        away = Refused("metadata_unavailable")
+        mad.fail = lambda name: away if name in {"membership", "glance"} else None
+        for _ in range(600):
+            for asked in (guard.membership, guard.glance):
+                with suppress(TocsinError):
+                    await asked("g")
+            await asyncio.sleep(0.1)
+            assert not made.is_alone
+        await made.stop()
+        await guard.close()
+        await mad.real.close()
+
+    run(main())
+
+
 @pytest.mark.parametrize("how", ["fails", "stalls"])
 def test_a_gateway_is_there_while_changes_alone_are_not_confirmed(tmp_path: Path, how: str) -> None:
     """A replica is away: changes wait for every copy, beats and looks do not (R14, R29)."""

@@ -11,7 +11,7 @@ import pytest
 from gateway.routing import SPREAD_RUN, Answer
 from metadata.catalog import ANYBODY
 from push import limits
-from push.errors import Unknown
+from push.errors import Refused, Unknown
 from push.lanes import Lane
 from push.ports import Append, Appended, Durability, Partition
 from tests.histories.house import House, codes, eventually, message, numbered
@@ -244,6 +244,34 @@ async def test_nothing_begins_between_a_failure_and_the_word_of_it(
         assert codes(await again) == [(0, 1, False)]
 
 
+async def test_a_lane_that_nobody_uses_any_more_is_calm_again(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster was away at the start, and its commits have failed; since it was opened it has
+    other lanes. Whether publishes are to be refused for it is not asked for ever."""
+    monkeypatch.setattr(limits, "BREAKER_OPEN_S", 0.05)
+    queue = await house.queue()
+    storage, commits = house.broker.storage, house.broker.publisher.commits
+    real, number = storage.append, 6
+
+    async def append(appends: Sequence[Append], *, lane: Lane | None = None) -> list[Appended]:
+        if number:
+            raise Refused("storage_unavailable", "it was not reached yet")
+        return await real(appends)
+
+    monkeypatch.setattr(storage, "append", append)
+    monkeypatch.setattr(storage, "lane", lambda _partition, _level: Lane(number, 0))
+    for _ in range(limits.BREAKER_FAILURES):
+        assert await house.publish(queue, [message(0)]) == ["storage_unavailable"]
+    assert not commits.is_calm
+    number = 0
+    assert await house.publish(queue, [message(0)]) == [(0, 0, False)]
+    at = asyncio.get_running_loop().time()
+    await eventually(lambda: asyncio.get_running_loop().time() > at + 0.05)
+    assert await house.publish(queue, [message(1)]) == [(0, 1, False)]
+    assert commits.is_calm
+
+
 async def test_what_is_resolved_frees_what_was_held_up(house: House) -> None:
     """R7: a refused message that its producer gives up holds up nobody."""
     queue = await house.queue(message_bytes_max=10)
@@ -253,7 +281,7 @@ async def test_what_is_resolved_frees_what_was_held_up(house: House) -> None:
     assert held == ["out_of_sequence"]
     freed = await house.publish(queue, [message(1)], producer=ANN, sequence=1, resolved=1)
     assert freed == [(0, 0, False)]
-    assert not house.broker.publisher._orders
+    assert not house.broker.publisher._orders.held
 
 
 async def test_the_routes_of_a_deleted_queue_are_forgotten(house: House) -> None:

@@ -19,7 +19,7 @@ from push.ports import Partition
 from push.record import Record
 from tests.histories.house import House, Session, eventually, numbered
 
-STAGES = Stages(0, 0, 0)
+STAGES = Stages(0, 0)
 
 
 @dataclass

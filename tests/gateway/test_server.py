@@ -197,6 +197,31 @@ async def test_a_drain_sends_sessions_elsewhere(server: Server) -> None:
         await draining
 
 
+@pytest.mark.parametrize("build", [plain, whole])
+async def test_balancers_hear_of_a_drain_before_the_port_is_closed(
+    build: Any, tmp_path: Path
+) -> None:
+    """P14: in between, whoever still comes is served as ever."""
+    config = config_of(tmp_path, drain_s=1, drain_notice_s=60)
+    server = await Server.open(config, build, on_fatal=never)
+    draining = asyncio.create_task(server.drain())
+    async with asyncio.timeout(10):
+        while await ask(server, "/readyz") != 503:
+            pass
+    assert await ask(server, "/healthz") == 200
+    assert await ask(server, "/v1/queues") == 200
+    assert not server.registry.is_draining
+    draining.cancel()
+    await asyncio.wait((draining,))
+    await server.stop()
+
+
+async def ask(server: Server, path: str) -> int:
+    """The status of an answer over a connection of its own."""
+    async with httpx2.AsyncClient(base_url=server.url) as http:
+        return (await http.get(path)).status_code
+
+
 async def test_a_drain_answers_waiting_pulls_and_takes_no_connection(server: Server) -> None:
     async with (
         httpx2.AsyncClient(base_url=server.url) as http,
@@ -422,7 +447,7 @@ async def test_an_unknown_variable_is_warned_of(spawn: Any) -> None:
 def test_the_help_names_every_setting() -> None:
     text = " ".join(CliRunner().invoke(serve, ["--help"], terminal_width=200).output.split())
     for setting in SETTINGS:
-        assert setting.flag in text
+        assert setting.flag in text or not setting.has_flag
         assert setting.variable in text
     assert "Examples:" in text
 

@@ -14,9 +14,11 @@ from gateway.broker import Broker
 from gateway.config import Config
 from gateway.key_file import replace_keys
 from gateway.keyring import Rotated
-from gateway.store_commands import doctor, provision, set_replicas
-from gateway.store_marks import FILE, Mark, MarkKeeper, read_mark, write_mark
+from gateway.mark_file import write_file
+from gateway.store_commands import doctor, forget_server, provision, set_replicas
+from gateway.store_marks import FILE, Mark, MarkKeeper, read_mark
 from gateway.stores import Stores, open_stores
+from loadtests.server import free_port
 from metadata.catalog import Principal, QueueSettings
 from push.errors import Refused
 from push.ports import Partition
@@ -211,6 +213,38 @@ def test_the_number_of_replicas_is_set_by_a_command(node: Node) -> None:
     assert (code, "0 of 2 replicas are attached" in said) == (0, True)
 
 
+def test_a_new_version_is_provisioned_while_a_replica_is_out(node: Node) -> None:
+    """Managers have taken it out: who says as many as there are in all is right, and changes
+    nothing; to be told to say so by set-replicas would stop publishing."""
+    assert run(provision, "--storage", url(node), "--replicas", "0")[0] == 0
+    node.ask("HSET", "{tocsin}:shard", "out", "10.0.0.2:6379")
+    assert run(provision, "--storage", url(node), "--replicas", "1")[0] == 0
+    assert node.ask("HMGET", "{tocsin}:shard", "replicas", "out") == ["0", "10.0.0.2:6379"]
+    code, said = run(provision, "--storage", url(node), "--replicas", "0")
+    assert code == 1
+    assert "with 1 replicas already" in said
+
+
+def test_a_server_that_will_never_be_back_is_forgotten(node: Node) -> None:
+    """Only one that managers have taken out, and where nobody answers: whoever is forgotten is not
+    locked out of servers that join."""
+    assert run(provision, "--storage", url(node), "--replicas", "0")[0] == 0
+    gone, there = f"127.0.0.1:{free_port()}", f"{node.address}:{node.port}"
+    for place in (gone, there, "10.0.0.2:6379"):
+        node.ask("HSET", "{tocsin}:managed", f"user:{place}", "replica-2")
+    node.ask("HSET", "{tocsin}:shard", "out", f"10.0.0.2:6379 {gone} {there}")
+    code, said = run(forget_server, there, "--storage", url(node))
+    assert (code, "answers" in said) == (1, True)
+    assert run(forget_server, gone, "--storage", url(node))[0] == 0
+    assert node.ask("HGET", "{tocsin}:shard", "out") == f"10.0.0.2:6379 {there}"
+    users = node.ask("HMGET", "{tocsin}:managed", f"user:{gone}", "user:10.0.0.2:6379")
+    assert users == [None, "replica-2"]
+    code, said = run(forget_server, gone, "--storage", url(node))
+    assert (code, "nothing has changed" in said) == (1, True)
+    assert run(provision, "--storage", url(node), "--replicas", "2")[0] == 0
+    assert run(forget_server, "gone", "--storage", url(node))[0] == 2
+
+
 @pytest.mark.parametrize("which", [0, 2])
 def test_one_primary_of_a_cluster_may_have_fewer_replicas_than_the_others(
     redis_binary: Binary, tmp_path: Path, which: int
@@ -275,7 +309,7 @@ async def test_a_mark_is_written_at_the_end_too(tmp_path: Path) -> None:
 
 def test_a_mark_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
     assert read_mark(tmp_path) is None
-    write_mark(tmp_path, Mark(incarnation="i"))
+    write_file(tmp_path / FILE, Mark(incarnation="i"))
     (tmp_path / FILE).write_bytes(b'{"incar')
     with pytest.raises(Refused, match="remove it when you know"):
         read_mark(tmp_path)

@@ -12,7 +12,7 @@ from storage.memory import MemoryStorage
 from tests.contract.stores import append
 
 P = Partition("q-1", 0)
-STAGES = Stages(0, 0, 0)
+STAGES = Stages(0, 0)
 
 
 def record(first: int, size: int) -> Record:

@@ -1,5 +1,6 @@
 """Everything that can be asked of a broker over HTTP, by anybody, and how it must be answered."""
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -96,6 +97,7 @@ REST: Final[Mapping[str, Make]] = {
     "list_dead_letters": lambda w, a, c: Ask(
         "GET", "/dead-letters", query=_with_key(c), key=EVERY if c.key is None else c.key
     ),
+    "queue_metrics": lambda w, a, c: Ask("GET", "/metrics"),
     "redrive_dead_letters": lambda w, a, c: Ask(
         "POST", "/dead-letters/redrive", {}, also=_other(c.queue)
     ),
@@ -167,6 +169,10 @@ def _without(answer: httpx2.Response, queue: str) -> tuple[int, str]:
 def _check_answer(
     world: World, actor: Actor, name: str, choice: Choice, answer: httpx2.Response
 ) -> None:
+    if name == "queue_metrics":
+        shown = set(re.findall(r'tenant="([^"]*)",queue="([^"]*)"', answer.text))
+        assert shown == {(actor.tenant, choice.queue)}
+        return
     found = json_of(answer)
     verb = {"pull": "consume", "peek_queue": "read", "list_dead_letters": "read"}.get(name)
     for body in bodies_in(found):
@@ -213,6 +219,32 @@ async def list_sessions(world: World, actor: Actor, choice: Choice) -> bool:
         owner = world.sessions[actor.tenant, one["session"]]
         assert owner == actor or (actor.may("manage", "*") and owner.tenant == actor.tenant)
     return True
+
+
+async def list_clusters(world: World, actor: Actor, choice: Choice) -> bool:
+    """For who may manage everything."""
+    code = code_of(await world.rest(actor, "GET", "/v1/clusters"))
+    if not actor.is_let_in:
+        assert code == "unauthorized"
+        return False
+    is_allowed = actor.may("manage", "*")
+    assert code == ("" if is_allowed else "forbidden")
+    return is_allowed
+
+
+async def metrics(world: World, actor: Actor, choice: Choice) -> bool:
+    """For who may observe, or manage, everything: of his tenant, and of nobody else's queues."""
+    answer = await world.rest(actor, "GET", "/metrics")
+    code = code_of(answer)
+    if not actor.is_let_in:
+        assert code == "unauthorized"
+        return False
+    is_allowed = actor.may("manage", "*") or actor.may("observe", "*")
+    assert code == ("" if is_allowed else "forbidden")
+    shown = set(re.findall(r'tenant="([^"]*)"', answer.text))
+    own = {actor.tenant} if is_allowed and world.queues_of(actor.tenant) else set()
+    assert shown == own, (shown, own)
+    return is_allowed
 
 
 async def open_session(world: World, actor: Actor, choice: Choice) -> bool:
@@ -304,6 +336,8 @@ def _plain(method: str, path: str, *codes: str) -> Callable[..., Any]:
 OTHERS: Final[Mapping[str, Callable[[World, Actor, Choice], Any]]] = {
     "list_queues": list_queues,
     "list_sessions": list_sessions,
+    "list_clusters": list_clusters,
+    "metrics": metrics,
     "open_session": open_session,
     "post_frames": post_frames,
     "poll_frames": poll_frames,

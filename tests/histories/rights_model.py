@@ -32,7 +32,7 @@ NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
     "explain_key": ("consume", "manage"), "list_held": ("consume", "manage"),
     "list_leases": ("consume", "manage"), "pause_queue": ("manage",), "resume_queue": ("manage",),
     "purge_queue": ("manage",), "peek_queue": ("read",), "list_dead_letters": ("read",),
-    "redrive_dead_letters": ("manage",),
+    "redrive_dead_letters": ("manage",), "queue_metrics": ALL_VERBS,
 }  # fmt: skip
 """Of the operations that name a queue: one of these verbs on it."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from metadata.catalog import Group, Queue
-from metadata.redis_store import found_catalog
+from metadata.redis_database import found_catalog
 from push.errors import TocsinError
 from push.ports import Partition
 from storage.redis_provision import provision

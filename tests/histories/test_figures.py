@@ -138,7 +138,7 @@ async def test_every_partition_is_shown_with_its_owner_or_without(house: House) 
         "no_consumer"
     }
     assert sum(place["lag"] for place in unowned["partitions"]) == unowned["lag"] == 20
-    assert {place["owner"] for place in unowned["partitions"]} == {None}
+    assert {(place["owner"], place["member"]) for place in unowned["partitions"]} == {(None, None)}
     sessions = [await house.subscribe(queue, group, credit=3) for _ in range(2)]
     for session, _ in sessions:
         await session.take(3)
@@ -148,6 +148,7 @@ async def test_every_partition_is_shown_with_its_owner_or_without(house: House) 
     names = {consumer.name: session for session, consumer in sessions}
     for place in owned["partitions"]:
         session = names[place["owner"]["consumer"]]
+        assert place["member"] == place["owner"]["consumer"]
         assert place["owner"] == {
             "consumer": place["owner"]["consumer"], "session": session.session_id,
             "subscription": int(place["owner"]["consumer"].rpartition(".")[2]),

@@ -623,7 +623,7 @@ async def test_parked_keys_are_decided_through_any_gateway(town: Town) -> None:
     described = await two.broker.describe_group(ANYBODY, two.find(), "billing")
     (partition,) = cast(list[dict[str, object]], described["partitions"])
     assert (partition["owner"], partition["waits_for"]) == (None, "elsewhere")
-    assert described["members"] == [consumer.name]
+    assert described["members"] == [partition["member"]] == [consumer.name]
     explained = await two.broker.explaining.explain(ANYBODY, two.find(), "k0", "billing", "")
     assert explained.groups[0].also == ["elsewhere"]
     consumer.leave()

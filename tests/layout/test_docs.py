@@ -5,13 +5,16 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
 from tocsin import wire
 
 from gateway import frames
+from gateway.deliverylog.lines import Carrier, Cause, Ended, Line
+from gateway.deliverylog.lines import encode as encode_line
+from gateway.metrics.registry import METRICS
 from gateway.needs import NEEDS
 from gateway.rest import OPERATIONS
 from metadata.catalog import QueueSettings
@@ -126,7 +129,8 @@ def encode(fields: dict[str, Any]) -> bytes:
     match fields.pop("type"):
         case "welcome":
             given = ("session", "broker", "heartbeat_s", "linger_s", "resumed", "right_lasts_s")
-            return frames.welcome(**{name: fields[name] for name in given})
+            clock = {"clock_unix_us": fields["clock_unix_us"]}
+            return frames.welcome(**{name: fields[name] for name in given}, **clock)
         case "ok":
             return frames.ok(**fields)
         case "error":
@@ -150,6 +154,25 @@ def encode(fields: dict[str, Any]) -> bytes:
         case "pong":
             return frames.pong(**fields)
     raise AssertionError("a frame that gateway.frames does not write")
+
+
+LINES = re.findall(r"^```ndjson\n(.*?)^```$", text(Path("PROTOCOL.md")), re.M | re.S)
+
+
+@pytest.mark.parametrize("line", "".join(LINES).splitlines())
+def test_the_delivery_log_writes_its_lines_as_documented(line: str) -> None:
+    assert json.loads(encode_line(msgspec.json.decode(line, type=Line))) == json.loads(line)
+
+
+def test_every_kind_and_word_of_the_delivery_log_is_documented() -> None:
+    document = section("PROTOCOL.md", "The delivery log")
+    shown = {json.loads(line)["kind"] for line in "".join(LINES).splitlines()}
+    assert shown == {kind.__struct_config__.tag for kind in get_args(Line)}
+    for kind in get_args(Line):
+        for field in msgspec.structs.fields(kind):
+            assert field.encode_name in document, f"{kind.__name__}.{field.encode_name}"
+    for word in (*get_args(Cause), *get_args(Ended), *get_args(Carrier)):
+        assert f"`{word}`" in document, word
 
 
 def test_every_frame_has_an_example() -> None:
@@ -196,6 +219,17 @@ def test_the_table_of_needs_is_that_of_the_operations() -> None:
         assert rows[meaning] == ", ".join(named)
 
 
+def test_the_table_of_metrics_is_that_of_the_code() -> None:
+    rows = table_rows(section("PROTOCOL.md", "Metrics"))
+    assert [row[0].strip("`") for row in rows] == list(METRICS)
+    for name, kind, labels, of, words in rows:
+        metric = METRICS[name.strip("`")]
+        assert (kind, words) == (metric.kind, metric.help)
+        assert tuple(re.findall(r"`([a-z]+)`", labels)) == metric.labels
+        assert ("*holders*" in of) is metric.is_for_holders
+        assert tuple(one for one in of.split(", ") if one != "*holders*") == metric.of
+
+
 def test_bounds_have_the_values_of_the_code() -> None:
     for name, value, _ in table_rows(section("PROTOCOL.md", "Bounds")):
         assert float(value) == getattr(limits, name.strip("`")), name
@@ -208,7 +242,7 @@ def test_every_queue_setting_is_in_the_table_with_its_default() -> None:
         for name, default in zip(names.split(", "), defaults.split(", ") * 2, strict=False):
             shown[name.strip("`")] = default.strip("`")
     for field in msgspec.structs.fields(QueueSettings):
-        default = "none" if field.default is None else str(field.default)
+        default = "none" if field.default in (None, ()) else str(field.default)
         assert shown[field.name] == default.removesuffix(".0"), field.name
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.layout.tree import ROOT, files, parsed, text
 
-LOCKS = ("requirements.lock", "requirements-dev.lock")
+LOCKS = ("requirements.lock", "requirements-spark.lock", "requirements-dev.lock")
 
 
 def names(lines: list[str]) -> set[str]:
@@ -32,6 +32,8 @@ def test_locks_pin_everything_that_is_wanted() -> None:
     client = tomllib.loads(text(Path("clients/python/pyproject.toml")))
     running = names(server["project"]["dependencies"] + client["project"]["dependencies"])
     assert running - {"tocsin"} <= locked("requirements.lock")
+    analytics = names(server["project"]["optional-dependencies"]["spark"])
+    assert analytics <= locked("requirements-spark.lock")
     assert names(server["dependency-groups"]["dev"]) <= locked("requirements-dev.lock")
 
 

@@ -8,6 +8,10 @@ from tests.layout.tree import OUTSIDE, ROOT, SERVER, each, files, imports, parse
 PURE = (
     *files(".py", "push"),
     *(Path(f"gateway/{name}.py") for name in ("frames", "session", "outbox", "usage")),
+    *(
+        Path(f"gateway/deliverylog/{name}.py")
+        for name in ("chunks", "clock", "deliveries", "lines", "publishes", "reads", "slot_log")
+    ),
 )
 CLIENTS_IN_THE_SERVER = {Path("gateway/demo.py")}
 """The only modules of the server that may use the SDK: they are clients that ship with it."""

@@ -19,6 +19,8 @@ from loadtests.chaos_history import (
     Publishing,
     Read,
     ReaderTold,
+    ReplicaGone,
+    ReplicaIn,
     Serves,
     World,
 )  # fmt: skip
@@ -31,6 +33,8 @@ KEYS: Final = 6
 PRODUCERS: Final = 2
 LEASE_S: Final = 3.0
 NODE_TIMEOUT_S: Final = 0.5
+AWAY_S: Final = 15.0
+"""In which publishing goes on when a replica has gone."""
 STEP_NS: Final = NS // 1000
 
 
@@ -242,6 +246,15 @@ class Story:
         for producer in range(PRODUCERS):
             self.publish(producer=producer)
 
+    def away(self) -> None:
+        """A replica goes and is let in again; publishing waits until it is taken out."""
+        self.tell(ReplicaGone(self.now()))
+        for seconds in (self.random.uniform(0, AWAY_S - 1), AWAY_S - 1):
+            self.at += int(seconds * NS)
+            for producer in range(PRODUCERS):
+                self.publish(producer=producer)
+        self.tell(ReplicaIn(self.now(), AWAY_S))
+
     def late(self, log: Log, old: list[Delivered], before: Log) -> None:
         """The owner of before gives something once more, and what is acked to it is stale."""
         one = old[0]
@@ -275,7 +288,7 @@ class Story:
         acts: list[tuple[Callable[[], object], int]] = [
             (self.publish, 30), (self.give_any, 40), (self.ack_any, 30), (self.nack_any, 4),
             (self.read, 15), (self.leave, 1), (self.lease_ends, 1), (self.fault, 2),
-            (self.refuse, 1),
+            (self.refuse, 1), (self.away, 1),
         ]  # fmt: skip
         self.random.choices([act for act, _ in acts], [weight for _, weight in acts])[0]()
 
@@ -299,6 +312,7 @@ def story(seed: int, steps: int) -> Story:
     for _ in range(steps):
         told.act()
     told.fault()
+    told.away()
     told.refuse()
     told.end()
     return told

@@ -22,6 +22,8 @@ from loadtests.chaos_history import (
     Publishing,
     Read,
     ReaderTold,
+    ReplicaGone,
+    ReplicaIn,
     receipt_epoch,
 )  # fmt: skip
 from loadtests.checker import ALL_KINDS, ChaosVerdict, Checker
@@ -34,7 +36,15 @@ from loadtests.history import (
     Unreadable,
     read_lines,
 )  # fmt: skip
-from tests.loadtests.stories import GROUP, LEASE_S, NODE_TIMEOUT_S, QUEUE, Story, story
+from tests.loadtests.stories import (
+    AWAY_S,
+    GROUP,
+    LEASE_S,
+    NODE_TIMEOUT_S,
+    QUEUE,
+    Story,
+    story,
+)  # fmt: skip
 
 SEEDS = st.integers(0, 1 << 32)
 
@@ -69,6 +79,8 @@ def test_a_run_says_what_it_consisted_of() -> None:
     )
     assert 0 < sum(verdict.acknowledged_per_fault) <= verdict.counts["acknowledged"]
     assert 0 < verdict.comeback_s < NODE_TIMEOUT_S + 10
+    assert verdict.pauses_s
+    assert all(0 < pause_s < AWAY_S for pause_s in verdict.pauses_s)
     assert verdict.counts["acks of an owner of before refused"] > 0
 
 
@@ -239,6 +251,17 @@ def stalled(told: Story) -> None:
     told.publish(producer=1)
 
 
+def paused(told: Story) -> None:
+    told.publish(producer=0)
+    told.publish(producer=1)
+    told.tell(ReplicaGone(told.now()))
+    told.publish(producer=0)
+    told.at += int(14.9 * NS)
+    told.publish(producer=0)
+    told.at += int(0.2 * NS)
+    told.tell(ReplicaIn(told.now(), 15.0))
+
+
 def slow_drain(told: Story) -> None:
     told.tell(Drained(told.now(), 1000, 1.3, healthy=False))
 
@@ -260,7 +283,8 @@ def read_gap(told: Story) -> None:
 PLANTED: list[Callable[[Story], None]] = [
     lost, invented, altered, refused_given, stored_twice, shared_place, key_moved, sending_order,
     first_order, overtaken, given_after_ack, not_returned, number_reused, epoch_shared, unexplained,
-    given_late, zombie_settled, stale_settled, stalled, slow_drain, read_lost, read_order, read_gap,
+    given_late, zombie_settled, stale_settled, stalled, paused, slow_drain, read_lost, read_order,
+    read_gap,
 ]  # fmt: skip
 
 
@@ -317,6 +341,8 @@ def test_the_world_and_readers_are_read_from_lines() -> None:
         line("world", {}, call="lost"),
         line("world", {"fault": 2, "kind": "kill", "gateways": ["g"]}, call="begins"),
         line("world", {"fault": 2}, call="ends"),
+        line("world", {}, call="replica-gone"),
+        line("world", {"within_s": 15.0}, call="replica-in"),
         line("read", {"type": "push", "partition": 4, "offset": 7, "next": 8,
                       "messages": [message]}, queue="q", group="r"),
         line("read", {"type": "ok", "ref": 1, "positions": [
@@ -326,6 +352,8 @@ def test_the_world_and_readers_are_read_from_lines() -> None:
         Lost(5, "s3"),
         FaultBegins(5, 2, "kill", ("g",)),
         FaultEnds(5, 2),
+        ReplicaGone(5),
+        ReplicaIn(5, 15.0),
         Read(5, "q", "r", 4, 7, "k", b"1"),
         ReaderTold(5, "q", "r", 4, "gap"),
     ]  # fmt: skip

@@ -60,3 +60,40 @@ def test_empty_histogram_says_zero_and_clear_empties() -> None:
 def test_percent_outside_of_its_range_is_refused() -> None:
     with pytest.raises(ValueError, match="between 0 and 100"):
         Histogram().percentile(101)
+
+
+@pytest.mark.parametrize("bits", range(7, 42))
+def test_a_bucket_ends_where_the_next_one_begins(bits: int) -> None:
+    """On both sides of every edge between powers of two, and of the first edge behind it: what is
+    below is told as at most the last value there, what is above as more."""
+    width = 1 << (bits - 6)
+    for edge in (1 << bits, (1 << bits) + width):
+        below, above = Histogram(), Histogram()
+        below.record(edge - 1)
+        above.record(edge)
+        assert below.buckets() == [(edge - 1, 1)]
+        ((highest, _),) = above.buckets()
+        assert highest == min(edge + width - 1, VALUE_MAX)
+        below.record(VALUE_MAX)
+        above.record(VALUE_MAX)
+        assert below.percentile(50) == edge - 1
+        assert above.percentile(50) >= edge
+
+
+def test_values_of_less_than_a_millisecond_are_told_apart() -> None:
+    """300 and 310 µs in nanoseconds: whole milliseconds, as Locust has them, would be 0."""
+    histogram = Histogram()
+    histogram.record(300_000, 99)
+    histogram.record(310_000)
+    assert histogram.percentile(50) < 305_000 < histogram.percentile(100)
+
+
+def test_a_histogram_comes_back_from_its_buckets() -> None:
+    histogram = Histogram()
+    for value in (0, 127, 128, 129, 5_000_000, VALUE_MAX, VALUE_MAX):
+        histogram.record(value)
+    again = Histogram.of(histogram.buckets(), histogram.total, histogram.maximum)
+    assert again.buckets() == histogram.buckets()
+    for percent in (0, 50, 90, 99.9, 100):
+        assert again.percentile(percent) == histogram.percentile(percent)
+    assert (again.count, again.total, again.maximum) == (7, histogram.total, VALUE_MAX)

@@ -102,6 +102,30 @@ async def test_server_without_our_protocol_is_refused() -> None:
             await Inbox().wire(f"http://127.0.0.1:{port}")
 
 
+async def test_binary_messages_go_without_a_subprotocol() -> None:
+    inbox = Inbox()
+    async with serve(behave, "127.0.0.1", 0) as server:
+        port = next(iter(server.sockets)).getsockname()[1]
+        client = await wire.connect(
+            f"http://127.0.0.1:{port}", inbox.messages.put_nowait, on_closed=inbox.closed.set,
+            speech=wire.Speech("/", None, wire.BINARY),
+        )  # fmt: skip
+        client.send_all([b"\x00\xff", b"fragments"])
+        assert await inbox.messages.get() == b"\x00\xff"
+        assert await inbox.messages.get() == b"fragments"  # the text alone is a command
+        client.close()
+        await inbox.closed.wait()
+
+
+async def test_a_message_of_the_other_kind_ends_it(url: str) -> None:
+    inbox = Inbox()
+    client = await inbox.wire(url)
+    assert client.transport is not None
+    client.transport.write(wire.frame(b"binary", wire.BINARY))
+    await inbox.closed.wait()
+    assert "0x82" in client.close_reason
+
+
 @pytest.mark.parametrize(
     "data",
     [

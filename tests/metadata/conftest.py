@@ -7,7 +7,7 @@ import pytest
 
 from metadata.inprocess import InProcessMetadata
 from tests.memory import in_memory, tmp_path
-from tests.metadata.keepers import Keeper, LayoutKeeper, SqliteKeeper
+from tests.metadata.keepers import Keeper, LayoutKeeper, ServiceKeeper, SqliteKeeper
 from tests.servers.binaries import binaries
 from tests.servers.layouts import single
 from tests.servers.node import Node
@@ -24,11 +24,12 @@ def node() -> Iterator[Node]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """What the catalog promises over a file, and over the servers that `kinds` says."""
+    """What the catalog promises over a file, over the servers that `kinds` says, and over a
+    metadata service in front of either."""
     own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     if "keeper" in metafunc.fixturenames and "keeper" not in own:
         selected = metafunc.definition.get_closest_marker("layouts") is not None
-        each: list[str | Kind] = ["sqlite", *kinds(selected)]
+        each: list[str | Kind] = ["sqlite", *kinds(selected), "service", "service-servers"]
         metafunc.parametrize("keeper", each, ids=str, indirect=True)
 
 
@@ -40,6 +41,10 @@ async def keeper(
     made: Keeper
     if isinstance(request.param, Kind):
         made = LayoutKeeper(servers.of(request.param))
+        await made.empty()
+    elif request.param != "sqlite":
+        standing = servers.of(kinds(False)[0]) if request.param == "service-servers" else None
+        made = ServiceKeeper(tmp_path, standing)
         await made.empty()
     else:
         made = SqliteKeeper(tmp_path)

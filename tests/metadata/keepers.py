@@ -1,15 +1,19 @@
-"""Catalogs to test, whoever keeps their rows: a SQLite file, or a Redis or Valkey server."""
+"""Catalogs to test, whoever keeps their rows: a SQLite file, a Redis or Valkey server, or the nodes
+of a metadata service in front of one of the two."""
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 from metadata.inprocess import InProcessMetadata
-from metadata.redis_store import RedisStore
+from metadata.redis_database import RedisDatabase, found_catalog
+from metadata.row_store import RowStore
+from metadata.sqlite_database import FILE, SqliteDatabase
 from storage.redis_link import Address, Reach
 from storage.redis_primary import fixed
 from storage.redis_provision import provision
 from storage.redis_shard import Marks, RedisShard, Settings
+from tests.metadata.nodes import Service
 from tests.servers.node import Node
 from tests.storage.standing import Standing
 
@@ -55,7 +59,8 @@ class RedisKeeper:
     async def open(self, on_fatal: Callable[[str], None] | None = None) -> InProcessMetadata:
         """What the server holds, as one more gateway sees it; the first one makes it."""
         shard = await self.shard()
-        opened = await RedisStore.open(shard, found=True, on_fatal=on_fatal)
+        await found_catalog(shard)
+        opened = await RowStore.open(RedisDatabase(shard), on_fatal=on_fatal)
         await shard.heard()
         return InProcessMetadata(*opened)
 
@@ -79,7 +84,8 @@ class LayoutKeeper:
         """What they hold, as one more gateway sees it; the first one makes it."""
         shard = await self._servers.open(MARKS.incarnation)
         self._shards.push_async_callback(shard.close)
-        opened = await RedisStore.open(shard, found=True, on_fatal=on_fatal)
+        await found_catalog(shard)
+        opened = await RowStore.open(RedisDatabase(shard), on_fatal=on_fatal)
         await shard.heard()
         return InProcessMetadata(*opened)
 
@@ -88,4 +94,44 @@ class LayoutKeeper:
         await self._shards.aclose()
 
 
-Keeper = SqliteKeeper | LayoutKeeper
+class ServiceKeeper:
+    """Three nodes of a metadata service, which find each other's shards by the ring, over a file or
+    over servers, which are emptied first."""
+
+    def __init__(self, folder: Path, servers: Standing | None) -> None:
+        self._folder = folder
+        self._servers = servers
+        self._opened = AsyncExitStack()
+        self._service: Service | None = None
+
+    async def empty(self) -> None:
+        """As when all was new."""
+        if self._servers is not None:
+            await self._servers.empty(MARKS.incarnation)
+
+    async def _start(self) -> Service:
+        if self._servers is None:
+            service = Service(await SqliteDatabase.open(self._folder / FILE), "ring")
+            self._opened.push_async_callback(service.database.close)
+        else:
+            shard = await self._servers.open(MARKS.incarnation)
+            self._opened.push_async_callback(shard.close)
+            await found_catalog(shard)
+            service = Service(RedisDatabase(shard), "ring")
+        self._opened.push_async_callback(service.close)
+        for name in ("n1", "n2", "n3"):
+            await service.start(name)
+        return service
+
+    async def open(self, on_fatal: Callable[[str], None] | None = None) -> InProcessMetadata:
+        """What it has, as one more gateway sees it."""
+        if self._service is None:
+            self._service = await self._start()
+        return await self._service.gateway(on_fatal=on_fatal)
+
+    async def close(self) -> None:
+        """The nodes, and what they stand in front of."""
+        await self._opened.aclose()
+
+
+Keeper = SqliteKeeper | LayoutKeeper | ServiceKeeper

@@ -44,6 +44,8 @@ def test_no_settings_are_the_defaults() -> None:
     assert parse_settings(b"", QueueSettings) == QueueSettings()
 
 
+ALERT = {"name": "late", "when": "oldest_age_s", "above": 60, "queue": "alarms"}
+ALERTS = [{**ALERT, "name": f"a{number}"} for number in range(limits.ALERTS_MAX)]
 BOUNDS: dict[str, tuple[list[object], list[object]]] = {
     "partitions": ([1, 16, limits.PARTITIONS_MAX], [0, -1, limits.PARTITIONS_MAX + 1, 1.5, "1"]),
     "message_bytes_max": (
@@ -66,6 +68,20 @@ BOUNDS: dict[str, tuple[list[object], list[object]]] = {
     "durability": (["local", "quorum", "all"], ["memory", "none", 1]),
     "publish_messages_per_s": ([None, 0.001, 1000, 1e12], [0, -1, 0.0009, 1e13, "1"]),
     "publish_bytes_per_s": ([None, 0.001, 1_000_000], [0, -1, 1e13, True]),
+    "alerts": (
+        [[], [ALERT], ALERTS],
+        [
+            None,
+            [None],
+            [*ALERTS, ALERT],
+            [{"name": "late"}],
+            [{**ALERT, "when": "rate"}],
+            [{**ALERT, "above": -1}],
+            [{**ALERT, "above": 1e16}],
+            [{**ALERT, "lasts_s": 86_401}],
+            [{**ALERT, "whom": "me"}],
+        ],
+    ),
     "partition": ([], [16]),  # unknown
 }
 

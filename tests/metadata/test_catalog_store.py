@@ -14,6 +14,7 @@ import pytest
 
 from metadata.catalog import Group, GroupSettings, Membership, Queue, QueueSettings
 from metadata.data_keys import DataKey
+from metadata.sqlite_database import RowFile
 from metadata.store import APPLICATION_ID, CatalogStore, random_id
 from metadata.verify import verify_catalog
 from push.errors import Refused, Unknown
@@ -69,12 +70,17 @@ def test_each_opening_raises_the_boot_number(path: Path) -> None:
     assert boots == [1, 2, 3]
 
 
-def test_a_commit_is_synced(path: Path) -> None:
-    """synchronous=NORMAL loses acknowledged commits in a power cut; FULL is 2."""
-    with closing(CatalogStore(path)) as store:
+@pytest.mark.parametrize("kind", [CatalogStore, RowFile])
+def test_a_commit_is_synced_and_leaves_nothing_behind(
+    path: Path, kind: type[CatalogStore] | type[RowFile]
+) -> None:
+    """synchronous=NORMAL loses acknowledged commits in a power cut; FULL is 2. Rows of data keys
+    that an old master key opens are overwritten; also in the file of a metadata service."""
+    with closing(kind(path)) as store:
         run = store._connection.execute
         assert run("PRAGMA synchronous").fetchone() == (2,)
         assert run("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert run("PRAGMA secure_delete").fetchone() == (1,)
 
 
 def test_the_file_is_its_owners_alone(tmp_path: Path) -> None:

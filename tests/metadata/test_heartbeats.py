@@ -127,3 +127,17 @@ async def test_a_beat_that_comes_late_says_nothing(catalog: InProcessMetadata) -
     assert await catalog.beat("x", 10, {}) == {"x": 10}
     assert await catalog.beat("x", 9, {}) == {"x": 10}
     assert await catalog.beat("x", 100, {}) == {"x": 100}
+
+
+async def test_what_each_gateway_says_of_itself_is_what_it_said_last(
+    catalog: InProcessMetadata,
+) -> None:
+    """And nothing is left of one that was forgotten."""
+    await catalog.beat("x", 2, {}, "knows a key")
+    await catalog.beat("x", 1, {}, "knew another one")
+    await catalog.beat("y", 1, {})
+    assert await catalog.said() == {"x": "knows a key", "y": ""}
+    await catalog.beat("x", 3, {}, "knows two keys")
+    assert await catalog.said() == {"x": "knows two keys", "y": ""}
+    await catalog.beat("y", 2, {"x": 3})
+    assert await catalog.said() == {"y": ""}

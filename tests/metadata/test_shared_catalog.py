@@ -9,14 +9,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import metadata.redis_database
 import metadata.redis_reading
-import metadata.redis_store
 from gateway.guarded_metadata import GuardedMetadata
 from metadata.catalog import Group, GroupSettings, Membership, Principal, Queue, QueueSettings
 from metadata.data_keys import DataKey
 from metadata.inprocess import InProcessMetadata
+from metadata.redis_database import RedisDatabase, found_catalog
 from metadata.redis_rows import CHANGED, KEYS, STATE, key_of
-from metadata.redis_store import RedisStore
+from metadata.row_store import RowStore
 from metadata.tokens import TokenRecord
 from push.errors import Refused, Unknown
 from storage.redis_provision import provision
@@ -159,8 +160,8 @@ async def test_a_change_is_decided_by_how_it_is_now(
 ) -> None:
     """A gateway that has not heard yet neither takes what is there for what is wanted, nor refuses
     what is possible by now."""
-    monkeypatch.setattr(metadata.redis_store, "POLL_S", 3600)
-    monkeypatch.setattr(RedisStore, "_heard", lambda *_: None)
+    monkeypatch.setattr(RedisDatabase, "poll_s", 3600)
+    monkeypatch.setattr(RowStore, "_heard", lambda *_: None)
     here, there = await server.open(), await server.open()
     queue, _ = await here.put_queue(ALICE, "orders", SETTINGS)
     assert there.list_queues(ALICE) == []
@@ -233,7 +234,7 @@ async def test_what_is_sealed_on_one_gateway_can_be_opened_on_the_other(
 async def test_a_change_is_known_also_when_its_notice_is_lost(
     server: RedisKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RedisStore, "_heard", lambda *_: None)
+    monkeypatch.setattr(RowStore, "_heard", lambda *_: None)
     here, there = await server.open(), await server.open()
     await here.put_queue(ALICE, "orders", SETTINGS)
     assert await becomes(lambda: same(here, there)) < 1
@@ -244,7 +245,7 @@ async def test_a_change_is_known_also_when_its_notice_is_lost(
 async def test_a_notice_is_what_a_gateway_waits_for(
     server: RedisKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metadata.redis_store, "POLL_S", 3600)
+    monkeypatch.setattr(RedisDatabase, "poll_s", 3600)
     here, there = await server.open(), await server.open()
     await here.put_queue(ALICE, "orders", SETTINGS)
     await becomes(lambda: same(here, there))
@@ -256,7 +257,7 @@ async def test_who_has_missed_more_than_is_kept_reads_everything_again(
     server: RedisKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also what is gone by then, and several pages of it."""
-    monkeypatch.setattr(metadata.redis_store, "CHANGES_KEPT", 3)
+    monkeypatch.setattr(metadata.redis_database, "CHANGES_KEPT", 3)
     monkeypatch.setattr(metadata.redis_reading, "PAGE_ROWS", 10)
     here = await server.open()
     gone, _ = await here.put_queue(ALICE, "gone", SETTINGS)
@@ -264,8 +265,8 @@ async def test_who_has_missed_more_than_is_kept_reads_everything_again(
     await here.put_group(ALICE, kept, "gone", GroupSettings())
     await here.tokens.create(TOKEN)
     with monkeypatch.context() as slow:
-        slow.setattr(metadata.redis_store, "POLL_S", 3600)
-        slow.setattr(RedisStore, "_heard", lambda *_: None)
+        slow.setattr(RedisDatabase, "poll_s", 3600)
+        slow.setattr(RowStore, "_heard", lambda *_: None)
         there = await server.open()
         assert same(here, there)
         told: list[str] = []
@@ -415,9 +416,11 @@ async def test_a_look_at_a_primary_of_before_stops_nobody(
 async def test_there_must_be_a_catalog_unless_it_is_to_be_made(server: RedisKeeper) -> None:
     """Who takes an emptied store for a new one makes every queue anew beside its messages."""
     with pytest.raises(Refused, match="there is no catalog"):
-        await RedisStore.open(await server.shard())
-    made, _ = await RedisStore.open(await server.shard(), found=True)
-    again, _ = await RedisStore.open(await server.shard(), found=True)
+        await RowStore.open(RedisDatabase(await server.shard()))
+    await found_catalog(await server.shard())
+    made, _ = await RowStore.open(RedisDatabase(await server.shard()))
+    await found_catalog(await server.shard())
+    again, _ = await RowStore.open(RedisDatabase(await server.shard()))
     assert len(made.root_secret) == 32
     assert again.root_secret == made.root_secret
 
@@ -434,7 +437,7 @@ async def test_a_damaged_row_is_refused_by_its_name(server: RedisKeeper, kind: s
     value = server.node.ask("HGET", key_of(kind), row_id)
     server.node.ask("HSET", key_of(kind), row_id, value[:-3] + "~" + value[-2:])
     with pytest.raises(Refused, match=f"the row '{row_id}' of .*{kind} is damaged"):
-        await RedisStore.open(await server.shard())
+        await RowStore.open(RedisDatabase(await server.shard()))
 
 
 async def test_a_damaged_token_admits_nobody_and_is_said(
@@ -471,8 +474,9 @@ async def test_a_change_whose_outcome_is_unknown_comes_as_news(
 async def test_an_id_is_never_given_twice(server: RedisKeeper) -> None:
     """R1: also that of a queue that is gone and forgotten."""
     drawn = iter(["aaaaaaaaaa", "aaaaaaaaaa", "bbbbbbbbbb"])
-    store, contents = await RedisStore.open(
-        await server.shard(), found=True, draw_id=lambda: next(drawn)
+    await found_catalog(await server.shard())
+    store, contents = await RowStore.open(
+        RedisDatabase(await server.shard()), draw_id=lambda: next(drawn)
     )
     catalog = InProcessMetadata(store, contents)
     queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
@@ -534,7 +538,7 @@ async def test_of_two_gateways_with_one_view_one_changes_a_membership(
 async def test_gateways_hear_of_changed_memberships(server: RedisKeeper) -> None:
     shard = await server.shard()
     here = await server.open()
-    there = InProcessMetadata(*await RedisStore.open(shard))
+    there = InProcessMetadata(*await RowStore.open(RedisDatabase(shard)))
     told: list[tuple[str, int]] = []
     there.on_membership_changed(lambda group_id, generation: told.append((group_id, generation)))
     await shard.heard()

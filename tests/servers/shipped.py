@@ -12,7 +12,7 @@ from tests.servers.node import Login
 SHIPPED: Final = ROOT / "deploy/redis"
 MASTER: Final = "tocsin"
 """What the Sentinels call the primary."""
-USERS: Final = ("tocsin", "tocsin-admin", "replica", "sentinel", "operator")
+USERS: Final = ("tocsin", "tocsin-admin", "tocsin-manager", "replica", "sentinel", "operator")
 NODE_TIMEOUT_MS: Final = 1000
 DOWN_AFTER_MS: Final = 500
 MEMORY_MAX: Final = "256mb"

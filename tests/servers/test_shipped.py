@@ -49,6 +49,18 @@ BROKER_MAY = (
     "HSET {q}:x a 1", "DEL {q}:x", "XLEN {q}:log:0", "MULTI",
 )  # fmt: skip
 """Besides the functions."""
+MANAGER = login("tocsin-manager")
+MANAGER_NOT = (
+    "GET {q}:x", "SET {q}:x 1", "DEL {tocsin}:shard", "HGET {tocsin}:catalog version", "KEYS *",
+    "FLUSHALL", "FUNCTION LOAD x", "FUNCTION FLUSH", "SHUTDOWN NOSAVE", "MONITOR", "EVAL 1 0",
+    "PSYNC ? -1", "ACL DELUSER x", "ACL LOAD", "SAVE", "BGREWRITEAOF", "PUBLISH tocsin:wake x",
+)  # fmt: skip
+MANAGER_MAY = (
+    "INFO", "ROLE", "CONFIG GET masteruser", "CONFIG SET replica-priority 100", "ACL LIST",
+    "CLIENT KILL USER replica-3", "HMGET {tocsin}:shard replicas out", "WATCH {tocsin}:managed",
+    "HEXISTS {tocsin}:shard incarnation",
+)  # fmt: skip
+"""Besides the functions, and what changes who follows whom."""
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +192,17 @@ def test_the_broker_may_not(node: Node) -> None:
     assert node.ask("FUNCTION", "LIST")
 
 
+@pytest.mark.parametrize("words", MANAGER_MAY)
+def test_a_manager_may(node: Node, words: str) -> None:
+    node.ask(*words.split(), login=MANAGER)
+
+
+def test_a_manager_may_not(node: Node) -> None:
+    """It could give itself the rights; but what it is written to do does not reach a message."""
+    for words in MANAGER_NOT:
+        refused(node, MANAGER, words)
+
+
 def test_the_admin_may_not(node: Node) -> None:
     for words in NEITHER:
         refused(node, ADMIN, words)
@@ -230,7 +253,7 @@ def test_the_commands_of_the_page_fill_the_passwords_in(
     subprocess.run(["sh", "-eu", "-c", shown[1]], cwd=tmp_path, check=True)
     words = dict(line.split() for line in (tmp_path / "passwords").read_text().splitlines())
     written = (tmp_path / "users.acl").read_text()
-    assert len(set(words.values())) == 5
+    assert len(set(words.values())) == 6
     assert (tmp_path / "passwords").stat().st_mode & 0o077 == 0
     for file in ("users.acl", "sentinel-users.acl", "node.conf", "sentinel.conf"):
         assert not re.search("_SHA256|_PASSWORD", (tmp_path / file).read_text())

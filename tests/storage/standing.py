@@ -24,6 +24,7 @@ from tests.servers.node import Node
 from tests.servers.shipped import MASTER, login
 from tests.storage.shards import address
 
+WHOLE: Final = os.environ.get("TOCSIN_CONTRACT") == "all"
 LAYOUTS: Final = ("single", "sentinel", "cluster")
 CONNECT_S: Final = 30.0
 WAIT_S: Final = 15.0
@@ -53,7 +54,7 @@ def all_kinds() -> list[Kind]:
 def kinds(is_selected: bool) -> list[Kind]:
     """Those that a test of the contract runs on; `is_selected`: it is marked `layouts`."""
     found = all_kinds()
-    return found if is_selected or os.environ.get("TOCSIN_CONTRACT") == "all" else found[:1]
+    return found if is_selected or WHOLE else found[:1]
 
 
 def reach_of(user: str) -> Reach:

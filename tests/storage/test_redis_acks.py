@@ -217,8 +217,8 @@ def without_touches() -> Library:
     texts = {each.name: each.read_text() for each in folder.iterdir() if each.name.endswith("lua")}
     for name, write, read in [
         (BEGIN, "redis.call('HINCRBY', prefix .. 'queue', 'acts', 1)", "local _ = 1"),
-        ("shard.lua", "return {redis.call('HINCRBY', keys[1], 'touches', 1), held[2]}",
-         "return {1, held[2]}"),
+        ("shard.lua", "return {redis.call('HINCRBY', keys[1], 'touches', 1), held[2],",
+         "return {1, held[2],"),
     ]:  # fmt: skip
         assert texts[name].count(write) == 1
         texts[name] = texts[name].replace(write, read)

@@ -9,7 +9,8 @@ from redis import exceptions
 from push.errors import Fenced, Refused, Unknown
 from push.ports import Durability
 from storage.redis_answers import Moved, answer, refusal
-from storage.redis_copies import copies_needed, doubt_of, fields
+from storage.redis_copies import copies_needed, doubt_of, fields, places, without
+from storage.redis_copying import info_period_ms
 from storage.redis_library import joined, library
 from storage.redis_link import Address, Reach, packed
 from storage.redis_looks import pattern_of
@@ -66,6 +67,18 @@ def test_replicas_beyond_those_set_up_or_seen_twice_are_not_believed() -> None:
     assert "counts twice" in doubt_of(replication(1, 1), 2)
     assert "no primary" in doubt_of(replication(role="slave"), 2)
     assert "no primary" in doubt_of({}, 2)
+
+
+def test_who_is_not_counted_puts_in_doubt_what_is_confirmed() -> None:
+    """R28: it may lack what was acknowledged, and WAIT counts it. Where nobody is waited for, it is
+    as if it were not attached."""
+    out = {next(iter(places(replication(2))))}
+    assert "is not counted" in doubt_of(replication(1, 2), 1, out)
+    assert "is not counted" in doubt_of(replication(1, 2), 2, out)
+    assert doubt_of(replication(1), 1, out) == ""
+    assert doubt_of(replication(2), 0, out) == ""
+    assert "1 replicas are attached" in doubt_of(replication(1, 2), 0, out)
+    assert without(replication(1, 2), out) == replication(1)
 
 
 REFUSALS = [
@@ -243,3 +256,9 @@ async def test_the_sentinel_with_the_newest_configuration_is_believed() -> None:
         server.close()
     with pytest.raises(Refused, match="no Sentinel names the primary"):
         await find()
+
+
+def test_how_often_a_sentinel_asks_is_what_it_says_or_as_it_begins() -> None:
+    told = [[b"INFO-PERIOD", b"100", b"PING-PERIOD", b"400"]]
+    assert info_period_ms(told) == 100
+    assert info_period_ms([told[0][2:]]) == info_period_ms("no reply in time") == 10_000

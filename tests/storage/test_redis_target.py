@@ -4,7 +4,7 @@ shown."""
 import pytest
 
 from storage.redis_link import Address
-from storage.redis_target import parse
+from storage.redis_target import CLUSTER_DEFAULT, parse, parse_all
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,27 @@ def test_a_login_and_certificates_are_taken_from_it() -> None:
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(ValueError):
         parse(text)
+
+
+def test_several_clusters_have_names_and_zones() -> None:
+    text = "redis://u:s3@h?cluster=a&zone=north  redis+sentinel://b,c/main?zone=south&cluster=b.2"
+    one, other = parse_all(text)
+    assert (one.cluster, one.zone, one.shown) == ("a", "north", "redis://u@h:6379")
+    assert (other.cluster, other.zone, other.name) == ("b.2", "south", "main")
+    assert parse_all("redis://h")[0].cluster == CLUSTER_DEFAULT
+    (tls,) = parse_all("rediss://h?cluster=a&ca_file=/c")
+    assert (tls.cluster, tls.reach.ca_file) == ("a", "/c")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", " ", "redis://a redis://b", "redis://a?cluster=x redis://b?cluster=x",
+        "redis://a?cluster=", "redis://a?cluster=a%20b", "redis://a?cluster=a&cluster=b",
+        "redis://a?cluster=a,redis://b?cluster=b", "redis://a?zone=/", "redis://a?name=a",
+        " ".join(f"redis://a?cluster=c{number}" for number in range(65)),
+    ],
+)  # fmt: skip
+def test_clusters_that_cannot_be_told_apart_are_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_all(text)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.server import free_port
+from loadtests.server import Server, free_port, tocsin
 
 DEMO = (sys.executable, "-c", "from gateway.demo import demo; demo(prog_name='tocsin demo')")
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +84,16 @@ def test_demo_that_is_killed_leaves_no_broker_behind(demo: Demo) -> None:
     deadline = time.monotonic() + 30
     while demo.listens():
         assert time.monotonic() < deadline, "the broker outlived its demo"
+
+
+def test_demo_shows_itself_on_a_broker_that_runs_already(server: Server) -> None:
+    said = subprocess.run(
+        tocsin("demo", "--url", f"{server.url}/", "--seconds", "5"),
+        capture_output=True, text=True, timeout=60, check=True,
+    ).stdout  # fmt: skip
+    assert server.url in said
+    assert "end to end p50" in said
+    assert server.running()
 
 
 def test_taken_port_is_explained(tmp_path: Path) -> None:

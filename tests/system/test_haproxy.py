@@ -1,8 +1,6 @@
 """The shipped configuration of HAProxy, in front of a broker: what comes through, and what not."""
 
 import asyncio
-import os
-import shutil
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -26,6 +24,8 @@ from loadtests.server import free_port
 from tests.authority import Authority
 from tests.gateway.conftest import never
 from tests.layout.tree import ROOT
+from tests.servers.balancing import AS_ITS_OWN_USER, may_be_itself
+from tests.servers.programs import needed
 
 TOKEN = "a-token-of-24-characters"
 WAIT_S = 10.0
@@ -74,8 +74,8 @@ def configuration(folder: Path, broker: int, port: int, log: int) -> Path:
         "timeout http-request 10s": "timeout http-request 500ms",
         "maxconn 100000": "maxconn 200",
     }
-    if os.getuid() != 0:
-        changes |= {"    user haproxy\n    group haproxy\n    chroot /var/lib/haproxy\n": ""}
+    if not may_be_itself():
+        changes |= {AS_ITS_OWN_USER: ""}
     for before, after in changes.items():
         assert text.count(before) == 1, before
         text = text.replace(before, after)
@@ -87,8 +87,7 @@ def configuration(folder: Path, broker: int, port: int, log: int) -> Path:
 @asynccontextmanager
 async def proxied(folder: Path) -> AsyncIterator[Behind]:
     """A broker behind HAProxy."""
-    executable = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
-    assert executable, "HAProxy is needed here: Debian and Ubuntu: apt install haproxy"
+    executable = needed("haproxy")
     authority = Authority(folder)
     pair = authority.issue("proxy")
     (folder / "tocsin.pem").write_bytes(pair.cert.read_bytes() + pair.key.read_bytes())

@@ -26,6 +26,8 @@ async def test_mutated_frames_get_their_errors_and_cost_nobody_a_message() -> No
 
 async def test_who_means_harm_is_answered_and_costs_bounded_memory() -> None:
     """P9, P12: slowly, large, compressed, deaf, and too often, all at once."""
-    few = Attack(slow=60, readers=60, header_mib=2, large=2, hoards=25, bombs=1, floods=1)
+    few = Attack(
+        leaves_cores=False, slow=60, readers=60, header_mib=2, large=2, hoards=25, bombs=1, floods=1
+    )
     plan = HostilePlan(seconds=1.0, rounds=1, nice_seconds=0.0, attack=few, apart=False)
     hold(await hostile(plan, print))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.layout.tree import ROOT, SERVER
 
-ABSENT = (*SERVER, "loadtests", "starlette", "uvicorn", "uvloop", "orjson")
+ABSENT = (*SERVER, "loadtests", "spark", "starlette", "uvicorn", "uvloop", "orjson")
 PROBE = f"""
 import importlib.util, pathlib, sys
 import tocsin, tocsin.blocking, tocsin.effects, tocsin.cli.main

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,9 @@ async def test_a_session_goes_as_the_protocol_shows(
     assert push["attempt"] == 2
 
     (ping,) = shown("client", type="ping")
-    assert await socket.ask(ping) == shown("broker", type="pong")[0]
+    answer, example = await socket.ask(ping), shown("broker", type="pong")[0]
+    assert abs(answer["clock_unix_us"] / 1e6 - time.time()) < 10  # of this machine's clock
+    assert {**answer, "clock_unix_us": example["clock_unix_us"]} == example
     (unsubscribe,) = shown("client", type="unsubscribe")
     assert (await socket.ask(unsubscribe))["type"] == "ok"
 

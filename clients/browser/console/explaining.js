@@ -29,7 +29,7 @@ export function sentenceOf(group) {
 export function ownerOf(owner) {
   if (!owner) return "nobody";
   const { word } = transportOf(owner.transport);
-  if (owner.consumer === "pulls") return "whoever pulls, over HTTP";
+  if (owner.transport === "pull") return "whoever pulls, over HTTP";
   const name = owner.client || owner.consumer || "a consumer";
   return `${name} (${word})`;
 }

@@ -11,6 +11,7 @@ import { Poller } from "./poller.js";
 import { Histories } from "./rates.js";
 import { formatRoute, parseRoute } from "./route.js";
 import { headOf } from "./views/common.js";
+import { ClustersView } from "./views/clusters.js";
 import { ExplainView } from "./views/explain.js";
 import { GroupView } from "./views/group.js";
 import { DeadLettersView, MessagesView } from "./views/messages.js";
@@ -31,9 +32,10 @@ const VIEWS = {
   messages: MessagesView,
   deadLetters: DeadLettersView,
   sessions: SessionsView,
+  clusters: ClustersView,
   explain: ExplainView,
 };
-const SECTIONS = { sessions: "sessions", explain: "explain" };
+const SECTIONS = { sessions: "sessions", clusters: "clusters", explain: "explain" };
 const GONE = ["queue_not_found", "group_not_found", "invalid_name"];
 const FINAL = ["unauthorized", "forbidden", "origin_refused", "invalid_request", "not_found",
   ...GONE];

@@ -11,6 +11,7 @@
  */
 
 const NAME = /^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$/;
+const WHOLE = ["sessions", "clusters", "explain"];
 const VIEWS_OF_QUEUE = new Map([
   [undefined, "queue"],
   ["messages", "messages"],
@@ -38,9 +39,7 @@ export function parseRoute(hash) {
   const [first, queue, word, group, last] = parts;
   if (first === undefined) return { view: "overview", query };
   if (parts.length === 1 && first === "queues") return { view: "overview", query };
-  if (parts.length === 1 && (first === "sessions" || first === "explain")) {
-    return { view: first, query };
-  }
+  if (parts.length === 1 && WHOLE.includes(first)) return { view: first, query };
   if (first !== "queues" || !NAME.test(queue)) return unknown;
   if (word !== "groups") {
     const view = VIEWS_OF_QUEUE.get(word);
@@ -67,7 +66,7 @@ export function formatRoute(view, { queue, group, query = {} } = {}) {
 /** @param {string} view @param {string} queue @param {string} group */
 function pathOf(view, queue, group) {
   if (view === "overview") return "/queues";
-  if (view === "sessions" || view === "explain") return `/${view}`;
+  if (WHOLE.includes(view)) return `/${view}`;
   const ofQueue = `/queues/${encodeURIComponent(queue)}`;
   if (view === "group") return `${ofQueue}/groups/${encodeURIComponent(group)}`;
   if (view === "parked") return `${ofQueue}/groups/${encodeURIComponent(group)}/parked`;

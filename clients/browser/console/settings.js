@@ -8,6 +8,7 @@ const OF_GROUP_ALONE = ["start", "semantics", "expires_s"];
 /** A setting with its unit. @param {string} name @param {unknown} value */
 export function settingText(name, value) {
   if (value === null || value === undefined) return "none";
+  if (name === "alerts" && Array.isArray(value)) return value.map(alertText).join("; ") || "none";
   if (typeof value !== "number") return String(value);
   if (name.endsWith("_s")) return value % 1 ? formatMs(value * 1000) : formatSeconds(value);
   if (name === "messages_max" || name === "bytes_max") {
@@ -16,6 +17,15 @@ export function settingText(name, value) {
   if (name.includes("bytes")) return formatBytes(value);
   if (name === "attempts_max" && !value) return "without end";
   return formatCount(value);
+}
+
+/** When it fires, and who is told. @param {any} alert */
+function alertText({ name, when, above, lasts_s, group, queue, webhook }) {
+  const bound = when.endsWith("_s") ? formatSeconds(above) : formatCount(above);
+  const whose = group === null || group === undefined ? "" : ` of ${group}`;
+  const told = [queue && `the queue ${queue}`, webhook && `the webhook ${webhook}`];
+  return `${name}: ${settingLabel(when)}${whose} above ${bound} for ${formatSeconds(lasts_s)}, `
+    + `told to ${told.filter(Boolean).join(" and ")}`;
 }
 
 /** The name of a setting, as it is read. @param {string} name */

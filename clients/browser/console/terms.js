@@ -36,6 +36,13 @@ const MEANINGS = {
   "Certified up to": "Messages below this offset are safe as the queue's durability asks, and may "
     + "be given out.",
   "Generation": "Which log of the partition this is; it changes when a backup is restored.",
+  "Cluster": "The storage cluster, a Redis or Valkey with its replicas, that has the messages of a "
+    + "partition. Empty: the broker has one storage.",
+  "Zone": "Where the cluster stands: what is in one zone may be lost together.",
+  "Hot": "Clusters with so little memory left that no partition of a new queue is placed there.",
+  "Away": "Clusters that do not answer. What is there waits; what is at others goes on.",
+  "Memory taken": "In the fullest of the cluster's primaries, of what it may take.",
+  "Catalog": "The cluster that knows what queues and groups there are.",
   "Lingering": "The session has no connection at the moment. Its consumer keeps what it holds, and "
     + "is waited for until the time that is shown.",
   "Heard": "How long ago its client was heard of last.",

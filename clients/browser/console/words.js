@@ -55,6 +55,22 @@ export function waitsFor(code) {
   return { word, kind, means };
 }
 
+/**
+ * How a storage cluster is: what a manager found, and whether it answers this gateway.
+ * @param {any} cluster @returns {Word}
+ */
+export function clusterStateOf({ state, answers, since_unix_ms: since }) {
+  if (!answers) return { word: "not answering", kind: "bad", means: "It does not answer here." };
+  if (state === "away") return { word: "away", kind: "bad", means: "It does not answer." };
+  if (since === null) {
+    return { word: "not looked at", kind: "", means: "No manager has looked at it yet." };
+  }
+  if (state === "hot") {
+    return { word: "hot", kind: "warn", means: "It is given no partition of a new queue." };
+  }
+  return { word: "well", kind: "good", means: "Partitions of new queues are placed there." };
+}
+
 /** Why a message is dead: "exhausted: failed its last attempt". @param {unknown} reason */
 export function deathOf(reason) {
   const known = Object.hasOwn(DEATHS, String(reason)) ? DEATHS[String(reason)] : "";

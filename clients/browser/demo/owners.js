@@ -46,7 +46,7 @@ export class Owners {
     const absent = new Set(sessionsOf(described?.absent));
     const members = new Set([...sessionsOf(described?.members), ...absent]);
     for (const row of rows) {
-      const session = sessionOf(row.owner?.consumer);
+      const session = sessionIn(row);
       if (session) {
         members.add(session);
       }
@@ -66,7 +66,7 @@ export class Owners {
     this.partitions = Array.from({ length: partitionCount }, () => null);
     this.inFlight = 0;
     for (const row of rows) {
-      const owner = this.find(sessionOf(row.owner?.consumer));
+      const owner = this.find(sessionIn(row));
       if (owner && row.partition < partitionCount) {
         this.partitions[row.partition] = owner;
         owner.partitions.push(row.partition);
@@ -122,9 +122,16 @@ export class Owners {
   }
 }
 
-/** `s-5c1f.1`, a session's place in a group → `s-5c1f`. */
+/** Whose a partition is: who is given its messages, or, where that is at another gateway, whose it
+ * is to be. @param {any} row */
+function sessionIn(row) {
+  return sessionOf(row.owner?.consumer ?? row.member);
+}
+
+/** `s-5c1f.1`, a session's place in a group → `s-5c1f`; where gateways share the group it is
+ * `s-5c1f.1~0a1b2c3d`. @param {any} member */
 export function sessionOf(member) {
-  return typeof member === "string" ? member.replace(/\.\d+$/, "") : "";
+  return typeof member === "string" ? member.replace(/\.\d+(~[0-9a-f]+)?$/, "") : "";
 }
 
 function sessionsOf(members) {

@@ -7,6 +7,7 @@ import { formatRoute, parseRoute } from "../console/route.js";
 const PLACES = [
   ["overview", {}],
   ["sessions", {}],
+  ["clusters", {}],
   ["explain", { query: { queue: "orders", key: "a/b?c#d&e=f %", group: "billing" } }],
   ["queue", { queue: "orders" }],
   ["messages", { queue: "a.b-c_d", query: { key: "<b>😀\u202e", offset: "12" } }],
@@ -32,7 +33,7 @@ test("an address that means nothing is told, and never thrown", () => {
   const wrong = ["#/foo", "#/queues/orders/foo", "#/queues/-x", "#/queues/%", "#/queues/a%2Fb",
     "#/queues/orders/groups", "#/queues/orders/groups/b/foo", "#/queues/orders/groups/b/parked/x",
     "#/queues/orders/messages/x", "#/sessions/x", `#/queues/${"x".repeat(129)}`, "#main",
-    "#/queues/<script>"];
+    "#/queues/<script>", "#/clusters/x"];
   for (const hash of wrong) assert.equal(parseRoute(hash).view, "unknown", hash);
   assert.equal(parseRoute(`#/queues/${"x".repeat(128)}`).view, "queue");
 });

@@ -65,6 +65,19 @@ test("settings with their units", () => {
   assert.equal(settingText("dead_letter_queue", "my_dead"), "my_dead");
   assert.equal(settingText("expires_s", null), "none");
   assert.equal(settingLabel("lease_total_s"), "lease total");
+  assert.equal(settingText("alerts", []), "none");
+  const late = { name: "late", when: "oldest_age_s", above: 90, lasts_s: 30, group: "billing" };
+  const full = { name: "full", when: "depth", above: 1e4, lasts_s: 60, group: null };
+  assert.equal(
+    settingText("alerts", [{ ...late, queue: "alarms", webhook: "pager" }]),
+    "late: oldest age of billing above 1 min 30 s for 30 s, "
+      + "told to the queue alarms and the webhook pager",
+  );
+  assert.equal(
+    settingText("alerts", [{ ...full, queue: "alarms", webhook: null }, { ...full, webhook: "w" }]),
+    "full: depth above 10,000 for 1 min, told to the queue alarms; "
+      + "full: depth above 10,000 for 1 min, told to the webhook w",
+  );
 });
 
 test("a queue with a retention keeps what is settled", () => {

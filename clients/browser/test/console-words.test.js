@@ -6,7 +6,9 @@ import {
   alsoOf, ownerOf, sentenceOf, triesOf, unsettledOf, whereItGoes,
 } from "../console/explaining.js";
 import { countersOf } from "../console/totals.js";
-import { deathOf, stateOfQueue, transportOf, waitsFor } from "../console/words.js";
+import {
+  clusterStateOf, deathOf, stateOfQueue, transportOf, waitsFor,
+} from "../console/words.js";
 
 const GROUP = {
   group: "billing",
@@ -34,7 +36,9 @@ test("explain's sentence is the broker's; without one it is what its code means"
 test("explain's facts in words", () => {
   assert.equal(ownerOf(GROUP.owner), "worker-1 (WebSocket)");
   assert.equal(ownerOf({ consumer: "S.1", client: "", transport: null }), "S.1 (lingering)");
-  assert.equal(ownerOf({ consumer: "pulls", transport: "pull" }), "whoever pulls, over HTTP");
+  for (const consumer of ["pulls", "pulls-9f2c"]) { // alone, and of one of several gateways
+    assert.equal(ownerOf({ consumer, transport: "pull" }), "whoever pulls, over HTTP");
+  }
   assert.equal(ownerOf(null), "nobody");
   assert.equal(unsettledOf(GROUP), "0 in flight, 17 waiting");
   assert.equal(unsettledOf({ messages: { in_flight: 0, waiting: 0 } }), "none");
@@ -90,4 +94,14 @@ test("a queue's counters are its own and its groups' added up, without the broke
   const anew = { ...queue, counters: { since_unix_ms: 6 } };
   assert.notEqual(countersOf(anew).era, era);
   assert.equal(countersOf({ queue_id: "q" }).lagMost, null);
+});
+
+test("a cluster that does not answer here is not called well", () => {
+  const word = (/** @type {any} */ cluster) => clusterStateOf(cluster).word;
+  const seen = { answers: true, since_unix_ms: 1 };
+  assert.equal(word({ state: "well", ...seen }), "well");
+  assert.equal(word({ state: "hot", ...seen }), "hot");
+  assert.equal(word({ state: "away", ...seen }), "away");
+  assert.equal(word({ state: "well", answers: false, since_unix_ms: 1 }), "not answering");
+  assert.equal(word({ state: "well", answers: true, since_unix_ms: null }), "not looked at");
 });

@@ -1,4 +1,4 @@
-/** What is pure of the demo: measures, ways, owners, names, memory, beginning. */
+/** What is pure of the demo: measures, ways, names, memory, beginning. */
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -9,7 +9,6 @@ import { readFigure, sayFigures } from "../demo/figures.js";
 import { ClockOffset, Latencies, percentile } from "../demo/latency.js";
 import { Memory } from "../demo/memory.js";
 import { Names, namesIn } from "../demo/names.js";
-import { Owners, sessionOf } from "../demo/owners.js";
 import { Ring } from "../demo/ring.js";
 import { parseBody, remarkOn } from "../demo/typed.js";
 import { segments, waitsFor, Ways } from "../demo/ways.js";
@@ -211,59 +210,6 @@ test("bodies that are no figures are text", () => {
   assert.equal(readFigure(broken).text, "binary, 1 byte: ff");
 });
 
-const described = {
-  lag: 7,
-  keys_parked: 1,
-  members: ["s-one.1", "s-two.1"],
-  absent: ["s-two.1"],
-  partitions: [
-    { partition: 0, owner: { consumer: "s-one.1" }, in_flight: 2, lag: 5 },
-    { partition: 1, owner: { consumer: "s-two.1" }, in_flight: 1 },
-    { partition: 2, owner: null, in_flight: 0 },
-  ],
-};
-
-test("who owns what, by letters that stay", () => {
-  const owners = new Owners();
-  const names = { here: new Map([["s-two", "worker 1"]]), elsewhere: new Map() };
-  owners.look(described, names, 4);
-  assert.deepEqual(
-    owners.workers.map(({ letter, name, isHere, isAbsent }) => [letter, name, isHere, isAbsent]),
-    [
-      ["A", "worker 1", true, true],
-      ["B", "a worker elsewhere", false, false],
-    ],
-  );
-  assert.deepEqual(
-    owners.partitions.map((owner) => owner?.letter ?? ""),
-    ["B", "A", "", ""],
-  );
-  assert.deepEqual([owners.lag, owners.inFlight, owners.keysParked], [7, 3, 1]);
-  assert.deepEqual(
-    owners.workers.map(({ waiting }) => waiting),
-    [0, 5],
-  );
-  assert.equal(owners.of(null), null);
-  assert.equal(owners.of(99), null);
-
-  const left = { members: ["s-one.1", "s-three.1"], partitions: [] };
-  owners.look(left, names, 4);
-  assert.deepEqual(
-    owners.workers.map(({ letter, session }) => letter + session),
-    ["As-three", "Bs-one"],
-  );
-});
-
-test("a description that is none is an empty group", () => {
-  for (const garbage of [null, "x", { members: "x", partitions: 4 }, { members: [1] }]) {
-    const owners = new Owners();
-    owners.look(garbage, { here: new Map(), elsewhere: new Map() }, 2);
-    assert.deepEqual([owners.workers, owners.partitions, owners.lag], [[], [null, null], 0]);
-  }
-  assert.equal(sessionOf("M8mPIrAWs2tU.12"), "M8mPIrAWs2tU");
-  assert.equal(sessionOf(undefined), "");
-});
-
 test("workers of other tabs have names where the broker tells", async () => {
   const sessions = [
     { session: "s1", client: "tab-k3a/worker-2" },
@@ -319,16 +265,6 @@ test("work is seen shared when it moves after the page was ready, or by what is 
   assert.equal(early.look([one, one]), false);
   assert.equal(early.look([one, two]), true);
   assert.equal(new Division().look([]), false);
-});
-
-test("a page whose keys are all elsewhere knows it", () => {
-  const owners = new Owners();
-  const names = { here: new Map([["s-one", "worker 1"]]), elsewhere: new Map() };
-  owners.look(described, names, 4);
-  assert.equal(owners.areElsewhere([0, 1]), false);
-  assert.equal(owners.areElsewhere([1]), true);
-  assert.equal(owners.areElsewhere([1, 2]), false, "nobody's yet");
-  assert.equal(owners.areElsewhere([]), false);
 });
 
 test("silence is told only after it has lasted", () => {

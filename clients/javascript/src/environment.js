@@ -14,6 +14,7 @@ const TIMER_MS_MAX = 0x7fffffff;
  * @property {(callback: () => void, delayMs: number) => unknown} setTimeout
  * @property {(timer: any) => void} clearTimeout
  * @property {() => number} now monotonic, in milliseconds
+ * @property {() => number} wall unix, in milliseconds
  * @property {() => number} random 0 <= r < 1
  * @property {Pick<Storage, "getItem" | "setItem" | "removeItem"> | null} storage
  * @property {Pick<EventTarget, "addEventListener" | "removeEventListener"> | null} page
@@ -33,6 +34,7 @@ export function environmentOf(given = {}) {
     setTimeout: (callback, delayMs) => there.setTimeout(callback, delayMs),
     clearTimeout: (timer) => there.clearTimeout(timer),
     now: () => there.performance.now(),
+    wall: () => there.Date.now(),
     random: randomly,
     storage: storageHere(),
     page: typeof there.document === "object" ? there : null,

@@ -7,10 +7,11 @@
 import {
   OutcomeUnknown, PublishManyFailed, PublishTimeout, TocsinError, TooLarge,
 } from "./errors.js";
+import { BrokerClock } from "./clock.js";
 import { Deferred, Timer } from "./environment.js";
 import { byteLength, encodeMessage } from "./outgoing.js";
 import { Lane } from "./publishing.js";
-import { exceptionOf } from "./wire.js";
+import { encode, exceptionOf } from "./wire.js";
 
 const FRAME_OVERHEAD_BYTES = 512;
 
@@ -69,6 +70,7 @@ export class Publisher {
   /** @type {Map<string, Line>} */
   #lines = new Map();
   #first;
+  #clock;
 
   /**
    * @param {import("./session.js").Session} session
@@ -79,6 +81,7 @@ export class Publisher {
     this.#session = session;
     this.#environment = environment;
     this.#first = new Map(Object.entries(first));
+    this.#clock = new BrokerClock({ wallUnixMs: environment.wall(), now: environment.now() });
     session.add(this);
   }
 
@@ -200,7 +203,9 @@ export class Publisher {
       const detail = `the message has ${bytes} bytes; a frame has ${bytesMax}`;
       throw new TooLarge("message_too_large", detail);
     }
-    return { text, bytes, id: message.id ?? null };
+    const isTold = this.#clock.isTold;
+    const producedUnixUs = isTold ? this.#clock.unixUs(this.#environment.now()) : null;
+    return { text, bytes, id: message.id ?? null, producedUnixUs };
   }
 
   #deadline(timeoutS) {
@@ -218,6 +223,7 @@ export class Publisher {
       const { random } = this.#environment;
       const first = this.#first.get(queue) ?? 0;
       line = new Line(new Lane(queue, { random, bounds: this.#bounds(), first }));
+      line.lane.tellsTime = this.#clock.isTold;
       this.#lines.set(queue, line);
     }
     return line;
@@ -236,7 +242,11 @@ export class Publisher {
 
   /** Everything unanswered is sent again, under the same sequences (P4). */
   opened() {
-    for (const lane of this.#lanes()) lane.bounds = this.#bounds();
+    this.#clock.opened(this.#session.welcome.clock_unix_us, this.#environment.now());
+    for (const lane of this.#lanes()) {
+      lane.bounds = this.#bounds();
+      lane.tellsTime = this.#clock.isTold;
+    }
     this.#session.dirty(this);
   }
 
@@ -258,12 +268,26 @@ export class Publisher {
     const frames = [];
     if (!this.#session.isWritable) return frames; // `onWritable` asks again
     for (const line of this.#lines.values()) {
-      for (const [ref, frame] of line.lane.take(this.#session.nextRef, now)) {
+      const { newsUs } = this.#clock;
+      for (const [ref, frame] of line.lane.take(this.#session.nextRef, now, newsUs)) {
+        this.#clock.told();
         this.#session.expect(ref, (answer) => this.#answered(line, ref, answer));
         frames.push(frame);
       }
     }
+    if (frames.length > 0 && this.#clock.isDue(now)) frames.unshift(this.#ask(now));
     return frames;
+  }
+
+  /** What does the broker's clock show? */
+  #ask(now) {
+    const ref = this.#session.nextRef();
+    this.#clock.asked(now);
+    this.#session.expect(ref, (answer) => {
+      const brokerUnixUs = answer?.clock_unix_us ?? null;
+      if (brokerUnixUs !== null) this.#clock.answered(now, brokerUnixUs, this.#environment.now());
+    });
+    return encode({ type: "ping", ref });
   }
 
   #answered(line, ref, answer) {

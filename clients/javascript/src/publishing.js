@@ -45,11 +45,14 @@ export const LANE_BYTES_MAX = 16 * 1_048_576;
  * @property {(outcome: any) => void} settle called once, with its receipt or its error
  * @property {number} deadline
  * @property {string | null} id
+ * @property {number | null} producedUnixUs
  * @property {any} last the broker's last refusal
  */
 
 /** `now` and deadlines are in milliseconds, of any monotonic clock. */
 export class Lane {
+  /** Whether the broker is told when messages were produced. */
+  tellsTime = false;
   #random;
   /** @type {Map<number, Entry>} every unanswered message, in the order of sequences */
   #entries = new Map();
@@ -107,7 +110,8 @@ export class Lane {
   /**
    * Queue an encoded message. The caller has asked `room`.
    *
-   * @param {{text: string, bytes: number, id: string | null}} message
+   * @param {{text: string, bytes: number, id: string | null,
+   *     producedUnixUs?: number | null}} message
    * @param {(outcome: any) => void} settle
    * @param {number} deadline
    */
@@ -121,13 +125,15 @@ export class Lane {
   }
 
   /**
-   * The [ref, frame] that are to be sent now, in this order.
+   * The [ref, frame] that are to be sent now, in this order. The first one tells `clockOffsetUs`;
+   * null: there is nothing new to tell.
    *
    * @param {() => number} nextRef
    * @param {number} now
+   * @param {number | null} [clockOffsetUs]
    * @returns {Array<[number, string]>}
    */
-  take(nextRef, now) {
+  take(nextRef, now, clockOffsetUs = null) {
     let entries = this.#waiting;
     const isSlow = this.#pace !== null;
     if (this.#again.length > 0 || isSlow) {
@@ -142,12 +148,21 @@ export class Lane {
       this.#again = runs.slice(1).flat();
       runs = runs.slice(0, 1);
     }
-    return runs.map((run) => {
+    return runs.map((run, index) => {
       const ref = nextRef();
       this.#inFlight.set(ref, run);
       const texts = run.map((entry) => entry.text);
-      return [ref, publishFrame(ref, this.queue, run[0].sequence, this.#resolved, texts)];
+      const times = this.#timesOf(run[0], index === 0 ? clockOffsetUs : null);
+      return [ref, publishFrame(ref, this.queue, run[0].sequence, this.#resolved, texts, times)];
     });
+  }
+
+  #timesOf(first, clockOffsetUs) {
+    const times = {};
+    const producedUs = first.producedUnixUs ?? null;
+    if (this.tellsTime && producedUs !== null) times.produced_unix_us = producedUs;
+    if (clockOffsetUs !== null) times.clock_offset_us = clockOffsetUs;
+    return times;
   }
 
   /** Consecutive sequences, each run small enough for one frame. */

@@ -48,11 +48,15 @@ export function encode(frame) {
  * @param {number} sequence
  * @param {number} resolved
  * @param {string[]} messages
+ * @param {{produced_unix_us?: number, clock_offset_us?: number}} [times] for brokers that tell
+ *     theirs
  */
-export function publishFrame(ref, queue, sequence, resolved, messages) {
+export function publishFrame(ref, queue, sequence, resolved, messages, times = {}) {
   const head = `{"type":"publish","ref":${ref},"queue":${textOf(queue)},`;
-  const sequences = `"sequence":${sequence},"resolved":${resolved}`;
-  return `${head}${sequences},"messages":[${messages.join(",")}]}`;
+  const sequences = `"sequence":${sequence},"resolved":${resolved},`;
+  let more = "";
+  for (const [name, us] of Object.entries(times)) more += `"${name}":${us},`;
+  return `${head}${sequences}${more}"messages":[${messages.join(",")}]}`;
 }
 
 /** Messages that carry these frames, in order. @param {string[]} frames @returns {string[]} */
@@ -159,6 +163,7 @@ const FIELDS = new Map(
       linger_s: [isNumber, 0],
       resumed: [areWhole, null],
       right_lasts_s: [isNumber, null],
+      clock_unix_us: [isWhole, null],
       frame_bytes_max: [isWhole, FRAME_BYTES_MAX],
       messages_per_publish_max: [isWhole, 1000],
       in_flight_max: [isWhole, 10_000],
@@ -205,7 +210,7 @@ const FIELDS = new Map(
     },
     revoked: { subscription: [isWhole], deliveries: [areRows, []], reason: [isText, ""] },
     drain: { reconnect_after_s: [isNumber, 0], reason: [isText, ""] },
-    pong: { ref: [isWhole, null] },
+    pong: { ref: [isWhole, null], clock_unix_us: [isWhole, null] },
   }),
 );
 

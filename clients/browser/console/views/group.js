@@ -178,8 +178,8 @@ export class GroupView {
   #ownerColumns() {
     return [
       countColumn("partition", "Partition", "partition"),
-      textColumn("client", "Client", (row) => ownerName(row.owner)),
-      idColumn("consumer", "Consumer", (row) => row.owner?.consumer ?? NOTHING),
+      textColumn("client", "Client", (row) => ownerName(row.owner, row.member)),
+      idColumn("consumer", "Consumer", (row) => row.owner?.consumer ?? row.member ?? NOTHING),
       textColumn("transport", "Transport", ({ owner }) =>
         owner ? transportOf(owner.transport).word : NOTHING),
       waitsColumn((row) => (row.draining ? "moving" : row.waits_for), "waits", "Waits for"),
@@ -227,8 +227,8 @@ export class GroupView {
   }
 }
 
-/** @param {any} owner */
-function ownerName(owner) {
-  if (!owner) return "nobody";
-  return owner.client || (owner.consumer === "pulls" ? "whoever pulls" : "unnamed");
+/** @param {any} owner @param {string|null} [member] whose it is, or is to be, wherever */
+function ownerName(owner, member) {
+  if (!owner) return member ? "nobody here" : "nobody";
+  return owner.client || (owner.transport === "pull" ? "whoever pulls" : "unnamed");
 }

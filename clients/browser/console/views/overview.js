@@ -1,9 +1,9 @@
 // @ts-check
 /** All queues: how much stands in each, how fast it moves, what is wrong. */
 
-import { formatBytes, formatCount, titled } from "../../shared/format.js";
+import { formatBytes, formatCount, plural, titled } from "../../shared/format.js";
 import { rowsOf } from "../api.js";
-import { badge, make, setBadge, setFigure } from "../elements.js";
+import { badge, make, setBadge, setFigure, setShown, setText } from "../elements.js";
 import { Figures } from "../figures.js";
 import { rate } from "../format.js";
 import { Plot } from "../plot.js";
@@ -13,7 +13,7 @@ import { Table } from "../table.js";
 import { countersOf } from "../totals.js";
 import { stateOfQueue } from "../words.js";
 import { countColumn, timeColumn } from "./columns.js";
-import { glossary, headOf, link } from "./common.js";
+import { glossary, headOf, link, listOf } from "./common.js";
 
 const QUEUES_MAX = 100_000;
 const RATES = ["published", "given", "settled"];
@@ -35,18 +35,24 @@ export class Overview {
     const plots = make("div", { class: "plots" }, this.rates.element, this.depth.element);
     const head = headOf({ name: "Queues" });
     const words = glossary(WORDS);
-    const parts = [head, this.figures.element, plots, this.table.element, words];
+    this.missing = 0;
+    this.away = make("p", {
+      class: "note warn", data: { testid: "queues-unavailable" }, hidden: true,
+    });
+    const parts = [head, this.away, this.figures.element, plots, this.table.element, words];
     this.element = make("div", { class: "view" }, ...parts);
   }
 
   /** @param {AbortSignal} signal */
   async load(signal) {
     const queues = [];
+    this.missing = 0;
     let after;
     do {
       const query = { after, brief: true };
       const page = await this.context.api.get("/v1/queues", { query, signal });
       queues.push(...rowsOf(page, "queues"));
+      this.missing += listOf(page.unavailable).length;
       after = page.next;
     } while (after && queues.length < QUEUES_MAX);
     return queues;
@@ -56,6 +62,9 @@ export class Overview {
   show(queues) {
     const at = this.context.elapsed();
     const rows = queues.map((queue) => this.#row(queue, at));
+    setShown(this.away, this.missing > 0);
+    const many = plural(this.missing, "queue");
+    setText(this.away, `${many} more: a storage cluster that has part of them does not answer.`);
     const sums = sumOf(rows);
     this.history.add(at, "", sums);
     this.figures.update(sums);

@@ -5,7 +5,7 @@ import { formatBytes, formatCount } from "../../shared/format.js";
 import { badge, setBadge } from "../elements.js";
 import { formatRoute } from "../route.js";
 import { isOwnGroup } from "../words.js";
-import { countColumn, timeColumn } from "./columns.js";
+import { countColumn, textColumn, timeColumn } from "./columns.js";
 import { link } from "./common.js";
 
 /**
@@ -56,4 +56,5 @@ export const PARTITIONS = [
   countColumn("messages", "Messages", "messages"),
   countColumn("bytes", "Bytes", "bytes", formatBytes),
   countColumn("generation", "Generation", "generation"),
+  textColumn("cluster", "Cluster", (partition) => partition.cluster ?? ""),
 ];

@@ -2,7 +2,9 @@
 /** The settings of a queue, and those that hold for a group: its own beside the queue's. */
 
 import { plural } from "../../shared/format.js";
-import { make, setAttribute, setFigure, setText, setTime, timeElement } from "../elements.js";
+import {
+  make, setAttribute, setData, setFigure, setText, setTime, timeElement,
+} from "../elements.js";
 import { exactTime } from "../format.js";
 import { formatRoute } from "../route.js";
 import { effectiveOf, settingLabel, settingText } from "../settings.js";
@@ -45,6 +47,7 @@ export class QueueSettings {
       const data = { testid: `queue-${name}`, queue: this.queue };
       const part = make("bdi", { dir: "auto", data });
       setFigure(part, value, (of) => settingText(name, of));
+      if (Array.isArray(value)) setData(part, { value: JSON.stringify(value) });
       if (name === "dead_letter_queue") drawLetters(part, queue.dead_letters);
       return fact(name, part);
     });
@@ -55,7 +58,7 @@ export class QueueSettings {
 /** @param {HTMLElement} part @param {{queue: string, messages: number | null}} letters */
 function drawLetters(part, { queue, messages }) {
   if (messages === null) {
-    setText(part, `none yet: ${queue} is made for the first dead letter`);
+    setText(part, `none yet: ${queue} is made for the first dead letter, or does not answer`);
     return;
   }
   const way = link(queue, formatRoute("queue", { queue }), "dead-letters-link");

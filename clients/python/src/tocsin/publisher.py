@@ -1,6 +1,7 @@
 """The shell around the lanes of `publishing`: callers wait here for room and for answers."""
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -8,6 +9,7 @@ from random import Random
 from typing import Any
 
 from tocsin import wire
+from tocsin.clock import BrokerClock
 from tocsin.errors import InvalidRequest, PublishManyFailed, PublishTimeout, TocsinError, TooLarge
 from tocsin.outgoing import NewMessage, encode_message
 from tocsin.publishing import Bounds, Lane, Outcome, Receipt, Ticket
@@ -81,7 +83,12 @@ class _One:
 class Publisher:
     """This client's lanes, one per queue."""
 
-    def __init__(self, session: Session, *, rng: Random) -> None:
+    def __init__(
+        self, session: Session, *, rng: Random, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`now`: what the broker's clock is compared with; finer than the loop's may be."""
+        self._now = now
+        self._clock = BrokerClock(wall_unix_us=time.time_ns() // 1000, now=now())
         self._session = session
         self._rng = rng
         self._lines: dict[str, _Line] = {}
@@ -122,7 +129,8 @@ class Publisher:
         self, line: _Line, data: bytes, future: "asyncio.Future[Receipt]", deadline: float,
         id: str | None,
     ) -> None:  # fmt: skip
-        line.lane.add(data, _One(future), 0, deadline, id)
+        produced = self._produced()
+        line.lane.add(data, _One(future), 0, deadline, id, produced_unix_us=produced)
         self._session.dirty(self)
         self._session.wake_at(deadline)
 
@@ -140,7 +148,7 @@ class Publisher:
         deadline = self._deadline(timeout_s)
         future: asyncio.Future[list[Receipt]] = self._loop.create_future()
         ticket = Ticket(len(encoded), partial(_resolve_many, future))
-        added = 0
+        added, produced = 0, self._produced()
 
         def fill() -> bool:
             nonlocal added
@@ -149,7 +157,9 @@ class Publisher:
                 if isinstance(one, InvalidRequest):
                     ticket.settle(added, one)
                 else:
-                    line.lane.add(one[0], ticket, added, deadline, one[1])
+                    line.lane.add(
+                        one[0], ticket, added, deadline, one[1], produced_unix_us=produced
+                    )
                 added += 1
             self._session.dirty(self)
             self._session.wake_at(deadline)
@@ -190,6 +200,9 @@ class Publisher:
             )
         return data
 
+    def _produced(self) -> int | None:
+        return self._clock.unix_us(self._now()) if self._clock.is_told else None
+
     def _deadline(self, timeout_s: float | None) -> float:
         return NEVER if timeout_s is None else self._loop.time() + timeout_s
 
@@ -199,6 +212,7 @@ class Publisher:
         line = self._lines.get(queue)
         if line is None:
             line = self._lines[queue] = _Line(Lane(queue, rng=self._rng, bounds=self._bounds()))
+            line.lane.tells_time = self._clock.is_told
         return line
 
     def _bounds(self) -> Bounds:
@@ -209,8 +223,10 @@ class Publisher:
 
     def opened(self) -> None:
         """Everything unanswered is sent again, under the same sequences (P4)."""
+        self._clock.opened(self._session.welcome.clock_unix_us, now=self._now())
         for line in self._lines.values():
             line.lane.bounds = self._bounds()
+            line.lane.tells_time = self._clock.is_told
         self._session.dirty(self)
 
     def disconnected(self) -> None:
@@ -230,10 +246,26 @@ class Publisher:
         if not self._session.writable:
             return frames  # `on_writable` asks again
         for line in self._lines.values():
-            for ref, frame in line.lane.take(self._session.refs, now=now):
+            news = self._clock.news_us
+            for ref, frame in line.lane.take(self._session.refs, now=now, clock_offset_us=news):
+                self._clock.told()
                 self._session.expect(ref, partial(self._answered, line, ref))
                 frames.append(frame)
+        if frames and self._clock.is_due(now):
+            frames.insert(0, self._ask(now))
         return frames
+
+    def _ask(self, now: float) -> bytes:
+        """What does the broker's clock show?"""
+        ref, asked_at = next(self._session.refs), self._now()
+        self._clock.asked(now)
+
+        def answered(answer: wire.Ok | wire.Error | None) -> None:
+            if isinstance(answer, wire.Ok) and answer.clock_unix_us is not None:
+                self._clock.answered(asked_at, answer.clock_unix_us, now=self._now())
+
+        self._session.expect(ref, answered)
+        return wire.encode(wire.Ping(ref=ref))
 
     def _answered(self, line: _Line, ref: int, answer: wire.Ok | wire.Error | None) -> None:
         now = self._loop.time()

@@ -94,6 +94,7 @@ class _Entry(msgspec.Struct):
     deadline: float
     id: str | None = None
     last: BrokerError | None = None
+    produced_unix_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,8 @@ class Lane:
     def __init__(self, queue: str, *, rng: Random, bounds: Bounds | None = None) -> None:
         self.queue = queue
         self.bounds = bounds or Bounds()
+        self.tells_time = False
+        """Whether the broker is told when messages were produced."""
         self._rng = rng
         self._entries: dict[int, _Entry] = {}  # every unanswered message
         self._waiting: deque[_Entry] = deque()  # of these, never sent
@@ -143,20 +146,24 @@ class Lane:
         return max(0, self.bounds.in_flight_max - (self._next - self._resolved))
 
     def add(
-        self, data: bytes, ticket: Settling, index: int, deadline: float, id: str | None = None
-    ) -> int:
+        self, data: bytes, ticket: Settling, index: int, deadline: float, id: str | None = None,
+        *, produced_unix_us: int | None = None,
+    ) -> int:  # fmt: skip
         """Queue an encoded message; returns its sequence. The caller has asked `room`."""
         sequence = self._next
         self._next = sequence + 1
-        entry = _Entry(sequence, data, ticket, index, deadline, id)
+        entry = _Entry(sequence, data, ticket, index, deadline, id, None, produced_unix_us)
         self._entries[sequence] = entry
         self._waiting.append(entry)
         self._bytes += len(data)
         self._earliest = min(self._earliest, deadline)
         return sequence
 
-    def take(self, refs: Iterator[int], *, now: float) -> list[tuple[int, bytes]]:
-        """The (ref, frame) that are to be sent now, in this order; refs are taken from `refs`."""
+    def take(
+        self, refs: Iterator[int], *, now: float, clock_offset_us: int | None = None
+    ) -> list[tuple[int, bytes]]:
+        """The (ref, frame) that are to be sent now, in this order; refs are taken from `refs`. The
+        first one tells `clock_offset_us`; None: there is nothing new to tell."""
         is_slow = self._pace is not None
         if self._again or is_slow:
             if self._in_flight or now < self._not_before:
@@ -177,7 +184,11 @@ class Lane:
             ref = next(refs)
             self._in_flight[ref] = run
             data = [entry.data for entry in run]
-            frame = wire.publish_frame(ref, self.queue, run[0].sequence, self._resolved, data)
+            frame = wire.publish_frame(
+                ref, self.queue, run[0].sequence, self._resolved, data,
+                produced_unix_us=run[0].produced_unix_us if self.tells_time else None,
+                clock_offset_us=None if frames else clock_offset_us,
+            )  # fmt: skip
             frames.append((ref, frame))
         return frames
 

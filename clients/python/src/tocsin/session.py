@@ -348,7 +348,7 @@ class Session:
             case wire.Pong():
                 answered = None if frame.ref is None else self._pending.pop(frame.ref, None)
                 if answered is not None:
-                    answered(wire.Ok(ref=frame.ref or 0))
+                    answered(wire.Ok(ref=frame.ref or 0, clock_unix_us=frame.clock_unix_us))
             case _:
                 pass  # the welcome: `welcomed` was called
 

@@ -167,16 +167,22 @@ encode = _ENCODER.encode
 
 
 def publish_frame(
-    ref: int, queue: str, sequence: int, resolved: int, messages: Iterable[bytes]
-) -> bytes:
-    """A publish of encoded messages; message i has the sequence `sequence + i`."""
-    head = b'{"type":"publish","ref":%d,"queue":%b,"sequence":%d,"resolved":%d,"messages":[' % (
+    ref: int, queue: str, sequence: int, resolved: int, messages: Iterable[bytes], *,
+    produced_unix_us: int | None = None, clock_offset_us: int | None = None,
+) -> bytes:  # fmt: skip
+    """A publish of encoded messages; message i has the sequence `sequence + i`. The times are for
+    brokers that tell theirs."""
+    head = b'{"type":"publish","ref":%d,"queue":%b,"sequence":%d,"resolved":%d,' % (
         ref,
         encode(queue),
         sequence,
         resolved,
     )
-    return b"".join((head, b",".join(messages), b"]}"))
+    if produced_unix_us is not None:
+        head += b'"produced_unix_us":%d,' % produced_unix_us
+    if clock_offset_us is not None:
+        head += b'"clock_offset_us":%d,' % clock_offset_us
+    return b"".join((head, b'"messages":[', b",".join(messages), b"]}"))
 
 
 # --- what the broker sends ----------------------------------------------------------------------
@@ -251,6 +257,8 @@ class Welcome(_Received, tag="welcome"):
     resumed: list[int] | None = None
     right_lasts_s: float | None = None
     """After so long the credentials are over; None: when they are revoked."""
+    clock_unix_us: int | None = None
+    """The broker's clock; None: it does not want to know when messages are produced."""
     frame_bytes_max: int = 2 * 1_048_576
     messages_per_publish_max: int = 1000
     in_flight_max: int = 10_000
@@ -278,6 +286,8 @@ class Ok(_Received, tag="ok"):
     """held: what is not this client's any more."""
     right_lasts_s: float | None = None
     """auth: for how long the token is good; None: until it is revoked."""
+    clock_unix_us: int | None = None
+    """Of a pong, which is an answer like others here."""
 
 
 class Error(_Received, tag="error"):
@@ -366,6 +376,7 @@ class Pong(_Received, tag="pong"):
     """The answer to ping."""
 
     ref: int | None = None
+    clock_unix_us: int | None = None
 
 
 ReceivedFrame = Welcome | Ok | Error | Push | Revoked | Drain | Pong

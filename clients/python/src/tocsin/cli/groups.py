@@ -151,7 +151,8 @@ def _counted(counters: dict[str, int]) -> str:
 def _row(place: dict[str, Any]) -> list[object]:
     owner = place["owner"] or {}
     client = owner.get("client")
-    name = printable(f"{client} ({owner['consumer']})" if client else owner.get("consumer", ""))
+    consumer = owner.get("consumer") or place.get("member") or ""  # at another gateway
+    name = printable(f"{client} ({consumer})" if client else consumer)
     counts = [place["partition"], place["lag"], place["in_flight"], place["keys_waiting"]]
     return [*counts, place["waits_for"].replace("_", " "), name]
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import click
 
 from tocsin import __version__
+from tocsin.cli.alerting import alert
 from tocsin.cli.common import target_options_and_variables
 from tocsin.cli.consume import consume
 from tocsin.cli.dead_letters import dead_letters
@@ -111,7 +112,7 @@ def cli(verbose: bool) -> None:
     logging.basicConfig(level=level, format="tocsin: %(message)s", stream=sys.stderr)
 
 
-for _verb in (*VERBS, explain_key):
+for _verb in (*VERBS, explain_key, alert):
     queue.add_command(_verb)
 cli.add_command(queue)
 cli.add_command(dead_letters)

@@ -1,9 +1,5 @@
-"""The catalog's rows in Redis or Valkey, where several gateways share them.
-
-Each change is one atomic compare-and-set on the version of the whole catalog, on every copy that
-could be elected when it returns (the level `all`). Changes are rare; what changes often, the
-members of groups, has rows of its own (`metadata.redis_memberships`). Who else changes something
-says so on a channel, which may lose it: so all gateways ask every POLL_S, too.
+"""The catalog of several gateways, as one of them has it: rows, and how they are changed and
+followed. Over any database that compares and sets (`metadata.databases`).
 """
 
 import asyncio
@@ -16,51 +12,39 @@ from typing import Final
 
 from metadata.catalog import Group, Queue
 from metadata.data_keys import DataKey
-from metadata.redis_memberships import RedisMemberships
-from metadata.redis_reading import NOWHERE, Lost, Place, Reading, read_since
-from metadata.redis_rows import (
-    CHANGED,
-    KEYS,
-    NUMBERS,
-    Damaged,
-    key_of,
-    pack,
-    pack_struct,
-    read_rows,
-    unpack,
-)
-from metadata.shards import Arg, Shard
+from metadata.databases import NO_ROW, NOWHERE, Database, Lost, Place, Reading, RowHeld, Write
+from metadata.rows import Damaged, pack, pack_struct, read_rows, unpack
 from metadata.store import columns_of, random_id
-from metadata.stores import Alone, Contents, MembershipRows, News, Stale, other_generation
+from metadata.stores import Alone, Contents, MembershipRows, News, Stale
 from metadata.tokens import TokenRecord
 from push.errors import Refused, TocsinError
+from push.limits import METADATA_STALE_S
 
-POLL_S: Final = 0.5
-"""A change is known everywhere within a second, also when its notice was lost."""
-CHANGES_KEPT: Final = 1000
-"""A gateway that has missed more reads everything again."""
 _LOG: Final = logging.getLogger(__name__)
-Write = tuple[str, str, bytes]
-"""Kind, id, value; b"": no longer there."""
 
 
-class RedisStore:
-    """`metadata.stores.Store` on a shard; made by `open`."""
+class RowStore:
+    """`metadata.stores.Store` over a database; made by `open`."""
 
     is_shared = True
     """See Store."""
 
     def __init__(
-        self, shard: Shard, on_fatal: Callable[[str], None] | None, draw_id: Callable[[], str]
+        self,
+        database: Database,
+        on_fatal: Callable[[str], None] | None,
+        draw_id: Callable[[], str],
     ) -> None:
         self.root_secret = b""
         """See Store."""
         self.broken: str | None = None
         """See Store."""
-        self._shard = shard
+        self._database = database
         self._on_fatal = on_fatal
         self._draw_id = draw_id
         self._seen = NOWHERE
+        self._read_at = float("-inf")
+        """When the newest reading was begun, by the loop's clock."""
         self._queues: set[str] = set()
         self._groups: dict[str, str] = {}
         """Id → queue id, as of what was dropped."""
@@ -72,13 +56,12 @@ class RedisStore:
     @classmethod
     async def open(
         cls,
-        shard: Shard,
+        database: Database,
         *,
-        found: bool = False,
         on_fatal: Callable[[str], None] | None = None,
         draw_id: Callable[[], str] = random_id,
-    ) -> "tuple[RedisStore, Contents]":
-        """Read the catalog of this shard; with `found`, make it where there is none.
+    ) -> "tuple[RowStore, Contents]":
+        """Read the catalog that is there.
 
         `on_fatal` is called on the event loop, once, with a sentence, when the catalog is no longer
         the one that was read, or an older copy of it, or damaged (R30): what is in this gateway's
@@ -88,12 +71,11 @@ class RedisStore:
             Refused: storage_unavailable: there is no catalog, it is damaged, or nobody answers.
             Unknown: too few copies answer in time.
         """
-        store = cls(shard, on_fatal, draw_id)
-        shard.on_message(CHANGED, store._heard)  # first: what changes from now on is not missed
-        if found:
-            await found_catalog(shard)
+        store = cls(database, on_fatal, draw_id)
+        database.on_changed(store._heard)  # first: what changes from now on is not missed
+        store._read_at = asyncio.get_running_loop().time()
         try:
-            reading = await read_since(shard, NOWHERE)
+            reading = await database.read(NOWHERE)
             assert reading is not None  # a catalog has a first version: that is news
             contents = read_rows(reading.raw)
             store.root_secret = unpack("catalog", "secret", reading.secret)
@@ -104,19 +86,32 @@ class RedisStore:
 
     # --- Following what others change ------------------------------------------------------------
 
-    def _heard(self, _channel: bytes, message: bytes) -> None:
-        if not message.isdigit() or int(message) > self._seen.version:
+    def _heard(self, version: int) -> None:
+        if not version or version > self._seen.version:
             self._rang.set()
 
-    def follow(self, read: Callable[[], Awaitable[None]]) -> None:
-        """See Store: when a channel says so, and every POLL_S."""
-        self._following = asyncio.get_running_loop().create_task(self._follow(read))
+    @property
+    def place(self) -> Place:
+        """What is known here was so then."""
+        return self._seen
 
-    async def _follow(self, read: Callable[[], Awaitable[None]]) -> None:
-        is_well = True
+    @property
+    def age_s(self) -> float:
+        """See Store."""
+        known_at = max(self._read_at, self._database.known_at)
+        return max(0.0, asyncio.get_running_loop().time() - known_at)
+
+    def follow(self, read: Callable[[], Awaitable[None]], cut_off: Callable[[], None]) -> None:
+        """See Store: when the database says so, and every `poll_s`."""
+        self._following = asyncio.get_running_loop().create_task(self._follow(read, cut_off))
+
+    async def _follow(
+        self, read: Callable[[], Awaitable[None]], cut_off: Callable[[], None]
+    ) -> None:
+        is_well, is_stale = True, False
         while self.broken is None:
             with suppress(TimeoutError):
-                async with asyncio.timeout(POLL_S):
+                async with asyncio.timeout(self._database.poll_s):
                     await self._rang.wait()
             self._rang.clear()
             try:
@@ -126,12 +121,17 @@ class RedisStore:
                 if is_well:
                     _LOG.warning("what others change in the catalog is not known here: %s", error)
                 is_well = False
+            was_stale, is_stale = is_stale, self.age_s >= METADATA_STALE_S
+            if is_stale and not was_stale:
+                cut_off()
 
     async def news(self) -> News | None:
         """See Store."""
         self._check_well()
+        began = asyncio.get_running_loop().time()
         try:
-            reading = await read_since(self._shard, self._seen)
+            reading = await self._database.read(self._seen)
+            self._read_at = began
             if reading is None:
                 return None
             contents = read_rows(reading.raw)
@@ -184,33 +184,24 @@ class RedisStore:
 
     # --- Changing --------------------------------------------------------------------------------
 
-    async def _change(self, writes: Sequence[Write], row: tuple[str, int] = ("", 0)) -> None:
+    async def _change(self, writes: Sequence[Write], row: RowHeld = NO_ROW) -> None:
         """All of these or none, if nobody has changed the catalog since its news were read. `row`:
         a group whose row must be of this generation; Fenced: it is not."""
         self._check_well()
         seen, stamp = self._seen, secrets.token_hex(8)
-        args: list[Arg] = [
-            seen.incarnation, seen.version, seen.stamp, stamp, CHANGES_KEPT, CHANGED,
-            NUMBERS["memberships"], *row,
-        ]  # fmt: skip
-        for kind, row_id, value in writes:
-            args += [NUMBERS[kind], row_id, value]
-        answer = await self._shard.act("catalog_change", KEYS, args, level="all")
-        if answer == -1:
-            raise other_generation(row[0])
-        if answer != 1:
+        if not await self._database.change(seen, stamp, writes, row):
             raise Stale
         self._seen = Place(seen.incarnation, seen.version + 1, stamp)
 
     def memberships(self, alone: Alone) -> MembershipRows:
         """See Store."""
-        return RedisMemberships(self._shard)
+        return self._database.memberships()
 
     async def fresh_id(self) -> str:
         """See Store."""
         while True:
             drawn = self._draw_id()
-            if await self._shard.look("catalog_row", [key_of("ids")], [drawn]) is None:
+            if not await self._database.is_taken(drawn):
                 return drawn
 
     async def create(self, rows: Sequence[Queue | Group]) -> None:
@@ -258,7 +249,7 @@ class RedisStore:
                 ("memberships", group_id, b""),
                 _dropped(group_id, queue_id),
             ],
-            ("", 0) if generation is None else (group_id, generation),
+            NO_ROW if generation is None else (group_id, generation),
         )
         del self._groups[group_id]
         self._dropped[group_id] = queue_id
@@ -291,24 +282,16 @@ class RedisStore:
         await self._change([("marks", name, pack("marks", name, value.encode()))])
 
     async def copy_to(self, path: Path) -> None:
-        """See Store. Raises Refused(storage_unavailable) always: servers copy what they hold."""
-        raise Refused(
-            "storage_unavailable", "this catalog is on Redis: copy the files of its servers"
-        )
+        """See Store."""
+        await self._database.copy_to(path)
 
     async def close(self) -> None:
-        """See Store. The shard stays open."""
+        """See Store."""
         if self._following is not None:
             self._following.cancel()
             with suppress(asyncio.CancelledError):
                 await self._following
-
-
-async def found_catalog(shard: Shard) -> None:
-    """Make an empty catalog where there is none; else nothing happens. Raises Refused, Unknown."""
-    secret = pack("catalog", "secret", secrets.token_bytes(32))
-    args: list[Arg] = [secrets.token_hex(8), secrets.token_hex(8), secret]
-    await shard.act("catalog_found", KEYS, args, level="all")
+        await self._database.close()
 
 
 def _place_of(row: Queue | Group) -> tuple[str, str]:

@@ -1,0 +1,197 @@
+"""What was given out and what became of it: the dispatched and the settled spans of one place in a
+group, and the dispatched spans of readers. Pure, but for the log's clock.
+
+What a place is given in one turn of the loop is one span for each attempt, cause and time of
+certification; what it settles within SETTLED_US is one for each outcome.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Protocol
+
+from gateway.deliverylog.chunks import SETTLED
+from gateway.deliverylog.lines import Carrier, Cause, Ended
+from gateway.facts_values import Transport
+from metadata.catalog import Queue
+
+if TYPE_CHECKING:
+    from gateway.deliverylog.log import DeliveryLog
+
+Run = tuple[int, int, int]
+"""(partition, first offset, count)."""
+SETTLED_US: Final = 500
+"""What is settled within so many microseconds may share its time, and a line."""
+RUNS_MAX: Final = 1000
+"""Of a line."""
+CARRIERS: Final[dict[Transport, Carrier]] = {"websocket": "websocket", "long-poll": "long_poll"}
+
+
+class Session(Protocol):
+    """Whoever is given something over a session."""
+
+    @property
+    def session_id(self) -> str: ...
+
+    @property
+    def transport(self) -> Transport | None: ...
+
+
+class Given:
+    """A dispatched span; `session` None: that of a pull, or the `sessions` of a fan-out. Times are
+    monotonic microseconds."""
+
+    __slots__ = (
+        "attempt", "cause", "certified_us", "given_us", "group", "is_counted", "is_open",
+        "published_unix_ms", "queue", "runs", "session", "sessions", "taker", "transport",
+    )  # fmt: skip
+
+    def __init__(
+        self, queue: Queue, given_us: int, published_unix_ms: int, *, attempt: int, cause: Cause,
+        certified_us: int | None, transport: Carrier | None, group: str | None = None,
+        session: str | None = None, sessions: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.queue = queue
+        self.given_us = given_us
+        self.published_unix_ms = published_unix_ms
+        self.attempt = attempt
+        self.cause: Cause = cause
+        self.certified_us = certified_us
+        self.transport: Carrier | None = transport
+        self.group = group
+        self.session = session
+        self.sessions = sessions
+        self.runs: list[tuple[int, int, int]] = []
+        self.is_open = True
+        """It has not been written to its socket: more may be added."""
+        self.is_counted = False
+        """Its messages are, before it has a line."""
+        self.taker: object = None
+        """Of a pull: whose answer takes it."""
+
+    def alone(self, session: str) -> "Given":
+        """The same, of one of its `sessions`."""
+        one = Given(
+            self.queue, self.given_us, self.published_unix_ms, attempt=self.attempt,
+            cause=self.cause, certified_us=self.certified_us, transport=self.transport,
+            session=session,
+        )  # fmt: skip
+        one.runs = self.runs
+        return one
+
+
+class Done:
+    """A settled span."""
+
+    __slots__ = ("at_us", "count", "given_us", "outcome", "reason", "runs")
+
+    def __init__(self, outcome: Ended, reason: str | None, at_us: int) -> None:
+        self.outcome: Ended = outcome
+        self.reason = reason
+        self.at_us = at_us
+        self.runs: list[tuple[int, int, int]] = []
+        self.given_us: list[tuple[int | None, int]] = []
+        """When they were given, for so many runs each."""
+        self.count = 0
+
+
+class Place:
+    """One place in a group. `session` None: that of the pulls, or with `is_nobody` of the broker
+    itself."""
+
+    __slots__ = (
+        "_carrier", "_done", "_given", "_log", "group", "is_nobody", "queue", "session", "taker",
+    )  # fmt: skip
+
+    def __init__(
+        self, log: "DeliveryLog", queue: Queue, group: str, session: Session | None = None, *,
+        is_nobody: bool = False,
+    ) -> None:  # fmt: skip
+        self._log = log
+        self.queue = queue
+        self.group = group
+        self.session = session
+        self.is_nobody = is_nobody
+        self.taker: object = None
+        """Of pulls: whose answer takes what is given next."""
+        self._given: Given | None = None
+        self._done: Done | None = None
+
+    @property
+    def transport(self) -> Carrier | None:
+        """What carries it now."""
+        if self.session is None:
+            return "internal" if self.is_nobody else "http"
+        carrier = self.session.transport
+        return CARRIERS[carrier] if carrier is not None else None
+
+    @property
+    def session_id(self) -> str | None:
+        """Its session's, where it has one."""
+        return self.session.session_id if self.session is not None else None
+
+    def given(
+        self, runs: Sequence[Run], attempt: int, cause: Cause, certified_us: int | None, *,
+        published_unix_ms: int,
+    ) -> int:  # fmt: skip
+        """It is given these; call it where they are on their way out. Returns when that is. What
+        goes out until the sockets are written is one span."""
+        span = self._given
+        if (
+            span is None
+            or not span.is_open
+            or span.certified_us != certified_us
+            or span.cause != cause
+            or span.attempt != attempt
+            or span.taker is not self.taker
+        ):
+            span = self._given = self._begin(attempt, cause, certified_us, published_unix_ms)
+        span.runs += runs
+        return span.given_us
+
+    def _begin(
+        self, attempt: int, cause: Cause, certified_us: int | None, published_unix_ms: int
+    ) -> Given:
+        log, transport = self._log, self.transport
+        span = Given(
+            self.queue, log.now_us(), published_unix_ms,
+            attempt=attempt, cause=cause, certified_us=certified_us, transport=transport,
+            group=self.group, session=self.session_id,
+        )  # fmt: skip
+        if self.session is None:
+            span.taker = self.taker
+            log.given(span, self.taker)
+        elif transport == "long_poll":
+            span.is_open = False  # it may wait for a poll, and what comes then is another one
+            log.given(span, span.session)
+        else:
+            log.given(span)
+        return span
+
+    def settled(
+        self, outcome: Ended, runs: Sequence[Run], count: int, given_us: int | None = None, *,
+        reason: str | None = None,
+    ) -> int:  # fmt: skip
+        """This became of these, `count` messages in all, which were given out at `given_us`.
+        Returns when that is."""
+        log, span = self._log, self._done
+        now_us = log.now_us()
+        if (
+            span is None
+            or now_us - span.at_us > SETTLED_US
+            or span.outcome != outcome
+            or span.reason != reason
+            or len(span.runs) >= RUNS_MAX
+        ):
+            if span is not None:
+                log.settled(self, span)
+            span = self._done = Done(outcome, reason, now_us)
+            log.settling(self)
+        span.runs += runs
+        span.given_us.append((given_us, len(runs)))
+        span.count += count
+        log.counts[SETTLED] += count
+        return now_us
+
+    def take_done(self) -> Done | None:
+        """What was settled last, for the log to write; the next span begins anew."""
+        done, self._done = self._done, None
+        return done

@@ -1,0 +1,179 @@
+"""The lines of the delivery log, as PROTOCOL.md documents them. Pure.
+
+A field that has its default is left out of its line. Times are unix microseconds of the gateway's
+clock (`gateway.deliverylog.clock`); runs are [partition, first offset, count].
+"""
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from push.ports import Durability
+
+SCHEMA: Final = 1
+"""Raised when a field changes or goes; new fields and kinds do not raise it."""
+
+Runs = Sequence[tuple[int, int, int]]
+Packed = bytes
+Carrier = Literal["websocket", "long_poll", "http", "internal"]
+"""What carried it: `http` is a request, a publish or a pull; `internal` the broker itself."""
+Cause = Literal[
+    "none", "backlog", "credit", "in_flight", "socket", "paused", "moving",
+    "key_held", "key_backoff", "key_parked", "lease", "replay",
+]  # fmt: skip
+"""Why messages were not given out when they were certified:
+
+none         they were
+backlog      they were read from the storage: their consumer came later, or was behind
+credit       no credit was open
+in_flight    as much was in flight as may be
+socket       the client's socket was full
+paused       the queue was
+moving       the partition changed its owner
+key_held     an earlier message of the key awaited retry, or was on its way
+key_backoff  they were nacked, or failed, and waited for their backoff
+key_parked   their key was parked, and was released
+lease        their earlier delivery ended: by its lease, or because its consumer was gone
+replay       a reader started in the past, or had fallen behind
+"""
+Ended = Literal["acked", "nacked", "expired", "returned", "dead_lettered", "parked"]
+"""What became of deliveries:
+
+acked          an ack took effect
+nacked         returned by their consumer
+expired        their lease ended
+returned       taken back without having counted: with an earlier message of their key, or because
+               the consumer went, or came back without them
+dead_lettered  they are in the dead-letter queue, and settled here
+parked         their key was parked; the head of it
+"""
+
+
+class _Line(msgspec.Struct, tag_field="kind", kw_only=True, omit_defaults=True, gc=False):
+    schema: int
+    gateway: str
+    """One start of a process: 16 hexadecimal digits."""
+
+
+class _Span(_Line, kw_only=True, gc=False):
+    stepped_us: int = 0
+    """By how much the wall clock was stepped since the gateway began. All times of a line have it
+    in them; without it they are exact within one gateway."""
+    tenant: str
+    queue: str
+    queue_id: str
+    runs: Runs = []
+
+
+class Certified(_Span, tag="certified", kw_only=True, gc=False):
+    """What a session, or a request, published to a queue at one time and went with one commit."""
+
+    outcome: Literal["certified", "unknown", "late"] = "certified"
+    """unknown: its publisher was told so, and it has no runs; late: it was certified after that."""
+    messages: int = 0
+    """Where that is not known by the runs: of what is unknown."""
+    producer: str | None = None
+    """The principal."""
+    session: str | None = None
+    transport: Carrier
+    level: Durability | None = None
+    produced_unix_us: int | None = None
+    """Of the oldest message; by the client's own clock where there is no `clock_offset_us`."""
+    clock_offset_us: int | None = None
+    """This clock less the client's, as the client estimated it."""
+    accepted_unix_us: int
+    asked_unix_us: int | None = None
+    """When it was handed to the storage."""
+    certified_unix_us: int | None = None
+    """When the storage said that they are as safe as the level wants. At `local` they may have to
+    wait then until what stands before them is safe, too."""
+    bytes: int = 0
+    """Of new messages, as JSON."""
+    keys: Packed | None = None
+    """The key hashes, 8 bytes each, little-endian, in the order of the runs; 0: no key. In base64
+    in the line."""
+    duplicates: int = 0
+    duplicate_runs: Runs = []
+    """Where the originals are."""
+    trace: str | None = None
+    """A W3C trace id."""
+
+
+class Dispatched(_Span, tag="dispatched", kw_only=True, gc=False):
+    """What a subscription, or a pull, was given at once, for one cause and in one attempt."""
+
+    group: str | None = None
+    """None: a reader."""
+    session: str | None = None
+    sessions: list[str] = []
+    """Readers that were given the same at once."""
+    recipients: int = 1
+    transport: Carrier | None = None
+    attempt: int
+    cause: Cause
+    certified_unix_us: int | None = None
+    """None: this gateway was not there, or it is not the first time."""
+    published_unix_ms: int
+    """By the clock of the gateway that published it."""
+    dispatched_unix_us: int
+    written_unix_us: int | None = None
+    """When its socket took it (up to 64 KiB may wait there), or a poll or pull did. None: nobody
+    did, or that is not known."""
+
+
+class Settled(_Span, tag="settled", kw_only=True, gc=False):
+    """What came to an end, or returned, in one place of a group at once."""
+
+    group: str
+    session: str | None = None
+    transport: Carrier | None = None
+    """None: its session had none at that moment."""
+    outcome: Ended
+    reason: str | None = None
+    """Of dead letters: exhausted, expired, overflow, skipped."""
+    settled_unix_us: int
+    dispatched_unix_us: list[int | None] | None = None
+    """When each run was given out. None: of none of them that is known."""
+
+
+class Unlogged(_Line, tag="unlogged", kw_only=True, gc=False):
+    """What is not in the log: so many spans, with so many messages of each kind."""
+
+    stepped_us: int = 0
+    since_unix_us: int
+    until_unix_us: int
+    spans: int
+    certified: int
+    dispatched: int
+    settled: int
+    reason: Literal["full", "failed", "killed"]
+    """full: it came faster than it could be written; failed: the disk did not take it; killed: the
+    process was, before it was written."""
+
+
+class ClockStepped(_Line, tag="clock", kw_only=True, gc=False):
+    """The wall clock was stepped."""
+
+    seen_unix_us: int
+    step_us: int
+    stepped_us: int = 0
+
+
+class End(_Line, tag="end", kw_only=True, gc=False):
+    """The last line of a finished file."""
+
+    lines: int
+    crc32: int
+    """Of all bytes before this line."""
+    recovered: bool = False
+    """Another start has finished it."""
+
+
+Line = Certified | Dispatched | Settled | Unlogged | ClockStepped | End
+encode: Final = msgspec.json.Encoder().encode
+
+
+def messages_of(runs: Runs) -> int:
+    """How many."""
+    return sum(count for _, _, count in runs)

@@ -1,0 +1,91 @@
+"""Where publishes come from, as the delivery log is told it: a session with its clock, or a
+request."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from gateway.deliverylog.deliveries import CARRIERS, Session
+from gateway.deliverylog.log import DeliveryLog
+from gateway.deliverylog.publishes import Origin
+from gateway.tracing import PARENT, Trace, trace_from
+from metadata.catalog import Principal, Queue
+from push.message import Message
+
+
+class Host(Session, Protocol):
+    """A session that publishes."""
+
+    @property
+    def principal(self) -> Principal: ...
+
+
+class Frame(Protocol):
+    """A publish."""
+
+    @property
+    def messages(self) -> Sequence[Message]: ...
+
+    @property
+    def produced_unix_us(self) -> int | None: ...
+
+    @property
+    def clock_offset_us(self) -> int | None: ...
+
+
+class Sender:
+    """A session's: what it said of its clock, and the origin of what came last."""
+
+    __slots__ = ("_offset_us", "_origin", "_shift_us")
+
+    def __init__(self) -> None:
+        self._offset_us: int | None = None
+        self._shift_us = 0
+        """What makes monotonic time of the client's, where the offset is known."""
+        self._origin: Origin | None = None
+
+    def origin(self, log: DeliveryLog, host: Host, queue: Queue, frame: Frame) -> Origin:
+        """That of this publish; also of the one before, where both came at one time."""
+        now_us, first = log.now_us(), frame.messages[0]
+        if frame.clock_offset_us is not None:
+            self._offset_us = frame.clock_offset_us
+            self._shift_us = frame.clock_offset_us - log.clock.base_us
+        produced_us, offset_us = frame.produced_unix_us, self._offset_us
+        if produced_us is None:
+            offset_us = None
+            if first.sent_unix_ms is not None:
+                produced_us = first.sent_unix_ms * 1000
+        elif offset_us is not None:
+            produced_us += self._shift_us
+        trace = _trace(first)
+        count, origin = len(frame.messages), self._origin
+        is_plain = produced_us is None and trace is None
+        if is_plain and origin is not None and origin.takes(count, now_us=now_us, queue=queue):
+            return origin
+        carrier = host.transport
+        self._origin = Origin(
+            log, queue, now_us, count, transport=CARRIERS[carrier or "websocket"],
+            producer=host.principal.name, session=host.session_id,
+            produced_us=produced_us, clock_offset_us=offset_us, trace=trace,
+        )  # fmt: skip
+        return self._origin
+
+
+def origin_of_request(
+    log: DeliveryLog, queue: Queue, producer: str, messages: Sequence[Message],
+    trace: Trace | None,
+) -> Origin | None:  # fmt: skip
+    """That of what one request publishes, which is of this trace. None: the log is off."""
+    if not log.is_on:
+        return None
+    first = messages[0]
+    return Origin(
+        log, queue, log.now_us(), len(messages), transport="http", producer=producer,
+        produced_us=first.sent_unix_ms * 1000 if first.sent_unix_ms is not None else None,
+        trace=trace.trace_id if trace is not None else _trace(first),
+    )  # fmt: skip
+
+
+def _trace(first: Message) -> str | None:
+    parent = first.headers.get(PARENT) if first.headers is not None else None
+    trace = trace_from(parent) if parent is not None else None
+    return trace.trace_id if trace is not None else None

@@ -1,0 +1,236 @@
+"""What one slot gives out and hears of, as the delivery log is told it: runs, times, and what each
+run had waited for. Metrics count the same times, whether the log is on or not. It only looks:
+nothing is ever decided by it.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from gateway.deliverylog.deliveries import Place, Run
+from gateway.deliverylog.lines import Cause, Ended, messages_of
+from gateway.deliverylog.log import DeliveryLog
+from gateway.spans import Stages
+from metadata.catalog import Group, Queue
+from push import limits
+from push.giving import GiveOut, Judged, Taken, append_offset
+from push.leases import Push, ranges_of
+from push.ranges import Range
+from push.tally import Tally
+from push.waiting import DeadLetter
+
+_CAUSES: Final[dict[str, Cause]] = {
+    "credit": "credit", "in_flight": "in_flight", "socket": "socket", "paused": "paused",
+    "read": "backlog", "held": "key_held", "draining": "moving", "moving": "moving",
+}  # fmt: skip
+"""Of what a slot says that it was blocked by."""
+_OPENED_MAX: Final = 1000
+"""Keys that were parked and are not, of which is remembered up to where they had been."""
+
+
+class SlotLog:
+    """See the module. `end`: what stands in the partition below had been certified when the slot
+    began."""
+
+    __slots__ = (
+        "_cause",
+        "_causes",
+        "_certified_us",
+        "_given_us",
+        "_keeps",
+        "_log",
+        "_number",
+        "_opened",
+        "_place",
+        "_pushes",
+        "_tally",
+        "_waited_end",
+        "_waited_for",
+    )  # fmt: skip
+
+    def __init__(
+        self, log: DeliveryLog, queue: Queue, group: Group, number: int, *, owner: object,
+        pushes: dict[int, Push], tally: Tally, end: int,
+    ) -> None:  # fmt: skip
+        place = getattr(owner, "place", None)
+        if not isinstance(place, Place):  # the caretaker's
+            place = log.place(queue, group.name, is_nobody=True)
+        self._log = log
+        self._place = place
+        self._number = number
+        self._pushes = pushes
+        """What is in flight, by push."""
+        self._tally = tally
+        self._keeps = group.settings.semantics != "at_most_once"
+        """What is given is settled later, and not before (R23)."""
+        self._given_us: dict[int, int] = {}
+        """When each push in flight was given."""
+        self._waited_end = end
+        self._waited_for: Cause = "backlog"
+        """What is below that end and has not been given yet waited for this."""
+        self._causes: dict[int, Cause] = {}
+        """Of offsets that returned."""
+        self._opened: dict[int, int] = {}
+        self._cause: Cause = "none"
+        self._certified_us: int | None = None
+        """Of what is being given now."""
+
+    # --- Giving --------------------------------------------------------------------------------
+
+    def waited(self, blocked: str, end: int) -> None:
+        """Nothing blocks any more what is certified below `end`."""
+        self._waited_for, self._waited_end = _CAUSES.get(blocked, "backlog"), end
+
+    def cause(self, out: GiveOut, stages: Stages | None) -> Cause:
+        """What a run of the log has waited for."""
+        if out.first < self._waited_end:
+            return self._waited_for
+        return "none" if stages is not None else "backlog"
+
+    def cause_of_line(self, key: int, out: GiveOut) -> Cause:
+        """What a message that waited in its key's line has waited for."""
+        returned = self._causes.pop(out.first, None)
+        if out.first < self._opened.get(key, 0):
+            return "key_parked"
+        if returned is not None:
+            return returned
+        return "key_backoff" if out.attempt > 1 else "key_held"
+
+    def giving(self, cause: Cause, stages: Stages | None) -> None:
+        """What is given next has waited for this."""
+        self._cause = cause
+        self._certified_us = stages.certified_us if stages is not None else None
+
+    def given(self, out: GiveOut, published_unix_ms: int) -> None:
+        """It is on its way."""
+        log, certified_us = self._log, self._certified_us
+        if log.is_on:
+            runs = [(self._number, out.first, out.count)]
+            if out.skips:
+                runs = self._runs(_ranges(out.offsets()))
+            given_us = self._place.given(
+                runs, out.attempt, self._cause, certified_us, published_unix_ms=published_unix_ms
+            )
+        else:
+            given_us = log.now_us()
+        if self._keeps:
+            self._given_us[out.push] = given_us
+        if certified_us is not None:
+            waited_s = (given_us - certified_us) / 1e6
+        else:
+            waited_s = log.age_s(published_unix_ms)
+        self._tally.gave(out.count, waited_s, is_first=out.attempt == 1)
+
+    # --- Settling ------------------------------------------------------------------------------
+
+    def acked_ordinary(self, push: Push, numbers: list[int], count: int) -> None:
+        """An ack settled `count` messages of what it names behind its first three numbers."""
+        given_us = self._given_us
+        at_us = given_us.get(push.number) if push.open else given_us.pop(push.number, None)
+        if not self._log.is_on:
+            self._took(at_us, self._log.now_us(), count)
+            return
+        firsts, lasts = numbers[3::2], numbers[4::2]
+        if sum(lasts) - sum(firsts) + len(firsts) == count:
+            runs = self._runs(zip(firsts, lasts, strict=True))
+        else:  # it names what the push skips, or something twice
+            mask = 0
+            for first, last in zip(firsts, lasts, strict=True):
+                mask |= push.within(first, last)
+            runs = self._runs(ranges_of(mask, push.first))
+        self._took(at_us, self._place.settled("acked", runs, count, at_us), count)
+
+    def acked(self, push: int, judged: Judged) -> None:
+        """An ack took effect; what it settles again is not told again."""
+        runs = judged.settled
+        if judged.again:
+            again = {offset for first, last in judged.again for offset in range(first, last + 1)}
+            runs = _ranges(
+                offset
+                for first, last in runs
+                for offset in range(first, last + 1)
+                if offset not in again
+            )
+        self._settled("acked", push, runs)
+
+    def nacked(self, push: int, judged: Judged, along: list[Taken]) -> None:
+        """These return, and others along with them."""
+        self._note(judged.settled, "key_backoff")
+        self._settled("nacked", push, judged.settled)
+        self.returned(along, "key_held")
+
+    def expired(self, taken: list[Taken], along: list[Taken]) -> None:
+        """The leases of these have ended, but for those that only returned along with them."""
+        others = set(along)
+        self.returned([one for one in taken if one not in others], "lease", "expired")
+        self.returned(along, "key_held")
+
+    def returned(
+        self, taken: Iterable[Taken], cause: Cause = "lease", outcome: Ended = "returned"
+    ) -> None:
+        """These were taken back; given again, they will have waited for this."""
+        by_push: dict[int, list[int]] = {}
+        for push, offset in taken:
+            by_push.setdefault(push, []).append(offset)
+        for push, offsets in by_push.items():
+            runs = _ranges(sorted(offsets))
+            self._note(runs, cause)
+            self._settled(outcome, push, runs)
+
+    def abandoned(self) -> None:
+        """Everything that is in flight returns to the group."""
+        for push in self._pushes.values() if self._log.is_on else ():
+            self._settled("returned", push.number, ranges_of(push.open, push.first))
+
+    def buried(self, dead: DeadLetter) -> None:
+        """It stands in the dead letters, and is settled here."""
+        self._causes.pop(dead.offset, None)
+        if self._log.is_on:
+            runs = ((self._number, dead.offset, 1),)
+            self._place.settled("dead_lettered", runs, 1, reason=dead.reason)
+
+    def parked(self, heads: Iterable[int]) -> None:
+        """The keys of these were parked."""
+        if self._log.is_on:
+            for head in heads:
+                self._place.settled("parked", ((self._number, head, 1),), 1)
+
+    def opened(self, keys: Iterable[int], end: int) -> None:
+        """These keys are parked no longer; what they have below `end` had waited for that."""
+        for key in keys:
+            self._opened[key] = end
+            if len(self._opened) > _OPENED_MAX:
+                del self._opened[next(iter(self._opened))]
+
+    def _settled(self, outcome: Ended, push: int, ranges: Sequence[Range]) -> None:
+        if ranges:
+            runs, at_us, log = self._runs(ranges), self._given_us.get(push), self._log
+            count = messages_of(runs)
+            now_us = self._place.settled(outcome, runs, count, at_us) if log.is_on else log.now_us()
+            if outcome == "acked":
+                self._took(at_us, now_us, count)
+        if push not in self._pushes:
+            self._given_us.pop(push, None)
+
+    def _took(self, given_us: int | None, now_us: int, count: int) -> None:
+        """So many were settled, which were given then; None: that is not known."""
+        if given_us is not None:
+            self._tally.settle_s.add((now_us - given_us) / 1e6, count)
+
+    def _runs(self, ranges: Iterable[Range]) -> list[Run]:
+        number = self._number
+        return [(number, first, last - first + 1) for first, last in ranges]
+
+    def _note(self, runs: Iterable[Range], cause: Cause) -> None:
+        for first, last in runs if self._log.is_on else ():
+            for offset in range(first, last + 1):
+                self._causes[offset] = cause
+        while len(self._causes) > limits.DYING_PER_PARTITION_MAX:
+            del self._causes[next(iter(self._causes))]
+
+
+def _ranges(offsets: Iterable[int]) -> list[Range]:
+    """Ascending offsets, in runs."""
+    ranges: list[Range] = []
+    for offset in offsets:
+        append_offset(ranges, offset)
+    return ranges

@@ -1,0 +1,216 @@
+"""The writer of the delivery log: one thread, which alone touches its files.
+
+What cannot be written is counted, and told by a line of its own as soon as writing works again;
+nothing is kept for later but that. The first failure is logged, and the first success after it.
+"""
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from gateway.deliverylog.chunks import (
+    CERTIFIED,
+    DISPATCHED,
+    KINDS,
+    SETTLED,
+    SPANS,
+    Chunk,
+    Counts,
+    Facts,
+    Missing,
+)
+from gateway.deliverylog.counts import SharedCounts, memory
+from gateway.deliverylog.files import Bounds, Files
+from gateway.deliverylog.lines import SCHEMA, Unlogged, encode
+from gateway.deliverylog.recovery import recover
+
+logger = logging.getLogger("tocsin.deliverylog")
+FOLDER: Final = "delivery"
+RETRY_S: Final = 1.0
+"""Until a file that could not be finished is tried again."""
+
+
+class Writer:
+    """See the module. Made by `open`; it is a `log.Sink`."""
+
+    def __init__(
+        self,
+        files: Files,
+        gateway: str,
+        shared: SharedCounts | None,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`shared`: where counts outlive the process; None: nowhere."""
+        self.counts: Counts = shared.happened if shared is not None else [0] * KINDS
+        self.is_failing = False
+        """Nothing can be written now."""
+        self._files = files
+        self._gateway = gateway
+        self._shared = shared
+        self._now, self._wall = now, wall
+        self._queue: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
+        self._put_bytes = 0
+        """The loop's."""
+        self._done_bytes = 0
+        """The thread's, as is all that follows."""
+        self._accounted = [0] * KINDS
+        self._finished = [0] * KINDS
+        """Of what is accounted for, what stands in finished files."""
+        self._missing: list[Missing] = []
+        """One of each reason, that no line has told of."""
+        self._unlogged = [0] * KINDS
+        self._written_bytes = 0
+        self._thread = threading.Thread(target=self._run, name="delivery log", daemon=True)
+
+    @classmethod
+    def open(cls, data_dir: Path, gateway: str, bounds: Bounds) -> "Writer":
+        """The one of a data folder, which the caller holds; what a start before left is finished
+        first. Blocks. What fails is logged: a log that cannot be written stops nobody."""
+        folder, wall = data_dir / FOLDER, time.time()
+        shared: SharedCounts | None = None
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            tmpfs = memory()
+            recover(folder, tmpfs)
+            shared = SharedCounts(folder, gateway, int(wall * 1_000_000), tmpfs)
+        except OSError as error:
+            logger.error("the delivery log in %s: %s", folder, error)
+        writer = cls(Files(folder, gateway, int(wall * 1000), bounds), gateway, shared)
+        writer.start()
+        return writer
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    # --- On the loop ----------------------------------------------------------------------------
+
+    @property
+    def waiting_bytes(self) -> int:
+        """As Sink.waiting_bytes."""
+        return self._put_bytes - self._done_bytes
+
+    def put(self, chunk: Chunk) -> None:
+        """As Sink.put."""
+        self._put_bytes += chunk.bytes
+        self._queue.put(chunk)
+
+    def stop(self, within_s: float) -> None:
+        """As Sink.stop."""
+        self._queue.put(None)
+        self._thread.join(within_s)
+
+    def facts(self) -> Facts:
+        """As Sink.facts."""
+        spans, certified, dispatched, settled = self._unlogged
+        return {
+            "written_bytes": self._written_bytes,
+            "waiting_bytes": self.waiting_bytes,
+            "is_failing": self.is_failing,
+            "unlogged": {
+                "spans": spans, "certified": certified,
+                "dispatched": dispatched, "settled": settled,
+            },
+        }  # fmt: skip
+
+    # --- In the thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            due_s = self._files.due_s(now=self._now())
+            try:
+                chunk = self._queue.get(timeout=due_s if not self.is_failing else RETRY_S)
+            except queue.Empty:
+                self._tell_missing()
+                if self._files.due_s(now=self._now()) == 0.0:
+                    self._finish_file()
+                continue
+            if chunk is None:
+                break
+            try:
+                self._take(chunk)
+            except Exception:  # a bug costs what it costs; the log goes on
+                logger.exception("a part of the delivery log was lost")
+            self._done_bytes += chunk.bytes
+            self._save_counts()
+        self._tell_missing()
+        self._finish_file(at_end=True)
+
+    def _take(self, chunk: Chunk) -> None:
+        if chunk.lost is not None:
+            self._lack(chunk.lost)
+        self._tell_missing()
+        if not chunk.lines:
+            return
+        data = b"\n".join(chunk.lines) + b"\n"
+        if not self._write(data, len(chunk.lines), chunk.counts):
+            counts = [chunk.counts[kind] for kind in range(KINDS)]
+            self._lack(Missing("failed", chunk.since_unix_us, chunk.until_unix_us, counts))
+        elif self._files.due_s(now=self._now()) == 0.0:
+            self._finish_file()
+
+    def _lack(self, missing: Missing) -> None:
+        for kind in range(KINDS):
+            self._unlogged[kind] += missing.counts[kind]
+        for one in self._missing:
+            if one.reason == missing.reason:
+                one.add(missing.since_unix_us, missing.until_unix_us, missing.counts)
+                return
+        self._missing.append(missing)
+
+    def _tell_missing(self) -> None:
+        while self._missing:
+            one = self._missing[0]
+            line = Unlogged(
+                schema=SCHEMA, gateway=self._gateway,
+                since_unix_us=one.since_unix_us, until_unix_us=one.until_unix_us,
+                spans=one.counts[SPANS], certified=one.counts[CERTIFIED],
+                dispatched=one.counts[DISPATCHED], settled=one.counts[SETTLED], reason=one.reason,
+            )  # fmt: skip
+            if not self._write(encode(line) + b"\n", 1, one.counts):
+                return
+            del self._missing[0]
+
+    def _write(self, data: bytes, lines: int, counts: Counts) -> bool:
+        """Whether it stands in the file; `counts` are accounted for then."""
+        try:
+            self._files.append(data, lines, now=self._now())
+        except OSError as error:
+            self._failed(error)
+            return False
+        self._written_bytes += len(data)
+        for kind in range(KINDS):
+            self._accounted[kind] += counts[kind]
+        if self.is_failing:
+            self.is_failing = False
+            logger.info("the delivery log goes on")
+        return True
+
+    def _failed(self, error: OSError) -> None:
+        if not self.is_failing:
+            logger.error("the delivery log cannot be written: %s; what it lacks is counted", error)
+        self.is_failing = True
+
+    def _finish_file(self, *, at_end: bool = False) -> None:
+        try:
+            self._files.finish(wall=self._wall())
+        except OSError as error:
+            self._failed(error)
+            return
+        self._finished = list(self._accounted)
+        if self._shared is not None and at_end and not self._missing:
+            self._shared.remove()
+        else:
+            self._save_counts()
+
+    def _save_counts(self) -> None:
+        if self._shared is not None:
+            with contextlib.suppress(OSError):  # older ones are true, too: files tell what is new
+                self._shared.save(self._files.number, self._finished)

@@ -1,0 +1,138 @@
+"""This manager among the others: whether it is the one that acts (rule: `metadata.leading`)."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Collection, Mapping
+from typing import Final, Protocol
+
+from metadata.leading import BEAT_S, Lead, Leading
+from push.errors import TocsinError
+
+_LOG: Final = logging.getLogger("tocsin.manager")
+_LAST_WORDS_S: Final = 1.0
+
+
+class Row(Protocol):
+    """Where the managers' row is: `metadata.redis_leading.RedisLead`."""
+
+    async def ask(self, change: tuple[Lead, Lead] | None) -> Lead:
+        """See there."""
+
+    async def say(self, lead: Lead, said: Mapping[str, bytes]) -> bool:
+        """See there."""
+
+    async def told(self) -> dict[str, bytes]:
+        """See there."""
+
+
+class Leader:
+    """Beats while it is started. `began` is set while this manager leads: to wait for."""
+
+    def __init__(self, row: Row, name: str | None = None) -> None:
+        self.began = asyncio.Event()
+        self._row = row
+        self._leading = Leading(name or secrets.token_hex(8))
+        self._task: asyncio.Task[None] | None = None
+        self._told = ""
+
+    @property
+    def name(self) -> str:
+        """Of this process; another one after each start."""
+        return self._leading.name
+
+    @property
+    def leads(self) -> bool:
+        """Whether it may act, now: to be asked before every act."""
+        return self._leading.leads(now=asyncio.get_running_loop().time())
+
+    @property
+    def term(self) -> int:
+        """What its acts are fenced by, while it leads."""
+        return self._leading.term
+
+    def outdone(self, term: int) -> None:
+        """See `Leading.outdone`."""
+        _LOG.warning("another manager has acted under the term %d: this one takes a higher", term)
+        self._leading.outdone(term)
+
+    def start(self) -> None:
+        """Take part from now on."""
+        self._task = asyncio.get_running_loop().create_task(self._beat(), name="manager beats")
+
+    async def stop(self) -> None:
+        """Act no more, and have another one lead at once, if the database answers."""
+        self.began.clear()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+        try:
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await self._let_go()
+        except (TimeoutError, TocsinError):
+            _LOG.info("the other managers find out themselves that this one has gone")
+
+    async def _let_go(self) -> None:
+        """The beat that was under way when the task ended may be written, or not: the row is as it
+        is told, not as it was seen last."""
+        loop = asyncio.get_running_loop()
+        change = self._leading.release()
+        while True:
+            asked_at = loop.time()
+            row = await self._row.ask(change)
+            self._leading.saw(row, now=loop.time(), asked_at=asked_at)
+            change = self._leading.release()
+            if change is None:
+                return
+
+    async def say(self, said: Mapping[str, bytes]) -> None:
+        """Have this told of clusters (by name). Nothing happens where it does not lead. Raises
+        Refused, Unknown."""
+        if self.leads:
+            await self._row.say(Lead(self.name, self.term, 0), said)
+
+    async def told(self, cluster: str) -> bytes | None:
+        """What was said of a cluster last, perhaps by the leader before. None: nothing. Raises
+        Refused."""
+        return (await self._row.told()).get(cluster)
+
+    async def forget_all_but(self, clusters: Collection[str]) -> None:
+        """Have nothing told of other clusters any more, of which a leader before has told. Raises
+        Refused, Unknown."""
+        gone = set(await self._row.told()) - {"", *clusters}
+        if gone:
+            await self.say(dict.fromkeys(gone, b""))
+
+    async def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            asked_at = loop.time()
+            change = self._leading.proposal(now=asked_at)
+            try:
+                row = await self._row.ask(change)
+            except TocsinError as error:
+                self._say_once(f"nobody can tell who leads: {error.detail}")
+            except Exception:
+                _LOG.exception("a beat failed: unexpected")  # the next one still comes
+            else:
+                wrote = change[1] if change is not None else None
+                self._leading.saw(row, now=loop.time(), asked_at=asked_at, wrote=wrote)
+                mine = row.holder == self.name
+                who = "this manager leads" if mine else f"the manager {row.holder or '-'} leads"
+                self._say_once(f"{who}, under the term {row.term}")
+            if self.leads:
+                self.began.set()
+            else:
+                self.began.clear()
+            # Who has just read the row for the first time need not wait to take it
+            soon = change is None and self._leading.proposal(now=loop.time()) is not None
+            if not soon:
+                await asyncio.sleep(max(0.05, asked_at + BEAT_S - loop.time()))
+
+    def _say_once(self, what: str) -> None:
+        if what != self._told:
+            _LOG.info("%s", what)
+            self._told = what

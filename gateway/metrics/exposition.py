@@ -1,0 +1,91 @@
+"""The text of a scrape: Prometheus' text format 0.0.4, or OpenMetrics 1.0.0 for who asks for it.
+
+Written by hand, because of the turns: prometheus-client makes the text of a whole registry in one
+go, and its samples are objects; ours are written metric by metric, and in between others have their
+turn (`gateway.slices`). What it would bring besides, counters with a lock each, nothing here uses.
+Sources: https://prometheus.io/docs/instrumenting/exposition_formats/ and
+https://prometheus.io/docs/specs/om/open_metrics_spec/
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from gateway.metrics.registry import Metric
+from gateway.metrics.samples import Labels, Samples, Value
+from gateway.slices import Slices
+from push.histogram import Histogram
+
+TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
+OPEN: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_LINES_PER_LOOK: Final = 200
+"""Between two looks whether it is somebody else's turn."""
+
+
+def is_open(accept: str) -> bool:
+    """Whether the header `Accept` of a request wants OpenMetrics."""
+    return "application/openmetrics-text" in accept
+
+
+async def exposed(samples: Samples, *, as_open: bool) -> bytes:
+    """The whole text, made in slices."""
+    slices, lines = Slices(), list[str]()
+    for metric, values in samples.families():
+        lines += head(metric, as_open=as_open)
+        for line in body(metric, values):
+            lines.append(line)
+            if len(lines) % _LINES_PER_LOOK == 0:
+                await slices.turn()
+    if as_open:
+        lines.append("# EOF")
+    return ("\n".join(lines) + "\n").encode()
+
+
+def head(metric: Metric, *, as_open: bool) -> list[str]:
+    """What is said of a metric before its samples. OpenMetrics names a counter without `_total`."""
+    name = metric.name.removesuffix("_total") if as_open else metric.name
+    text = metric.help.replace("\\", "\\\\").replace("\n", "\\n")
+    if as_open:
+        text = text.replace('"', '\\"')
+    return [f"# HELP {name} {text}", f"# TYPE {name} {metric.kind}"]
+
+
+def body(metric: Metric, values: Mapping[Labels, Value]) -> Iterator[str]:
+    """Its samples, by labels."""
+    for labels in sorted(values):
+        value = values[labels]
+        named = ",".join(
+            f'{name}="{escaped(text)}"' for name, text in zip(metric.labels, labels, strict=True)
+        )
+        if isinstance(value, Histogram):
+            yield from _spread(metric.name, named, value)
+        else:
+            yield (
+                f"{metric.name}{{{named}}} {number(value)}"
+                if named
+                else (f"{metric.name} {number(value)}")
+            )
+
+
+def _spread(name: str, named: str, histogram: Histogram) -> Iterator[str]:
+    so_far, comma = 0, "," if named else ""
+    for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
+        so_far += count
+        yield f'{name}_bucket{{{named}{comma}le="{_bound(bound)}"}} {so_far}'
+    braces = f"{{{named}}}" if named else ""
+    yield f"{name}_sum{braces} {number(histogram.total)}"
+    yield f"{name}_count{braces} {so_far}"
+
+
+def escaped(text: str) -> str:
+    """The value of a label."""
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+def _bound(bound: float) -> str:
+    """OpenMetrics wants 1.0, and Prometheus takes it."""
+    return "+Inf" if bound == float("inf") else repr(float(bound))
+
+
+def number(value: float) -> str:
+    """As both formats read it."""
+    return repr(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))

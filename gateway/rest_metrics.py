@@ -1,0 +1,61 @@
+"""REST: metrics, for a Prometheus: of this gateway to operators, of one queue to its holder."""
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.auth import OPERATORS
+from gateway.metrics.exposition import OPEN, TEXT, exposed, is_open
+from gateway.metrics.samples import Samples
+from gateway.operation import Answer, Operation, admission, find_queue, rights
+from gateway.ports import BrokerPort
+from metadata.catalog import dead_letter_name, other_dead_letter_queue
+
+
+async def metrics(broker: BrokerPort, request: Request) -> Response:
+    """What this gateway counts, and of queues those of one's own tenant. The holder of
+    `TOCSIN_TOKEN` is told of all of them, and who asks at the port for metrics."""
+    found, who = await broker.metrics.everything(), admission(request)
+    if (who.principal, who.credential) != (OPERATORS.principal, OPERATORS.credential):
+        found = found.of_tenant(who.principal.tenant)
+    return await answer(request, found)
+
+
+async def queue_metrics(broker: BrokerPort, request: Request) -> Response:
+    """The same of one queue and its groups, as far as this gateway knows: counters are of what went
+    through it, depth and lag are of all of it."""
+    queue = find_queue(broker, request)
+    is_other = other_dead_letter_queue(queue.name, queue.settings) is not None
+    sees = not is_other or rights(request).sees(dead_letter_name(queue))
+    return await answer(request, await broker.metrics.of_queue(queue, sees_dead_letters=sees))
+
+
+async def answer(request: Request, samples: Samples) -> Response:
+    """As text, in the format that was asked for."""
+    as_open = is_open(request.headers.get("accept", ""))
+    text = await exposed(samples, as_open=as_open)
+    return Response(text, headers={"Content-Type": OPEN if as_open else TEXT})
+
+
+_WORDS: Final = "Prometheus' text format, or OpenMetrics where `Accept` names it."
+
+OPERATIONS: Final = (
+    Operation(
+        "GET",
+        "/metrics",
+        "Metrics of this gateway.",
+        metrics,
+        {200: Answer(_WORDS, str, "text/plain")},
+        needs="observe every",
+    ),
+    Operation(
+        "GET",
+        "/v1/queues/{queue}/metrics",
+        "Metrics of a queue.",
+        queue_metrics,
+        {200: Answer(_WORDS, str, "text/plain")},
+        needs="any",
+        errors=("invalid_name", "queue_not_found"),
+    ),
+)

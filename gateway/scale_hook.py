@@ -1,0 +1,122 @@
+"""What is called when storage clusters are too few or too many: a program, or an address.
+
+It gets one JSON object: a program on its standard input, an address as the body of a POST. A
+program that ends with 0, an address that answers with 2xx, has heard it. Both have HOOK_S: what
+hangs is killed, with all that it has started, and is told again under the same `number`, by which
+it knows what it has heard. What a program that has ended leaves behind goes on.
+"""
+
+import asyncio
+import http.client
+import logging
+import os
+import signal
+import ssl
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import BinaryIO, Final
+from urllib.parse import urlsplit
+
+HOOK_S: Final = 30.0
+SAID_BYTES_MAX: Final = 2000
+"""Of what a program says before it fails: for the log."""
+_LOG: Final = logging.getLogger("tocsin.manager")
+
+
+class HookFailed(Exception):
+    """It has not heard; a sentence for the log."""
+
+
+class ScaleHook:
+    """`what`: an http or https address, or the path of a program."""
+
+    def __init__(self, what: str, *, within_s: float = HOOK_S) -> None:
+        self._what = what
+        self._within_s = within_s
+
+    async def tell(self, body: bytes) -> None:
+        """Raises HookFailed."""
+        if self._what.startswith(("http://", "https://")):
+            await self._post(body)
+        else:
+            await self._run(body)
+
+    async def _run(self, body: bytes) -> None:
+        """Its input and what it says are files: of a pipe the end comes when all that it has
+        started have let go of it, and what goes on behind it would keep it from being heard."""
+        with TemporaryFile() as told, TemporaryFile() as said:
+            told.write(body)
+            told.seek(0)
+            code = await self._ended(told, said)
+            words = os.pread(said.fileno(), SAID_BYTES_MAX, 0).decode("utf-8", "replace").strip()
+        if code:
+            raise HookFailed(f"{self._what} ended with {code}: {words}")
+
+    async def _ended(self, told: BinaryIO, said: BinaryIO) -> int:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                self._what,
+                stdin=told,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=said,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise HookFailed(f"{self._what} cannot be started: {error}") from None
+        try:
+            async with asyncio.timeout(self._within_s):
+                return await process.wait()
+        except TimeoutError:
+            raise HookFailed(f"{self._what} did not end within {self._within_s:g} s") from None
+        finally:
+            if process.returncode is None:  # and what it has started
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+
+    async def _post(self, body: bytes) -> None:
+        try:
+            async with asyncio.timeout(self._within_s):
+                status = await asyncio.to_thread(_post, self._what, body, self._within_s)
+        except (OSError, http.client.HTTPException) as error:
+            raise HookFailed(f"{_shown(self._what)}: {error or 'no answer in time'}") from None
+        if not 200 <= status < 300:
+            raise HookFailed(f"{_shown(self._what)} answers {status}")
+
+
+def check_hook(text: str) -> str:
+    """An address, or a program that can be run, as an absolute path. Raises ValueError."""
+    if text.startswith(("http://", "https://")):
+        parts = urlsplit(text)
+        if not parts.hostname or parts.fragment or parts.username is not None:
+            raise ValueError(text)
+        return text
+    path = Path(text).expanduser().absolute()
+    if not path.is_file() or not os.access(path, os.X_OK):
+        raise ValueError(text)
+    return str(path)
+
+
+def _shown(url: str) -> str:
+    """Without its query: it may be a secret."""
+    return url.partition("?")[0]
+
+
+def _post(url: str, body: bytes, within_s: float) -> int:
+    """The status. Redirections are not followed, certificates are checked."""
+    parts = urlsplit(url)
+    connection: http.client.HTTPConnection
+    if parts.scheme == "https":
+        connection = http.client.HTTPSConnection(
+            parts.hostname or "", parts.port, timeout=within_s,
+            context=ssl.create_default_context(),
+        )  # fmt: skip
+    else:
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=within_s)
+    try:
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        connection.request("POST", path, body, {"Content-Type": "application/json"})
+        return connection.getresponse().status
+    finally:
+        connection.close()

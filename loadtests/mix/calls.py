@@ -1,0 +1,75 @@
+"""Plain HTTP as blocking calls, and how a connection ends."""
+
+import http.client
+import json
+from typing import Final
+from urllib.parse import urlsplit
+
+from loadtests.mix.frames import encode
+
+ANSWER_TIMEOUT_S: Final = 60.0
+
+
+class Gone(ConnectionError):
+    """The connection has ended, or the session with it: come back."""
+
+
+class Http:
+    """One keep-alive connection, opened anew when it has broken. One request at a time."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        """`url`: http://host:port of a broker."""
+        place = urlsplit(url)
+        kind = (
+            http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
+        )
+        self._connection = kind(place.hostname or "", place.port, timeout=ANSWER_TIMEOUT_S)
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    def request(
+        self, method: str, path: str, body: object = None, *, timeout_s: float = ANSWER_TIMEOUT_S
+    ) -> tuple[int, bytes]:
+        """(status, body). Raises Gone: there is no answer, and whether it was done is unknown.
+
+        A connection that stood idle may have been closed meanwhile: what was sent into it is sent
+        again over a new one. Nothing here does anything twice that is said twice (ids, numbers).
+        """
+        data = None if body is None else encode(body)
+        was_open = self._connection.sock is not None
+        try:
+            try:
+                return self._exchange(method, path, data, timeout_s)
+            except (ConnectionResetError, BrokenPipeError):
+                if not was_open:
+                    raise
+                self._connection.close()
+                return self._exchange(method, path, data, timeout_s)
+        except (http.client.HTTPException, OSError) as error:
+            self._connection.close()
+            raise Gone(f"{method} {path}: {error}") from None
+
+    def _exchange(
+        self, method: str, path: str, data: bytes | None, timeout_s: float
+    ) -> tuple[int, bytes]:
+        headers = self._headers | ({"Content-Type": "application/json"} if data else {})
+        connection = self._connection
+        connection.timeout = timeout_s
+        if connection.sock is not None:
+            connection.sock.settimeout(timeout_s)
+        connection.request(method, path, data, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+    def call(self, method: str, path: str, body: object = None) -> dict[str, object]:
+        """As request, of JSON. Raises RuntimeError with the broker's words for a status of 400 or
+        above, and Gone."""
+        status, answer = self.request(method, path, body)
+        if status >= 400:
+            text = answer.decode(errors="replace")
+            raise RuntimeError(f"{method} {path} was answered {status}: {text}")
+        found: dict[str, object] = json.loads(answer) if answer else {}
+        return found
+
+    def close(self) -> None:
+        """Close; the next request opens a connection."""
+        self._connection.close()

@@ -1,0 +1,306 @@
+"""Users who are given messages: consumers of a group, over either transport, and readers."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from loadtests.mix.calls import Gone
+from loadtests.mix.desk import Desk
+from loadtests.mix.frames import Frame, Verdict
+from loadtests.mix.ledger import Stream
+from loadtests.mix.plan import role_of
+from loadtests.mix.sessions import Session
+from loadtests.mix.stamps import Stamp
+from loadtests.mix.transports import MakeTransport, Socket
+from loadtests.places import Place, delivery_list, places
+
+CREDIT: Final = 200
+CREDIT_SLOW: Final = 8
+"""Of a slow consumer: what it was given waits for it within its lease."""
+NACK_CHANCE: Final = 0.005
+NACK_DELAY_S: Final = 0.05
+WAVES: Final = 2
+"""A push is acked in so many acks, each of messages by chance."""
+_AGAIN_S: Final = 0.2
+"""Before an ack that was refused is said again."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """A delivery that has not ended."""
+
+    stamp: Stamp | None
+    """None: a message that is none of ours."""
+    key: str | None
+    asked: int = 0
+    """The ref of the ack or nack that its end waits for; 0: none."""
+    is_returned: bool = False
+    """It was nacked: what comes of it now is another delivery."""
+
+
+class Consumer(Session):
+    """A member of its role's group: acks what it is given, in random order, each ack confirmed;
+    returns one in NACK_CHANCE, and keeps that one's key closed until it is answered (R17)."""
+
+    def __init__(
+        self, desk: Desk, role: str, transport: MakeTransport = Socket, *, work_s: float = 0.0,
+        nack_chance: float = NACK_CHANCE,
+    ) -> None:  # fmt: skip
+        """`work_s`: what it takes over each message; `nack_chance`: that it returns one."""
+        super().__init__(desk, role, transport)
+        self.queue = desk.queue(role)
+        self._group = role_of(self.queue)
+        self._work_s = work_s
+        self._nack_chance = nack_chance
+        name = f"{self.queue}/{self._group}"
+        desk.ledger.subscriber(name, self.queue)
+        self._stream = Stream(desk.ledger, name, role, settles=True)
+        self._credit = CREDIT_SLOW if work_s else CREDIT
+        self._granted = self._ended = 0
+        self._held: dict[Place, _Held] = {}
+        self._asked: dict[int, list[Place]] = {}
+        self._nacks: dict[int, _Held] = {}
+        """ref → what it returns: its key is closed until the answer, or until it comes again."""
+
+    def subscribe(self) -> None:
+        """Join the group."""
+        self._granted, self._ended = self._credit, 0
+        self.ask(
+            type="subscribe", subscription=1, queue=self.queue, group=self._group,
+            credit=self._credit,
+        )  # fmt: skip
+
+    def began(self, answer: Frame) -> None:
+        """Nothing to note: a group knows itself where it goes on."""
+
+    def lost(self, *, asked: bool = False) -> None:
+        """What was held has returned; an ack that was not answered may have counted or not."""
+        super().lost(asked=asked)
+        self._stream.left()
+        self._held.clear()
+        self._asked.clear()
+        self._nacks.clear()
+
+    def close(self) -> None:
+        """As Session has it."""
+        super().close()
+        self.lost()
+
+    def heard(self, frames: list[Frame]) -> None:
+        """As Session has it."""
+        for frame in frames:
+            if frame.type == "push":
+                self._pushed(frame)
+            elif frame.type == "revoked":
+                for place in places(frame.deliveries):
+                    self._revoked(place)
+            elif frame.ref is not None and frame.ref in self._asked:
+                self._answered(frame.ref, frame)
+            elif frame.type == "drain":
+                self.desk.sleep(frame.reconnect_after_s)
+                raise Gone("the gateway is going down")
+            elif frame.type == "error":
+                self.desk.ledger.counts[f"answered {frame.code}"] += 1
+                raise Gone(f"{frame.code}: {frame.detail}")
+        self._grant()
+
+    # --- what is given
+
+    def _pushed(self, frame: Frame) -> None:
+        now_ns, desk = self.desk.now_ns(), self.desk
+        desk.given_at_ns = now_ns
+        fresh: list[Place] = []
+        size = latest_ns = 0
+        for offset, message in zip(frame.places, frame.messages, strict=True):
+            place = (frame.partition, frame.epoch, frame.push, offset)
+            stamp = self.read(message.key, bytes(message.body), self._stream)
+            size += len(message.body)
+            if stamp is not None:
+                self._stream.given(stamp, key=message.key, now_ns=now_ns)
+                latest_ns = now_ns - stamp.due_ns
+            self._held[place] = _Held(stamp, message.key)
+            if self._is_open(message.key, stamp):
+                fresh.append(place)
+        desk.told("delivery", self.role, latest_ns, size)
+        self._work(fresh)
+
+    def _is_open(self, key: str | None, stamp: Stamp | None) -> bool:
+        """Whether a message of this key may be worked on: none that it returned awaits its answer,
+        or this is that very message, which has come again before it."""
+        for ref, returned in list(self._nacks.items()):
+            if returned.key == key and returned.stamp == stamp:
+                del self._nacks[ref]
+        return all(returned.key != key for returned in self._nacks.values())
+
+    def _work(self, fresh: list[Place]) -> None:
+        """Handle them, then settle them; of a key behind one that is returned, nothing."""
+        random = self.desk.random
+        done: list[Place] = []
+        closed: set[str | None] = set()
+        for place in fresh:
+            if self._work_s and not self.desk.is_over:
+                self.desk.sleep(self._work_s)
+            key = self._held[place].key
+            if key in closed:
+                continue
+            if random.random() < self._nack_chance:
+                closed.add(key)
+                self._nack(place)
+            else:
+                done.append(place)
+        random.shuffle(done)
+        for wave in range(WAVES):
+            if some := done[wave::WAVES]:
+                self._ack(some)
+
+    def _ack(self, some: list[Place]) -> None:
+        ref = self.ref()
+        self._asked[ref] = some
+        for place in some:
+            self._held[place].asked = ref
+        self.say({"type": "ack", "ref": ref, "subscription": 1, "deliveries": delivery_list(some)})
+
+    def _nack(self, place: Place) -> None:
+        """Return it: that ends the delivery for us, whenever the broker hears of it."""
+        ref, held = self.ref(), self._held[place]
+        self._asked[ref] = [place]
+        self._nacks[ref] = held
+        held.asked, held.is_returned = ref, True
+        if held.stamp is not None:
+            self._stream.ended(held.stamp)
+        self.desk.ledger.counts["nacked"] += 1
+        self.say(
+            {
+                "type": "nack", "ref": ref, "subscription": 1, "delay_s": NACK_DELAY_S,
+                "deliveries": delivery_list([place]), "reason": "by chance",
+            }
+        )  # fmt: skip
+
+    # --- what becomes of it
+
+    def _answered(self, ref: int, frame: Frame) -> None:
+        """The answer to an ack or a nack. An ack that was refused is said again; an unknown one is
+        over: what it named comes again, or has counted."""
+        some = self._asked.pop(ref)
+        self._nacks.pop(ref, None)
+        left = [place for place in some if place in self._held]
+        was_nack = any(self._held[place].is_returned for place in left)
+        if frame.type == "error" and frame.code != "not_delivered":
+            self.desk.ledger.counts[f"answered {frame.code}"] += 1
+            if frame.retry and frame.code != "unknown" and not was_nack and left:
+                self.desk.sleep(frame.retry_after_s or _AGAIN_S)
+                self._ack(left)
+                return
+            for place in left:
+                self._end(place, settled=False)
+            return
+        gone = set(places(frame.stale)) | set(places(frame.deliveries))
+        for place in left:
+            self._end(place, settled=not was_nack and place not in gone)
+
+    def _revoked(self, place: Place) -> None:
+        """It may come again, also before the answer to an ack that is on its way: that may count
+        all the same (R21), and its answer tells."""
+        held = self._held.get(place)
+        if held is not None and not held.asked:
+            self._end(place, settled=False)
+        elif held is not None and held.stamp is not None:
+            self._stream.ended(held.stamp)
+
+    def _end(self, place: Place, *, settled: bool) -> None:
+        held = self._held.pop(place)
+        self._ended += 1
+        if held.stamp is None or held.is_returned:
+            return
+        if settled:
+            self._stream.settled(held.stamp)
+        else:
+            self._stream.ended(held.stamp)
+
+    def _grant(self) -> None:
+        """Anew for what has ended (R25)."""
+        if self._ended * 4 >= self._credit and self.transport is not None:
+            self._granted += self._ended
+            self._ended = 0
+            self.say({"type": "credit", "subscription": 1, "granted": self._granted})
+
+
+class Reader(Session):
+    """Reads one key of a queue from the start, and goes on by its position."""
+
+    def __init__(
+        self, desk: Desk, role: str = "reader", transport: MakeTransport = Socket, *,
+        is_whole: bool = True,
+    ) -> None:  # fmt: skip
+        """`is_whole`: it stays until the run is over, and is to have everything of its key."""
+        super().__init__(desk, role, transport)
+        self._queue = desk.random.choice(desk.plan.all_queues)
+        self._key = f"k{desk.random.randrange(desk.plan.keys):04d}"
+        name = f"{self._queue}//{self.name}"
+        desk.ledger.subscriber(name, self._queue, [self._key], is_whole=is_whole)
+        self._stream = Stream(desk.ledger, name, role, settles=False)
+        self._queue_id = ""
+        self._position: dict[str, list[int]] = {}
+        """Partition → generation of its log, next offset."""
+        self._granted = self._since = 0
+        self._began_ns = 0
+
+    def subscribe(self) -> None:
+        """From the start, or from where it was."""
+        self._granted, self._since = CREDIT, 0
+        where: dict[str, object] = {"start": "earliest"}
+        if self._queue_id:
+            where = {
+                "position": {
+                    "queue_id": self._queue_id, "ring_epoch": 1, "partitions": self._position,
+                }
+            }  # fmt: skip
+        self.ask(
+            type="subscribe", subscription=1, queue=self._queue, keys=[self._key], credit=CREDIT,
+            **where,
+        )  # fmt: skip
+
+    def began(self, answer: Frame) -> None:
+        """What was there before is no news, and its age is not the broker's latency."""
+        self._began_ns = self.desk.now_ns()
+        self._queue_id = answer.queue_id
+        for one in answer.positions:
+            assert isinstance(one, Verdict)
+            self._position[str(one.partition)] = [one.generation, one.start]
+            if one.verdict in {"gap", "unknown"}:
+                self._stream.invented(f"a position of this run is answered {one.verdict}")
+
+    def heard(self, frames: list[Frame]) -> None:
+        """As Session has it."""
+        for frame in frames:
+            if frame.type == "push":
+                self._pushed(frame)
+            elif frame.type == "drain":
+                self.desk.sleep(frame.reconnect_after_s)
+                raise Gone("the gateway is going down")
+            elif frame.type == "error":
+                self.desk.ledger.counts[f"answered {frame.code}"] += 1
+                raise Gone(f"{frame.code}: {frame.detail}")
+        if self._since * 4 >= CREDIT and self.transport is not None:
+            self._granted += self._since
+            self._since = 0
+            self.say({"type": "credit", "subscription": 1, "granted": self._granted})
+
+    def _pushed(self, frame: Frame) -> None:
+        if isinstance(frame.positions, dict) and frame.positions:
+            self._position |= frame.positions
+            return
+        now_ns, size, latest_ns = self.desk.now_ns(), 0, 0
+        for message in frame.messages:
+            stamp = self.read(message.key, bytes(message.body), self._stream)
+            size += len(message.body)
+            if stamp is not None:
+                since_ns = self._began_ns
+                self._stream.given(stamp, key=message.key, now_ns=now_ns, since_ns=since_ns)
+                latest_ns = now_ns - stamp.due_ns
+        if frame.gap:
+            self._stream.invented(f"a gap {frame.gap} in what is retained for an hour")
+        generation = self._position[str(frame.partition)][0]
+        self._position[str(frame.partition)] = [generation, frame.next]
+        self._since += len(frame.messages)
+        self.desk.given_at_ns = now_ns
+        self.desk.told("delivery", self.role, latest_ns, size)

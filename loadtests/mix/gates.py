@@ -1,0 +1,82 @@
+"""What a run must reach: `p99_ms<=50`, `lost=0`. Judged by exit code. Pure.
+
+A gate names a figure, says how it is compared, and with what. A figure that the run does not have
+fails its gate: who mistypes a name must not be told that all is well.
+"""
+
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+_COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+    "=": operator.eq,
+}
+_WRITTEN: Final = re.compile(
+    r"\s*(?P<figure>[a-z0-9_.]+)\s*(?P<how><=|>=|<|>|=)\s*(?P<bound>-?\d+(?:\.\d+)?)\s*"
+)
+
+ALWAYS: Final = ("lost=0", "invented=0", "altered=0", "refused_given=0", "order=0", "repeated=0",
+                 "settled_twice=0", "unknown=0", "user_errors=0", "drained=1")  # fmt: skip
+"""What every run is held to: no setting makes a loss acceptable."""
+USUAL: Final = ("delivery_p99_ms<=250", "receipt_p99_ms<=250")
+"""Unless others are given. On the machine of the load itself, generator included: whoever has
+more machines asks for more."""
+
+
+class NoGate(ValueError):
+    """A text that is none; says what one looks like."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One bound on one figure."""
+
+    figure: str
+    how: str
+    bound: float
+
+    def __str__(self) -> str:
+        return f"{self.figure}{self.how}{self.bound:g}"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A gate, and what the run had; None: it has no such figure."""
+
+    gate: Gate
+    found: float | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the gate is kept."""
+        return self.found is not None and _COMPARE[self.gate.how](self.found, self.gate.bound)
+
+    def __str__(self) -> str:
+        found = "there is no such figure" if self.found is None else f"{self.found:,.6g}"
+        return f"{'kept  ' if self.ok else 'BROKEN'} {self.gate}: {found}"
+
+
+def gate(text: str) -> Gate:
+    """Read one. Raises NoGate."""
+    match = _WRITTEN.fullmatch(text)
+    if match is None:
+        raise NoGate(f"{text!r} is no gate: write one as delivery_p99_ms<=50 or lost=0")
+    return Gate(match["figure"], match["how"], float(match["bound"]))
+
+
+def gates(texts: Iterable[str]) -> list[Gate]:
+    """Those that are asked for, or the usual ones; and in any case those of ALWAYS, which come
+    first and cannot be loosened: a gate of one's own on such a figure is judged besides."""
+    asked = [gate(text) for text in texts] or [gate(text) for text in USUAL]
+    return [*(gate(text) for text in ALWAYS), *asked]
+
+
+def held(wanted: Iterable[Gate], figures: Mapping[str, float]) -> list[Judged]:
+    """What becomes of each."""
+    return [Judged(one, figures.get(one.figure)) for one in wanted]

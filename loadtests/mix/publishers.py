@@ -1,0 +1,271 @@
+"""Users who publish, over a WebSocket or over HTTP, one publish at a time, on a schedule.
+
+A message is due by its publisher's schedule, and its latency counts from there, however late the
+publisher was: who waits for an answer before the next message would else hide what made him wait.
+"""
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from loadtests.mix import stamps
+from loadtests.mix.calls import ANSWER_TIMEOUT_S, Gone, Http
+from loadtests.mix.desk import NS, Desk
+from loadtests.mix.frames import Failure, Frame
+from loadtests.mix.plan import KEYS_EACH, MESSAGES_MAX
+from loadtests.mix.stamps import Stamp
+from loadtests.mix.transports import MakeTransport, Socket, Transport
+
+AGAIN_S: Final = 0.1
+"""Before what was not stored is sent again, and before who lost his connection comes back: longer
+each time, up to AGAIN_S_MAX, and differently for each."""
+AGAIN_S_MAX: Final = 2.0
+_IDLE_S: Final = 0.5
+"""The longest that a turn waits."""
+FORGOTTEN: Final = "sequence_too_old"
+"""The broker does not know any more what became of it: neither stored nor refused for certain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one publish brings. Each key is in it once: behind a message that was refused nothing of
+    its key can be stored, whether or not the broker is told of an order."""
+
+    queue: str
+    messages: tuple[Stamp, ...]
+
+    def behind(self, many: int) -> "Batch":
+        """Without its first `many`."""
+        return Batch(self.queue, self.messages[many:])
+
+
+class _Publisher(ABC):
+    """Makes batches when they are due, and says what became of them."""
+
+    def __init__(self, desk: Desk, role: str) -> None:
+        self.desk = desk
+        self.name = desk.name(role)
+        self._role = role
+        self._queues = list(desk.plan.all_queues)
+        desk.random.shuffle(self._queues)
+        self._next_queue = itertools.cycle(self._queues)
+        first = int(self.name.rpartition(".")[2]) * desk.plan.processes + desk.process
+        self._keys = [f"k{(first * KEYS_EACH + x) % desk.plan.keys:04d}" for x in range(KEYS_EACH)]
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._interval_ns = int(desk.plan.interval_s * NS)
+        self._due_ns = desk.now_ns() + int(desk.random.random() * self._interval_ns)
+
+    def due_in_s(self) -> float:
+        """Until the next publish; 0 when it is due."""
+        return max(0, self._due_ns - self.desk.now_ns()) / NS
+
+    def batch(self) -> Batch:
+        """The one that is due. Behind schedule, the next one is due at once: nothing is skipped."""
+        queue = next(self._next_queue)
+        many = self.desk.random.randint(1, min(MESSAGES_MAX, len(set(self._keys))))
+        found = []
+        for key in self.desk.random.sample(sorted(set(self._keys)), many):
+            number = self._numbers[queue, key] = self._numbers.get((queue, key), 0) + 1
+            found.append(Stamp(stamps.line_of(self.name, key), number, self._due_ns))
+        self._due_ns += self._interval_ns
+        return Batch(queue, tuple(found))
+
+    def wire(self, batch: Batch, *, ids: bool) -> list[dict[str, object]]:
+        """Its messages as they are sent."""
+        size = self.desk.plan.body_bytes
+        found: list[dict[str, object]] = []
+        for one in batch.messages:
+            message: dict[str, object] = {
+                "key": one.key,
+                "body": msgspec.Raw(stamps.body(one, size)),
+            }
+            if ids:
+                message["id"] = f"{one.line.replace('/', '.')}.{one.number}"
+            found.append(message)
+        return found
+
+    def answered(
+        self, batch: Batch, answers: Sequence[Failure | None], began_ns: int, way: str
+    ) -> int:
+        """Note what was said of each message; None for a receipt. How many of them, from the first
+        one on, have their last answer: what is behind them is to be sent again, those in between
+        that are stored included, and what was refused for good before is given up (R6)."""
+        now_ns = self.desk.now_ns()
+        for stamp, failure in zip(batch.messages, answers, strict=True):
+            if failure is None:
+                self.desk.ledger.certified(batch.queue, stamp, now_ns=now_ns, way=way)
+            elif not failure.retry and failure.code != FORGOTTEN:
+                self.desk.ledger.refused(batch.queue, stamp)
+            if failure is not None:
+                self.desk.ledger.counts[f"answered {failure.code}"] += 1
+        size = self.desk.plan.body_bytes * len(batch.messages)
+        self.desk.told("publish", way, now_ns - began_ns, size, _first_code(answers))
+        again = (index for index, one in enumerate(answers) if one is not None and one.retry)
+        return next(again, len(answers))
+
+    def publish(self, batch: Batch) -> None:
+        """Send it until each of its messages has its last answer, or the run is over."""
+        self.desk.unanswered += 1
+        for stamp in batch.messages:
+            self.desk.ledger.offers(batch.queue, stamp)
+        tries = 0
+        while not self.desk.is_over:
+            try:
+                done, wait_s = self.exchange(batch)
+            except Gone:
+                self.lost()
+                done, wait_s = 0, 0.0
+            batch = batch.behind(done)
+            if not batch.messages:
+                self.desk.unanswered -= 1
+                return
+            tries += 1
+            self.desk.ledger.counts["tries again"] += 1
+            most = min(AGAIN_S_MAX, AGAIN_S * 2 ** min(tries, 10))
+            self.desk.sleep(wait_s + self.desk.random.uniform(AGAIN_S / 2, most))
+
+    @abstractmethod
+    def exchange(self, batch: Batch) -> tuple[int, float]:
+        """Send it once: what `answered` says, and for how many seconds the broker asks to wait.
+        Raises Gone."""
+
+    @abstractmethod
+    def lost(self) -> None:
+        """The connection is gone."""
+
+
+def _first_code(answers: Sequence[Failure | None]) -> str:
+    return next((one.code for one in answers if one is not None), "")
+
+
+class SocketPublisher(_Publisher):
+    """Over a WebSocket, numbered: what was not answered, or not stored, is sent again under the
+    same sequence, over another socket where the first one is gone."""
+
+    def __init__(self, desk: Desk, transport: MakeTransport = Socket) -> None:
+        super().__init__(desk, "websocket")
+        self._make = transport
+        self._producer = f"{desk.plan.run}.{self.name}"
+        self._socket: Transport | None = None
+        self._sequence = 0
+        self._ref = 0
+
+    def turn(self) -> None:
+        """Publish what is due, until it has its last answer; hear the broker where nothing is, or
+        it would take us for gone."""
+        wait_s = self.due_in_s() if self.desk.is_publishing else _IDLE_S
+        if wait_s <= 0:
+            self.publish(self.batch())
+        elif self._socket is None:
+            self.desk.sleep(min(_IDLE_S, wait_s))
+        else:
+            try:
+                self._socket.receive(min(_IDLE_S, wait_s))
+            except Gone:
+                self.lost()
+
+    def lost(self) -> None:
+        """As _Publisher has it."""
+        if self._socket is not None:
+            self._socket.cut()
+            self.desk.ledger.counts["sockets lost"] += 1
+        self._socket = None
+
+    def exchange(self, batch: Batch) -> tuple[int, float]:
+        """As _Publisher has it."""
+        began_ns = self.desk.now_ns()
+        if self._socket is None:
+            socket = self._make(self.desk.url(), self.desk.token)
+            socket.open({"type": "hello", "client": self.name, "producer": self._producer})
+            self._socket = socket
+            self.desk.ledger.counts["sessions"] += 1
+        self._ref += 1
+        publish = {
+            "type": "publish", "ref": self._ref, "queue": batch.queue, "sequence": self._sequence,
+            "resolved": self._sequence, "messages": self.wire(batch, ids=False),
+        }  # fmt: skip
+        self._socket.send([publish])
+        answer = self._answer(self._socket)
+        if answer.type == "error":
+            failure = Failure(answer.code, answer.detail, answer.retry)
+            answers: list[Failure | None] = [failure] * len(batch.messages)
+        else:
+            answers = [one if isinstance(one, Failure) else None for one in answer.receipts]
+        done = self.answered(batch, answers, began_ns, "websocket")
+        self._sequence += done
+        return done, answer.retry_after_s or 0.0
+
+    def _answer(self, socket: Transport) -> Frame:
+        """To the latest publish. Raises Gone."""
+        while frames := socket.receive(ANSWER_TIMEOUT_S):
+            for frame in frames:
+                if frame.ref == self._ref:
+                    return frame
+                if frame.type == "drain":
+                    raise Gone("the gateway is going down")
+        raise Gone("a publish was not answered within a minute")
+
+    def close(self) -> None:
+        """Leave."""
+        if self._socket is not None:
+            self._socket.close()
+
+
+class _Result(msgspec.Struct, gc=False):
+    error: Failure | None = None
+
+
+class _Answer(msgspec.Struct, gc=False):
+    results: list[_Result]
+
+
+class _Problem(msgspec.Struct, gc=False):
+    code: str = "internal"
+    detail: str = ""
+    retry: bool = True
+    retry_after_s: float = 0.0
+
+
+class RestPublisher(_Publisher):
+    """Over HTTP, each message under an id of its own: sent again, it is stored once."""
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__(desk, "rest")
+        self._http = Http(desk.url(), desk.token)
+        self._answers = msgspec.json.Decoder(_Answer)
+        self._problem = msgspec.json.Decoder(_Problem)
+
+    def turn(self) -> None:
+        """Publish what is due, until it has its last answer; sleep where nothing is."""
+        wait_s = self.due_in_s() if self.desk.is_publishing else _IDLE_S
+        if wait_s <= 0:
+            self.publish(self.batch())
+        else:
+            self.desk.sleep(min(_IDLE_S, wait_s))
+
+    def lost(self) -> None:
+        """As _Publisher has it."""
+        self._http.close()
+        self._http = Http(self.desk.url(), self.desk.token)
+        self.desk.ledger.counts["sockets lost"] += 1
+
+    def exchange(self, batch: Batch) -> tuple[int, float]:
+        """As _Publisher has it."""
+        began_ns, path = self.desk.now_ns(), f"/v1/queues/{batch.queue}/messages"
+        status, said = self._http.request("POST", path, {"messages": self.wire(batch, ids=True)})
+        if status == 200:
+            results = self._answers.decode(said).results
+            answers = [one.error for one in results]
+            return self.answered(batch, answers, began_ns, "rest"), 0.0
+        problem = self._problem.decode(said)
+        failure = Failure(problem.code, problem.detail, problem.retry)
+        done = self.answered(batch, [failure] * len(batch.messages), began_ns, "rest")
+        return done, problem.retry_after_s
+
+    def close(self) -> None:
+        """Leave."""
+        self._http.close()

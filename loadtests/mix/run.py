@@ -1,0 +1,189 @@
+"""One run of the mix, from empty queues to its outcome: ramp, measure, drain, over."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from loadtests.mix import books, phases, plan
+from loadtests.mix.calls import Gone, Http
+from loadtests.mix.judge import Outcome, judge
+from loadtests.mix.phases import Phase, Progress
+from loadtests.mix.plan import Plan
+from loadtests.mix.processes import CLASSES, LoadBroke, Locusts
+from loadtests.server import Process
+
+RETENTION_S: Final = 3600
+"""Readers begin at the start: what they are to have must be there as long as a run lasts."""
+START_S: Final = 120.0
+"""Beyond the ramp, until all users are there."""
+DRAIN_S: Final = 180.0
+QUIET_S: Final = 3.0
+"""Nobody was given anything for so long, with nothing left for any group: readers have it all."""
+LEDGER_S: Final = 60.0
+_LOOK_S: Final = 0.25
+_TELL_S: Final = 5.0
+Say = Callable[[str], None]
+
+
+@dataclass
+class Found:
+    """What a run brought."""
+
+    outcome: Outcome
+    conditions: dict[str, object] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+    """Of the broker, where its process is known."""
+
+
+class Run:
+    """See the module. Raises LoadBroke where the load could not be made."""
+
+    def __init__(
+        self, plan: Plan, folder: Path, token: str | None, say: Say, server: Process | None
+    ) -> None:
+        """`folder`: for the run's files; `say`: progress, a line at a time; `server`: the broker's
+        process, if it is here."""
+        self._plan = plan
+        self._folder = folder
+        self._token = token
+        self._say = say
+        self._server = server
+        self._http = Http(plan.urls[0], token)
+        self._told_at = 0.0
+
+    def whole(self) -> Found:
+        """All of it."""
+        self._make_queues()
+        plan.write(self._plan, self._folder / phases.PLAN)
+        phases.tell(self._folder, Phase("ramp"))
+        with Locusts(self._plan, self._folder, self._token) as locusts:
+            self._ramp(locusts)
+            figures = self._measure(locusts)
+            drained = self._drain(locusts)
+            paths = self._close(locusts, drained=drained)
+        outcome = judge((books.read(path) for path in paths), drained=drained)
+        self._http.close()
+        return Found(outcome, self._conditions(), figures)
+
+    def _make_queues(self) -> None:
+        for queue in self._plan.all_queues:
+            role = plan.role_of(queue)
+            settings = {"partitions": self._plan.partitions(role), "retention_s": RETENTION_S}
+            self._http.call("PUT", f"/v1/queues/{queue}", settings)
+            if self._plan.queues(role):
+                self._http.call("PUT", f"/v1/queues/{queue}/groups/{role}", {})
+
+    def _look(self, locusts: Locusts, phase: str, seconds_left: float) -> list[Progress]:
+        """Where the processes are; said aloud from time to time. Raises LoadBroke."""
+        time.sleep(_LOOK_S)
+        locusts.check()
+        found = phases.progress(self._folder, self._plan.processes)
+        if time.monotonic() - self._told_at >= _TELL_S:
+            self._told_at = time.monotonic()
+            self._say(_line(phase, found, self._plan.users, seconds_left))
+        for one in found:
+            if one.error:
+                raise LoadBroke(f"a user ended: {one.error}")
+        return found
+
+    def _ramp(self, locusts: Locusts) -> None:
+        deadline = time.monotonic() + self._plan.ramp_s + START_S
+        while True:
+            found = self._look(locusts, "ramp", deadline - time.monotonic())
+            if sum(one.standing for one in found) >= self._plan.users:
+                break
+            if time.monotonic() > deadline:
+                raise LoadBroke(f"not all users began within {self._plan.ramp_s + START_S:.0f} s")
+        there = Counter[str]()
+        for one in found:
+            there.update(one.users)
+        wanted = {CLASSES[role]: many for role, many in self._plan.counts.items()}
+        if +there != Counter(wanted):
+            raise LoadBroke(f"Locust made {dict(there)} of {wanted}")
+
+    def _measure(self, locusts: Locusts) -> dict[str, float]:
+        phases.tell(self._folder, Phase("measure", time.monotonic_ns()))
+        began, cpu_s = time.monotonic(), self._server.cpu_s() if self._server else 0.0
+        certified = sum(p.certified for p in phases.progress(self._folder, self._plan.processes))
+        highest = 0
+        while (left_s := began + self._plan.seconds - time.monotonic()) > 0:
+            self._look(locusts, "measure", left_s)
+            highest = max(highest, self._server.rss_bytes() if self._server else 0)
+        if self._server is None:
+            return {}
+        found = phases.progress(self._folder, self._plan.processes)
+        many = max(1, sum(one.certified for one in found) - certified)
+        cpu_us = (self._server.cpu_s() - cpu_s) * 1e6
+        return {
+            "server_cpu_share": cpu_us / 1e6 / (time.monotonic() - began),
+            "server_cpu_us_per_certified": cpu_us / many,
+            "server_rss_mib": highest / 2**20,
+        }
+
+    def _drain(self, locusts: Locusts) -> bool:
+        """Whether nothing was left in time."""
+        since_ns = phases.phase(self._folder).since_ns
+        phases.tell(self._folder, Phase("drain", since_ns))
+        began_ns, deadline = time.monotonic_ns(), time.monotonic() + DRAIN_S
+        while time.monotonic() < deadline:
+            found = self._look(locusts, "drain", deadline - time.monotonic())
+            # Quiet counts from the drain's beginning: what they say may be a second old.
+            latest_ns = max([began_ns, *(one.given_at_ns for one in found)])
+            quiet = time.monotonic_ns() - latest_ns >= QUIET_S * 1e9
+            if quiet and not sum(one.unanswered for one in found) and not self._lag():
+                return True
+        return False
+
+    def _lag(self) -> int:
+        """What all groups have not settled. As durable: it may say more than there is for 20 ms."""
+        lag = 0
+        for queue in self._plan.all_queues:
+            try:
+                described = self._http.call("GET", f"/v1/queues/{queue}")
+            except (Gone, RuntimeError):
+                return 1  # who cannot be asked may have something left
+            groups = described["groups"]
+            assert isinstance(groups, list)
+            lag += sum(int(group["lag"]) for group in groups)
+        return lag
+
+    def _close(self, locusts: Locusts, *, drained: bool) -> Sequence[Path]:
+        since_ns = phases.phase(self._folder).since_ns
+        phases.tell(self._folder, Phase("over", since_ns, drained))
+        deadline = time.monotonic() + LEDGER_S
+        while len(paths := locusts.ledgers()) < self._plan.processes:
+            locusts.check()
+            if time.monotonic() > deadline:
+                raise LoadBroke(f"not all ledgers came within {LEDGER_S:.0f} s")
+            time.sleep(_LOOK_S)
+        return paths
+
+    def _conditions(self) -> dict[str, object]:
+        one = self._plan
+        return {
+            "users": ", ".join(f"{many:,} {role}" for role, many in one.counts.items()),
+            "offered messages/s": f"{one.rate:,g} in publishes of 1 to {plan.MESSAGES_MAX}",
+            "measured seconds": one.seconds,
+            "ramp seconds": one.ramp_s,
+            "body bytes": one.body_bytes,
+            "queues": len(one.all_queues),
+            "keys in each": one.keys,
+            "processes": f"{one.processes} of Locust and its master",
+            "brokers": ", ".join(one.urls),
+            "seed": one.seed,
+        }
+
+
+def _line(phase: str, found: Sequence[Progress], users: int, seconds_left: float) -> str:
+    """Progress in words."""
+    certified, given = sum(p.certified for p in found), sum(p.given for p in found)
+    text = (
+        f"{phase:<8} {seconds_left:4.0f} s left   {sum(p.standing for p in found):,} of {users:,} "
+        f"users   {certified:,} certified   {given:,} given   "
+        f"p99 {max((p.p99_ms for p in found), default=0.0):,.1f} ms"
+    )
+    violations = sum(p.violations for p in found)
+    return f"{text}   {violations:,} VIOLATIONS" if violations else text

@@ -1,0 +1,123 @@
+"""A user's session: it opens a transport when it has none, and hears what is said."""
+
+import itertools
+from abc import ABC, abstractmethod
+from typing import Final
+
+from loadtests.mix.calls import ANSWER_TIMEOUT_S, Gone
+from loadtests.mix.desk import NS, Desk
+from loadtests.mix.frames import Frame
+from loadtests.mix.ledger import Stream
+from loadtests.mix.stamps import NotOurs, Stamp, read
+from loadtests.mix.transports import MakeTransport, Transport
+
+TURN_S: Final = 2.0
+"""How long a turn waits for something to come: thousands of users who look more often would be what
+is measured."""
+PAUSE_S: Final = (0.05, 0.5)
+"""Before who lost a connection comes back: from, to."""
+
+
+class Session(ABC):
+    """Of one user, over as many connections as it takes. None of them is resumed: what was held
+    returned with the connection, and comes again."""
+
+    def __init__(self, desk: Desk, role: str, transport: MakeTransport) -> None:
+        self.desk = desk
+        self.role = role
+        self.name = desk.name(role)
+        self._make = transport
+        self.transport: Transport | None = None
+        self._refs = itertools.count(1)
+        self._away_since_ns = 0
+
+    def turn(self, timeout_s: float = TURN_S) -> None:
+        """Hear what comes within `timeout_s`, and answer it. A connection that is gone is opened
+        anew; what went wrong on the way is counted."""
+        try:
+            if self.transport is None:
+                self._open()
+            assert self.transport is not None
+            self.heard(self.transport.receive(timeout_s))
+        except Gone:
+            self.lost()
+            self.desk.sleep(self.desk.random.uniform(*PAUSE_S))
+
+    def _open(self) -> None:
+        began_ns = self.desk.now_ns()
+        self.transport = self._make(self.desk.url(), self.desk.token)
+        self.transport.open({"type": "hello", "client": self.name})
+        self.subscribe()
+        self.desk.ledger.counts["sessions"] += 1
+        now_ns = self.desk.now_ns()
+        if began_ns >= self.desk.ledger.since_ns:
+            self.desk.ledger.measured(f"open {self.role}", now_ns - began_ns, now_ns)
+        if self._away_since_ns:
+            took_ns = now_ns - self._away_since_ns
+            self.desk.ledger.measured(f"comeback {self.role}", took_ns, now_ns)
+            self._away_since_ns = 0
+        self.desk.told("open", self.role, now_ns - began_ns, 0)
+
+    def ref(self) -> int:
+        """A new one."""
+        return next(self._refs)
+
+    def say(self, *frames: dict[str, object]) -> None:
+        """Send these. Raises Gone."""
+        if self.transport is None:
+            raise Gone("the connection was given up meanwhile")
+        self.transport.send(frames)
+
+    def ask(self, **fields: object) -> Frame:
+        """Say something with a ref; its answer. What else comes meanwhile is heard. Raises Gone,
+        also where the answer is an error: it may be another one next time."""
+        ref = self.ref()
+        self.say({**fields, "ref": ref})
+        deadline_ns = self.desk.now_ns() + int(ANSWER_TIMEOUT_S * NS)
+        while (left_ns := deadline_ns - self.desk.now_ns()) > 0 and self.transport is not None:
+            frames = self.transport.receive(left_ns / NS)
+            for index, frame in enumerate(frames):
+                if frame.ref != ref:
+                    continue
+                if frame.type == "error":
+                    self.desk.ledger.counts[f"answered {frame.code}"] += 1
+                    raise Gone(f"{frame.code}: {frame.detail}")
+                self.began(frame)
+                self.heard(frames[:index] + frames[index + 1 :])
+                return frame
+            self.heard(frames)
+        raise Gone("no answer within a minute")
+
+    @abstractmethod
+    def subscribe(self) -> None:
+        """Take a place in a group, or a position. Raises Gone."""
+
+    @abstractmethod
+    def began(self, answer: Frame) -> None:
+        """The subscription stands."""
+
+    @abstractmethod
+    def heard(self, frames: list[Frame]) -> None:
+        """These came. Raises Gone."""
+
+    def lost(self, *, asked: bool = False) -> None:
+        """The connection is gone; `asked`: we have cut it."""
+        if self.transport is not None:
+            self.transport.cut()
+            self.desk.ledger.counts["sockets cut" if asked else "sockets lost"] += 1
+            self._away_since_ns = self._away_since_ns or self.desk.now_ns()
+        self.transport = None
+
+    def read(self, key: str | None, body: bytes, stream: Stream) -> Stamp | None:
+        """What a message says it is; None, and told: nobody of us has made it."""
+        try:
+            return read(body, self.desk.plan.body_bytes)
+        except NotOurs as error:
+            stream.invented(f"{key}: {error}")
+            return None
+
+    def close(self) -> None:
+        """Leave, and say so."""
+        if self.transport is not None:
+            self.transport.close()
+        self.transport = None

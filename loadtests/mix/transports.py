@@ -1,0 +1,199 @@
+"""A session as blocking calls, over WebSocket or by long poll, for whoever runs in a greenlet.
+
+Locust replaces the standard library's sockets by gevent's when it is imported: what blocks here
+then holds up one user and nobody else. Without Locust it blocks a thread. Nothing here knows which.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+from websocket import (
+    ABNF,
+    WebSocket,
+    WebSocketException,
+    WebSocketTimeoutException,
+)
+
+from loadtests.mix.calls import ANSWER_TIMEOUT_S, Gone, Http
+from loadtests.mix.frames import Frame, decode, encode
+
+POLL_S_MAX: Final = 20.0
+"""The broker lets nobody wait for longer than 30 s; who has more time asks again."""
+_POLL_MARGIN_S: Final = 30.0
+"""Beyond what a poll asks to wait, until its connection is taken for dead."""
+
+
+class Transport(Protocol):
+    """What carries a session. Every method may raise Gone."""
+
+    def open(self, hello: dict[str, object]) -> Frame:
+        """Connect, say hello; the welcome."""
+
+    def send(self, frames: Sequence[object]) -> None:
+        """Say these, in this order."""
+
+    def receive(self, timeout_s: float) -> list[Frame]:
+        """What the broker says next; nothing, if nothing came in time."""
+
+    def close(self) -> None:
+        """Leave, and say so: what is held returns at once."""
+
+    def cut(self) -> None:
+        """Leave without a word, as a network would."""
+
+
+MakeTransport = Callable[[str, str | None], Transport]
+"""Of a broker's address and a token; nothing is connected before `open`."""
+
+
+class Socket:
+    """A session over a WebSocket of its own."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        """`url`: http://host:port of a broker."""
+        place = urlsplit(url)
+        self._address = f"{'wss' if place.scheme == 'https' else 'ws'}://{place.netloc}/v1/ws"
+        self._headers = [f"Authorization: Bearer {token}"] if token else []
+        self._socket: Any = WebSocket(skip_utf8_validation=True)  # some of it has no types
+
+    def open(self, hello: dict[str, object]) -> Frame:
+        """As Transport has it."""
+        try:
+            self._socket.connect(
+                self._address, timeout=ANSWER_TIMEOUT_S, header=self._headers,
+                subprotocols=["tocsin.v1"], suppress_origin=True, http_no_proxy=["*"],
+            )  # fmt: skip
+        except (WebSocketException, OSError) as error:
+            raise Gone(f"no WebSocket: {error}") from None
+        return _welcomed(self, lambda: self._said(hello))
+
+    def _said(self, hello: dict[str, object]) -> list[Frame]:
+        self.send([hello])
+        return self.receive(ANSWER_TIMEOUT_S)
+
+    def send(self, frames: Sequence[object]) -> None:
+        """As Transport has it."""
+        said = frames[0] if len(frames) == 1 else frames
+        try:
+            self._socket.settimeout(ANSWER_TIMEOUT_S)
+            self._socket.send(encode(said).decode())
+        except (WebSocketException, OSError) as error:
+            raise Gone(f"cannot send: {error}") from None
+
+    def receive(self, timeout_s: float) -> list[Frame]:
+        """As Transport has it. A message of which a part came in time is kept for the next call:
+        websocket-client goes on where it was."""
+        try:
+            self._socket.settimeout(max(timeout_s, 0.001))
+            opcode, data = self._socket.recv_data()
+        except WebSocketTimeoutException:
+            return []
+        except (WebSocketException, OSError) as error:
+            raise Gone(f"cannot receive: {error}") from None
+        if opcode == ABNF.OPCODE_CLOSE:
+            code = int.from_bytes(data[:2], "big") if len(data) >= 2 else 0
+            raise Gone(f"closed with {code}: {bytes(data[2:]).decode(errors='replace')}")
+        return decode(bytes(data))
+
+    def close(self) -> None:
+        """As Transport has it."""
+        with contextlib.suppress(WebSocketException, OSError):
+            if self._socket.connected:
+                self._socket.send_close()
+        self.cut()
+
+    def cut(self) -> None:
+        """As Transport has it."""
+        with contextlib.suppress(WebSocketException, OSError):
+            self._socket.shutdown()
+
+
+class _Batch(msgspec.Struct):
+    """What a poll brings."""
+
+    session: str
+    batch: int
+    frames: list[Frame]
+    close: dict[str, object] | None = None
+
+
+_BATCH: Final = msgspec.json.Decoder(_Batch)
+
+
+class Poll:
+    """A session by long poll. A connection that breaks is tried once more, at once: what was asked
+    is asked again under the same number, and does nothing twice."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        """`url`: http://host:port of a broker."""
+        self._http = Http(url, token)
+        self._path = ""
+        self._batch = 0
+        self._number = 0
+
+    def open(self, hello: dict[str, object]) -> Frame:
+        """As Transport has it."""
+        return _welcomed(self, lambda: self._said(hello))
+
+    def _said(self, hello: dict[str, object]) -> list[Frame]:
+        status, answer = self._http.request("POST", "/v1/sessions", hello)
+        if status != 201:
+            raise Gone(f"no session: {status}: {answer.decode(errors='replace')}")
+        opened = _BATCH.decode(answer)
+        self._path, self._batch = f"/v1/sessions/{opened.session}/frames", opened.batch
+        return opened.frames or self.receive(POLL_S_MAX)
+
+    def send(self, frames: Sequence[object]) -> None:
+        """As Transport has it."""
+        self._number += 1
+        said = frames[0] if len(frames) == 1 else frames
+        self._again("POST", f"{self._path}?number={self._number}", said, ANSWER_TIMEOUT_S)
+
+    def receive(self, timeout_s: float) -> list[Frame]:
+        """As Transport has it; after POLL_S_MAX there may be nothing before the time is over."""
+        wait_s = min(timeout_s, POLL_S_MAX)
+        path = f"{self._path}?after={self._batch}&wait_s={wait_s:.3f}"
+        batch = _BATCH.decode(self._again("GET", path, None, wait_s + _POLL_MARGIN_S))
+        if batch.close is not None and not batch.frames:
+            raise Gone(f"closed: {batch.close}")
+        self._batch = batch.batch
+        return batch.frames
+
+    def _again(self, method: str, path: str, body: object, timeout_s: float) -> bytes:
+        try:
+            status, answer = self._http.request(method, path, body, timeout_s=timeout_s)
+        except Gone:
+            status, answer = self._http.request(method, path, body, timeout_s=timeout_s)
+        if status >= 400:
+            raise Gone(f"{method}: {status}: {answer.decode(errors='replace')}")
+        return answer
+
+    def close(self) -> None:
+        """As Transport has it."""
+        if self._path:
+            with contextlib.suppress(Gone):
+                self._http.request("DELETE", self._path.removesuffix("/frames"))
+        self.cut()
+
+    def cut(self) -> None:
+        """As Transport has it."""
+        self._http.close()
+
+
+def _welcomed(transport: Transport, say: Callable[[], list[Frame]]) -> Frame:
+    """The welcome that this brings. Without one nothing stays open."""
+    try:
+        return _welcome(say())
+    except Gone:
+        transport.cut()
+        raise
+
+
+def _welcome(frames: list[Frame]) -> Frame:
+    if not frames or frames[0].type != "welcome":
+        told = f"{frames[0].code}: {frames[0].detail}" if frames else "nothing"
+        raise Gone(f"hello was answered by {told}")
+    return frames[0]

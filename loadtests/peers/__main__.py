@@ -1,0 +1,185 @@
+"""`python -m loadtests.peers`: Tocsin and other brokers at the same work; --help teaches."""
+
+import asyncio
+import shlex
+import sys
+from pathlib import Path
+from typing import Final
+
+import click
+
+from loadtests.peers import medians, plots, report
+from loadtests.peers.contest import SCENARIOS, Plan, contest
+from loadtests.peers.entrants import ENTRANTS
+from loadtests.peers.medians import Results
+
+OUT: Final = Path("build/peers")
+PUBLISHED: Final = Path("loadtests/peers/published")
+"""Results that a document shows, and their plots."""
+_NAMES: Final = [entrant.name for entrant in ENTRANTS]
+_PLAN: Final = Plan()
+
+
+@click.group()
+def peers() -> None:
+    """Measure Tocsin beside NATS, RabbitMQ and Redis Streams, or show what was measured."""
+
+
+@peers.command()
+@click.option(
+    "--rounds", type=click.IntRange(1, 100), default=_PLAN.rounds, show_default=True,
+    help="The table has medians of them.",
+)  # fmt: skip
+@click.option(
+    "--seconds", type=click.FloatRange(0.5, 120), default=_PLAN.seconds, show_default=True,
+    help="How long each scenario measures, besides its preparation.",
+)  # fmt: skip
+@click.option(
+    "--readers", type=click.IntRange(1, 20_000), default=_PLAN.readers, show_default=True,
+    help="Of the scenario fanout.",
+)  # fmt: skip
+@click.option(
+    "--connections", type=click.IntRange(1, 20_000), default=_PLAN.connections, show_default=True,
+    help="Of the scenario idle.",
+)  # fmt: skip
+@click.option("--peer", "names", multiple=True, type=click.Choice(_NAMES), help="Without: all.")
+@click.option(
+    "--scenario", "scenarios", multiple=True, type=click.Choice(list(SCENARIOS)),
+    help="Without: all.",
+)  # fmt: skip
+@click.option(
+    "--minutes", type=click.FloatRange(1, 600), default=_PLAN.minutes_max, show_default=True,
+    help="No measurement begins later.",
+)  # fmt: skip
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), default=OUT, show_default=True,
+    help="The folder for results, table and plots.",
+)  # fmt: skip
+def run(
+    *,
+    rounds: int,
+    seconds: float,
+    readers: int,
+    connections: int,
+    names: tuple[str, ...],
+    scenarios: tuple[str, ...],
+    minutes: float,
+    out: Path,
+) -> None:
+    """Measure, and write results.json, table.md and plots.
+
+    \b
+    single    one message a frame, many in flight, as many as the broker takes
+    batch     a hundred messages at a time
+    open1k    1,000 messages a second on a fixed schedule, latency from the scheduled time;
+              open5k and open10k likewise
+    fanout    one message at a time to a thousand readers
+    idle      memory of a connection that holds one reader
+
+    Each measurement has servers of its own on free ports and in a temporary folder, which end with
+    it. Who is not here is left out, with the reason. About half an hour; Ctrl-C keeps what there
+    is.
+    """
+    plan = Plan(
+        rounds, seconds, readers, connections, names or tuple(_NAMES),
+        scenarios or tuple(SCENARIOS), minutes, _command(),
+    )  # fmt: skip
+    out.mkdir(parents=True, exist_ok=True)
+    latest: list[Results] = []
+
+    def keep(results: Results) -> None:
+        latest[:] = [results]
+        part = out / "results.json.part"
+        part.write_bytes(medians.written(results))
+        part.replace(out / "results.json")
+
+    try:
+        keep(contest(plan, lambda text: click.echo(f"  {text}", err=True), keep))
+    except KeyboardInterrupt:
+        if not latest:
+            raise click.Abort from None
+        latest[0].cut = "interrupted"
+        keep(latest[0])
+    except RuntimeError as error:
+        raise click.ClickException(str(error)) from error
+    _show(latest[0], out)
+    if any(found.failure for found in latest[0].runs):
+        sys.exit(1)
+
+
+@peers.command("report")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), default=OUT, show_default=True
+)
+def show(file: Path, out: Path) -> None:
+    """Make table and plots anew from results."""
+    out.mkdir(parents=True, exist_ok=True)
+    _show(_read(file), out)
+
+
+@peers.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("document", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def readme(file: Path, document: Path) -> None:
+    """Put the table of these results into a document, between its marks.
+
+    The results and their plots are kept beside the code, where the document links to them.
+    """
+    results = _read(file)
+    folder = document.parent / PUBLISHED
+    drawn = plots.pictures(results)
+    places = {name: f"{PUBLISHED}/{name}.svg" for name in drawn}
+    try:
+        text = report.into(document.read_text(), report.section(results, places))
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_bytes(medians.written(results))
+    for name, svg in drawn.items():
+        (folder / f"{name}.svg").write_text(svg)
+    document.write_text(text)
+
+
+def _read(file: Path) -> Results:
+    try:
+        return medians.read(file.read_bytes())
+    except ValueError as error:
+        raise click.ClickException(f"{file}: {error}") from None
+
+
+def _show(results: Results, out: Path) -> None:
+    table = report.markdown(results)
+    (out / "table.md").write_text(table)
+    drawn = plots.pictures(results)
+    for name, svg in drawn.items():
+        (out / f"{name}.svg").write_text(svg)
+    click.echo(table)
+    click.echo(f"  in {out}: results.json, table.md, {_photographed(out, list(drawn))}", err=True)
+
+
+def _photographed(out: Path, names: list[str]) -> str:
+    """The plots as PNG, too, where there is a Chromium; what there is now, in words."""
+    if not names:
+        return "nothing to draw"
+    shown = ", ".join(f"{name}.svg" for name in names)
+    try:
+        from loadtests.chromium import ChromiumMissing
+        from loadtests.peers.photos import photograph
+    except ImportError as error:
+        return f"{shown}; no PNG, because {error}"
+    try:
+        asyncio.run(photograph(out, names))
+    except ChromiumMissing as error:
+        return f"{shown}; no PNG, because {error}"
+    return f"{shown}, and as PNG"
+
+
+def _command() -> str:
+    """What somebody else would type."""
+    arguments = sys.argv[2:]
+    return "make peers" + (f' ARGS="{shlex.join(arguments)}"' if arguments else "")
+
+
+if __name__ == "__main__":
+    peers()

@@ -1,0 +1,101 @@
+"""Bodies as the clients of all brokers send them, and what is common to whoever is given them."""
+
+import asyncio
+import itertools
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Final, Generic, TypeVar
+
+from loadtests.histogram import Histogram
+from loadtests.load import BODY_BYTES, KEYS, STAMP_BYTES, WAVES, LoadFailed
+
+T = TypeVar("T")
+WAVE_DELAY_S: Final = 0.002
+"""As Tocsin's consumers have it: what is left is acknowledged so long after the last message."""
+_DRAWS: Final = 4096
+
+
+class Bodies:
+    """Messages of one size: the moment at which each was due, as `load.stamp` writes it, and
+    padding. Keys are names such as `k0007`."""
+
+    def __init__(self, body_bytes: int = BODY_BYTES, keys: int = KEYS) -> None:
+        """Raises ValueError: no room for a stamp."""
+        if body_bytes < STAMP_BYTES:
+            raise ValueError(f"a body has at least {STAMP_BYTES} bytes, not {body_bytes}")
+        self.body_bytes = body_bytes
+        self.keys = keys
+        self._padding = b"x" * (body_bytes - STAMP_BYTES)
+
+    def key(self, number: int) -> bytes:
+        """The name of a key."""
+        return b"k%0*d" % (len(str(self.keys - 1)), number)
+
+    def block(
+        self, messages: int, random: Random, around: Callable[[bytes], tuple[bytes, bytes]]
+    ) -> list[bytes]:
+        """Messages of random keys, cut where the stamp belongs: `stamp.join(block)` fills it in.
+        `around(key)` is what a broker's protocol has before the body and behind it."""
+        parts = [b""]
+        for _ in range(messages):
+            before, behind = around(self.key(random.randrange(self.keys)))
+            parts[-1] += before
+            parts.append(self._padding + behind)
+        return parts
+
+    def record(self, bodies: Sequence[bytes], histogram: Histogram) -> None:
+        """Count how late each of them is now. Raises LoadFailed: a body that nobody sent."""
+        now = time.monotonic_ns()
+        for due, times in Counter([body[:STAMP_BYTES] for body in bodies]).items():
+            if not due.isdigit():
+                raise LoadFailed(f"a body that nobody sent: {due!r}")
+            histogram.record(now - int(due), times)
+        if any(len(body) != self.body_bytes for body in bodies):
+            raise LoadFailed(f"a body of {self.body_bytes} bytes came with another size")
+
+    def latency_ns(self, body: bytes) -> int:
+        """How late it is now. Raises LoadFailed: a body that nobody sent."""
+        due = body[:STAMP_BYTES]
+        if len(body) != self.body_bytes or not due.isdigit():
+            raise LoadFailed(f"a body that nobody sent: {body[:200]!r}")
+        return time.monotonic_ns() - int(due)
+
+
+class Acks(Generic[T]):
+    """In which order messages are acknowledged: each falls into one of WAVES waves at random, and a
+    wave goes out at each turn, or WAVE_DELAY_S after the last one while something waits."""
+
+    def __init__(self, random: Random, send: Callable[[list[T]], None]) -> None:
+        self._send = send
+        self._waves: deque[list[T]] = deque([] for _ in range(WAVES))
+        self._draws = itertools.cycle([random.randrange(WAVES) for _ in range(_DRAWS)])
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+
+    def add(self, items: Sequence[T]) -> None:
+        """These are done."""
+        waves, draws = list(self._waves), self._draws
+        for item in items:
+            waves[next(draws)].append(item)
+
+    def turn(self) -> None:
+        """Send the wave whose turn it is."""
+        due = self._waves.popleft()
+        self._waves.append([])
+        if due:
+            self._send(due)
+        if self._timer is None and not self._stopped and any(self._waves):
+            self._timer = asyncio.get_running_loop().call_later(WAVE_DELAY_S, self._later)
+
+    def _later(self) -> None:
+        self._timer = None
+        if not self._stopped:
+            self.turn()
+
+    def stop(self) -> None:
+        """Send nothing more."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()

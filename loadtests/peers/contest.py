@@ -1,0 +1,213 @@
+"""The contest: rounds in which each entrant, one after the other, does each scenario with servers
+of its own, which nobody shares the machine with but the generator of the load."""
+
+import asyncio
+import os
+import platform
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import uvloop
+
+from loadtests.bench import cpu_model, file_system
+from loadtests.line import CONSUMERS, PARTITIONS, PRODUCERS, WARM_UP_S, Bench, Figures
+from loadtests.load import BODY_BYTES, KEYS, LoadFailed
+from loadtests.peers.entrants import ENTRANTS, READING, SHARING, Entrant
+from loadtests.peers.medians import OFFERED, SCHEMA, Known, Results, Run, turns
+from loadtests.peers.meter import Meter
+from loadtests.peers.programs import Missing
+from loadtests.scenarios import batch100, fanout5k, idle, open_loop, single
+from loadtests.server import raise_file_limit
+
+RUN_TIMEOUT_S: Final = 180.0
+FILES_SPARE: Final = 1000
+MIB: Final = 1 << 20
+_SYNCS: Final = 50
+_PERCENTILES: Final = {"p50_ms": 50.0, "p99_ms": 99.0, "p999_ms": 99.9}
+
+SCENARIOS: Final[Mapping[str, Callable[[Bench], Awaitable[Figures]]]] = {
+    "single": single,
+    "batch": batch100,
+    **{name: partial(open_loop, rate=rate) for name, rate in OFFERED.items()},
+    "fanout": fanout5k,
+    "idle": idle,
+}
+assert {*SHARING, *READING} == SCENARIOS.keys()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured, and for how long."""
+
+    rounds: int = 5
+    seconds: float = 5.0
+    """Each scenario measures, besides its preparation."""
+    readers: int = 1000
+    """Of `fanout`."""
+    connections: int = 1000
+    """Of `idle`."""
+    entrants: tuple[str, ...] = tuple(entrant.name for entrant in ENTRANTS)
+    scenarios: tuple[str, ...] = tuple(SCENARIOS)
+    minutes_max: float = 90.0
+    """No measurement begins later."""
+    command: str = ""
+
+
+def contest(
+    plan: Plan, progress: Callable[[str], None], keep: Callable[[Results], None]
+) -> Results:
+    """All of it. `keep` is given what there is so far, after each measurement: what is there when
+    somebody interrupts it counts.
+
+    Raises RuntimeError: this machine may not open so many files.
+    """
+    raise_file_limit(max(plan.readers, plan.connections) + FILES_SPARE)
+    results = Results(
+        SCHEMA, plan.command, _now(), _now(), plan.rounds, _conditions(plan), {}, {}, []
+    )
+    chosen = {entrant.name: entrant for entrant in ENTRANTS if entrant.name in plan.entrants}
+    here = [name for name, entrant in chosen.items() if _takes_part(entrant, results, progress)]
+    latest = time.monotonic() + plan.minutes_max * 60
+    for number in range(1, plan.rounds + 1):
+        for scenario in plan.scenarios:
+            for name in turns(here, number):
+                if scenario not in chosen[name].scenarios:
+                    continue
+                if time.monotonic() > latest:
+                    results.cut = f"{plan.minutes_max:g} minutes were over in round {number}"
+                    keep(results)
+                    return results
+                run = measure(chosen[name], scenario, plan, number)
+                progress(f"round {number} of {plan.rounds}, {name}, {scenario}: {told(run)}")
+                results.runs.append(run)
+                results.ended = _now()
+                keep(results)
+    return results
+
+
+def measure(entrant: Entrant, scenario: str, plan: Plan, number: int) -> Run:
+    """One measurement, on servers of its own; whatever goes wrong is in the run."""
+    try:
+        with (
+            tempfile.TemporaryDirectory(
+                prefix="tocsin-peers-", ignore_cleanup_errors=True
+            ) as folder,
+            entrant.open(Path(folder)) as running,
+        ):
+            meter = Meter(running.pids)
+            started = meter.rss_bytes()
+            connections = plan.readers if scenario == "fanout" else plan.connections
+            bench = Bench(
+                "", None, meter, plan.seconds, 0, connections, lambda _: None,
+                speaks=running.dialect,
+            )  # fmt: skip
+            found = _run(scenario, bench)
+            figures = figures_of(found, meter) | {"started_mib": started / MIB}
+    except (RuntimeError, OSError, ValueError, subprocess.SubprocessError) as error:
+        return Run(number, entrant.name, scenario, failure=str(error) or type(error).__name__)
+    return Run(number, entrant.name, scenario, figures)
+
+
+def figures_of(found: Figures, meter: Meter) -> dict[str, float]:
+    """What a scenario found, as numbers of one unit each; what does not apply is not there."""
+    named: dict[str, object] = {
+        "messages_per_s": found.messages_per_s,
+        "server_cpu_us": found.server_cpu_us_per_message,
+        "redelivered": found.more.get("redelivered"),
+        "kib_per_connection": found.more.get("kib_per_connection"),
+    }
+    if found.latency is not None and found.latency.count:
+        for name, percent in _PERCENTILES.items():
+            named[name] = found.latency.percentile(percent) / 1e6
+    took = meter.measured()
+    if took is not None and took.at_s > 0 and found.messages_per_s:
+        named["server_cores"] = took.server_s / took.at_s
+        named["generator_cores"] = took.generator_s / took.at_s
+        named["generator_cpu_us"] = took.generator_s / took.at_s / found.messages_per_s * 1e6
+    return {n: round(float(v), 4) for n, v in named.items() if isinstance(v, int | float)}
+
+
+def told(run: Run) -> str:
+    """A run in a few words."""
+    if run.failure:
+        return f"FAILED: {run.failure}"
+    shown = {
+        "messages_per_s": "{:,.0f} messages/s", "p99_ms": "p99 {:.2f} ms",
+        "server_cpu_us": "{:.1f} µs of server CPU each",
+        "generator_cores": "generator {:.2f} cores",
+        "kib_per_connection": "{:.1f} KiB a connection", "started_mib": "{:.0f} MiB at its start",
+    }  # fmt: skip
+    figures = run.figures
+    return ", ".join(text.format(figures[name]) for name, text in shown.items() if name in figures)
+
+
+def _takes_part(entrant: Entrant, results: Results, progress: Callable[[str], None]) -> bool:
+    try:
+        version = entrant.version()
+    except Missing as error:
+        results.skipped[entrant.name] = str(error)
+        progress(f"not measured: {entrant.title}, because {error}")
+        return False
+    results.entrants[entrant.name] = Known(
+        entrant.title, version, entrant.transport, entrant.durability, entrant.ordering,
+        entrant.batch, entrant.reader,
+    )  # fmt: skip
+    return True
+
+
+def _run(scenario: str, bench: Bench) -> Figures:
+    async def whole() -> Figures:
+        try:
+            async with asyncio.timeout(RUN_TIMEOUT_S):
+                return await SCENARIOS[scenario](bench)
+        except TimeoutError:
+            raise LoadFailed(f"it did not end within {RUN_TIMEOUT_S:.0f} s") from None
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(whole())
+
+
+def _conditions(plan: Plan) -> dict[str, str | int | float]:
+    with tempfile.TemporaryDirectory(prefix="tocsin-peers-") as folder:
+        sync_ms, kind = _sync_ms(Path(folder)), file_system(folder)
+    return {
+        "cpu": cpu_model(),
+        "cores": os.cpu_count() or 0,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "file_system": kind,
+        "sync_ms": round(sync_ms, 3),
+        "body_bytes": BODY_BYTES,
+        "keys": KEYS,
+        "partitions": PARTITIONS,
+        "producers": PRODUCERS,
+        "consumers": CONSUMERS,
+        "seconds": plan.seconds,
+        "warm_up_s": WARM_UP_S,
+        "readers": plan.readers,
+        "connections": plan.connections,
+    }
+
+
+def _sync_ms(folder: Path) -> float:
+    """How long it takes here to write 4 KiB and have them on the disk, the median of some."""
+    took = []
+    with (folder / "synced").open("wb", buffering=0) as file:
+        for _ in range(_SYNCS):
+            began = time.monotonic()
+            file.write(bytes(4096))
+            os.fdatasync(file.fileno())
+            took.append(time.monotonic() - began)
+    return statistics.median(took) * 1000
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

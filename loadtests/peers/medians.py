@@ -1,0 +1,122 @@
+"""Results: what a run found, the order of turns, and medians over rounds. Pure."""
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Final, NamedTuple
+
+import msgspec
+
+SCHEMA: Final = 1
+OFFERED: Final = {"open1k": 1_000, "open5k": 5_000, "open10k": 10_000}
+"""Scenarios of a fixed rate, in messages a second."""
+
+
+class Run(msgspec.Struct, frozen=True):
+    """One entrant in one scenario of one round."""
+
+    round: int
+    """From 1."""
+    entrant: str
+    scenario: str
+    figures: dict[str, float] = {}
+    """What does not apply is not there."""
+    failure: str = ""
+    """Why there are no figures."""
+
+
+class Known(msgspec.Struct, frozen=True):
+    """An entrant as it took part."""
+
+    title: str
+    version: str
+    transport: str
+    durability: str
+    ordering: str
+    batch: str
+    reader: str
+
+
+class Results(msgspec.Struct):
+    """All that a contest found, and under which conditions."""
+
+    schema: int
+    command: str
+    began: str
+    ended: str
+    rounds: int
+    """How many were wanted."""
+    conditions: dict[str, str | int | float]
+    entrants: dict[str, Known]
+    skipped: dict[str, str]
+    """Name → why it did not take part."""
+    runs: list[Run]
+    cut: str = ""
+    """Why there are fewer rounds than were wanted."""
+
+
+class Middle(NamedTuple):
+    """The median of some rounds, and how far they lie apart."""
+
+    value: float
+    low: float
+    high: float
+    rounds: int
+
+
+def turns(names: Sequence[str], number: int) -> list[str]:
+    """The order of a round, from 1: each begins with another one, so that nobody always comes
+    first, or always behind the same. Raises ValueError: there is no such round."""
+    if number < 1:
+        raise ValueError(f"rounds are counted from 1, not {number}")
+    if not names:
+        return []
+    first = (number - 1) % len(names)
+    return [*names[first:], *names[:first]]
+
+
+def middle(values: Iterable[float]) -> Middle | None:
+    """Their median, of an even number the mean of the two in the middle; none: None."""
+    found = sorted(values)
+    return Middle(median(found), found[0], found[-1], len(found)) if found else None
+
+
+def middles(runs: Iterable[Run]) -> dict[tuple[str, str], dict[str, Middle]]:
+    """(entrant, scenario) → figure → its median over the rounds that have it."""
+    values: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for run in runs:
+        figures = values.setdefault((run.entrant, run.scenario), {})
+        for name, value in run.figures.items():
+            figures.setdefault(name, []).append(value)
+    return {
+        place: {name: found for name, each in figures.items() if (found := middle(each))}
+        for place, figures in values.items()
+    }
+
+
+def failures(runs: Iterable[Run]) -> dict[tuple[str, str], list[str]]:
+    """(entrant, scenario) → why rounds of it have no figures."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for run in runs:
+        if run.failure:
+            found.setdefault((run.entrant, run.scenario), []).append(run.failure)
+    return found
+
+
+def read(data: bytes) -> Results:
+    """Results from their JSON.
+
+    Raises:
+        ValueError: it is none, or of another schema.
+    """
+    try:
+        results = msgspec.json.decode(data, type=Results)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"no results of a contest: {error}") from None
+    if results.schema != SCHEMA:
+        raise ValueError(f"results of schema {results.schema}, and this reads {SCHEMA}")
+    return results
+
+
+def written(results: Results) -> bytes:
+    """The JSON of results, for people as well."""
+    return msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n"

@@ -1,0 +1,286 @@
+"""Clients that do nothing but load RabbitMQ over Web-STOMP.
+
+A queue is a consistent-hash exchange in front of quorum queues, one for each partition, with one
+subscriber each: a key is in order. A message is confirmed by the RECEIPT that the broker sends when
+the quorum queue has it. Acknowledgements go out one per message; a receipt is asked for with the
+last of each wave: it stands for all before it on that connection, by STOMP's own rule.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Final
+
+from loadtests.histogram import Histogram
+from loadtests.load import ANSWER_TIMEOUT_S, CREDIT, LoadFailed
+from loadtests.peers.bodies import Acks, Bodies
+from loadtests.peers.stomp_wire import Broken, Frame, frame, frames
+from loadtests.wire import Speech, Wire, connect
+
+SPEECH: Final = Speech("/ws", "v12.stomp")
+PARTITIONS: Final = 16
+EXCHANGE: Final = "bench"
+"""The consistent-hash exchange; its queues are `bench.0` and so on."""
+FEED: Final = "bench-feed"
+"""The fanout exchange: each reader has a queue of its own behind it."""
+FEEDS: Final = ("fanout5k", "idle")
+"""The queues of the scenarios that readers read; all others are shared."""
+PUBLISHED: Final = b"p"
+"""The receipt of every message: they are counted."""
+
+
+class Client:
+    """A connection that the broker has let in."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.failure: LoadFailed | None = None
+        self.wire: Wire
+        self._asked = itertools.count(1)
+        self._waiting: dict[bytes, asyncio.Future[None]] = {}
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._leaving = False
+
+    async def open(self, url: str, user: str, password: str) -> None:
+        """Connect, and wait for CONNECTED."""
+        self.wire = await connect(url, self._message, self._turn, self._closed, speech=SPEECH)
+        headers = {
+            b"accept-version": b"1.2", b"host": b"/", b"heart-beat": b"0,0",
+            b"login": user.encode(), b"passcode": password.encode(),
+        }  # fmt: skip
+        self.wire.send(frame(b"CONNECT", headers))
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            await self._ready
+
+    async def ask(self, command: bytes, headers: dict[bytes, bytes]) -> None:
+        """Send a frame, and wait for its receipt."""
+        word = b"ask%d" % next(self._asked)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[word] = future
+        self.wire.send(frame(command, headers | {b"receipt": word}))
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            await future
+
+    def close(self) -> None:
+        """Leave."""
+        self._leaving = True
+        self.wire.close()
+
+    def _message(self, data: bytes) -> None:
+        try:
+            for one in frames(data):
+                if one.command == b"MESSAGE":
+                    self._given(one)
+                elif one.command == b"RECEIPT":
+                    self._receipt(one.header(b"receipt-id"))
+                elif one.command == b"CONNECTED":
+                    if not self._ready.done():
+                        self._ready.set_result(None)
+                else:
+                    said = one.header(b"message") + b" " + one.body
+                    self._fail(f"{self.name} was refused: {said.decode(errors='replace')[:400]}")
+        except (Broken, LoadFailed) as error:
+            self._fail(f"{self.name}: {error}")
+
+    def _receipt(self, word: bytes) -> None:
+        future = self._waiting.pop(word, None)
+        if future is None:
+            self._answered(word)
+        elif not future.done():
+            future.set_result(None)
+
+    def _answered(self, word: bytes) -> None:
+        self._fail(f"{self.name} was given a receipt that it did not ask for: {word!r}")
+
+    def _given(self, message: Frame) -> None:
+        self._fail(f"{self.name} was given {message!r:.200}")
+
+    def _turn(self) -> None:
+        pass
+
+    def _closed(self) -> None:
+        if not self._leaving:
+            self._fail(f"the broker closed the socket of {self.name}: {self.wire.close_reason}")
+
+    def _fail(self, why: str) -> None:
+        self.failure = self.failure or LoadFailed(why)
+        for future in (self._ready, *self._waiting.values()):
+            if not future.done():
+                future.set_exception(self.failure)
+
+
+class Producer(Client):
+    """Publishes persistent messages, many of them unconfirmed at a time."""
+
+    def __init__(
+        self, name: str, exchange: str, bodies: Bodies, messages: int, random: Random
+    ) -> None:
+        """`messages`: so many frames of STOMP go together into one message of the WebSocket."""
+        super().__init__(name)
+        self.messages_per_frame = messages
+        self.unanswered = 0
+        self.answered = 0
+        self.on_answers: Callable[[], None] | None = None
+        self.durability: object = None
+
+        def around(key: bytes) -> tuple[bytes, bytes]:
+            headers = {
+                b"destination": b"/exchange/%b/%b" % (exchange.encode(), key),
+                b"persistent": b"true",
+                b"receipt": PUBLISHED,
+            }
+            mark = b"\1" * bodies.body_bytes
+            before, _, behind = frame(b"SEND", headers, mark).partition(mark)
+            return before, behind
+
+        blocks = max(16, 2048 // messages)
+        self._blocks = itertools.cycle(
+            [bodies.block(messages, random, around) for _ in range(blocks)]
+        )
+        self._out: list[bytes] = []
+
+    def publish(self, due: bytes) -> None:
+        """As Producing says."""
+        self.unanswered += self.messages_per_frame
+        self._out.append(due.join(next(self._blocks)))
+
+    def flush(self) -> None:
+        """As Producing says."""
+        if self._out:
+            out, self._out = self._out, []
+            self.wire.send_all(out)
+
+    def _answered(self, word: bytes) -> None:
+        if word != PUBLISHED:
+            super()._answered(word)
+        self.unanswered -= 1
+        self.answered += 1
+
+    def _turn(self) -> None:
+        if self.on_answers is not None:
+            self.on_answers()
+
+
+class Consumer(Client):
+    """The only subscriber of some partitions; it acknowledges every message."""
+
+    def __init__(self, name: str, bodies: Bodies, histogram: Histogram, random: Random) -> None:
+        super().__init__(name)
+        self.delivered = 0
+        self.settled = 0
+        self.redelivered = 0
+        self.on_settled: Callable[[], None] | None = None
+        self._bodies = bodies
+        self._histogram = histogram
+        self._given_now: list[bytes] = []
+        self._acks: Acks[bytes] = Acks(random, self._acknowledge)
+        self._acking: dict[bytes, int] = {}
+
+    async def subscribe(self, partitions: Sequence[int]) -> None:
+        """Have each of these pushed here."""
+        for partition in partitions:
+            headers = {
+                b"id": b"%d" % partition,
+                b"destination": b"/amq/queue/%b.%d" % (EXCHANGE.encode(), partition),
+                b"ack": b"client-individual",
+                b"prefetch-count": b"%d" % (CREDIT // len(partitions)),
+            }
+            await self.ask(b"SUBSCRIBE", headers)
+
+    def close(self) -> None:
+        """Leave."""
+        self._acks.stop()
+        super().close()
+
+    def _given(self, message: Frame) -> None:
+        self._given_now.append(message.body)
+        if message.header(b"redelivered") == b"true":
+            self.redelivered += 1
+        self._acks.add([message.header(b"ack")])
+
+    def _acknowledge(self, due: list[bytes]) -> None:
+        word = b"a%d" % next(self._asked)
+        self._acking[word] = len(due)
+        # What is escaped in an id goes back as it came.
+        out = [b"ACK\nid:%b\n\n\0" % one for one in due[:-1]]
+        out.append(b"ACK\nid:%b\nreceipt:%b\n\n\0" % (due[-1], word))
+        self.wire.send(b"".join(out))
+
+    def _answered(self, word: bytes) -> None:
+        count = self._acking.pop(word, 0)
+        if not count:
+            super()._answered(word)
+        self.settled += count
+
+    def _turn(self) -> None:
+        if self._given_now:
+            given, self._given_now = self._given_now, []
+            self.delivered += len(given)
+            try:
+                self._bodies.record(given, self._histogram)
+            except LoadFailed as error:
+                self._fail(f"{self.name}: {error}")
+        self._acks.turn()
+        if self.on_settled is not None:
+            self.on_settled()
+
+
+class Reader(Client):
+    """Is given what comes to the feed from now on, through a queue of its own in memory."""
+
+    def __init__(self, name: str, bodies: Bodies, on_given: Callable[[int, int], None]) -> None:
+        super().__init__(name)
+        self._bodies = bodies
+        self._on_given = on_given
+
+    async def subscribe(self) -> None:
+        """Begin."""
+        destination = b"/exchange/" + FEED.encode()
+        await self.ask(b"SUBSCRIBE", {b"id": b"1", b"destination": destination, b"ack": b"auto"})
+
+    def _given(self, message: Frame) -> None:
+        self._on_given(1, self._bodies.latency_ns(message.body))
+
+
+class Stomp:
+    """Dialect of a RabbitMQ that has the exchanges and queues of `servers.definitions`."""
+
+    def __init__(self, url: str, user: str, password: str, bodies: Bodies, random: Random) -> None:
+        self._url = url
+        self._who = user, password
+        self._bodies = bodies
+        self._random = random
+
+    async def shared(self, queue: str, partitions: int) -> None:
+        """As Dialect says; it has been there since the broker's start."""
+        if partitions != PARTITIONS or queue in FEEDS:
+            raise LoadFailed(f"this broker has {PARTITIONS} queues behind its exchange")
+
+    async def feed(self, queue: str) -> None:
+        """As Dialect says; it has been there since the broker's start."""
+        if queue not in FEEDS:
+            raise LoadFailed(f"{queue} is no queue for readers")
+
+    async def producer(self, name: str, queue: str, messages_per_frame: int) -> Producer:
+        """As Dialect says."""
+        exchange = FEED if queue in FEEDS else EXCHANGE
+        producer = Producer(name, exchange, self._bodies, messages_per_frame, self._random)
+        await producer.open(self._url, *self._who)
+        return producer
+
+    async def consumer(
+        self, name: str, queue: str, histogram: Histogram, place: int, of: int
+    ) -> Consumer:
+        """As Dialect says."""
+        consumer = Consumer(name, self._bodies, histogram, self._random)
+        await consumer.open(self._url, *self._who)
+        await consumer.subscribe(range(place, PARTITIONS, of))
+        return consumer
+
+    async def reader(self, name: str, queue: str, on_given: Callable[[int, int], None]) -> Reader:
+        """As Dialect says."""
+        reader = Reader(name, self._bodies, on_given)
+        await reader.open(self._url, *self._who)
+        await reader.subscribe()
+        return reader

@@ -1,0 +1,369 @@
+"""Clients that do nothing but load Redis Streams, in Redis or Valkey, over TCP: no WebSocket there.
+
+A queue is a stream for each partition, to which clients send by their own hash of the key; a group
+has one consumer for each stream: a key is in order. A message is confirmed by XADD's answer, and
+leaves with its acknowledgement (XACK, XDEL). A consumer reads by XREADGROUP, which waits, and so
+acknowledges over another connection.
+"""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Final, cast
+
+import hiredis
+
+from loadtests.dialect import GROUP
+from loadtests.histogram import Histogram
+from loadtests.load import ANSWER_TIMEOUT_S, LoadFailed
+from loadtests.peers.bodies import Acks, Bodies
+from loadtests.peers.streams_wire import BODY, KEY, Broken, entries, packed, partition_of
+
+FEEDS: Final = ("fanout5k", "idle")
+"""The queues of the scenarios that readers read: one stream each."""
+COUNT: Final = 500
+"""Messages of each stream that a read brings at most."""
+WAIT_MS: Final = 5000
+FEED_LENGTH: Final = 1000
+"""About so many messages of a feed are kept."""
+
+
+class Link(asyncio.Protocol):
+    """A connection. `on_answer` gets every answer, in the order of what was asked; `on_turn`
+    follows once after all that one read brought."""
+
+    def __init__(
+        self,
+        on_answer: Callable[[object], object],
+        on_turn: Callable[[], None],
+        on_closed: Callable[[], None],
+    ) -> None:
+        self._on_answer = on_answer
+        self._on_turn = on_turn
+        self._on_closed = on_closed
+        self._reader = hiredis.Reader(notEnoughData=self)
+        self._transport: asyncio.Transport | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        port: int,
+        on_answer: Callable[[object], object],
+        on_turn: Callable[[], None],
+        on_closed: Callable[[], None],
+    ) -> "Link":
+        """Connect to this machine. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            _, link = await loop.create_connection(
+                lambda: cls(on_answer, on_turn, on_closed), "127.0.0.1", port
+            )
+        return link
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+
+    def data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        while (answer := self._reader.gets()) is not self:
+            self._on_answer(answer)
+        self._on_turn()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_closed()
+
+    def send(self, data: bytes) -> None:
+        """Send commands. On a closed connection nothing happens."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Close after what is buffered has gone out."""
+        if self._transport is not None:
+            self._transport.close()
+
+
+def _nothing() -> None:
+    pass
+
+
+class Client:
+    """Connections, and what went wrong with them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.failure: LoadFailed | None = None
+        self._links: list[Link] = []
+        self._asked: deque[asyncio.Future[object]] = deque()
+        self._leaving = False
+
+    async def link(
+        self,
+        port: int,
+        on_answer: Callable[[object], object],
+        on_turn: Callable[[], None] = _nothing,
+    ) -> Link:
+        """One more."""
+
+        def guarded(answer: object) -> None:
+            try:
+                on_answer(answer)
+            except (Broken, LoadFailed) as error:
+                self.fail(f"{self.name}: {error}")
+
+        link = await Link.open(port, guarded, on_turn, self._closed)
+        self._links.append(link)
+        return link
+
+    async def ask(self, link: Link, *words: bytes | str | int) -> object:
+        """One command on a link whose answers `was_asked_for` hears. Raises LoadFailed: refused."""
+        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._asked.append(future)
+        link.send(packed(*words))
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            answer = await future
+        if isinstance(answer, Exception):
+            raise LoadFailed(f"{words[:2]} was answered {answer}")
+        return answer
+
+    def was_asked_for(self, answer: object) -> bool:
+        """Whether it was the answer to an `ask`."""
+        if not self._asked:
+            return False
+        future = self._asked.popleft()
+        if not future.done():
+            future.set_result(answer)
+        return True
+
+    def close(self) -> None:
+        """Leave."""
+        self._leaving = True
+        for link in self._links:
+            link.close()
+
+    def fail(self, why: str) -> None:
+        """Remember what went wrong first."""
+        self.failure = self.failure or LoadFailed(why)
+        for future in self._asked:
+            if not future.done():
+                future.set_exception(self.failure)
+
+    def _closed(self) -> None:
+        if not self._leaving:
+            self.fail(f"the server closed a connection of {self.name}")
+
+
+class Producer(Client):
+    """Publishes messages, many of them unconfirmed at a time."""
+
+    def __init__(
+        self,
+        name: str,
+        stream_of: Callable[[bytes], str],
+        bodies: Bodies,
+        messages: int,
+        random: Random,
+        *,
+        kept: int = 0,
+    ) -> None:
+        """`stream_of`: where a key goes. `messages`: so many XADD go out together. `kept`: of the
+        stream, about so many messages are; 0: all."""
+        super().__init__(name)
+        self.messages_per_frame = messages
+        self.unanswered = 0
+        self.answered = 0
+        self.on_answers: Callable[[], None] | None = None
+        self.durability: object = None
+
+        def around(key: bytes) -> tuple[bytes, bytes]:
+            mark = b"\1" * bodies.body_bytes
+            bound: tuple[str | int, ...] = ("MAXLEN", "~", kept) if kept else ()
+            command = packed("XADD", stream_of(key), *bound, "*", KEY, key, BODY, mark)
+            before, _, behind = command.partition(mark)
+            return before, behind
+
+        blocks = max(16, 2048 // messages)
+        self._blocks = itertools.cycle(
+            [bodies.block(messages, random, around) for _ in range(blocks)]
+        )
+        self._out: list[bytes] = []
+        self._link: Link
+
+    async def open(self, port: int) -> None:
+        """Connect."""
+        self._link = await self.link(port, self._added, self._turn)
+
+    def publish(self, due: bytes) -> None:
+        """As Producing says."""
+        self.unanswered += self.messages_per_frame
+        self._out.append(due.join(next(self._blocks)))
+
+    def flush(self) -> None:
+        """As Producing says."""
+        if self._out:
+            out, self._out = self._out, []
+            self._link.send(b"".join(out))
+
+    def _added(self, answer: object) -> None:
+        if not isinstance(answer, bytes):
+            raise LoadFailed(f"a message was refused: {answer!r:.200}")
+        self.unanswered -= 1
+        self.answered += 1
+
+    def _turn(self) -> None:
+        if self.on_answers is not None:
+            self.on_answers()
+
+
+class Consumer(Client):
+    """The only one of the group that reads some streams; it acknowledges every message."""
+
+    def __init__(self, name: str, bodies: Bodies, histogram: Histogram, random: Random) -> None:
+        super().__init__(name)
+        self.delivered = 0
+        self.settled = 0
+        self.redelivered = 0
+        """A read of new messages brings none a second time."""
+        self.on_settled: Callable[[], None] | None = None
+        self._bodies = bodies
+        self._histogram = histogram
+        self._acks: Acks[tuple[bytes, bytes]] = Acks(random, self._acknowledge)
+        self._acking: deque[tuple[int, bool]] = deque()
+        self._read = b""
+        self._reading: Link
+        self._writing: Link
+
+    async def open(self, port: int, streams: Sequence[str]) -> None:
+        """Connect, and begin to read."""
+        self._writing = await self.link(port, self._confirmed, self._told)
+        self._reading = await self.link(port, self._given, self._acks.turn)
+        self._read = packed(
+            "XREADGROUP", "GROUP", GROUP, self.name, "COUNT", COUNT, "BLOCK", WAIT_MS,
+            "STREAMS", *streams, *[">"] * len(streams),
+        )  # fmt: skip
+        self._reading.send(self._read)
+
+    def close(self) -> None:
+        """Leave."""
+        self._acks.stop()
+        super().close()
+
+    def _given(self, answer: object) -> None:
+        self._reading.send(self._read)
+        given = entries(answer)
+        self._bodies.record([entry.body for entry in given], self._histogram)
+        self.delivered += len(given)
+        self._acks.add([(entry.stream, entry.identity) for entry in given])
+
+    def _acknowledge(self, due: list[tuple[bytes, bytes]]) -> None:
+        streams: dict[bytes, list[bytes]] = {}
+        for stream, identity in due:
+            streams.setdefault(stream, []).append(identity)
+        out = []
+        for stream, identities in streams.items():
+            out += [packed("XACK", stream, GROUP, *identities), packed("XDEL", stream, *identities)]
+            self._acking += [(len(identities), False), (len(identities), True)]
+        self._writing.send(b"".join(out))
+
+    def _confirmed(self, answer: object) -> None:
+        """XACK's answer, or XDEL's, which comes behind it and is the one that counts."""
+        count, is_last = self._acking.popleft() if self._acking else (-1, False)
+        if answer != count:
+            raise LoadFailed(f"an acknowledgement of {count} was answered {answer!r:.200}")
+        if is_last:
+            self.settled += count
+
+    def _told(self) -> None:
+        if self.on_settled is not None:
+            self.on_settled()
+
+
+class Reader(Client):
+    """Is given what comes to a stream from now on."""
+
+    def __init__(self, name: str, bodies: Bodies, on_given: Callable[[int, int], None]) -> None:
+        super().__init__(name)
+        self._bodies = bodies
+        self._on_given = on_given
+        self._stream = ""
+        self._link: Link
+
+    async def open(self, port: int, stream: str) -> None:
+        """Connect, see where the stream ends, and read on from there."""
+        self._stream = stream
+        self._link = await self.link(port, self._given)
+        last = await self.ask(self._link, "XREVRANGE", stream, "+", "-", "COUNT", 1)
+        self._go_on(last[0][0] if isinstance(last, list) and last else b"0-0")
+
+    def _go_on(self, place: bytes) -> None:
+        read = ("XREAD", "COUNT", COUNT, "BLOCK", 0, "STREAMS", self._stream, place)
+        self._link.send(packed(*read))
+
+    def _given(self, answer: object) -> None:
+        if self.was_asked_for(answer):
+            return
+        given = entries(answer)
+        if not given:
+            raise Broken(f"an endless read was answered {answer!r:.200}")
+        self._go_on(given[-1].identity)
+        for entry in given:
+            self._on_given(1, self._bodies.latency_ns(entry.body))
+
+
+class Streams:
+    """Dialect of a Redis or Valkey server on this machine."""
+
+    def __init__(self, port: int, bodies: Bodies, random: Random) -> None:
+        self._port = port
+        self._bodies = bodies
+        self._random = random
+        self._partitions = 0
+
+    async def shared(self, queue: str, partitions: int) -> None:
+        """As Dialect says."""
+        self._partitions = partitions
+        client = Client("bench-admin")
+        try:
+            link = await client.link(self._port, client.was_asked_for)
+            for stream in self._streams(queue):
+                await client.ask(link, "XGROUP", "CREATE", stream, GROUP, "$", "MKSTREAM")
+        finally:
+            client.close()
+
+    async def feed(self, queue: str) -> None:
+        """As Dialect says: the first message makes the stream."""
+        if queue not in FEEDS:
+            raise LoadFailed(f"{queue} is no queue for readers")
+
+    def _streams(self, queue: str) -> list[str]:
+        return [f"{queue}:{partition}" for partition in range(self._partitions)]
+
+    async def producer(self, name: str, queue: str, messages_per_frame: int) -> Producer:
+        """As Dialect says."""
+        is_feed = queue in FEEDS
+
+        def stream_of(key: bytes) -> str:
+            return queue if is_feed else f"{queue}:{partition_of(key, self._partitions)}"
+
+        producer = Producer(
+            name, stream_of, self._bodies, messages_per_frame, self._random,
+            kept=FEED_LENGTH if is_feed else 0,
+        )  # fmt: skip
+        await producer.open(self._port)
+        return producer
+
+    async def consumer(
+        self, name: str, queue: str, histogram: Histogram, place: int, of: int
+    ) -> Consumer:
+        """As Dialect says."""
+        consumer = Consumer(name, self._bodies, histogram, self._random)
+        await consumer.open(self._port, self._streams(queue)[place::of])
+        return consumer
+
+    async def reader(self, name: str, queue: str, on_given: Callable[[int, int], None]) -> Reader:
+        """As Dialect says."""
+        reader = Reader(name, self._bodies, on_given)
+        await reader.open(self._port, queue)
+        return reader

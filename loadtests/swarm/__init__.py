@@ -1,0 +1,1 @@
+"""Tens of thousands of sockets that hardly say anything, from several processes of one machine."""

@@ -1,0 +1,175 @@
+"""HTTP requests to nodes of the metadata service: kept connections, a deadline for each, nothing
+more. Whoever asks says what an answer means."""
+
+import asyncio
+import ssl
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+from urllib.parse import SplitResult, urlsplit
+
+import httptools
+
+IDLE_S: Final = 30.0
+"""A connection that was idle for longer is not used again: nodes close theirs after 75 s."""
+IDLE_MAX: Final = 8
+"""Idle connections kept to one node."""
+READ_BYTES: Final = 262_144
+
+
+class NotSent(Exception):
+    """The request did not reach the node; says why."""
+
+
+class NoAnswer(Exception):
+    """The request may have reached the node, and no whole answer came; says why."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a node has answered."""
+
+    status: int = 0
+    body: bytes = b""
+
+
+class Asker(Protocol):
+    """Asks nodes. A connection may be shared by nobody and kept by everybody."""
+
+    async def ask(
+        self, url: str, method: str, target: str, body: bytes | None, *, timeout_s: float
+    ) -> Answer:
+        """One request to the node at `url` (a scheme and an authority), and its answer. Raises
+        NotSent, NoAnswer."""
+
+    async def close(self) -> None:
+        """Close what is idle. What is under way ends by itself."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What httptools tells of an answer."""
+
+    parts: list[bytes] = field(default_factory=list)
+    size: int = 0
+    is_complete: bool = False
+    is_kept: bool = False
+    """Whether the connection may be used again; known at the end of the answer only."""
+    parser: httptools.HttpResponseParser | None = None
+
+    def on_body(self, part: bytes) -> None:
+        self.size += len(part)
+        self.parts.append(part)
+
+    def on_message_complete(self) -> None:
+        self.is_complete = True
+        self.is_kept = self.parser is not None and self.parser.should_keep_alive()
+
+
+@dataclass(slots=True)
+class _Connection:
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    idle_since: float = 0.0
+
+
+class HttpAsker:
+    """`Asker` over TCP and TLS. `token`: what nodes want to be shown; `context`: for https."""
+
+    def __init__(
+        self, token: str | None, context: ssl.SSLContext | None, *, body_bytes_max: int
+    ) -> None:
+        self._token = token
+        self._context = context
+        self._body_bytes_max = body_bytes_max
+        self._idle: dict[str, list[_Connection]] = {}
+        self._closed = False
+
+    async def ask(
+        self, url: str, method: str, target: str, body: bytes | None, *, timeout_s: float
+    ) -> Answer:
+        """See Asker."""
+        parts = urlsplit(url)
+        is_sent = False
+        connection: _Connection | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                connection = self._kept(url) or await self._open(parts)
+                is_sent = True
+                connection.writer.write(self._head(parts, method, target, body) + (body or b""))
+                answer, is_kept = await self._answer(connection)
+        except TimeoutError:
+            self._drop(connection)
+            why = f"{url} did not answer within {timeout_s:g} s"
+            raise (NoAnswer if is_sent else NotSent)(why) from None
+        except (OSError, EOFError, httptools.HttpParserError, ValueError) as error:
+            self._drop(connection)
+            why = f"{url}: {getattr(error, 'strerror', None) or error or 'the connection was lost'}"
+            raise (NoAnswer if is_sent else NotSent)(why) from None
+        except BaseException:
+            self._drop(connection)
+            raise
+        self._keep(url, connection, is_kept)
+        return answer
+
+    async def _open(self, parts: SplitResult) -> _Connection:
+        is_tls = parts.scheme == "https"
+        context = (self._context or ssl.create_default_context()) if is_tls else None
+        port = parts.port or (443 if is_tls else 80)
+        reader, writer = await asyncio.open_connection(
+            parts.hostname, port, ssl=context, limit=READ_BYTES
+        )
+        return _Connection(reader, writer)
+
+    def _head(self, parts: SplitResult, method: str, target: str, body: bytes | None) -> bytes:
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {parts.netloc}"]
+        if self._token is not None:
+            lines.append(f"Authorization: Bearer {self._token}")
+        if body is not None:
+            lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+        return "\r\n".join([*lines, "", ""]).encode()
+
+    async def _answer(self, connection: _Connection) -> tuple[Answer, bool]:
+        """The answer, and whether the connection may be used again."""
+        reading = _Reading()
+        reading.parser = parser = httptools.HttpResponseParser(reading)
+        while not reading.is_complete:
+            data = await connection.reader.read(READ_BYTES)
+            if not data:
+                raise EOFError("the connection was closed")
+            parser.feed_data(data)
+            if reading.size > self._body_bytes_max:
+                raise ValueError("the answer is too large")
+        status = parser.get_status_code()
+        reading.parser = None  # they would keep each other alive
+        return Answer(status, b"".join(reading.parts)), reading.is_kept
+
+    def _kept(self, url: str) -> _Connection | None:
+        idle = self._idle.get(url, [])
+        now = asyncio.get_running_loop().time()
+        while idle:
+            connection = idle.pop()
+            if now - connection.idle_since < IDLE_S and not connection.reader.at_eof():
+                return connection
+            self._drop(connection)
+        return None
+
+    def _keep(self, url: str, connection: _Connection, is_kept: bool) -> None:
+        idle = self._idle.setdefault(url, [])
+        if not is_kept or self._closed or len(idle) >= IDLE_MAX:
+            self._drop(connection)
+            return
+        connection.idle_since = asyncio.get_running_loop().time()
+        idle.append(connection)
+
+    @staticmethod
+    def _drop(connection: _Connection | None) -> None:
+        if connection is not None:
+            connection.writer.transport.abort()
+
+    async def close(self) -> None:
+        """See Asker."""
+        self._closed = True
+        for idle in self._idle.values():
+            for connection in idle:
+                self._drop(connection)
+        self._idle.clear()

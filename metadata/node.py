@@ -1,0 +1,391 @@
+"""One node of the metadata service: what it knows of the catalog, and how it stays true.
+
+    following   reads the database when something was said to have changed, and every LOOK_S
+    fresh       who decides upon an answer gets one that was read after he asked: what anybody was
+                told to be changed before, through whatever node, is in it
+    cut off     a node that has not read its database for CUT_OFF_S says so, and answers nothing
+                that it remembers
+    shards      of a part of the catalog it keeps all rows, as the layout and the ring of all nodes
+                say; it takes a shard before it says that it is there, and keeps one that is now
+                another's for KEPT_S more
+
+A node decides nothing: rules are the gateways', and the database compares and sets.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from metadata.databases import CHANGES_KEPT, NOWHERE, Lost, NodeDatabase, Place, Reading
+from metadata.heartbeats import BEAT_S
+from metadata.node_names import NodeNames, name_of
+from metadata.service_forms import (
+    ChangeRequest,
+    Layout,
+    NodeInfo,
+    ReadAnswer,
+    ShardAnswer,
+    WatchAnswer,
+)
+from metadata.shard_copy import NotInMemory, ShardCopy, rows_of
+from metadata.shard_ring import SHARDS, held
+from push.errors import Refused, TocsinError
+
+LOOK_S: Final = 0.4
+"""How often the database is read whether or not something was heard: what changes is known
+everywhere within a second."""
+CUT_OFF_S: Final = 1.5
+"""Three looks that failed."""
+READ_S: Final = 2.0
+"""Who wants what is fresh waits so long."""
+KEPT_S: Final = 30.0
+"""So long a shard is kept that is another node's by the ring: who still goes by the ring of before
+finds it here."""
+THROUGH_S: Final = 5.0
+"""Far less than CHANGES_KEPT changes: what was changed meanwhile is read afterwards."""
+NOTICES_KEPT: Final = 1000
+"""Of changed members. Who has missed more looks by itself (`gateway.group_part`)."""
+OVERLAP_S: Final = 3.0
+"""So far back they are told to who comes from another node: he was without one for less."""
+_LOG: Final = logging.getLogger("tocsin.metadata")
+
+
+class Node:
+    """See the module. Made by `open`, on one event loop."""
+
+    def __init__(
+        self,
+        database: NodeDatabase,
+        reading: Reading,
+        names: NodeNames,
+        *,
+        url: str,
+        layout: Layout,
+        on_fatal: Callable[[str], None] | None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.database = database
+        self.layout: Layout = layout
+        self.url = url
+        """Where others find it."""
+        self.broken: str | None = None
+        """Why nothing is answered any more. None: all is well."""
+        self.is_leaving = False
+        """It goes down: nobody new should come."""
+        self._names = names
+        self._on_fatal = on_fatal
+        self.nodes: tuple[NodeInfo, ...] = names.nodes()
+        """Those that are there, as this one sees it."""
+        self._copy = ShardCopy(reading, self._wanted())
+        self._read_at = loop.time()
+        """When the newest reading of the database was begun."""
+        self._waiting: list[asyncio.Future[None]] = []
+        self._kicked = asyncio.Event()
+        self._pulse = asyncio.Event()
+        """Set, and made anew, whenever there is something to tell."""
+        self._boot = secrets.token_hex(4)
+        self._members: deque[tuple[int, float, str, int]] = deque(maxlen=NOTICES_KEPT)
+        """Number, when it was heard, group id, generation."""
+        self._said = 0
+        self._through = asyncio.Lock()
+        self._read_through: Reading | None = None
+        self._leaves: dict[int, float] = {}
+        """Shards that are others' by the ring → until when they are kept."""
+        self._number = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @classmethod
+    async def open(
+        cls,
+        database: NodeDatabase,
+        url: str,
+        layout: Layout,
+        *,
+        on_fatal: Callable[[str], None] | None = None,
+    ) -> "Node":
+        """Read the catalog and what shards are this node's, follow it, then say that it is there.
+        `url`: where others find it. `on_fatal` is called, once, with a sentence, when the catalog
+        is no longer the one that was read (R30): the process must end.
+
+        Raises:
+            Refused: storage_unavailable: there is no catalog, it is damaged, or nobody answers.
+            Unknown: too few copies answer in time.
+        """
+        loop = asyncio.get_running_loop()
+        names = NodeNames(name_of(secrets.token_hex(4), layout, url))
+        asked_at = loop.time()
+        names.saw(await database.beat_node("", 0, {}), now=loop.time(), asked_at=asked_at)
+        try:
+            reading = await database.read(NOWHERE)
+        except Lost as error:
+            raise Refused("storage_unavailable", f"the catalog cannot be used: {error}") from None
+        assert reading is not None  # a catalog has a first version: that is news
+        node = cls(database, reading, names, url=url, layout=layout, on_fatal=on_fatal)
+        database.on_changed(lambda version: node._kicked.set())
+        database.memberships().on_changed(node._members_changed)
+        node._tasks = [
+            loop.create_task(node._follow(), name="metadata follow"),
+            loop.create_task(node._beat(), name="metadata beat"),
+        ]
+        return node
+
+    async def close(self) -> None:
+        """Say that it is gone, and stop. The database stays open."""
+        self.is_leaving = True
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._tell()
+        with suppress(TocsinError, TimeoutError):
+            async with asyncio.timeout(BEAT_S):
+                await self.database.beat_node("", 0, {self._names.name: self._number})
+
+    # --- Following -------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        loop = asyncio.get_running_loop()
+        is_well = True
+        while self.broken is None:
+            if not self._waiting:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_S):
+                        await self._kicked.wait()
+            self._kicked.clear()
+            waiting, self._waiting = self._waiting, []
+            began = loop.time()
+            failure: TocsinError | None = None
+            try:
+                reading = await self.database.read(self._copy.place)
+            except Lost as error:
+                failure = self._stop(str(error))
+            except TocsinError as error:
+                failure = error
+                if is_well:
+                    _LOG.warning("the catalog's database cannot be read: %s", error)
+                is_well = False
+                await asyncio.sleep(min(LOOK_S, 0.1))
+            except Exception as error:
+                _LOG.exception("the catalog could not be read: unexpected")
+                failure = Refused("storage_unavailable", f"{type(error).__name__}")
+                await asyncio.sleep(LOOK_S)
+            else:
+                is_well = True
+                self._read_at = began
+                if reading is not None:
+                    self._copy.learn(reading)
+                    self._tell()
+            for one in waiting:
+                if not one.done():
+                    one.set_exception(failure) if failure else one.set_result(None)
+
+    def _stop(self, why: str) -> Refused:
+        self.broken = f"the catalog must not be followed any more: {why}"
+        _LOG.critical("%s", self.broken)
+        if self._on_fatal is not None:
+            self._on_fatal(self.broken)
+        return Refused("storage_unavailable", self.broken)
+
+    def _tell(self) -> None:
+        pulse, self._pulse = self._pulse, asyncio.Event()
+        pulse.set()
+
+    def _members_changed(self, group_id: str, generation: int) -> None:
+        self._said += 1
+        now = asyncio.get_running_loop().time()
+        self._members.append((self._said, now, group_id, generation))
+        self._tell()
+
+    @property
+    def age_s(self) -> float:
+        """How old what it knows may be."""
+        return asyncio.get_running_loop().time() - self._read_at
+
+    def not_ready(self) -> list[str]:
+        """Why nobody should ask this node, a sentence each; []: it is well."""
+        reasons = [] if self.broken is None else [self.broken]
+        if self.is_leaving:
+            reasons.append("this node is going down")
+        if self.age_s >= CUT_OFF_S:
+            reasons.append(f"the catalog's database has not been read for {self.age_s:.1f} s")
+        return reasons
+
+    def _check_connected(self) -> None:
+        if self.broken is not None:
+            raise Refused("storage_unavailable", self.broken)
+        if self.age_s >= CUT_OFF_S:
+            raise Refused(
+                "storage_unavailable",
+                f"this node has not read the catalog's database for {self.age_s:.1f} s", 1.0,
+            )  # fmt: skip
+
+    async def fresh(self) -> Place:
+        """What was changed before this was called is known when it returns; the place of that.
+        Raises Refused(storage_unavailable)."""
+        if self.broken is not None:
+            raise Refused("storage_unavailable", self.broken)
+        waits: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waits)
+        self._kicked.set()
+        try:
+            async with asyncio.timeout(READ_S):
+                await waits
+        except TimeoutError:
+            raise Refused(
+                "storage_unavailable", "the catalog's database does not answer", 1.0
+            ) from None
+        return self._copy.place
+
+    # --- Answering -------------------------------------------------------------------------------
+
+    async def watch(self, version: int, cursor: str, wait_s: float) -> WatchAnswer:
+        """When there is more than this, or after `wait_s`: what there is. Raises Refused: this node
+        is behind, or cut off; draining: it goes down, ask another one."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait_s
+        said, heard = self._said, self._heard_before(cursor)
+        if heard is not None:
+            said = heard
+        if self._copy.place.version < version and (await self.fresh()).version < version:
+            raise Refused("storage_unavailable", "this node is behind what was seen elsewhere", 0.1)
+        while True:
+            self._check_connected()
+            if self.is_leaving:
+                raise Refused("draining", "this node is going down: ask another one")
+            pulse = self._pulse
+            if self._copy.place.version > version or self._said > said:
+                break
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(min(until, loop.time() + LOOK_S)):
+                    await pulse.wait()
+            if loop.time() >= until and self._pulse is pulse:
+                break
+        since = loop.time() - wait_s - OVERLAP_S
+        members = tuple(
+            (group, to) for number, at, group, to in self._members
+            if (number > heard if heard is not None else at >= since)
+        )  # fmt: skip
+        place = self._copy.place
+        return WatchAnswer(place.version, f"{self._boot}.{self._said}", members, self.nodes)
+
+    def _heard_before(self, cursor: str) -> int | None:
+        """The number of the last notice that was heard here. None: who asks comes from another
+        node, to which balancers may send him each time. Nobody knows then whether he has heard the
+        latest ones; he is told them again, and not made to hurry: he would, from node to node."""
+        boot, _, number = cursor.partition(".")
+        return int(number) if boot == self._boot and number.isdigit() else None
+
+    async def read(self, seen: Place) -> ReadAnswer:
+        """What has changed until a moment after this was asked.
+
+        Raises:
+            Refused: position_unknown: what was seen is not part of this catalog (any more);
+                storage_unavailable: ask another node, or again.
+        """
+        place = await self.fresh()
+        copy = self._copy
+        try:
+            reading = copy.since(seen)
+        except NotInMemory:
+            is_same_catalog = seen.incarnation == place.incarnation
+            if seen == NOWHERE or (is_same_catalog and seen.version < place.version - CHANGES_KEPT):
+                return ReadAnswer("all", place, {}, copy.secret)
+            try:
+                reading = await self.database.read(seen)
+            except Lost as error:
+                raise Refused("position_unknown", str(error)) from None
+        if reading is None:
+            return ReadAnswer("same", seen, {}, b"")
+        if reading.is_all:
+            return ReadAnswer("all", reading.place, {}, reading.secret)
+        return ReadAnswer("rows", reading.place, reading.raw, reading.secret)
+
+    def shard(self, number: int) -> ShardAnswer:
+        """A shard that it holds. Raises Refused: not_found: it does not; storage_unavailable."""
+        self._check_connected()
+        try:
+            rows = self._copy.shard(number)
+        except NotInMemory:
+            raise Refused("not_found", f"this node does not hold the shard {number}") from None
+        return ShardAnswer(self._copy.place, rows, self._copy.secret)
+
+    async def shard_through(self, number: int) -> ShardAnswer:
+        """The same of any shard, from the database: for who has found none of its holders. He asks
+        for all of them: what was read is kept for THROUGH_S. Raises Refused(storage_unavailable),
+        Unknown."""
+        async with self._through:
+            if self._read_through is None:
+                try:
+                    found = await self.database.read(NOWHERE)
+                except Lost as error:
+                    raise Refused("storage_unavailable", str(error)) from None
+                assert found is not None
+                self._read_through = found
+                asyncio.get_running_loop().call_later(THROUGH_S, self._forget_through)
+            reading = self._read_through
+        return ShardAnswer(reading.place, rows_of(reading.raw, number), reading.secret)
+
+    def _forget_through(self) -> None:
+        self._read_through = None
+
+    async def change(self, request: ChangeRequest) -> bool:
+        """See Database."""
+        if self.broken is not None:
+            raise Refused("storage_unavailable", self.broken)
+        is_changed = await self.database.change(
+            request.seen, request.stamp, request.writes, request.row
+        )
+        self._kicked.set()
+        return is_changed
+
+    # --- Among the nodes -------------------------------------------------------------------------
+
+    def _wanted(self) -> frozenset[int]:
+        if self.layout == "whole":
+            return frozenset(range(SHARDS))
+        return held(self.url, [one.url for one in self.nodes if one.layout != "whole"])
+
+    async def _beat(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            asked_at = loop.time()
+            self._number += 1
+            try:
+                beats = await self.database.beat_node(
+                    self._names.name, self._number, self._names.to_forget()
+                )
+                self._names.saw(beats, now=loop.time(), asked_at=asked_at)
+                await self._take_its_shards()
+            except TocsinError as error:
+                _LOG.debug("a beat was not heard: %s", error)  # `not_ready` says it
+            except Exception:
+                _LOG.exception("a beat failed: unexpected")
+            await asyncio.sleep(max(0.0, asked_at + BEAT_S - loop.time()))
+
+    async def _take_its_shards(self) -> None:
+        nodes = self._names.nodes()
+        if nodes != self.nodes:
+            _LOG.info("nodes of the metadata service: %s", ", ".join(one.url for one in nodes))
+            self.nodes = nodes
+            self._tell()
+        now, wanted = asyncio.get_running_loop().time(), self._wanted()
+        if not wanted <= self._copy.shards:
+            await self._gain(wanted)
+        for shard in self._copy.shards - wanted:
+            self._leaves.setdefault(shard, now + KEPT_S)
+        for shard, until in list(self._leaves.items()):
+            if shard in wanted:
+                del self._leaves[shard]
+            elif now >= until:
+                del self._leaves[shard]
+                self._copy.let_go([shard])
+
+    async def _gain(self, shards: frozenset[int]) -> None:
+        reading = await self.database.read(NOWHERE)
+        if reading is not None:
+            await self.fresh()
+            self._copy.hold(shards, reading)  # where it is too old by now: with the next beat

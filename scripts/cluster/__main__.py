@@ -1,0 +1,227 @@
+"""`make cluster`: a whole cluster on this machine, to look at and to break. See --help."""
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import sys
+import tempfile
+import threading
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from loadtests.server import free_port
+from metadata.service_forms import LAYOUTS
+from scripts.cluster.parts import PartFailed, Parts
+from scripts.cluster.plan import NAMES, Cluster, described, page
+from tests.servers.binaries import ServerMissing, binaries
+from tests.servers.ports import ClaimedPort
+from tests.servers.programs import ProgramMissing, needed
+
+LOOK_PERIOD_S = 0.2
+LOCK = "tocsin-cluster.lock"
+"""In every folder that was ever one of ours."""
+KINDS = """
+It starts storage clusters (each a primary, two replicas and three Sentinels, of Valkey or Redis),
+the metadata service, managers, gateways, HAProxy before them, and the demo as their client; says
+where each is; starts again what ends; and stops all of it on Ctrl-C. Everything listens on this
+machine's own address only. What it stores lies in a folder of its own and goes at the end.
+"""
+
+
+def arguments(given: list[str]) -> argparse.Namespace:
+    """What is wrong ends the command with a sentence."""
+    parser = argparse.ArgumentParser(
+        prog="make cluster", description=KINDS, epilog='make cluster ARGS="--port 9000"'
+    )
+    parser.add_argument("--port", type=int, default=8080, help="where clients go; 0: any [8080]")
+    parser.add_argument(
+        "--first-port", type=int, default=0,
+        help="all other parts take the ports from this one on [any that are free]",
+    )  # fmt: skip
+    parser.add_argument("--gateways", type=int, default=3, help="how many [3]")
+    parser.add_argument(
+        "--clusters", type=int, default=2, choices=range(1, len(NAMES) + 1),
+        help="how many storage clusters [2]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--metadata", type=int, default=3,
+        help="how many nodes the metadata service has; 0: gateways keep the catalog [3]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--layout", choices=LAYOUTS, default="ring", help="what each of these keeps [ring]"
+    )
+    parser.add_argument("--managers", type=int, default=2, help="how many [2]")
+    parser.add_argument("--no-demo", action="store_true", help="without the demo")
+    parser.add_argument("--seconds", type=float, default=0, help="stop after so long [at Ctrl-C]")
+    parser.add_argument("--folder", type=Path, help="where its files are [in the system's /tmp]")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, for machines")
+    return parser.parse_args(given)
+
+
+def main(given: list[str]) -> int:
+    """Run it until it is told to stop. Returns the exit code."""
+    said = arguments(given)
+    stopping = threading.Event()
+    stop_on_signals(stopping)
+    for name in [name for name in os.environ if name.startswith("TOCSIN_")]:
+        if name != "TOCSIN_TEST_REDIS":
+            del os.environ[name]  # settings of another broker
+
+    def say(text: str) -> None:
+        shown = json.dumps({"event": "said", "text": text}) if said.json else f"tocsin: {text}"
+        sys.stdout.write(f"{shown}\n")
+        sys.stdout.flush()
+
+    try:
+        needed("haproxy")
+        with a_folder(said.folder) as folder, ports(said.port, said.first_port) as free:
+            cluster = Cluster(
+                folder, binaries()[0], free, said.gateways, said.clusters, said.metadata,
+                said.layout, said.managers, not said.no_demo,
+            )  # fmt: skip
+            run(cluster, Parts(say), said, stopping)
+    except (PartFailed, ProgramMissing, ServerMissing, InUse, TimeoutError) as error:
+        sys.stderr.write(f"tocsin: {error}\n")
+        return 1
+    except Stopped:
+        pass
+    return 0
+
+
+def stop_on_signals(stopping: threading.Event) -> None:
+    """The first one sets it; while something is waited for it is the end of that, too."""
+
+    def stop(number: int, frame: types.FrameType | None) -> None:
+        if not stopping.is_set():
+            stopping.set()
+            raise Stopped
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+
+
+class Stopped(BaseException):
+    """A signal came."""
+
+
+def run(
+    cluster: Cluster, parts: Parts, said: argparse.Namespace, stopping: threading.Event
+) -> None:
+    """Start, watch, stop. A signal while it starts stops what is there by then; while it stops,
+    nothing."""
+    ending = threading.Timer(said.seconds, stopping.set) if said.seconds else None
+    try:
+        cluster.start(parts)
+        if ending is not None:
+            ending.start()
+        shown = json.dumps(described(cluster, parts)) if said.json else page(cluster, parts)
+        sys.stdout.write(f"{shown}\n")
+        sys.stdout.flush()
+        while not stopping.wait(LOOK_PERIOD_S):
+            parts.look()
+    except Stopped:
+        pass
+    finally:
+        stopping.set()
+        if ending is not None:
+            ending.cancel()
+        parts.stop()
+
+
+class InUse(RuntimeError):
+    """Somebody else has the folder or the port; the text says what to do."""
+
+
+@contextlib.contextmanager
+def a_folder(wanted: Path | None) -> Iterator[Path]:
+    """An empty folder of ours, which nobody else may read, and which goes at the end; what one that
+    was killed has left there goes first.
+
+    Raises:
+        InUse: another one has it, or it has something else, which must not go.
+    """
+    folder = wanted or Path(tempfile.gettempdir()) / f"tocsin-cluster-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        check_ours(folder)
+    folder.chmod(0o700)
+    with (folder / LOCK).open("w") as lock:
+        claim(lock, folder)
+        clear(folder)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_ours(folder: Path) -> None:
+    """That all that is in it may go. Raises InUse."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise InUse(f"{folder} is no folder, or somebody else's: name another one by --folder")
+    names = [path.name for path in folder.iterdir()]
+    if names and LOCK not in names:
+        raise InUse(f"{folder} has other files, which would go: name a new one by --folder")
+
+
+def claim(lock: IO[str], folder: Path) -> None:
+    """Raises InUse."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InUse(
+            f"a cluster runs in {folder} already: stop it, or give this one another --folder "
+            "and another --port"
+        ) from None
+
+
+def clear(folder: Path) -> None:
+    """All that is in it but the lock."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != LOCK:
+            path.unlink()
+
+
+@contextlib.contextmanager
+def ports(first: int, others: int) -> Iterator[Iterator[int]]:
+    """The balancer's port, then those of the others: from `others` on, or such as nobody has.
+
+    Raises:
+        InUse: the balancer's is taken.
+    """
+    if first:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", first))
+            except OSError as error:
+                text = f"port {first} cannot be had ({error.strerror}): choose another by --port"
+                raise InUse(text) from None
+    with contextlib.ExitStack() as stack:
+
+        def one_by_one() -> Iterator[int]:
+            yield first or free_port()
+            number = others
+            while True:
+                if others:
+                    yield number
+                    number += 1
+                else:
+                    yield stack.enter_context(ClaimedPort()).number
+
+        yield one_by_one()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,133 @@
+"""The processes of a cluster on this machine: started in stages, watched, started again when one
+ends, and stopped in the opposite order."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tests.servers.node import until
+from tests.servers.programs import Program
+
+START_TIMEOUT_S: Final = 60.0
+STOP_TIMEOUT_S: Final = 30.0
+PAUSE_S: Final = 0.5
+"""Before a part that has ended is started again; twice as long each time that it ends soon."""
+PAUSE_S_MAX: Final = 30.0
+SOON_S: Final = 10.0
+
+
+class PartFailed(RuntimeError):
+    """It did not become ready; the text has the end of its log."""
+
+
+@dataclass
+class Part:
+    """One process, over all its starts. Its log is in `folder`."""
+
+    name: str
+    command: Sequence[str]
+    folder: Path
+    at: str
+    """Where it listens, for people; empty: nowhere."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Variables of its environment beside ours."""
+    is_ready: Callable[[], bool] = lambda: True
+    stop_timeout_s: float = STOP_TIMEOUT_S
+    """So long it has to end when it is told to."""
+    program: Program = field(init=False)
+    starts: int = 0
+    _pause_s: float = PAUSE_S
+    _started_at: float = 0.0
+    _due_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        log = self.folder / f"{self.name}.log"
+        self.program = Program(self.command, log, settings=self.settings)
+
+    def start(self, now: float) -> None:
+        """Start it and return at once."""
+        self.program.spawn()
+        self.starts += 1
+        self._started_at = now
+        self._due_at = None
+
+    def revive(self, now: float) -> str:
+        """If it has ended, start it again when its pause is over. What there is to say of that, a
+        sentence; empty: nothing."""
+        if self.program.is_running:
+            return ""
+        if self._due_at is None:
+            lived_s = now - self._started_at
+            self._pause_s = PAUSE_S if lived_s > SOON_S else min(2 * self._pause_s, PAUSE_S_MAX)
+            self._due_at = now + self._pause_s
+            return f"{self.name} {ending(self.program.exit_code())}, and is started again"
+        if now >= self._due_at:
+            self.start(now)
+        return ""
+
+    def wait_ready(self) -> None:
+        """Raises PartFailed."""
+
+        def looked() -> bool:
+            if not self.program.is_running:
+                raise PartFailed(
+                    f"{self.name} {ending(self.program.exit_code())}:\n{self.program.log_end()}"
+                )
+            return self.is_ready()
+
+        try:
+            until(looked, f"{self.name} is ready", within_s=START_TIMEOUT_S)
+        except TimeoutError as error:
+            raise PartFailed(f"{error}:\n{self.program.log_end()}") from None
+
+
+def ending(code: int | None) -> str:
+    """How a process has ended, in words."""
+    if code is not None and code < 0:
+        return f"was ended by signal {-code}"
+    return f"has ended with exit code {code}"
+
+
+class Parts:
+    """All that run, in the stages in which they were started. `say` is given each sentence for
+    people."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._stages: list[list[Part]] = []
+
+    def all(self) -> list[Part]:
+        """In the order of their starts."""
+        return [part for stage in self._stages for part in stage]
+
+    def start(self, what: str, *parts: Part) -> None:
+        """One more stage: start them and wait until all are ready. Raises PartFailed."""
+        began = time.monotonic()
+        self._stages.append([*parts])
+        for part in parts:
+            part.start(began)
+        for part in parts:
+            part.wait_ready()
+        self._say(f"{what}: {time.monotonic() - began:.1f} s")
+
+    def look(self) -> None:
+        """Start again who has ended."""
+        for part in self.all():
+            said = part.revive(time.monotonic())
+            if said:
+                self._say(said)
+
+    def stop(self) -> None:
+        """SIGTERM, stage by stage from the last one; who has not gone in its time is killed."""
+        while self._stages:
+            stage = self._stages.pop()
+            for part in stage:
+                part.program.end()
+            told_at = time.monotonic()
+            for part in stage:
+                left_s = told_at + part.stop_timeout_s - time.monotonic()
+                part.program.wait(max(0.0, left_s))
+                part.program.kill()

@@ -1,0 +1,194 @@
+"""What the delivery log costs the event loop, in microseconds for a frame of 100 messages.
+
+    .venv/bin/python scripts/log_cost.py [--frames N] [--write]
+
+The three spans of such frames, over 1 partition and over 16, and of frames of one message, through
+the very code that a broker runs, without the broker: what its loop does for the log and would not
+do without it. With `--write` a writer's thread takes the lines, as in a broker. The budget is 40 µs
+for a frame of 100, all spans together; what a whole broker loses is measured by
+`python -m loadtests.log_cost`.
+"""
+
+import argparse
+import asyncio
+import random
+import sys
+import tempfile
+import time
+from array import array
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from gateway.deliverylog.chunks import KINDS, Chunk, Counts, Facts, Shortfall
+from gateway.deliverylog.deliveries import Place
+from gateway.deliverylog.files import Bounds
+from gateway.deliverylog.log import DeliveryLog, Sink
+from gateway.deliverylog.publishes import Origin, Placed
+from gateway.deliverylog.writer import Writer
+from gateway.facts_values import Transport
+from gateway.spans import Stages
+from metadata.catalog import Queue, QueueSettings
+from push.ports import Appended
+from push.record import Header
+
+BUDGET_US: Final = 40.0
+ROUNDS: Final = 100
+FRAMES: Final = 50
+BOUNDS: Final = Bounds(bytes_max=1 << 30, age_s=3600, file_bytes=1 << 26, file_s=60)
+QUEUE: Final = Queue(
+    queue_id="qm2s6x", name="orders", tenant="default", holder="operator", created_unix_ms=0,
+    settings=QueueSettings(), ring_epoch=1, members=tuple(range(16)), hash_key=bytes(16),
+)  # fmt: skip
+
+
+class Nowhere:
+    """A sink that lets go of what it is handed."""
+
+    is_failing = False
+    waiting_bytes = 0
+
+    def __init__(self) -> None:
+        self.counts: Counts = array("Q", [0] * KINDS)
+
+    def put(self, chunk: Chunk) -> None:
+        """Nothing."""
+
+    def stop(self, within_s: float) -> None:
+        """Nothing."""
+
+    def facts(self) -> Facts:
+        """Nothing."""
+        missing = Shortfall(spans=0, certified=0, dispatched=0, settled=0)
+        return Facts(written_bytes=0, waiting_bytes=0, is_failing=False, unlogged=missing)
+
+
+class Session:
+    """A consumer's."""
+
+    session_id = "s-5c1f9a0e2b7d4433"
+    transport: Transport | None = "websocket"
+
+
+class Answered:
+    """A publish."""
+
+    origin: Origin | None = None
+
+
+class Frame:
+    """One of `count` messages over so many partitions, and what the broker has in its hands when it
+    is certified, given out and acknowledged in no order."""
+
+    def __init__(self, count: int, partitions: int) -> None:
+        each, rest = divmod(count, partitions)
+        sizes = [each + (number < rest) for number in range(partitions)]
+        self.publish = Answered()
+        self.records = [
+            (number, [(self.publish, range(size))], Appended(0, size, size, 1), _header(size))
+            for number, size in enumerate(sizes)
+            if size
+        ]
+        self.acks = []
+        self.pushes = [[(number, 0, result.count)] for number, _, result, _ in self.records]
+        for number, _, result, _ in self.records:
+            size = result.count
+            offsets = list(range(size))
+            random.Random(number).shuffle(offsets)
+            # Half of a push at a time, as two handlers would be done with it.
+            runs = _runs(offsets[: size // 2]) + _runs(offsets[size // 2 :])
+            self.acks.append(([(number, *run) for run in runs], size))
+        self.count = count
+
+    def certify(self, log: DeliveryLog, place: Place) -> None:
+        """Its commit has ended."""
+        now_us = log.now_us()
+        origin = Origin(
+            log, QUEUE, now_us, self.count, transport="websocket", producer="checkout",
+            session="s-5c1f9a0e2b7d4433", produced_us=now_us, clock_offset_us=-8310,
+        )  # fmt: skip
+        self.publish.origin = origin
+        placed = Placed(Stages(now_us, now_us), is_late=False)
+        for number, runs, result, header in self.records:
+            placed.add(runs, number, result, header, 300 * result.count)
+        log.certified(placed)
+
+    def give(self, log: DeliveryLog, place: Place) -> None:
+        """It goes out."""
+        for runs in self.pushes:
+            place.given(runs, 1, "none", 1, published_unix_ms=1_763_726_400_000)
+        log.flushed()
+
+    def settle(self, log: DeliveryLog, place: Place) -> None:
+        """Its consumer acknowledges it."""
+        for runs, size in self.acks:
+            place.settled("acked", runs, size, 1)
+        done = place.take_done()
+        assert done is not None
+        log.settled(place, done)
+
+
+def _header(count: int) -> Header:
+    empty = array("Q")
+    return Header(
+        tenant=0, record_id=bytes(16), published_unix_ms=0, ring_epoch=1,
+        sizes=array("I", [300] * count),
+        key_hashes=array("Q", [random.getrandbits(64) for _ in range(count)]),
+        producers=[], producer_indexes=array("H"), sequences=empty, digests=[],
+        expires_unix_ms=empty, deliver_at_unix_ms=empty, priorities=b"",
+    )  # fmt: skip
+
+
+def _runs(offsets: list[int]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for offset in sorted(offsets):
+        if runs and sum(runs[-1]) == offset:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((offset, 1))
+    return runs
+
+
+def measure(act: Callable[[], None], frames: int) -> float:
+    """The best of some rounds, in microseconds for each: what else the machine does only adds."""
+    found = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter_ns()
+        for _ in range(frames):
+            act()
+        found.append((time.perf_counter_ns() - began) / frames / 1000)
+    return min(found)
+
+
+async def main(frames: int, folder: Path | None) -> int:
+    """The table; 1: over the budget."""
+    sink: Sink = Nowhere() if folder is None else Writer.open(folder, "0" * 16, BOUNDS)
+    log = DeliveryLog()
+    log.begin(sink, "0" * 16)
+    say = sys.stdout.write
+    say("messages  partitions  certified  dispatched  settled      sum  (microseconds a frame)\n")
+    worst = 0.0
+    for count, partitions in ((100, 1), (100, 16), (1, 1)):
+        frame, place = Frame(count, partitions), log.place(QUEUE, "billing", Session())
+        parts = [
+            measure(partial(act, log, place), frames)
+            for act in (frame.certify, frame.give, frame.settle)
+        ]
+        say(f"{count:8}  {partitions:10}  " + "  ".join(f"{part:9.2f}" for part in parts))
+        say(f"  {sum(parts):7.2f}\n")
+        worst = max(worst, sum(parts))
+        await asyncio.sleep(0.1)
+    await log.stop()
+    say(f"the budget is {BUDGET_US:g}\n")
+    return int(worst > BUDGET_US)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--frames", type=int, default=FRAMES)
+    parser.add_argument("--write", action="store_true", help="with a writer, in a temporary folder")
+    said = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        wanted = Path(temporary) if said.write else None
+        sys.exit(asyncio.run(main(said.frames, wanted)))

@@ -1,0 +1,171 @@
+"""Where things are in the lake, and what makes them appear all at once or not at all.
+
+    <lake>/spans/<kind>/date=…/hour=…/batch=…/*.parquet   what ingest brought
+    <lake>/quarantine/batch=…/*.parquet                   lines that it did not believe, as they are
+    <lake>/batches/00000007.json                          what batch 7 brought; the batch counts
+                                                          from the moment this file is there
+    <lake>/checkpoint/                                    Spark's, of ingest
+    <lake>/rollup/<table>/…                               what the other jobs made of it
+    <lake>/state.json                                     which batches rollup knows, what is closed
+
+Any folder will do that the driver and every worker see under one name. One job at a time works on
+a lake: `Lake.alone` waits for nobody and refuses the second.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from spark.schema import KINDS, table
+
+STATE: Final = "state.json"
+CHECKPOINT: Final = "checkpoint"
+BATCHES: Final = "batches"
+
+
+class LakeError(Exception):
+    """A sentence that says what is wrong with a lake and what to do about it."""
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a file that is there as a whole or not at all, also after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.new")
+    with fresh.open("w") as file:
+        json.dump(value, file, indent=1, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def read_json(path: Path, otherwise: Any) -> Any:
+    """What is in it; `otherwise`, where there is no such file."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return otherwise
+
+
+class Lake:
+    """One lake. Making one creates nothing."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+
+    def __repr__(self) -> str:
+        return f"<Lake {self.root}: {len(self.batches())} batches>"
+
+    def spans(self, kind: str) -> Path:
+        """The table of a kind."""
+        return self.root / "spans" / kind
+
+    @property
+    def quarantine(self) -> Path:
+        """The lines that ingest did not believe."""
+        return self.root / "quarantine"
+
+    def rollup(self, name: str) -> Path:
+        """A table that another job made."""
+        return self.root / "rollup" / name
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Be the only job in it.
+
+        Raises:
+            LakeError: another one is at work.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        with (self.root / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise LakeError(f"another job is at work in {self.root}; try again later") from None
+            yield
+
+    # --- Batches --------------------------------------------------------------------------------
+
+    def manifest(self, batch: int) -> Path:
+        """The file that says what a batch brought."""
+        return self.root / BATCHES / f"{batch:08}.json"
+
+    def batches(self) -> list[int]:
+        """Those that count, in order: 0, 1, 2 … without a hole."""
+        names = sorted((self.root / BATCHES).glob("[0-9]*.json"))
+        return [int(name.stem) for name in names]
+
+    def manifests(self, after: int = -1) -> list[dict[str, Any]]:
+        """What the batches behind `after` brought."""
+        found = [read_json(self.manifest(batch), {}) for batch in self.batches() if batch > after]
+        return [one for one in found if one]
+
+    def forget(self, batch: int) -> None:
+        """Undo a batch, also one that was only begun: first it does not count any more, then what
+        it brought goes. A batch that is not there stays so."""
+        self.manifest(batch).unlink(missing_ok=True)
+        for kind in KINDS:
+            for folder in self.spans(kind).glob(f"date=*/hour=*/batch={batch}"):
+                shutil.rmtree(folder)
+            shutil.rmtree(self.spans(kind) / "_temporary", ignore_errors=True)
+        shutil.rmtree(self.quarantine / f"batch={batch}", ignore_errors=True)
+        shutil.rmtree(self.quarantine / "_temporary", ignore_errors=True)
+
+    def check(self) -> None:
+        """Refuse a lake whose checkpoint is gone: ingest would bring everything a second time.
+
+        Raises:
+            LakeError: so it is.
+        """
+        if self.batches() and not (self.root / CHECKPOINT / "commits").is_dir():
+            raise LakeError(
+                f"{self.root} has batches, but no checkpoint that says what is in them; "
+                "ingest into an empty lake"
+            )
+
+    # --- State ----------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """`rolled`: the last batch that rollup has seen, -1 for none; `closed_before`: the date
+        before which days are closed, "" for none; `open_hours`: those to be rolled up again."""
+        kept: dict[str, Any] = read_json(self.root / STATE, {})
+        return {"rolled": -1, "closed_before": "", "open_hours": []} | kept
+
+    def keep(self, **changed: object) -> None:
+        """Change the state."""
+        write_json(self.root / STATE, self.state() | changed)
+
+    # --- Tables ---------------------------------------------------------------------------------
+
+    def read(self, spark: SparkSession, kind: str) -> DataFrame:
+        """All lines of a kind that count; none, where there are none yet."""
+        batches = self.batches()
+        if not batches or not any(self.spans(kind).glob("date=*")):
+            return spark.createDataFrame([], table(kind))
+        rows = spark.read.schema(table(kind)).parquet(str(self.spans(kind)))
+        return rows.where(F.col("batch") <= batches[-1])
+
+    def read_rollup(self, spark: SparkSession, name: str, schema: StructType) -> DataFrame:
+        """A table that another job made; none of its rows, where it was not made yet."""
+        if not any(self.rollup(name).glob("date=*")):
+            return spark.createDataFrame([], schema)
+        return spark.read.schema(schema).parquet(str(self.rollup(name)))
+
+    def write_rollup(self, rows: DataFrame, name: str, *folders: str) -> None:
+        """Put these rows in the place of those in the same folders; other folders stay."""
+        target = str(self.rollup(name))
+        dynamic = rows.write.option("partitionOverwriteMode", "dynamic").mode("overwrite")
+        dynamic.partitionBy(*folders).parquet(target)

@@ -1,0 +1,166 @@
+"""Where the time of messages went: spans → stages. Pure.
+
+A stage is a part of a message's way, and a row here is a duration that some messages share:
+
+    produced ─ arriving ─ accepted ─ gathering ─ asked ─ storing ─ certified
+        certified ─ waiting (for its cause) ─ dispatched ─ writing ─ written      each group's own
+            dispatched ─ handling ─ acked
+    delivery: accepted → written          whole: produced → written
+
+The first six are differences inside a line, which are exact but for `waiting` of what was read from
+the storage. `delivery` and `whole` are of two
+lines: exact where one gateway did both, whatever happened to its clock meanwhile; else as good as
+two machines' clocks agree, and 0 where these would say less. They are of first deliveries: what was
+given again, or to a reader that started in the past, says nothing about how fast the broker is.
+"""
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from spark import matching
+from spark.schema import ACKED, AGAIN, REPLAY, UNKNOWN
+
+ARRIVING: Final = "arriving"
+GATHERING: Final = "gathering"
+STORING: Final = "storing"
+WAITING: Final = "waiting"
+WRITING: Final = "writing"
+HANDLING: Final = "handling"
+DELIVERY: Final = "delivery"
+WHOLE: Final = "whole"
+STAGES: Final = (ARRIVING, GATHERING, STORING, WAITING, WRITING, HANDLING)
+"""The parts, in their order; DELIVERY and WHOLE go over several of them."""
+
+DIMENSIONS: Final = ("tenant", "queue", "group", "transport", "gateway", "cause")
+"""By what durations are told apart. `group` and `cause` are null where there is none."""
+_ROW: Final = (*DIMENSIONS, "stage", "at_unix_us", "duration_us", "messages")
+
+
+def _stages(spans: DataFrame, durations: dict[str, Column], weight: Column) -> DataFrame:
+    """A row for each stage whose duration is known."""
+    parts = [
+        F.struct(F.lit(name).alias("stage"), duration.cast("bigint").alias("duration_us"))
+        for name, duration in durations.items()
+    ]
+    absent = [F.lit(None).cast("string").alias(n) for n in DIMENSIONS if n not in spans.columns]
+    given = [F.col(name) for name in DIMENSIONS if name in spans.columns]
+    rows = spans.select(
+        *given, *absent, "at_unix_us", weight.cast("bigint").alias("messages"),
+        F.explode(F.array(*parts)).alias("part"),
+    )  # fmt: skip
+    known = rows.select("*", "part.stage", "part.duration_us").where(
+        F.col("duration_us").isNotNull() & (F.col("messages") > 0)
+    )
+    duration = F.greatest(F.col("duration_us"), F.lit(0).cast("bigint"))
+    return known.withColumn("duration_us", duration).select(*_ROW)
+
+
+def of_publishing(certified: DataFrame) -> DataFrame:
+    """Arriving, gathering and storing of what was certified. A producer's own time counts only
+    where its clock's offset is known."""
+    stored = certified.where(F.coalesce("outcome", F.lit("")) != UNKNOWN)
+    produced = F.when(F.col("clock_offset_us").isNotNull(), F.col("produced_unix_us"))
+    return _stages(
+        stored,
+        {
+            ARRIVING: F.col("accepted_unix_us") - produced,
+            GATHERING: F.col("asked_unix_us") - F.col("accepted_unix_us"),
+            STORING: F.col("certified_unix_us") - F.col("asked_unix_us"),
+        },
+        F.col("messages"),
+    )
+
+
+def _is_first() -> Column:
+    """Whether a dispatch is the first delivery of its messages, and not of a replay."""
+    cause = F.coalesce("cause", F.lit(""))
+    return (F.col("attempt") == 1) & ~cause.isin(AGAIN, REPLAY)
+
+
+def of_giving(dispatched: DataFrame) -> DataFrame:
+    """Waiting and writing. What a gateway read from the storage waited since its commit began, by
+    the clock of the gateway that stored it."""
+    certified = F.coalesce("certified_unix_us", F.col("published_unix_ms") * 1000)
+    waited = F.col("dispatched_unix_us") - certified
+    return _stages(
+        dispatched,
+        {
+            WAITING: F.when(_is_first(), waited),
+            WRITING: F.col("written_unix_us") - F.col("dispatched_unix_us"),
+        },
+        F.col("messages") * F.col("recipients"),
+    )
+
+
+def of_handling(settled: DataFrame) -> DataFrame:
+    """Handling: from being given to being acked."""
+    acked = settled.where((F.col("outcome") == ACKED) & F.col("dispatched_unix_us").isNotNull())
+    times = acked.select(
+        *[name for name in DIMENSIONS if name in acked.columns], "at_unix_us",
+        F.explode(F.arrays_zip("runs", "dispatched_unix_us")).alias("one"),
+    )  # fmt: skip
+    given = F.col("one.dispatched_unix_us")
+    # At most once: settled before it was given. No handling can be seen.
+    handled = F.when(given <= F.col("at_unix_us"), F.col("at_unix_us") - given)
+    return _stages(times, {HANDLING: handled}, F.get("one.runs", 2))
+
+
+def deliveries(dispatched: DataFrame, certified: DataFrame) -> DataFrame:
+    """First deliveries joined with their publishes: a row for each part of a run that shares all
+    its times, with `delivery_us`, `whole_us`, `waiting_us`, the span's columns that matter, and of
+    the publish `keys` (hashes of its whole run) and `key_place` (of the part's first message).
+
+    What no line of `certified` covers is in no row."""
+    given = dispatched.where(_is_first() & F.col("written_unix_us").isNotNull()).select(
+        *DIMENSIONS, "queue_id", "stepped_us", "at_unix_us", "written_unix_us", "recipients",
+        "dispatched_unix_us", "certified_unix_us", "published_unix_ms", "runs",
+    )  # fmt: skip
+    produced = F.when(F.col("clock_offset_us").isNotNull(), F.col("produced_unix_us"))
+    published = certified.where(F.col("runs").isNotNull()).select(
+        "queue_id", "gateway", "stepped_us", "accepted_unix_us", "keys", "runs",
+        produced.alias("produced_unix_us"),
+    )  # fmt: skip
+    met = matching.met(
+        matching.exploded(given),
+        matching.exploded(published),
+    )
+    same = F.col("gateway") == F.col("r_gateway")
+    steps = F.when(same, F.col("stepped_us") - F.col("r_stepped_us")).otherwise(0)
+    known = F.coalesce("certified_unix_us", F.col("published_unix_ms") * 1000)
+    return met.select(
+        *DIMENSIONS, "queue_id", "partition", "first", "count", "recipients", "at_unix_us",
+        (F.col("written_unix_us") - F.col("r_accepted_unix_us") - steps).alias("delivery_us"),
+        (F.col("written_unix_us") - F.col("r_produced_unix_us") - steps).alias("whole_us"),
+        (F.col("dispatched_unix_us") - known).alias("waiting_us"),
+        F.col("r_keys").alias("keys"),
+        (F.col("first") - F.col("r_first")).alias("key_place"),
+    )  # fmt: skip
+
+
+def of_deliveries(joined: DataFrame) -> DataFrame:
+    """Delivery and whole, of what `deliveries` made."""
+    return _stages(
+        joined,
+        {DELIVERY: F.col("delivery_us"), WHOLE: F.col("whole_us")},
+        F.col("count") * F.col("recipients"),
+    )
+
+
+def uncovered(dispatched: DataFrame, joined: DataFrame) -> DataFrame:
+    """(date, hour, messages) of first deliveries whose publish is in no line: not ingested yet, or
+    never logged."""
+
+    def by_hour(rows: DataFrame, count: str) -> DataFrame:
+        at = F.timestamp_micros("at_unix_us")
+        return rows.select(
+            F.to_date(at).alias("date"), F.hour(at).alias("hour"), F.col(count).alias("n")
+        )
+
+    given = dispatched.where(_is_first() & F.col("written_unix_us").isNotNull())
+    balance = by_hour(given, "messages").unionByName(
+        by_hour(joined, "count").withColumn("n", -F.col("n"))
+    )
+    left = balance.groupBy("date", "hour").agg(F.sum("n").alias("messages"))
+    return left.where(F.col("messages") > 0)

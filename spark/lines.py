@@ -1,0 +1,140 @@
+"""Lines of text → rows of the tables, each with what is wrong with it. Pure.
+
+A line is believed when it is one JSON object of this schema, of a kind that is known, with all
+that its kind needs, with runs and keys that fit each other. Whoever reads the result sees every
+line once: as a row of its kind, as a quarantined line with its reason, or passed over (`end`, and
+kinds that are not known here).
+"""
+
+from functools import reduce
+from operator import or_
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructField, StructType
+
+from spark import schema
+from spark.schema import CERTIFIED, DISPATCHED, KINDS, SETTLED, SPANS, TIMES, UNKNOWN, UNLOGGED
+
+NOT_JSON: Final = "not_json"
+WRONG_SCHEMA: Final = "schema"
+MISSING: Final = "missing_field"
+WRONG_RUNS: Final = "runs"
+WRONG_KEYS: Final = "keys"
+WRONG_TIME: Final = "time"
+DAMAGED_FILE: Final = "damaged_file"
+LATE: Final = "late"
+"""Its day is closed: what is rolled up of it stays, and there is nothing left to add it to."""
+
+_FIRST_US: Final = 946_684_800_000_000  # 2000-01-01
+_LAST_US: Final = 7_258_118_400_000_000  # 2200-01-01
+_CORRUPT: Final = "_corrupt"
+
+
+def parse(lines: DataFrame) -> DataFrame:
+    """`value`, `file` and whatever else → the same with the fields of LINE, absent ones as the
+    protocol means them, and `messages`, `at_unix_us`, `date`, `hour`."""
+    shape = StructType([*schema.LINE.fields, StructField(_CORRUPT, schema.LINE["kind"].dataType)])
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    read = lines.withColumn("line", F.from_json("value", shape, options))
+    flat = read.select(*lines.columns, "line.*")
+    return _filled(flat)
+
+
+def _filled(flat: DataFrame) -> DataFrame:
+    total = F.aggregate(
+        "runs",
+        F.lit(0).cast("bigint"),
+        lambda sum_, run: sum_ + F.coalesce(F.get(run, 2), F.lit(0)),
+    )
+    kind = F.col("kind")
+    at = (
+        F.when(kind == CERTIFIED, F.coalesce("certified_unix_us", "accepted_unix_us"))
+        .when(kind == DISPATCHED, F.col("dispatched_unix_us").try_cast("bigint"))
+        .when(kind == SETTLED, F.col("settled_unix_us"))
+        .when(kind == UNLOGGED, F.col("until_unix_us"))
+    )
+    numbers = ("stepped_us", "bytes", "duplicates", "certified", "dispatched", "settled", "spans")
+    zeros = {name: F.coalesce(F.col(name), F.lit(0)) for name in numbers}
+    timed = flat.withColumns(
+        zeros
+        | {
+            "recipients": F.coalesce("recipients", F.lit(1)),
+            "messages": F.coalesce(total, "messages", F.lit(0)),
+            "attempt": F.coalesce("attempt", F.lit(1)),
+            "keys": F.try_to_binary(F.coalesce("keys", F.lit("")), F.lit("base64")),
+            "at_unix_us": at,
+        }
+    )
+    moment = F.timestamp_micros(
+        F.when(F.col("at_unix_us").between(_FIRST_US, _LAST_US), F.col("at_unix_us"))
+    )
+    return timed.withColumns({"date": F.to_date(moment), "hour": F.hour(moment)})
+
+
+def judge(parsed: DataFrame, *, closed_before: str) -> DataFrame:
+    """Add `fault`: why a line is not believed; null, where it is or is passed over.
+
+    Needs `whole`: whether its file is as it was written. `closed_before` is a date, "" for none.
+    """
+    known = F.col("kind").isin(*KINDS)
+    late = F.lit(False) if not closed_before else F.col("date") < F.lit(closed_before).cast("date")
+    fault = (
+        F.when(~F.col("whole"), DAMAGED_FILE)
+        .when(F.col(_CORRUPT).isNotNull() | F.col("kind").isNull(), NOT_JSON)
+        .when(F.coalesce("schema", F.lit(0)) != schema.SCHEMA, WRONG_SCHEMA)
+        .when(known & _is_missing(), MISSING)
+        .when(known & ~_runs_are_good("runs"), WRONG_RUNS)
+        .when(known & ~_runs_are_good("duplicate_runs"), WRONG_RUNS)
+        .when((F.col("kind") == CERTIFIED) & ~_keys_are_good(), WRONG_KEYS)
+        .when(known & F.col("date").isNull(), WRONG_TIME)
+        .when(known & late, LATE)
+    )
+    return parsed.withColumn("fault", fault)
+
+
+def _is_missing() -> Column:
+    """Whether something that the kind needs is not there."""
+
+    def lacks(kind: str) -> Column:
+        absent = [F.col(name).isNull() for name in (*schema.REQUIRED[kind], "at_unix_us")]
+        return (F.col("kind") == kind) & reduce(or_, absent)
+
+    certified = (F.col("kind") == CERTIFIED) & F.col("runs").isNotNull()
+    times = F.col("asked_unix_us").isNull() | F.col("certified_unix_us").isNull()
+    return reduce(or_, map(lacks, KINDS)) | (certified & times)
+
+
+def _runs_are_good(name: str) -> Column:
+    """No runs, or runs that are [partition, first, count] with a count."""
+
+    def good(run: Column) -> Column:
+        numbers = [F.coalesce(F.get(run, index), F.lit(-1)) for index in range(3)]
+        return (F.size(run) == 3) & (numbers[0] >= 0) & (numbers[1] >= 0) & (numbers[2] > 0)
+
+    return F.col(name).isNull() | F.coalesce(F.forall(name, good), F.lit(False))
+
+
+def _keys_are_good() -> Column:
+    """One hash for each message of the runs."""
+    has_runs = F.coalesce(F.col("outcome"), F.lit("")) != UNKNOWN
+    wanted = F.when(has_runs, F.col("messages")).otherwise(0) * schema.KEY_BYTES
+    return F.coalesce(F.length("keys") == wanted, F.lit(False))
+
+
+def rows(judged: DataFrame, kind: str) -> DataFrame:
+    """The rows of a table, with the columns of its folders but `batch`."""
+    found = judged.where(F.col("fault").isNull() & (F.col("kind") == kind))
+    times = F.from_json("dispatched_unix_us", TIMES)
+    moment = F.col("dispatched_unix_us").try_cast("bigint")
+    found = found.withColumn("dispatched_unix_us", times if kind == SETTLED else moment)
+    wanted = [F.col(field.name).cast(field.dataType) for field in SPANS[kind].fields]
+    return found.select(*wanted, "date", "hour")
+
+
+def faulty(judged: DataFrame) -> DataFrame:
+    """The lines that are not believed, as they came."""
+    return judged.where(F.col("fault").isNotNull()).select(
+        "value", "file", F.col("fault").alias("reason")
+    )

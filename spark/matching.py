@@ -1,0 +1,117 @@
+"""Runs of offsets: what covers what. Pure.
+
+A run is a row with `queue_id`, `partition`, `first` and `count`: consecutive offsets of one
+partition. Comparing runs offset by offset would cost a row a message; here runs are compared within
+blocks of offsets, so that a comparison costs what there are runs.
+"""
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from spark.schema import KEY_BYTES
+
+BLOCK: Final = 128
+"""Runs meet when they touch the same block: with longer blocks more of them meet in vain, with
+shorter ones each stands in more. A frame of 100 messages to 16 partitions makes runs of 6."""
+PLACE: Final = ("queue_id", "partition")
+
+
+def exploded(spans: DataFrame, runs: str = "runs") -> DataFrame:
+    """A row for each run of each span: the columns of the span but `runs`, and `partition`,
+    `first`, `count`. Of `keys`, where there are such, each run has its own."""
+    kept = [name for name in spans.columns if name not in (runs, "keys")]
+    if "keys" in spans.columns:
+        before = F.aggregate(
+            F.slice(F.col(runs), F.lit(1), F.col("index")),
+            F.lit(0).cast("bigint"),
+            lambda sum_, run: sum_ + F.get(run, 2),
+        )
+        size = F.get("run", 2) * KEY_BYTES
+        begin = before * KEY_BYTES + 1
+        own = [F.substring(F.col("keys"), begin.cast("int"), size.cast("int")).alias("keys")]
+    else:
+        own = []
+    rows = spans.where(F.col(runs).isNotNull())
+    return rows.select("*", F.posexplode(runs).alias("index", "run")).select(
+        *kept,
+        *own,
+        F.get("run", 0).alias("partition"),
+        F.get("run", 1).alias("first"),
+        F.get("run", 2).alias("count"),
+    )
+
+
+def _blocks(runs: DataFrame) -> DataFrame:
+    first = F.floor(F.col("first") / BLOCK)
+    last = F.floor((F.col("first") + F.col("count") - 1) / BLOCK)
+    return runs.withColumn("block", F.explode(F.sequence(first, last)))
+
+
+def met(left: DataFrame, right: DataFrame, *, on: tuple[str, ...] = PLACE) -> DataFrame:
+    """A row for each part that a run of `left` and one of `right` have in common: its `first` and
+    `count`, the columns of `left`, those of `right` with `r_` before their names.
+
+    What no run of the other side covers is in no row; what several cover is in several.
+    """
+    ours = _blocks(left)
+    theirs = _blocks(right)
+    theirs = theirs.select(*[F.col(name).alias(f"r_{name}") for name in theirs.columns])
+    first = F.greatest("first", "r_first")
+    end = F.least(F.col("first") + F.col("count"), F.col("r_first") + F.col("r_count"))
+    same = [F.col(name) == F.col(f"r_{name}") for name in (*on, "block")]
+    condition = same[0]
+    for one in same[1:]:
+        condition = condition & one
+    joined = ours.join(theirs, on=condition, how="inner")
+    # Two runs that meet in several blocks have their part in common once: where it begins.
+    parts = joined.where((first < end) & (F.floor(first / BLOCK) == F.col("block")))
+    kept = [name for name in left.columns if name not in ("first", "count")]
+    named = [f"r_{name}" for name in right.columns if name not in (*on, "count")]
+    return parts.select(
+        *kept, *named, first.alias("first"), (end - first).cast("bigint").alias("count"),
+        F.col("first").alias("l_first"),
+    )  # fmt: skip
+
+
+def swept(runs: DataFrame, *, by: tuple[str, ...] = PLACE) -> DataFrame:
+    """Each run with `reached`, the highest offset of those that begin before it in its place, null
+    for the first; in a log without holes and repetitions that is `first - 1`."""
+    order = Window.partitionBy(*by).orderBy("first", "count")
+    behind = order.rowsBetween(Window.unboundedPreceding, -1)
+    return runs.withColumn("reached", F.max(F.col("first") + F.col("count") - 1).over(behind))
+
+
+def gaps(runs: DataFrame, *, by: tuple[str, ...] = PLACE) -> DataFrame:
+    """The offsets that no run covers, between the lowest and the highest of each place, as runs."""
+    holes = swept(runs.select(*by, "first", "count"), by=by)
+    holes = holes.where(F.col("first") > F.col("reached") + 1)
+    return holes.select(
+        *by,
+        (F.col("reached") + 1).alias("first"),
+        (F.col("first") - F.col("reached") - 1).alias("count"),
+    )
+
+
+def repeated(runs: DataFrame, *, by: tuple[str, ...] = PLACE) -> DataFrame:
+    """The parts of runs that an earlier one covers as well, as runs; where three cover the same
+    offset it is in two of them."""
+    again = swept(runs, by=by).where(F.col("first") <= F.col("reached"))
+    end = F.least(F.col("first") + F.col("count") - 1, F.col("reached"))
+    return again.withColumn("count", end - F.col("first") + 1).drop("reached")
+
+
+def offsets(runs: DataFrame) -> DataFrame:
+    """A row for each offset: `offset` in the place of `first` and `count`."""
+    last = F.col("first") + F.col("count") - 1
+    return runs.withColumn("offset", F.explode(F.sequence("first", last))).drop("first", "count")
+
+
+def key_at(place: Column) -> Column:
+    """The key's hash of the message at this place, from 0, among `keys`, as the broker writes it:
+    16 hex digits of the number whose bytes are there in little-endian order."""
+    begin = (place * KEY_BYTES + 1).cast("int")
+    digits = F.hex(F.substring(F.col("keys"), begin, F.lit(KEY_BYTES)))
+    pairs = [F.substring(digits, 2 * index + 1, 2) for index in reversed(range(KEY_BYTES))]
+    return F.lower(F.concat(*pairs))

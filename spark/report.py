@@ -1,0 +1,124 @@
+"""All jobs one after the other, and the page that shows what came of them."""
+
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from spark.figures import collect
+from spark.ingest import FILES_MAX, ingest
+from spark.lake import Lake
+from spark.order_audit import CLOCK_ERROR_US, audit
+from spark.page import page
+from spark.progress import Progress
+from spark.rollup import NO_TARGETS, Targets, close, rollup
+from spark.usage import usage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a report is made of."""
+
+    logs: str
+    """A folder of finished files, or a pattern of such folders."""
+    lake: Path
+    out: Path
+    usage: Path | None = None
+    """The folder of the usage log; None: there is none."""
+    since: datetime.date | None = None
+    until: datetime.date | None = None
+    targets: Targets = NO_TARGETS
+    title: str = "Tocsin: where the time went"
+    files_max: int = FILES_MAX
+    keep_days: int | None = None
+    """How many days of spans stay when they are rolled up; None: all."""
+    clock_error_us: int = CLOCK_ERROR_US
+
+
+def report(spark: SparkSession, wanted: Wanted, progress: Progress) -> dict[str, Any]:
+    """Run all jobs and write the page. Returns what each of them returned.
+
+    Raises:
+        LakeError: the lake cannot be used; the sentence says why.
+    """
+    lake = Lake(wanted.lake)
+    with lake.alone():
+        done = {
+            "ingest": _ingest(spark, lake, wanted, progress),
+            "rollup": _rollup(spark, lake, wanted, progress),
+        }
+        with progress.step("usage"):
+            done["usage"] = usage(spark, lake, wanted.usage)
+            progress.say(
+                f"{done['usage']['messages_in']:,} in, {done['usage']['messages_out']:,} out"
+            )
+        with progress.step("order-audit"):
+            done["order_audit"] = audit(
+                spark, lake, clock_error_us=wanted.clock_error_us, said=progress.say
+            )
+            progress.say(f"{sum(done['order_audit']['faults'].values()):,} messages at fault")
+        write_page(spark, lake, wanted, progress)
+        if wanted.keep_days is not None:
+            today = datetime.datetime.now(datetime.UTC).date()
+            close(lake, before=today - datetime.timedelta(days=wanted.keep_days))
+    return done
+
+
+def _ingest(spark: SparkSession, lake: Lake, wanted: Wanted, progress: Progress) -> dict[str, Any]:
+    files = 0
+
+    def heard(manifest: dict[str, Any]) -> None:
+        nonlocal files
+        files += len(manifest["files"])
+        progress.say(f"{files:,} files")
+
+    with progress.step("ingest"):
+        came = ingest(spark, wanted.logs, lake, files_max=wanted.files_max, said=heard)
+        bad = sum(came["quarantined"].values())
+        progress.say(
+            f"{came['files']:,} files, {sum(came['lines'].values()):,} lines"
+            + (f", {bad:,} quarantined" if bad else "")
+        )
+    return came
+
+
+def _rollup(spark: SparkSession, lake: Lake, wanted: Wanted, progress: Progress) -> dict[str, Any]:
+    with progress.step("rollup"):
+        done = rollup(spark, lake, targets=wanted.targets, said=progress.say)
+        progress.say(f"{done['hours']:,} hours")
+    return done
+
+
+def write_page(spark: SparkSession, lake: Lake, wanted: Wanted, progress: Progress) -> None:
+    """The page of what is in the lake; it appears as a whole."""
+    with progress.step("report"):
+        figures = collect(spark, lake, since=wanted.since, until=wanted.until)
+        made = datetime.datetime.now(datetime.UTC)
+        wanted.out.parent.mkdir(parents=True, exist_ok=True)
+        fresh = wanted.out.with_name(f".{wanted.out.name}.new")
+        fresh.write_text(page(figures, title=wanted.title, made=made), encoding="utf-8")
+        fresh.replace(wanted.out)
+        progress.say(str(wanted.out))
+
+
+def parse_targets(texts: list[str], seconds: Callable[[str], float]) -> Targets:
+    """`orders=50ms`, or `50ms` for all queues that are not named. `seconds` reads a duration.
+
+    Raises:
+        ValueError: one of them is neither; the text.
+    """
+    default, of_queue = None, {}
+    for text in texts:
+        queue, _, limit = text.rpartition("=")
+        try:
+            us = round(seconds(limit) * 1e6)
+        except ValueError:
+            raise ValueError(text) from None
+        if queue:
+            of_queue[queue] = us
+        else:
+            default = us
+    return Targets(default, of_queue)

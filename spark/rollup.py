@@ -1,0 +1,156 @@
+"""Job: spans → figures of minutes, hours and days, which stay when the spans are gone.
+
+What is rolled up is whole hours: those to which a new batch has added, and those with deliveries
+whose publish was in no line yet. Their figures are put in the place of what was there, so that a
+run that is repeated, or was killed, changes nothing: but for the sketches, which choose by chance
+what they keep, and answer within their error of rank.
+"""
+
+import datetime
+import shutil
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from spark import latency, periods
+from spark.lake import Lake
+from spark.periods import DAY, HOUR, dated
+from spark.schema import CERTIFIED, DISPATCHED, KINDS, SETTLED
+
+OPEN_HOURS_MAX: Final = 6
+"""So many hours with deliveries of unknown publishes are looked at again, the latest ones."""
+Hour = tuple[str, int]
+"""A date and an hour of it, in UTC."""
+
+
+class Targets(NamedTuple):
+    """How long a delivery may take, in microseconds: of a queue, and of all others."""
+
+    default_us: int | None
+    of_queue: dict[str, int]
+
+
+NO_TARGETS: Final = Targets(None, {})
+
+
+def rollup(
+    spark: SparkSession,
+    lake: Lake,
+    *,
+    targets: Targets = NO_TARGETS,
+    said: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Roll up the hours that have changed. `said` hears each date before it is worked at.
+
+    Returns `hours`, how many they were, and `uncovered`, how many deliveries in them have a publish
+    that is in no line.
+    """
+    state = lake.state()
+    batches = lake.batches()
+    if not batches or batches[-1] <= state["rolled"]:
+        return {"hours": 0, "uncovered": 0}
+    dirty = _dirty(lake, state)
+    uncovered: dict[Hour, int] = {}
+    for date in sorted({date for date, _ in dirty}):
+        said(date)
+        hours = sorted(hour for day, hour in dirty if day == date)
+        uncovered |= _roll(spark, lake, date, hours, targets)
+    open_hours = {tuple(hour) for hour in state["open_hours"]} - dirty | set(uncovered)
+    lake.keep(rolled=batches[-1], open_hours=sorted(open_hours)[-OPEN_HOURS_MAX:])
+    return {"hours": len(dirty), "uncovered": sum(uncovered.values())}
+
+
+def _dirty(lake: Lake, state: dict[str, Any]) -> set[Hour]:
+    touched = [
+        (kind, date, hour)
+        for manifest in lake.manifests(after=state["rolled"])
+        for kind, date, hour in manifest["hours"]
+    ]
+    dirty = {(date, hour) for _, date, hour in touched}
+    if any(kind == CERTIFIED for kind, _, _ in touched):
+        dirty |= {(date, hour) for date, hour in state["open_hours"]}
+    return {hour for hour in dirty if hour[0] >= state["closed_before"]}
+
+
+def _roll(
+    spark: SparkSession, lake: Lake, date: str, hours: list[int], targets: Targets
+) -> dict[Hour, int]:
+    """Roll up some hours of a date, then the date. Returns how many deliveries of each hour have a
+    publish that is in no line."""
+    when = (F.col("date") == F.lit(date).cast("date")) & F.col("hour").isin(hours)
+    spans = {kind: lake.read(spark, kind).where(when) for kind in (CERTIFIED, DISPATCHED, SETTLED)}
+    joined = latency.deliveries(spans[DISPATCHED], _publishes(spark, lake, spans[DISPATCHED]))
+    joined = joined.persist()
+    target = periods.targets(targets.default_us, targets.of_queue)
+    stages = (
+        latency.of_publishing(spans[CERTIFIED])
+        .unionByName(latency.of_giving(spans[DISPATCHED]))
+        .unionByName(latency.of_handling(spans[SETTLED]))
+        .unionByName(latency.of_deliveries(joined))
+    )
+    minutes = periods.minutes(stages, target).persist()
+    counts = _counts(spans).persist()
+    try:
+        tables = {
+            "latency_minute": minutes,
+            "latency_hour": periods.longer(minutes, HOUR),
+            "count_minute": counts,
+            "count_hour": periods.longer_counts(counts, HOUR),
+            "key_hour": periods.slowest_keys(joined),
+        }
+        for name, rows in tables.items():
+            by_hour = dated(rows, name).repartition("date", "hour")
+            lake.write_rollup(by_hour, name, "date", "hour")
+        _days(spark, lake, date)
+        left = latency.uncovered(spans[DISPATCHED], joined).collect()
+    finally:
+        for kept in (counts, minutes, joined):
+            kept.unpersist()
+    return {(row["date"].isoformat(), row["hour"]): row["messages"] for row in left}
+
+
+def _publishes(spark: SparkSession, lake: Lake, dispatched: DataFrame) -> DataFrame:
+    """The lines of `certified` that may be about what was dispatched: of the days when its records
+    were published, and one around them for the difference of two machines' clocks."""
+    moment = F.timestamp_millis("published_unix_ms")
+    days = dispatched.select(F.to_date(moment).alias("day")).distinct().collect()
+    one = datetime.timedelta(days=1)
+    near = {row["day"] + step * one for row in days for step in (-1, 0, 1)}
+    return lake.read(spark, CERTIFIED).where(F.col("date").isin(sorted(near)))
+
+
+def _counts(spans: dict[str, DataFrame]) -> DataFrame:
+    first, *more = [periods.counted(kind, rows) for kind, rows in spans.items()]
+    for rows in more:
+        first = first.unionByName(rows)
+    return first
+
+
+def _days(spark: SparkSession, lake: Lake, date: str) -> None:
+    """The day's figures, of its hours."""
+    when = F.col("date") == F.lit(date).cast("date")
+    for of, longer in (("latency", periods.longer), ("count", periods.longer_counts)):
+        source = lake.read_rollup(spark, f"{of}_hour", periods.SCHEMAS[f"{of}_hour"]).where(when)
+        rows = dated(longer(source, DAY), f"{of}_day").repartition(1)
+        lake.write_rollup(rows, f"{of}_day", "date")
+
+
+def close(lake: Lake, *, before: datetime.date) -> int:
+    """Remove the spans of days before this one, which rollup has seen, and their minutes: the hours
+    and days stay, and what still comes for such a day is quarantined as late. Returns how many
+    folders went."""
+    date = before.isoformat()
+    state = lake.state()
+    if date <= state["closed_before"] or state["rolled"] != (lake.batches() or [-1])[-1]:
+        return 0
+    lake.keep(closed_before=date, open_hours=[h for h in state["open_hours"] if h[0] >= date])
+    gone = 0
+    minutes = [lake.rollup(f"{of}_minute") for of in ("latency", "count")]
+    for table in (*map(lake.spans, KINDS), *minutes):
+        for folder in table.glob("date=*"):
+            if folder.name.removeprefix("date=") < date:
+                shutil.rmtree(folder)
+                gone += 1
+    return gone

@@ -1,0 +1,132 @@
+"""What a line of the delivery log has, and what becomes of it: explicit, never inferred.
+
+The names are those of PROTOCOL.md. A line is one JSON object of one `kind`, in which what is null
+or 0 is left out; LINE has the fields of all kinds. SPANS has the columns of a table for each kind,
+one row a line; what is REQUIRED has to be in the line, or the line is damaged.
+"""
+
+from typing import Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+SCHEMA: Final = 1
+"""The version of the lines that this code understands."""
+
+CERTIFIED: Final = "certified"
+DISPATCHED: Final = "dispatched"
+SETTLED: Final = "settled"
+UNLOGGED: Final = "unlogged"
+END: Final = "end"
+KINDS: Final = (CERTIFIED, DISPATCHED, SETTLED, UNLOGGED)
+"""Each has a table of its own. Other kinds are passed over: new ones may come."""
+
+ACKED: Final = "acked"
+FINAL: Final = (ACKED, "dead_lettered")
+"""Outcomes with which a message comes to its end in a group."""
+RETURNED: Final = ("nacked", "expired", "returned", "parked")
+"""Outcomes after which it is given again, and what follows of its key waits until then."""
+UNKNOWN: Final = "unknown"
+"""A publish was answered so: its messages are nowhere yet, so they have no runs."""
+LATE: Final = "late"
+"""A publish that was answered `unknown` before was certified after all."""
+AGAIN: Final = "lease"
+"""The cause of what was given before, and did not count as an attempt."""
+BACKLOG: Final = "backlog"
+REPLAY: Final = "replay"
+"""The cause of what a reader got that started in the past: no latency of ours."""
+INTERNAL: Final = "internal"
+"""The transport of what the broker published, or settled, by itself."""
+
+KEY_BYTES: Final = 8
+NO_KEY: Final = "0" * 16
+"""The hash of messages without a key, which are promised no order."""
+
+RUNS: Final = ArrayType(ArrayType(LongType()))
+TIMES: Final = ArrayType(LongType())
+
+
+def struct(**fields: DataType) -> StructType:
+    """Columns that may be null."""
+    return StructType([StructField(name, kind) for name, kind in fields.items()])
+
+
+_LINE_LONGS: Final = (
+    "schema", "stepped_us", "messages", "produced_unix_us", "clock_offset_us", "accepted_unix_us",
+    "asked_unix_us", "certified_unix_us", "bytes", "duplicates", "attempt", "recipients",
+    "published_unix_ms", "written_unix_us", "settled_unix_us", "since_unix_us", "until_unix_us",
+    "spans", "certified", "dispatched", "settled", "lines", "crc32",
+)  # fmt: skip
+_LINE_STRINGS: Final = (
+    "kind", "gateway", "tenant", "queue", "queue_id", "group", "session", "transport", "producer",
+    "level", "outcome", "reason", "keys", "trace", "cause",
+    "dispatched_unix_us",  # a number in `dispatched`, a list in `settled`: its JSON as it stands
+)  # fmt: skip
+
+LINE: Final = struct(
+    **{name: LongType() for name in _LINE_LONGS},
+    **{name: StringType() for name in _LINE_STRINGS},
+    runs=RUNS, duplicate_runs=RUNS, sessions=ArrayType(StringType()), recovered=BooleanType(),
+)  # fmt: skip
+
+_WHERE: Final[dict[str, DataType]] = {
+    "gateway": StringType(), "stepped_us": LongType(), "tenant": StringType(),
+    "queue": StringType(), "queue_id": StringType(), "session": StringType(),
+    "transport": StringType(), "runs": RUNS, "messages": LongType(), "at_unix_us": LongType(),
+    "file": StringType(),
+}  # fmt: skip
+
+SPANS: Final = {
+    CERTIFIED: struct(
+        **_WHERE, producer=StringType(), level=StringType(), outcome=StringType(),
+        produced_unix_us=LongType(), clock_offset_us=LongType(), accepted_unix_us=LongType(),
+        asked_unix_us=LongType(), certified_unix_us=LongType(), bytes=LongType(),
+        keys=BinaryType(), trace=StringType(), duplicates=LongType(), duplicate_runs=RUNS,
+    ),
+    DISPATCHED: struct(
+        **_WHERE, group=StringType(), recipients=LongType(), attempt=LongType(),
+        cause=StringType(), certified_unix_us=LongType(), published_unix_ms=LongType(),
+        dispatched_unix_us=LongType(), written_unix_us=LongType(),
+    ),
+    SETTLED: struct(
+        **_WHERE, group=StringType(), outcome=StringType(), reason=StringType(),
+        settled_unix_us=LongType(), dispatched_unix_us=TIMES,
+    ),
+    UNLOGGED: struct(
+        gateway=StringType(), since_unix_us=LongType(), until_unix_us=LongType(),
+        spans=LongType(), certified=LongType(), dispatched=LongType(), settled=LongType(),
+        reason=StringType(), at_unix_us=LongType(), file=StringType(),
+    ),
+}  # fmt: skip
+"""The columns of each table but those of its folders. `messages` is how many one recipient got, or
+the line is about; `at_unix_us` the time that says which date and hour, in UTC, it belongs to."""
+
+REQUIRED: Final = {
+    CERTIFIED: ("gateway", "queue", "queue_id", "accepted_unix_us"),
+    DISPATCHED: ("gateway", "queue", "queue_id", "runs", "published_unix_ms"),
+    SETTLED: ("gateway", "queue", "queue_id", "runs", "group", "outcome"),
+    UNLOGGED: ("gateway", "since_unix_us", "certified", "dispatched", "settled"),
+}
+"""Besides the line's time. What was left out because it is 0 is filled in before this is asked."""
+
+FOLDERS: Final = struct(date=DateType(), hour=IntegerType(), batch=IntegerType())
+"""The columns that stand in the names of folders: date=2026-01-31/hour=23/batch=7."""
+
+QUARANTINE: Final = struct(
+    value=StringType(), file=StringType(), reason=StringType(), batch=IntegerType()
+)
+
+
+def table(kind: str) -> StructType:
+    """All columns of the table of a kind."""
+    return StructType([*SPANS[kind].fields, *FOLDERS.fields])

@@ -1,0 +1,455 @@
+"""The loop's side of the delivery log: clocks, what is handed to the writer and when, and that
+nobody ever waits for it."""
+
+import asyncio
+from array import array
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway.deliverylog.chunks import DISPATCHED, SETTLED, SPANS
+from gateway.deliverylog.clock import LOOK_US_MAX, STEP_US_MIN, Clock
+from gateway.deliverylog.deliveries import SETTLED_US, Place
+from gateway.deliverylog.lines import Certified, ClockStepped, Dispatched, Settled, messages_of
+from gateway.deliverylog.log import CHUNK_BYTES_MAX, LOOK_US, DeliveryLog
+from gateway.deliverylog.publishes import LINE_MESSAGES_MAX, RUN_US, Origin, Placed
+from gateway.deliverylog.senders import Sender, origin_of_request
+from gateway.facts_values import Transport
+from gateway.frames import Publish
+from gateway.spans import Stages
+from metadata.catalog import ANYBODY, Queue, QueueSettings
+from push import limits
+from push.message import Message
+from push.ports import Appended, NotStored, Stored
+from push.record import Header
+from tests.histories.logged import Kept
+from tests.histories.logged import decoded as handed
+
+QUEUE = Queue(
+    queue_id="q1", name="orders", tenant="t", holder="h", created_unix_ms=0,
+    settings=QueueSettings(), ring_epoch=1, members=(0,), hash_key=bytes(16),
+)  # fmt: skip
+WALL_US = 1_763_726_400_000_000
+
+
+class Hands:
+    """Clocks that stand until they are moved."""
+
+    def __init__(self) -> None:
+        self.now_us = 1000
+        self.wall_us = WALL_US
+
+    def move(self, by_us: int) -> None:
+        """Both go on."""
+        self.now_us += by_us
+        self.wall_us += by_us
+
+
+class Session:
+    """Whoever is given something."""
+
+    session_id = "s1"
+    principal = ANYBODY
+    transport: Transport | None = "websocket"
+
+
+def made() -> tuple[DeliveryLog, Kept, Hands]:
+    """A log that is on, inside the loop."""
+    hands, sink = Hands(), Kept()
+    log = DeliveryLog(now_us=lambda: hands.now_us, wall_us=lambda: hands.wall_us)
+    log.begin(sink, "00000000000000aa")
+    return log, sink, hands
+
+
+def give(place: Place, *offsets: int, **more: Any) -> int:
+    """One run for each."""
+    said: Any = {"attempt": 1, "cause": "none", "certified_us": 1000, "published_unix_ms": 7}
+    runs = [(0, offset, 1) for offset in offsets]
+    return place.given(runs, **{**said, **more})
+
+
+def lines_of(log: DeliveryLog, sink: Kept) -> list[Any]:
+    """Everything that has a line by now."""
+    log._hand_over()
+    return handed(sink)
+
+
+# --- Clocks --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("step_us", "took_us", "seen_us"),
+    [
+        (STEP_US_MIN, 0, STEP_US_MIN),
+        (STEP_US_MIN - 1, 0, 0),
+        (-STEP_US_MIN, LOOK_US_MAX, -STEP_US_MIN),
+        (10**12, LOOK_US_MAX + 1, 0),
+    ],
+)
+def test_a_step_is_a_step_where_both_clocks_were_read_at_one_moment(
+    step_us: int, took_us: int, seen_us: int
+) -> None:
+    """R3. On both sides of both bounds."""
+    clock = Clock(now_us=50, wall_us=1050)
+    assert clock.look(60, 1060 + step_us, 60 + took_us) == seen_us
+    assert clock.unix_us(60) == 1060 + seen_us
+    assert clock.stepped_us == seen_us
+
+
+async def test_a_step_changes_no_duration_and_is_told() -> None:
+    """R3: the wall clock goes a day on between two lines; both say by how much they differ."""
+    log, sink, hands = made()
+    place = log.place(QUEUE, "g", Session())
+    give(place, 1)
+    log.flushed()
+    log._hand_over()
+    hands.move(LOOK_US)
+    hands.wall_us += 86_400_000_000
+    give(place, 2)
+    hands.move(5)
+    log.flushed()
+    first, step, second = lines_of(log, sink)
+    assert isinstance(step, ClockStepped)
+    assert (step.step_us, step.stepped_us) == (86_400_000_000, 86_400_000_000)
+    assert isinstance(first, Dispatched)
+    assert isinstance(second, Dispatched)
+    assert second.written_unix_us == WALL_US + LOOK_US + 5 + 86_400_000_000
+    exact = (second.dispatched_unix_us - second.stepped_us) - first.dispatched_unix_us
+    assert exact == LOOK_US
+
+
+async def test_what_a_client_produced_is_told_by_the_gateways_clock() -> None:
+    """By its offset, which it says once; a step of the gateway's clock in between changes neither
+    the moment nor what comes later."""
+    log, sink, hands = made()
+    sender = Sender()
+
+    def line(**more: Any) -> Certified:
+        frame = Publish(ref=1, queue="orders", messages=[Message(key="k")], **more)
+        origin = sender.origin(log, Session(), QUEUE, frame)
+        log.unknown(origin, 1)
+        found = lines_of(log, sink)[-1]
+        assert isinstance(found, Certified)
+        return found
+
+    before = line(produced_unix_us=5)
+    assert (before.produced_unix_us, before.clock_offset_us) == (5, None)
+    at_us = WALL_US - 300  # of the client, whose clock is 1 s ahead
+    said = line(produced_unix_us=at_us + 1_000_000, clock_offset_us=-1_000_000)
+    assert (said.produced_unix_us, said.clock_offset_us) == (at_us, -1_000_000)
+    hands.move(LOOK_US)
+    hands.wall_us += 7_000_000
+    log._hand_over()
+    stepped = line(produced_unix_us=at_us + 1_000_000)
+    assert stepped.stepped_us == 7_000_000
+    assert stepped.produced_unix_us == at_us + 7_000_000
+    assert line().produced_unix_us is None
+    with_time = Message(key="k", sent_unix_ms=9)
+    origin = sender.origin(
+        log, Session(), QUEUE, Publish(ref=1, queue="orders", messages=[with_time])
+    )
+    assert (origin.produced_us, origin.clock_offset_us) == (9000, None)
+
+
+# --- Publishes -----------------------------------------------------------------------------------
+
+
+async def test_frames_of_one_moment_have_one_origin() -> None:
+    """On both sides of each bound: time, queue, size, what a frame says of itself."""
+    log, _, hands = made()
+    sender, other = Sender(), msgspec.structs.replace(QUEUE, queue_id="q2")
+
+    def origin(queue: Queue = QUEUE, count: int = 1, **more: Any) -> Origin:
+        messages = [Message(key="k", **more)] * count
+        frame = Publish(ref=1, queue="orders", messages=messages)
+        return sender.origin(log, Session(), queue, frame)
+
+    first = origin()
+    hands.move(RUN_US)
+    assert origin(count=LINE_MESSAGES_MAX - 1) is first
+    full = origin()
+    assert full is not first
+    hands.move(RUN_US + 1)
+    late = origin()
+    assert late is not full
+    assert origin(other) is not late
+    traced = origin(headers={"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"})
+    assert traced.trace == "a" * 32
+    assert origin() is not traced
+
+
+class Answered:
+    """A publish."""
+
+    def __init__(self, origin: Origin | None) -> None:
+        self.origin = origin
+
+
+def header(hashes: list[int]) -> Header:
+    """Of messages of 10 bytes with these key hashes."""
+    empty = array("Q")
+    sizes = array("I", [10] * len(hashes))
+    return Header(
+        tenant=0, record_id=bytes(16), published_unix_ms=0, ring_epoch=1, sizes=sizes,
+        key_hashes=array("Q", hashes), producers=[], producer_indexes=array("H"), sequences=empty,
+        digests=[], expires_unix_ms=empty, deliver_at_unix_ms=empty, priorities=b"",
+    )  # fmt: skip
+
+
+async def test_a_record_of_several_publishes_is_told_by_their_origins() -> None:
+    """What is refused is nowhere, what was there already only as that; keys and bytes are those of
+    what is new."""
+    log, sink, _ = made()
+    first, second = (log.internal(QUEUE, 3) for _ in range(2))
+    placed = Placed(Stages(1, 2), is_late=False)
+    runs = [(Answered(first), [0, 1]), (Answered(None), [0]), (Answered(second), [0, 1, 2])]
+    outcomes = (
+        Stored(8), Stored(3, duplicate=True), Stored(9), NotStored("queue_full"), Stored(10),
+        Stored(4, duplicate=True),
+    )  # fmt: skip
+    placed.add(runs, 5, Appended(8, 3, 11, 1, outcomes, (1, 3, 5)), header([1, 2, 3, 4, 5, 6]), 60)
+    log.certified(placed)
+    one, two = lines_of(log, sink)
+    assert isinstance(one, Certified)
+    assert isinstance(two, Certified)
+    assert (one.runs, one.duplicate_runs, one.bytes) == ([(5, 8, 1)], [(5, 3, 1)], 10)
+    assert (two.runs, two.duplicate_runs, two.duplicates) == ([(5, 10, 1)], [(5, 4, 1)], 1)
+    assert [array("Q", line.keys or b"").tolist() for line in (one, two)] == [[1], [5]]
+
+
+async def test_what_nobody_knows_of_a_frame_is_one_line() -> None:
+    """Of a frame over sixteen partitions, say, or of a thousand frames of one moment."""
+    log, sink, _ = made()
+    first, second = (log.internal(QUEUE, 16) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    for _ in range(16):
+        first.unknown(1)
+        second.unknown(2)
+    assert [line.messages for line in lines_of(log, sink)] == [16, 32]
+
+
+async def test_what_was_given_up_and_is_stored_after_all_is_late() -> None:
+    log, sink, _ = made()
+    origin = origin_of_request(log, QUEUE, "p", [Message(key="k")], None)
+    assert origin is not None
+    origin.unknown(1)
+    placed = Placed(Stages(1, 2), is_late=True)
+    placed.add([(Answered(origin), [0])], 0, Appended(0, 1, 1, 1), header([7]), 10)
+    log.certified(placed)
+    unknown, late = lines_of(log, sink)
+    assert isinstance(unknown, Certified)
+    assert isinstance(late, Certified)
+    assert (unknown.outcome, unknown.messages, unknown.runs) == ("unknown", 1, [])
+    assert unknown.certified_unix_us is None
+    assert (late.outcome, late.runs, late.transport, late.producer) == (
+        "late", [(0, 0, 1)], "http", "p",
+    )  # fmt: skip
+
+
+# --- What is given and settled -------------------------------------------------------------------
+
+
+async def test_what_goes_out_in_one_go_is_one_line() -> None:
+    """Until it is written, and for each of what makes it another."""
+    log, sink, hands = made()
+    place = log.place(QUEUE, "g", Session())
+    give(place, 1)
+    hands.move(100)
+    give(place, 2, 5)
+    give(place, 3, attempt=2)
+    give(place, 4, attempt=2, cause="lease")
+    give(place, 6, attempt=2, cause="lease", certified_us=None)
+    log.flushed()
+    give(place, 7, attempt=2, cause="lease", certified_us=None)
+    log.flushed()
+    give(place, 8, attempt=2, cause="lease", certified_us=None)
+    log.flushed()
+    runs = [[first for _, first, _ in line.runs] for line in lines_of(log, sink)]
+    assert runs == [[1, 2, 5], [3], [4], [6], [7], [8]]
+    assert sink.counts[DISPATCHED] == 8
+
+
+async def test_a_long_poll_has_what_it_is_given_when_it_takes_it() -> None:
+    """And where nobody takes it, it was never written."""
+    log, sink, hands = made()
+    session = Session()
+    session.transport = "long-poll"
+    place = log.place(QUEUE, "g", session)
+    give(place, 1)
+    log.flushed()
+    assert lines_of(log, sink) == []
+    hands.move(2_000_000)
+    log.taken(session.session_id)
+    give(place, 2)
+    log.left(session.session_id)
+    taken, left = lines_of(log, sink)
+    assert isinstance(taken, Dispatched)
+    assert isinstance(left, Dispatched)
+    assert taken.transport == "long_poll"
+    assert taken.written_unix_us == taken.dispatched_unix_us + 2_000_000
+    assert left.written_unix_us is None
+
+
+async def test_a_full_socket_has_what_it_is_given_when_it_takes_it() -> None:
+    """A part of it may be on its way already: it counts at once, and once. What the socket takes
+    before and behind that is written when it is."""
+    log, sink, hands = made()
+    place = log.place(QUEUE, "g", Session())
+    give(place, 1)
+    log.flushed()
+    log.full("s1")
+    give(place, 2, 3)
+    log.flushed()
+    assert sink.counts[DISPATCHED] == 3
+    hands.move(2_000_000)
+    log.taken("s1")
+    give(place, 4)
+    log.full("s1")
+    log.flushed()
+    log.left("s1")
+    give(place, 5)
+    log.flushed()
+    lines = lines_of(log, sink)
+    waited_us = [
+        line.written_unix_us and line.written_unix_us - line.dispatched_unix_us for line in lines
+    ]
+    assert [messages_of(line.runs) for line in lines] == [1, 2, 1, 1]
+    assert waited_us == [0, 2_000_000, None, 0]
+    assert sink.counts[DISPATCHED] == 5
+
+
+async def test_of_a_fan_out_each_socket_that_is_full_or_gone_has_its_own_line() -> None:
+    log, sink, hands = made()
+    log.read(
+        QUEUE, 0, [(4, 5)], 7, sessions=("a", "b", "c", "d"), cause="none", given_us=log.now_us(),
+        certified_us=1000,
+    )  # fmt: skip
+    log.full("b")
+    log.gone("c")
+    log.flushed()
+    hands.move(300)
+    log.taken("b")
+    found = {(*line.sessions, *filter(None, [line.session])): line for line in lines_of(log, sink)}
+    assert set(found) == {("a", "d"), ("b",), ("c",)}
+    assert [found[name].recipients for name in found] == [1, 2, 1]
+    for names, written_us in ((("a", "d"), 0), (("b",), 300), (("c",), None)):
+        line = found[names]
+        assert (line.runs, line.cause, line.certified_unix_us) == ([(0, 4, 2)], "none", WALL_US)
+        assert line.written_unix_us == (None if written_us is None else WALL_US + written_us)
+    assert sink.counts[DISPATCHED] == 8
+
+
+async def test_what_is_given_to_a_session_without_a_transport_is_not_written() -> None:
+    """At most once: it was settled for a client that has gone since."""
+    log, sink, _ = made()
+    session = Session()
+    session.transport = None
+    give(log.place(QUEUE, "g", session), 1)
+    log.flushed()
+    (line,) = lines_of(log, sink)
+    assert (line.transport, line.written_unix_us) == (None, None)
+
+
+async def test_what_is_settled_at_one_time_is_one_line_for_each_outcome() -> None:
+    log, sink, hands = made()
+    place = log.place(QUEUE, "g", Session())
+    place.settled("acked", [(0, 1, 2)], 2, 1000)
+    hands.move(SETTLED_US)
+    place.settled("acked", [(1, 5, 1)], 1)
+    place.settled("nacked", [(0, 3, 1)], 1)
+    place.settled("acked", [(0, 4, 1)], 1)
+    hands.move(SETTLED_US + 1)
+    place.settled("acked", [(0, 6, 1)], 1)
+    log._hand_over()
+    lines = [line for line in lines_of(log, sink) if isinstance(line, Settled)]
+    assert [(line.outcome, line.runs) for line in lines] == [
+        ("acked", [(0, 1, 2), (1, 5, 1)]), ("nacked", [(0, 3, 1)]), ("acked", [(0, 4, 1)]),
+        ("acked", [(0, 6, 1)]),
+    ]  # fmt: skip
+    assert lines[0].dispatched_unix_us == [WALL_US, None]
+    assert lines[1].dispatched_unix_us is None
+    assert sink.counts[SETTLED] == 6
+
+
+# --- To the writer -------------------------------------------------------------------------------
+
+
+async def test_what_the_writer_has_no_room_for_is_dropped_and_told() -> None:
+    """P9: nobody waits, nothing grows; and what is missing is exactly what was dropped."""
+    log, sink, _ = made()
+    place = log.place(QUEUE, "g", Session())
+    sink.waiting_bytes = limits.LOG_WAITING_BYTES_MAX
+    for offset in range(3):
+        give(place, offset)
+        log.flushed()
+        log._hand_over()
+    assert sink.chunks == []
+    sink.waiting_bytes = 0
+    log._hand_over()
+    (chunk,) = sink.chunks
+    assert chunk.lines == []
+    assert chunk.lost is not None
+    assert (chunk.lost.reason, chunk.lost.counts) == ("full", [3, 0, 3, 0])
+    assert [sink.counts[kind] for kind in (SPANS, DISPATCHED)] == [3, 3]
+
+
+async def test_a_fan_out_that_is_lost_counts_for_every_reader() -> None:
+    log, sink, _ = made()
+    sink.waiting_bytes = limits.LOG_WAITING_BYTES_MAX
+    log.read(QUEUE, 0, [(4, 5)], 7, sessions=("a", "b", "c"), cause="none", given_us=1)
+    log.flushed()
+    log._hand_over()
+    sink.waiting_bytes = 0
+    log._hand_over()
+    (chunk,) = sink.chunks
+    assert chunk.lost is not None
+    assert (chunk.lost.counts[DISPATCHED], sink.counts[DISPATCHED]) == (6, 6)
+
+
+async def test_much_at_once_does_not_wait_for_its_time() -> None:
+    log, sink, _ = made()
+    while not sink.chunks:
+        log.read(QUEUE, 0, [(4, 5)], 7, sessions=("a",), cause="none", given_us=log.now_us())
+        log.flushed()
+    (chunk,) = sink.chunks
+    assert CHUNK_BYTES_MAX <= chunk.bytes < CHUNK_BYTES_MAX + 1000
+    assert chunk.bytes == sum(len(line) + 1 for line in chunk.lines)
+
+
+async def test_spans_that_nobody_flushes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P9."""
+    monkeypatch.setattr(limits, "LOG_SPANS_UNWRITTEN_MAX", 5)
+    log, sink, _ = made()
+    place = log.place(QUEUE, "g", Session())
+    for offset in range(6):
+        give(place, offset, attempt=offset + 1)
+        assert len(log._unwritten) <= 5
+    assert {line.written_unix_us for line in lines_of(log, sink)} == {None}
+
+
+async def test_a_stop_writes_what_waits_and_then_nothing_is_logged() -> None:
+    """P14."""
+    log, sink, _ = made()
+    session = Session()
+    place = log.place(QUEUE, "g", session)
+    give(place, 1)
+    session.transport = "long-poll"
+    give(place, 2, attempt=2)
+    place.settled("acked", [(0, 1, 1)], 1)
+    await log.stop()
+    assert sink.is_stopped
+    assert not log.is_on
+    assert [type(line) for line in lines_of(log, sink)] == [Dispatched, Dispatched, Settled]
+    assert log.internal(QUEUE, 1) is None
+    await log.stop()
+
+
+async def test_a_log_that_is_off_does_nothing() -> None:
+    log = DeliveryLog()
+    assert log.internal(QUEUE, 1) is None
+    assert origin_of_request(log, QUEUE, "p", [Message(key="k")], None) is None
+    assert (log.told(), log.facts()) == (None, None)
+    await log.stop()
+    await asyncio.sleep(0)

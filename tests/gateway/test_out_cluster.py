@@ -1,0 +1,272 @@
+"""What a manager does about storage clusters, over a real catalog: facts, what deleted queues held,
+and the scale hook, which hears of each wish once."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.out_cluster import HOOK_AGAIN_S, LEFT_S, OutCluster
+from gateway.scale_hook import HOOK_S, HookFailed, ScaleHook, check_hook
+from metadata import clusters, scaling
+from metadata.catalog import ANYBODY, QueueSettings
+from metadata.clusters import Look
+from metadata.inprocess import InProcessMetadata
+from metadata.scaling import HOLD_S
+from push.errors import Refused
+from storage.memory import MemoryStorage
+
+
+class World:
+    """A catalog, a storage, two clusters as they are found, and a hook that writes down what it is
+    told."""
+
+    def __init__(self, folder: Path, metadata: InProcessMetadata) -> None:
+        self.metadata = metadata
+        self.storage = MemoryStorage()
+        self.used = {"a": 10, "b": 10}
+        self.silent: set[str] = set()
+        self.heard = folder / "heard"
+        self.program = folder / "hook"
+        self.says(0)
+
+    def says(self, code: int, seconds: float = 0.0) -> None:
+        """How the hook ends, and after how long."""
+        text = f'#!/bin/sh\ncat >> "{self.heard}"\necho >> "{self.heard}"\n'
+        self.program.write_text(text + f"sleep {seconds}\necho no room >&2\nexit {code}\n")
+        self.program.chmod(0o700)
+
+    async def look(self) -> Sequence[Look]:
+        """At both."""
+        return [
+            Look(name, "", used, 100, "no answer" if name in self.silent else "")
+            for name, used in self.used.items()
+        ]
+
+    def manager(self, *, leads: bool = True, within_s: float = 10.0) -> OutCluster:
+        """One of them."""
+        hook = ScaleHook(str(self.program), within_s=within_s)
+        return OutCluster(self.metadata, self.storage, self.look, leads=lambda: leads, hook=hook)
+
+    def state(self, name: str) -> str | None:
+        """As the catalog has it."""
+        facts = clusters.read_facts(self.metadata.mark(clusters.MARK + name))
+        return facts.state if facts is not None else None
+
+    def told(self) -> list[dict[str, Any]]:
+        """What the hook was told, in order."""
+        if not self.heard.exists():
+            return []
+        return [json.loads(line) for line in self.heard.read_text().splitlines() if line]
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    """See World."""
+    metadata = await InProcessMetadata.open(tmp_path)
+    yield World(tmp_path, metadata)
+    await metadata.close()
+
+
+async def steps(manager: OutCluster, *times: float) -> None:
+    """A step at each; what was begun has ended after each."""
+    for at in times:
+        await manager.step(now=at)
+        if manager._telling is not None:
+            await asyncio.wait([manager._telling])
+
+
+async def test_what_is_found_stands_in_the_catalog(world: World) -> None:
+    manager = world.manager()
+    world.used["b"] = 80
+    await steps(manager, 0)
+    assert (world.state("a"), world.state("b")) == ("well", "hot")
+    world.silent.add("a")
+    await steps(manager, 5, 20)
+    assert world.state("a") == "away"
+
+
+async def test_who_does_not_lead_does_nothing(world: World) -> None:
+    queue, _ = await world.metadata.put_queue(ANYBODY, "orders", QueueSettings())
+    await world.storage.create_queue(queue.queue_id, 16)
+    await world.metadata.delete_queue(ANYBODY, "orders")
+    await steps(world.manager(leads=False), 0, 1000)
+    assert world.state("a") is None
+    assert len(await world.storage.partitions(queue.queue_id)) == 16
+
+
+async def test_what_a_deleted_queue_held_is_freed_when_nobody_else_does(world: World) -> None:
+    """P9: the gateway that deleted it has gone, and none has been started since."""
+    queue, _ = await world.metadata.put_queue(ANYBODY, "orders", QueueSettings())
+    await world.storage.create_queue(queue.queue_id, 16)
+    manager = world.manager()
+    await steps(manager, 0)
+    await world.metadata.delete_queue(ANYBODY, "orders")
+    await steps(manager, 1, LEFT_S)
+    assert len(await world.storage.partitions(queue.queue_id)) == 16
+    await steps(manager, 1 + LEFT_S)
+    assert await world.storage.partitions(queue.queue_id) == []
+    assert world.metadata.dropped() == []
+
+
+class Stubborn(MemoryStorage):
+    """One that cannot drop a queue now: a cluster that has some of it is away."""
+
+    kept = ""
+
+    async def drop_queue(self, queue_id: str) -> None:
+        if queue_id == self.kept:
+            raise Refused("storage_unavailable", "it does not answer")
+        await super().drop_queue(queue_id)
+
+
+async def test_what_cannot_be_freed_now_holds_up_nothing_else(world: World) -> None:
+    """P9: a cluster is away for days, and some of a deleted queue is there."""
+    world.storage = storage = Stubborn()
+    manager = world.manager()
+    for name in ("first", "second", "third"):
+        queue, _ = await world.metadata.put_queue(ANYBODY, name, QueueSettings())
+        await storage.create_queue(queue.queue_id, 1)
+        await world.metadata.delete_queue(ANYBODY, name)
+    (storage.kept, _), *others = world.metadata.dropped()
+    await steps(manager, 0, LEFT_S, LEFT_S + 2)
+    assert world.metadata.dropped() == [(storage.kept, None)]
+    assert [await storage.partitions(queue_id) for queue_id, _ in others] == [[], []]
+    storage.kept = ""
+    await steps(manager, 2 * LEFT_S)
+    assert world.metadata.dropped() == []
+
+
+async def test_the_hook_hears_once_of_what_has_held(world: World) -> None:
+    world.used = {"a": 85, "b": 90}
+    manager = world.manager()
+    await steps(manager, 0, HOLD_S - 1)
+    assert world.told() == []
+    await steps(manager, HOLD_S, HOLD_S + 2, 2 * HOLD_S, 1000)
+    (told,) = world.told()
+    assert (told["number"], told["wish"], told["remove"]) == (1, "add", [])
+    assert [one["used_share"] for one in told["clusters"]] == [0.85, 0.9]
+    world.used = {"a": 10, "b": 5}
+    await steps(manager, 1100, 1100 + HOLD_S)
+    assert [(one["number"], one["wish"], one["remove"]) for one in world.told()] == [
+        (1, "add", []), (2, "remove", ["b"]),
+    ]  # fmt: skip
+
+
+async def test_another_manager_does_not_say_again_what_was_heard(world: World) -> None:
+    world.used = {"a": 85, "b": 90}
+    await steps(world.manager(), 0, HOLD_S)
+    await steps(world.manager(), 0, HOLD_S, HOOK_S, 1000)
+    assert len(world.told()) == 1
+
+
+async def test_a_hook_that_has_not_heard_is_told_again_under_the_same_number(
+    world: World,
+) -> None:
+    """Also by the manager that leads next, once the one before must have ended telling it."""
+    world.used = {"a": 85, "b": 90}
+    world.says(3)
+    manager = world.manager()
+    await steps(manager, 0, HOLD_S, HOLD_S + 2)
+    assert len(world.told()) == 1
+    await steps(manager, HOLD_S + HOOK_AGAIN_S)
+    assert len(world.told()) == 2
+    world.says(0)
+    successor = world.manager()
+    await steps(successor, 0, HOOK_S - 1)
+    assert len(world.told()) == 2
+    await steps(successor, HOOK_S, 1000)
+    assert [one["number"] for one in world.told()] == [1, 1, 1]
+    wish = scaling.read_wish(world.metadata.mark(scaling.MARK))
+    assert wish is not None
+    assert wish.is_told
+
+
+async def test_a_queue_keeps_its_cluster_from_being_removed(world: World) -> None:
+    world.metadata.placing = lambda _queue_id, _settings: ("b",)
+    await world.metadata.put_queue(ANYBODY, "orders", QueueSettings())
+    await steps(world.manager(), 0, HOLD_S)
+    assert world.told() == []
+
+
+async def test_one_duty_that_fails_leaves_the_others(world: World) -> None:
+    """The storage does not answer: facts are kept all the same, and it is tried again."""
+    world.storage = storage = Stubborn()
+    queue, _ = await world.metadata.put_queue(ANYBODY, "orders", QueueSettings())
+    await world.metadata.delete_queue(ANYBODY, "orders")
+    manager = world.manager()
+    storage.kept = queue.queue_id
+    await steps(manager, 0, LEFT_S)
+    world.used["a"] = 90
+    await steps(manager, LEFT_S + 2)
+    assert world.state("a") == "hot"
+    assert world.metadata.dropped() == [(queue.queue_id, None)]
+    storage.kept = ""
+    await steps(manager, 2 * LEFT_S)
+    assert world.metadata.dropped() == []
+
+
+async def test_a_hook_that_hangs_is_killed(world: World) -> None:
+    world.says(0, seconds=60)
+    with pytest.raises(HookFailed, match="did not end within"):
+        await ScaleHook(str(world.program), within_s=0.2).tell(b"{}")
+
+
+async def test_what_a_hook_leaves_behind_is_not_waited_for(world: World, tmp_path: Path) -> None:
+    """A program that brings up machines does not stay until they are there."""
+    left = tmp_path / "left"
+    world.program.write_text(f'#!/bin/sh\nsleep 60 &\necho $! > "{left}"\n')
+    try:
+        await ScaleHook(str(world.program), within_s=20).tell(b"{}")
+    finally:
+        os.kill(int(left.read_text()), signal.SIGKILL)  # it is there
+
+
+async def test_what_a_hook_says_before_it_fails_is_told(world: World) -> None:
+    world.says(3)
+    with pytest.raises(HookFailed, match="ended with 3: no room"):
+        await ScaleHook(str(world.program)).tell(b"{}")
+    with pytest.raises(HookFailed, match="cannot be started"):
+        await ScaleHook(str(world.program) + "-gone").tell(b"{}")
+
+
+async def test_an_address_is_posted_to_and_its_query_not_logged() -> None:
+    heard: list[bytes] = []
+    status = b"204 No Content"
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        heard.append(head.split(b"\r\n")[0] + b" " + await reader.readexactly(length))
+        writer.write(b"HTTP/1.1 " + status + b"\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    hook = ScaleHook(f"http://127.0.0.1:{port}/scale?key=s3cret", within_s=5)
+    async with server:
+        await hook.tell(b'{"wish":"add"}')
+        status = b"500 Oh"
+        with pytest.raises(HookFailed, match="answers 500") as failed:
+            await hook.tell(b"{}")
+    assert heard[0] == b'POST /scale?key=s3cret HTTP/1.1 {"wish":"add"}'
+    assert "s3cret" not in str(failed.value)
+    with pytest.raises(HookFailed):
+        await hook.tell(b"{}")
+
+
+def test_a_hook_is_an_address_or_a_program_that_runs(tmp_path: Path) -> None:
+    program = tmp_path / "hook"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o700)
+    assert check_hook(str(program)) == str(program)
+    assert check_hook("https://h/x?y") == "https://h/x?y"
+    for text in (str(tmp_path / "gone"), str(tmp_path), "http://", "https://u:p@h", ""):
+        with pytest.raises(ValueError):
+            check_hook(text)

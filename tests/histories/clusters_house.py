@@ -1,0 +1,95 @@
+"""A house whose messages are at two storage clusters, each of which stalls and fails by itself, in
+virtual time."""
+
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, cast
+
+from gateway.broker import Broker
+from gateway.config import Config
+from metadata.inprocess import InProcessMetadata
+from push.errors import Refused
+from push.ports import Storage
+from storage.memory import MemoryStorage
+from storage.placed import PlacedStorage
+from storage.places import Places
+from tests.conformance.virtual import run
+from tests.histories.house import House
+from tests.mad import MadStorage
+
+
+class Servers(PlacedStorage):
+    """Its clusters, which are in memory, can be there for the broker after this one."""
+
+    stays = False
+
+    async def close(self) -> None:
+        """See PlacedStorage."""
+        if not self.stays:
+            await super().close()
+
+
+class ClustersHouse(House):
+    """Of each queue every second partition is at the cluster b, unless `cycle` says otherwise."""
+
+    a: MadStorage
+    b: MadStorage
+    cycle: tuple[str, ...] = ("a", "b")
+    metadata: InProcessMetadata
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, "memory")
+        self.a, self.b = MadStorage(self.memory), MadStorage(MemoryStorage())
+
+    async def open(self) -> None:
+        """As the house it is."""
+        self.metadata = metadata = await InProcessMetadata.open(self.folder)
+        metadata.placing = lambda _queue_id, _settings: self.cycle
+
+        def placed(queue_id: str) -> tuple[str, ...] | None:
+            queue = metadata.queue_by_id(queue_id)
+            return queue.clusters if queue is not None else None
+
+        clusters = {"a": cast(Storage, self.a), "b": cast(Storage, self.b)}
+        places = Places(clusters, MemoryStorage(), placed)
+        self.storage = storage = Servers(places)
+        config = Config(data_dir=self.folder)
+        self.broker = Broker(config, metadata, storage, may_be_away=True)
+        await self.broker.start()
+
+    def outlive(self) -> None:
+        """Its clusters are there after it is stopped, as servers are."""
+        self.storage.stays = True
+
+
+def away(of: MadStorage, *only: str) -> None:
+    """It does not answer, and says so at once; of these calls, or of all."""
+
+    def fail(name: str) -> Exception | None:
+        is_meant = name in only if only else name not in {"on_certified", "close", "lane", "copies"}
+        return Refused("storage_unavailable", "it does not answer") if is_meant else None
+
+    of.fail = fail
+
+
+def at_clusters(
+    history: Callable[[ClustersHouse], Coroutine[Any, Any, None]],
+) -> Callable[[Path], None]:
+    """A test in virtual time, of a house that it is given."""
+
+    def test(tmp_path: Path) -> None:
+        async def live() -> None:
+            house = ClustersHouse(tmp_path)
+            await house.open()
+            try:
+                await history(house)
+            finally:
+                house.a.well()
+                house.b.well()
+                await house.stop()
+
+        run(live())
+
+    test.__name__, test.__doc__ = history.__name__, history.__doc__
+    test.__module__ = history.__module__
+    return test

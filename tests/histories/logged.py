@@ -1,0 +1,74 @@
+"""The delivery log of a house, kept in memory: what was written, line by line."""
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from gateway.deliverylog.chunks import KINDS, Chunk, Counts, Facts, Shortfall
+from gateway.deliverylog.lines import Certified, Dispatched, Line, Settled
+from gateway.deliverylog.log import DeliveryLog
+from tests.histories.house import House
+
+_DECODE = msgspec.json.Decoder(Line).decode
+T = TypeVar("T", Certified, Dispatched, Settled)
+
+
+class Kept:
+    """A sink that keeps its chunks."""
+
+    def __init__(self) -> None:
+        self.counts: Counts = [0] * KINDS
+        self.waiting_bytes = 0
+        self.is_failing = False
+        self.chunks: list[Chunk] = []
+        self.unlogged = Shortfall(spans=0, certified=0, dispatched=0, settled=0)
+        self.is_stopped = False
+
+    def put(self, chunk: Chunk) -> None:
+        """As Sink.put."""
+        self.chunks.append(chunk)
+
+    def stop(self, within_s: float) -> None:
+        """As Sink.stop."""
+        self.is_stopped = True
+
+    def facts(self) -> Facts:
+        """As Sink.facts."""
+        return Facts(
+            written_bytes=sum(chunk.bytes for chunk in self.chunks),
+            waiting_bytes=self.waiting_bytes, is_failing=self.is_failing, unlogged=self.unlogged,
+        )  # fmt: skip
+
+
+def decoded(sink: Kept) -> list[Any]:
+    """Every line that it was handed."""
+    return [_DECODE(line) for chunk in sink.chunks for line in chunk.lines]
+
+
+class Logged:
+    """The log of a house, from now on."""
+
+    def __init__(self, house: House) -> None:
+        self.log: DeliveryLog = house.broker.delivery_log
+        self.sink = Kept()
+        self.log.begin(self.sink, "00000000000000aa")
+
+    def lines(self) -> list[Any]:
+        """Everything that has a line, once the sockets were written."""
+        self.log.flushed()
+        self.log._hand_over()
+        return decoded(self.sink)
+
+    def of(self, kind: type[T]) -> list[T]:
+        """The lines of a kind."""
+        return [line for line in self.lines() if isinstance(line, kind)]
+
+
+def offsets(lines: list[T]) -> list[tuple[int, int]]:
+    """(partition, offset) of every message of these lines, in order."""
+    return [
+        (number, offset)
+        for line in lines
+        for number, first, count in line.runs
+        for offset in range(first, first + count)
+    ]

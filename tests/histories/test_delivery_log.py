@@ -1,0 +1,497 @@
+"""What the delivery log says of a history: every message once in each stage, when, and what it had
+waited for."""
+
+import asyncio
+from array import array
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.deliverylog.chunks import CERTIFIED, DISPATCHED, SETTLED
+from gateway.deliverylog.lines import Certified, Dispatched, Settled, messages_of
+from gateway.ports import WhichKey
+from gateway.pulls import PullConsumer
+from metadata.catalog import ANYBODY
+from push.errors import Unknown
+from push.ports import Partition
+from tests.histories.house import House, Socket, delivery, eventually, message, numbered
+from tests.histories.logged import Logged, offsets
+
+
+def causes(lines: list[Dispatched]) -> list[tuple[str, int, int]]:
+    """(cause, attempt, messages) of each line."""
+    return [(line.cause, line.attempt, messages_of(line.runs)) for line in lines]
+
+
+def outcomes(lines: list[Settled]) -> list[tuple[str, int]]:
+    """(outcome, messages) of each line."""
+    return [(line.outcome, messages_of(line.runs)) for line in lines]
+
+
+async def test_one_message_has_a_line_in_each_stage(house: House) -> None:
+    queue = await house.queue()
+    group = await house.group(queue)
+    logged = Logged(house)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message("a")])
+    (place, _, _), *_ = await session.take(1)
+    logged.log.flushed()
+    assert await house.confirm(consumer, delivery(place)) == (1, 0)
+    certified, dispatched, settled = logged.lines()
+    assert isinstance(certified, Certified)
+    assert (certified.tenant, certified.queue, certified.queue_id) == (
+        queue.tenant, "orders", queue.queue_id,
+    )  # fmt: skip
+    assert (certified.transport, certified.level, certified.outcome) == (
+        "internal", "all", "certified",
+    )  # fmt: skip
+    assert isinstance(dispatched, Dispatched)
+    assert (dispatched.group, dispatched.session, dispatched.transport) == (
+        "billing", session.session_id, "websocket",
+    )  # fmt: skip
+    assert (dispatched.cause, dispatched.attempt, dispatched.recipients) == ("none", 1, 1)
+    assert dispatched.certified_unix_us == certified.certified_unix_us
+    assert isinstance(settled, Settled)
+    assert (settled.outcome, settled.group, settled.session) == (
+        "acked", "billing", session.session_id,
+    )  # fmt: skip
+    assert settled.dispatched_unix_us == [dispatched.dispatched_unix_us]
+    assert offsets([certified]) == offsets([dispatched]) == offsets([settled]) == [(0, 0)]
+    assert certified.asked_unix_us is not None
+    assert certified.certified_unix_us is not None
+    assert dispatched.written_unix_us is not None
+    times = [
+        certified.accepted_unix_us, certified.asked_unix_us, certified.certified_unix_us,
+        dispatched.dispatched_unix_us, dispatched.written_unix_us, settled.settled_unix_us,
+    ]  # fmt: skip
+    assert times == sorted(times)
+
+
+async def test_what_is_certified_is_told_with_its_keys_in_runs(house: House) -> None:
+    """As the storage has them, whatever partitions they went to; 0 where there is none."""
+    queue = await house.queue(partitions=3)
+    logged = Logged(house)
+    batch = [message(n, key) for n, key in enumerate(["a", "b", "c", "d", "e", None, "a"])]
+    await house.publish(queue, batch)
+    (line,) = logged.of(Certified)
+    assert line.keys is not None
+    found = dict(zip(offsets([line]), array("Q", line.keys), strict=True))
+    assert len(found) == 7
+    size = 0
+    for number in queue.members:
+        read = await house.broker.storage.read(Partition(queue.queue_id, number), 0, 1 << 20)
+        for record in read.records:
+            for offset in range(record.first, record.last + 1):
+                assert found.pop((number, offset)) == record.key_hash(offset)
+                size += record.header.sizes[offset - record.first]
+    assert not found
+    assert line.bytes == size
+
+
+async def test_publishes_of_one_moment_share_a_line_and_those_of_two_do_not(house: House) -> None:
+    """Whatever came with one commit: each line's messages were accepted at one time."""
+    queue = await house.queue()
+    logged = Logged(house)
+    first, second = (logged.log.internal(queue, 2) for _ in range(2))
+    batches = [(first, 0), (first, 1), (second, 2)]
+    answers = [house.submit(queue, [message(n)], origin=origin) for origin, n in batches]
+    await asyncio.gather(*answers)
+    assert [line.runs for line in logged.of(Certified)] == [[(0, 0, 2)], [(0, 2, 1)]]
+
+
+async def test_duplicates_are_counted_with_the_places_of_the_originals(house: House) -> None:
+    queue = await house.queue()
+    logged = Logged(house)
+    await house.publish(queue, [message("a", id="1"), message("b", id="2")])
+    await house.publish(queue, [message("a", id="1"), message("c", id="3"), message("b", id="2")])
+    _, line = logged.of(Certified)
+    assert (line.runs, line.duplicates, line.duplicate_runs) == ([(0, 2, 1)], 2, [(0, 0, 2)])
+    assert line.keys is not None
+    assert len(line.keys) == 8
+    assert logged.sink.counts[CERTIFIED] == 3
+
+
+async def test_who_waits_for_credit_is_told_so(house: House) -> None:
+    """Both sides: what comes when there is credit again has waited for nothing."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    logged = Logged(house)
+    session, consumer = await house.subscribe(queue, group, credit=1)
+    await house.publish(queue, numbered(3))
+    await session.take(1)
+    logged.log.flushed()
+    consumer.grant(10)
+    await session.take(3)
+    logged.log.flushed()
+    await house.publish(queue, numbered(1))
+    await session.take(4)
+    assert causes(logged.of(Dispatched)) == [("none", 1, 1), ("credit", 1, 2), ("none", 1, 1)]
+
+
+async def test_what_was_there_before_the_consumer_is_backlog(house: House) -> None:
+    queue = await house.queue()
+    group = await house.group(queue)
+    logged = Logged(house)
+    await house.publish(queue, numbered(2))
+    session, _ = await house.subscribe(queue, group)
+    await session.take(2)
+    (line,) = logged.of(Dispatched)
+    assert causes([line]) == [("backlog", 1, 2)]
+    assert line.certified_unix_us is None
+    assert line.published_unix_ms > 0
+
+
+async def test_a_paused_queue_is_the_cause(house: House) -> None:
+    queue = await house.queue()
+    group = await house.group(queue)
+    logged = Logged(house)
+    session, _ = await house.subscribe(queue, group)
+    await house.broker.upkeep.pause(ANYBODY, queue.name, paused=True)
+    await house.publish(queue, numbered(2))
+    await house.broker.upkeep.pause(ANYBODY, queue.name, paused=False)
+    await session.take(2)
+    assert causes(logged.of(Dispatched)) == [("paused", 1, 2)]
+
+
+async def test_a_nack_and_what_returns_with_it_are_told_apart(house: House) -> None:
+    """R17: the message that was nacked waits for its backoff, the later one of its key for it."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    logged = Logged(house)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, numbered(2))
+    given = await session.take(2)
+    logged.log.flushed()
+    consumer.nack(delivery(given[0][0]), None, None)
+    given = await session.take(3)
+    logged.log.flushed()
+    await house.confirm(consumer, delivery(given[2][0]))
+    given = await session.take(4)
+    await house.confirm(consumer, delivery(given[3][0]))
+    assert causes(logged.of(Dispatched)) == [
+        ("none", 1, 2), ("key_backoff", 2, 1), ("key_held", 1, 1),
+    ]  # fmt: skip
+    settled = outcomes(logged.of(Settled))
+    assert settled[:2] == [("nacked", 1), ("returned", 1)]
+    assert {outcome for outcome, _ in settled[2:]} == {"acked"}
+
+
+async def test_a_lease_that_ends_is_expired_and_given_again_for_it(house: House) -> None:
+    queue = await house.queue()
+    group = await house.group(queue, lease_s=0.05)
+    logged = Logged(house)
+    session, _ = await house.subscribe(queue, group)
+    await house.publish(queue, numbered(2))
+    await session.take(3)
+    dispatched, settled = logged.of(Dispatched), logged.of(Settled)
+    assert causes(dispatched)[:2] == [("none", 1, 2), ("lease", 1, 1)]
+    assert outcomes(settled)[:2] == [("expired", 1), ("returned", 1)]
+    tally = house.broker.counting.group(group.group_id)
+    expired = [line for line in logged.of(Settled) if line.outcome == "expired"]
+    assert len(offsets(expired)) == tally.expired
+
+
+async def test_an_exhausted_message_is_dead_lettered_with_its_reason(house: House) -> None:
+    queue = await house.queue(attempts_max=1)
+    group = await house.group(queue)
+    logged = Logged(house)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, numbered(1))
+    ((place, _, _),) = await session.take(1)
+    consumer.nack(delivery(place), None, None)
+    await eventually(lambda: house.broker.counting.group(group.group_id).dead_lettered)
+    nacked, dead = logged.of(Settled)
+    assert (nacked.outcome, dead.outcome, dead.reason) == ("nacked", "dead_lettered", "exhausted")
+    original, letter = logged.of(Certified)
+    assert (original.queue, letter.queue, letter.transport) == (
+        "orders", "orders.dead-letters", "internal",
+    )  # fmt: skip
+
+
+async def test_a_parked_key_is_told_and_so_is_what_it_has_waited_for(house: House) -> None:
+    queue = await house.queue(on_exhausted="park", attempts_max=1)
+    group = await house.group(queue)
+    logged = Logged(house)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, numbered(2))
+    given = await session.take(2)
+    logged.log.flushed()
+    consumer.nack(delivery(given[0][0]), None, None)
+    await house.broker.flusher.drain()
+    await house.broker.parking.decide(queue, group, "release", WhichKey(key="k"))
+    given = await session.take(3)
+    logged.log.flushed()
+    await house.confirm(consumer, delivery(given[2][0]))
+    await session.take(4)
+    assert outcomes(logged.of(Settled))[:3] == [("nacked", 1), ("returned", 1), ("parked", 1)]
+    assert {line.cause for line in logged.of(Dispatched)[1:]} == {"key_parked"}
+
+
+async def test_who_goes_returns_what_he_had_and_who_moves_does_not(house: House) -> None:
+    """A client that goes on at another gateway holds what it has (R22)."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    logged = Logged(house)
+    for moves, returned in ((False, [("returned", 2)]), (True, [])):
+        before = len(logged.of(Settled))
+        session, consumer = await house.subscribe(queue, group)
+        if not moves:
+            await house.publish(queue, numbered(2))
+        await session.take(2)
+        consumer.leave(moves=moves)
+        assert outcomes(logged.of(Settled)[before:]) == returned
+
+
+async def test_an_ack_said_again_settles_nothing_again(house: House) -> None:
+    queue = await house.queue()
+    group = await house.group(queue)
+    logged = Logged(house)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, numbered(3, None))
+    given = await session.take(3)
+    (partition, epoch, push, _), _, _ = given[0]
+    for first, last in ((0, 1), (0, 1), (1, 2)):
+        named = [[partition, epoch, push, first, last]]
+        assert await house.confirm(consumer, named) == (last - first + 1, 0)
+    settled = offsets([line for line in logged.of(Settled) if line.outcome == "acked"])
+    assert settled == [(0, 0), (0, 1), (0, 2)]
+    assert house.broker.counting.group(group.group_id).settled == 3
+
+
+async def test_pulls_are_requests_and_their_messages_are_written_with_the_answer(
+    house: House,
+) -> None:
+    queue = await house.queue()
+    group = await house.group(queue)
+    logged = Logged(house)
+    await house.publish(queue, numbered(2, None))
+    pulled = await house.broker.pulls.pull(queue, group, 10, 2)
+    assert len(pulled) == 2
+    await house.broker.pulls.ack(queue, group, [one.receipt for one in pulled])
+    (given,), settled = logged.of(Dispatched), logged.of(Settled)
+    assert (given.transport, given.session, given.group) == ("http", None, "billing")
+    assert given.written_unix_us is not None
+    assert {line.transport for line in settled} == {"http"}
+    assert sorted(offsets(settled)) == [(0, 0), (0, 1)]
+
+
+async def test_what_a_pull_is_given_that_is_cancelled_was_never_written(house: House) -> None:
+    """Its client has gone in the very turn in which there was something for it; another pull of
+    the group that was served with it has what it was given."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    logged = Logged(house)
+    waiting = [
+        asyncio.ensure_future(house.broker.pulls.pull(queue, group, 1, 20)) for _ in range(2)
+    ]
+    await eventually(lambda: [len(one._waiting) for one in pulling(house)] == [2])
+    (consumer,) = pulling(house)
+    cancelled = consumer._waiting[0]
+    publishing = asyncio.ensure_future(house.publish(queue, numbered(2, None)))
+    for _ in range(1000):
+        if cancelled.messages:
+            break
+        await asyncio.sleep(0)
+    waiting[0].cancel()
+    await publishing
+    with pytest.raises(asyncio.CancelledError):
+        await waiting[0]
+    assert len(await waiting[1]) == 1
+    first, second = logged.of(Dispatched)
+    assert (offsets([first]), offsets([second])) == ([(0, 0)], [(0, 1)])
+    assert first.written_unix_us is None
+    assert second.written_unix_us is not None
+    (settled,) = logged.of(Settled)
+    assert (settled.outcome, offsets([settled])) == ("returned", [(0, 0)])
+
+
+async def test_a_fan_out_is_one_line_and_says_who_was_given_it(house: House) -> None:
+    queue = await house.queue()
+    logged = Logged(house)
+    sessions = [(await house.read(queue))[0] for _ in range(3)]
+    await house.publish(queue, numbered(2))
+    for session in sessions:
+        await session.get(2)
+    (line,) = logged.of(Dispatched)
+    assert (line.group, line.session, line.recipients, line.cause) == (None, None, 3, "none")
+    assert line.sessions == [session.session_id for session in sessions]
+    assert line.runs == [(0, 0, 2)]
+    assert logged.sink.counts[DISPATCHED] == 6
+
+
+async def test_a_reader_of_the_past_replays(house: House) -> None:
+    queue = await house.queue()
+    logged = Logged(house)
+    await house.publish(queue, numbered(2))
+    session, _ = await house.read(queue, start="earliest")
+    await session.get(2)
+    (line,) = logged.of(Dispatched)
+    assert (line.cause, line.session, line.runs) == ("replay", session.session_id, [(0, 0, 2)])
+
+
+async def test_at_most_once_is_settled_before_it_is_given(house: House) -> None:
+    """R23; and nothing of it is kept."""
+    queue = await house.queue()
+    group = await house.group(queue, semantics="at_most_once")
+    logged = Logged(house)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, numbered(2))
+    await session.take(2)
+    (settled,), (given,) = logged.of(Settled), logged.of(Dispatched)
+    assert settled.settled_unix_us <= given.dispatched_unix_us
+    assert outcomes([settled]) == [("acked", 2)]
+    assert not any(slot.log._given_us for slot in consumer.slots.values())
+
+
+async def test_what_has_happened_is_counted_as_the_broker_counts(house: House) -> None:
+    """Many keys, many partitions, acks in no order, some nacked: the sums of the lines are those of
+    the broker, and those that outlive it."""
+    queue = await house.queue(partitions=4, attempts_max=0)
+    group = await house.group(queue)
+    logged = Logged(house)
+    session, consumer = await house.subscribe(queue, group)
+    for first in range(0, 100, 20):
+        await house.publish(queue, [message(n, f"k{n % 7}") for n in range(first, first + 20)])
+    seen = 0
+    tally = house.broker.counting.group(group.group_id)
+    while tally.settled < 100:
+        await session.take(seen + 1)
+        fresh, seen = session.given[seen:], len(session.given)
+        for place, body, attempt in reversed(fresh):
+            if body % 10 == 3 and attempt == 1:
+                consumer.nack(delivery(place), None, None)
+            else:
+                consumer.ack(delivery(place), [], None)
+    certified, given = logged.of(Certified), logged.of(Dispatched)
+    ended = {
+        outcome: len(offsets([line for line in logged.of(Settled) if line.outcome == outcome]))
+        for outcome in ("acked", "nacked")
+    }
+    assert len(set(offsets(certified))) == len(offsets(certified)) == 100
+    assert len(offsets(given)) == tally.given
+    assert ended == {"acked": tally.settled, "nacked": tally.nacked}
+    counts = logged.sink.counts
+    assert (counts[CERTIFIED], counts[DISPATCHED]) == (100, tally.given)
+    assert counts[SETTLED] == len(offsets(logged.of(Settled)))
+
+
+async def test_a_client_says_when_it_produced_and_is_told_the_clock(house: House) -> None:
+    """Its own clock is 5 ms behind. Nobody is told while nothing is logged."""
+    await house.queue()
+    before = Socket(house, name="s-0")
+    before.say(type="hello")
+    assert "clock_unix_us" not in await before.until("welcome")
+    logged = Logged(house)
+    socket = Socket(house)
+    socket.say(type="hello", producer="p")
+    shown_us = (await socket.until("welcome"))["clock_unix_us"]
+    socket.say(type="ping", ref=1)
+    assert (await socket.until_ref(1))["clock_unix_us"] >= shown_us
+    socket.say(
+        type="publish", ref=2, queue="orders", sequence=0,
+        messages=[{"body": 1, "headers": {"traceparent": f"00-{'c' * 32}-{'d' * 16}-00"}}],
+        produced_unix_us=shown_us - 5_000 - 70, clock_offset_us=5_000,
+    )  # fmt: skip
+    await socket.until_ref(2)
+    (line,) = logged.of(Certified)
+    assert (line.produced_unix_us, line.clock_offset_us) == (shown_us - 70, 5_000)
+    assert (line.session, line.transport, line.producer) == ("s-1", "websocket", ANYBODY.name)
+    assert line.trace == "c" * 32
+
+
+async def test_a_publish_over_http_is_a_request_with_its_trace(house: House) -> None:
+    await house.queue()
+    logged = Logged(house)
+    async with house.http() as client:
+        answer = await client.post(
+            "/v1/queues/orders/messages",
+            json={"messages": [{"body": 1, "sent_unix_ms": 9}, {"body": 2}]},
+            headers={"traceparent": f"00-{'e' * 32}-{'f' * 16}-01"},
+        )
+    assert answer.status_code == 200
+    (line,) = logged.of(Certified)
+    assert (line.transport, line.session, line.producer) == ("http", None, ANYBODY.name)
+    assert (line.produced_unix_us, line.clock_offset_us, line.trace) == (9000, None, "e" * 32)
+    assert messages_of(line.runs) == 2
+
+
+async def test_what_nobody_knows_of_is_unknown_and_has_no_place(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await house.queue()
+    logged = Logged(house)
+    with monkeypatch.context() as lost:
+        lost.setattr(house.broker.storage, "append", _lost)
+        assert await house.publish(queue, numbered(2)) == ["unknown", "unknown"]
+    assert (await house.publish(queue, numbered(2)))[0] == (0, 0, False)
+    unknown, known = logged.of(Certified)
+    assert (unknown.outcome, unknown.messages, unknown.runs) == ("unknown", 2, [])
+    assert (known.outcome, known.runs) == ("certified", [(0, 0, 2)])
+    assert logged.sink.counts[CERTIFIED] == 2
+
+
+async def test_what_arrives_for_a_deleted_queue_is_logged_where_it_stands(house: House) -> None:
+    """Over HTTP and in a session: in its dead letters, whose offsets these are."""
+    queue = await house.queue()
+    await house.broker.delete_queue(ANYBODY, queue.name)
+    logged = Logged(house)
+    async with house.http() as client:
+        answer = await client.post("/v1/queues/orders/messages", json={"messages": [{"body": 1}]})
+    assert answer.status_code == 200
+    socket = Socket(house)
+    socket.say(type="hello", producer="p")
+    await socket.until("welcome")
+    for ref in (2, 3):
+        socket.say(
+            type="publish", ref=ref, queue="orders", sequence=ref - 2, messages=[{"body": ref}]
+        )
+        await socket.until_ref(ref)
+    dead = house.find("orders.dead-letters")
+    lines = logged.of(Certified)
+    assert {(line.queue, line.queue_id) for line in lines} == {(dead.name, dead.queue_id)}
+    places = sorted(offsets(lines))
+    assert len(places) == 3
+    stored = []
+    for number in dead.members:
+        read = await house.broker.storage.read(Partition(dead.queue_id, number), 0, 1 << 20)
+        for record in read.records:
+            stored += [(number, offset) for offset in range(record.first, record.last + 1)]
+    assert places == stored
+
+
+async def test_what_is_safe_and_waits_for_what_stands_before_it_is_certified_and_then_read(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At level `local` behind records of a higher one: the line says when its level was met, which
+    is what its publisher was told; nobody is given it before the others are safe, and whoever is
+    then reads it from the storage."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    logged = Logged(house)
+    session, _ = await house.subscribe(queue, group)
+    append = house.broker.storage.append
+
+    async def behind(*args: Any, **more: Any) -> Any:
+        return [replace(one, certified=0) for one in await append(*args, **more)]
+
+    with monkeypatch.context() as waits:
+        waits.setattr(house.broker.storage, "append", behind)
+        assert await house.publish(queue, [message(0)]) == [(0, 0, False)]
+    (certified,) = logged.of(Certified)
+    assert certified.certified_unix_us is not None
+    assert session.given == []
+    house.broker.tail.certified(Partition(queue.queue_id, 0), 1)
+    await session.take(1)
+    (given,) = logged.of(Dispatched)
+    assert (given.certified_unix_us, given.cause) == (None, "backlog")
+    assert given.dispatched_unix_us >= certified.certified_unix_us
+
+
+def pulling(house: House) -> list[PullConsumer]:
+    """Who pulls."""
+    return list(house.broker.pulls._consumers.values())
+
+
+async def _lost(*args: object, **more: object) -> None:
+    raise Unknown("the answer was lost")

@@ -1,0 +1,132 @@
+"""Who is in a run, where, and how fast: the sums are right, and nobody's queue is without users."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadtests.mix import plan
+from loadtests.mix.phases import Phase, Progress, phase, progress, report, tell
+from loadtests.mix.plan import CONSUMING, ROLES, SHARES, Plan, counts, role_of, shares
+from loadtests.mix.processes import CLASSES
+from loadtests.swarm import spread
+
+LOCUSTFILE = Path(plan.__file__).with_name("locustfile.py")
+
+
+def planned(users: int = 2000, rate: float = 500.0, **more: float) -> Plan:
+    return Plan(
+        "r", ["http://127.0.0.1:1"], counts(users, SHARES | more), 2, rate, 300.0, 60.0, 256, 1, 0
+    )
+
+
+@given(st.integers(8, 20_000), st.dictionaries(st.sampled_from(sorted(ROLES)), st.integers(0, 90)))
+def test_counts_add_up_and_nobody_who_has_a_share_is_left_out(
+    users: int, more: dict[str, int]
+) -> None:
+    wanted = SHARES | more | {"rest": 1}
+    found = counts(users, wanted)
+    assert sum(found.values()) == users
+    assert set(found) == {role for role, share in wanted.items() if share}
+    assert min(found.values()) >= 1
+
+
+@pytest.mark.parametrize(
+    ("users", "wanted", "why"),
+    [
+        (100, {"worker": 1}, "somebody must publish"),
+        (100, {"websocket": 1, "ghost": 1}, "no role ghost"),
+        (1, {"websocket": 1, "worker": 1}, "at least 2 users"),
+    ],
+)
+def test_a_mix_that_cannot_be_is_refused(users: int, wanted: dict[str, float], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        counts(users, wanted)
+
+
+def test_shares_are_said_over_the_usual_ones_or_alone() -> None:
+    assert shares(["worker=50"]) == SHARES | {"worker": 50}
+    assert shares(["none", "rest=1.5"]) == {"rest": 1.5}
+    for text in ("worker", "worker=", "worker=many"):
+        with pytest.raises(ValueError, match="no share"):
+            shares([text])
+
+
+def test_each_queue_has_the_consumers_of_one_role_and_as_many_partitions() -> None:
+    whole = planned()
+    assert len(whole.all_queues) == len(set(whole.all_queues))
+    for role in CONSUMING:
+        for queue in whole.queues(role):
+            assert role_of(queue) == role
+        each = whole.counts[role] / len(whole.queues(role))
+        assert each <= plan.CONSUMERS_MAX <= whole.partitions(role) * 2
+
+
+def test_who_is_slow_is_twice_as_fast_as_what_comes() -> None:
+    for rate in (10.0, 500.0, 50_000.0):
+        whole = planned(rate=rate)
+        coming = rate * len(whole.queues("slow")) / len(whole.all_queues)
+        assert 0 < whole.slow_s <= 0.2
+        assert whole.counts["slow"] / whole.slow_s >= 2 * coming * 0.999
+
+
+def test_publishers_are_as_fast_as_was_asked_for() -> None:
+    whole = planned(rate=500.0)
+    mean = (1 + plan.MESSAGES_MAX) / 2
+    assert whole.publishers * mean / whole.interval_s == pytest.approx(500.0)
+
+
+def test_a_plan_comes_back_from_its_file(tmp_path: Path) -> None:
+    plan.write(planned(), tmp_path / "plan")
+    assert plan.read(tmp_path / "plan") == planned()
+
+
+def test_processes_hear_where_the_run_is_and_say_how_far_they_are(tmp_path: Path) -> None:
+    assert phase(tmp_path) == Phase("ramp")
+    tell(tmp_path, Phase("measure", 7))
+    assert phase(tmp_path) == Phase("measure", 7)
+    one = Progress({"GroupWorker": 2, "KeyReader": 1}, 2, 1, 0, 0, 0.5, 9)
+    assert one.standing == 3
+    report(tmp_path, 1, one)
+    assert progress(tmp_path, 3) == [one]
+
+
+def test_the_locustfile_has_the_class_of_each_role() -> None:
+    found = {}
+    for node in ast.walk(ast.parse(LOCUSTFILE.read_text())):
+        if isinstance(node, ast.ClassDef) and node.name != "MixUser":
+            said = next(n for n in node.body if isinstance(n, ast.Assign))
+            found[ast.literal_eval(said.value)] = node.name
+    assert found == CLASSES
+    assert set(found) == set(ROLES) == set(SHARES)
+
+
+@given(st.integers(1, 200_000), st.integers(1, 200))
+def test_sockets_are_dealt_out_evenly_over_addresses_that_no_two_processes_share(
+    sockets: int, parts: int
+) -> None:
+    dealt = spread.shares(sockets, parts)
+    assert sum(dealt) == sockets
+    assert max(dealt) - min(dealt) <= 1
+    places = [spread.addresses(number, many) for number, many in enumerate(dealt)]
+    everywhere = [address for some in places for address in some]
+    assert len(everywhere) == len(set(everywhere))
+    for some, many in zip(places, dealt, strict=True):
+        assert many <= len(some) * spread.PER_ADDRESS
+        assert all(address.startswith("127.0.") for address in some)
+
+
+def test_a_process_has_no_more_sockets_than_files() -> None:
+    for sockets in (2, 15_000, 30_001, 100_000):
+        parts = spread.processes(sockets)
+        assert max(spread.shares(sockets, parts)) <= spread.PER_PROCESS_MAX
+        assert parts >= 2
+
+
+def test_too_many_sockets_for_the_addresses_are_refused() -> None:
+    with pytest.raises(ValueError, match="too many"):
+        spread.addresses(0, spread.PER_ADDRESS * 255)
+    with pytest.raises(ValueError, match="too many"):
+        spread.addresses(254, 1)

@@ -1,0 +1,142 @@
+"""Which manager leads: never two by the clocks alone, and always one when the last is gone."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metadata.leading import BEAT_S, LEASE_S, MARGIN_S, NOBODY, Lead, Leading
+
+
+class Row:
+    """The row in its database, which may lose its last writes."""
+
+    def __init__(self) -> None:
+        self.now = NOBODY
+        self.before: list[Lead] = []
+
+    def ask(self, change: tuple[Lead, Lead] | None) -> Lead:
+        """As `metadata.redis_leading.RedisLead.ask`."""
+        if change is not None and change[0] == self.now:
+            self.before.append(self.now)
+            self.now = change[1]
+        return self.now
+
+    def fail_over(self, lost: int) -> None:
+        """So many last writes were nowhere else."""
+        for _ in range(min(lost, len(self.before))):
+            self.now = self.before.pop()
+
+
+def turn(row: Row, one: Leading, *, now: float, late_s: float = 0.0, heard: bool = True) -> None:
+    """One beat of a manager, whose answer takes a while or is lost."""
+    change = one.proposal(now=now)
+    answer = row.ask(change)
+    if heard:
+        one.saw(answer, now=now + late_s, asked_at=now, wrote=change[1] if change else None)
+
+
+def test_the_first_one_leads_and_the_next_one_when_it_is_gone() -> None:
+    row, first, second = Row(), Leading("a"), Leading("b")
+    turn(row, first, now=0.0)
+    assert not first.leads(now=0.0)
+    turn(row, first, now=0.1)
+    turn(row, second, now=0.2)
+    assert first.leads(now=0.2)
+    assert (first.term, second.holder) == (1, "a")
+    for beat in range(1, 20):
+        turn(row, first, now=beat * BEAT_S)
+        turn(row, second, now=beat * BEAT_S + 0.5)
+        assert first.leads(now=beat * BEAT_S + 0.5)
+        assert not second.leads(now=beat * BEAT_S + 0.5)
+    gone = 19 * BEAT_S
+    assert not first.leads(now=gone + LEASE_S - MARGIN_S)
+    turn(row, second, now=gone + LEASE_S + 0.4)
+    assert not second.leads(now=gone + LEASE_S + 0.4)
+    turn(row, second, now=gone + LEASE_S + 0.6)
+    assert second.leads(now=gone + LEASE_S + 0.6)
+    assert second.term == 2
+    turn(row, first, now=gone + LEASE_S + 0.7)
+    assert not first.leads(now=gone + LEASE_S + 0.7)
+
+
+def test_who_leaves_is_followed_at_once() -> None:
+    row, first, second = Row(), Leading("a"), Leading("b")
+    turn(row, first, now=0.0)
+    turn(row, first, now=0.1)
+    row.ask(first.release())
+    assert not first.leads(now=0.1)
+    turn(row, second, now=0.2)
+    turn(row, second, now=0.3)
+    assert second.leads(now=0.3)
+
+
+def test_a_beat_whose_answer_was_lost_prolongs_nothing_until_the_next_one() -> None:
+    row, one = Row(), Leading("a")
+    turn(row, one, now=0.0)
+    turn(row, one, now=0.1)
+    turn(row, one, now=1.0, heard=False)
+    turn(row, one, now=2.0)  # the row is not as it was: read, not written
+    assert not one.leads(now=0.1 + LEASE_S - MARGIN_S)
+    assert one.leads(now=3.0)
+    turn(row, one, now=3.0)
+    assert one.leads(now=3.0 + LEASE_S - MARGIN_S - 0.1)
+
+
+def test_who_leads_counts_from_when_it_asked() -> None:
+    """Its answer comes late, and others may have heard of the write before."""
+    row, first, second = Row(), Leading("a"), Leading("b")
+    turn(row, first, now=0.0)
+    turn(row, first, now=0.1, late_s=3.0)
+    turn(row, second, now=0.2)
+    for when in (0.3 + LEASE_S, 0.4 + LEASE_S):
+        turn(row, second, now=when)
+    assert second.leads(now=0.5 + LEASE_S)
+    assert not first.leads(now=0.5 + LEASE_S)
+
+
+def test_a_term_that_somebody_else_was_seen_with_is_outdone() -> None:
+    row, one = Row(), Leading("a")
+    turn(row, one, now=0.0)
+    turn(row, one, now=0.1)
+    one.outdone(7)
+    assert not one.leads(now=0.2)
+    turn(row, one, now=1.0)
+    assert one.leads(now=1.0)
+    assert one.term == 8
+
+
+def test_after_a_failover_that_took_the_row_back_the_next_term_is_a_higher_one() -> None:
+    row, first, second = Row(), Leading("a"), Leading("b")
+    for when in (0.0, 0.1):
+        turn(row, first, now=when)
+    row.fail_over(1)
+    turn(row, first, now=1.0)  # nobody's: not as it was written
+    assert not first.leads(now=1.0)
+    turn(row, first, now=1.1)
+    assert (first.leads(now=1.1), first.term) == (True, 2)
+    turn(row, second, now=1.2)
+    assert not second.leads(now=1.2)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2),
+            st.floats(0.0, 2.0),
+            st.floats(0.0, 1.0),
+            st.booleans(),
+        ),
+        max_size=120,
+    )
+)
+def test_never_two_lead(turns: list[tuple[int, float, float, bool]]) -> None:
+    """However late or lost the answers are. (A failover that takes the row back may make two, for
+    a moment: that is what terms are for.)"""
+    row, managers = Row(), [Leading(name) for name in "abc"]
+    now = 0.0
+    for who, pause, late, heard in turns:
+        now += pause
+        turn(row, managers[who], now=now, late_s=late, heard=heard)
+        now += late
+        leaders = [one for one in managers if one.leads(now=now)]
+        assert len(leaders) <= 1
+        assert all(one.term == max(each.term for each in managers) for one in leaders)

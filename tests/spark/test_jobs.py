@@ -1,0 +1,669 @@
+"""The jobs on a real Spark: every line once, figures as exact as they say, every promise checked.
+
+All in one file: each process that runs one of these tests starts a JVM.
+"""
+
+import base64
+import datetime
+import json
+import os
+import random
+import shutil
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from spark import latency, lines, matching, order, periods, sketches
+from spark.ingest import ingest
+from spark.lake import Lake, LakeError
+from spark.order_audit import audit
+from spark.progress import Progress
+from spark.report import Wanted, parse_targets, report
+from spark.rollup import Targets, close, rollup
+from spark.schema import CERTIFIED, DISPATCHED, KINDS, SETTLED, UNLOGGED
+from spark.synthetic import Answers, Plan, Synthetic
+from spark.usage import usage
+from tests.spark.judged import T0, certified, dispatched, rank_error, settled, write_log
+
+soak = pytest.mark.skipif(
+    not os.environ.get("TOCSIN_SOAK"), reason="each is seconds of a JVM: make soak has all of them"
+)
+FAULTS = ("gap", "repetition", "inversion", "overtaken", "hole")
+TARGET_US = 5_000
+
+
+@dataclass
+class Run:
+    """A synthetic log, its answers, and the lake that the jobs made of it."""
+
+    folder: Path
+    answers: Answers
+    lake: Lake
+    done: dict[str, Any]
+    is_stepped: bool
+
+
+@pytest.fixture(scope="session", params=["whole", pytest.param("stepped", marks=soak)])
+def run(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Run:
+    """One fault of each kind; besides, a clock that was stepped a day on and back over a month's
+    end, in many files: three days to be rolled up."""
+    folder = tmp_path_factory.mktemp("run")
+    plan = Plan(messages=4_000, faults=FAULTS, redeliveries=4)
+    if request.param == "stepped":
+        plan = replace(plan, lines_max=60, steps=((0.4, 86_400), (0.7, -86_400)))
+    answers = Synthetic(plan).write(folder)
+    lake = Lake(folder / "lake")
+    logs = str(folder / "delivery")
+    done = {
+        "ingest": ingest(spark, logs, lake, files_max=2),
+        "rollup": rollup(spark, lake, targets=Targets(None, {"orders": TARGET_US})),
+        "usage": usage(spark, lake, folder / "usage"),
+        "audit": audit(spark, lake),
+    }
+    return Run(folder, answers, lake, done, is_stepped=bool(plan.steps))
+
+
+def table(spark: SparkSession, lake: Lake, name: str) -> DataFrame:
+    return lake.read_rollup(spark, name, periods.SCHEMAS[name])
+
+
+def by_hour(spark: SparkSession, lake: Lake) -> Counter[tuple[str, str, int]]:
+    """(kind, date, hour) → messages in the lake."""
+    found: Counter[tuple[str, str, int]] = Counter()
+    for kind in (CERTIFIED, DISPATCHED, SETTLED):
+        rows = lake.read(spark, kind).groupBy("date", "hour").agg(F.sum("messages").alias("n"))
+        for row in rows.collect():
+            found[kind, row["date"].isoformat(), row["hour"]] = row["n"]
+    return found
+
+
+def sums(spark: SparkSession, lake: Lake) -> dict[str, int]:
+    return {
+        kind: lake.read(spark, kind).agg(F.coalesce(F.sum("messages"), F.lit(0))).collect()[0][0]
+        for kind in (CERTIFIED, DISPATCHED, SETTLED)
+    }
+
+
+# --- Ingest -------------------------------------------------------------------------------------
+
+
+def test_every_line_is_in_the_lake_once_in_the_hour_of_its_clock(
+    spark: SparkSession, run: Run
+) -> None:
+    assert run.done["ingest"]["messages"] == dict(run.answers.messages)
+    assert run.done["ingest"]["quarantined"] == {}
+    found = by_hour(spark, run.lake)
+    assert found == run.answers.by_hour
+    if run.is_stepped:
+        assert len(run.lake.batches()) > 2
+        assert {date for _, date, _ in found} >= {"2026-01-31", "2026-02-01", "2026-02-02"}
+
+
+@soak
+def test_a_second_ingest_brings_what_is_new_alone(spark: SparkSession, tmp_path: Path) -> None:
+    lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
+    write_log(logs, 1, [certified([[0, 0, 3]])])
+    assert ingest(spark, str(logs), lake)["messages"] == {CERTIFIED: 3}
+    assert ingest(spark, str(logs), lake)["files"] == 0
+    write_log(logs, 2, [certified([[0, 3, 2]])])
+    assert ingest(spark, str(logs), lake)["messages"] == {CERTIFIED: 2}
+    assert sums(spark, lake)[CERTIFIED] == 5
+
+
+def test_an_old_file_that_comes_late_is_not_passed_over(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark's file source passes over what is a week older than the newest, unless told not to."""
+    lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
+    write_log(logs, 2, [certified([[0, 3, 2]])])
+    ingest(spark, str(logs), lake)
+    old = write_log(logs, 1, [certified([[0, 0, 3]])])
+    os.utime(old, (1_600_000_000, 1_600_000_000))
+    assert ingest(spark, str(logs), lake)["messages"] == {CERTIFIED: 3}
+
+
+@soak
+def test_a_file_that_comes_again_elsewhere_is_passed_over(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake, logs = Lake(tmp_path / "lake"), tmp_path / "logs"
+    first = write_log(logs / "a", 1, [certified([[0, 0, 3]])])
+    ingest(spark, str(logs / "*"), lake)
+    (logs / "b").mkdir()
+    shutil.copy(first, logs / "b")
+    assert ingest(spark, str(logs / "*"), lake)["messages"] == {}
+    assert lake.manifests()[-1]["repeated_files"] == [first.name]
+    assert sums(spark, lake)[CERTIFIED] == 3
+
+
+@soak
+def test_what_is_still_written_is_left_alone(spark: SparkSession, tmp_path: Path) -> None:
+    lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
+    done = write_log(logs, 1, [certified([[0, 0, 3]])])
+    done.rename(done.with_name(done.name + ".part"))
+    (logs / "counts").write_bytes(b"\0\1")
+    write_log(logs, 2, [certified([[0, 3, 2]])])
+    assert ingest(spark, str(logs), lake)["messages"] == {CERTIFIED: 2}
+
+
+def test_a_batch_that_did_not_end_is_begun_anew_and_counts_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Killed behind its data, behind its manifest, and before Spark noted that it was done."""
+    lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
+    hour = [certified([[0, number, 1]], T0 + number) for number in range(4)]
+    write_log(logs, 1, hour)
+    ingest(spark, str(logs), lake)
+    for is_manifest_there in (True, False):
+        (lake.root / "checkpoint/commits/0").unlink()
+        (lake.root / "checkpoint/commits/.0.crc").unlink(missing_ok=True)
+        if not is_manifest_there:
+            lake.manifest(0).unlink()
+            shutil.copytree(
+                next(lake.spans(CERTIFIED).glob("date=*/hour=*")) / "batch=0",
+                lake.spans(CERTIFIED) / "date=2026-02-01/hour=5/batch=0",
+            )
+        ingest(spark, str(logs), lake)
+        assert lake.batches() == [0]
+        assert sums(spark, lake)[CERTIFIED] == 4
+
+
+@soak
+def test_a_batch_does_not_count_before_its_manifest_is_there(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
+    write_log(logs, 1, [certified([[0, 0, 3]])])
+    ingest(spark, str(logs), lake)
+    write_log(logs, 2, [certified([[0, 3, 2]])])
+    ingest(spark, str(logs), lake)
+    lake.manifest(1).unlink()
+    assert sums(spark, lake)[CERTIFIED] == 3
+
+
+@soak
+def test_a_lake_without_its_checkpoint_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
+    write_log(logs, 1, [certified([[0, 0, 3]])])
+    ingest(spark, str(logs), lake)
+    shutil.rmtree(lake.root / "checkpoint")
+    with pytest.raises(LakeError, match="no checkpoint"):
+        ingest(spark, str(logs), lake)
+
+
+def test_two_jobs_do_not_work_in_one_lake(tmp_path: Path) -> None:
+    with (
+        Lake(tmp_path).alone(),
+        pytest.raises(LakeError, match="another job"),
+        Lake(tmp_path).alone(),
+    ):
+        pass
+
+
+DAMAGED = {
+    lines.NOT_JSON: b'{"schema":1,"kind":"certif\n',
+    lines.WRONG_SCHEMA: certified([[0, 0, 1]], schema=2),
+    lines.MISSING: {k: v for k, v in certified([[0, 0, 1]]).items() if k != "queue_id"},
+    lines.WRONG_RUNS: dispatched([[0, 0, 0]]),
+    lines.WRONG_KEYS: certified([[0, 0, 2]], keys="AAAAAAAAAAA="),
+    lines.WRONG_TIME: settled([[0, 0, 1]], at=7),
+}
+
+
+def test_damaged_lines_are_quarantined_each_with_its_reason(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
+    no_runs: Any = "all"
+    more = [
+        b'"text"\n', b"[]\n", dispatched([[0, 1]]), dispatched(no_runs), certified([[0, 1, 1]],
+        keys="not base64"), certified([[0, 2, 1]], bytes="many"),
+    ]  # fmt: skip
+    passed = [{"schema": 1, "kind": "clock", "gateway": "x"}, {"schema": 1, "kind": "of tomorrow"}]
+    write_log(logs, 1, [*DAMAGED.values(), *more, *passed, certified([[0, 9, 1]], new_field=1)])
+    came = ingest(spark, str(logs), lake)
+    assert came["messages"] == {CERTIFIED: 1}
+    assert set(came["quarantined"]) == set(DAMAGED)
+    assert sum(came["quarantined"].values()) == len(DAMAGED) + len(more)
+    kept = spark.read.parquet(str(lake.quarantine))
+    texts = {row["value"] for row in kept.collect()}
+    assert '{"schema":1,"kind":"certif' in texts
+    assert len(texts) == len(DAMAGED) + len(more)
+
+
+def test_a_file_that_is_not_as_it_was_written_is_quarantined_whole(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
+    flipped = write_log(logs, 1, [certified([[0, 0, 3]]), certified([[0, 3, 3]])])
+    flipped.write_bytes(flipped.read_bytes().replace(b'"bytes": 30', b'"bytes": 31', 1))
+    torn = write_log(logs, 2, [certified([[0, 6, 3]]), certified([[0, 9, 3]])])
+    torn.write_bytes(torn.read_bytes()[:-40])
+    write_log(logs, 3, [certified([[0, 12, 3]])])
+    came = ingest(spark, str(logs), lake)
+    assert came["messages"] == {CERTIFIED: 3}
+    assert set(came["quarantined"]) == {lines.DAMAGED_FILE}
+    faults = {file["name"]: file["fault"] for file in lake.manifests()[0]["files"]}
+    assert {name[-12:-6]: fault for name, fault in faults.items()} == {
+        "000001": "checksum", "000002": "no good last line", "000003": "",
+    }  # fmt: skip
+
+
+@soak
+def test_what_comes_for_a_closed_day_is_quarantined_and_its_figures_stay(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
+    day = 86_400_000_000
+    write_log(logs, 1, [certified([[0, 0, 3]], T0), certified([[0, 3, 4]], T0 + day)])
+    ingest(spark, str(logs), lake)
+    rollup(spark, lake)
+    assert close(lake, before=datetime.date(2026, 2, 1)) > 0
+    write_log(logs, 2, [certified([[0, 7, 5]], T0 + 5), certified([[0, 12, 6]], T0 + day)])
+    came = ingest(spark, str(logs), lake)
+    assert came["quarantined"] == {lines.LATE: 1}
+    rollup(spark, lake)
+    days = table(spark, lake, "count_day").groupBy("date").agg(F.sum("messages").alias("n"))
+    assert {row["date"].isoformat(): row["n"] for row in days.collect()} == {
+        "2026-01-31": 3, "2026-02-01": 10,
+    }  # fmt: skip
+
+
+@soak
+def test_a_day_that_is_not_rolled_up_is_not_closed(spark: SparkSession, tmp_path: Path) -> None:
+    lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
+    write_log(logs, 1, [certified([[0, 0, 3]])])
+    ingest(spark, str(logs), lake)
+    assert close(lake, before=datetime.date(2027, 1, 1)) == 0
+    assert sums(spark, lake)[CERTIFIED] == 3
+
+
+# --- Rollup -------------------------------------------------------------------------------------
+
+
+def test_counts_of_minutes_hours_and_days_are_those_of_the_log(
+    spark: SparkSession, run: Run
+) -> None:
+    days: Counter[tuple[str, str]] = Counter()
+    for (kind, date, _), count in run.answers.by_hour.items():
+        days[kind, date] += count
+    hours = {key: count for key, count in run.answers.by_hour.items() if count}
+    for name in ("count_minute", "count_hour"):
+        rows = table(spark, run.lake, name).groupBy("kind", "date", "hour").agg(
+            F.sum("messages").alias("n")
+        ).collect()  # fmt: skip
+        found = {(row["kind"], row["date"].isoformat(), row["hour"]): row["n"] for row in rows}
+        assert found == hours, name
+    rows = table(spark, run.lake, "count_day").groupBy("kind", "date").agg(
+        F.sum("messages").alias("n")
+    ).collect()  # fmt: skip
+    assert {(row["kind"], row["date"].isoformat()): row["n"] for row in rows} == days
+
+
+@pytest.mark.parametrize("stage", [*latency.STAGES, latency.DELIVERY, latency.WHOLE])
+def test_percentiles_of_merged_sketches_are_within_a_percent_of_rank(
+    spark: SparkSession, run: Run, stage: str
+) -> None:
+    rows = table(spark, run.lake, "latency_day").where(F.col("stage") == stage)
+    found = {row["queue"]: row for row in periods.over(rows, "queue").collect()}
+    for queue in ("orders", "emails"):
+        durations = run.answers.durations[stage, queue]
+        row = found[queue]
+        assert row["messages"] == sum(count for _, count in durations)
+        assert row["total_us"] == sum(us * count for us, count in durations)
+        assert row["max_us"] == max(us for us, _ in durations)
+        for name, rank in sketches.RANKS.items():
+            assert rank_error(durations, rank, row[name]) <= 0.01, name
+
+
+def test_deliveries_that_miss_their_queues_target_are_counted(
+    spark: SparkSession, run: Run
+) -> None:
+    rows = table(spark, run.lake, "latency_day").groupBy("queue").agg(F.sum("missed").alias("n"))
+    slow = sum(
+        count for us, count in run.answers.durations[latency.DELIVERY, "orders"] if us > TARGET_US
+    )
+    assert slow > 0
+    assert {row["queue"]: row["n"] for row in rows.collect()} == {"orders": slow, "emails": 0}
+
+
+@soak
+def test_rolling_up_again_changes_nothing(spark: SparkSession, run: Run) -> None:
+    names = ("count_minute", "count_hour", "count_day", "latency_hour", "latency_day", "key_hour")
+
+    def snapshot() -> dict[str, list[tuple[Any, ...]]]:
+        found = {}
+        for name in names:
+            exact = [c for c in periods.SCHEMAS[name].names if c not in (*sketches.RANKS, "sketch")]
+            rows = table(spark, run.lake, name).select(*exact).collect()
+            found[name] = sorted((tuple(row) for row in rows), key=repr)
+        return found
+
+    before = snapshot()
+    assert rollup(spark, run.lake) == {"hours": 0, "uncovered": 0}
+    run.lake.keep(rolled=-1)
+    rollup(spark, run.lake, targets=Targets(None, {"orders": TARGET_US}))
+    assert snapshot() == before
+
+
+@soak
+def test_a_delivery_whose_publish_comes_later_is_rolled_up_when_it_has_come(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Two gateways, whose files are not ingested together."""
+    lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
+    other = "00000000000000bb"
+    given = dispatched([[0, 0, 3]], T0 + 5_000, gateway=other)
+    write_log(logs, 1, [given], gateway=other)
+    ingest(spark, str(logs), lake)
+    assert rollup(spark, lake)["uncovered"] == 3
+    write_log(logs, 1, [certified([[0, 0, 3]])])
+    ingest(spark, str(logs), lake)
+    assert rollup(spark, lake)["uncovered"] == 0
+    rows = table(spark, lake, "latency_hour").where(F.col("stage") == latency.DELIVERY).collect()
+    assert [(row["messages"], row["max_us"]) for row in rows] == [(3, 5_910)]
+
+
+def test_a_step_of_the_clock_between_publish_and_delivery_is_no_latency(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
+    day = 86_400_000_000
+    given = dispatched([[0, 0, 3]], T0 + 5_000 + day, stepped_us=day)
+    write_log(logs, 1, [certified([[0, 0, 3]]), given])
+    ingest(spark, str(logs), lake)
+    assert rollup(spark, lake)["uncovered"] == 0
+    rows = table(spark, lake, "latency_day").where(F.col("stage") == latency.DELIVERY).collect()
+    assert [(row["date"].isoformat(), row["max_us"]) for row in rows] == [("2026-02-01", 5_910)]
+
+
+@soak
+def test_the_slowest_keys_are_those_whose_messages_waited_longest(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
+
+    hashes = [0x1122334455667788, 7, 0]
+    keys = base64.b64encode(b"".join(one.to_bytes(8, "little") for one in hashes)).decode()
+    given = [
+        dispatched([[0, offset, 1]], T0 + wait, certified_unix_us=T0)
+        for offset, wait in enumerate((9_000, 50, 80_000))
+    ]
+    write_log(logs, 1, [certified([[0, 0, 3]], keys=keys), *given])
+    ingest(spark, str(logs), lake)
+    rollup(spark, lake)
+    rows = table(spark, lake, "key_hour").orderBy(F.desc("waited_us")).collect()
+    assert [(row["key"], row["messages"], row["waited_us"]) for row in rows] == [
+        ("1122334455667788", 1, 9_000), ("0000000000000007", 1, 50),
+    ]  # fmt: skip
+
+
+@soak
+def test_readers_count_as_many_times_as_they_are(spark: SparkSession, tmp_path: Path) -> None:
+    lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
+    fan_out = dispatched([[0, 0, 4]], recipients=50, sessions=["a"] * 50)
+    del fan_out["group"], fan_out["session"]
+    write_log(logs, 1, [certified([[0, 0, 4]]), fan_out])
+    came = ingest(spark, str(logs), lake)
+    assert came["messages"] == {CERTIFIED: 4, DISPATCHED: 200}
+    rollup(spark, lake)
+    rows = table(spark, lake, "latency_day").where(F.col("stage") == latency.DELIVERY).collect()
+    assert [(row["group"], row["messages"]) for row in rows] == [(None, 200)]
+
+
+# --- Usage --------------------------------------------------------------------------------------
+
+
+def test_both_books_of_usage_agree(run: Run) -> None:
+    done = run.done["usage"]
+    assert done["messages_in"] == run.answers.messages[CERTIFIED] == done["used_messages_in"]
+    assert done["messages_out"] == run.answers.messages[DISPATCHED] == done["used_messages_out"]
+    assert done["unlogged_in"] == run.answers.unlogged > 0
+
+
+@soak
+def test_where_the_books_differ_both_are_shown(
+    spark: SparkSession, run: Run, tmp_path: Path
+) -> None:
+    folder = tmp_path / "usage"
+    folder.mkdir()
+    line = {"schema": 1, "minute_unix_ms": T0 // 60_000_000 * 60_000, "tenant": "default",
+            "messages_in": 5, "messages_out": 6, "websocket_s": 1.5}  # fmt: skip
+    stranger = line | {"tenant": None, "refusals": 3}
+    text = "\n".join([json.dumps(line), json.dumps(stranger), '{"schema": 1, "minu'])
+    (folder / "usage-2026-01-31T22-1.jsonl").write_text(text)
+    done = usage(spark, run.lake, folder)
+    assert (done["used_messages_in"], done["used_messages_out"]) == (10, 12)
+    assert done["messages_in"] == run.answers.messages[CERTIFIED]
+    usage(spark, run.lake, run.folder / "usage")
+
+
+# --- Order --------------------------------------------------------------------------------------
+
+
+def test_every_planted_fault_is_found_and_nothing_else(spark: SparkSession, run: Run) -> None:
+    found = spark.read.parquet(str(run.lake.root / "audit")).collect()
+    faults = {
+        (row["what"], row["queue_id"], row["group"], row["partition"], row["first"])
+        for row in found
+        if row["certain"]
+    }
+    assert faults == set(run.answers.planted)
+    assert run.done["audit"]["holes"] == run.answers.unlogged
+    assert run.done["audit"]["unlogged"]["certified"] == run.answers.unlogged
+    assert run.done["audit"]["uncertain"] == {}
+    assert run.done["audit"]["missing_files"] == {}
+
+
+@soak
+def test_a_log_without_faults_has_none(spark: SparkSession, tmp_path: Path) -> None:
+    """With redeliveries, and a clock that goes back by a day in their midst."""
+    plan = Plan(
+        seed=7, messages=4_000, redeliveries=12, keys=40, steps=((0.3, 86_400), (0.6, -86_400))
+    )
+    Synthetic(plan).write(tmp_path)
+    lake = Lake(tmp_path / "lake")
+    ingest(spark, str(tmp_path / "delivery"), lake)
+    done = audit(spark, lake)
+    assert set(done["faults"].values()) == {0}, done["examples"]
+    assert done["uncertain"] == {}
+    assert done["holes"] == 0
+
+
+KEY = "AAAAAAAAAAc="
+"""One key's hash, of one message."""
+DAY_US = 86_400_000_000
+
+
+def behind_another() -> list[dict[str, Any]]:
+    """The third message of a key was given, the second waits behind the first, which is back."""
+    log = [certified([[0, offset, 1]], T0 + offset, keys=KEY) for offset in range(2)]
+    log += [certified([[0, 2, 1]], T0 + 2)]
+    log += [dispatched([[0, 0, 1]], T0 + 10), settled([[0, 0, 1]], T0 + 20, outcome="nacked")]
+    return [*log, dispatched([[0, 2, 1]], T0 + 30), settled([[0, 2, 1]], T0 + 40)]
+
+
+def set_back() -> list[dict[str, Any]]:
+    """The clock is set back by a day between the first delivery and the nack."""
+    back = {"stepped_us": -DAY_US}
+    log = [certified([[0, 0, 1]]), dispatched([[0, 0, 1]], T0 + 10)]
+    log += [settled([[0, 0, 1]], T0 + 20 - DAY_US, outcome="nacked", **back)]
+    log += [dispatched([[0, 0, 1]], T0 + 30 - DAY_US, attempt=2, cause="key_backoff", **back)]
+    return [*log, settled([[0, 0, 1]], T0 + 40 - DAY_US, **back)]
+
+
+LOGS = {
+    "waits": behind_another(),
+    "passed-over": [
+        *behind_another(),
+        settled([[0, 0, 1]], T0 + 50, outcome="dead_lettered", reason="exhausted"),
+    ],
+    "set-back": set_back(),
+    "repeated": [*set_back(), dispatched([[0, 0, 1]], T0 + 50 - DAY_US, stepped_us=-DAY_US)],
+    "acked-before": [
+        certified([[0, 0, 2]]), settled([[0, 0, 2]], T0 + 5), dispatched([[0, 0, 2]], T0 + 9),
+    ],
+    "two-clocks": [
+        certified([[0, 0, 2]], keys="AAAAAAAAAAcAAAAAAAAABw=="),
+        dispatched([[0, 0, 1]], T0 + 2_000),
+        dispatched([[0, 1, 1]], T0 + 1_000, gateway="00000000000000bb"),
+        settled([[0, 0, 2]], T0 + 9_000),
+    ],
+}  # fmt: skip
+"""What happened in a queue each: all are judged in one go, which takes as long as one of them."""
+
+
+@pytest.fixture(scope="session")
+def lake_of_logs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
+    folder = tmp_path_factory.mktemp("logs")
+    lines = [line | {"queue_id": name} for name, log in LOGS.items() for line in log]
+    write_log(folder / "delivery", 1, lines)
+    lake = Lake(folder / "lake")
+    ingest(spark, str(folder / "delivery"), lake)
+    return lake
+
+
+def found(spark: SparkSession, lake: Lake) -> dict[str, set[tuple[str, int, bool]]]:
+    """Queue → (what, messages, certain)."""
+    by_queue: dict[str, set[tuple[str, int, bool]]] = {name: set() for name in LOGS}
+    for row in spark.read.parquet(str(lake.root / "audit")).collect():
+        by_queue[row["queue_id"]].add((row["what"], row["count"], row["certain"]))
+    return by_queue
+
+
+def test_each_history_is_judged_as_it_was(spark: SparkSession, lake_of_logs: Lake) -> None:
+    """What waits behind an earlier message of its key is no gap, and is one when that has ended; a
+    clock that goes back repeats nothing; what is acked before it is given, at most once, neither;
+    and of two machines whose clocks are 1 ms apart nobody can tell which one was first."""
+    audit(spark, lake_of_logs)
+    assert found(spark, lake_of_logs) == {
+        "waits": set(),
+        "passed-over": {(order.GAP, 1, True)},
+        "set-back": set(),
+        "repeated": {(order.REPETITION, 1, True)},
+        "acked-before": set(),
+        "two-clocks": {(order.INVERSION, 1, False)},
+    }
+
+
+@soak
+def test_clocks_that_differ_by_less_tell_which_was_first(
+    spark: SparkSession, lake_of_logs: Lake
+) -> None:
+    audit(spark, lake_of_logs, clock_error_us=500)
+    assert found(spark, lake_of_logs)["two-clocks"] == {(order.INVERSION, 1, True)}
+
+
+def test_what_lost_lines_may_explain_is_not_certain(spark: SparkSession, tmp_path: Path) -> None:
+    """A gateway was killed, and what it gave out last is in no line: no message was lost."""
+    lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
+    log = [certified([[0, 0, 3]]), dispatched([[0, 0, 1]]), dispatched([[0, 2, 1]], T0 + 200)]
+    lost = {"schema": 1, "kind": "unlogged", "gateway": "00000000000000aa", "dispatched": 1,
+            "since_unix_us": T0, "until_unix_us": T0 + 1, "reason": "killed"}  # fmt: skip
+    write_log(logs, 1, [*log, lost])
+    ingest(spark, str(logs), lake)
+    done = audit(spark, lake)
+    assert done["faults"][order.GAP] == 0
+    assert done["uncertain"] == {order.GAP: 1}
+    assert done["lossy_gateways"] == ["00000000000000aa"]
+
+
+@soak
+def test_a_file_that_is_missing_is_told_by_the_names_of_the_others(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
+    write_log(logs, 2, [certified([[0, 0, 3]])])
+    write_log(logs, 5, [certified([[0, 3, 3]])])
+    ingest(spark, str(logs), lake)
+    assert audit(spark, lake)["missing_files"] == {"00000000000000aa": [1, 3, 4]}
+
+
+def test_runs_meet_as_their_offsets_do(spark: SparkSession) -> None:
+
+    rng = random.Random(5)
+
+    def some(longest: int) -> list[tuple[str, int, int, int]]:
+        return [
+            ("q", rng.randrange(2), rng.randrange(2_000), rng.randrange(1, longest))
+            for _ in range(60)
+        ]
+
+    shape = "queue_id string, partition bigint, first bigint, count bigint"
+    left, right = some(700), some(20)
+    met = matching.met(spark.createDataFrame(left, shape), spark.createDataFrame(right, shape))
+    found = Counter(
+        (row["partition"], row["l_first"], row["r_first"], offset)
+        for row in met.collect()
+        for offset in range(row["first"], row["first"] + row["count"])
+    )
+    expected = Counter(
+        (p, first, other, offset)
+        for _, p, first, count in left
+        for _, q, other, length in right
+        if p == q
+        for offset in range(max(first, other), min(first + count, other + length))
+    )
+    assert found == expected
+
+
+# --- Report -------------------------------------------------------------------------------------
+
+
+def test_the_report_is_one_page_that_loads_nothing(
+    spark: SparkSession, run: Run, tmp_path: Path
+) -> None:
+    out = tmp_path / "report.html"
+    wanted = Wanted(
+        logs=str(run.folder / "delivery"), lake=run.lake.root, out=out, usage=run.folder / "usage"
+    )
+    with (tmp_path / "said").open("w") as said:
+        done = report(spark, wanted, Progress(said, spark.sparkContext))
+    assert done["ingest"]["files"] == 0
+    text = out.read_text()
+    assert "http" not in text.replace("http-equiv", "")
+    assert "<script" not in text
+    drawn = text.count("<svg")
+    assert drawn == 3
+    for part in text.split("<svg")[1:]:
+        ElementTree.fromstring("<svg" + part.partition("</svg>")[0] + "</svg>")
+    for expected in ("orders", "billing", "inversion: 1", "100 certified", "p99.9", "handling"):
+        assert expected in text, expected
+    assert [line.split()[0] for line in (tmp_path / "said").read_text().splitlines()] == [
+        "ingest", "rollup", "usage", "order-audit", "report",
+    ]  # fmt: skip
+
+
+@soak
+def test_an_empty_log_makes_a_report_too(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "delivery").mkdir()
+    wanted = Wanted(
+        logs=str(tmp_path / "delivery"), lake=tmp_path / "lake", out=tmp_path / "report.html"
+    )
+    with (tmp_path / "said").open("w") as said:
+        done = report(spark, wanted, Progress(said))
+    assert done["rollup"] == {"hours": 0, "uncovered": 0}
+    assert "Nothing was delivered." in (tmp_path / "report.html").read_text()
+
+
+def test_targets_are_told_by_queue() -> None:
+    def seconds(text: str) -> float:
+        return float(text)
+
+    assert parse_targets(["0.2", "a=b=0.05"], seconds) == Targets(200_000, {"a=b": 50_000})
+    with pytest.raises(ValueError, match="orders=soon"):
+        parse_targets(["orders=soon"], seconds)
+
+
+def test_every_kind_has_a_table(spark: SparkSession, run: Run) -> None:
+    for kind in KINDS:
+        assert run.lake.read(spark, kind).count() > 0, kind
+    assert run.lake.read(spark, UNLOGGED).collect()[0]["reason"] == "full"

@@ -1,0 +1,200 @@
+"""What needs no Spark: files and their names, plots, the command, what it says when Spark is not
+there, and the synthetic log itself."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+from tocsin.cli.main import cli
+
+from spark import files
+from spark.drawing import Line, bars, duration, heat_map, over_time
+from spark.progress import Progress
+from spark.session import NotInstalled, check_installed
+from spark.submit import parser
+from spark.synthetic import Plan, Synthetic, without
+from tests.layout.tree import ROOT
+from tests.spark.judged import GATEWAY, certified, rank_error, write_log
+
+# --- Files --------------------------------------------------------------------------------------
+
+
+def test_a_file_is_what_its_last_line_says(tmp_path: Path) -> None:
+    path = write_log(tmp_path, 1, [certified([[0, n, 1]]) for n in range(3)])
+    assert files.check(path.as_uri()) == (path.as_uri(), 3, "", False)
+
+
+@pytest.mark.parametrize("change", ["flip", "drop a line", "add a line", "cut", "empty"])
+def test_a_changed_file_is_noticed(tmp_path: Path, change: str) -> None:
+    path = write_log(tmp_path, 1, [certified([[0, n, 1]]) for n in range(3)])
+    data = path.read_bytes()
+    lines = data.splitlines(keepends=True)
+    changed = {
+        "flip": bytes([data[0] ^ 1]) + data[1:],
+        "drop a line": b"".join(lines[1:]),
+        "add a line": lines[0] + data,
+        "cut": data[:-1],
+        "empty": b"",
+    }
+    path.write_bytes(changed[change])
+    assert files.check(path.as_uri()).fault in ("checksum", "no good last line")
+
+
+def test_a_file_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
+    assert files.check((tmp_path / "none.jsonl").as_uri()).fault == "gone"
+
+
+def test_missing_files_are_told_by_the_names_of_the_others() -> None:
+    names = [f"{GATEWAY}-17-{n:06}.jsonl" for n in (1, 2, 5)] + ["other-18-000001.jsonl", "x"]
+    assert files.missing(names) == {GATEWAY: [3, 4]}
+
+
+# --- The synthetic log --------------------------------------------------------------------------
+
+
+def test_the_same_plan_makes_the_same_bytes(tmp_path: Path) -> None:
+    plan = Plan(messages=2_000, faults=("inversion", "gap"), redeliveries=2)
+    for name in ("a", "b"):
+        Synthetic(plan).write(tmp_path / name)
+    made = [
+        {path.name: path.read_bytes() for path in sorted((tmp_path / name).rglob("*.jsonl"))}
+        for name in ("a", "b")
+    ]
+    assert made[0] == made[1]
+    Synthetic(Plan(messages=2_000, seed=2)).write(tmp_path / "c")
+    assert not {path.name for path in (tmp_path / "c/delivery").iterdir()} & set(made[0])
+
+
+def test_its_answers_are_those_of_its_lines(tmp_path: Path) -> None:
+    answers = Synthetic(Plan(messages=3_000, faults=("gap", "hole"))).write(tmp_path)
+    found: dict[str, int] = {}
+    for path in (tmp_path / "delivery").iterdir():
+        assert files.check(path.as_uri()).fault == ""
+        for text in path.read_text().splitlines():
+            line = json.loads(text)
+            count = sum(run[2] for run in line.get("runs", [])) + line.get("certified", 0)
+            found[line["kind"]] = found.get(line["kind"], 0) + count
+    assert {kind: n for kind, n in found.items() if n} == dict(answers.messages)
+    assert {what for what, *_ in answers.planted} == {"gap", "hole"}
+
+
+def test_runs_without_a_message() -> None:
+    assert without([[0, 5, 3], [1, 9, 1]], [0, 7, 1]) == [[0, 5, 2], [1, 9, 1]]
+    assert without([[0, 5, 3], [1, 9, 1]], [1, 9, 1]) == [[0, 5, 3]]
+
+
+def test_the_oracle_of_ranks_judges_right() -> None:
+    durations = [(1, 50), (2, 40), (3, 10)]
+    assert rank_error(durations, 0.5, 1) == 0.0
+    assert rank_error(durations, 0.99, 3) == 0.0
+    assert rank_error(durations, 0.99, 2) == pytest.approx(0.09)
+    assert rank_error(durations, 0.5, 3) == pytest.approx(0.4)
+
+
+# --- Plots --------------------------------------------------------------------------------------
+
+
+def svg(text: str) -> ElementTree.Element:
+    return ElementTree.fromstring(text[text.index("<svg") :])
+
+
+def test_a_line_has_a_gap_where_there_is_no_value() -> None:
+    drawn = svg(over_time("t", ["a", "b", "c", "d"], [Line("p50", [100.0, 200.0, None, 300.0])]))
+    assert [len(line.attrib["points"].split()) for line in drawn.iter("polyline")] == [2]
+    assert len(list(drawn.iter("circle"))) == 1
+
+
+def test_longer_is_higher_and_more_is_darker() -> None:
+    drawn = svg(over_time("t", ["a", "b"], [Line("p50", [100.0, 90_000.0])]))
+    (line,) = drawn.iter("polyline")
+    low, high = (float(point.split(",")[1]) for point in line.attrib["points"].split())
+    assert high < low
+    drawn = svg(heat_map("t", ["a"], [100, 1_000, 10_000], [[5.0, 500.0]]))
+    few, many = (float(cell.attrib["opacity"]) for cell in drawn.iter("rect"))
+    assert few < many == 1.0
+
+
+def test_a_bar_is_as_long_as_its_parts_and_names_are_escaped() -> None:
+    drawn = svg(bars("t", [("<b>", [100.0, 300.0]), ("x", [200.0, 0.0])], ["one", "two"]))
+    widths = [float(part.attrib["width"]) for part in drawn.iter("rect")]
+    assert widths[1] == pytest.approx(3 * widths[0], abs=0.2)
+    assert widths[2] == pytest.approx(2 * widths[0], abs=0.2)
+
+
+def test_without_values_there_is_a_sentence() -> None:
+    assert over_time("t", [], []).startswith("<p>")
+    assert heat_map("t", ["a"], [1, 2], [[0.0]]).startswith("<p>")
+    assert bars("t", [], []).startswith("<p>")
+
+
+@pytest.mark.parametrize(
+    ("us", "text"), [(850, "850 µs"), (3_210, "3.21 ms"), (1.5e6, "1.5 s"), (7.2e9, "2 h")]
+)
+def test_durations_are_written_for_people(us: float, text: str) -> None:
+    assert duration(us) == text
+
+
+def test_steps_are_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "said"
+    with path.open("w") as stream:
+        progress = Progress(stream)
+        with progress.step("ingest"):
+            progress.say("3 files")
+    assert path.read_text().split() == ["ingest", "3", "files", "0.0", "s"]
+
+
+# --- The command --------------------------------------------------------------------------------
+
+
+def test_without_java_the_command_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(NotInstalled, match="Java 17"):
+        check_installed()
+
+
+def test_the_command_is_there_and_is_loaded_without_pyspark() -> None:
+    """As every verb is whenever `tocsin --help` is asked."""
+    code = (
+        "import sys; sys.modules['pyspark'] = None\n"
+        "import spark.command, spark.submit, spark.synthetic, spark.page\n"
+        "assert 'py4j' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, env={"PYTHONPATH": _path()})
+
+
+def test_without_pyspark_the_command_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys, importlib.util as u\n"
+        "find = u.find_spec\n"
+        "u.find_spec = lambda name, *more: None if name == 'pyspark' else find(name, *more)\n"
+        "from spark.command import report\n"
+        "report(['--data-dir', sys.argv[1]])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=False, text=True,
+        capture_output=True, env={"PYTHONPATH": _path()},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "pip install 'pyspark>=4.1.2,<4.4'" in done.stderr
+
+
+def _path() -> str:
+    return f"{ROOT}:{ROOT / 'clients/python/src'}"
+
+
+def test_a_folder_without_a_log_is_a_sentence(tmp_path: Path) -> None:
+    done = CliRunner().invoke(cli, ["report", "--data-dir", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "there is no delivery log in" in done.output
+
+
+def test_every_job_can_be_submitted() -> None:
+    for job in ("rollup", "usage", "order-audit"):
+        assert parser().parse_args([job, "--lake", "x"]).job == job
+    assert parser().parse_args(["ingest", "--lake", "x", "--logs", "y"]).files_max == 16

@@ -1,0 +1,180 @@
+"""What managers do to servers, each act fenced by the term of who does it; and what gateways make
+of a replica that is not counted (R28)."""
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from push.copies import Count, Elect, LetIn, LockOut, Prepare
+from push.errors import Refused, Unknown
+from storage.redis_copying import Copying
+from storage.redis_library import library
+from storage.redis_many import REPLY_S, Many
+from storage.redis_observing import UNHEARD_S, Observer, Outdone, Watched
+from storage.redis_primary import fixed
+from storage.redis_provision import provision
+from storage.redis_shard import Marks, RedisShard, Settings
+from tests.contract.redis_single import INCARNATION
+from tests.servers.binaries import Binary, binaries
+from tests.servers.layouts import replicated, single
+from tests.servers.node import Node
+from tests.storage.shards import address, settings
+from tests.storage.standing import reach_of
+from tests.waiting import becomes
+
+NOBODY = frozenset[str]()
+
+
+@pytest.fixture
+async def managed(tmp_path: Path) -> AsyncIterator[tuple[Node, Watched]]:
+    """A server with the shipped users, provisioned, as a manager sees it."""
+    with single(binaries()[0], tmp_path, with_users=True) as node:
+        find = fixed(address(node))
+        await provision(Settings(find, reach_of("tocsin-admin")), INCARNATION, 0)
+        reach = reach_of("tocsin-manager")
+        yield node, Watched(Settings(find, reach), reach, home=address(node))
+
+
+async def test_who_acts_under_an_older_term_is_refused_wherever_a_later_one_was(
+    managed: tuple[Node, Watched],
+) -> None:
+    node, watched = managed
+    many = Many(watched.reach)
+    place = str(address(node))
+    observer, copying = Observer(watched, many), Copying(watched, many)
+    view = await observer.look("a", 4)
+    assert (view.primary, view.replicas, view.servers[place].is_electable) == (place, 0, True)
+    await copying.do(LockOut(place, "replica-2"), "a", 4)
+    await observer.look("b", 5)
+    for act in (LetIn(place, "replica-2"), Prepare(place)):
+        for name, term in (("a", 4), ("c", 5)):
+            with pytest.raises(Outdone):
+                await copying.do(act, name, term)
+    with pytest.raises(Outdone):
+        await observer.look("a", 4)
+    with pytest.raises(Refused):
+        await copying.do(Count(0, NOBODY, 1, NOBODY), "a", 4)
+    view = await observer.look("b", 5)
+    assert (view.replicas, view.servers[place].locked) == (
+        0, frozenset({"default", "replica-2"}),
+    )  # fmt: skip
+    assert view.servers[place].is_electable
+    await many.close()
+
+
+async def test_a_store_that_was_emptied_is_left_empty(managed: tuple[Node, Watched]) -> None:
+    """A manager looks once a second, and whoever puts it right would find something there."""
+    node, watched = managed
+    node.ask("FLUSHALL")
+    many = Many(watched.reach)
+    view = await Observer(watched, many).look("a", 4)
+    assert "emptied" in view.silent[str(address(node))]
+    assert node.ask("DBSIZE") == 0
+    await many.close()
+
+
+async def test_what_is_said_is_there_after_a_restart(managed: tuple[Node, Watched]) -> None:
+    node, watched = managed
+    many = Many(watched.reach)
+    place = str(address(node))
+    observer, copying = Observer(watched, many), Copying(watched, many)
+    await observer.look("a", 1)
+    for act in (Prepare(place), LockOut(place, "replica-2"), LockOut(place, "replica-3")):
+        assert await copying.do(act, "a", 1)
+    assert await copying.do(LetIn(place, "replica-3"), "a", 1)
+    node.kill()
+    node.start()
+    await many.close()
+    view = await observer.look("a", 1)
+    server = view.servers[place]
+    assert (server.is_electable, server.locked) == (
+        False, frozenset({"default", "replica-2"}),
+    )  # fmt: skip
+    assert await copying.do(Elect(place), "a", 1)
+    await many.close()
+
+
+async def test_who_is_counted_changes_only_from_what_was_seen(
+    managed: tuple[Node, Watched],
+) -> None:
+    _, watched = managed
+    many = Many(watched.reach)
+    observer, copying = Observer(watched, many), Copying(watched, many)
+    await observer.look("a", 1)
+    out = frozenset({"10.0.0.2:6379", "10.0.0.3:6379"})
+    assert await copying.do(Count(0, NOBODY, 0, out), "a", 1)
+    assert not await copying.do(Count(0, NOBODY, 1, NOBODY), "a", 1)
+    assert (await observer.look("a", 1)).out == out
+    await many.close()
+
+
+async def test_a_replica_that_is_not_counted_and_attached_confirms_nothing(
+    redis_binary: Binary, tmp_path: Path
+) -> None:
+    """Where nobody is waited for it is no matter."""
+    with replicated(redis_binary, tmp_path, replicas=1) as servers:
+        primary, replica = servers.nodes
+        given = replace(settings(primary, wait_s=10.0), library=library())
+        await provision(given, INCARNATION, 1)
+        shard = await RedisShard.open(replace(given, wait_s=1.0), Marks(INCARNATION))
+        await shard.act("used", [given.key], [], level="all")
+        primary.ask("HSET", given.key, "out", str(address(replica)))
+        for level in ("quorum", "all"):
+            with pytest.raises(Unknown, match="not counted"):
+                await shard.act("used", [given.key], [], level=level)
+        primary.ask("HSET", given.key, "replicas", 0)
+        await shard.act("used", [given.key], [], level="all")
+        await shard.close()
+
+
+async def test_one_that_is_frozen_is_not_asked_at_every_look(tmp_path: Path) -> None:
+    """It is attached for most of a minute, and each time would take a second of those for which
+    publishing waits."""
+    with replicated(binaries()[0], tmp_path, replicas=1) as servers:
+        primary, replica = servers.nodes
+        given = replace(settings(primary, wait_s=10.0), library=library())
+        await provision(given, INCARNATION, 1)
+        many = Many(given.reach)
+        observer = Observer(Watched(given, given.reach, home=address(primary)), many)
+        replica.freeze()
+
+        def is_silent() -> bool:
+            told = dict(
+                part.split("=") for part in primary.info("replication")["slave0"].split(",")
+            )
+            return float(told["lag"]) >= UNHEARD_S
+
+        await becomes(is_silent)
+        await observer.look("a", 1)
+        began = time.monotonic()
+        view = await observer.look("a", 1)
+        assert time.monotonic() - began < REPLY_S / 2
+        assert str(address(replica)) in view.silent
+        assert len(view.servers[view.primary].followers) == 1
+        replica.thaw()
+        await many.close()
+
+
+async def test_a_connection_that_stands_does_not_wait_for_who_is_counted_no_more(
+    redis_binary: Binary, tmp_path: Path
+) -> None:
+    with replicated(redis_binary, tmp_path, replicas=1) as servers:
+        primary, replica = servers.nodes
+        given = replace(settings(primary, wait_s=10.0), library=library())
+        await provision(given, INCARNATION, 1)
+        shard = await RedisShard.open(replace(given, wait_s=1.0, watch_s=60.0), Marks(INCARNATION))
+        await shard.act("used", [given.key], [], level="all")
+        assert shard.copies("all") == 2
+        replica.freeze()
+        primary.ask("HSET", given.key, "replicas", 0, "out", str(address(replica)))
+        await shard.act("used", [given.key], [], level="all")  # which is sent with its WAIT
+        assert shard.copies("all") == 1  # nor is it said to have what it has not
+        began = time.monotonic()
+        for _ in range(5):
+            await shard.act("used", [given.key], [], level="all")
+        assert time.monotonic() - began < 1.0
+        replica.thaw()
+        await shard.close()

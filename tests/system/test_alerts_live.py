@@ -1,0 +1,401 @@
+"""Alerts as they are shipped, with seconds in place of minutes: each fires with a real fault, and
+is over when the fault is. Five minutes, and root's rights: `make soak`."""
+
+import asyncio
+import os
+import re
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+import pytest
+import tocsin
+
+from gateway.server import FILES_KEPT
+from loadtests.server import Server, free_port
+from push import limits
+from scripts.monitoring.alerts import ALERTS
+from tests.system.monitored import TOKEN, World, monitored, settings
+from tests.system.talk import http_to, talking
+from tests.waiting import becomes
+
+pytestmark = [
+    pytest.mark.skipif(not os.environ.get("TOCSIN_SOAK"), reason="the whole run: make soak"),
+    pytest.mark.skipif(os.getuid() != 0, reason="a disk is made full: this needs root"),
+]
+
+WITHOUT: Final = {
+    "TocsinInternalErrors": "it is a bug of ours, which a test cannot ask for",
+    "TocsinFsyncSlow": "needs a disk that is slow",
+    "TocsinDamage": "needs a damaged file under a broker that works",
+    "TocsinMetadataUnusable": "needs a catalog that was exchanged under a gateway",
+    "TocsinScrapeIncomplete": "a scrape every second ends before the storage is given up on",
+    "TocsinReplicaAway": "needs copies",
+    "TocsinDutiesFail": "needs a second cluster",
+}
+"""No fault here is theirs. promtool's tests have all of them."""
+WINDOWS: Final = {"1m": "4s", "5m": "6s", "10m": "45s", "15m": "12s", "30m": "45s", "1h": "12s"}
+BOUNDS: Final = {
+    "TocsinGroupBehind": ("> 600", "> 2"),
+    "TocsinPartitionsMove": ("> 500", "> 3"),
+    "TocsinWebhooksFail": ("> 10", "> 0"),
+    "TocsinMetadataAway": ("> 30", "> 8"),
+}
+"""What is minutes, or many, there."""
+SESSIONS: Final = 40
+FILES: Final = FILES_KEPT + SESSIONS
+FEW_FILES: Final = (
+    "-c",
+    f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES}, {FILES}))\n"
+    "from gateway.commands import serve; serve()",
+)
+
+
+def scaled(text: str) -> str:
+    """Rules that do not wait."""
+    parts = re.split(r"(?=      - alert: )", text)
+    for place, part in enumerate(parts):
+        name = part.removeprefix("      - alert: ").partition("\n")[0]
+        if name in BOUNDS:
+            old, new = BOUNDS[name]
+            assert old in part, name
+            parts[place] = part.replace(old, new)
+    text = re.sub(r"\bfor: \S+", "for: 0s", "".join(parts))
+    return re.sub(r"\[(\d+[mh])\]", lambda match: f"[{WINDOWS[match[1]]}]", text)
+
+
+@contextmanager
+def disk(folder: Path) -> Iterator[None]:
+    """In memory, and of a size of its own."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4g", "tmpfs", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+@dataclass
+class Faulty(World):
+    """With another embedded gateway, `crowded`, which has a small disk and few files."""
+
+    crowded: Server
+    disk: Path
+
+    def resize(self, size: str) -> None:
+        """Its disk has this size from now on."""
+        subprocess.run(["mount", "-o", f"remount,size={size}", self.disk], check=True)
+
+    def firing(self) -> set[str]:
+        """The names of alerts that fire."""
+        alerts = self.prometheus.ask("alerts")["alerts"]
+        return {one["labels"]["alertname"] for one in alerts if one["state"] == "firing"}
+
+
+JOBS: Final = {
+    "tocsin": ["embedded", "crowded"], "tocsin-shared": ["shared"], "tocsin-metadata": ["node"],
+    "tocsin-manager": ["manager"],
+}  # fmt: skip
+TARGETS: Final = ("tocsin", *JOBS, "tocsin-orders")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faulty]:
+    """All of it, scraped, and nothing fires."""
+    folder, port = tmp_path_factory.mktemp("alerts"), free_port()
+    nowhere = {"TOCSIN_ALERT_WEBHOOKS": f"nowhere=http://127.0.0.1:{free_port()}/"}
+    beside = {"crowded": f"127.0.0.1:{port}"}
+    with (
+        disk(folder / "disk"),
+        Server(folder / "disk" / "crowded", command=FEW_FILES, settings=settings(port)) as crowded,
+        monitored(folder, JOBS, embedded=nowhere, beside=beside, rules=scaled) as made,
+    ):
+        asyncio.run(watched(made.processes["embedded"]))
+        yield Faulty(**vars(made), crowded=crowded, disk=folder / "disk")
+    for process in made.processes.values():
+        assert b"Traceback" not in process.log_path.read_bytes(), process.log_tail(60)
+
+
+async def watched(server: Server) -> None:
+    """The queue that its holder watches is there."""
+    async with http_to(server, TOKEN) as http:
+        assert (await http.put("/v1/queues/orders", json={})).status_code == 201
+
+
+@asynccontextmanager
+async def client_of(world: Faulty, name: str) -> AsyncIterator[tocsin.Client]:
+    async with tocsin.connect(world.processes[name].url, token=TOKEN) as client:
+        yield client
+
+
+@asynccontextmanager
+async def during(work: Callable[[], Any]) -> AsyncIterator[None]:
+    """Again and again, whatever comes of it."""
+
+    async def working() -> None:
+        while True:
+            with suppress(httpx2.HTTPError, tocsin.TocsinError, OSError):
+                await work()
+            await asyncio.sleep(0.02)
+
+    task = asyncio.create_task(working())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def seek_end(world: Faulty, queue: str) -> None:
+    async with http_to(world.processes["embedded"], TOKEN) as http:
+        path = f"/v1/queues/{queue}/groups/billing/seek"
+        assert (await http.post(path, json={"to": "latest"})).status_code == 200
+
+
+# --- Faults --------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def a_gateway_is_killed(world: Faulty) -> AsyncIterator[None]:
+    server = world.processes["embedded"]
+    server.kill()
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(server.start)
+
+
+@asynccontextmanager
+async def a_gateway_stands_still(world: Faulty) -> AsyncIterator[None]:
+    server = world.processes["embedded"]
+    server.freeze()
+    await asyncio.sleep(0.8)
+    server.thaw()
+    yield
+
+
+@asynccontextmanager
+async def a_disk_of(world: Faulty, size: str) -> AsyncIterator[None]:
+    """Somebody publishes meanwhile."""
+    async with http_to(world.crowded, TOKEN) as http:
+        assert (await http.put("/v1/queues/orders", json={})).status_code in (200, 201)
+        batch = {"messages": [{"body": n} for n in range(10)]}
+        world.resize(size)
+        try:
+            async with during(lambda: http.post("/v1/queues/orders/messages", json=batch)):
+                yield
+        finally:
+            world.resize("4g")
+
+
+def a_disk_is_nearly_full(world: Faulty) -> AbstractAsyncContextManager[None]:
+    """The log has ended, publishing has not."""
+    return a_disk_of(world, "400m")
+
+
+def a_disk_is_full(world: Faulty) -> AbstractAsyncContextManager[None]:
+    return a_disk_of(world, "200m")
+
+
+@asynccontextmanager
+async def files_run_out(world: Faulty) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        for _ in range(SESSIONS - 1):
+            await stack.enter_async_context(talking(world.crowded, token=TOKEN))
+        while len(os.listdir(f"/proc/{world.crowded.pid}/fd")) < FILES * 0.93:
+            _, writer = await asyncio.open_connection("127.0.0.1", world.crowded.port)
+            stack.callback(writer.close)
+        yield
+
+
+@asynccontextmanager
+async def handlers_fail(world: Faulty) -> AsyncIterator[None]:
+    async with client_of(world, "embedded") as client, AsyncExitStack() as stack:
+        for queue, more in (("failing", {}), ("parked", {"on_exhausted": "park"})):
+            await client.create_queue(queue, partitions=1, attempts_max=1, **more)
+            messages = await stack.enter_async_context(client.subscribe(queue, group="billing"))
+            await client.publish(queue, 0, key="j")
+            await (await anext(messages)).ack()
+            # A counter's first sample is no increase.
+            there = f'tocsin_group_messages_total{{queue="{queue}"}}'
+            await becomes(partial(asyncio.to_thread, world.prometheus.holds, there))
+            await client.publish(queue, 1, key="k")
+            await (await anext(messages)).nack()
+        try:
+            yield
+        finally:
+            await seek_end(world, "parked")
+
+
+@asynccontextmanager
+async def nobody_consumes(world: Faulty) -> AsyncIterator[None]:
+    async with client_of(world, "embedded") as client:
+        await client.create_queue("lonely", partitions=1)
+        async with http_to(world.processes["embedded"], TOKEN) as http:
+            await http.put("/v1/queues/lonely/groups/billing", json={})
+        await client.publish("lonely", 1)
+        try:
+            yield
+        finally:
+            await seek_end(world, "lonely")
+
+
+@asynccontextmanager
+async def a_consumer_is_slow(world: Faulty) -> AsyncIterator[None]:
+    async with client_of(world, "embedded") as client:
+        await client.create_queue("slow", partitions=1)
+
+        async def consume() -> None:
+            async with client.subscribe("slow", group="billing", credit=1) as messages:
+                async for message in messages:
+                    await asyncio.sleep(1.5)
+                    await message.ack()
+
+        try:
+            async with during(consume), during(lambda: client.publish("slow", 1)):
+                yield
+        finally:
+            await seek_end(world, "slow")
+
+
+@asynccontextmanager
+async def consumers_come_and_go(world: Faulty) -> AsyncIterator[None]:
+    async with client_of(world, "embedded") as client:
+        await client.create_queue("restless", partitions=4)
+
+        async def once() -> None:
+            async with client.subscribe("restless", group="billing") as messages:
+                await client.publish("restless", 1)
+                await (await anext(messages)).ack()
+
+        async with during(once):
+            yield
+
+
+@asynccontextmanager
+async def a_webhook_is_away(world: Faulty) -> AsyncIterator[None]:
+    async with client_of(world, "embedded") as client:
+        wanted = {"name": "deep", "when": "depth", "above": 0, "lasts_s": 0, "webhook": "nowhere"}
+        await client.create_queue("watched", partitions=1, retention_s=60, alerts=[wanted])
+        await client.publish("watched", 1)
+        try:
+            yield
+        finally:
+            await client.create_queue("watched", partitions=1, retention_s=60, alerts=[])
+
+
+@asynccontextmanager
+async def a_node_is_killed(world: Faulty) -> AsyncIterator[None]:
+    server = world.processes["node"]
+    server.kill()
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(server.start)
+
+
+@asynccontextmanager
+async def publishing(world: Faulty) -> AsyncIterator[None]:
+    """At the gateway over the store."""
+    async with http_to(world.processes["shared"], TOKEN) as http:
+        await http.put("/v1/queues/orders", json={"partitions": 1})
+        one = {"messages": [{"body": 1}]}
+        async with during(lambda: http.post("/v1/queues/orders/messages", json=one)):
+            yield
+
+
+@asynccontextmanager
+async def the_store_is_slow(world: Faulty) -> AsyncIterator[None]:
+    async def again() -> None:
+        world.store.freeze()
+        await asyncio.sleep(0.7)
+        world.store.thaw()
+        await asyncio.sleep(0.2)
+
+    try:
+        async with publishing(world), during(again):
+            yield
+    finally:
+        world.store.thaw()
+
+
+@asynccontextmanager
+async def the_store_hangs(world: Faulty) -> AsyncIterator[None]:
+    """For longer than a commit may take."""
+    async with publishing(world):
+        await asyncio.sleep(1)
+        world.store.freeze()
+        try:
+            await asyncio.sleep(limits.COMMIT_DEADLINE_S + 2)
+        finally:
+            world.store.thaw()
+        yield
+
+
+@asynccontextmanager
+async def the_store_is_killed(world: Faulty) -> AsyncIterator[None]:
+    async with publishing(world):
+        await asyncio.sleep(1)
+        world.store.kill()
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(world.store.start)
+
+
+FAULTS: Final[dict[Callable[[Faulty], Any], set[str]]] = {
+    a_gateway_is_killed: {"TocsinProcessDown"},
+    a_gateway_stands_still: {"TocsinLoopLate"},
+    a_disk_is_nearly_full: {"TocsinDiskNearlyFull", "TocsinDeliveryLogIncomplete"},
+    a_disk_is_full: {"TocsinPublishingStopped"},
+    files_run_out: {"TocsinFilesNearlyOut", "TocsinSessionsNearlyFull"},
+    handlers_fail: {"TocsinDeadLetters", "TocsinKeysParked"},
+    nobody_consumes: {"TocsinGroupWithoutConsumers", "TocsinGroupBehind"},
+    a_consumer_is_slow: {"TocsinDispatchSlow"},
+    consumers_come_and_go: {"TocsinPartitionsMove"},
+    a_webhook_is_away: {"TocsinWebhooksFail"},
+    a_node_is_killed: {"TocsinMetadataAway"},
+    the_store_is_slow: {"TocsinCommitsSlow", "TocsinCopiesSlow"},
+    the_store_hangs: {"TocsinUnknownOutcomes"},
+    the_store_is_killed: {
+        "TocsinNotReady", "TocsinAlone", "TocsinBreakerOpen", "TocsinOverloaded",
+        "TocsinNodeBehind", "TocsinNobodyManages", "TocsinNobodyEvaluates",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+async def test_a_fault_fires_its_alerts_and_they_clear_when_it_is_over(
+    world: Faulty, fault: Callable[[Faulty], Any]
+) -> None:
+    wanted = FAULTS[fault]
+    await becomes(lambda: asyncio.to_thread(world.prometheus.is_up, TARGETS))
+    await becomes(lambda: asyncio.to_thread(lambda: not wanted & world.firing()))
+    fired: set[str] = set()
+
+    async def have_fired() -> bool:
+        fired.update(await asyncio.to_thread(world.firing))
+        return wanted <= fired
+
+    async with fault(world):
+        with suppress(AssertionError):
+            await becomes(have_fired)
+        assert wanted - fired == set()
+    await becomes(lambda: asyncio.to_thread(lambda: not wanted & world.firing()), 90)
+
+
+def test_every_alert_has_its_fault_or_a_reason() -> None:
+    named = [name for names in FAULTS.values() for name in names]
+    assert sorted([*named, *WITHOUT]) == sorted({alert.name for alert in ALERTS})

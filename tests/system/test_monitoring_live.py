@@ -1,0 +1,203 @@
+"""Metrics of real processes, as Prometheus' own parser reads them; and what is shipped for a
+Prometheus (its configuration, rules and dashboards), in front of a real one."""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx2
+import pytest
+import tocsin
+from prometheus_client import Metric
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from gateway.metrics.exposition import OPEN, TEXT
+from gateway.metrics.registry import METRICS
+from loadtests.server import Server
+from scripts.monitoring.asking import Series, whole
+from scripts.monitoring.dashboards import DASHBOARDS, Dashboard
+from scripts.monitoring.draw import drawn
+from scripts.monitoring.rules import RECORDED
+from tests.system.monitored import SCRAPER, TOKEN, World, monitored
+from tests.system.prometheus import Running
+from tests.system.talk import UNEXPECTED, http_to
+from tests.waiting import becomes
+
+SEEN: Final = 'min(count_over_time(tocsin_queue_depth_messages{queue="orders"}[5m])) > 3'
+"""So many scrapes of each gateway at work."""
+Parse = Callable[[str], Any]
+FORMATS: Final[dict[str, tuple[str, str, Parse]]] = {
+    "prometheus": ("text/plain", TEXT, text_string_to_metric_families),
+    "openmetrics": (
+        "application/openmetrics-text;version=1.0.0", OPEN,
+        openmetrics.text_string_to_metric_families,
+    ),
+}  # fmt: skip
+
+
+JOBS: Final = {
+    "tocsin": ["embedded", "shared"], "tocsin-metadata": ["node"], "tocsin-manager": ["manager"],
+}  # fmt: skip
+TARGETS: Final = ("tocsin", "tocsin", "tocsin-metadata", "tocsin-manager", "tocsin-orders")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """One whose logs hold nothing unexpected in the end."""
+    with monitored(tmp_path_factory.mktemp("monitored"), JOBS) as made:
+        yield made
+    for process in made.processes.values():
+        log = process.log_path.read_bytes()
+        assert not UNEXPECTED.search(log), log.decode(errors="replace")
+        assert process.exit_code() == 0
+
+
+async def works(server: Server, is_over: asyncio.Event) -> None:
+    """A little of everything that is counted, until it is over."""
+    async with tocsin.connect(server.url, token=TOKEN) as client:
+        await client.create_queue("orders", partitions=4, attempts_max=1)
+        await client.create_queue("parked", partitions=1, attempts_max=1, on_exhausted="park")
+        await client.create_queue("slow", partitions=1, publish_messages_per_s=0.001)
+        async with http_to(server, TOKEN) as http:
+            batch = {"messages": [{"body": n} for n in range(900)]}
+            answers = [await http.post("/v1/queues/slow/messages", json=batch) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 429]
+
+        async def consume(queue: str) -> None:
+            async with client.subscribe(queue, group="billing") as messages:
+                async for message in messages:
+                    if message.body % 50:
+                        await message.ack()
+                    else:
+                        await message.nack()
+
+        async def read() -> None:
+            async with client.read("orders") as messages:
+                async for _ in messages:
+                    pass
+
+        consumers = [asyncio.create_task(consume(queue)) for queue in ("orders", "parked")]
+        consumers.append(asyncio.create_task(read()))
+        number = 0
+        while not is_over.is_set():
+            more = [{"body": number + n, "key": f"k{n}"} for n in range(100)]
+            await client.publish_many("orders", more)
+            await client.publish("parked", number, key="k")
+            await client.publish("orders", number, key="k", id="the same")
+            number += 100
+            await asyncio.sleep(0.05)
+        for task in consumers:
+            task.cancel()
+        await asyncio.gather(*consumers, return_exceptions=True)
+
+
+async def told(world: World, name: str, accept: str) -> httpx2.Response:
+    """What a process tells a Prometheus."""
+    headers = {"Authorization": f"Bearer {SCRAPER}", "Accept": accept}
+    async with httpx2.AsyncClient(trust_env=False, timeout=30) as http:
+        return await http.get(f"http://{world.at[name]}/metrics", headers=headers)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+async def test_prometheus_own_parser_reads_every_process_and_every_metric_is_told(
+    world: World, worked: "Worked", form: str
+) -> None:
+    accept, content_type, parse = FORMATS[form]
+    seen: set[str] = set()
+    for name in world.at:
+        answer = await told(world, name, accept)
+        assert answer.headers["content-type"] == content_type
+        process = {"node": "metadata", "manager": "manager"}.get(name, "gateway")
+        families: list[Metric] = list(parse(answer.text))
+        assert families
+        for family in families:
+            metric = METRICS[family.name + ("_total" if family.type == "counter" else "")]
+            assert (family.type, family.documentation) == (metric.kind, metric.help)
+            assert process in metric.of, (name, metric.name)
+            assert family.samples
+            for sample in family.samples:
+                assert sample.labels.keys() - {"le"} == set(metric.labels)
+                assert sample.value >= 0
+            seen.add(metric.name)
+    assert set(METRICS) - seen == set()
+
+
+@dataclass
+class Worked:
+    """What a Prometheus saw of the world at work."""
+
+    prometheus: Running
+    began: float
+    ended: float
+
+    def series(self, expr: str) -> list[Series]:
+        """What it has found for this expression, everything chosen."""
+        return self.prometheus.series(whole(expr, 10), self.began, self.ended, 1)
+
+
+@pytest.fixture(scope="module")
+def worked(world: World) -> Worked:
+    """It has scraped all of it at work for a while."""
+    began = time.time()
+
+    async def work() -> None:
+        is_over = asyncio.Event()
+        gateways = (world.processes["embedded"], world.processes["shared"])
+        working = [asyncio.create_task(works(one, is_over)) for one in gateways]
+        await becomes(lambda: asyncio.to_thread(world.prometheus.is_up, TARGETS))
+        await becomes(lambda: asyncio.to_thread(world.prometheus.holds, SEEN))
+        is_over.set()
+        await asyncio.gather(*working)
+
+    asyncio.run(work())
+    return Worked(world.prometheus, began, time.time())
+
+
+def test_every_rule_is_evaluated_and_every_recorded_one_has_a_value(worked: Worked) -> None:
+    groups = worked.prometheus.ask("rules")["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert [rule["lastError"] for rule in rules if rule["health"] != "ok"] == []
+    empty = [name for name in RECORDED if not any(one.points for one in worked.series(name))]
+    assert empty == []
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda one: one.uid)
+def test_every_query_of_every_dashboard_is_answered_with_numbers_and_drawn(
+    worked: Worked, dashboard: Dashboard
+) -> None:
+    """`python -m scripts.monitoring.draw` does the same."""
+    empty = [
+        expr
+        for row in dashboard.rows.values()
+        for panel in row
+        for expr, _ in panel.lines
+        if not any(one.points for one in worked.series(expr))
+    ]
+    assert empty == []
+    drawn_page = drawn(dashboard, worked.prometheus, worked.began, worked.ended)
+    panels = sum(map(len, dashboard.rows.values()))
+    assert drawn_page.count("<svg ") == panels
+    assert drawn_page.count("<polyline ") >= panels
+    assert "NaN" not in drawn_page
+
+
+def test_every_variable_of_a_dashboard_has_values_to_choose_from(worked: Worked) -> None:
+    for dashboard in DASHBOARDS:
+        for name, query in dashboard.variables.items():
+            match = re.fullmatch(r"label_values\((.*), ([a-z]+)\)", query)
+            assert match is not None, query
+            values = worked.prometheus.ask(
+                f"label/{match[2]}/values", **{"match[]": whole(match[1], 10)}
+            )
+            assert values, (dashboard.uid, name)
+
+
+def test_a_holder_is_told_of_his_queue_alone(worked: Worked) -> None:
+    found = worked.prometheus.ask(
+        "series", **{"match[]": '{job="tocsin-orders",__name__=~"tocsin_.*"}'}
+    )
+    assert {one["queue"] for one in found} == {"orders"}
