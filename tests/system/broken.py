@@ -17,8 +17,9 @@ from push.errors import TocsinError
 from storage.sqlite import SqliteStorage
 from storage.sqlite_writer import Act, Answer, Writer
 
-COMMIT_DELAY_S: Final = 0.03
-"""Between the receipt and the commit: what a kill in it takes with it was promised."""
+COMMIT_DELAY_S: Final = 0.2
+"""Between the receipt and the commit: what a kill in it takes with it was promised. Long enough
+for the receipts to be read by clients that share two busy cores with other tests."""
 
 
 def receipt_before_commit() -> None:

@@ -149,7 +149,8 @@ test("a parked key is retried, skipped and released", async () => {
 });
 
 test("a group is sent elsewhere, and deleted", async () => {
-  const queue = await queueOf(["k", "k"]);
+  // Without a retention the broker may sweep what the last group is past at any time.
+  const queue = await queueOf(["k", "k"], { retentionS: 600 });
   assert.equal((await client.group(queue, "g")).lag, 2);
   await client.seekGroup(queue, "g", "latest");
   assert.equal((await client.group(queue, "g")).lag, 0);
