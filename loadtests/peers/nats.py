@@ -19,6 +19,7 @@ from loadtests.histogram import Histogram
 from loadtests.load import ANSWER_TIMEOUT_S, CREDIT, LoadFailed
 from loadtests.peers.bodies import Acks, Bodies
 from loadtests.peers.nats_wire import Broken, Message, Parser, attempts, published
+from loadtests.peers.sending import Sending
 from loadtests.wire import BINARY, Speech, Wire, connect
 
 SPEECH: Final = Speech("/", None, BINARY)
@@ -136,7 +137,7 @@ class Client:
                 future.set_exception(self.failure)
 
 
-class Producer(Client):
+class Producer(Sending, Client):
     """Publishes messages, many of them unconfirmed at a time."""
 
     def __init__(
@@ -144,45 +145,23 @@ class Producer(Client):
     ) -> None:
         """`subject`: what stands before a key; without a dot at its end it is the whole of it.
         `messages`: so many go together into one message of the WebSocket."""
-        super().__init__(name)
-        self.messages_per_frame = messages
-        self.unanswered = 0
-        self.answered = 0
-        self.on_answers: Callable[[], None] | None = None
-        self.durability: object = None
+        Client.__init__(self, name)
         reply = self._inbox + b".p"
 
         def around(key: bytes) -> tuple[bytes, bytes]:
             whole = subject + key if subject.endswith(b".") else subject
             return published(whole, reply, bodies.body_bytes), b"\r\n"
 
-        blocks = max(16, 2048 // messages)
-        self._blocks = itertools.cycle(
-            [bodies.block(messages, random, around) for _ in range(blocks)]
-        )
-        self._out: list[bytes] = []
+        Sending.__init__(self, bodies, messages, random, around)
 
-    def publish(self, due: bytes) -> None:
-        """As Producing says."""
-        self.unanswered += self.messages_per_frame
-        self._out.append(due.join(next(self._blocks)))
-
-    def flush(self) -> None:
-        """As Producing says."""
-        if self._out:
-            out, self._out = self._out, []
-            self.wire.send_all(out)
+    def _send(self, blocks: list[bytes]) -> None:
+        self.wire.send_all(blocks)
 
     def _answered(self, word: bytes, payload: bytes) -> None:
         if b'"seq":' not in payload or b'"error"' in payload:
             self._fail(f"a message of {self.name} was refused: {payload[:400]!r}")
             return
-        self.unanswered -= 1
-        self.answered += 1
-
-    def _turn(self) -> None:
-        if self.on_answers is not None:
-            self.on_answers()
+        self._confirmed()
 
 
 class Consumer(Client):

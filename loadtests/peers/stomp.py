@@ -15,6 +15,7 @@ from typing import Final
 from loadtests.histogram import Histogram
 from loadtests.load import ANSWER_TIMEOUT_S, CREDIT, LoadFailed
 from loadtests.peers.bodies import Acks, Bodies
+from loadtests.peers.sending import Sending
 from loadtests.peers.stomp_wire import Broken, Frame, frame, frames
 from loadtests.wire import Speech, Wire, connect
 
@@ -110,19 +111,14 @@ class Client:
                 future.set_exception(self.failure)
 
 
-class Producer(Client):
+class Producer(Sending, Client):
     """Publishes persistent messages, many of them unconfirmed at a time."""
 
     def __init__(
         self, name: str, exchange: str, bodies: Bodies, messages: int, random: Random
     ) -> None:
         """`messages`: so many frames of STOMP go together into one message of the WebSocket."""
-        super().__init__(name)
-        self.messages_per_frame = messages
-        self.unanswered = 0
-        self.answered = 0
-        self.on_answers: Callable[[], None] | None = None
-        self.durability: object = None
+        Client.__init__(self, name)
 
         def around(key: bytes) -> tuple[bytes, bytes]:
             headers = {
@@ -134,32 +130,15 @@ class Producer(Client):
             before, _, behind = frame(b"SEND", headers, mark).partition(mark)
             return before, behind
 
-        blocks = max(16, 2048 // messages)
-        self._blocks = itertools.cycle(
-            [bodies.block(messages, random, around) for _ in range(blocks)]
-        )
-        self._out: list[bytes] = []
+        Sending.__init__(self, bodies, messages, random, around)
 
-    def publish(self, due: bytes) -> None:
-        """As Producing says."""
-        self.unanswered += self.messages_per_frame
-        self._out.append(due.join(next(self._blocks)))
-
-    def flush(self) -> None:
-        """As Producing says."""
-        if self._out:
-            out, self._out = self._out, []
-            self.wire.send_all(out)
+    def _send(self, blocks: list[bytes]) -> None:
+        self.wire.send_all(blocks)
 
     def _answered(self, word: bytes) -> None:
         if word != PUBLISHED:
             super()._answered(word)
-        self.unanswered -= 1
-        self.answered += 1
-
-    def _turn(self) -> None:
-        if self.on_answers is not None:
-            self.on_answers()
+        self._confirmed()
 
 
 class Consumer(Client):

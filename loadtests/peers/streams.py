@@ -7,7 +7,6 @@ acknowledges over another connection.
 """
 
 import asyncio
-import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from random import Random
@@ -19,6 +18,7 @@ from loadtests.dialect import GROUP
 from loadtests.histogram import Histogram
 from loadtests.load import ANSWER_TIMEOUT_S, LoadFailed
 from loadtests.peers.bodies import Acks, Bodies
+from loadtests.peers.sending import Sending
 from loadtests.peers.streams_wire import BODY, KEY, Broken, entries, packed, partition_of
 
 FEEDS: Final = ("fanout5k", "idle")
@@ -155,7 +155,7 @@ class Client:
             self.fail(f"the server closed a connection of {self.name}")
 
 
-class Producer(Client):
+class Producer(Sending, Client):
     """Publishes messages, many of them unconfirmed at a time."""
 
     def __init__(
@@ -170,12 +170,7 @@ class Producer(Client):
     ) -> None:
         """`stream_of`: where a key goes. `messages`: so many XADD go out together. `kept`: of the
         stream, about so many messages are; 0: all."""
-        super().__init__(name)
-        self.messages_per_frame = messages
-        self.unanswered = 0
-        self.answered = 0
-        self.on_answers: Callable[[], None] | None = None
-        self.durability: object = None
+        Client.__init__(self, name)
 
         def around(key: bytes) -> tuple[bytes, bytes]:
             mark = b"\1" * bodies.body_bytes
@@ -184,37 +179,20 @@ class Producer(Client):
             before, _, behind = command.partition(mark)
             return before, behind
 
-        blocks = max(16, 2048 // messages)
-        self._blocks = itertools.cycle(
-            [bodies.block(messages, random, around) for _ in range(blocks)]
-        )
-        self._out: list[bytes] = []
+        Sending.__init__(self, bodies, messages, random, around)
         self._link: Link
+
+    def _send(self, blocks: list[bytes]) -> None:
+        self._link.send(b"".join(blocks))
 
     async def open(self, port: int) -> None:
         """Connect."""
         self._link = await self.link(port, self._added, self._turn)
 
-    def publish(self, due: bytes) -> None:
-        """As Producing says."""
-        self.unanswered += self.messages_per_frame
-        self._out.append(due.join(next(self._blocks)))
-
-    def flush(self) -> None:
-        """As Producing says."""
-        if self._out:
-            out, self._out = self._out, []
-            self._link.send(b"".join(out))
-
     def _added(self, answer: object) -> None:
         if not isinstance(answer, bytes):
             raise LoadFailed(f"a message was refused: {answer!r:.200}")
-        self.unanswered -= 1
-        self.answered += 1
-
-    def _turn(self) -> None:
-        if self.on_answers is not None:
-            self.on_answers()
+        self._confirmed()
 
 
 class Consumer(Client):

@@ -124,14 +124,6 @@ async def test_no_address_is_called_that_the_operator_has_not_named(house: House
     assert hook.calls == 0
 
 
-async def test_a_gateway_looks_only_at_what_is_its_own(house: House) -> None:
-    queue = await watched(house)
-    await house.publish(queue, numbered(3))
-    house.broker.groups.presence.is_chosen = lambda group_id: False  # type: ignore[method-assign]
-    await Alerting(house.broker, {}).look(now=0)
-    assert await told(house) == []
-
-
 async def test_an_alert_that_was_taken_back_says_nothing_more(house: House) -> None:
     queue = await watched(house)
     await house.publish(queue, numbered(3))
