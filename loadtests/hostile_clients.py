@@ -262,7 +262,8 @@ class Hostile:
 
     async def _hoard(self, kind: str, heard: Heard, data: bytes) -> None:
         heard.write(data)
-        while not heard.closed and b"overloaded" not in heard.data and b"408" not in heard.data:
+        # Not just any 408: a welcome has digits of its own.
+        while not heard.closed and b"overloaded" not in heard.data and b" 408 " not in heard.data:
             heard.event.clear()
             await heard.event.wait()
         refused = b"overloaded" in heard.data or b"\x0f\xa3" in heard.data
