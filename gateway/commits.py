@@ -297,6 +297,8 @@ class Commits:
             if isinstance(result, TocsinError):
                 if not commit.is_answered:
                     self._owner.hold_up(partition, header)
+                    if isinstance(result, Unknown):
+                        self.unknown_total += len(record.builder)
             else:
                 took_s = (stages.certified_us - record.accepted_us) / 1e6
                 record.route.counted.certify_s.add(took_s, result.count)

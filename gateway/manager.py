@@ -22,7 +22,7 @@ from gateway.leader import Leader
 from gateway.metrics.samples import Samples
 from gateway.metrics.serving import ManagerMetrics, MetricsServer
 from gateway.placing_duty import Placing, PlacingDuty
-from gateway.server import end_at_once
+from gateway.process import end_at_once
 from metadata.redis_leading import RedisLead
 from metadata.shard_rule import AWAY_S
 from push.errors import Refused, TocsinError

@@ -24,7 +24,7 @@ from gateway.listening import Listener, StartError, bind
 from gateway.metadata_opening import asking_nodes
 from gateway.metadata_routes import application
 from gateway.metrics.serving import NodeMetrics
-from gateway.server import end_at_once, listen_to_signals, raise_files_limit
+from gateway.process import end_at_once, listen_to_signals, opened_unless, raise_files_limit
 from gateway.setting_values import SQLITE
 from gateway.storage_clusters import check, examine_all, explained, open_shard, touches_of
 from gateway.store_marks import ClusterMark, MarkKeeper, read_mark
@@ -166,23 +166,17 @@ def run(settings: NodeSettings, *, announce: Callable[[NodeServer], None]) -> in
 async def _serve(settings: NodeSettings, announce: Callable[[NodeServer], None]) -> None:
     stopping = asyncio.Event()
     listen_to_signals(stopping)
-    opening = asyncio.create_task(NodeServer.open(settings, on_fatal=end_at_once))
-    signal_came = asyncio.create_task(stopping.wait())
-    await asyncio.wait((opening, signal_came), return_when=asyncio.FIRST_COMPLETED)
-    if not opening.done():
-        opening.cancel()
-        await asyncio.wait((opening,))
-        if opening.cancelled():
-            return
-    server = opening.result()
+    opening = NodeServer.open(settings, on_fatal=end_at_once)
+    server = await opened_unless(stopping, opening)
+    if server is None:
+        return
     try:
         announce(server)
         supervisor.tell("READY=1")
-        await signal_came
+        await stopping.wait()
         logger.info("going down")
         supervisor.tell("STOPPING=1")
     finally:
-        signal_came.cancel()
         await server.stop()
     logger.info("good-bye")
 

@@ -10,7 +10,6 @@ at once  on the second signal; and with exit code 70 when the storage says that 
 
 import asyncio
 import logging
-import os
 import resource
 import signal
 import sys
@@ -40,6 +39,7 @@ from gateway.longpoll import Polls
 from gateway.metrics.samples import Samples
 from gateway.metrics.serving import MetricsServer
 from gateway.ports import WholeBroker
+from gateway.process import end_at_once, listen_to_signals, opened_unless, raise_files_limit
 from gateway.registry import Registry, drain_sessions
 from gateway.rest import Application
 from gateway.session import Timing
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tocsin.server")
 
-EXIT_FATAL: Final = 70
-"""EX_SOFTWARE: a supervisor shall start the process anew."""
 SWITCH_INTERVAL_S: Final = 0.0005
 """The storage's writer gives the GIL up for each call into SQLite and asks for it back after it;
 a busy event loop hands it over only when this interval has passed. With Python's default of 5 ms
@@ -295,15 +293,10 @@ async def _serve(
 ) -> None:
     stopping = asyncio.Event()
     listen_to_signals(stopping)
-    opening = asyncio.create_task(Server.open(config, build, on_fatal=end_at_once, pages=pages))
-    signal_came = asyncio.create_task(stopping.wait())
-    await asyncio.wait((opening, signal_came), return_when=asyncio.FIRST_COMPLETED)
-    if not opening.done():  # a store may take minutes to recover: nobody waits for that to end it
-        opening.cancel()
-        await asyncio.wait((opening,))
-        if opening.cancelled():
-            return
-    server, collector = opening.result(), Collector()
+    opening = Server.open(config, build, on_fatal=end_at_once, pages=pages)
+    server, collector = await opened_unless(stopping, opening), Collector()
+    if server is None:
+        return
     try:
         if server.tls is not None:
             _reload_on_hangup(server.tls)
@@ -312,29 +305,14 @@ async def _serve(
         logger.info("in effect: %s", ", ".join(f"{name}={value}" for name, value in effective))
         announce(server)
         supervisor.tell("READY=1")
-        await signal_came
+        await stopping.wait()
         logger.info("going down")
         supervisor.tell("STOPPING=1")
         await server.drain()
     finally:
-        signal_came.cancel()
         await server.stop()
         collector.stop()
     logger.info("everything is written; good-bye")
-
-
-def listen_to_signals(stopping: asyncio.Event) -> None:
-    """SIGTERM and SIGINT set it; the second one ends the process."""
-
-    def caught(number: int) -> None:
-        if stopping.is_set():
-            logger.warning("a second signal: ending at once")
-            _exit(128 + number)
-        stopping.set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, caught, number)
 
 
 def _reload_on_hangup(tls: Tls) -> None:
@@ -347,31 +325,6 @@ def _reload_on_hangup(tls: Tls) -> None:
         task.add_done_callback(loading.discard)
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, caught)
-
-
-def end_at_once(reason: str) -> None:
-    """R31: end without another write. From any thread."""
-    logger.critical("the storage cannot go on: %s; exit %d, start anew", reason, EXIT_FATAL)
-    _exit(EXIT_FATAL)
-
-
-def _exit(code: int) -> None:
-    # Not sys.exit: that would run the orderly end, which writes.
-    logging.shutdown()
-    sys.stdout.flush()
-    os._exit(code)
-
-
-def raise_files_limit() -> int:
-    """Raise the soft limit of open files to the hard one: every session is one. Returns what holds
-    then."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError):  # a container may forbid even that
-            return soft
-    return hard
 
 
 def _sessions_max() -> int:

@@ -253,16 +253,15 @@ class Hostile:
 
     async def _hoard_bodies(self) -> None:
         """The same with the body of a request."""
-        post = f"POST /v1/queues/{QUEUE}/messages"
+        post, body = f"POST /v1/queues/{QUEUE}/messages", bytes(HOARDED_BYTES - 1)
         while True:
             heard = await self._open()
             length = f"Content-Length: {HOARDED_BYTES}"
-            body = bytes(HOARDED_BYTES - 1)
             await self._hoard("hoarded body", heard, request(post, self._netloc, length, body=body))
 
     async def _hoard(self, kind: str, heard: Heard, data: bytes) -> None:
         heard.write(data)
-        # Not just any 408: a welcome has digits of its own.
+        # A welcome has digits of its own, hence the spaces.
         while not heard.closed and b"overloaded" not in heard.data and b" 408 " not in heard.data:
             heard.event.clear()
             await heard.event.wait()

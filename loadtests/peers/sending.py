@@ -1,6 +1,7 @@
 """What a producer for any peer does alike: write blocks of messages, and count confirmations."""
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from random import Random
 from typing import Final
@@ -11,7 +12,7 @@ BLOCKS_MIN: Final = 16
 MESSAGES_MADE_MIN: Final = 2048
 
 
-class Sending:
+class Sending(ABC):
     """The part of Producing that no protocol touches. Goes before the protocol's client among the
     bases: `_turn` is what that one calls after all that one read brought."""
 
@@ -46,8 +47,9 @@ class Sending:
             out, self._out = self._out, []
             self._send(out)
 
+    @abstractmethod
     def _send(self, blocks: list[bytes]) -> None:
-        raise NotImplementedError
+        """Write these."""
 
     def _confirmed(self) -> None:
         self.unanswered -= 1

@@ -79,12 +79,15 @@ STORAGE: Final = (
           "`retention_s`, purge, "
           "or give the store more.",
           of_one("tocsin_storage_publishable", 0), of_one("tocsin_storage_publishable", 1), ONE),
-    Alert("TocsinBreakerOpen", "min_over_time(tocsin_breaker_open[1m]) > 0", "0m", "critical",
+    # Half open is how it stands when the storage is back and nobody publishes there.
+    Alert("TocsinBreakerOpen",
+          "min_over_time(tocsin_breaker_open[1m]) > 0 and "
+          "max_over_time(tocsin_breaker_open[5m]) == 1", "0m", "critical",
           "Commits of a lane fail one after another; publishing there is refused.",
           "A lane is a level at a server: a level that is not met stops its own lane alone.",
           "`tocsin admin status` names what the storage waits for; `tocsin admin clusters` shows "
           "the replicas.",
-          of_one("tocsin_breaker_open", 1, lane="2"), of_one("tocsin_breaker_open", 0, lane="2"),
+          of_one("tocsin_breaker_open", 1, lane="2"), of_one("tocsin_breaker_open", 0.5, lane="2"),
           ONE | {"lane": "2"}),
     Alert("TocsinUnknownOutcomes",
           "sum by (job, instance) (increase(tocsin_commit_unknown_messages_total[10m])) > 0", "0m",

@@ -174,6 +174,8 @@ async def test_what_waits_behind_a_commit_that_failed_does_not_overtake_it(
     ]
     publisher = house.broker.publisher
     assert (publisher.pending_messages, publisher.pending_bytes) == (0, 0)
+    # Operators are told of those that nobody knows about, and of no others.
+    assert sum(lane.unknown_total for lane in publisher.commits.lanes().values()) == 2
     again = codes(await house.submit(queue, numbered(5), producer=ANN, sequence=0))
     assert again == sorted(again, key=str)
     assert "out_of_sequence" not in again

@@ -26,7 +26,8 @@ from gateway.commands import serve, start_line
 from gateway.config import Config
 from gateway.listening import StartError, bind
 from gateway.ports import WholeBroker
-from gateway.server import EXIT_FATAL, OnFatal, Server, raise_files_limit
+from gateway.process import EXIT_FATAL, raise_files_limit
+from gateway.server import OnFatal, Server
 from gateway.session import Ping, Session
 from gateway.settings_table import SETTINGS
 from loadtests.bad_credentials import AUDIENCE, Issuer
