@@ -24,8 +24,8 @@ ENTER: Final = (
     "from gateway.metadata_commands import metadata\n"
     "click.Group(commands={'manager': manager_group, 'metadata': metadata})()",
 )
-READY: Final = ("node", "embedded", "shared")
-"""Those that say so; a manager does not."""
+READY: Final = ("embedded", "shared")
+"""Those that say so, beside the node; a manager does not."""
 
 
 @dataclass
@@ -87,8 +87,9 @@ def monitored(
             ),
         }  # fmt: skip
         try:
-            for process in processes.values():
-                process.spawn()
+            processes["node"].start()  # no gateway starts without one
+            for name in ("embedded", "shared", "manager"):
+                processes[name].spawn()
             for name in READY:
                 processes[name].wait_ready()
             wanted: dict[str, object] = {"name": "holder", "rights": ["observe:orders"]}
