@@ -24,6 +24,7 @@ from tests.contract.stores import P0, append
 from tests.gateway.conftest import never
 from tests.gateway.test_keyring import HEADER, NEW, OLD, PAYLOAD, master_id
 from tests.mad import MadMetadata
+from tests.waiting import becomes
 
 
 class Keys:
@@ -153,13 +154,12 @@ async def test_a_broker_publishes_on_while_its_catalog_takes_no_key(
     monkeypatch.setattr(inner.data_keys, "put", stalls)
     ring.sealer.current.messages = limits.DATA_KEY_MESSAGES_MAX - 100
     async with asyncio.timeout(15):
-        while not broker.metadata.facts()["timeouts"]:
-            await broker.storage.append([append(place, messages=1)])
+        await broker.storage.append([append(place, messages=1)])  # it asks for the next key
+        await becomes(lambda: broker.metadata.facts()["timeouts"])
         assert ring.sealer.successor is None
         await broker.storage.append([append(place, messages=1)])
         goes.set()
-        while ring.sealer.successor is None:  # noqa: ASYNC110 - the breaker lets it be asked
-            await asyncio.sleep(0.01)
+        await becomes(lambda: ring.sealer.successor is not None)  # the breaker lets it be asked
     await broker.stop()
 
 
