@@ -17,9 +17,10 @@ from typing import Any, Final
 
 from loadtests.histogram import Histogram
 from loadtests.load import ANSWER_TIMEOUT_S, CREDIT, LoadFailed
-from loadtests.peers.bodies import Acks, Bodies
+from loadtests.peers.bodies import Bodies
 from loadtests.peers.nats_wire import Broken, Message, Parser, attempts, published
 from loadtests.peers.sending import Sending
+from loadtests.peers.settling import Settling
 from loadtests.wire import BINARY, Speech, Wire, connect
 
 SPEECH: Final = Speech("/", None, BINARY)
@@ -164,18 +165,12 @@ class Producer(Sending, Client):
         self._confirmed()
 
 
-class Consumer(Client):
+class Consumer(Settling[tuple[bytes, bytes]], Client):
     """The only subscriber of some partitions; it acknowledges every message."""
 
     def __init__(self, name: str, bodies: Bodies, histogram: Histogram, random: Random) -> None:
-        super().__init__(name)
-        self.delivered = 0
-        self.settled = 0
-        self.redelivered = 0
-        self.on_settled: Callable[[], None] | None = None
-        self._bodies = bodies
-        self._histogram = histogram
-        self._acks: Acks[tuple[bytes, bytes]] = Acks(random, self._acknowledge)
+        Client.__init__(self, name)
+        Settling.__init__(self, bodies, histogram, random)
         self._acking: dict[bytes, int] = {}
 
     async def subscribe(self, queue: str, partitions: Sequence[int]) -> None:
@@ -234,8 +229,7 @@ class Consumer(Client):
 
     def _turn(self) -> None:
         self._acks.turn()
-        if self.on_settled is not None:
-            self.on_settled()
+        self._told()
 
 
 class Reader(Client):

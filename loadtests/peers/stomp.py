@@ -14,8 +14,9 @@ from typing import Final
 
 from loadtests.histogram import Histogram
 from loadtests.load import ANSWER_TIMEOUT_S, CREDIT, LoadFailed
-from loadtests.peers.bodies import Acks, Bodies
+from loadtests.peers.bodies import Bodies
 from loadtests.peers.sending import Sending
+from loadtests.peers.settling import Settling
 from loadtests.peers.stomp_wire import Broken, Frame, frame, frames
 from loadtests.wire import Speech, Wire, connect
 
@@ -141,19 +142,13 @@ class Producer(Sending, Client):
         self._confirmed()
 
 
-class Consumer(Client):
+class Consumer(Settling[bytes], Client):
     """The only subscriber of some partitions; it acknowledges every message."""
 
     def __init__(self, name: str, bodies: Bodies, histogram: Histogram, random: Random) -> None:
-        super().__init__(name)
-        self.delivered = 0
-        self.settled = 0
-        self.redelivered = 0
-        self.on_settled: Callable[[], None] | None = None
-        self._bodies = bodies
-        self._histogram = histogram
+        Client.__init__(self, name)
+        Settling.__init__(self, bodies, histogram, random)
         self._given_now: list[bytes] = []
-        self._acks: Acks[bytes] = Acks(random, self._acknowledge)
         self._acking: dict[bytes, int] = {}
 
     async def subscribe(self, partitions: Sequence[int]) -> None:
@@ -201,8 +196,7 @@ class Consumer(Client):
             except LoadFailed as error:
                 self._fail(f"{self.name}: {error}")
         self._acks.turn()
-        if self.on_settled is not None:
-            self.on_settled()
+        self._told()
 
 
 class Reader(Client):

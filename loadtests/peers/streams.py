@@ -17,8 +17,9 @@ import hiredis
 from loadtests.dialect import GROUP
 from loadtests.histogram import Histogram
 from loadtests.load import ANSWER_TIMEOUT_S, LoadFailed
-from loadtests.peers.bodies import Acks, Bodies
+from loadtests.peers.bodies import Bodies
 from loadtests.peers.sending import Sending
+from loadtests.peers.settling import Settling
 from loadtests.peers.streams_wire import BODY, KEY, Broken, entries, packed, partition_of
 
 FEEDS: Final = ("fanout5k", "idle")
@@ -195,19 +196,13 @@ class Producer(Sending, Client):
         self._confirmed()
 
 
-class Consumer(Client):
-    """The only one of the group that reads some streams; it acknowledges every message."""
+class Consumer(Settling[tuple[bytes, bytes]], Client):
+    """The only one of the group that reads some streams; it acknowledges every message. A read of
+    new messages brings none a second time."""
 
     def __init__(self, name: str, bodies: Bodies, histogram: Histogram, random: Random) -> None:
-        super().__init__(name)
-        self.delivered = 0
-        self.settled = 0
-        self.redelivered = 0
-        """A read of new messages brings none a second time."""
-        self.on_settled: Callable[[], None] | None = None
-        self._bodies = bodies
-        self._histogram = histogram
-        self._acks: Acks[tuple[bytes, bytes]] = Acks(random, self._acknowledge)
+        Client.__init__(self, name)
+        Settling.__init__(self, bodies, histogram, random)
         self._acking: deque[tuple[int, bool]] = deque()
         self._read = b""
         self._reading: Link
@@ -252,10 +247,6 @@ class Consumer(Client):
             raise LoadFailed(f"an acknowledgement of {count} was answered {answer!r:.200}")
         if is_last:
             self.settled += count
-
-    def _told(self) -> None:
-        if self.on_settled is not None:
-            self.on_settled()
 
 
 class Reader(Client):

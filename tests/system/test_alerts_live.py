@@ -168,13 +168,17 @@ async def seek_end(world: Faulty, queue: str) -> None:
 
 
 @asynccontextmanager
-async def a_gateway_is_killed(world: Faulty) -> AsyncIterator[None]:
-    server = world.processes["embedded"]
+async def killed(server: Server) -> AsyncIterator[None]:
+    """It is back afterwards."""
     server.kill()
     try:
         yield
     finally:
         await asyncio.to_thread(server.start)
+
+
+def a_gateway_is_killed(world: Faulty) -> AbstractAsyncContextManager[None]:
+    return killed(world.processes["embedded"])
 
 
 @asynccontextmanager
@@ -296,14 +300,8 @@ async def a_webhook_is_away(world: Faulty) -> AsyncIterator[None]:
             await client.create_queue("watched", partitions=1, retention_s=60, alerts=[])
 
 
-@asynccontextmanager
-async def a_node_is_killed(world: Faulty) -> AsyncIterator[None]:
-    server = world.processes["node"]
-    server.kill()
-    try:
-        yield
-    finally:
-        await asyncio.to_thread(server.start)
+def a_node_is_killed(world: Faulty) -> AbstractAsyncContextManager[None]:
+    return killed(world.processes["node"])
 
 
 @asynccontextmanager
