@@ -214,7 +214,8 @@ class Consumer:
         started: DeliveryList,
         confirmed: Callable[[Settled], None] | None,
     ) -> Settled:
-        """Settle (R21); `confirmed` is called with the answer once it is durable."""
+        """Settle (R21); `confirmed` is called with the answer once it is durable. Without
+        deliveries it is called once everything is that was settled before."""
         check_deliveries(deliveries)
         check_deliveries(started)
         settled = Settled()
@@ -233,7 +234,8 @@ class Consumer:
                 for index in range(3, len(delivery) - 1, 2):
                     first, last = delivery[index], delivery[index + 1]
                     settled.add(place, slot.ack(number, first, last, now))
-        when_durable(touched, now, settled, confirmed)
+        slots = touched if deliveries else dict(self.slots)  # some may end meanwhile
+        when_durable(slots, now, settled, confirmed, urgent=bool(deliveries))
         return settled
 
     def nack(self, deliveries: DeliveryList, delay_s: float | None, reason: str | None) -> Settled:

@@ -15,7 +15,8 @@ from push.errors import TocsinError, Unknown
 from push.ports import CursorWrite, Partition, Storage, Written
 
 FLUSH_AFTER_S: Final = 0.02
-"""What a crash may make come again, of acks that nobody asked to be confirmed."""
+"""What a crash may make come again, of acks that nobody asked to be confirmed and that their client
+does not say again."""
 RETRY_AFTER_S: Final = 0.5
 
 

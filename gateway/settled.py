@@ -34,9 +34,12 @@ def when_durable(
     now: float,
     settled: Settled,
     confirmed: Callable[[Settled], None] | None,
+    *,
+    urgent: bool = True,
 ) -> None:
     """Let these slots write what was settled in them. `confirmed` is called once, when all of it
-    is durable, or it is known that it will not be; where nothing was touched, at once."""
+    is durable, or it is known that it will not be; where nothing was touched, at once. Not
+    `urgent`: it is written no sooner for that."""
     if confirmed is None:
         for slot in touched.values():
             slot.settled(now)
@@ -54,4 +57,4 @@ def when_durable(
             confirmed(settled)
 
     for slot in touched.values():
-        slot.settled(now, one)
+        slot.settled(now, one, urgent=urgent)

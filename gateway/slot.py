@@ -30,8 +30,7 @@ logger = logging.getLogger("tocsin.slot")
 
 
 class Slot:
-    """See the module. `gone` is called once when its epoch has ended here: drained and written, or
-    fenced."""
+    """See the module. `gone` is called once, when its epoch has ended here: written, or fenced."""
 
     def __init__(
         self, context: Context, queue: Queue, group: Group, partition: Partition, *,
@@ -271,13 +270,15 @@ class Slot:
         self._after(now)
         self.owner.pump()
 
-    def settled(self, now: float, confirmed: Callable[[bool], None] | None = None) -> None:
+    def settled(
+        self, now: float, confirmed: Callable[[bool], None] | None = None, *, urgent: bool = True
+    ) -> None:
         """After the acks, nacks and extends of a frame: write what they changed. `confirmed` is
-        called with True once it is durable, with False when that will never be known here."""
+        called with True once it is durable (`urgent`: it is written at once), else with False."""
         if confirmed is not None:
             if self.delivery.dirty or self.delivery.waiting.pending.under_way:
                 self._confirms.append(confirmed)
-                self._context.flusher.mark(self, urgent=True)
+                self._context.flusher.mark(self, urgent=urgent)
             else:
                 confirmed(True)
         self._after(now)

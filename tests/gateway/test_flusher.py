@@ -53,6 +53,32 @@ async def test_an_ack_is_confirmed_when_it_is_durable_and_not_before(
     assert await house.lag(queue, group) == 1
 
 
+async def test_an_ack_of_nothing_is_answered_when_all_acks_before_it_are_durable(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R22: a client that asks so knows what it may forget, even if the gateway is killed now. It
+    has nothing written sooner."""
+    monkeypatch.setattr("gateway.flusher.FLUSH_AFTER_S", 3600)
+    queue = await house.queue()
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, numbered(2))
+    places = [place for place, _, _ in await session.take(2)]
+    answers: list[Settled] = []
+    consumer.ack([], [], answers.append)
+    assert len(answers) == 1  # nothing was acked: nothing is waited for
+    consumer.ack(delivery(places[0]), [], None)
+    consumer.ack([], [], answers.append)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(answers) == 1
+    assert await house.lag(queue, group) == 2  # nobody was in a hurry
+    consumer.ack(delivery(places[1]), [], answers.append)
+    await eventually(lambda: len(answers) == 3)
+    assert [(one.durable, one.settled) for one in answers[1:]] == [(True, 0), (True, 1)]
+    assert await house.lag(queue, group) == 0
+
+
 async def test_a_confirmed_ack_that_a_seek_overtakes_is_unknown(house: House) -> None:
     """R21: settled here, fenced there: the client is told to ack again, not that it is done."""
     queue = await house.queue(retention_s=60)

@@ -2,6 +2,7 @@
 virtual time, and over a real store. A has the consumer, as a rule, and B is asked."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
@@ -512,6 +513,7 @@ async def test_a_decision_that_a_frozen_gateway_reads_late_is_about_nothing_newe
     assert await pair.inbox.post(pair.place(), "a" * 32, letter) is None
     await pair.decide("retry", at=pair.a)
     await session.take(2)
+    await becomes(lambda: int(time.time() * 1000) > line.since_unix_ms)  # they are told apart by it
     consumer.nack(delivery(session.given[1][0]), 0, None)
     await pair.parked(1)
     pair.inboxes._closed = False

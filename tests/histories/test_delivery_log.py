@@ -289,10 +289,11 @@ async def test_what_a_pull_is_given_that_is_cancelled_was_never_written(house: H
     (consumer,) = pulling(house)
     cancelled = consumer._waiting[0]
     publishing = asyncio.ensure_future(house.publish(queue, numbered(2, None)))
-    for _ in range(1000):
-        if cancelled.messages:
-            break
-        await asyncio.sleep(0)
+    async with asyncio.timeout(20):  # every turn is looked at: the pull ends in a later one
+        while True:
+            if cancelled.messages:
+                break
+            await asyncio.sleep(0)
     waiting[0].cancel()
     await publishing
     with pytest.raises(asyncio.CancelledError):

@@ -277,7 +277,6 @@ export class Consumer extends Joining {
     if (answer === null) return; // it is said again
     if (type === "ack") this.#confirmed(ref, answer);
     else if (type === "nack") this.ledger.nackAnswered(ref);
-    else if (type === "ping") this.ledger.settlements.heard(ref);
     else this.#prolonged(ref, answer);
   }
 
@@ -291,6 +290,7 @@ export class Consumer extends Joining {
   }
 
   #confirmed(ref, answer) {
+    this.ledger.settlements.heard(ref);
     const isError = answer.type === "error";
     const refused = isError ? [...answer.stale, ...answer.deliveries] : answer.stale;
     const failure = isError && answer.deliveries.length === 0 ? exceptionOf(answer) : null;

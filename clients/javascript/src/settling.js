@@ -1,9 +1,10 @@
 /**
  * What a consumer says of its deliveries, and what of that the broker has perhaps not heard. Pure.
  *
- * An ack without an answer may be lost with the connection. So what was acked is remembered until a
- * pong, asked for behind it, says that it has arrived; after coming back everything that was
- * perhaps not heard is said again, which settles nothing twice (R21).
+ * An ack without an answer may be lost with the connection, or with a gateway that is killed before
+ * it has written it. So what was acked is remembered until the broker, asked behind it, says that
+ * it is durable; after coming back everything that was perhaps not heard is said again, which
+ * settles nothing twice (R21).
  *
  * @module
  */
@@ -11,7 +12,7 @@
 import { State } from "./message.js";
 import { columns, names, parts, ranges, RANGES_PER_FRAME_MAX } from "./places.js";
 
-/** With so many rows of acks since the last pong another one is asked for. */
+/** With so many rows of acks since the last question another one is asked. */
 export const UNHEARD_ROWS = 64;
 
 /** The outgoing side of one subscription. */
@@ -101,7 +102,7 @@ export class Settlements {
       this.#question = nextRef();
       this.#asked = this.#unheard;
       this.#unheard = [];
-      frames.push({ type: "ping", ref: this.#question });
+      frames.push({ type: "ack", subscription, deliveries: [], ref: this.#question });
     }
     return frames;
   }
@@ -142,7 +143,7 @@ export class Settlements {
 
   // --- what was heard ---------------------------------------------------------------------------
 
-  /** The pong has come: what was said before its ping has arrived. */
+  /** The question is answered: what was acked before it is durable, or another's by now. */
   heard(ref) {
     if (ref !== this.#question) return;
     this.#question = null;

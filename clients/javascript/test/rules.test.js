@@ -1,5 +1,5 @@
 /**
- * The rules that know no clock: what is sent again and when, what is handed out, what is credited.
+ * The rules that know no clock: what is handed out, what is credited, what is said again.
  */
 
 import assert from "node:assert/strict";
@@ -7,12 +7,12 @@ import { test } from "node:test";
 
 import { Choice, DIED_YOUNG_MAX } from "../src/choosing.js";
 import { Ledger } from "../src/consuming.js";
-import { brokerError, StaleDelivery } from "../src/errors.js";
+import { StaleDelivery } from "../src/errors.js";
 import { Message, State } from "../src/message.js";
 import { columns, parts, ranges, RANGES_PER_FRAME_MAX } from "../src/places.js";
-import { FRAME_BYTES_AIM, Lane } from "../src/publishing.js";
 import { ReadLedger } from "../src/reading.js";
 import { Reconnecting, UNAUTHORIZED_MAX } from "../src/reconnecting.js";
+import { UNHEARD_ROWS } from "../src/settling.js";
 import { decode } from "../src/wire.js";
 
 const middle = () => 0.5;
@@ -37,146 +37,6 @@ function pushed(offset, keys, more = {}) {
   const messages = keys.map((key, index) => ({ key, body: offset + index }));
   return push({ epoch: 1, push: offset + 1, offset, messages, ...more });
 }
-
-function lane(more = {}) {
-  const bounds = { messagesPerPublishMax: 1000, inFlightMax: 10, ...more };
-  const made = new Lane("orders", { random: middle, bounds });
-  const outcomes = [];
-  const add = (bytes = 10) => {
-    const place = outcomes.push(null) - 1;
-    made.add({ text: "{}", bytes, id: null }, (outcome) => (outcomes[place] = outcome), 60_000);
-  };
-  const nextRef = counter();
-  const take = (now = 0) =>
-    made.take(nextRef, now).map(([ref, text]) => ({ ref, ...JSON.parse(text) }));
-  return { made, add, take, outcomes };
-}
-
-const said = ({ ref, sequence, messages }) => [ref, sequence, messages.length];
-const refusedAs = (code) => ({ code, detail: "", retry: true });
-const answer = (ref, receipts) => decode(JSON.stringify({ type: "ok", ref, receipts }))[0];
-
-// --- publishing ---------------------------------------------------------------------------------
-
-test("what is refused for the moment goes again before anything new, in order (R7)", () => {
-  const { made, add, take, outcomes } = lane();
-  add();
-  add();
-  assert.deepEqual(take().map(said), [[1, 0, 2]]);
-  add();
-  assert.deepEqual(take().map(said), [[2, 2, 1]]);
-  made.answered(answer(1, [[0, 5], refusedAs("overloaded")]), 0);
-  add();
-  assert.deepEqual(take(10_000), [], "something is still in flight");
-  made.answered(answer(2, [refusedAs("out_of_sequence")]), 0);
-  assert.deepEqual(take(0), [], "it is waited for a while");
-  assert.deepEqual(take(made.nextDeadline()).map(said), [[3, 1, 3]]);
-  assert.equal(made.resolved, 1);
-  assert.equal(outcomes[0].offset, 5);
-  assert.deepEqual(outcomes.slice(1), [null, null, null]);
-});
-
-test("after a lost connection everything unanswered goes again under its sequences (P4)", () => {
-  const { made, add, take, outcomes } = lane();
-  add();
-  add();
-  take();
-  made.disconnected();
-  assert.deepEqual(take().map(said), [[2, 0, 2]]);
-  made.answered(answer(1, [[0, 9], [0, 9]]), 0);
-  assert.deepEqual(outcomes, [null, null], "an answer of before");
-  made.answered(answer(2, [[0, 7, true]]), 0);
-  assert.equal(outcomes[0].duplicate, true);
-  assert.equal(outcomes[1], null, "what is not answered is not known");
-});
-
-test("a frame holds what the bounds allow, and consecutive sequences", () => {
-  const { add, take } = lane({ messagesPerPublishMax: 2 });
-  add();
-  add();
-  add();
-  assert.deepEqual(take().map(said), [[1, 0, 2], [2, 2, 1]]);
-  const other = lane();
-  other.add(FRAME_BYTES_AIM);
-  other.add(1);
-  assert.deepEqual(other.take().map(said), [[1, 0, 1], [2, 1, 1]]);
-});
-
-test("no more is in flight than the broker bears", () => {
-  const { made, add, take } = lane({ inFlightMax: 2 });
-  add();
-  assert.equal(made.room(), 1);
-  add();
-  assert.equal(made.room(), 0);
-  take();
-  made.answered(answer(1, [[0, 0], refusedAs("unknown")]), 0);
-  assert.equal(made.room(), 1);
-});
-
-test("what has no answer in time is given up, and never sent again", () => {
-  const { made, add, take, outcomes } = lane();
-  add();
-  take();
-  made.disconnected();
-  made.expire(59_999);
-  assert.equal(outcomes[0], null);
-  made.expire(60_000);
-  assert.equal(outcomes[0].code, "timeout");
-  assert.deepEqual(take(60_000), []);
-  assert.equal(made.resolved, 1);
-});
-
-const limited = (afterS) =>
-  brokerError("rate_limited", "", { retry: true, retryAfterS: afterS });
-const behind = () => brokerError("out_of_sequence", "", { retry: true });
-const stored = (count) => new Array(count).fill([0, 0]);
-
-test("over a limit one frame at a time goes, when the broker has said", () => {
-  const { made, add, take } = lane({ messagesPerPublishMax: 2 });
-  for (let n = 0; n < 6; n += 1) add();
-  const [first, second, third] = take();
-  made.refused(first.ref, limited(2), 0);
-  made.refused(second.ref, behind(), 0);
-  made.refused(third.ref, behind(), 0);
-  add();
-  const due = made.nextDeadline();
-  assert.ok(due >= 2000 && due <= 2200, `never sooner, and not all at once: ${due}`);
-  assert.deepEqual(take(1999), []);
-  const [again] = take(due);
-  assert.deepEqual(said(again).slice(1), [0, 2]);
-  assert.deepEqual(take(due), []);
-  made.answered(answer(again.ref, stored(2)), due);
-  const [next] = take(due);
-  assert.deepEqual(said(next).slice(1), [2, 2]);
-  made.refused(next.ref, limited(1), due);
-  const later = made.nextDeadline();
-  assert.ok(later - due >= 1000 && later - due <= 1100, "it had gone well in between");
-  for (const [sequence, count] of [[2, 2], [4, 2], [6, 1]]) {
-    const [frame] = take(later);
-    assert.deepEqual(said(frame).slice(1), [sequence, count]);
-    made.answered(answer(frame.ref, stored(count)), later);
-  }
-  assert.equal(made.unanswered, 0);
-  for (let n = 0; n < 4; n += 1) add();
-  assert.equal(take(later).length, 2, "as ever");
-});
-
-test("who comes in time and is refused asks for less, and later", () => {
-  const { made, add, take } = lane();
-  for (let n = 0; n < 8; n += 1) add();
-  let now = 0;
-  const sizes = [];
-  const pauses = [];
-  for (let n = 0; n < 6; n += 1) {
-    const [frame] = take(now);
-    sizes.push(frame.messages.length);
-    made.refused(frame.ref, limited(1), now);
-    pauses.push(made.nextDeadline() - now);
-    now = made.nextDeadline();
-  }
-  assert.deepEqual(sizes, [8, 8, 4, 2, 1, 1]);
-  assert.ok(pauses[0] <= 1100 && pauses[5] >= 1800 && pauses[5] <= 2400, String(pauses));
-});
 
 // --- consuming ----------------------------------------------------------------------------------
 
@@ -290,6 +150,21 @@ test("an ack is said again after coming back until the broker is known to have h
   held.resumed([]);
   const acks = held.take(nextRef, 0).filter((frame) => frame.type === "ack");
   assert.deepEqual(acks.map((frame) => frame.deliveries), [[[0, 1, 1, 0, 0]]]);
+});
+
+test("acks that are durable are forgotten, and are asked for behind so many", () => {
+  const held = ledger({ credit: 10 * UNHEARD_ROWS });
+  const nextRef = counter();
+  const questions = [];
+  for (let number = 0; number < UNHEARD_ROWS; number += 1) {
+    held.receive({ ...pushed(number, ["a"]), push: number + 1 }, 0);
+    held.ack(held.next(0), 0);
+    questions.push(...held.take(nextRef, 0).filter(({ type, ref }) => type === "ack" && ref));
+  }
+  assert.deepEqual(questions.map(({ deliveries }) => deliveries), [[]]);
+  assert.equal(held.holding().length, UNHEARD_ROWS);
+  held.settlements.heard(questions[0].ref);
+  assert.deepEqual(held.holding(), []);
 });
 
 test("a key that closes while the broker takes note of what is held stays closed", () => {

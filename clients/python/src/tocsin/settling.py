@@ -1,8 +1,9 @@
 """What a consumer says of its deliveries, and what of that the broker has perhaps not heard. Pure.
 
-An ack without an answer may be lost with the connection. So what was acked is remembered until a
-pong, asked for behind it, says that it has arrived; after coming back everything that was perhaps
-not heard is said again, which settles nothing twice (R21).
+An ack without an answer may be lost with the connection, or with a gateway that is killed before
+it has written it. So what was acked is remembered until the broker, asked behind it, says that it
+is durable; after coming back everything that was perhaps not heard is said again, which settles
+nothing twice (R21).
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,7 @@ from tocsin.message import HeldPush, Message, State
 from tocsin.places import columns, parts, ranges
 
 UNHEARD_ROWS: Final = 64
-"""With so many rows of acks since the last pong another one is asked for."""
+"""With so many rows of acks since the last question another one is asked."""
 Ticket = object
 _Return = tuple[float | None, str | None]
 """A nack's delay_s and reason."""
@@ -90,7 +91,7 @@ class Settlements:
         if self._question is None and len(self._unheard) >= UNHEARD_ROWS:
             self._question = next(refs)
             self._asked, self._unheard = self._unheard, []
-            frames.append(wire.Ping(ref=self._question))
+            frames.append(wire.Ack(subscription=subscription, deliveries=[], ref=self._question))
         return frames
 
     def _confirms(self, refs: Iterator[int]) -> Iterator[wire.Ack]:
@@ -118,7 +119,7 @@ class Settlements:
     # --- what was heard -------------------------------------------------------------------------
 
     def heard(self, ref: int) -> None:
-        """The pong has come: what was said before its ping has arrived."""
+        """The question is answered: what was acked before it is durable, or another's by now."""
         if ref == self._question:
             self._question = None
             self._asked = []

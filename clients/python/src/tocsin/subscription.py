@@ -305,10 +305,6 @@ class Subscription(Subscribing):
         if answer is not None:  # else it is said again
             self._ledger.nack_answered(ref)
 
-    def _heard(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:
-        if answer is not None:
-            self._ledger.settlements.heard(ref)
-
     def _prolonged(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:
         if answer is None:
             return  # it is asked again
@@ -324,6 +320,7 @@ class Subscription(Subscribing):
     def _confirmed(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:
         if answer is None:
             return  # it is said again
+        self._ledger.settlements.heard(ref)
         refused = list(answer.stale)
         failure: Exception | None = None
         if isinstance(answer, wire.Error):
@@ -381,6 +378,5 @@ def _ignored(_: wire.Ok | wire.Error | None) -> None:
 _ANSWERED: Final[dict[type, Callable[[Subscription, int, wire.Ok | wire.Error | None], None]]] = {
     wire.Ack: Subscription._confirmed,
     wire.Nack: Subscription._nacked,
-    wire.Ping: Subscription._heard,
     wire.Extend: Subscription._prolonged,
 }
