@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from spark import schema
-from spark.schema import CERTIFIED, DISPATCHED, KINDS, SETTLED, SPANS, TIMES, UNKNOWN, UNLOGGED
+from spark.schema import CERTIFIED, DISPATCHED, KINDS, SETTLED, SPANS, UNKNOWN, UNLOGGED
 
 NOT_JSON: Final = "not_json"
 WRONG_SCHEMA: Final = "schema"
@@ -42,7 +42,34 @@ def parse(lines: DataFrame) -> DataFrame:
     return _filled(flat)
 
 
+def _runs_of_pushes() -> Column:
+    """The runs that a `settled` line names, in order; of what is none, a run that is not good."""
+
+    def runs(push: Column) -> Column:
+        def run(index: Column) -> Column:
+            first, last = F.get(push, 2 * index + 2), F.get(push, 2 * index + 3)
+            return F.array(F.get(push, 0), first, last - first + 1)
+
+        is_good = (F.size(push) >= 4) & (F.size(push) % 2 == 0)
+        count = (F.size(push) / 2).cast("int") - 1
+        bad = F.array(F.array(F.lit(-1).cast("bigint")))
+        return F.when(is_good, F.transform(F.sequence(F.lit(0), count - 1), run)).otherwise(bad)
+
+    return F.flatten(F.transform("pushes", runs))
+
+
+def _times_of_pushes() -> Column:
+    """When each of these runs was given out."""
+
+    def times(push: Column) -> Column:
+        return F.array_repeat(F.get(push, 1), (F.size(push) / 2).cast("int") - 1)
+
+    return F.flatten(F.transform("pushes", times))
+
+
 def _filled(flat: DataFrame) -> DataFrame:
+    runs = F.when(F.col("kind") == SETTLED, _runs_of_pushes()).otherwise(F.col("runs"))
+    flat = flat.withColumn("runs", runs)
     total = F.aggregate(
         "runs",
         F.lit(0).cast("bigint"),
@@ -51,7 +78,7 @@ def _filled(flat: DataFrame) -> DataFrame:
     kind = F.col("kind")
     at = (
         F.when(kind == CERTIFIED, F.coalesce("certified_unix_us", "accepted_unix_us"))
-        .when(kind == DISPATCHED, F.col("dispatched_unix_us").try_cast("bigint"))
+        .when(kind == DISPATCHED, F.col("dispatched_unix_us"))
         .when(kind == SETTLED, F.col("settled_unix_us"))
         .when(kind == UNLOGGED, F.col("until_unix_us"))
     )
@@ -126,9 +153,8 @@ def _keys_are_good() -> Column:
 def rows(judged: DataFrame, kind: str) -> DataFrame:
     """The rows of a table, with the columns of its folders but `batch`."""
     found = judged.where(F.col("fault").isNull() & (F.col("kind") == kind))
-    times = F.from_json("dispatched_unix_us", TIMES)
-    moment = F.col("dispatched_unix_us").try_cast("bigint")
-    found = found.withColumn("dispatched_unix_us", times if kind == SETTLED else moment)
+    if kind == SETTLED:
+        found = found.withColumn("dispatched_unix_us", _times_of_pushes())
     wanted = [F.col(field.name).cast(field.dataType) for field in SPANS[kind].fields]
     return found.select(*wanted, "date", "hour")
 

@@ -54,6 +54,10 @@ NO_KEY: Final = "0" * 16
 
 RUNS: Final = ArrayType(ArrayType(LongType()))
 TIMES: Final = ArrayType(LongType())
+"""When each of the runs was given out."""
+PUSHES: Final = ArrayType(ArrayType(LongType()))
+"""Of a `settled` line: [partition, time, first, last, first, last, …]; the table has `runs` and
+`dispatched_unix_us` in their place."""
 
 
 def struct(**fields: DataType) -> StructType:
@@ -64,19 +68,20 @@ def struct(**fields: DataType) -> StructType:
 _LINE_LONGS: Final = (
     "schema", "stepped_us", "messages", "produced_unix_us", "clock_offset_us", "accepted_unix_us",
     "asked_unix_us", "certified_unix_us", "bytes", "duplicates", "attempt", "recipients",
-    "published_unix_ms", "written_unix_us", "settled_unix_us", "since_unix_us", "until_unix_us",
-    "spans", "certified", "dispatched", "settled", "lines", "crc32",
+    "published_unix_ms", "dispatched_unix_us", "written_unix_us", "settled_unix_us",
+    "since_unix_us", "until_unix_us", "spans", "certified", "dispatched", "settled", "lines",
+    "crc32",
 )  # fmt: skip
 _LINE_STRINGS: Final = (
     "kind", "gateway", "tenant", "queue", "queue_id", "group", "session", "transport", "producer",
     "level", "outcome", "reason", "keys", "trace", "cause",
-    "dispatched_unix_us",  # a number in `dispatched`, a list in `settled`: its JSON as it stands
 )  # fmt: skip
 
 LINE: Final = struct(
     **{name: LongType() for name in _LINE_LONGS},
     **{name: StringType() for name in _LINE_STRINGS},
-    runs=RUNS, duplicate_runs=RUNS, sessions=ArrayType(StringType()), recovered=BooleanType(),
+    runs=RUNS, duplicate_runs=RUNS, pushes=PUSHES, sessions=ArrayType(StringType()),
+    recovered=BooleanType(),
 )  # fmt: skip
 
 _WHERE: Final[dict[str, DataType]] = {

@@ -283,7 +283,7 @@ class Synthetic:
     ) -> None:  # fmt: skip
         self._line(
             frame, "settled", runs, at, group=group, session="c1", transport="websocket",
-            outcome=outcome, settled_unix_us=at, dispatched_unix_us=[given_us] * len(runs),
+            outcome=outcome, settled_unix_us=at, dispatched_unix_us=given_us,
         )  # fmt: skip
         if outcome == "acked":
             self._count("handling", frame, at - given_us, sum(run[2] for run in runs))
@@ -295,10 +295,15 @@ class Synthetic:
             return
         step = frame.gateway.stepped_us
         fields = {name: _moved(name, value, step) for name, value in more.items()}
+        where = (
+            {"pushes": _pushes(runs, fields.pop("dispatched_unix_us"))}
+            if kind == "settled"
+            else {"runs": runs}
+        )
         line = {
             "schema": 1, "kind": kind, "gateway": frame.gateway.name, "stepped_us": step,
             "tenant": TENANT, "queue": frame.queue, "queue_id": queue_id(frame.queue),
-            "runs": runs, **fields,
+            **where, **fields,
         }  # fmt: skip
         self._write(frame.gateway, line)
         count = sum(run[2] for run in runs)
@@ -384,4 +389,12 @@ def _moved(name: str, value: Any, step_us: int) -> Any:
         return value + step_us // 1000
     if not name.endswith("_unix_us"):
         return value
-    return [one + step_us for one in value] if isinstance(value, list) else value + step_us
+    return value + step_us
+
+
+def _pushes(runs: list[Run], given_unix_us: int) -> list[list[int]]:
+    """As if each partition's had been given at once, at that time."""
+    found: dict[int, list[int]] = {}
+    for partition, first, count in runs:
+        found.setdefault(partition, [partition, given_unix_us]).extend((first, first + count - 1))
+    return list(found.values())

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gateway.deliverylog.chunks import SETTLED
-from gateway.deliverylog.lines import Carrier, Cause, Ended
+from gateway.deliverylog.lines import Carrier, Cause, Ended, Pushes
 from gateway.facts_values import Transport
 from metadata.catalog import Queue
 
@@ -81,15 +81,16 @@ class Given:
 class Done:
     """A settled span."""
 
-    __slots__ = ("at_us", "count", "given_us", "outcome", "reason", "runs")
+    __slots__ = ("at_us", "count", "numbers", "outcome", "pushes", "reason")
 
     def __init__(self, outcome: Ended, reason: str | None, at_us: int) -> None:
         self.outcome: Ended = outcome
         self.reason = reason
         self.at_us = at_us
-        self.runs: list[tuple[int, int, int]] = []
-        self.given_us: list[tuple[int | None, int]] = []
-        """When they were given, for so many runs each."""
+        self.pushes: Pushes = []
+        """Given at monotonic microseconds."""
+        self.numbers = 0
+        """In these, of all ranges."""
         self.count = 0
 
 
@@ -167,11 +168,11 @@ class Place:
         return span
 
     def settled(
-        self, outcome: Ended, runs: Sequence[Run], count: int, given_us: int | None = None, *,
-        reason: str | None = None,
+        self, outcome: Ended, number: int, ranges: Sequence[int], count: int,
+        given_us: int | None = None, *, reason: str | None = None,
     ) -> int:  # fmt: skip
-        """This became of these, `count` messages in all, which were given out at `given_us`.
-        Returns when that is."""
+        """This became of these `ranges` of partition `number` (first, last, first, last, …),
+        `count` messages in all, which were given out at `given_us`. Returns when that is."""
         log, span = self._log, self._done
         now_us = log.now_us()
         if (
@@ -179,14 +180,14 @@ class Place:
             or now_us - span.at_us > SETTLED_US
             or span.outcome != outcome
             or span.reason != reason
-            or len(span.runs) >= RUNS_MAX
+            or span.numbers >= 2 * RUNS_MAX
         ):
             if span is not None:
                 log.settled(self, span)
             span = self._done = Done(outcome, reason, now_us)
             log.settling(self)
-        span.runs += runs
-        span.given_us.append((given_us, len(runs)))
+        span.pushes.append([number, given_us, *ranges])
+        span.numbers += len(ranges)
         span.count += count
         log.counts[SETTLED] += count
         return now_us

@@ -5,7 +5,7 @@ clock (`gateway.deliverylog.clock`); runs are [partition, first offset, count].
 """
 
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 import msgspec
 
@@ -15,6 +15,8 @@ SCHEMA: Final = 1
 """Raised when a field changes or goes; new fields and kinds do not raise it."""
 
 Runs = Sequence[tuple[int, int, int]]
+Pushes = list[list[int | None]]
+"""[partition, when it was given out, first, last, first, last, …] of each push: as it is acked."""
 Packed = bytes
 Carrier = Literal["websocket", "long_poll", "http", "internal"]
 """What carried it: `http` is a request, a publish or a pull; `internal` the broker itself."""
@@ -63,12 +65,12 @@ class _Span(_Line, kw_only=True, gc=False):
     tenant: str
     queue: str
     queue_id: str
-    runs: Runs = []
 
 
 class Certified(_Span, tag="certified", kw_only=True, gc=False):
     """What a session, or a request, published to a queue at one time and went with one commit."""
 
+    runs: Runs = []
     outcome: Literal["certified", "unknown", "late"] = "certified"
     """unknown: its publisher was told so, and it has no runs; late: it was certified after that."""
     messages: int = 0
@@ -103,6 +105,7 @@ class Certified(_Span, tag="certified", kw_only=True, gc=False):
 class Dispatched(_Span, tag="dispatched", kw_only=True, gc=False):
     """What a subscription, or a pull, was given at once, for one cause and in one attempt."""
 
+    runs: Runs = []
     group: str | None = None
     """None: a reader."""
     session: str | None = None
@@ -133,8 +136,13 @@ class Settled(_Span, tag="settled", kw_only=True, gc=False):
     reason: str | None = None
     """Of dead letters: exhausted, expired, overflow, skipped."""
     settled_unix_us: int
-    dispatched_unix_us: list[int | None] | None = None
-    """When each run was given out. None: of none of them that is known."""
+    pushes: Pushes
+    """A time of None: that is not known."""
+
+    @property
+    def runs(self) -> Runs:
+        """As of the other spans."""
+        return runs_of(self.pushes)
 
 
 class Unlogged(_Line, tag="unlogged", kw_only=True, gc=False):
@@ -172,6 +180,15 @@ class End(_Line, tag="end", kw_only=True, gc=False):
 
 Line = Certified | Dispatched | Settled | Unlogged | ClockStepped | End
 encode: Final = msgspec.json.Encoder().encode
+
+
+def runs_of(pushes: Pushes) -> Runs:
+    """What stands in them, in order."""
+    return [
+        (push[0], first, last - first + 1)
+        for push in cast(list[list[int]], pushes)
+        for first, last in zip(push[2::2], push[3::2], strict=True)
+    ]
 
 
 def messages_of(runs: Runs) -> int:

@@ -294,20 +294,16 @@ class DeliveryLog:
 
     def settled(self, place: Place, span: Done) -> None:
         """A settled span has ended."""
-        if not span.runs:
-            return
         unix_us, queue = self.clock.unix_us, place.queue
-        given: list[int | None] = []
-        is_known = False
-        for at_us, runs in span.given_us:
-            is_known = is_known or at_us is not None
-            given += [unix_us(at_us) if at_us is not None else None] * runs
+        for push in span.pushes:
+            given_us = push[1]
+            if given_us is not None:
+                push[1] = unix_us(given_us)
         line = Settled(
             schema=SCHEMA, gateway=self.gateway, stepped_us=self.clock.stepped_us,
-            tenant=queue.tenant, queue=queue.name, queue_id=queue.queue_id, runs=span.runs,
+            tenant=queue.tenant, queue=queue.name, queue_id=queue.queue_id, pushes=span.pushes,
             group=place.group, session=place.session_id, transport=place.transport,
             outcome=span.outcome, reason=span.reason, settled_unix_us=unix_us(span.at_us),
-            dispatched_unix_us=given if is_known else None,
         )  # fmt: skip
         self._put(encode(line), SETTLED, span.count)
 

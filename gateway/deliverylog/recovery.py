@@ -23,7 +23,7 @@ from gateway.deliverylog.files import (
     name_of,
     place_of,
 )
-from gateway.deliverylog.lines import SCHEMA, Unlogged, encode
+from gateway.deliverylog.lines import SCHEMA, Pushes, Unlogged, encode, messages_of, runs_of
 
 logger = logging.getLogger("tocsin.deliverylog")
 
@@ -33,6 +33,7 @@ class _Seen(msgspec.Struct):
 
     kind: str
     runs: list[tuple[int, int, int]] = []
+    pushes: Pushes = []
     recipients: int = 1
     spans: int = 0
     certified: int = 0
@@ -67,7 +68,7 @@ class Found:
         self.lines += 1
         self.size_bytes += len(line)
         self.crc32 = zlib.crc32(line, self.crc32)
-        messages = sum(count for _, _, count in seen.runs)
+        messages = messages_of(seen.runs or runs_of(seen.pushes))
         match seen.kind:
             case "unlogged":
                 said = (seen.spans, seen.certified, seen.dispatched, seen.settled)

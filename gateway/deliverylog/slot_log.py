@@ -4,10 +4,11 @@ nothing is ever decided by it.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Final
 
 from gateway.deliverylog.deliveries import Place, Run
-from gateway.deliverylog.lines import Cause, Ended, messages_of
+from gateway.deliverylog.lines import Cause, Ended
 from gateway.deliverylog.log import DeliveryLog
 from gateway.spans import Stages
 from metadata.catalog import Group, Queue
@@ -131,13 +132,14 @@ class SlotLog:
             return
         firsts, lasts = numbers[3::2], numbers[4::2]
         if sum(lasts) - sum(firsts) + len(firsts) == count:
-            runs = self._runs(zip(firsts, lasts, strict=True))
+            ranges = numbers[3:]
         else:  # it names what the push skips, or something twice
             mask = 0
             for first, last in zip(firsts, lasts, strict=True):
                 mask |= push.within(first, last)
-            runs = self._runs(ranges_of(mask, push.first))
-        self._took(at_us, self._place.settled("acked", runs, count, at_us), count)
+            ranges = [*chain.from_iterable(ranges_of(mask, push.first))]
+        now_us = self._place.settled("acked", self._number, ranges, count, at_us)
+        self._took(at_us, now_us, count)
 
     def acked(self, push: int, judged: Judged) -> None:
         """An ack took effect; what it settles again is not told again."""
@@ -185,14 +187,14 @@ class SlotLog:
         """It stands in the dead letters, and is settled here."""
         self._causes.pop(dead.offset, None)
         if self._log.is_on:
-            runs = ((self._number, dead.offset, 1),)
-            self._place.settled("dead_lettered", runs, 1, reason=dead.reason)
+            one = (dead.offset, dead.offset)
+            self._place.settled("dead_lettered", self._number, one, 1, reason=dead.reason)
 
     def parked(self, heads: Iterable[int]) -> None:
         """The keys of these were parked."""
         if self._log.is_on:
             for head in heads:
-                self._place.settled("parked", ((self._number, head, 1),), 1)
+                self._place.settled("parked", self._number, (head, head), 1)
 
     def opened(self, keys: Iterable[int], end: int) -> None:
         """These keys are parked no longer; what they have below `end` had waited for that."""
@@ -203,9 +205,14 @@ class SlotLog:
 
     def _settled(self, outcome: Ended, push: int, ranges: Sequence[Range]) -> None:
         if ranges:
-            runs, at_us, log = self._runs(ranges), self._given_us.get(push), self._log
-            count = messages_of(runs)
-            now_us = self._place.settled(outcome, runs, count, at_us) if log.is_on else log.now_us()
+            at_us, log = self._given_us.get(push), self._log
+            numbers = [*chain.from_iterable(ranges)]
+            count = sum(numbers[1::2]) - sum(numbers[::2]) + len(ranges)
+            now_us = (
+                self._place.settled(outcome, self._number, numbers, count, at_us)
+                if log.is_on
+                else log.now_us()
+            )
             if outcome == "acked":
                 self._took(at_us, now_us, count)
         if push not in self._pushes:

@@ -36,7 +36,8 @@ def settled(*offsets: int) -> bytes:
     return encode(
         Settled(
             schema=SCHEMA, gateway=GATEWAY, tenant="t", queue="q", queue_id="i", group="g",
-            runs=[(0, offset, 1) for offset in offsets], outcome="acked", settled_unix_us=1,
+            pushes=[[0, None, offset, offset] for offset in offsets], outcome="acked",
+            settled_unix_us=1,
         )
     )  # fmt: skip
 
@@ -153,7 +154,7 @@ def test_what_does_not_fit_is_taken_back_whole(tmp_path: Path) -> None:
     log.append(settled(3) + b"\n", 1, now=0)
     log.finish(wall=0)
     lines, _ = read(finished(tmp_path)[0])
-    assert [line["runs"] for line in lines] == [[[0, 1, 1]], [[0, 3, 1]]]
+    assert [line["pushes"] for line in lines] == [[[0, None, 1, 1]], [[0, None, 3, 3]]]
 
 
 # --- The writer ----------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ def test_a_stop_writes_everything_and_leaves_nothing_to_recover(tmp_path: Path) 
     writer.put(chunk(1, 2))
     writer.put(chunk(3))
     writer.stop(5)
-    assert [line["runs"][0][1] for line in written(tmp_path)] == [1, 2, 3]
+    assert [line["pushes"][0][2] for line in written(tmp_path)] == [1, 2, 3]
     assert parts(tmp_path / FOLDER) == []
     assert not (tmp_path / FOLDER / NAME).exists()
     assert writer.waiting_bytes == 0
@@ -203,7 +204,7 @@ def test_a_full_disk_is_told_when_there_is_room_again(tmp_path: Path) -> None:
     writer.start()
     writer.stop(5)
     first, told, last = written(tmp_path)
-    assert (first["runs"][0][1], last["runs"][0][1]) == (1, 5)
+    assert (first["pushes"][0][2], last["pushes"][0][2]) == (1, 5)
     assert (told["kind"], told["reason"], told["spans"], told["settled"]) == (
         "unlogged", "failed", 3, 3,
     )  # fmt: skip
@@ -259,7 +260,7 @@ def test_what_a_kill_left_is_cut_to_whole_lines_and_finished(tmp_path: Path) -> 
             file.write(settled(3)[:50])
 
     lines, (end,) = killed(tmp_path, happened)
-    assert [line["runs"][0][1] for line in lines] == [1, 2]
+    assert [line["pushes"][0][2] for line in lines] == [1, 2]
     assert end["recovered"] is True
 
 
@@ -395,7 +396,7 @@ def test_nobody_waits_for_a_disk_that_stands_still(tmp_path: Path) -> None:
                 subprocess.run(["fsfreeze", "--unfreeze", str(disk)], check=True)
             process.communicate(b"\n", timeout=20)
         assert is_there
-        assert [line["runs"][0][1] for line in written(disk)] == [1, 2, 3]
+        assert [line["pushes"][0][2] for line in written(disk)] == [1, 2, 3]
 
 
 def test_nothing_is_told_where_nothing_is_missing(tmp_path: Path) -> None:
@@ -425,7 +426,7 @@ def test_counts_of_every_kind_are_those_of_the_lines(tmp_path: Path) -> None:
         {"kind": "certified", "runs": [[0, 0, 3]]},
         {"kind": "certified", "outcome": "unknown", "messages": 5},
         {"kind": "dispatched", "runs": [[0, 0, 2]], "recipients": 4},
-        {"kind": "settled", "runs": [[0, 0, 1], [1, 5, 1]]},
+        {"kind": "settled", "pushes": [[0, None, 0, 0], [1, 7, 5, 5]]},
     ]
     folder, tmpfs = tmp_path / FOLDER, tmp_path / "memory"
     folder.mkdir()

@@ -56,7 +56,7 @@ async def test_one_message_has_a_line_in_each_stage(house: House) -> None:
     assert (settled.outcome, settled.group, settled.session) == (
         "acked", "billing", session.session_id,
     )  # fmt: skip
-    assert settled.dispatched_unix_us == [dispatched.dispatched_unix_us]
+    assert settled.pushes == [[0, dispatched.dispatched_unix_us, 0, 0]]
     assert offsets([certified]) == offsets([dispatched]) == offsets([settled]) == [(0, 0)]
     assert certified.asked_unix_us is not None
     assert certified.certified_unix_us is not None

@@ -59,7 +59,8 @@ def settled(runs: list[list[int]], at: int = T0 + 500, **more: Any) -> dict[str,
     line = {
         "schema": 1, "kind": "settled", "gateway": GATEWAY, "tenant": "default", "queue": "orders",
         "queue_id": "q1", "group": "billing", "session": "c1", "transport": "websocket",
-        "outcome": "acked", "settled_unix_us": at, "runs": runs,
+        "outcome": "acked", "settled_unix_us": at,
+        "pushes": [[number, None, first, first + count - 1] for number, first, count in runs],
     }  # fmt: skip
     return line | more
 

@@ -226,6 +226,8 @@ def test_damaged_lines_are_quarantined_each_with_its_reason(
     more = [
         b'"text"\n', b"[]\n", dispatched([[0, 1]]), dispatched(no_runs), certified([[0, 1, 1]],
         keys="not base64"), certified([[0, 2, 1]], bytes="many"),
+        settled([], pushes=[[0, 1]]), settled([], pushes=[[0, 1, 2]]), settled([], pushes="all"),
+        settled([], pushes=[[0, 1, 5, 4]]), settled([], pushes=[[0, 1, 2, None]]),
     ]  # fmt: skip
     passed = [{"schema": 1, "kind": "clock", "gateway": "x"}, {"schema": 1, "kind": "of tomorrow"}]
     write_log(logs, 1, [*DAMAGED.values(), *more, *passed, certified([[0, 9, 1]], new_field=1)])
@@ -237,6 +239,17 @@ def test_damaged_lines_are_quarantined_each_with_its_reason(
     texts = {row["value"] for row in kept.collect()}
     assert '{"schema":1,"kind":"certif' in texts
     assert len(texts) == len(DAMAGED) + len(more)
+
+
+def test_what_a_line_settled_is_in_the_lake_by_the_run(spark: SparkSession, tmp_path: Path) -> None:
+    lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
+    pushes = [[4, T0, 0, 2, 7, 7], [5, None, 1, 1]]
+    write_log(logs, 1, [settled([], pushes=pushes)])
+    came = ingest(spark, str(logs), lake)
+    assert came["messages"] == {"settled": 5}
+    (row,) = lake.read(spark, "settled").collect()
+    assert row["runs"] == [[4, 0, 3], [4, 7, 1], [5, 1, 1]]
+    assert row["dispatched_unix_us"] == [T0, T0, None]
 
 
 def test_a_file_that_is_not_as_it_was_written_is_quarantined_whole(

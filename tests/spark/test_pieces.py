@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 from tocsin.cli.main import cli
 
+from gateway.deliverylog.lines import runs_of
 from spark import files
 from spark.drawing import Line, bars, duration, heat_map, over_time
 from spark.progress import Progress
@@ -76,7 +77,8 @@ def test_its_answers_are_those_of_its_lines(tmp_path: Path) -> None:
         assert files.check(path.as_uri()).fault == ""
         for text in path.read_text().splitlines():
             line = json.loads(text)
-            count = sum(run[2] for run in line.get("runs", [])) + line.get("certified", 0)
+            runs = line.get("runs") or runs_of(line.get("pushes", []))
+            count = sum(run[2] for run in runs) + line.get("certified", 0)
             found[line["kind"]] = found.get(line["kind"], 0) + count
     assert {kind: n for kind, n in found.items() if n} == dict(answers.messages)
     assert {what for what, *_ in answers.planted} == {"gap", "hole"}
