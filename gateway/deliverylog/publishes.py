@@ -88,9 +88,13 @@ class Origin:
     def takes(self, count: int, *, now_us: int, queue: Queue) -> bool:
         """Whether so many more messages, of the same session, came at this time, too; then they
         belong to it."""
-        is_same = now_us - self.accepted_us <= RUN_US and queue.queue_id == self.queue.queue_id
-        is_plain = self.produced_us is None and self.trace is None
-        if not (is_same and is_plain) or self.messages + count > LINE_MESSAGES_MAX:
+        if (
+            now_us - self.accepted_us > RUN_US
+            or queue.queue_id != self.queue.queue_id
+            or self.produced_us is not None
+            or self.trace is not None
+            or self.messages + count > LINE_MESSAGES_MAX
+        ):
             return False
         self.messages += count
         return True
@@ -134,16 +138,18 @@ class Placed:
                 origin.keys.append(hashes)
                 origin.bytes += size
             return
-        place, sizes = 0, header.sizes
-        for answer, indexes in runs:
-            end, origin = place + len(indexes), answer.origin
-            if origin is not None:
-                if origin.stages is not stages:
-                    self._begin(origin)
-                _extend(origin.runs, number, offset + place, end - place)
-                origin.keys.append(hashes[place:end])
-                origin.bytes += sum(sizes[place:end])
-            place = end
+        begin = place = 0
+        before: Origin | None = None  # whose are those from `begin` on: publishes may share one
+        for answer, indexes in (*runs, _END):
+            if answer.origin is not before:
+                if before is not None:
+                    if before.stages is not stages:
+                        self._begin(before)
+                    before.runs.append((number, offset + begin, place - begin))
+                    before.keys.append(hashes[begin:place])
+                    before.bytes += sum(header.sizes[begin:place])
+                before, begin = answer.origin, place
+            place += len(indexes)
 
     def _add_singly(
         self,
@@ -173,6 +179,15 @@ class Placed:
     def _begin(self, origin: Origin) -> None:
         origin.stages = self.stages
         self.origins.append(origin)
+
+
+class _Nobody:
+    """Behind the last publish of a record."""
+
+    origin: Origin | None = None
+
+
+_END: Final[tuple[Answered, Sequence[int]]] = (_Nobody(), ())
 
 
 def _extend(runs: list[tuple[int, int, int]], number: int, first: int, count: int) -> None:

@@ -45,21 +45,21 @@ class Sender:
 
     def origin(self, log: DeliveryLog, host: Host, queue: Queue, frame: Frame) -> Origin:
         """That of this publish; also of the one before, where both came at one time."""
-        now_us, first = log.now_us(), frame.messages[0]
+        now_us, first, origin = log.now_us(), frame.messages[0], self._origin
+        count, trace = len(frame.messages), _trace(first) if first.headers is not None else None
+        produced_us, offset_us = frame.produced_unix_us, None
         if frame.clock_offset_us is not None:
             self._offset_us = frame.clock_offset_us
             self._shift_us = frame.clock_offset_us - log.clock.base_us
-        produced_us, offset_us = frame.produced_unix_us, self._offset_us
-        if produced_us is None:
-            offset_us = None
-            if first.sent_unix_ms is not None:
-                produced_us = first.sent_unix_ms * 1000
-        elif offset_us is not None:
-            produced_us += self._shift_us
-        trace = _trace(first)
-        count, origin = len(frame.messages), self._origin
-        is_plain = produced_us is None and trace is None
-        if is_plain and origin is not None and origin.takes(count, now_us=now_us, queue=queue):
+        if produced_us is not None:
+            offset_us = self._offset_us
+            if offset_us is not None:
+                produced_us += self._shift_us
+        elif first.sent_unix_ms is not None:
+            produced_us = first.sent_unix_ms * 1000
+        elif (
+            trace is None and origin is not None and origin.takes(count, now_us=now_us, queue=queue)
+        ):
             return origin
         carrier = host.transport
         self._origin = Origin(
