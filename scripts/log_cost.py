@@ -98,7 +98,8 @@ class Frame:
             random.Random(number).shuffle(offsets)
             # Half of a push at a time, as two handlers would be done with it.
             runs = _runs(offsets[: size // 2]) + _runs(offsets[size // 2 :])
-            self.acks.append(([(number, *run) for run in runs], size))
+            ranges = [place for first, count in runs for place in (first, first + count - 1)]
+            self.acks.append((number, ranges, size))
         self.count = count
 
     def certify(self, log: DeliveryLog, place: Place) -> None:
@@ -122,8 +123,8 @@ class Frame:
 
     def settle(self, log: DeliveryLog, place: Place) -> None:
         """Its consumer acknowledges it."""
-        for runs, size in self.acks:
-            place.settled("acked", runs, size, 1)
+        for number, ranges, size in self.acks:
+            place.settled("acked", number, ranges, size, 1)
         done = place.take_done()
         assert done is not None
         log.settled(place, done)

@@ -38,6 +38,8 @@ class Part:
     """So long it has to end when it is told to."""
     program: Program = field(init=False)
     starts: int = 0
+    _is_back: bool = True
+    """It need not be said (any more) that it is ready."""
     _pause_s: float = PAUSE_S
     _started_at: float = 0.0
     _due_at: float | None = None
@@ -55,10 +57,10 @@ class Part:
         self._due_at = None
 
     def revive(self, now: float) -> str:
-        """If it has ended, start it again when its pause is over. What there is to say of that, a
-        sentence; empty: nothing."""
+        """If it has ended, start it again when its pause is over. What there is to say of that, or
+        of its being ready again, a sentence; empty: nothing."""
         if self.program.is_running:
-            return ""
+            return self._came_back(now)
         if self._due_at is None:
             lived_s = now - self._started_at
             self._pause_s = PAUSE_S if lived_s > SOON_S else min(2 * self._pause_s, PAUSE_S_MAX)
@@ -66,7 +68,18 @@ class Part:
             return f"{self.name} {ending(self.program.exit_code())}, and is started again"
         if now >= self._due_at:
             self.start(now)
+            self._is_back = False
         return ""
+
+    def _came_back(self, now: float) -> str:
+        if self._is_back:
+            return ""
+        try:
+            until(self.is_ready, self.name, within_s=0)
+        except TimeoutError:
+            return ""
+        self._is_back = True
+        return f"{self.name} is ready again: {now - self._started_at:.1f} s"
 
     def wait_ready(self) -> None:
         """Raises PartFailed."""

@@ -108,6 +108,7 @@ def test_a_cluster_starts_goes_on_and_leaves_nothing(tmp_path: Path) -> None:
         os.kill(found["gateway-1"], signal.SIGKILL)
         said = run.line()["text"]
         assert said == "gateway-1 was ended by signal 9, and is started again"
+        assert run.line()["text"].startswith("gateway-1 is ready again: ")
         for number in range(6):  # the balancer may not know yet: another one gets it
             messages = [{"body": number}]
             answer = httpx2.post(
