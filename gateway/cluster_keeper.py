@@ -112,7 +112,8 @@ class ClusterKeeper:
 
     async def _silent_s(self, leader: Leader, primary: str) -> dict[str, float]:
         """For how long replicas of this primary had said nothing when the leader before this one
-        looked: a replica that goes just before it is not waited for twice."""
+        looked, and has been gone itself since: a replica that goes just before it is not waited for
+        twice. (One that is there is seen to be.)"""
         try:
             text = await leader.told(self.name)
             told = msgspec.json.decode(text, type=ClusterTold) if text else None
@@ -120,7 +121,7 @@ class ClusterKeeper:
             return {}
         if told is None or told.primary != primary:
             return {}
-        return {one.address: one.since_s for one in told.servers}
+        return {one.address: one.since_s + leader.stood_still_s for one in told.servers}
 
     async def _do(self, acts: list[Act], leader: Leader) -> bool:
         """Whether anything was done."""

@@ -16,7 +16,7 @@ from gateway.facts_values import (
     SubscriptionDescription,
 )
 from gateway.link import DeliveryList, Link
-from gateway.settled import Settled, when_durable
+from gateway.settled import Settled, when_durable, when_written
 from gateway.slot import Slot
 from push import limits
 from push.credit import Credit
@@ -215,7 +215,7 @@ class Consumer:
         confirmed: Callable[[Settled], None] | None,
     ) -> Settled:
         """Settle (R21); `confirmed` is called with the answer once it is durable. Without
-        deliveries it is called once everything is that was settled before."""
+        deliveries: once all is that was settled before in partitions still its own."""
         check_deliveries(deliveries)
         check_deliveries(started)
         settled = Settled()
@@ -234,8 +234,10 @@ class Consumer:
                 for index in range(3, len(delivery) - 1, 2):
                     first, last = delivery[index], delivery[index + 1]
                     settled.add(place, slot.ack(number, first, last, now))
-        slots = touched if deliveries else dict(self.slots)  # some may end meanwhile
-        when_durable(slots, now, settled, confirmed, urgent=bool(deliveries))
+        if confirmed is not None and not deliveries:
+            when_written([*self.slots.values()], confirmed)
+        else:
+            when_durable(touched, now, settled, confirmed)
         return settled
 
     def nack(self, deliveries: DeliveryList, delay_s: float | None, reason: str | None) -> Settled:

@@ -52,6 +52,11 @@ class Leader:
         """What its acts are fenced by, while it leads."""
         return self._leading.term
 
+    @property
+    def stood_still_s(self) -> float:
+        """See `Leading.stood_still_s`."""
+        return self._leading.stood_still_s
+
     def outdone(self, term: int) -> None:
         """See `Leading.outdone`."""
         _LOG.warning("another manager has acted under the term %d: this one takes a higher", term)

@@ -1,6 +1,6 @@
 """What an ack, nack or extend did."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from gateway.link import DeliveryList
@@ -34,12 +34,9 @@ def when_durable(
     now: float,
     settled: Settled,
     confirmed: Callable[[Settled], None] | None,
-    *,
-    urgent: bool = True,
 ) -> None:
     """Let these slots write what was settled in them. `confirmed` is called once, when all of it
-    is durable, or it is known that it will not be; where nothing was touched, at once. Not
-    `urgent`: it is written no sooner for that."""
+    is durable, or it is known that it will not be; where nothing was touched, at once."""
     if confirmed is None:
         for slot in touched.values():
             slot.settled(now)
@@ -57,4 +54,21 @@ def when_durable(
             confirmed(settled)
 
     for slot in touched.values():
-        slot.settled(now, one, urgent=urgent)
+        slot.settled(now, one)
+
+
+def when_written(slots: Collection[Slot], answered: Callable[[Settled], None]) -> None:
+    """`answered` is called once, when what was settled in these slots before is durable, or
+    somebody else owns it by then. It is written no sooner for that."""
+    left = len(slots)
+
+    def one(_: bool = True) -> None:
+        nonlocal left
+        left -= 1
+        if left <= 0:
+            answered(Settled())
+
+    if not slots:
+        one()
+    for slot in slots:
+        slot.ask(one)

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from gateway.confirms import Confirmed, Confirms
 from gateway.decisions import Decisions
 from gateway.deliverylog.lines import Cause
 from gateway.deliverylog.slot_log import SlotLog
@@ -60,8 +61,7 @@ class Slot:
         self.fetch = Fetch(context.storage, context.tail, partition, self._woken)
         self._unsent: list[Unsent] = []
         self._writing_unsent: list[Unsent] = []
-        self._confirms: list[Callable[[bool], None]] = []
-        self._writing_confirms: list[Callable[[bool], None]] = []
+        self._confirms = Confirms()
         self.log = SlotLog(
             context.log, queue, group, partition.number, owner=owner, end=delivery.end,
             pushes=delivery.leases.pushes, tally=delivery.tally,
@@ -270,18 +270,21 @@ class Slot:
         self._after(now)
         self.owner.pump()
 
-    def settled(
-        self, now: float, confirmed: Callable[[bool], None] | None = None, *, urgent: bool = True
-    ) -> None:
+    def settled(self, now: float, confirmed: Confirmed | None = None) -> None:
         """After the acks, nacks and extends of a frame: write what they changed. `confirmed` is
-        called with True once it is durable (`urgent`: it is written at once), else with False."""
-        if confirmed is not None:
-            if self.delivery.dirty or self.delivery.waiting.pending.under_way:
-                self._confirms.append(confirmed)
-                self._context.flusher.mark(self, urgent=urgent)
-            else:
-                confirmed(True)
+        called with True once it is durable, with False when that will never be known here."""
+        if confirmed is not None and self.ask(confirmed):
+            self._context.flusher.mark(self, urgent=True)
         self._after(now)
+
+    def ask(self, confirmed: Confirmed) -> bool:
+        """The same of all that was settled before; whether it has to wait."""
+        must_wait = self.delivery.dirty or self.delivery.waiting.pending.under_way
+        if must_wait:
+            self._confirms.add(confirmed)
+        else:
+            confirmed(True)
+        return must_wait
 
     # --- Time ----------------------------------------------------------------------------------
 
@@ -307,7 +310,7 @@ class Slot:
         write = self.delivery.take_write(wall_unix_ms=wall_unix_ms)
         if write is not None:
             self._writing_unsent, self._unsent = self._unsent, []
-            self._writing_confirms, self._confirms = self._confirms, []
+            self._confirms.begin()
         return write
 
     def written(self, answer: Written) -> None:
@@ -317,11 +320,9 @@ class Slot:
         unsent, self._writing_unsent = self._writing_unsent, []
         for one in unsent:
             self._deliver(one.record, one.out, one.stages, one.cause, one.reserved)
-        confirms, self._writing_confirms = self._writing_confirms, []
+        confirms = self._confirms.written(is_all=not self.delivery.dirty)
         if self.delivery.dirty:
-            self._context.flusher.mark(self, urgent=bool(self._confirms) or self.delivery.urgent)
-        else:  # what was settled while the write was under way stood in it already
-            confirms, self._confirms = confirms + self._confirms, []
+            self._context.flusher.mark(self, urgent=self._confirms.waits or self.delivery.urgent)
         for confirmed in confirms:
             confirmed(True)
         self._after(now)
@@ -333,8 +334,7 @@ class Slot:
         self.delivery.not_written()
         self._release(self._writing_unsent)
         self._writing_unsent = []
-        self._confirms = self._writing_confirms + self._confirms
-        self._writing_confirms = []
+        self._confirms.not_written()
 
     def _release(self, unsent: list[Unsent]) -> None:
         for one in unsent:
@@ -392,7 +392,7 @@ class Slot:
         self._count_in_flight()
         self.fetch.cancel()
         self._context.tail.unfollow(self.partition, self._certified)
-        for confirmed in [*self._writing_confirms, *self._confirms]:
+        for confirmed in self._confirms.end():
             confirmed(False)
         self.decisions.end()
         self._release([*self._writing_unsent, *self._unsent])

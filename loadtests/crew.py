@@ -30,6 +30,7 @@ QUEUE_SETTINGS: Final = {
     "backoff_s": 0.01,
     "backoff_max_s": 0.1,
 }
+KNOWN_TIMEOUT_S: Final = 10.0
 TOLD_EVERY_S: Final = 15.0
 QUIET_S: Final = 2 * LEASE_S + 2
 """Nothing was delivered for so long, although consumers were there: nothing more will come."""
@@ -61,13 +62,28 @@ class Crew:
 
     async def prepare(self, **settings: object) -> None:
         """Create the queue, with these settings besides, and the group, so that P1 counts from the
-        first message on (R11)."""
+        first message on (R11). Each gateway knows it a second later.
+
+        Raises ClientFailed: one does not."""
         rest = self._rest()
         try:
             await rest.call("PUT", f"/v1/queues/{QUEUE}", QUEUE_SETTINGS | settings)
             await rest.call("PUT", f"/v1/queues/{QUEUE}/groups/{GROUP}", {})
         finally:
             rest.close()
+        deadline = time.monotonic() + KNOWN_TIMEOUT_S
+        for door in self.field.doors:
+            while not await self._is_known(door):
+                if time.monotonic() > deadline:
+                    raise ClientFailed(f"{door.url} does not know the queue that was made")
+                await asyncio.sleep(0.05)
+
+    async def _is_known(self, door: Door) -> bool:
+        try:
+            await self.description(door)
+        except RuntimeError:
+            return False
+        return True
 
     def _rest(self, door: Door | None = None) -> Rest:
         return Rest((door or self.field.serving[0]).url, self.field.habits.token)

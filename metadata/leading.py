@@ -46,6 +46,8 @@ class Leading:
         self._until = float("-inf")
         self._top = 0
         """The highest term that was seen."""
+        self.stood_still_s = 0.0
+        """When this one took the row over: for how long nobody had written it, at least."""
         self._said = 0
         """The last beat that was proposed, whether or not it was answered: none is said twice, or
         one that was written long ago would be taken for the one that was asked for last."""
@@ -66,7 +68,10 @@ class Leading:
     def saw(self, row: Lead, *, now: float, asked_at: float, wrote: Lead | None = None) -> None:
         """The row as it was answered at `now`, when it was asked for, and what was to be written.
         A row that is not what was written: somebody was faster, or an earlier answer was lost."""
-        if row != self._row:
+        before = self._row
+        if row != before:
+            if before is not None and row.holder == self.name != before.holder:
+                self.stood_still_s = now - self._since
             self._row, self._since = row, now
         self._top = max(self._top, row.term)
         if row.holder != self.name:

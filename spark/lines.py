@@ -48,7 +48,8 @@ def _runs_of_pushes() -> Column:
     def runs(push: Column) -> Column:
         def run(index: Column) -> Column:
             first, last = F.get(push, 2 * index + 2), F.get(push, 2 * index + 3)
-            return F.array(F.get(push, 0), first, last - first + 1)
+            count = F.try_add(F.try_subtract(last, first), F.lit(1))
+            return F.array(F.get(push, 0), first, count)
 
         is_good = (F.size(push) >= 4) & (F.size(push) % 2 == 0)
         count = (F.size(push) / 2).cast("int") - 1
@@ -73,7 +74,7 @@ def _filled(flat: DataFrame) -> DataFrame:
     total = F.aggregate(
         "runs",
         F.lit(0).cast("bigint"),
-        lambda sum_, run: sum_ + F.coalesce(F.get(run, 2), F.lit(0)),
+        lambda sum_, run: F.try_add(sum_, F.coalesce(F.get(run, 2), F.lit(0))),
     )
     kind = F.col("kind")
     at = (

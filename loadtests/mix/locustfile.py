@@ -34,6 +34,12 @@ class MixUser(User):
     desk: ClassVar[Desk]
     """Of this process; there before any user is."""
 
+    def __init_subclass__(cls) -> None:
+        """Locust makes exactly so many where every class says how many it wants; by weights a role
+        of one user may have none, and nobody would drain its queue."""
+        super().__init_subclass__()
+        cls.fixed_count = _PLAN.counts.get(cls.role, 0)
+
     def on_start(self) -> None:
         """Locust has made it."""
         self.doing = roles.MAKE[self.role](self.desk)
@@ -48,66 +54,52 @@ class MixUser(User):
         roles.turn(self.desk, self.role, self.doing)
 
 
-def _many(role: str) -> int:
-    """Users of a role. Locust makes exactly so many where every class says how many it wants; by
-    weights a role of one user may have none, and nobody would drain its queue."""
-    return _PLAN.counts.get(role, 0)
-
-
 class WebSocketPublisher(MixUser):
     """See plan.ROLES."""
 
     role = "websocket"
-    fixed_count = _many(role)
 
 
 class RestPublisher(MixUser):
     """See plan.ROLES."""
 
     role = "rest"
-    fixed_count = _many(role)
 
 
 class GroupWorker(MixUser):
     """See plan.ROLES."""
 
     role = "worker"
-    fixed_count = _many(role)
 
 
 class KeyReader(MixUser):
     """See plan.ROLES."""
 
     role = "reader"
-    fixed_count = _many(role)
 
 
 class LongPoller(MixUser):
     """See plan.ROLES."""
 
     role = "poller"
-    fixed_count = _many(role)
 
 
 class SlowConsumer(MixUser):
     """See plan.ROLES."""
 
     role = "slow"
-    fixed_count = _many(role)
 
 
 class ReconnectStorm(MixUser):
     """See plan.ROLES."""
 
     role = "storm"
-    fixed_count = _many(role)
 
 
 class MixedDay(MixUser):
     """See plan.ROLES."""
 
     role = "day"
-    fixed_count = _many(role)
 
 
 def begin(environment: Any, **_: object) -> None:

@@ -13,7 +13,7 @@ from random import Random
 from typing import Final, TypeVar
 
 from loadtests.crew import Crew
-from metadata.leading import LEASE_S
+from metadata.leading import BEAT_S, LEASE_S
 from tests.chaos.disks import Disks
 from tests.chaos.world import Gateway, Manager, World
 from tests.servers.network import Host
@@ -51,8 +51,10 @@ AWAY_WHOLE_S: Final = 60.0
 AWAY_LEAST_S: Final = 2.0
 """Until what was under way when it went has ended."""
 PAUSE_S: Final = 15.0
-"""Of publishing, at most, until it is taken out; and LEASE_S more where the manager that leads is
-killed meanwhile."""
+"""Of publishing, at most, until it is taken out."""
+TAKEN_OVER_S: Final = LEASE_S + 2 * BEAT_S
+"""So much more where the manager that leads is killed meanwhile: another one has seen nothing of it
+for LEASE_S, and each of the two looks once a beat."""
 TAKEN_OUT_S: Final = 13.0
 """In which a manager sees, waits, and takes out: one of two is killed somewhere in it."""
 BUSY_CHANCE: Final = 0.7
@@ -229,7 +231,7 @@ class Nemesis:
                 raise TimeoutError(f"publishing did not go on while {gone!r} was {how}")
             self.progress(f"{gone!r} was {how}: publishing after {time.monotonic() - began:.1f} s")
             await self.crew.wait(max(0.0, began + self.away_s - time.monotonic()))
-            within_s = PAUSE_S + (LEASE_S if await killing else 0.0)
+            within_s = PAUSE_S + (TAKEN_OVER_S if await killing else 0.0)
             match how:
                 case "killed":
                     gone.spawn()

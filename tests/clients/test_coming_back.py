@@ -4,7 +4,7 @@ import itertools
 
 from tocsin import wire
 from tocsin.message import Message, State
-from tocsin.settling import UNHEARD_ROWS
+from tocsin.settling import NAMED_MESSAGES_MAX, UNHEARD_ROWS, UNHEARD_ROWS_MAX
 
 from tests.clients.test_consuming import Nobody, drain, ledger, push, sent
 
@@ -92,6 +92,40 @@ def test_acks_that_are_durable_are_forgotten() -> None:
     assert question.ref is not None
     held.settlements.heard(question.ref)
     assert held.holding() == []
+
+
+def test_acks_of_which_nobody_can_say_that_they_are_durable_are_bounded() -> None:
+    """P9: the broker cannot write for long, and gives on. The newest are kept, so many as it takes
+    when they are named."""
+    held, refs = ledger(credit=1000), itertools.count(1)
+    rows, named = UNHEARD_ROWS_MAX + 3 * UNHEARD_ROWS, 1000
+    for number in range(rows):
+        text = "ab" if number < rows - named else "ab" * 500
+        held.receive(push(text, offset=1000 * number, number=number + 1), now=0.0)
+        while messages := drain(held):
+            for message in messages:
+                held.ack(message, now=0.0)
+        held.take(refs, now=0.0)
+    found = held.holding()
+    assert len(found) == NAMED_MESSAGES_MAX / 1000
+    assert found[-1][2] == rows
+    assert len(held.settlements._unheard) == UNHEARD_ROWS_MAX
+
+
+def test_acks_that_the_broker_knows_nothing_of_are_asked_for_again() -> None:
+    held, refs = ledger(credit=10 * UNHEARD_ROWS), itertools.count(1)
+    asked = []
+    for number in range(UNHEARD_ROWS + 1):
+        held.receive(push("a", offset=number, number=number + 1), now=0.0)
+        (message,) = drain(held)
+        held.ack(message, now=0.0)
+        frames = held.take(refs, now=0.0)
+        for question in [f for f in frames if isinstance(f, wire.Ack) and f.ref is not None]:
+            assert question.ref is not None
+            held.settlements.heard(question.ref, is_durable=False)
+            asked.append(question.ref)
+    assert len(asked) == 2
+    assert len(held.holding()) == UNHEARD_ROWS + 1
 
 
 def test_what_the_broker_took_back_meanwhile_is_not_handed_out() -> None:

@@ -179,7 +179,8 @@ class SdkReplay(Replay):
         event.what.carrier.set_result(carrier)
 
     def is_free(self, event: Event) -> bool:
-        """What a client may say whenever it likes: pings, credit, marks of what has started."""
+        """What a client may say whenever it likes: pings, whether what it acked is durable, credit,
+        marks of what has started."""
         if event.kind in ("cut", "close"):
             return event.over != self.over  # the session goes on elsewhere
         if event.kind != "frame":
@@ -189,6 +190,10 @@ class SdkReplay(Replay):
             carrier = self._carriers[event.over]
             pong = {"type": "pong", **({"ref": frame["ref"]} if "ref" in frame else {})}
             carrier.deliver(msgspec.json.encode(pong))
+            return True
+        if frame["type"] == "ack" and not frame["deliveries"] and "ref" in frame:
+            ok = {"type": "ok", "ref": frame["ref"], "settled": 0, "stale": []}
+            self._carriers[event.over].deliver(msgspec.json.encode(ok))
             return True
         if frame["type"] == "credit":
             self._note(frame)

@@ -4,8 +4,10 @@ import asyncio
 
 import pytest
 
+from gateway.flusher import Writer
 from gateway.settled import Settled
 from metadata.catalog import ANYBODY
+from push.ports import CursorWrite
 from tests.histories.house import House, delivery, eventually, message, numbered
 
 
@@ -77,6 +79,44 @@ async def test_an_ack_of_nothing_is_answered_when_all_acks_before_it_are_durable
     await eventually(lambda: len(answers) == 3)
     assert [(one.durable, one.settled) for one in answers[1:]] == [(True, 0), (True, 1)]
     assert await house.lag(queue, group) == 0
+
+
+async def test_a_place_that_is_lost_answers_for_no_other(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its write was under way, and is answered behind its end; that of the other place is not."""
+    queue = await house.queue(partitions=2)
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message(n, f"k{n}") for n in range(20)])
+    given = await session.take(20)
+    gates = [asyncio.Event(), asyncio.Event()]
+    original = house.broker.flusher._write
+
+    async def one_late(writer: Writer, write: CursorWrite) -> None:
+        await gates[write.place.partition.number].wait()
+        await original([(writer, write)])
+
+    async def late(taken: list[tuple[Writer, CursorWrite]]) -> None:
+        await asyncio.gather(*(one_late(*one) for one in taken))
+
+    monkeypatch.setattr(house.broker.flusher, "_write", late)
+    answers: list[Settled] = []
+    for place, _, _ in given:
+        consumer.ack(delivery(place), [], None)
+    lost, kept = consumer.slots[0], consumer.slots[1]
+    consumer.ack([], [], answers.append)
+    await eventually(lambda: house.broker.flusher._flushes)
+    try:
+        lost.fenced()
+        gates[0].set()
+        await eventually(lambda: not lost.delivery.waiting.pending.under_way)
+        assert answers == []
+    finally:
+        gates[1].set()
+    await eventually(lambda: answers)
+    assert not kept.delivery.dirty
+    assert len(answers) == 1
 
 
 async def test_a_confirmed_ack_that_a_seek_overtakes_is_unknown(house: House) -> None:

@@ -118,12 +118,16 @@ def test_nobody_waits_for_a_collector_that_hangs(monkeypatch: pytest.MonkeyPatch
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
         tracer = OtelTracer()
         with tracer.publishing("orders", Trace(PARENT)):
             pass
         began = time.monotonic()
         tracer.close(within_s=0.1)
         assert time.monotonic() - began < 5
+        for thread in threading.enumerate():
+            if thread.name == "otel":  # it draws by `random`, which other tests are to have alone
+                thread.join()
 
 
 def test_a_broker_hands_its_spans_out_before_it_ends(tmp_path: Path, collector: Collector) -> None:

@@ -58,6 +58,22 @@ def test_the_first_one_leads_and_the_next_one_when_it_is_gone() -> None:
     assert not first.leads(now=gone + LEASE_S + 0.7)
 
 
+def test_who_takes_over_knows_for_how_long_nobody_led() -> None:
+    """What the one before had seen is as much older: a replica that went just before it is not
+    waited for twice."""
+    row, first, second = Row(), Leading("a"), Leading("b")
+    turn(row, first, now=0.0)
+    turn(row, first, now=1.0)
+    turn(row, second, now=1.5)
+    turn(row, second, now=4.0)
+    assert second.stood_still_s == 0.0
+    turn(row, second, now=1.5 + LEASE_S, late_s=0.25)
+    assert second.leads(now=7.0)
+    assert second.stood_still_s == LEASE_S + 0.25
+    turn(row, second, now=8.0)
+    assert second.stood_still_s == LEASE_S + 0.25
+
+
 def test_who_leaves_is_followed_at_once() -> None:
     row, first, second = Row(), Leading("a"), Leading("b")
     turn(row, first, now=0.0)

@@ -228,6 +228,7 @@ def test_damaged_lines_are_quarantined_each_with_its_reason(
         keys="not base64"), certified([[0, 2, 1]], bytes="many"),
         settled([], pushes=[[0, 1]]), settled([], pushes=[[0, 1, 2]]), settled([], pushes="all"),
         settled([], pushes=[[0, 1, 5, 4]]), settled([], pushes=[[0, 1, 2, None]]),
+        settled([], pushes=[[0, 1, -(2**63) + 1, 2**63 - 1]]),
     ]  # fmt: skip
     passed = [{"schema": 1, "kind": "clock", "gateway": "x"}, {"schema": 1, "kind": "of tomorrow"}]
     write_log(logs, 1, [*DAMAGED.values(), *more, *passed, certified([[0, 9, 1]], new_field=1)])

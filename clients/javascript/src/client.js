@@ -92,7 +92,7 @@ export class Client extends Calls {
       trace: trace === undefined ? () => {} : traced(trace),
       changed: (reason) => this.#changed(reason),
     });
-    if (before !== null) this.#session.recall(before.session, before.numbers);
+    if (before !== null) this.#session.recall(before.session, before.numbers, before.refMax);
     this.#number = before?.numberMax ?? 0;
     if (typeof token === "function") {
       this.#session.add(new Renewing(this.#session, token, environment));
@@ -301,6 +301,7 @@ export class Client extends Calls {
       producer: this.producer,
       sequences: this.#publisher.sequences(),
       numberMax: this.#number,
+      refMax: this.#session.nextRef(),
       consumers: this.#snapshots(Consumer),
       readers: this.#snapshots(ReadPart),
     });

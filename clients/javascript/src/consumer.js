@@ -290,8 +290,8 @@ export class Consumer extends Joining {
   }
 
   #confirmed(ref, answer) {
-    this.ledger.settlements.heard(ref);
     const isError = answer.type === "error";
+    this.ledger.settlements.heard(ref, !isError);
     const refused = isError ? [...answer.stale, ...answer.deliveries] : answer.stale;
     const failure = isError && answer.deliveries.length === 0 ? exceptionOf(answer) : null;
     const { settled, stale, perhaps } = this.ledger.settlements.confirmed(ref, refused);

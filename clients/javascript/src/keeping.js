@@ -11,7 +11,7 @@
 import { checkedPosition } from "./places.js";
 import { isObject } from "./wire.js";
 
-const VERSION = 1;
+const VERSION = 2;
 const isWhole = Number.isSafeInteger;
 const isNumeric = (value) => typeof value === "number";
 const isCount = (value) => isWhole(value) && value >= 0;
@@ -47,7 +47,7 @@ export class Keeper {
    * removed: a second tab that is made of this one must not take the same session.
    *
    * @returns {{session: string, producer: string, sequences: Record<string, number>,
-   *     numbers: number[], numberMax: number} | null}
+   *     numbers: number[], numberMax: number, refMax: number} | null}
    */
   recall() {
     const text = this.#take();
@@ -56,9 +56,9 @@ export class Keeper {
     this.#recalled = text;
     this.#consumers = said.consumers;
     this.#readers = said.readers;
-    const { session, producer, sequences, numberMax } = said;
+    const { session, producer, sequences, numberMax, refMax } = said;
     const numbers = said.consumers.map((place) => place.number);
-    return { session, producer, sequences, numbers, numberMax };
+    return { session, producer, sequences, numbers, numberMax, refMax };
   }
 
   /** It could not be used yet: a later life of the page may. */
@@ -167,7 +167,7 @@ function parsed(text) {
     (one.keys === null || (Array.isArray(one.keys) && one.keys.every(isText)));
   const isWhat =
     isText(said.url) && isText(said.session) && isText(said.producer) &&
-    isCount(said.numberMax) &&
+    isCount(said.numberMax) && isCount(said.refMax) &&
     isObject(said.sequences) && Object.values(said.sequences).every(isCount) &&
     Array.isArray(said.consumers) && said.consumers.every(isPlace) &&
     new Set(said.consumers.map((place) => place.number)).size === said.consumers.length &&

@@ -101,8 +101,9 @@ export class Session {
   }
 
   /** Go on with the session of an earlier life of this page, whose places may be claimed. */
-  recall(sessionId, reserved) {
+  recall(sessionId, reserved, refMax) {
     this.sessionId = sessionId;
+    this.#ref = refMax; // what that life asked may be answered yet
     this.#reserved = new Set(reserved);
   }
 

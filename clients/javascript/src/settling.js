@@ -14,6 +14,13 @@ import { columns, names, parts, ranges, RANGES_PER_FRAME_MAX } from "./places.js
 
 /** With so many rows of acks since the last question another one is asked. */
 export const UNHEARD_ROWS = 64;
+/**
+ * Where the broker cannot say for long that they are durable, the oldest ones are forgotten: what
+ * was handled may come again if the gateway is killed then, too.
+ */
+export const UNHEARD_ROWS_MAX = 4096;
+/** More than a subscription holds; of what was acked and not heard, so much is named. */
+export const NAMED_MESSAGES_MAX = 100_000;
 
 /** The outgoing side of one subscription. */
 export class Settlements {
@@ -98,6 +105,7 @@ export class Settlements {
     }
     const frames = [...marks, ...acks, ...this.#confirms(nextRef), ...this.#nacks(nextRef, closed)];
     this.#unheard.push(...acked);
+    this.#unheard.splice(0, this.#unheard.length - UNHEARD_ROWS_MAX);
     if (this.#question === null && this.#unheard.length >= UNHEARD_ROWS) {
       this.#question = nextRef();
       this.#asked = this.#unheard;
@@ -143,10 +151,14 @@ export class Settlements {
 
   // --- what was heard ---------------------------------------------------------------------------
 
-  /** The question is answered: what was acked before it is durable, or another's by now. */
-  heard(ref) {
+  /**
+   * The question is answered: what was acked before it is durable, or another's by now; or else
+   * nobody knows.
+   */
+  heard(ref, isDurable = true) {
     if (ref !== this.#question) return;
     this.#question = null;
+    if (!isDurable) this.#unheard = [...this.#asked, ...this.#unheard];
     this.#asked = [];
   }
 
@@ -187,7 +199,8 @@ export class Settlements {
     const confirming = [...this.#confirm, ...[...this.#confirming.values()].flat()];
     const queued = this.#acked.map((held) => [...held.place, ...ranges(held.acked)]);
     const confirmed = columns(confirming.map(({ message }) => message));
-    return [...this.#again, ...this.#asked, ...this.#unheard, ...queued, ...confirmed];
+    const heldThere = last([...this.#again, ...this.#asked, ...this.#unheard]);
+    return [...heldThere, ...queued, ...confirmed];
   }
 
   /** Acks of an earlier life of this page: they are said (again). */
@@ -232,4 +245,16 @@ function chunks(list) {
     found.push(list.slice(at, at + RANGES_PER_FRAME_MAX));
   }
   return found;
+}
+
+/** Of these rows the last ones, with as many messages as may be named. */
+function last(rows) {
+  let left = NAMED_MESSAGES_MAX;
+  for (let index = rows.length - 1; index >= 0; index -= 1) {
+    for (let at = 3; at + 1 < rows[index].length; at += 2) {
+      left -= rows[index][at + 1] - rows[index][at] + 1;
+    }
+    if (left < 0) return rows.slice(index + 1);
+  }
+  return rows;
 }

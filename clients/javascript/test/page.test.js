@@ -46,7 +46,8 @@ function snapshot(changes = {}, place = {}) {
     number: 1, queue: "q", group: "g", leaseMs: 30_000, received: 0, acked: [], ...place,
   };
   return {
-    version: 1, url: URL, session: "s1", producer: "p", sequences: { q: 4 }, numberMax: 2,
+    version: 2, url: URL, session: "s1", producer: "p", sequences: { q: 4 }, numberMax: 2,
+    refMax: 9,
     consumers: [consumer], readers: [], ...changes,
   };
 }
@@ -56,7 +57,7 @@ const twice = snapshot().consumers[0];
 const DAMAGED = [
   "{", "null", "[]", "7",
   ...[
-    snapshot({ version: 2 }), snapshot({ url: "http://other.test" }), snapshot({ session: 5 }),
+    snapshot({ version: 1 }), snapshot({ url: "http://other.test" }), snapshot({ session: 5 }),
     snapshot({ sequences: { q: -1 } }), snapshot({ numberMax: -3 }), snapshot({}, { number: 3 }),
     snapshot({}, { number: 0 }), snapshot({}, { leaseMs: 0 }), snapshot({}, { leaseMs: "9" }),
     snapshot({}, { received: -1 }), snapshot({}, { acked: [[1]] }),

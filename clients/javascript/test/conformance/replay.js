@@ -243,6 +243,11 @@ export class Replay {
     if (event.kind === "cut" || event.kind === "close") return event.over !== this.over;
     if (event.kind !== "frame") return false;
     const frame = event.what;
+    if (frame.type === "ack" && frame.deliveries.length === 0 && "ref" in frame) {
+      const ok = { type: "ok", ref: frame.ref, settled: 0, stale: [] };
+      this.#links.get(event.over).deliver(JSON.stringify(ok));
+      return true;
+    }
     if (frame.type === "ping") {
       const pong = { type: "pong", ...("ref" in frame ? { ref: frame.ref } : {}) };
       this.#links.get(event.over).deliver(JSON.stringify(pong));

@@ -16,6 +16,11 @@ from tocsin.places import columns, parts, ranges
 
 UNHEARD_ROWS: Final = 64
 """With so many rows of acks since the last question another one is asked."""
+UNHEARD_ROWS_MAX: Final = 4096
+"""Where the broker cannot say for long that they are durable, the oldest ones are forgotten: what
+was handled may come again if the gateway is killed then, too."""
+NAMED_MESSAGES_MAX: Final = 100_000
+"""More than a subscription holds; of what was acked and not heard, so much is named."""
 Ticket = object
 _Return = tuple[float | None, str | None]
 """A nack's delay_s and reason."""
@@ -88,6 +93,8 @@ class Settlements:
         frames += self._confirms(refs)
         frames += self._nacks(refs, closed)
         self._unheard += acked
+        if len(self._unheard) > UNHEARD_ROWS_MAX:
+            del self._unheard[:-UNHEARD_ROWS_MAX]
         if self._question is None and len(self._unheard) >= UNHEARD_ROWS:
             self._question = next(refs)
             self._asked, self._unheard = self._unheard, []
@@ -118,10 +125,13 @@ class Settlements:
 
     # --- what was heard -------------------------------------------------------------------------
 
-    def heard(self, ref: int) -> None:
-        """The question is answered: what was acked before it is durable, or another's by now."""
+    def heard(self, ref: int, *, is_durable: bool = True) -> None:
+        """The question is answered: what was acked before it is durable, or another's by now; or
+        else nobody knows."""
         if ref == self._question:
             self._question = None
+            if not is_durable:
+                self._unheard = self._asked + self._unheard
             self._asked = []
 
     def nack_answered(self, ref: int) -> None:
@@ -160,7 +170,7 @@ class Settlements:
         messages += [m for _, nacked in self._nacking.values() for m in nacked]
         queued = ((held.place, offset) for held in self._acked for offset in held.acked)
         places = columns([*queued, *((m.held.place, m.offset) for m in messages)])
-        return [*self._again, *self._asked, *self._unheard, *places]
+        return [*_last([*self._again, *self._asked, *self._unheard]), *places]
 
     def say_again(self, handed: Iterable[Message]) -> list[Message]:
         """Whatever was perhaps not heard, and the marks of what is in hand (R19). Returns the
@@ -183,3 +193,13 @@ class Settlements:
         tickets += [ticket for pairs in self._confirming.values() for _, ticket in pairs]
         self._forget()
         return tickets
+
+
+def _last(rows: wire.DeliveryList) -> wire.DeliveryList:
+    """Of these the last ones, with as many messages as may be named."""
+    left = NAMED_MESSAGES_MAX
+    for index in range(len(rows) - 1, -1, -1):
+        left -= sum(rows[index][4::2]) - sum(rows[index][3::2]) + len(rows[index][3::2])
+        if left < 0:
+            return rows[index + 1 :]
+    return rows

@@ -320,7 +320,7 @@ class Subscription(Subscribing):
     def _confirmed(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:
         if answer is None:
             return  # it is said again
-        self._ledger.settlements.heard(ref)
+        self._ledger.settlements.heard(ref, is_durable=isinstance(answer, wire.Ok))
         refused = list(answer.stale)
         failure: Exception | None = None
         if isinstance(answer, wire.Error):
