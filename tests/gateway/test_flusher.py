@@ -1,13 +1,14 @@
 """The flusher: cursor writes, gathered, repeated while their outcome is unknown."""
 
 import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
-from gateway.flusher import Writer
 from gateway.settled import Settled
 from metadata.catalog import ANYBODY
-from push.ports import CursorWrite
+from push.ports import CursorWrite, Written
 from tests.histories.house import House, delivery, eventually, message, numbered
 
 
@@ -91,22 +92,26 @@ async def test_a_place_that_is_lost_answers_for_no_other(
     await house.publish(queue, [message(n, f"k{n}") for n in range(20)])
     given = await session.take(20)
     gates = [asyncio.Event(), asyncio.Event()]
-    original = house.broker.flusher._write
+    original = house.memory.write_cursors
+    begun: list[int] = []
 
-    async def one_late(writer: Writer, write: CursorWrite) -> None:
-        await gates[write.place.partition.number].wait()
-        await original([(writer, write)])
+    async def late(changes: Sequence[CursorWrite]) -> Sequence[Written]:
+        (change,) = changes
+        answers = await original([change])
+        begun.append(change.place.partition.number)
+        await gates[change.place.partition.number].wait()
+        return answers
 
-    async def late(taken: list[tuple[Writer, CursorWrite]]) -> None:
-        await asyncio.gather(*(one_late(*one) for one in taken))
-
-    monkeypatch.setattr(house.broker.flusher, "_write", late)
+    apart = SimpleNamespace(  # a lane for each
+        lane=lambda partition, _: SimpleNamespace(number=partition.number), write_cursors=late
+    )
+    monkeypatch.setattr(house.broker.flusher, "_storage", apart)
     answers: list[Settled] = []
     for place, _, _ in given:
         consumer.ack(delivery(place), [], None)
     lost, kept = consumer.slots[0], consumer.slots[1]
     consumer.ack([], [], answers.append)
-    await eventually(lambda: house.broker.flusher._flushes)
+    await eventually(lambda: sorted(begun) == [0, 1])
     try:
         lost.fenced()
         gates[0].set()
