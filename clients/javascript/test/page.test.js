@@ -81,6 +81,22 @@ test("a snapshot that is damaged, or of another version, is as none", async () =
   }
 });
 
+test("a page that was loaded again begins behind the refs of before", async () => {
+  const world = tab();
+  world.storage.kept.set(KEY, JSON.stringify(snapshot()));
+  const refs = [];
+  const hear = world.broker.hear.bind(world.broker);
+  world.broker.hear = (frame) => {
+    if (frame.ref !== undefined) refs.push(frame.ref);
+    hear(frame);
+  };
+  const client = await opened(world);
+  client.read("q");
+  await world.carry();
+  // An answer to what was asked before would be taken for that to another question.
+  assert.ok(refs.length > 0 && refs.every((ref) => ref > 9), `${refs}`);
+});
+
 test("a page that may keep nothing begins anew, and works", async () => {
   const world = tab();
   world.storage.isFull = true;
