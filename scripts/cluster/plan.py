@@ -112,12 +112,16 @@ class Cluster:
         self._metadata = {**token, "TOCSIN_METADATA": " ".join(f"http://{n.at}" for n in nodes)}
 
     def _manager(self, number: int) -> Part:
+        port = next(self.ports)
         settings = {
             **self._metadata,
             "TOCSIN_STORAGE": self.storage("tocsin-manager"),
             "TOCSIN_PLACING_STORAGE": self.storage("tocsin"),
+            "TOCSIN_METRICS_PORT": str(port),
         }
-        return self._tocsin(f"manager-{number}", "", settings, "manager", "serve")
+        made = self._tocsin(f"manager-{number}", "", settings, "manager", "serve")
+        made.at = f"{_HERE}:{port}"  # for a Prometheus alone
+        return made
 
     def _tocsin(self, name: str, at: str, settings: dict[str, str], *words: str) -> Part:
         """A process of ours. One that listens is there when it says that it is ready."""
