@@ -246,7 +246,7 @@ class Nemesis:
             await self.crew.wait(random.uniform(0.0, TAKEN_OUT_S))
             lost.spawn()
             world.join(world.hosts[lost])
-            await asyncio.to_thread(world.wait_counted, [])
+            await asyncio.to_thread(world.wait_settled)
 
     async def _stale_away(self) -> None:
         """A replica is taken out by managers. Then the primary is lost and the other replica cut
@@ -266,7 +266,7 @@ class Nemesis:
             world.join(world.hosts[other])
             world.join(world.hosts[lost])
             lost.spawn()
-            await asyncio.to_thread(world.wait_counted, [])
+            await asyncio.to_thread(world.wait_settled)
 
     async def _kill_manager(self, victim: Manager, at_s: float) -> bool:
         """Whether it led: then another one takes over first."""

@@ -10,11 +10,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from gateway.cluster_keeper import LOOK_S
 from loadtests.field import Door
 from loadtests.server import Server
 from metadata.service_forms import Layout as MetadataLayout
@@ -37,6 +39,8 @@ REPLICAS: Final = 2
 SENTINELS: Final = 3
 MANAGERS: Final = 2
 COUNTED_S: Final = 60.0
+SETTLED_S: Final = 3 * LOOK_S
+"""So long managers have to have done nothing."""
 GATEWAY_PORT: Final = 8080
 METADATA_NODES: Final = 3
 METADATA_PORT: Final = 8090
@@ -238,18 +242,36 @@ class World:
     def wait_counted(self, out: Sequence[Node]) -> None:
         """Wait until all are counted but for these, and whoever is counted may be elected: as who
         is primary has it. Raises TimeoutError."""
+        what = f"all are counted but for {list(out)}"
+        until(lambda: self._are_counted(out), what, within_s=COUNTED_S)
+
+    def wait_settled(self) -> None:
+        """Wait until managers have nothing left to do: all are counted and follow the primary, and
+        still do after more than one look of a manager. All are counted between two acts of one as
+        well: who ends all managers there leaves a shard that waits for the next one. Raises
+        TimeoutError."""
+        store, since = self.store, time.monotonic()
+        assert isinstance(store, Guarded), "managers here look after servers with Sentinels"
+
+        def have_settled() -> bool:
+            nonlocal since
+            so_far, since = since, time.monotonic()  # nor have they where a server cannot be asked
+            if self._are_counted([]) and store.are_in_sync():
+                since = so_far
+            return time.monotonic() - since > SETTLED_S
+
+        until(have_settled, "managers have nothing left to do", within_s=COUNTED_S)
+
+    def _are_counted(self, out: Sequence[Node]) -> bool:
+        primaries = list(self.store.shards())
+        if len(primaries) != 1:
+            return False
+        held = primaries[0].ask("HMGET", "{tocsin}:shard", "replicas", "out")
         places = " ".join(sorted(f"{node.address}:{node.port}" for node in out))
-        wanted = [str(REPLICAS - len(out)), places]
-
-        def are() -> bool:
-            (primary,) = self.store.shards()
-            held = primary.ask("HMGET", "{tocsin}:shard", "replicas", "out")
-            counted = [node for node in self.store.nodes if node not in out]
-            return [word or "" for word in held] == wanted and all(
-                node.ask("CONFIG", "GET", "replica-priority")[1] != "0" for node in counted
-            )
-
-        until(lambda: bool(self.store.shards()) and are(), f"R is {wanted}", within_s=COUNTED_S)
+        counted = [node for node in self.store.nodes if node not in out]
+        return [word or "" for word in held] == [str(REPLICAS - len(out)), places] and all(
+            node.ask("CONFIG", "GET", "replica-priority")[1] != "0" for node in counted
+        )
 
     def weaken(self) -> None:
         """Set on every node what a negative control sets, in its file, too: one that restarts has

@@ -108,16 +108,16 @@ class Replicated:
         """Those running that call themselves so."""
         return [node for node in self.running() if node.role() == "slave"]
 
+    def are_in_sync(self) -> bool:
+        """Whether one running server is primary and all others running follow it, to the end."""
+        primaries = [node for node in self.running() if node.role() == "master"]
+        if len(primaries) != 1:
+            return False
+        return in_sync(primaries[0], [n for n in self.running() if n is not primaries[0]])
+
     def wait_in_sync(self) -> None:
-        """Wait until one running server is primary and all others running follow it, to the end."""
-
-        def are() -> bool:
-            primaries = [node for node in self.running() if node.role() == "master"]
-            if len(primaries) != 1:
-                return False
-            return in_sync(primaries[0], [n for n in self.running() if n is not primaries[0]])
-
-        until(are, f"{self.running()} are in sync")
+        """Wait until they are. Raises TimeoutError."""
+        until(self.are_in_sync, f"{self.running()} are in sync")
 
 
 @dataclass
