@@ -2,6 +2,7 @@
 publish fails, nothing is lost or given twice, and the order of the keys holds."""
 
 import asyncio
+import itertools
 import os
 import signal
 from collections import defaultdict
@@ -35,14 +36,17 @@ class Load:
     published: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     handled: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     read: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    is_over: bool = False
+    """Nothing more is published."""
 
     async def produce(self, client: tocsin.Client, keys: list[str]) -> None:
-        """One message of each key after the other, until it is cancelled."""
-        while True:
-            for key in keys:
-                await client.publish("q", self.published[key], key=key, timeout_s=PUBLISH_TIMEOUT_S)
-                self.published[key] += 1
-                await asyncio.sleep(BETWEEN_S)
+        """One message of each key after the other, each answered before it ends."""
+        for key in itertools.cycle(keys):
+            if self.is_over:
+                return
+            await client.publish("q", self.published[key], key=key, timeout_s=PUBLISH_TIMEOUT_S)
+            self.published[key] += 1
+            await asyncio.sleep(BETWEEN_S)
 
     async def handle(self, message: tocsin.Message) -> None:
         """Of the group."""
@@ -97,8 +101,7 @@ async def working(url: str) -> AsyncIterator[Load]:
                 for client, some in ((one, keys[::2]), (two, keys[1::2]))
             ]
             yield load
-            for task in producing:
-                task.cancel()
+            load.is_over = True
             await asyncio.wait(producing)
             await becomes(load.has_come)
             await asyncio.sleep(1)  # and nothing more
@@ -107,9 +110,11 @@ async def working(url: str) -> AsyncIterator[Load]:
 
 
 def restart(run: Run, name: str, pid: int) -> None:
-    """As an operator does, and wait until it is there again."""
+    """As an operator does, and wait until it is there again. (HAProxy has no other end for SIGTERM
+    than the signal's own, and closes all connections.)"""
     os.kill(pid, signal.SIGTERM)
-    for wanted in (f"{name} has ended with exit code 0", f"{name} is ready again"):
+    end = "was ended by signal 15" if name == "balancer" else "has ended with exit code 0"
+    for wanted in (f"{name} {end}", f"{name} is ready again"):
         said = run.line()["text"]
         assert said.startswith(wanted), said
 
