@@ -15,7 +15,7 @@ LINES_MAX: Final = 12
 """Of a plot; how many more there are is said."""
 _COLUMN: Final = 55
 _HEIGHT: Final = 170
-_LEFT: Final = 52
+_LEFT: Final = 66
 _BOTTOM: Final = 20
 _TOP: Final = 8
 _COLOURS: Final = (
