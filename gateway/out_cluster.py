@@ -200,6 +200,7 @@ class OutCluster:
     async def _free(self, now: float) -> None:
         dropped = self._catalog.dropped()
         self._left = {one: self._left.get(one, now) for one in dropped}
+        failed: TocsinError | None = None
         for queue_id, group_id in dropped:
             if now - self._left[queue_id, group_id] < LEFT_S:
                 continue
@@ -207,9 +208,11 @@ class OutCluster:
                 return
             try:
                 await self._drop(queue_id, group_id)
-            except TocsinError:  # a cluster is away: those behind it have their turn first
+            except TocsinError as error:  # its cluster is away: what is elsewhere goes all the same
                 self._left[queue_id, group_id] = now
-                raise
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     async def _drop(self, queue_id: str, group_id: str | None) -> None:
         if group_id is None:

@@ -11,7 +11,9 @@ away is taken out in this order:
 It goes on following its primary when it is back, by itself, and is then
 
     1. counted at once: R is raised, and publishing at `all` waits until it has everything
-    2. known again, when it has all that was written before it was counted: it may be elected
+    2. known again, when it has all that was written before it was counted, those of its shard that
+       could be elected have heard that it is counted, and it has forgotten whom the others have
+       forgotten: it may be elected
 
 How long a replica was cut off (cluster-replica-validity-factor) is not what this goes by: one that
 was frozen, machine and all, does not know how long that was, and would be elected.
@@ -107,8 +109,24 @@ class ClusterElectable(ShardRule):
             if not why and place not in self._counted:
                 why = "it was counted just now"
             why = why or self._why_not_whole(view.servers[place])
+            unaware = self._unaware(primary, self._could_be() - {place})
+            if not why and unaware:
+                why = f"{', '.join(sorted(unaware))} may not have heard that it is"
             if why:
                 self.says.append(f"{place} is counted, and could not be elected yet: {why}")
             else:
-                acts.append(Meet(view.primary, place))
+                acts += self._stale(place) or [Meet(view.primary, place)]
         return acts
+
+    def _could_be(self) -> set[str]:
+        """Who of those that are counted is known to the primary."""
+        known = self._view.knows.get(self._view.primary, frozenset())
+        return {place for place in self.members() if self._view.users.get(place) in known}
+
+    def _stale(self, place: str) -> list[Act]:
+        """What this one is to forget before it is known again: whom its primary does not know, for
+        they were forgotten, perhaps of another shard, while nobody could tell this one. It would
+        tell the others of them."""
+        knows, own = self._view.knows, self._view.users.get(place)
+        known = knows.get(place, frozenset()) - knows.get(self._view.primary, frozenset())
+        return [Forget(place, node_id) for node_id in sorted(known - {own})]

@@ -155,9 +155,12 @@ def read_facts(text: str | None) -> ClusterFacts | None:
 
 def candidate(name: str, zone: str, facts: ClusterFacts | None, *, answers: bool) -> Candidate:
     """A cluster as who places a queue knows it; `answers`: this gateway itself, which knows better
-    than a manager that may be gone."""
+    than a manager that may be gone, or may not reach it."""
     if not answers:
         return Candidate(name, zone, state="away")
     if facts is None:
         return Candidate(name, zone)
-    return Candidate(name, zone or facts.zone, facts.used_share, facts.state)
+    state = facts.state
+    if state == "away":
+        state = "hot" if facts.used_share >= HOT_SHARE else "well"
+    return Candidate(name, zone or facts.zone, facts.used_share, state)

@@ -16,7 +16,8 @@ everything:
        primary is all that is left, it follows that.)
     3. it has everything, on its disk: R is raised and it is not `out` any more, in one act. From
        now on nothing is acknowledged without it
-    4. it follows the primary, and has all that was written before it was counted: priority again
+    4. it follows the primary, and has all that was written before it was counted, and everybody
+       else who could be elected has heard that it is counted: priority again
 
 Every look decides anew from what is seen; nothing that matters is in a manager's memory alone. What
 a manager has said durably counts only if it has said so itself since that server was started. Who
@@ -88,6 +89,11 @@ class Electable(ShardRule):
         view = self._view
         online = {one.place for one in view.servers[view.primary].followers if one.is_online}
         return sorted(online & self.members() & set(view.servers))
+
+    def _could_be(self) -> set[str]:
+        """Who of those that are counted may be elected, as far as is known."""
+        barred = {one.place for one in self._view.servers.values() if not one.is_electable}
+        return self.members() - barred
 
     # --- R is never below what could be elected --------------------------------------------------
 
@@ -204,7 +210,10 @@ class Electable(ShardRule):
             return acts
         barred = {place for place in view.out if self._host(place) != view.primary}
         knowing = self._knowing(barred)
-        if knowing and not self._why_no_reset():
+        why = self._why_no_reset() if knowing else ""
+        if why:
+            self.says.append(f"{listed(barred)} cannot be forgotten: {why}")
+        elif knowing:
             return self._reset(knowing)
         return []
 
@@ -298,6 +307,9 @@ class Electable(ShardRule):
             why = why or self._why_not_whole(server)
             if not why and place not in self._counted:
                 why = "it was counted just now"
+            unaware = self._unaware(primary, self._could_be() - {place})
+            if not why and unaware:
+                why = f"{listed(unaware)} may not have heard that it is"
             if why:
                 self.says.append(f"{place} is counted, and not electable yet: {why}")
             else:

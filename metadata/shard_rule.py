@@ -84,3 +84,14 @@ class ShardRule(ABC):
         if server.offset < past.offset:
             return f"{past.offset - server.offset} bytes are missing"
         return ""
+
+    def _unaware(self, primary: Server, could: set[str]) -> set[str]:
+        """Who of those that could be elected has not confirmed what was there at the last look:
+        perhaps not how many R counts since then. Elected, such a one would acknowledge without who
+        is let in, and that one could be elected behind it."""
+        past = self._before.servers.get(primary.place)
+        if past is None or self._before.primary != primary.place:
+            return could
+        have = {one.place for one in primary.followers if one.is_online}
+        have -= {one.place for one in primary.followers if one.offset < past.offset}
+        return could - have

@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from push.copies import Act, Count, Elect, Follow, LetIn, LockOut, Prepare, Reset
 from push.errors import Refused
 from storage.redis_answers import unavailable
+from storage.redis_copies import fields
 from storage.redis_link import packed
 from storage.redis_many import Many, address_of
 from storage.redis_observing import Outdone, Watched, place_of, rows_of
@@ -27,6 +28,7 @@ INFO_PERIOD_MS: Final = 10_000
 SOON_MS: Final = 100
 LOOKS_MAX: Final = 20
 """So often it is looked whether a Sentinel has heard of those that are there."""
+LINK: Final = packed("INFO", "replication")
 KEEP_USERS: Final = packed("ACL", "SAVE")
 KEEP_SETTINGS: Final = packed("CONFIG", "REWRITE")
 
@@ -59,7 +61,7 @@ class Copying:
                 await self.fenced(at, words, holder, term)
             case Elect(at):
                 words = [packed("CONFIG", "SET", "replica-priority", PRIORITY), KEEP_SETTINGS]
-                await self.fenced(at, words, holder, term)
+                await self.fenced(at, words, holder, term, must_be_linked=True)
             case Follow(at, primary):
                 words = [packed("REPLICAOF", *address_of(primary)), KEEP_SETTINGS]
                 await self.fenced(at, words, holder, term)
@@ -71,16 +73,22 @@ class Copying:
                 raise AssertionError(f"in a Cluster only: {act}")
         return True
 
-    async def fenced(self, at: str, words: list[bytes], holder: str, term: int) -> None:
+    async def fenced(
+        self, at: str, words: list[bytes], holder: str, term: int, *, must_be_linked: bool = False
+    ) -> None:
         """All of these or none, if no later manager has been there. A server that has come back
-        may not have heard of one; then it follows nobody, and nothing of what it is told matters
-        before it does."""
+        may not have heard of one before it has what its upstream has: what would matter then is
+        told only to one whose link is up (`must_be_linked`), or that is the primary."""
         key = self._watched.settings.managed
-        replies = await self.ask(at, [packed("WATCH", key), packed("HMGET", key, "holder", "term")])
+        whose = packed("HMGET", key, "holder", "term")
+        replies = await self.ask(at, [packed("WATCH", key), whose, LINK])
         before, latest = replies[1][0] or b"", int(replies[1][1] or 0)
         if latest > term or (latest == term and before.decode() not in ("", holder)):
             await self.ask(at, [packed("UNWATCH")])
             raise Outdone(latest)
+        if must_be_linked and not is_linked(replies[2]):
+            await self.ask(at, [packed("UNWATCH")])
+            raise unavailable(f"{at}: it has not everything yet")
         done = (await self.ask(at, [packed("MULTI"), *words, packed("EXEC")]))[-1]
         if done is None:
             raise unavailable(f"{at}: another manager has begun there")
@@ -120,12 +128,24 @@ class Copying:
         return replies
 
 
+def is_linked(replication: bytes) -> bool:
+    """Whether a server has what its upstream has, or is the primary, by its INFO replication.
+
+    Source: https://redis.io/docs/latest/commands/info/
+    """
+    told = fields(replication)
+    return told.get("role") == "master" or (
+        told.get("master_link_status") == "up" and told.get("master_sync_in_progress") == "0"
+    )
+
+
 def info_period_ms(told: list[Any] | str) -> int:
     """How often a Sentinel asks for INFO, by what it answers to SENTINEL DEBUG: names and values in
-    turns. As it is when nothing was said, where that cannot be told."""
+    turns. As it is when nothing was said, where that cannot be told, or where a manager has ended
+    before it said so again."""
     words = told[0] if isinstance(told, list) and isinstance(told[0], list) else []
     for name, value in zip(words[::2], words[1::2], strict=False):
-        if isinstance(name, bytes) and name.lower() == b"info-period" and int(value) > 0:
+        if isinstance(name, bytes) and name.lower() == b"info-period" and int(value) > SOON_MS:
             return int(value)
     return INFO_PERIOD_MS
 

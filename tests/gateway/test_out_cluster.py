@@ -117,10 +117,10 @@ async def test_what_a_deleted_queue_held_is_freed_when_nobody_else_does(world: W
 class Stubborn(MemoryStorage):
     """One that cannot drop a queue now: a cluster that has some of it is away."""
 
-    kept = ""
+    kept = frozenset[str]()
 
     async def drop_queue(self, queue_id: str) -> None:
-        if queue_id == self.kept:
+        if queue_id in self.kept:
             raise Refused("storage_unavailable", "it does not answer")
         await super().drop_queue(queue_id)
 
@@ -133,13 +133,28 @@ async def test_what_cannot_be_freed_now_holds_up_nothing_else(world: World) -> N
         queue, _ = await world.metadata.put_queue(ANYBODY, name, QueueSettings())
         await storage.create_queue(queue.queue_id, 1)
         await world.metadata.delete_queue(ANYBODY, name)
-    (storage.kept, _), *others = world.metadata.dropped()
+    first, *others = world.metadata.dropped()
+    storage.kept = frozenset({first[0]})
     await steps(manager, 0, LEFT_S, LEFT_S + 2)
-    assert world.metadata.dropped() == [(storage.kept, None)]
+    assert world.metadata.dropped() == [first]
     assert [await storage.partitions(queue_id) for queue_id, _ in others] == [[], []]
-    storage.kept = ""
+    storage.kept = frozenset()
     await steps(manager, 2 * LEFT_S)
     assert world.metadata.dropped() == []
+
+
+async def test_however_much_cannot_be_freed_the_rest_is_in_the_same_round(world: World) -> None:
+    world.storage = storage = Stubborn()
+    manager = world.manager()
+    for number in range(20):
+        queue, _ = await world.metadata.put_queue(ANYBODY, f"q{number}", QueueSettings())
+        await storage.create_queue(queue.queue_id, 1)
+        await world.metadata.delete_queue(ANYBODY, f"q{number}")
+    *kept, (freed, _) = world.metadata.dropped()
+    storage.kept = frozenset(queue_id for queue_id, _ in kept)
+    await steps(manager, 0, LEFT_S)
+    assert await storage.partitions(freed) == []
+    assert world.metadata.dropped() == kept
 
 
 async def test_the_hook_hears_once_of_what_has_held(world: World) -> None:
@@ -206,7 +221,7 @@ async def test_one_duty_that_fails_leaves_the_others(world: World) -> None:
     await steps(manager, LEFT_S + 2)
     assert world.state("a") == "hot"
     assert world.metadata.dropped() == [(queue.queue_id, None)]
-    storage.kept = ""
+    storage.kept = frozenset()
     await steps(manager, 2 * LEFT_S)
     assert world.metadata.dropped() == []
 

@@ -30,7 +30,7 @@ class Shard:
     def look(self) -> View:
         """As `storage.redis_cluster_observing`."""
         followers = tuple(
-            Follower(place, place not in self.given, 10, 0.0)
+            Follower(place, place not in self.given, self.offsets[place], 0.0)
             for place in sorted(self.online | self.given)
         )
         servers = {
@@ -48,7 +48,7 @@ class Shard:
             P, servers, {}, replicas=self.replicas, out=self.out,
             users={place: IDS[place] for place in (P, FIRST, SECOND)},
             knows=knows,
-            places={one: named[one] for known in knows.values() for one in known},
+            places={one: named[one] for known in knows.values() for one in known & set(named)},
             silent=dict.fromkeys(set(IDS) - self.up, "no reply"),
         )  # fmt: skip
 
@@ -136,7 +136,7 @@ def test_one_that_is_back_is_counted_and_known_when_it_has_what_there_was_then()
     assert run(shard, manager, 30.0, 5) == []
     shard.online.add(SECOND)
     shard.unready.add(SECOND)
-    shard.offsets |= {P: 90, SECOND: 10}
+    shard.offsets |= {P: 90, FIRST: 90, SECOND: 10}
     assert run(shard, manager, 40.0, 5) == [Count(1, frozenset({SECOND}), 2, frozenset())]
     shard.unready.clear()
     assert run(shard, manager, 45.0, 5) == []
@@ -152,7 +152,7 @@ def test_what_was_written_just_before_it_was_counted_is_waited_for() -> None:
     view = shard.look()
     (count,) = manager.saw(view, now=30.0)
     shard.do(count)
-    shard.offsets[P] = 90  # acknowledged before the count
+    shard.offsets |= {P: 90, FIRST: 90}  # acknowledged before the count
     assert manager.saw(shard.look(), now=31.0) == []
     shard.offsets[SECOND] = 90
     assert run(shard, manager, 32.0, 3) == [Meet(P, SECOND)]
@@ -169,6 +169,29 @@ def test_who_comes_back_and_knows_one_that_is_out_forgets_it_first() -> None:
     shard.online.add(FIRST)
     done = run(shard, manager, 60.0, 10)
     assert done.index(Forget(FIRST, "id-s")) < done.index(Meet(P, FIRST))
+
+
+def test_one_is_known_again_when_those_that_may_be_elected_have_heard_that_it_is_counted() -> None:
+    """Or one of them, elected, would acknowledge without it, and it could be elected then."""
+    shard, manager = taken_out()
+    shard.up.add(SECOND)
+    shard.online.add(SECOND)
+    assert run(shard, manager, 30.0, 1) == [Count(1, frozenset({SECOND}), 2, frozenset())]
+    shard.offsets |= {P: 90, SECOND: 90}
+    assert run(shard, manager, 31.0, 5) == []
+    assert any(f"{FIRST} may not have heard" in says for says in manager.says)
+    shard.offsets[FIRST] = 90
+    assert run(shard, manager, 36.0, 3) == [Meet(P, SECOND)]
+
+
+def test_one_that_knows_who_was_forgotten_of_another_shard_forgets_it_before_it_is_known() -> None:
+    """Nobody could tell it, for nobody knew it; it would tell the others."""
+    shard, manager = taken_out()
+    shard.up.add(SECOND)
+    shard.online.add(SECOND)
+    shard.knows[SECOND].add("id-elsewhere")
+    done = run(shard, manager, 30.0, 5)
+    assert done[1:] == [Forget(SECOND, "id-elsewhere"), Meet(P, SECOND)]
 
 
 def test_more_that_follow_than_are_counted_are_counted() -> None:

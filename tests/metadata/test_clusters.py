@@ -1,6 +1,7 @@
 """What is known of storage clusters: hot, away, and well again, each told once; and what a scale
 hook is to hear of it."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -156,6 +157,13 @@ def test_who_places_knows_itself_who_answers() -> None:
     assert candidate("a", "", None, answers=True).used_share is None
     hot = candidate("a", "south", facts(85, state="hot"), answers=True)
     assert (hot.state, hot.zone, hot.used_share) == ("hot", "south", 0.85)
+
+
+@pytest.mark.parametrize(("percent", "state"), [(79, "well"), (80, "hot")])
+def test_one_that_a_manager_does_not_reach_and_who_places_does_is_as_full_as_it_was(
+    percent: int, state: str
+) -> None:
+    assert candidate("a", "", facts(percent, state="away"), answers=True).state == state
 
 
 # --- Scaling --------------------------------------------------------------------------------------

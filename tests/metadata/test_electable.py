@@ -291,6 +291,66 @@ def test_what_was_acknowledged_just_before_it_was_counted_is_waited_for() -> Non
     assert look(world, manager) == [Elect(B)]
 
 
+def counted_again_while_one_is_cut(manager: Electable) -> World:
+    """C is counted again in the moment in which B is cut: B has not heard of it."""
+    world = World()
+    run(world, manager, 3)
+    world.kill(C)
+    run(world, manager, 30)
+    world.start(C)
+    acts: list[Act] = []
+    while not any(isinstance(act, Count) for act in acts):
+        breathe(world)
+        acts = manager.saw(world.look(), now=world.now)
+        if any(isinstance(act, Count) for act in acts):
+            world.nodes[B].is_cut = True
+        for act in acts:
+            if world.do(act):
+                manager.did(act)
+    assert (world.nodes[A].counts()[0], world.nodes[B].counts()[0]) == (2, 1)
+    return world
+
+
+def test_nobody_may_be_elected_of_whom_another_that_may_be_has_not_heard() -> None:
+    """B would acknowledge with the old R, without C, and C could be elected behind it."""
+    manager = Electable()
+    world = counted_again_while_one_is_cut(manager)
+    assert Elect(C) not in run(world, manager, 5)
+    assert world.nodes[C].priority == 0
+    world.kill(C)
+    world.kill(A)
+    world.nodes[B].is_cut = False
+    assert world.fail_over(GUARDS[0], 0)
+    world.start(A)
+    breathe(world)
+    assert publish(world)  # by A and B alone
+    world.kill(A)
+    world.kill(B)
+    world.start(C)
+    assert not world.fail_over(GUARDS[0], 0)  # or it raises Lost
+
+
+def test_one_that_was_cut_while_another_was_counted_holds_it_up_until_it_has_heard() -> None:
+    manager = Electable()
+    world = counted_again_while_one_is_cut(manager)
+    world.nodes[B].is_cut = False
+    done = run(world, manager, 3)
+    assert done[-1] == Elect(C)
+    assert is_whole(world)
+
+
+def test_it_is_said_why_one_that_is_out_cannot_be_forgotten() -> None:
+    world, manager = World(), Electable()
+    run(world, manager, 3)
+    world.kill(C)
+    run(world, manager, 30)
+    for guard in world.guards.values():
+        guard.replicas.add(C)
+    world.guards[GUARDS[2]].is_up = False
+    run(world, manager, 3)
+    assert any(f"{C} cannot be forgotten" in says for says in manager.says)
+
+
 def test_r_is_raised_where_more_are_known() -> None:
     world, manager = World(), Electable()
     world.nodes[A].history.append(("count", 1, frozenset()))

@@ -259,6 +259,7 @@ async def test_the_sentinel_with_the_newest_configuration_is_believed() -> None:
 
 
 def test_how_often_a_sentinel_asks_is_what_it_says_or_as_it_begins() -> None:
-    told = [[b"INFO-PERIOD", b"100", b"PING-PERIOD", b"400"]]
-    assert info_period_ms(told) == 100
+    told = [[b"INFO-PERIOD", b"101", b"PING-PERIOD", b"400"]]
+    assert info_period_ms(told) == 101
+    assert info_period_ms([[b"info-period", b"100"]]) == 10_000  # a manager's that has ended
     assert info_period_ms([told[0][2:]]) == info_period_ms("no reply in time") == 10_000
