@@ -13,6 +13,7 @@ import msgspec
 from gateway.leader import Leader
 from metadata.cluster_electable import ClusterElectable
 from metadata.electable import Electable
+from metadata.leading import Patience
 from metadata.shard_rule import AWAY_S, ShardRule
 from push.copies import Act, View
 from push.errors import TocsinError
@@ -85,6 +86,7 @@ class ClusterKeeper:
             self._new = Electable
         self._rule: ShardRule = self._new(away_s=away_s)
         self._term = 0
+        self._patience = Patience()
         self._said: list[str] = []
         self.told: ClusterTold | None = None
         """Of the last step; None: there was none."""
@@ -97,13 +99,17 @@ class ClusterKeeper:
                 silent_s = await self._silent_s(leader, view.primary)
                 self._term = leader.term
                 self._rule = self._new(away_s=self._away_s, silent_s=silent_s)
-            acts = self._rule.saw(view, now=asyncio.get_running_loop().time())
+                self._patience.begin()
+            now = asyncio.get_running_loop().time()
+            acts = self._rule.saw(view, now=now)
             self._log()
             done = await self._do(acts, leader)
         except Outdone as outdone:
             leader.outdone(outdone.term)
             return LOOK_S
         self.told = self._tell(view, leader)
+        if self._patience.is_over(is_held_up=not acts and is_held_up(view, self._rule), now=now):
+            leader.give_way()
         if done:
             return SOON_S
         if self._rule.leaving():
@@ -171,6 +177,13 @@ class ClusterKeeper:
     async def close(self) -> None:
         """Let go of all connections."""
         await self._many.close()
+
+
+def is_held_up(view: View, rule: ShardRule) -> bool:
+    """Whether somebody is to be taken out while others do not answer this manager: publishing waits
+    for that, and another manager may reach them."""
+    leaving = rule.leaving()
+    return bool(leaving) and bool(set(view.silent) - leaving)
 
 
 def servers_told(view: View, rule: ShardRule) -> list[ServerTold]:

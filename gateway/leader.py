@@ -62,6 +62,11 @@ class Leader:
         _LOG.warning("another manager has acted under the term %d: this one takes a higher", term)
         self._leading.outdone(term)
 
+    def give_way(self) -> None:
+        """See `Leading.give_way`."""
+        _LOG.warning("this manager is held up, and lets another one lead that may reach more")
+        self._leading.give_way(now=asyncio.get_running_loop().time())
+
     def start(self) -> None:
         """Take part from now on."""
         self._task = asyncio.get_running_loop().create_task(self._beat(), name="manager beats")

@@ -9,6 +9,9 @@
                it leads by a row that is not there any more, and the next term is above all that
                were seen. Two managers may have one term then: who fences names the holder, too
 
+    giving way who cannot do what is to be done, because others do not answer it, lets go for two
+               leases: another manager may reach them (Patience)
+
 For a moment two may believe that they lead: one was frozen between looking at the clock and acting.
 What a leader does must be harmless then, or be refused by the term where it is done.
 """
@@ -21,6 +24,9 @@ LEASE_S: Final = 5.0
 """Several beats: one that is lost makes nobody gone."""
 MARGIN_S: Final = 1.0
 """A leader stops so long before others may take over: clocks run at slightly different rates."""
+
+PATIENCE_S: Final = (15.0, 480.0)
+"""So long a leader is held up before it gives way: the first time, and at most."""
 
 
 class Lead(NamedTuple):
@@ -44,6 +50,7 @@ class Leading:
         self._row: Lead | None = None
         self._since = 0.0
         self._until = float("-inf")
+        self._quiet_until = float("-inf")
         self._top = 0
         """The highest term that was seen."""
         self.stood_still_s = 0.0
@@ -58,6 +65,8 @@ class Leading:
         row = self._row
         if row is None:
             return None
+        if now < self._quiet_until:
+            return self.release()
         self._said = max(self._said, row.beat) + 1
         if row.holder == self.name:
             return row, Lead(self.name, max(row.term, self._top), self._said)
@@ -89,7 +98,7 @@ class Leading:
     def leads(self, *, now: float) -> bool:
         """Whether this manager may act: no other one believes that it leads, unless one of the two
         stands still between its look at the clock and its act."""
-        return now < self._until
+        return self._quiet_until <= now < self._until
 
     @property
     def term(self) -> int:
@@ -101,6 +110,10 @@ class Leading:
         """Who has the row as seen last; "": nobody."""
         return self._row.holder if self._row is not None else ""
 
+    def give_way(self, *, now: float) -> None:
+        """It leads no more, and for two leases does not take the row again."""
+        self._quiet_until = now + 2 * LEASE_S
+
     def release(self) -> tuple[Lead, Lead] | None:
         """What to write so that another one takes over at once; None: it is not this one's. It
         leads no more, whether or not that is written."""
@@ -109,3 +122,28 @@ class Leading:
         if row is None or row.holder != self.name:
             return None
         return row, Lead("", row.term, row.beat + 1)
+
+
+class Patience:
+    """For how long a leader goes on that is held up: longer each time, or who cannot be reached by
+    anybody would have the lead go round, which costs what else there is to do."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._most_s = PATIENCE_S[0]
+
+    def begin(self) -> None:
+        """It leads from now on."""
+        self._since = None
+
+    def is_over(self, *, is_held_up: bool, now: float) -> bool:
+        """Whether it is to give way now."""
+        first, most = PATIENCE_S
+        if not is_held_up:
+            self._since, self._most_s = None, first
+            return False
+        self._since = now if self._since is None else self._since
+        if now - self._since < self._most_s:
+            return False
+        self._since, self._most_s = None, min(2 * self._most_s, most)
+        return True

@@ -13,8 +13,10 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from gateway.cluster_keeper import is_held_up
 from gateway.manager import Manager
 from metadata import shard_rule
+from metadata.electable import Electable
 from storage import redis_target
 from storage.redis_link import Reach
 from storage.redis_primary import by_sentinels
@@ -23,6 +25,7 @@ from storage.redis_shard import Marks, RedisShard, Settings
 from storage.redis_store import RedisStorage
 from tests.contract.redis_single import INCARNATION
 from tests.contract.stores import P0
+from tests.metadata.copies_world import NODES, World
 from tests.servers.binaries import Binary, binaries
 from tests.servers.layouts import Guarded, guarded
 from tests.servers.node import Node
@@ -233,3 +236,16 @@ async def test_when_the_manager_that_leads_is_killed_in_the_middle_another_goes_
             second.process.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(second.process.wait, 10) == 0
             assert json.loads(told(servers, "clusters", "--json").stdout)["manager"] == ""
+
+
+def test_a_manager_is_held_up_by_who_stays_and_does_not_answer_it() -> None:
+    world, rule = World(), Electable()
+    gone, other = NODES[2], NODES[1]
+    world.kill(gone)
+    for second in range(20):
+        view = replace(world.look(), silent={gone: "no reply"})
+        rule.saw(view, now=float(second))
+        assert not is_held_up(view, rule)
+        deaf = replace(view, silent={gone: "no reply", other: "no reply"})
+        assert is_held_up(deaf, rule) == (gone in rule.leaving())
+    assert rule.leaving() == {gone}

@@ -215,7 +215,7 @@ async def test_one_duty_that_fails_leaves_the_others(world: World) -> None:
     queue, _ = await world.metadata.put_queue(ANYBODY, "orders", QueueSettings())
     await world.metadata.delete_queue(ANYBODY, "orders")
     manager = world.manager()
-    storage.kept = queue.queue_id
+    storage.kept = frozenset({queue.queue_id})
     await steps(manager, 0, LEFT_S)
     world.used["a"] = 90
     await steps(manager, LEFT_S + 2)

@@ -3,7 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metadata.leading import BEAT_S, LEASE_S, MARGIN_S, NOBODY, Lead, Leading
+from metadata.leading import (
+    BEAT_S,
+    LEASE_S,
+    MARGIN_S,
+    NOBODY,
+    PATIENCE_S,
+    Lead,
+    Leading,
+    Patience,
+)
 
 
 class Row:
@@ -74,6 +83,53 @@ def test_who_takes_over_knows_for_how_long_nobody_led() -> None:
     assert second.stood_still_s == LEASE_S + 0.25
 
 
+def test_who_gives_way_is_followed_at_once_and_comes_back_only_when_nobody_is_there() -> None:
+    row, first, second = Row(), Leading("a"), Leading("b")
+    for beat in range(3):
+        turn(row, first, now=beat * BEAT_S)
+        turn(row, second, now=beat * BEAT_S + 0.1)
+    first.give_way(now=2.5)
+    assert not first.leads(now=2.5)
+    turn(row, first, now=3.0)
+    turn(row, second, now=3.1)
+    turn(row, second, now=3.2)
+    assert second.leads(now=3.2)
+    turn(row, first, now=3.3)
+    assert not first.leads(now=3.3)
+
+
+def test_who_gives_way_and_is_alone_leads_again_after_two_leases() -> None:
+    row, alone = Row(), Leading("a")
+    turn(row, alone, now=0.0)
+    turn(row, alone, now=1.0)
+    change = alone.proposal(now=2.0)
+    answer = row.ask(change)
+    alone.give_way(now=2.1)
+    alone.saw(answer, now=2.2, asked_at=2.0, wrote=change[1] if change else None)
+    assert not alone.leads(now=2.2)  # nor by a beat that was under way
+    for beat in range(3, 13):
+        turn(row, alone, now=float(beat) - 0.9)
+        assert not alone.leads(now=float(beat) - 0.9)
+    turn(row, alone, now=2.1 + 2 * LEASE_S)
+    assert alone.leads(now=2.1 + 2 * LEASE_S)
+
+
+def test_who_is_held_up_gives_way_later_each_time() -> None:
+    patience, now, waited = Patience(), 0.0, []
+    for _ in range(8):
+        began = now
+        while not patience.is_over(is_held_up=True, now=now):
+            now += 1.0
+        waited.append(now - began)
+    first, most = PATIENCE_S
+    assert waited == [first * 2**number for number in range(5)] + [most] * 3
+    assert not patience.is_over(is_held_up=False, now=now)
+    assert not patience.is_over(is_held_up=True, now=now)
+    assert not patience.is_over(is_held_up=True, now=now + first - 0.1)
+    patience.begin()
+    assert not patience.is_over(is_held_up=True, now=now + first)
+
+
 def test_who_leaves_is_followed_at_once() -> None:
     row, first, second = Row(), Leading("a"), Leading("b")
     turn(row, first, now=0.0)
@@ -140,17 +196,20 @@ def test_after_a_failover_that_took_the_row_back_the_next_term_is_a_higher_one()
             st.floats(0.0, 2.0),
             st.floats(0.0, 1.0),
             st.booleans(),
+            st.booleans(),
         ),
         max_size=120,
     )
 )
-def test_never_two_lead(turns: list[tuple[int, float, float, bool]]) -> None:
+def test_never_two_lead(turns: list[tuple[int, float, float, bool, bool]]) -> None:
     """However late or lost the answers are. (A failover that takes the row back may make two, for
     a moment: that is what terms are for.)"""
     row, managers = Row(), [Leading(name) for name in "abc"]
     now = 0.0
-    for who, pause, late, heard in turns:
+    for who, pause, late, heard, gives_way in turns:
         now += pause
+        if gives_way:
+            managers[who].give_way(now=now)
         turn(row, managers[who], now=now, late_s=late, heard=heard)
         now += late
         leaders = [one for one in managers if one.leads(now=now)]

@@ -129,7 +129,7 @@ class Place:
             return "".join(lines)
 
         changed, count = _GATEWAYS.subn(ours, text)
-        assert count == 2
+        assert count > 1, "no lines with gateways"
         return changed
 
     def _written(self, name: str, text: str) -> Path:

@@ -77,17 +77,17 @@ class Behind:
         written = [self.place.folder / name for name in ("access.log", "error.log")]
         return self.program.said() + "".join(p.read_text() for p in written if p.exists())
 
-    async def states(self) -> dict[str, str]:
+    async def states(self, backend: str = "gateways") -> dict[str, str]:
         """How HAProxy finds each gateway."""
-        said = balancing.told(self.place, "show stat gateways 4 -1")
+        said = balancing.told(self.place, f"show stat {backend} 4 -1")
         return {line["svname"]: line["status"] for line in csv.DictReader(said.splitlines())}
 
-    async def found(self, number: int, state: str) -> None:
+    async def found(self, number: int, state: str, backend: str = "gateways") -> None:
         """Wait until HAProxy finds this gateway so."""
-        await eventually(lambda: self.is_found(number, state))
+        await eventually(lambda: self.is_found(number, state, backend))
 
-    async def is_found(self, number: int, state: str) -> bool:
-        return (await self.states())[f"gateway-{number + 1}"].startswith(state)
+    async def is_found(self, number: int, state: str, backend: str) -> bool:
+        return (await self.states(backend))[f"gateway-{number + 1}"].startswith(state)
 
 
 async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
@@ -292,6 +292,36 @@ async def test_who_is_not_ready_keeps_its_sessions_and_gets_no_others(tmp_path: 
         async with made.http() as http:
             for path in paths:
                 assert (await http.get(f"{path}/frames?after=1&wait_s=0")).status_code == 200
+
+
+async def test_pages_and_tickets_leave_who_is_not_ready(tmp_path: Path) -> None:
+    """The table says where they were before, and would have them go there on."""
+    async with behind("haproxy", tmp_path) as made:
+        async with made.http() as http:
+            assert (await http.put("/v1/queues/q", json={"partitions": 1})).is_success
+        await eventually(lambda: all_know(made, "q"))
+        before = await counted_since(made)
+        since = [await own_since(gateway) for gateway in made.gateways]
+        leaving = since.index(before)
+        made.gateways[leaving].broker.leave()
+        await made.found(leaving, "DOWN", "pages")
+        for _ in range(3):
+            assert before != await counted_since(made)
+            async with made.http() as http:
+                assert (await http.post("/v1/tickets")).is_success
+
+
+async def counted_since(made: Behind) -> int:
+    """Since when the gateway counts that a page comes to."""
+    async with made.http({"Sec-Fetch-Mode": "cors"}) as http:
+        return int((await http.get("/v1/queues/q")).json()["counters"]["since_unix_ms"])
+
+
+async def own_since(gateway: Server) -> int:
+    """Since when this one does."""
+    token = {"Authorization": f"Bearer {TOKEN}"}
+    async with httpx2.AsyncClient(base_url=gateway.url, headers=token) as http:
+        return int((await http.get("/v1/queues/q")).json()["counters"]["since_unix_ms"])
 
 
 async def test_where_none_is_ready_those_that_live_answer(tmp_path: Path) -> None:
