@@ -9,7 +9,7 @@ import secrets
 import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Final
 
@@ -188,14 +188,15 @@ class Producer(Client):
     def __init__(
         self,
         name: str,
-        queue: str,
+        queue: str | Sequence[str],
         shape: Shape,
         messages_per_frame: int,
         random: Random,
         *,
         blocks: int = 0,
     ) -> None:
-        """`blocks`: how many ready-made frames it sends over and over; 0: enough of them."""
+        """`queue`: of several, each frame goes to the next one. `blocks`: how many ready-made
+        frames it sends over and over; 0: enough of them."""
         super().__init__(f"{name}-{secrets.token_hex(4)}")  # a broker knows those of earlier runs
         self.messages_per_frame = messages_per_frame
         self.unanswered = 0
@@ -208,7 +209,7 @@ class Producer(Client):
         self._blocks = [shape.block(messages_per_frame, random) for _ in range(blocks)]
         self._sequence = 0
         self._sequences: dict[int, int] = {}
-        self._queue = queue.encode()
+        self._queues = [one.encode() for one in ([queue] if isinstance(queue, str) else queue)]
         self._out: list[bytes] = []
 
     def publish(self, due: bytes) -> None:
@@ -221,7 +222,7 @@ class Producer(Client):
         messages = due.join(self._blocks[ref % len(self._blocks)])
         self._out.append(
             b'{"type":"publish","ref":%d,"queue":"%b","sequence":%d,"resolved":%d,"messages":[%b]}'
-            % (ref, self._queue, sequence, oldest, messages)
+            % (ref, self._queues[ref % len(self._queues)], sequence, oldest, messages)
         )
 
     def flush(self) -> None:
@@ -247,8 +248,8 @@ class Producer(Client):
             self.on_answers()
 
 
-class _Wave:
-    """What is acked together: a delivery list, and of how many messages it is."""
+class _Part:
+    """What is acked together in a subscription: a delivery list, and of how many messages it is."""
 
     __slots__ = ("count", "deliveries")
 
@@ -258,7 +259,8 @@ class _Wave:
 
 
 class Consumer(Client):
-    """A member of a group that acks, confirmed, every message it is given, in random order."""
+    """A member of a group, or of several, that acks, confirmed, every message it is given, in
+    random order."""
 
     def __init__(self, name: str, shape: Shape, histogram: Histogram, random: Random) -> None:
         super().__init__(name)
@@ -270,18 +272,23 @@ class Consumer(Client):
         self._shape = shape
         self._histogram = histogram
         self._random = random
-        self._granted = CREDIT
-        self._acked_since_grant = 0
-        self._waves: deque[_Wave] = deque(_Wave() for _ in range(WAVES))
+        self._granted: list[int] = []
+        """By subscription, counted from 0."""
+        self._acked_since_grant: list[int] = []
+        self._waves: deque[dict[int, _Part]] = deque({} for _ in range(WAVES))
+        """By subscription."""
         self._splits = [_random_split(random) for _ in range(_SPLITS)]
         self._acking: dict[int, int] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     async def subscribe(self, queue: str, group: str) -> None:
         """Join the group."""
+        self._granted.append(CREDIT)
+        self._acked_since_grant.append(0)
         await self.ask(
-            type="subscribe", subscription=1, queue=queue, group=group, credit=self._granted
-        )
+            type="subscribe", subscription=len(self._granted), queue=queue, group=group,
+            credit=CREDIT,
+        )  # fmt: skip
 
     def _push(self, data: bytes) -> None:
         now = time.monotonic_ns()
@@ -296,9 +303,12 @@ class Consumer(Client):
         place, places = [head.partition, head.epoch, head.push], head.places(count)
         for wave, relative in zip(self._waves, self._split(count), strict=True):
             if relative:
-                wave.count += sum(relative[1::2]) - sum(relative[::2]) + len(relative) // 2
+                part = wave.get(head.subscription)
+                if part is None:
+                    part = wave[head.subscription] = _Part()
+                part.count += sum(relative[1::2]) - sum(relative[::2]) + len(relative) // 2
                 # A range may span what the push skips: its ends are all that matters.
-                wave.deliveries.append(place + [places[x] for x in relative])
+                part.deliveries.append(place + [places[x] for x in relative])
 
     def _split(self, count: int) -> list[list[int]]:
         """A random split of `count` messages into waves, each as ranges first, last, first, …:
@@ -311,10 +321,10 @@ class Consumer(Client):
 
     def _turn(self) -> None:
         due = self._waves.popleft()
-        self._waves.append(_Wave())
-        if due.count:
-            self._ack(due.deliveries, due.count)
-        if self._timer is None and any(wave.count for wave in self._waves):
+        self._waves.append({})
+        if due:
+            self.wire.send_all([frame for one in due.items() for frame in self._ack(*one)])
+        if self._timer is None and any(self._waves):
             self._timer = asyncio.get_running_loop().call_later(_WAVE_DELAY_S, self._later)
         if self.on_settled is not None:
             self.on_settled()
@@ -324,16 +334,21 @@ class Consumer(Client):
         if not self.wire.closed:
             self._turn()
 
-    def _ack(self, deliveries: list[list[int]], count: int) -> None:
-        ref = self._next_ref()
-        self._acking[ref] = count
-        frames = [_ENCODE({"type": "ack", "subscription": 1, "deliveries": deliveries, "ref": ref})]
-        self._acked_since_grant += count
-        if self._acked_since_grant >= CREDIT // 8:
-            self._granted += self._acked_since_grant
-            self._acked_since_grant = 0
-            frames.append(b'{"type":"credit","subscription":1,"granted":%d}' % self._granted)
-        self.wire.send_all(frames)
+    def _ack(self, subscription: int, part: _Part) -> Iterator[bytes]:
+        ref, place = self._next_ref(), subscription - 1
+        self._acking[ref] = part.count
+        yield _ENCODE(
+            {
+                "type": "ack", "subscription": subscription, "deliveries": part.deliveries,
+                "ref": ref,
+            }
+        )  # fmt: skip
+        self._acked_since_grant[place] += part.count
+        if self._acked_since_grant[place] >= CREDIT // 8:
+            self._granted[place] += self._acked_since_grant[place]
+            self._acked_since_grant[place] = 0
+            granted = (subscription, self._granted[place])
+            yield b'{"type":"credit","subscription":%d,"granted":%d}' % granted
 
     def _answered(self, ref: int, reply: Reply, data: bytes) -> None:
         count = self._acking.pop(ref, None)

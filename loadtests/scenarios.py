@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final
 
 from loadtests.dialect import Party
+from loadtests.growth import keys, queues
 from loadtests.histogram import Histogram
 from loadtests.line import (
     CONSUMERS,
@@ -249,4 +250,6 @@ SCENARIOS: Final[dict[str, Callable[[Bench], Awaitable[Figures]]]] = {
     "idle": idle,
     "polls": polls,
     "backlog": backlog,
+    "queues": queues,
+    "keys": keys,
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from loadtests import line, polls, scenarios, sdk_load
+from loadtests import growth, line, polls, scenarios, sdk_load
 from loadtests.bench import bench
 from loadtests.scenarios import SCENARIOS
 
@@ -32,6 +32,9 @@ def warms_up_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sdk_load, "CLIENTS", 20)
     monkeypatch.setattr(scenarios, "IDLE_WARM_UP", 20)
     monkeypatch.setattr(polls, "WARM_UP", 20)
+    monkeypatch.setattr(growth, "QUEUES", (2, 60))
+    monkeypatch.setattr(growth, "KEYS", (100, 5_000))
+    monkeypatch.setattr(growth, "BLOCKS", 20)
 
 
 def run(*arguments: str) -> list[dict[str, object]]:
