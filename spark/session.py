@@ -40,6 +40,23 @@ LOCAL: Final = {
 """Besides, where driver and workers are one process."""
 
 
+LOGGING: Final = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+logger.python.name = org.apache.spark.api.python.PythonGatewayServer
+logger.python.level = error
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+"""Of a Spark of our own: errors alone, also before a session is there that could be told so.
+
+Source: https://logging.apache.org/log4j/2.x/manual/configuration.html
+"""
+
+
 class NotInstalled(Exception):
     """A sentence that says what to install."""
 
@@ -96,7 +113,10 @@ def open_session(
     if not is_submitted:
         where = master or "local[*]"
         builder = builder.master(where)
-        settings |= QUIET | (LOCAL if where.startswith("local") else {})
+        settings |= QUIET
+        if where.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # it says so, where it looks
+            settings |= LOCAL | {"spark.driver.extraJavaOptions": _logging()}
     for key, value in (settings | (more or {})).items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
@@ -104,6 +124,15 @@ def open_session(
     if master is not None and not master.startswith("local"):
         spark.sparkContext.addPyFile(_archive())
     return spark
+
+
+def _logging() -> str:
+    """What has Java log as LOGGING says."""
+    folder = Path(tempfile.mkdtemp(prefix="tocsin-spark-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = folder / "log4j2.properties"
+    path.write_text(LOGGING)
+    return f"-Dlog4j2.configurationFile={path.as_uri()}"
 
 
 def _archive() -> str:
