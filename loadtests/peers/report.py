@@ -260,5 +260,6 @@ def _left_out(results: Results) -> list[str]:
 
 
 def _line(text: str) -> str:
-    first = text.strip().splitlines()[0] if text.strip() else "no reason"
-    return first[:300]
+    """What was wrong, and of what a server wrote the last line: there it says why."""
+    first, *more = text.strip().splitlines() or ["no reason"]
+    return f"{first} … {more[-1].strip()}"[:300] if more else first[:300]

@@ -93,7 +93,8 @@ def nats_server(folder: Path, program: Program, *, sync_always: bool) -> Iterato
     """(where its WebSocket is, pid)."""
     websocket = free_port()
     config = folder / "nats.conf"
-    config.write_text(nats_config(folder, free_port(), websocket, sync_always=sync_always))
+    # -1: any port that is free when it is taken. Nobody uses it here.
+    config.write_text(nats_config(folder, -1, websocket, sync_always=sync_always))
     with spawned([str(program.path), "-c", str(config)], folder / "nats.log") as process:
         _until_listening(process, websocket, folder / "nats.log")
         yield f"http://127.0.0.1:{websocket}", process.pid
