@@ -19,6 +19,7 @@ from gateway.routing import (
     NO_ANSWER,
     Answer,
     OpenRecord,
+    Remembered,
     Route,
     Run,
     expires_unix_ms,
@@ -51,6 +52,7 @@ class Publisher:
         """`in_parts`: as CommitLanes."""
         self._counting, self._log = counting, log
         self._routes: dict[str, Route] = {}
+        self._remembered = Remembered()
         self._open: dict[Partition, OpenRecord] = {}
         self._closed: list[tuple[Partition, OpenRecord]] = []
         self.commits = CommitLanes(storage, tail, self, in_parts=in_parts)
@@ -302,14 +304,18 @@ class Publisher:
     def _route(self, queue: Queue) -> Route:
         route = self._routes.get(queue.queue_id)
         if route is None or route.ring.epoch != queue.ring_epoch:
-            route = Route(queue, self._counting.queue(queue.queue_id), self.places)
+            self.forget_queue(queue.queue_id)
+            counted = self._counting.queue(queue.queue_id)
+            route = Route(queue, counted, self.places, self._remembered)
             self._routes[queue.queue_id] = route
         route.queue = queue
         return route
 
     def forget_queue(self, queue_id: str) -> None:
-        """The queue is deleted."""
-        self._routes.pop(queue_id, None)
+        """The queue is deleted, or its ring is another one."""
+        route = self._routes.pop(queue_id, None)
+        if route is not None:
+            route.forget()
 
     # --- Sending order (R7) --------------------------------------------------------------------
 

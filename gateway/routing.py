@@ -22,11 +22,15 @@ from push.errors import Refused, TocsinError, Unknown
 from push.message import Message, check_message, encode_message
 from push.ports import Appended, NotStored, Partition, Stored
 from push.record import RecordBuilder
-from push.ring import Ring, key_hash
+from push.ring import Ring, hasher
 
 logger = logging.getLogger("tocsin.publisher")
 ROUTES_MAX: Final = 100_000
 """Keys per queue whose hash and partition are remembered."""
+ROUTES_IN_ALL_MAX: Final = 1_000_000
+"""And of all queues together: some 200 MB."""
+LEFT_OUT_MAX: Final = 5 * ROUTES_MAX
+"""Keys of a queue that were not remembered, before it begins anew."""
 SPREAD_RUN: Final = 256
 """So many consecutive sequences without a key stay on one partition: few large records are cheaper
 than many small ones."""
@@ -194,16 +198,29 @@ class OpenRecord:
             answer.settle(len(indexes))
 
 
+class Remembered:
+    """How many keys the routes of a gateway remember together."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
 class Route:
     """What is computed once per queue: the ring, and where its recent keys go."""
 
     __slots__ = (
-        "appends", "counted", "keys", "partitions", "pending_bytes", "pending_messages", "places",
-        "queue", "ring", "spread", "spread_members",
+        "_left_out", "_misses", "_remembered", "appends", "counted", "hashed", "keys", "partitions",
+        "pending_bytes", "pending_messages", "places", "queue", "ring", "spread", "spread_members",
     )  # fmt: skip
 
     def __init__(
-        self, queue: Queue, counted: Published | None = None, places: HitRate | None = None
+        self,
+        queue: Queue,
+        counted: Published | None = None,
+        places: HitRate | None = None,
+        remembered: Remembered | None = None,
     ) -> None:
         self.places = places or HitRate()
         """How often a key's place was remembered."""
@@ -213,7 +230,13 @@ class Route:
         self.pending_bytes = 0
         """Of this queue, waiting for a commit."""
         self.ring = Ring(queue.ring_epoch, queue.members)
+        self.hashed = hasher(queue.hash_key)
         self.keys: dict[str, tuple[int, int]] = {}
+        self._remembered = remembered or Remembered()
+        self._misses = 0
+        """Not counted yet."""
+        self._left_out = 0
+        """Since there was no room: keys that are not remembered."""
         self.partitions = {n: Partition(queue.queue_id, n) for n in queue.members}
         self.spread_members = queue.members
         self.spread = 0
@@ -222,19 +245,36 @@ class Route:
         """(partition, hash) of a key."""
         place = self.keys.get(key)
         if place is None:
-            if len(self.keys) >= ROUTES_MAX:
-                self.keys.clear()
-            self.places.misses += 1
-            self.places.hits -= 1  # `routed` takes it for one
-            hashed = key_hash(key, self.queue.hash_key)
-            place = self.keys[key] = (self.ring.partition(hashed), hashed)
+            self._misses += 1
+            hashed = self.hashed(key)
+            place = (self.ring.partition(hashed), hashed)
+            self._remember(key, place)
         return place
+
+    def _remember(self, key: str, place: tuple[int, int]) -> None:
+        """While there is room. Where keys are more than that, to exchange them costs more than it
+        saves; but those that were there first are not the ones that are wanted for ever."""
+        if len(self.keys) < ROUTES_MAX and self._remembered.count < ROUTES_IN_ALL_MAX:
+            self.keys[key] = place
+            self._remembered.count += 1
+        elif self._left_out < LEFT_OUT_MAX:
+            self._left_out += 1
+        else:
+            self.forget()
+
+    def forget(self) -> None:
+        """It remembers no keys."""
+        self._remembered.count -= len(self.keys)
+        self._left_out = 0
+        self.keys.clear()
 
     def routed(self, run: Run) -> int:
         """A run is on its way to the storage: counts it, returns its bytes."""
         size = sum(map(len, run.encoded))
         run.answer.bytes += size
-        self.places.hits += len(run.hashes) - run.hashes.count(0)
+        misses, self._misses = self._misses, 0
+        self.places.hits += len(run.hashes) - run.hashes.count(0) - misses
+        self.places.misses += misses
         return size
 
     def spread_place(self) -> int:
@@ -246,7 +286,7 @@ class Route:
     def id_place(self, message_id: str) -> int:
         """The partition of a message without a key, by its id: sent again, it goes to the one that
         remembers it, whatever was sent in between (P4)."""
-        return self.ring.partition(key_hash(message_id, self.queue.hash_key))
+        return self.ring.partition(self.hashed(message_id))
 
     def sequence_place(self, producer: bytes, sequence: int) -> int:
         """As id_place, by its sequence."""

@@ -11,19 +11,22 @@ from loadtests.rest import Rest
 
 QUEUES: Final = (10, 10_000)
 KEYS: Final = (1_000, 1_000_000)
+KEYS_OF_QUEUES: Final = 100_000
+"""Of all queues of `queues` together."""
 SESSIONS: Final = 40
 """Of consumers, however many queues there are: one subscribes to 256 at most."""
 BLOCKS: Final = 5_000
 """Ready-made frames of each producer where there are a million keys: 2 million messages of random
 keys have about 865,000 different ones. With fewer keys they are as many."""
-WINDOW: Final = 20_000
+WINDOW: Final = 6_000
 MESSAGES_PER_FRAME: Final = 100
 _AT_ONCE: Final = 32
 
 
 async def queues(bench: Bench) -> Figures:
     """The same messages in frames of 100, each frame to the next one of 10 queues, and then of
-    10,000; each queue has one partition and a group."""
+    10,000; each queue has one partition and a group. There are as many keys in all, or it would be
+    them that grow."""
     return await _grown(bench, "queues", QUEUES, lambda many: _over_queues(bench, many))
 
 
@@ -56,13 +59,14 @@ async def _over_queues(bench: Bench, many: int) -> Line:
     names = [f"queues{many}-{number}" for number in range(many)]
     await _create(bench, names)
     bench.progress(f"queues: {many:,} are there")
+    shape = Shape(bench.shape.body_bytes, KEYS_OF_QUEUES // many)
     line = Line(bench, names[0], MESSAGES_PER_FRAME, WINDOW)
     for number in range(PRODUCERS):
         # Each begins elsewhere, so that they are not at one queue all at once.
         begin = number * many // PRODUCERS
-        await _produce(bench, line, bench.shape, names[begin:] + names[:begin])
+        await _produce(bench, line, shape, names[begin:] + names[:begin])
     for number in range(SESSIONS):
-        await _consume(bench, line, bench.shape, names[number::SESSIONS])
+        await _consume(bench, line, shape, names[number::SESSIONS])
     return line
 
 

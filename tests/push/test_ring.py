@@ -1,5 +1,6 @@
 """The ring: the same everywhere and for ever, balanced, and quiet when members change."""
 
+from bisect import bisect_left
 from collections import Counter
 from hashlib import blake2b
 
@@ -45,6 +46,32 @@ def test_a_key_stays_on_its_partition_in_every_release() -> None:
     ring = Ring(1, tuple(range(64)))
     whole = b"".join(ring.partition(i << 48).to_bytes(2, "little") for i in range(65536))
     assert blake2b(whole, digest_size=8).hexdigest() == "efae5b6a28742648"
+
+
+@given(members, st.one_of(st.integers(0, (1 << 64) - 1), st.sampled_from(EDGES)))
+def test_a_hash_goes_to_the_owner_of_the_next_point(some: tuple[int, ...], value: int) -> None:
+    """As whoever looks at all points finds it, around the circle."""
+    ring = Ring(1, some)
+    (*points, closing) = ring._layout.points
+    found = next((point for point in points if point >= value & ~MEMBER_MAX), points[0])
+    assert ring.partition(value) == found & MEMBER_MAX == ring.partition(value | MEMBER_MAX)
+    assert closing & MEMBER_MAX == points[0] & MEMBER_MAX
+
+
+@pytest.mark.parametrize("count", [1, 3, 16, 1024])
+def test_next_to_every_point_the_next_one_is_found(count: int) -> None:
+    ring = Ring(1, tuple(range(count)))
+    (*points, _) = ring._layout.points
+    for before, point in zip([points[-1], *points], points, strict=False):
+        here = point & ~MEMBER_MAX
+        assert ring.partition(here) == next_owner(points, here)
+        if here > MEMBER_MAX and before & ~MEMBER_MAX != here - MEMBER_MAX - 1:
+            assert ring.partition(here - 1) == point & MEMBER_MAX
+
+
+def next_owner(points: list[int], value: int) -> int:
+    """Of those on one hash, the first."""
+    return points[bisect_left(points, value)] & MEMBER_MAX
 
 
 def test_the_hash_key_decides_where_a_key_goes() -> None:
