@@ -473,6 +473,7 @@ async def test_a_letter_that_was_answered_and_lost_is_not_decided_again(pair: Pa
     letter = Unpark(verb="retry", epoch=epoch, keys=keys)
     assert await answered(pair, "a" * 32, letter) == "1"
     await session.take(2)
+    await becomes(lambda: int(time.time() * 1000) > line.since_unix_ms)  # they are told apart by it
     consumer.nack(delivery(session.given[1][0]), 0, None)
     await pair.parked(1)
     pair.empty_inboxes()
