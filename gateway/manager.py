@@ -47,7 +47,8 @@ class Duty(Protocol):
 
     async def step(self, leader: Leader) -> float:
         """One step: it asks `leader.leads` before every act, and names `leader.term` with it. In
-        how many seconds the next one is due."""
+        how many seconds the next one is due. Raises TocsinError: it could not be done; it is tried
+        again in AGAIN_S, and said when it is something else than before."""
 
     async def close(self) -> None:
         """There are no more steps."""
@@ -129,16 +130,22 @@ class Manager:
 
     async def _do(self, duty: Duty) -> None:
         """Its steps, while this manager leads."""
+        before = ""
         while True:
             await self.leader.began.wait()
-            pause_s, is_done = AGAIN_S, False
+            pause_s, is_done, why = AGAIN_S, False, ""
             try:
                 pause_s = await duty.step(self.leader)
                 is_done = True
+                if before:
+                    _LOG.info("%s: done again", duty.name)
             except TocsinError as error:
-                _LOG.warning("%s: %s", duty.name, error.detail)
+                why = error.detail
+                if why != before:
+                    _LOG.warning("%s: %s", duty.name, why)
             except Exception:
                 _LOG.exception("%s: unexpected", duty.name)  # the next step still comes
+            before = why
             self._metrics.stepped(duty.name, is_done=is_done)
             await asyncio.sleep(pause_s)
 
@@ -170,22 +177,14 @@ class Unseen:
         self.found: Callable[[Sequence[ClusterKeeper]], None] = lambda _keepers: None
         self._target = target
         self._away_s = away_s
-        self._why: str | None = ""
-        """None: it was seen."""
+        self._was_seen = False
 
     async def step(self, leader: Leader) -> float:
-        """See Duty. Raises Refused: something else than before keeps it from them."""
-        if self._why is None:
-            return DONE_S
-        try:
+        """See Duty. Raises Refused: none of them answers."""
+        if not self._was_seen:
             keepers = await keepers_of(self.name, self._target, away_s=self._away_s)
-        except Refused as refused:
-            if refused.detail == self._why:
-                return AGAIN_S
-            self._why = refused.detail
-            raise
-        self._why = None
-        self.found(keepers)
+            self._was_seen = True
+            self.found(keepers)
         return DONE_S
 
     async def close(self) -> None:

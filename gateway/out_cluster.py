@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 import msgspec
@@ -90,22 +91,17 @@ class OutCluster:
         self._tell_at = float("-inf")
 
     async def step(self, *, now: float) -> None:
-        """One round, while this manager leads; `now` in seconds of the loop's clock. What fails is
-        logged, and tried with the next one."""
+        """One round, while this manager leads; `now` in seconds of the loop's clock. Raises
+        TocsinError behind it: a part of it failed, and is tried with the next one."""
         if not self._leads():
             self.begin_anew()
             return
         looks = await self._look()
-        duties: list[Callable[[], Awaitable[None]]] = [
+        await _all_of([
             lambda: self._facts(looks, now),
             lambda: self._wishes(looks[0].name, now),
             lambda: self._free(now),
-        ]
-        for duty in duties:
-            try:
-                await duty()
-            except TocsinError as error:
-                _LOG.warning("a round was cut off: %s", error)
+        ])  # fmt: skip
 
     def begin_anew(self) -> None:
         """Another manager may have led meanwhile: what is known is what the catalog says."""
@@ -200,24 +196,29 @@ class OutCluster:
     async def _free(self, now: float) -> None:
         dropped = self._catalog.dropped()
         self._left = {one: self._left.get(one, now) for one in dropped}
-        failed: TocsinError | None = None
-        for queue_id, group_id in dropped:
-            if now - self._left[queue_id, group_id] < LEFT_S:
-                continue
-            if not self._leads():
-                return
-            try:
-                await self._drop(queue_id, group_id)
-            except TocsinError as error:  # its cluster is away: what is elsewhere goes all the same
-                self._left[queue_id, group_id] = now
-                failed = failed or error
-        if failed is not None:
-            raise failed
+        due = [one for one in dropped if now - self._left[one] >= LEFT_S]
+        self._left |= dict.fromkeys(due, now)  # until it is tried again
+        await _all_of([partial(self._drop, *one) for one in due])
 
     async def _drop(self, queue_id: str, group_id: str | None) -> None:
+        if not self._leads():
+            return
         if group_id is None:
             await self._storage.drop_queue(queue_id)
         else:
             await self._storage.drop_group(group_id, queue_id)
         await self._catalog.forget(queue_id, group_id)
         _LOG.info("%s was deleted, and nobody had freed what it held", group_id or queue_id)
+
+
+async def _all_of(acts: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """One behind the other. Raises the first TocsinError behind the last of them: what one of them
+    needs may be away for days."""
+    failed: TocsinError | None = None
+    for act in acts:
+        try:
+            await act()
+        except TocsinError as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed

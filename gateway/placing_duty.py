@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Final
 
 from gateway.leader import Leader
 from gateway.out_cluster import STEP_S, OutCluster
@@ -24,13 +23,10 @@ from metadata.remote_database import RemoteDatabase
 from metadata.row_store import RowStore
 from metadata.shards import Shard
 from metadata.stores import Contents
-from push.errors import Refused, TocsinError
+from push.errors import Refused
 from storage.placed import PlacedStorage
 from storage.redis_target import Target
 from storage.redis_use import use_of
-
-AGAIN_S: Final = 5.0
-"""Until a catalog that cannot be read is looked for again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +55,12 @@ class PlacingDuty:
         self._opened = AsyncExitStack()
         self._out: OutCluster | None = None
         self._term = 0
-        self._why = ""
 
     async def step(self, leader: Leader) -> float:
-        """See Duty. Raises TocsinError: something else than before keeps it from the catalog."""
+        """See Duty. Raises TocsinError: something keeps it from the catalog, or from a part of what
+        is to be done."""
         if self._out is None:
-            try:
-                self._out = await self._open(leader)
-            except TocsinError as error:
-                if error.detail == self._why:
-                    return AGAIN_S
-                self._why = error.detail
-                raise
+            self._out = await self._open(leader)
         if leader.term != self._term:
             self._term = leader.term
             self._out.begin_anew()

@@ -80,7 +80,7 @@ class ScaleHook:
             async with asyncio.timeout(self._within_s):
                 status = await asyncio.to_thread(_post, self._what, body, self._within_s)
         except (OSError, http.client.HTTPException) as error:
-            raise HookFailed(f"{_shown(self._what)}: {error or 'no answer in time'}") from None
+            raise HookFailed(f"{_shown(self._what)}: {str(error) or 'no answer in time'}") from None
         if not 200 <= status < 300:
             raise HookFailed(f"{_shown(self._what)} answers {status}")
 

@@ -337,4 +337,4 @@ async def _asked(node: Address, reach: Reach) -> View | str:
             raise reply
         return View(claims_of(reply), members_of(reply))
     except (RedisError, OSError, ValueError) as error:
-        return f"{node}: {error or 'no reply in time'}"
+        return f"{node}: {str(error) or 'no reply in time'}"

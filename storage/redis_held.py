@@ -162,7 +162,7 @@ class Held:
         except (RedisError, OSError) as error:  # asyncio's TimeoutError is an OSError
             self.doubts += 1
             for act in group:
-                _give(act, error=Unknown(f"{link.address}: {error or 'no reply in time'}"))
+                _give(act, error=Unknown(f"{link.address}: {str(error) or 'no reply in time'}"))
             self._refuse_waiting()
             return
         finally:

@@ -48,7 +48,9 @@ class Looks:
                 except (RedisError, OSError) as error:
                     if was_idle:
                         continue
-                    raise unavailable(f"{link.address}: {error or 'no reply in time'}") from None
+                    raise unavailable(
+                        f"{link.address}: {str(error) or 'no reply in time'}"
+                    ) from None
                 break
             if isinstance(reply, RedisError):
                 await link.close()

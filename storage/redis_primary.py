@@ -63,7 +63,7 @@ async def _counted(place: Address, name: str, reach: Reach) -> int | str:
         (master,) = await _told(place, [packed("SENTINEL", "MASTER", name)], reach)
         return int(_facts(master)[b"num-slaves"])
     except (RedisError, OSError, ValueError) as error:
-        return f"{place}: {error or 'no reply in time'}"
+        return f"{place}: {str(error) or 'no reply in time'}"
 
 
 async def _told(place: Address, commands: Sequence[bytes], reach: Reach) -> list[Any]:
@@ -81,7 +81,7 @@ async def _asked(place: Address, name: str, reach: Reach) -> tuple[int, Address]
         commands = [packed("SENTINEL", word, name) for word in WORDS]
         return _named(*await _told(place, commands, reach))
     except (RedisError, OSError, ValueError) as error:
-        return f"{place}: {error or 'no reply in time'}"
+        return f"{place}: {str(error) or 'no reply in time'}"
 
 
 def _named(master: Any, named: Any) -> tuple[int, Address]:

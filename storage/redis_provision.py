@@ -138,7 +138,7 @@ async def examine(address: Address, reach: Reach, *, silence_s: float = 2.0) -> 
         finally:
             await link.close()
     except (RedisError, OSError) as error:
-        raise unavailable(f"{address}: {error or 'no reply in time'}") from None
+        raise unavailable(f"{address}: {str(error) or 'no reply in time'}") from None
     if not isinstance(server, bytes) or not isinstance(config, list):
         raise unavailable(f"{address} does not show its settings: {server!r:.80} {config!r:.80}")
     return [*broken_promises(as_mapping(config), fields(server)), *broken_replay(replayed)]
@@ -168,7 +168,7 @@ async def govern(
     try:
         reply, counted, info = await link.ask(commands, settings.wait_s + settings.silence_s)
     except (RedisError, OSError) as error:
-        raise Unknown(f"{link.address}: {error or 'no reply in time'}") from None
+        raise Unknown(f"{link.address}: {str(error) or 'no reply in time'}") from None
     said = answer(reply, "")
     if not isinstance(counted, int) or counted < copies:
         raise Unknown(f"{counted} of {copies} replicas have confirmed it")

@@ -62,7 +62,7 @@ class Settings:
         try:
             link = await self.reach.link(address)
         except (RedisError, OSError) as error:
-            raise unavailable(f"{address}: {error or 'no connection in time'}") from None
+            raise unavailable(f"{address}: {str(error) or 'no connection in time'}") from None
         info = await self.ask(link, packed("INFO", "replication"))
         role = fields(info).get("role") if isinstance(info, bytes) else ""
         if role != "master":
@@ -75,7 +75,7 @@ class Settings:
         try:
             return (await link.ask([command], self.silence_s))[0]
         except (RedisError, OSError) as error:
-            raise unavailable(f"{link.address}: {error or 'no reply in time'}") from None
+            raise unavailable(f"{link.address}: {str(error) or 'no reply in time'}") from None
 
     async def load(self, link: Link) -> None:
         """Have the library where it is not. Raises Refused: it is not and cannot be.

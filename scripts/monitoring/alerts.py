@@ -13,8 +13,8 @@ PROCESSES: Final = (
           "which).",
           "Look at the unit and its log. A gateway that is gone costs clients a reconnect; others"
           " take over "
-          "what its consumers held after 10 s. Exit code 70 means that the store was not the one "
-          "it knew: "
+          "what its consumers held after 10 s. Exit code 70 means that its store or catalog is "
+          "not the one it knew (exchanged, emptied, rolled back), or that a write to it failed: "
           "see the log's last line before starting it again.",
           of_one("up", 0), of_one("up", 1), ONE),
     Alert("TocsinNotReady", "tocsin_ready == 0", "2m", "warning",
@@ -146,11 +146,6 @@ STORAGE: Final = (
           "cluster.",
           of_one("tocsin_metadata_age_seconds", 90), of_one("tocsin_metadata_age_seconds", 0.4),
           ONE),
-    Alert("TocsinMetadataUnusable", "tocsin_metadata_usable == 0", "1m", "critical",
-          "A gateway's catalog is not the one that it was, or is damaged.",
-          "It was emptied, exchanged, or rolled back: nothing of it is believed.",
-          "`curl …/readyz` says what is wrong. Put back the one that belongs to the storage.",
-          of_one("tocsin_metadata_usable", 0), of_one("tocsin_metadata_usable", 1), ONE),
 )  # fmt: skip
 
 QUEUES: Final = (
@@ -215,25 +210,27 @@ SERVICES: Final = (
           "None reaches the catalog's database, or all lost it at once.",
           "The managers' logs say why; publishing at `all` waits for every replica meanwhile.",
           of_one("tocsin_manager_leads", 0), of_one("tocsin_manager_leads", 1), {}),
-    Alert("TocsinReplicaAway", 'tocsin_manager_servers{state="away"} > 0', "5m", "warning",
-          "A replica of a storage cluster is away.",
-          "It is not waited for any more; there is one copy less.",
-          "Bring its server back; the manager lets it in when it has everything.",
-          of_one("tocsin_manager_servers", 1, cluster="north", state="away"),
-          of_one("tocsin_manager_servers", 2, cluster="north", state="replica"),
-          ONE | {"cluster": "north", "state": "away"}),
+    Alert("TocsinReplicaAway", 'tocsin_manager_servers{state=~"away|out"} > 0', "5m", "warning",
+          "A server of a storage cluster is away.",
+          "After 10 s a replica is out: it is not waited for any more, and there is one copy less.",
+          "Bring its server back; the manager lets it in when it has everything. One that will "
+          "never be back: `tocsin admin forget-server`.",
+          of_one("tocsin_manager_servers", 1, cluster="north", state="out"),
+          of_one("tocsin_manager_servers", 2, cluster="north", state="in sync"),
+          ONE | {"cluster": "north", "state": "out"}),
     Alert("TocsinDutiesFail",
           'increase(tocsin_manager_steps_total{outcome="failed"}[10m]) > 20', "5m", "warning",
           "A manager cannot do one of its duties.",
-          "A cluster does not answer it, or it lacks rights there.",
-          "Its log has a line for each failure.",
+          "Its user lacks rights, or what it asks does not answer: the catalog, a node of a "
+          "Cluster.",
+          "Its log says why, when that changes.",
           counted("tocsin_manager_steps_total", 5, duty="north", outcome="failed"),
           counted("tocsin_manager_steps_total", 5, duty="north", outcome="done"),
           ONE | {"duty": "north", "outcome": "failed"}),
     Alert("TocsinNobodyEvaluates", "max by (job) (tocsin_alerts_evaluates) == 0", "2m", "warning",
           "No gateway evaluates the alerts that holders have set.",
           "The gateways do not agree on who is there, or the catalog is away.",
-          "See TocsinAlone and TocsinMetadataUnusable.",
+          "See TocsinAlone and TocsinMetadataAway.",
           of_one("tocsin_alerts_evaluates", 0), of_one("tocsin_alerts_evaluates", 1), {}),
     Alert("TocsinWebhooksFail",
           'increase(tocsin_alert_posts_total{outcome="failed"}[30m]) > 10', "0m", "warning",

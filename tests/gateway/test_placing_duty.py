@@ -153,6 +153,8 @@ async def test_a_cluster_that_nobody_can_see_keeps_managers_from_no_other(
         return "a" in await row.told() and "no node of the cluster answers" in caplog.text
 
     await becomes(tells)
+    await becomes(lambda: opened._metrics._steps["c", "failed"] > 2)
+    assert caplog.text.count("no node of the cluster answers") == 1  # counted each time, said once
     (unseen,) = opened._unseen
     unseen._target = parse_all(urls)[1]  # it is there now, whatever it is
     await becomes(lambda: not opened._unseen)

@@ -198,9 +198,9 @@ async def test_a_late_reply_is_never_taken_for_anothers(alone: Node) -> None:
     async with shard(settings(alone, silence_s=0.8, wait_s=0.1), replicas=0) as opened:
         assert await note(opened, "1") == 1
         alone.freeze()
-        with pytest.raises(Unknown):
+        with pytest.raises(Unknown, match="no reply in time"):
             await note(opened, "2")
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(Refused, match="no connection in time") as refused:
             await opened.look("find", [LIST], [])
         assert refused.value.code.name == "storage_unavailable"
         alone.thaw()

@@ -4,12 +4,15 @@ is over when the fault is. Five minutes, and root's rights: `make soak`."""
 import asyncio
 import os
 import re
+import signal
+import sqlite3
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
+    closing,
     contextmanager,
     suppress,
 )
@@ -26,8 +29,13 @@ from gateway.server import FILES_KEPT
 from loadtests.server import Server, free_port
 from push import limits
 from scripts.monitoring.alerts import ALERTS
-from tests.system.monitored import TOKEN, World, monitored, settings
+from scripts.monitoring.asking import Unanswered
+from storage.sqlite_open import FILE
+from tests.layout.tree import ROOT
+from tests.system.monitored import ENTER, TOKEN, World, monitored, settings
+from tests.system.prometheus import Running, scraping
 from tests.system.talk import http_to, talking
+from tests.system.test_cluster import running
 from tests.waiting import becomes
 
 pytestmark = [
@@ -35,14 +43,11 @@ pytestmark = [
     pytest.mark.skipif(os.getuid() != 0, reason="a disk is made full: this needs root"),
 ]
 
+ACL: Final = ROOT / "deploy/redis/users.acl"
 WITHOUT: Final = {
     "TocsinInternalErrors": "it is a bug of ours, which a test cannot ask for",
     "TocsinFsyncSlow": "needs a disk that is slow",
-    "TocsinDamage": "needs a damaged file under a broker that works",
-    "TocsinMetadataUnusable": "needs a catalog that was exchanged under a gateway",
     "TocsinScrapeIncomplete": "a scrape every second ends before the storage is given up on",
-    "TocsinReplicaAway": "needs copies",
-    "TocsinDutiesFail": "needs a second cluster",
 }
 """No fault here is theirs. promtool's tests have all of them."""
 WINDOWS: Final = {"1m": "4s", "5m": "6s", "10m": "45s", "15m": "12s", "30m": "45s", "1h": "12s"}
@@ -51,6 +56,7 @@ BOUNDS: Final = {
     "TocsinPartitionsMove": ("> 500", "> 3"),
     "TocsinWebhooksFail": ("> 10", "> 0"),
     "TocsinMetadataAway": ("> 30", "> 8"),
+    "TocsinDutiesFail": ("> 20", "> 3"),
 }
 """What is minutes, or many, there."""
 SESSIONS: Final = 40
@@ -300,8 +306,57 @@ async def a_webhook_is_away(world: Faulty) -> AsyncIterator[None]:
             await client.create_queue("watched", partitions=1, retention_s=60, alerts=[])
 
 
+@asynccontextmanager
+async def a_record_is_damaged(world: Faulty) -> AsyncIterator[None]:
+    """While its gateway is away."""
+    server = world.processes["embedded"]
+    async with client_of(world, "embedded") as client:
+        await client.create_queue("damaged", partitions=1)
+        async with http_to(server, TOKEN) as http:
+            await http.put("/v1/queues/damaged/groups/billing", json={})
+        await client.publish("damaged", "the last record of the file")
+    await asyncio.to_thread(server.stop)
+    with closing(sqlite3.connect(server.data_dir / FILE)) as file, file:
+        last = "SELECT rowid, payload FROM record ORDER BY rowid DESC LIMIT 1"
+        ((row, payload),) = file.execute(last).fetchall()
+        flipped = payload[:-1] + bytes([payload[-1] ^ 4])
+        file.execute("UPDATE record SET payload = ? WHERE rowid = ?", (flipped, row))
+    await asyncio.to_thread(server.start)
+    there = 'tocsin_storage_damage_reports_total{job="tocsin"} == 0'
+    await becomes(partial(asyncio.to_thread, world.prometheus.holds, there))
+    async with client_of(world, "embedded") as client:
+        await client.publish("damaged", "sound")
+        async with client.subscribe("damaged", group="billing") as messages:
+            message = await anext(messages)
+            assert message.body == "sound"
+            await message.ack()
+    yield
+
+
 def a_node_is_killed(world: Faulty) -> AbstractAsyncContextManager[None]:
     return killed(world.processes["node"])
+
+
+@asynccontextmanager
+async def a_manager_lacks_rights(world: Faulty) -> AsyncIterator[None]:
+    """One that is given its own user only, and no metadata service: the catalog is not its."""
+    (own,) = [line for line in ACL.read_text().splitlines() if "tocsin-manager" in line]
+    _, user, _, _, *rights = own.split()
+    world.store.ask("ACL", "SETUSER", user, "on", ">a-password", *rights)
+    manager, at = world.processes["manager"], f"{world.store.address}:{world.store.port}"
+    port = int(world.at["manager"].rpartition(":")[2])
+    url = {"TOCSIN_STORAGE": f"redis://{user}:a-password@{at}"}
+    await asyncio.to_thread(manager.stop)
+    other = Server(
+        manager.data_dir.with_name("other"), command=(*ENTER, "manager", "serve"),
+        settings=url | settings(port),
+    )  # fmt: skip
+    try:
+        other.spawn()
+        yield
+    finally:
+        await asyncio.to_thread(other.stop)
+        manager.spawn()
 
 
 @asynccontextmanager
@@ -364,7 +419,9 @@ FAULTS: Final[dict[Callable[[Faulty], Any], set[str]]] = {
     a_consumer_is_slow: {"TocsinDispatchSlow"},
     consumers_come_and_go: {"TocsinPartitionsMove"},
     a_webhook_is_away: {"TocsinWebhooksFail"},
+    a_record_is_damaged: {"TocsinDamage"},
     a_node_is_killed: {"TocsinMetadataAway"},
+    a_manager_lacks_rights: {"TocsinDutiesFail"},
     the_store_is_slow: {"TocsinCommitsSlow", "TocsinCopiesSlow"},
     the_store_hangs: {"TocsinUnknownOutcomes"},
     the_store_is_killed: {
@@ -394,6 +451,45 @@ async def test_a_fault_fires_its_alerts_and_they_clear_when_it_is_over(
     await becomes(lambda: asyncio.to_thread(lambda: not wanted & world.firing()), 90)
 
 
+OF_A_CLUSTER: Final = "TocsinReplicaAway"
+
+
+async def test_a_replica_that_stands_still_fires_its_alert_until_it_goes_on(
+    tmp_path: Path,
+) -> None:
+    """Of a whole cluster: a manager calls it away at first, and out when it is not counted."""
+    small = ("--no-demo", "--gateways=1", "--clusters=1", "--metadata=1", "--managers=1")
+    with running(tmp_path / "cluster", *small) as run:
+        parts = {part["name"]: part for part in (await asyncio.to_thread(run.started))["parts"]}
+        targets = {job: [parts["manager-1"]["at"]] for job in {*TARGETS}}
+        with scraping(tmp_path / "prometheus", targets, scaled) as prometheus:
+            for name in ("orders.token", "metrics.token"):
+                (prometheus.folder / name).write_text(TOKEN)
+
+            def states() -> set[str]:
+                alerts = prometheus.ask("alerts")["alerts"]
+                named = [one["labels"] for one in alerts if one["state"] == "firing"]
+                return {one["state"] for one in named if one["alertname"] == OF_A_CLUSTER}
+
+            await becomes(lambda: asyncio.to_thread(is_seen, prometheus))
+            os.kill(parts["store-one-2"]["pid"], signal.SIGSTOP)
+            try:
+                await becomes(lambda: asyncio.to_thread(lambda: "out" in states()), 60)
+            finally:
+                os.kill(parts["store-one-2"]["pid"], signal.SIGCONT)
+            await becomes(lambda: asyncio.to_thread(lambda: not states()), 90)
+        assert await asyncio.to_thread(run.end) == 0
+
+
+def is_seen(prometheus: Running) -> bool:
+    """Whether a manager has told of two replicas that are well."""
+    with suppress(OSError, Unanswered):
+        query = 'tocsin_manager_servers{state="in sync"}'
+        found = prometheus.ask("query", query=query)["result"]
+        return any(one["value"][1] == "2" for one in found)
+    return False
+
+
 def test_every_alert_has_its_fault_or_a_reason() -> None:
-    named = [name for names in FAULTS.values() for name in names]
+    named = [OF_A_CLUSTER, *(name for names in FAULTS.values() for name in names)]
     assert sorted([*named, *WITHOUT]) == sorted({alert.name for alert in ALERTS})
