@@ -110,7 +110,8 @@ def _check_schedules(delivery: Delivery) -> None:
         if line.waiting and line.room():
             known = key in lines._ready or (line.scheduled == line.due and (line.due, key) in due)
             assert known, f"P8: nobody looks at {line}"
-        if not line.waiting and line.aside and line.room() and line.loading is None:
+        wants = not line.waiting and line.aside and line.room() and not line.is_trying
+        if wants and line.loading is None:
             assert key in lines._hungry, f"P8: nobody reads the side line of {line}"
         unread = line.waiting or line.aside
         if line.aside_unwritten and (line.opens_after or (line.room() and not unread)):

@@ -169,6 +169,12 @@ class Line:
             return 0
         return max(0, self.window - len(self.in_flight) - len(self.leaving))
 
+    @property
+    def is_trying(self) -> bool:
+        """Whether what an operator lets be tried once more is on its way out, or in flight. What
+        stands behind it may be exhausted, and would park the key before the try."""
+        return self.once >= 0 and (self.once in self.leaving or self.once in self.in_flight)
+
     def lower(self, offset: int) -> None:
         """It stands aside; where the line is parked it may be its head."""
         if self.parked and (self.head is None or offset < self.head):
@@ -248,7 +254,7 @@ class Lines:
                     self._ready[key] = None
                 else:
                     self._schedule(line)
-        elif line.aside and line.room() and line.loading is None:
+        elif line.aside and line.room() and line.loading is None and not line.is_trying:
             self._hungry[key] = None
         elif line.aside_unwritten and not line.aside and line.room():
             self.starving[key] = None

@@ -201,6 +201,30 @@ def test_a_retried_head_is_tried_although_the_log_brings_what_is_exhausted_too(
     assert sorted(world.store.aside) == [1]
 
 
+def test_a_retried_head_is_tried_although_something_before_it_goes_first() -> None:
+    """0 returns while the decision about 1 is written, and goes before it; while 1 is recorded and
+    given nothing of what stands behind it is read, which is exhausted."""
+    world = World(A, A, A, attempts_max=1, park=True)
+    world.give()
+    world.nack(1, 2)
+    world.nack(1, 1)
+    decide(world, "retry")
+    world.delivery.give_back(1, 0, now=world.now)
+    world.write()
+    assert sorted(world.store.aside) == [0, 1, 2]
+    (out,) = world.retry()
+    assert (out.first, world.ack(out.push, 0)) == (0, "settled")
+    world.delivery.plan_retries(9, now=world.now)
+    assert world.delivery.waiting.side_wanted() == []
+    (out,) = world.retry()
+    assert world.delivery.waiting.side_wanted() == []
+    assert (out.first, world.store.parked) == (1, {})
+    assert world.ack(out.push, 1) == "settled"
+    assert world.retry() == []
+    world.write()
+    assert (set(world.store.parked), sorted(world.store.aside)) == ({A}, [2])
+
+
 def test_a_head_that_is_settled_and_not_written_down_is_no_head(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
