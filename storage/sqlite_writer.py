@@ -5,6 +5,7 @@ group commit: as large as the load makes it, never delayed by a timer.
 """
 
 import asyncio
+import contextlib
 import queue
 import sqlite3
 import threading
@@ -29,6 +30,11 @@ ACTS_PER_COMMIT_MAX: Final = 4096
 """A transaction takes what is queued up to these bounds: memory, and the time others wait."""
 _BATCHES_PER_SWEEP: Final = 16
 """Under load, one slice of garbage goes with every so many batches."""
+CARRY_BYTES: Final = 1_048_576
+"""So much in the WAL is carried into the file as soon as nobody waits: a millisecond or two. What
+waits until a commit has to do it, at `WAL_PAGES`, holds that one up, and all behind it, for ten."""
+_COMMIT_BYTES: Final = 16 * 1024
+"""What a commit adds to the WAL beside what it was handed: pages of rows that it changes."""
 _COMMITS_PER_LOOK: Final = 64
 """Between two looks at the length of the WAL; 64 of the largest commits are 512 MiB."""
 
@@ -77,6 +83,8 @@ class Writer:
         self._queue: queue.SimpleQueue[Act | None] = queue.SimpleQueue()
         self._copies: deque[Copying] = deque()
         self._batches = 0
+        self._uncarried = 0
+        """About how many bytes of the WAL the file does not have."""
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="tocsin-store-writer", daemon=True)
         self._thread.start()
@@ -127,7 +135,10 @@ class Writer:
 
     def _run(self) -> None:
         while not self._closing:
-            if self._queue.empty() and not self.failure and self._trimmer.pending():
+            is_free = self._queue.empty() and not self.failure
+            if is_free and self._uncarried >= CARRY_BYTES:
+                self._carry()
+            elif is_free and self._trimmer.pending():
                 self._batches += 1
                 self._commit([], sweep=True)
             else:
@@ -194,6 +205,7 @@ class Writer:
                 began = time.perf_counter()
                 self._connection.execute("COMMIT")
                 self._commit_s.add(time.perf_counter() - began)
+                self._uncarried += _COMMIT_BYTES + sum(act.size for act in batch)
                 self.commits += 1
                 if self.commits % _COMMITS_PER_LOOK == 0:
                     self._cut_wal()
@@ -209,6 +221,13 @@ class Writer:
         if answers:
             self._call(self._deliver, answers, certified)
         books.shrink()
+
+    def _carry(self) -> None:
+        """What is committed, into the file; readers are not waited for. What cannot be carried is
+        durable where it is, and carried later; a disk that is broken fails the next commit."""
+        self._uncarried = 0
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def _cut_wal(self) -> None:
         """Readers that never pause keep the WAL from starting anew: when it has grown too long,

@@ -12,6 +12,7 @@ from push.errors import Refused
 from push.ports import GroupPartition, Partition, Retry, Side
 from storage import sqlite_trim
 from storage.sqlite import SqliteStorage
+from storage.sqlite_writer import CARRY_BYTES
 from tests.contract.stores import (
     ANN,
     BEN,
@@ -271,8 +272,11 @@ async def test_a_slice_of_trimming_is_bounded_by_bytes(embedded: Embedded) -> No
     assert max(freed) < 5_000_000
 
 
-async def test_other_partitions_do_not_pay_for_a_queue_that_leaves(embedded: Embedded) -> None:
+async def test_other_partitions_do_not_pay_for_a_queue_that_leaves(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """R31: between the slices of a dropped queue, appends go on."""
+    monkeypatch.setattr("push.limits.TRIM_BYTES_PER_COMMIT_MAX", 500_000)
     store = await embedded.open()
     await store.create_queue("q-1", 1)
     await store.create_queue("q-2", 1)
@@ -293,6 +297,7 @@ async def test_a_wal_that_readers_kept_from_starting_anew_is_cut(
 ) -> None:
     """R31: also while somebody reads without a pause."""
     monkeypatch.setattr("storage.sqlite_writer.WAL_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr("storage.sqlite_writer.CARRY_BYTES", 1 << 40)
     store = await embedded.open()
     await store.create_queue("q-1", 1)
     wal = embedded.path.with_name("store.sqlite-wal")
@@ -306,6 +311,41 @@ async def test_a_wal_that_readers_kept_from_starting_anew_is_cut(
     assert await commits(store) % 64 == 0
     assert wal.stat().st_size == 0
     assert {len(read.records) for read in await asyncio.gather(*reads)} == {16}
+
+
+async def test_what_is_committed_is_carried_into_the_file_when_nobody_waits(
+    embedded: Embedded,
+) -> None:
+    """Long before a commit has to do it, and holds up all behind it."""
+    store = await embedded.open()
+    await store.create_queue("q-1", 1)
+    record = append(messages=1, size=CARRY_BYTES // 8)
+    for _ in range(5):
+        await store.append([record])
+    await store.partitions("q-1")  # what the writer did after the last one has ended by now
+    assert embedded.path.stat().st_size < CARRY_BYTES // 4
+    for _ in range(4):
+        await store.append([record])
+    async with asyncio.timeout(20):
+        while embedded.path.stat().st_size < CARRY_BYTES // 2:
+            await commits(store)  # nobody writes: it has time
+
+
+async def test_what_cannot_be_carried_is_read_where_it_is(embedded: Embedded) -> None:
+    """A reader that holds on to what was there before: nothing is lost, and nobody waits for it."""
+    store = await embedded.open()
+    await store.create_queue("q-1", 1)
+    await store.append([append(messages=1)])
+    other = sqlite3.connect(embedded.path, isolation_level=None)
+    other.execute("BEGIN").execute("SELECT count(*) FROM record").fetchall()
+    record = append(messages=1, size=CARRY_BYTES // 4)
+    for _ in range(12):
+        await store.append([record])
+    assert other.execute("SELECT count(*) FROM record").fetchone() == (1,)
+    other.close()
+    assert len((await store.read(P0, 0, 10**9)).records) == 13
+    store = await embedded.open()
+    assert len((await store.read(P0, 0, 10**9)).records) == 13
 
 
 async def test_a_folder_is_made_for_the_store(tmp_path: Path) -> None:
