@@ -5,7 +5,6 @@ names a queue that is not there is counted for none: names that clients make up 
 """
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
 
 from gateway import frames
 from gateway.admission import Admission
@@ -18,7 +17,6 @@ from push import limits
 
 Exists = Callable[[Principal, str], bool]
 """Whether there is a queue of this name, to this principal."""
-T = TypeVar("T")
 
 
 class Account:
@@ -98,16 +96,14 @@ class Account:
         counter.holders += 1
         return counter
 
-    def heard(self, effects: list[T]) -> list[T]:
-        """A client's message came: each frame of it is a request. Returns what it was handed."""
-        each: Iterable[object] = effects
-        for effect in each:
+    def heard(self, effects: Iterable[object]) -> None:
+        """A client's messages came: each frame of them is a request."""
+        for effect in effects:
             # Not isinstance: that asks the metaclass of what it is not, ten times as long.
             if type(effect) is frames.Publish or type(effect) is frames.Subscribe:
                 self.of(effect.queue).requests += 1
             elif type(effect) is not frames.Close:
                 self.own.requests += 1
-        return effects
 
     def refused(self, code: str, queue: str | None = None) -> None:
         """A frame of the client was."""

@@ -22,6 +22,9 @@ YOUNG_SHARE: Final = 1 / 10
 ALL_EVERY_S: Final = 60.0
 ALL_EVERY_S_MAX: Final = 600.0
 ALL_SHARE: Final = 1 / 500
+_LATE_S: Final = 0.001
+"""Timers of the loop count in milliseconds and may come a little early: who asks again at once
+then asks sixty times until it is time."""
 FOUND_MIN: Final = 1000
 """So many objects make a look at everything worth its while: the next one comes as soon as it may.
 Else it takes twice as long to come as the last time."""
@@ -71,7 +74,7 @@ class Collector:
         gc.disable()
         loop = asyncio.get_running_loop()
         rounds = Rounds(now=loop.time())
-        self._timer = loop.call_at(rounds.next_at(), self._look, rounds)
+        self._timer = loop.call_at(rounds.next_at() + _LATE_S, self._look, rounds)
 
     def stop(self) -> None:
         """Python's own times count again. Not started: nothing happens."""
@@ -89,4 +92,4 @@ class Collector:
             found = self._collect(generation)
             seconds = time.perf_counter() - began
             rounds.took(generation, seconds, found, now=loop.time() + seconds)
-        self._timer = loop.call_at(rounds.next_at(), self._look, rounds)
+        self._timer = loop.call_at(rounds.next_at() + _LATE_S, self._look, rounds)

@@ -8,7 +8,7 @@ on first use, without a task.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from math import inf
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from gateway.session_facts import describe
 from gateway.standing import Standing
 from gateway.surroundings import Surroundings
 from gateway.tasks import Tasks
+from gateway.together import Said, Together, together
 from metadata.catalog import Principal, check_name
 from push.errors import Refused, TocsinError
 
@@ -35,8 +36,8 @@ class Conversation:
 
     __slots__ = (
         "_around", "_is_closed", "_is_draining", "_outlet", "_parts", "_session", "_standing",
-        "_tasks", "_unanswered", "account", "charges", "client", "linger_s", "opened_unix_ms",
-        "refusal", "session_id",
+        "_tasks", "_unanswered", "account", "broker", "charges", "client", "linger_s",
+        "opened_unix_ms", "refusal", "session_id",
     )  # fmt: skip
 
     def __init__(
@@ -47,6 +48,7 @@ class Conversation:
         self.refusal: Refused | None = None
         """Why it was not welcomed, where a limit was reached."""
         self._around = around
+        self.broker: Broker = around.broker  # as Host.broker
         self._outlet = outlet
         self._standing = Standing(around, self, admission, outlet.address)
         self.account, self.charges = self._standing.account, self._standing.charges
@@ -54,9 +56,8 @@ class Conversation:
         self._session = Session(around.timing, now=now, right_ends=right_ends)
         self._parts: Parts = Parts(self, around.broker, self._session, around.turns)
         self._tasks: Tasks | None = None
-        self.linger_s = 0.0  # as Link.linger_s
         self.client: str | None = None
-        self.opened_unix_ms = int(around.wall() * 1000)
+        self.linger_s, self.opened_unix_ms = 0.0, int(around.wall() * 1000)
         self._unanswered = 0  # publishes and confirmed acks whose answer the client awaits
         self._is_draining = self._is_closed = False
 
@@ -132,11 +133,10 @@ class Conversation:
 
     # --- What the transport calls ---------------------------------------------------------------
 
-    def receive(self, data: bytes, *, now: float) -> int:
-        """A whole text message arrived. Returns how many frames it had, but for publishes."""
-        session = self._session
-        before = session.others
-        self.apply(self.account.heard(session.receive(data, now=now)))
+    def receive(self, *messages: bytes, now: float) -> int:
+        """Whole text messages arrived. Returns how many frames they had, but for publishes."""
+        session, before = self._session, self._session.others
+        self._hear([effect for data in messages for effect in session.receive(data, now=now)])
         return session.others - before
 
     def pay(self, count: int, *, now: float) -> float:
@@ -146,7 +146,11 @@ class Conversation:
 
     def receive_binary(self) -> None:
         """A binary message arrived."""
-        self.apply(self.account.heard(self._session.receive_binary()))
+        self._hear(self._session.receive_binary())
+
+    def _hear(self, effects: list[Effect]) -> None:
+        self.account.heard(effects)
+        self.apply(together(effects))
 
     def heard(self, *, now: float) -> None:
         """Bytes arrived that are no message, or not yet."""
@@ -256,7 +260,7 @@ class Conversation:
 
     # --- Effects --------------------------------------------------------------------------------
 
-    def apply(self, effects: list[Effect]) -> None:
+    def apply(self, effects: Sequence[Said]) -> None:
         """As Host.apply of gateway.returning."""
         for effect in effects:
             if self._is_closed:
@@ -339,11 +343,6 @@ class Conversation:
 
     # --- What its parts use ---------------------------------------------------------------------
 
-    @property
-    def broker(self) -> Broker:
-        """As Host.broker."""
-        return self._around.broker
-
     def asked(self, count: int) -> None:
         """As Host.asked."""
         self._unanswered += count
@@ -388,6 +387,7 @@ _HANDLERS: Final[dict[type, Callable[[Conversation, Any], None]]] = {
     Close: lambda conversation, close: conversation._outlet.close(close),
     frames.Hello: Conversation._greet,
     frames.Publish: lambda conversation, frame: conversation._parts.publishing.publish(frame),
+    Together: lambda one, publishes: one._parts.publishing.publish_together(publishes),
     frames.Subscribe: lambda one, frame: one.start(one._parts.subscribing.open(frame)),
     frames.Unsubscribe: lambda conversation, frame: conversation._parts.subscribing.leave(frame),
     frames.Credit: lambda conversation, frame: conversation._parts.subscribing.grant(frame),

@@ -60,6 +60,9 @@ class Allowance(Protocol):
             Refused: rate_limited, too_many_in_flight; nothing is charged then.
         """
 
+    def is_free(self, queue: Queue, *, now: float) -> bool:
+        """Whether publishing there is charged to nobody."""
+
     async def heard(self, refused: Refused) -> bool:
         """Whether to try once more what was refused: that may only say that the store, which the
         limit is shared through, had not been asked yet. Not shared: False, at once."""
@@ -277,13 +280,9 @@ class _Charged:
         self, queue: Queue, messages: Sequence[Message], *, now: float
     ) -> Callable[[], None]:
         """As Allowance.publish."""
-        till = self._tills.get(queue.queue_id)
-        if till is None or till.settings is not queue.settings:
-            till = self._till(queue, now)
+        till = self._fresh_till(queue, now)
         if not till.debtors:
             return _nothing
-        if till.is_stale:
-            till = self._till(queue, now)
         count = len(messages)
         for debtor in till.counted:
             if debtor.in_flight + count > (debtor.limits.in_flight or 0):
@@ -298,6 +297,16 @@ class _Charged:
             debtor.in_flight += count
         self._limiter.debtors.hold(till.counted)
         return partial(self._answered, till.counted, count)
+
+    def is_free(self, queue: Queue, *, now: float) -> bool:
+        """As Allowance.is_free."""
+        return self._fresh_till(queue, now).is_free
+
+    def _fresh_till(self, queue: Queue, now: float) -> Till:
+        till = self._tills.get(queue.queue_id)
+        if till is None or till.settings is not queue.settings or till.is_stale:
+            till = self._till(queue, now)
+        return till
 
     def _till(self, queue: Queue, now: float) -> Till:
         debtors, limiter = self._found(now), self._limiter

@@ -2,7 +2,7 @@
 (R7), answered."""
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Any, Final, Protocol
@@ -17,6 +17,7 @@ from gateway.deliverylog.publishes import Origin
 from gateway.deliverylog.senders import Sender
 from gateway.facts_values import Transport
 from gateway.link import Answer, Broker
+from gateway.together import Said, Together
 from metadata.catalog import Principal, Queue
 from metadata.rights import Keys
 from push.errors import Refused, TocsinError
@@ -65,6 +66,9 @@ class Host(Protocol):
 
     def answered(self, frame: bytes) -> None:
         """One that is owed."""
+
+    def apply(self, effects: Sequence[Said]) -> None:
+        """What the client said, one after the other."""
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run it as a task of the session."""
@@ -119,6 +123,34 @@ class Publishing:
         else:
             self._submit(frame, queue, keys)
 
+    def publish_together(self, publishes: Together) -> None:
+        """As the one publish that they may be; or, where something is to be judged frame by frame,
+        one after the other. Raises nothing: each is answered."""
+        try:
+            if not self._is_handed_in(publishes):
+                self._host.apply(publishes.frames)
+        except Exception:
+            for frame in publishes.frames:
+                self._host.report_bug(frame.ref)
+
+    def _is_handed_in(self, publishes: Together) -> bool:
+        whole, host = publishes.whole, self._host
+        if (whole.sequence is not None and self.producer is None) or whole.queue in (
+            self._late or ()
+        ):
+            return False
+        admission = host.admission
+        try:
+            keys = admission.rights.check("publish", whole.queue)
+            queue = host.broker.metadata.find_queue(admission.principal, whole.queue)
+        except TocsinError:
+            return False
+        is_free = host.charges.allowance.is_free(queue, now=host.heard_at)
+        if not is_free or queue.queue_id in self._streams:
+            return False
+        self._hand_in(whole, queue, keys, publishes.frames, _nothing)
+        return True
+
     def _charge(self, frame: frames.Publish, queue: Queue) -> Callable[[], None]:
         """What is to be called when it is answered. Raises Refused; then what comes behind it is
         refused, too, and charged to nobody."""
@@ -152,22 +184,28 @@ class Publishing:
         return stream
 
     def _submit(self, frame: frames.Publish, queue: Queue, keys: Keys) -> None:
-        owed = self._charge(frame, queue)
-        self._host.asked(1)
+        self._hand_in(frame, queue, keys, (frame,), self._charge(frame, queue))
+
+    def _hand_in(
+        self, whole: frames.Publish, queue: Queue, keys: Keys, asked: Sequence[frames.Publish],
+        owed: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """Publish `whole`, which is what the frames `asked` have: each of them gets its answer."""
+        self._host.asked(len(asked))
         try:
             self._host.broker.publisher.submit(
                 queue,
-                frame.messages,
-                partial(self._published, frame.ref, frame.queue, owed),
-                producer=None if frame.sequence is None else self.producer,
-                sequence=frame.sequence,
-                resolved=frame.resolved,
+                whole.messages,
+                partial(self._published, asked, whole.queue, owed),
+                producer=None if whole.sequence is None else self.producer,
+                sequence=whole.sequence,
+                resolved=whole.resolved,
                 keys=keys,
-                origin=self._origin(frame, queue),
+                origin=self._origin(whole, queue),
             )
         except BaseException:
             owed()
-            self._host.asked(-1)
+            self._host.asked(-len(asked))
             raise
 
     def _origin(self, frame: frames.Publish, queue: Queue) -> Origin | None:
@@ -178,7 +216,9 @@ class Publishing:
             self._sender = Sender()
         return self._sender.origin(log, self._host, queue, frame)
 
-    def _published(self, ref: int, queue: str, owed: Callable[[], None], answer: Answer) -> None:
+    def _published(
+        self, asked: Sequence[frames.Publish], queue: str, owed: Callable[[], None], answer: Answer
+    ) -> None:
         owed()
         answer.counted_in(self._host.account.of(queue))
         receipts: list[object] = [
@@ -187,11 +227,11 @@ class Publishing:
             else (outcome if outcome[2] else outcome[:2])
             for outcome in answer.outcomes
         ]
-        self._host.answered(
-            frames.ok(
-                ref, receipts=receipts, id_prefix=answer.id_prefix, durability=answer.durability
-            )
-        )
+        end, place = frames.receipts_end(answer.id_prefix, answer.durability), 0
+        for frame in asked:
+            count = len(frame.messages)
+            self._host.answered(frames.receipts(frame.ref, receipts[place : place + count], end))
+            place += count
 
     def _publish_late(self, frame: frames.Publish) -> None:
         """The queue is not there: perhaps it may be made. Nothing more is read meanwhile, which
@@ -232,6 +272,10 @@ class Publishing:
                     host.report_bug(frame.ref)
         if not self._late:
             host.hold_reading(False)
+
+
+def _nothing() -> None:
+    """Nobody counts what awaits its answer."""
 
 
 def producer_id(principal: Principal, name: str) -> bytes:

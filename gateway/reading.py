@@ -9,15 +9,15 @@ tells it to wait.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from typing import ClassVar, Final
 
 from gateway import frames
 from gateway.conversation import Conversation
 from gateway.frames import Close
+from gateway.heard import Heard
 from gateway.intake import LARGE_READ_BYTES
 from gateway.registry import PART_BYTES_MAX, PART_FRAMES_MAX, Registry
-from gateway.rfc6455 import BINARY, CLOSE, PING, PONG, TEXT, Event, MessageReader, control_frame
+from gateway.rfc6455 import BINARY, CLOSE, PING, PONG, TEXT, MessageReader, control_frame
 from push import limits
 from push.errors import Refused
 
@@ -73,7 +73,7 @@ class Reading(asyncio.Protocol, ABC):
 
     def _hear(self, conversation: Conversation, data: bytes) -> None:
         """Bytes of the client."""
-        events = self._reader.receive(data)
+        events = Heard(self._reader.receive(data))
         if self.registry.waits(self, len(data)):
             self._hold(_TURN)
             self.registry.later(self, events)
@@ -97,24 +97,24 @@ class Reading(asyncio.Protocol, ABC):
         if not self._transport.is_closing():
             self._unhold(_INTAKE)
 
-    def _work(self, conversation: Conversation, events: Iterator[Event], left: int) -> None:
+    def _work(self, conversation: Conversation, events: Heard, left: int) -> None:
         """Hand over what the client has said, `left` bytes of it, which is its part of a turn."""
         reader, now = self._reader, asyncio.get_running_loop().time()
         conversation.heard(now=now)
         count, is_cut = 0, False
-        for opcode, payload in events:
+        for opcode, messages in events:
             if opcode == TEXT:
-                count += conversation.receive(payload, now=now)
+                count += conversation.receive(*messages, now=now)
                 here = self._conversation  # not the shell that a hello came to
                 if here is not None and here.is_welcome:
                     reader.bytes_max = limits.FRAME_BYTES_MAX
             else:
                 count += 1
-                self._control(conversation, opcode, payload)
+                self._control(conversation, opcode, messages[0])
             if self._conversation is None:
                 return
             conversation = self._conversation  # a hello may have brought back another one
-            left -= len(payload)
+            left -= sum(map(len, messages))
             if left <= 0 or count >= PART_FRAMES_MAX:
                 is_cut = True
                 break
@@ -148,7 +148,7 @@ class Reading(asyncio.Protocol, ABC):
         self,
         conversation: Conversation,
         count: int,
-        events: Iterator[Event],
+        events: Heard,
         now: float,
         *,
         is_cut: bool,
@@ -165,11 +165,11 @@ class Reading(asyncio.Protocol, ABC):
             self.registry.later(self, events)
         else:
             self._unhold(_TURN)
-        held = reader.held_bytes + (reader.unread_bytes if wait_s else 0)
+        held = reader.held_bytes + (reader.unread_bytes + events.ahead_bytes if wait_s else 0)
         if self._is_holding or held:
             self._hold_incomplete(held)
 
-    def _ask_again(self, events: Iterator[Event]) -> None:
+    def _ask_again(self, events: Heard) -> None:
         """It has waited: has it paid?"""
         conversation = self._conversation
         if conversation is not None:  # else nobody listens any more
@@ -177,7 +177,7 @@ class Reading(asyncio.Protocol, ABC):
             conversation.heard(now=now)
             self._pay(conversation, 0, events, now, is_cut=True)
 
-    def go_on(self, rest: Iterator[Event]) -> None:
+    def go_on(self, rest: Heard) -> None:
         """As Talker.go_on; then the socket is read again."""
         if self._conversation is not None:  # else nobody listens any more
             self._work(self._conversation, rest, self.registry.part_bytes(PART_BYTES_MAX))

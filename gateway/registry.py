@@ -7,7 +7,6 @@ heartbeats of all; and when the gateway goes down, they are told so a few at a t
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
 from random import Random
 from typing import Final, Protocol
 
@@ -15,10 +14,11 @@ from gateway import frames
 from gateway.addresses import NO_PROXIES, Addresses
 from gateway.deadlines import Deadlines, Timed
 from gateway.frames import Close
+from gateway.heard import Heard
 from gateway.hit_rate import HitRate
 from gateway.incoming import Incoming
 from gateway.intake import Intake
-from gateway.rfc6455 import Event, text_frame
+from gateway.rfc6455 import text_frame
 from gateway.surroundings import Surroundings
 from push import limits
 
@@ -51,7 +51,7 @@ sends much of something else is heard, too, and what the storage does not take i
 class Talker(Protocol):
     """A transport that may say more at once than is worked off in a turn."""
 
-    def go_on(self, rest: Iterator[Event]) -> None:
+    def go_on(self, rest: Heard) -> None:
         """It is its turn again: the next part of what it has said."""
 
 
@@ -103,7 +103,7 @@ class Registry:
         """In this spell, where it is crowded."""
         self._turn_by = 0.0
         """When the next one has its turn in any case."""
-        self._later: deque[tuple[Talker, Iterator[Event]]] = deque()
+        self._later: deque[tuple[Talker, Heard]] = deque()
         self._emptied: asyncio.Event | None = None
         self.framed = HitRate()
         """How many messages to clients were framed for another one already."""
@@ -143,7 +143,7 @@ class Registry:
 
     # --- Reading --------------------------------------------------------------------------------
 
-    def later(self, connection: Talker, rest: Iterator[Event]) -> None:
+    def later(self, connection: Talker, rest: Heard) -> None:
         """It has had its part of this turn. However many have such a rest, one of them goes on in
         each turn of the loop."""
         self._later.append((connection, rest))

@@ -5,15 +5,15 @@ the partitions are being owned, and the log is read for keys. What the client sa
 subscription meanwhile waits, in order: acks of what it holds come to those who know it.
 """
 
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from gateway import frames
 from gateway.account import Account
 from gateway.delivery_lists import check_deliveries
 from gateway.link import DeliveryList
-from gateway.session import Effect
 from gateway.subscriptions import Subscriptions
+from gateway.together import Said
 from push import limits
 from push.errors import Refused, TocsinError
 
@@ -32,7 +32,7 @@ class Host(Protocol):
     def hold_reading(self, hold: bool) -> None:
         """Read nothing more, or go on."""
 
-    def apply(self, effects: list[Effect]) -> None:
+    def apply(self, effects: Sequence[Said]) -> None:
         """What the client said, in order."""
 
     def report_bug(self, ref: int | None) -> None:
@@ -51,7 +51,7 @@ class Returning:
         """Per subscription, what was listed in frames that others follow."""
         self._named: dict[int, int] = {}
         """And how many ranges that is."""
-        self._waiting: dict[int, list[Effect]] = {}
+        self._waiting: dict[int, list[Said]] = {}
         """Per subscription of which it is being found out, what was said meanwhile."""
 
     @property
@@ -77,7 +77,7 @@ class Returning:
         self._parts.pop(subscription, None)
         self._named.pop(subscription, None)
 
-    def defers(self, effect: Effect) -> bool:
+    def defers(self, effect: Said) -> bool:
         """Whether this waits, because it is about such a subscription. Nothing more is read
         meanwhile, which bounds what waits to what had already been read (P9)."""
         waiting = self._waiting and self._waiting.get(getattr(effect, "subscription", -1))
@@ -109,7 +109,7 @@ class Returning:
             self._host.start(self._find_out(frame, revoked, waiting))
 
     async def _find_out(
-        self, frame: frames.Held, revoked: Awaitable[DeliveryList], waiting: list[Effect]
+        self, frame: frames.Held, revoked: Awaitable[DeliveryList], waiting: list[Said]
     ) -> None:
         host, answer = self._host, b""
         try:

@@ -86,7 +86,10 @@ class Slot:
         if self.ended:
             return False
         delivery, owner = self.delivery, self.owner
-        now, wall_unix_ms = asyncio.get_running_loop().time(), int(time.time() * 1000)
+        now = asyncio.get_running_loop().time()
+        if delivery.rests(now=now):  # as most slots of a consumer do whenever one of them stirs
+            return False
+        wall_unix_ms = int(time.time() * 1000)
         if now >= self._context.gives_until:  # it may be another gateway's by now
             self.blocked = "moving"
             return False

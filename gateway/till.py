@@ -38,6 +38,11 @@ class Till:
                 return True
         return False
 
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing of what is published is charged to anybody."""
+        return not (self.counted or self.messages or self.bytes)
+
     def pour(self, messages: Sequence[Message], now: float) -> bool:
         """Whether all of it fits; then it is charged."""
         count, charges = len(messages), []

@@ -90,6 +90,10 @@ class Delivery:
         """Whether the record at `frontier` is wanted (credit aside)."""
         return not self.draining and self.scan.wants_log
 
+    def rests(self, *, now: float) -> bool:
+        """Whether there is nothing to give, neither from the log nor from lines."""
+        return self.scan.frontier >= self.scan.end and not self.waiting.stirs(now)
+
     def begin_pull(self) -> None:
         """A pull begins: it may carry several messages of a key; the next one may not (R24)."""
         self.waiting.pull += 1

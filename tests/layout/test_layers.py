@@ -7,7 +7,7 @@ from tests.layout.tree import OUTSIDE, ROOT, SERVER, each, files, imports, parse
 
 PURE = (
     *files(".py", "push"),
-    *(Path(f"gateway/{name}.py") for name in ("frames", "session", "outbox", "usage")),
+    *(Path(f"gateway/{name}.py") for name in ("frames", "session", "together", "outbox", "usage")),
     *(
         Path(f"gateway/deliverylog/{name}.py")
         for name in ("chunks", "clock", "deliveries", "lines", "publishes", "reads", "slot_log")
