@@ -96,6 +96,9 @@ class WebSocketConnection(Reading):
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is gone."""
         self._server_state.connections.discard(self)
+        self.registry.lost(self._lose)
+
+    def _lose(self) -> None:
         self._end(b"", ends_session=False, is_lost=True)
 
     def pause_writing(self) -> None:

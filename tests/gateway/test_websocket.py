@@ -24,7 +24,7 @@ from gateway.auth import Auth
 from gateway.frames import Close
 from gateway.handshake import shake_hands
 from gateway.http11 import Http11Protocol
-from gateway.registry import PART_BYTES_SHARED, Registry, drain_sessions
+from gateway.registry import LOST_PER_TURN, PART_BYTES_SHARED, Registry, drain_sessions
 from gateway.session import Timing
 from gateway.surroundings import Surroundings
 from gateway.websocket import WebSocketConnection, websocket_class
@@ -612,6 +612,25 @@ async def test_beside_others_a_flood_is_read_as_the_storage_takes_it(
     await until(lambda: messages_of(broker) == 73)
     await other.close()
     await flooding.close()
+
+
+async def test_sessions_whose_sockets_are_lost_at_once_end_in_turns(gateway: Gateway) -> None:
+    """P9: others are heard in between; nobody is forgotten."""
+    count = 2 * LOST_PER_TURN + 3
+    wires = [await session(gateway) for _ in range(count)]
+    connections = gateway.registry.connections()
+    for connection in connections:
+        assert isinstance(connection, WebSocketConnection)
+        connection.connection_lost(None)
+    left = [count - LOST_PER_TURN]
+    while left[-1]:
+        assert len(gateway.registry) == left[-1]
+        await asyncio.sleep(0)
+        if len(gateway.registry) != left[-1]:
+            left.append(len(gateway.registry))
+    assert left == [count - LOST_PER_TURN, 3, 0]
+    for wire in wires:
+        await wire.close()
 
 
 async def test_endless_empty_fragments_cost_nothing(gateway: Gateway) -> None:
