@@ -228,7 +228,8 @@ def test_a_sequence_without_a_producer_is_refused(broker: EchoBroker) -> None:
 
 def test_an_answer_comes_when_it_comes(socket: Socket, broker: EchoBroker) -> None:
     broker.unanswered = []
-    socket.say(publish(1, 1), publish(2, 2))
+    socket.say(publish(1, 1))
+    socket.say(publish(2, 2))
     assert socket.answers() == []
     for give in reversed(broker.unanswered):
         give()
