@@ -2,8 +2,7 @@
 
 Effects of the machine come in, calls to publisher, groups and readers go out, and their outcomes
 become answers. It belongs to one transport, its Outlet, and is the Link that consumers and readers
-push to. Everything runs on the event loop and, but for opening a subscription and creating a queue
-on first use, without a task.
+push to. All on the event loop; only what opens a subscription or makes a queue is a task.
 """
 
 import asyncio
@@ -212,6 +211,7 @@ class Conversation:
         """As Endable.revoked."""
         if not self._is_closed:
             self._outlet.close(frames.REVOKED)
+            self.closed()  # also where its socket is lost, and it has not heard so yet
 
     def _renew(self, frame: frames.Auth) -> None:
         """Another token of the same principal, before the end of the one before (P11)."""

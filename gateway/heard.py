@@ -7,8 +7,9 @@ from typing import Final
 from gateway.rfc6455 import TEXT, Event
 
 BYTES_MAX: Final = 32 * 1024
-"""Of the messages that are heard together; one that is longer is alone. As much as a session has
-worked off in one go while several queues publish: gateway.registry.PART_BYTES_SHARED."""
+"""Of the messages that are heard together: the one with which they are as much is the last. As a
+session has worked off in one go while several queues publish: gateway.registry.PART_BYTES_SHARED.
+"""
 _PUBLISH: Final = b'{"type":"publish"'
 """How they begin, as a rule; those that do not are heard one by one."""
 

@@ -130,8 +130,10 @@ class Publishing:
             if not self._is_handed_in(publishes):
                 self._host.apply(publishes.frames)
         except Exception:
-            for frame in publishes.frames:
-                self._host.report_bug(frame.ref)
+            first, *others = publishes.frames
+            self._host.report_bug(first.ref)
+            for frame in others:
+                self._host.refuse(TocsinError("internal"), frame.ref)
 
     def _is_handed_in(self, publishes: Together) -> bool:
         whole, host = publishes.whole, self._host
@@ -146,9 +148,10 @@ class Publishing:
         except TocsinError:
             return False
         is_free = host.charges.allowance.is_free(queue, now=host.heard_at)
-        if not is_free or queue.queue_id in self._streams:
+        # Of several clusters one may be away: what goes to the others does not wait for it.
+        if not is_free or queue.queue_id in self._streams or len(queue.clusters) > 1:
             return False
-        self._hand_in(whole, queue, keys, publishes.frames, _nothing)
+        self._hand_in(whole, queue, keys, publishes.frames, self._charge(whole, queue))
         return True
 
     def _charge(self, frame: frames.Publish, queue: Queue) -> Callable[[], None]:
@@ -272,10 +275,6 @@ class Publishing:
                     host.report_bug(frame.ref)
         if not self._late:
             host.hold_reading(False)
-
-
-def _nothing() -> None:
-    """Nobody counts what awaits its answer."""
 
 
 def producer_id(principal: Principal, name: str) -> bytes:

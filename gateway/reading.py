@@ -62,7 +62,7 @@ class Reading(asyncio.Protocol, ABC):
         """As Timed.tick."""
 
     @abstractmethod
-    def _end(self, last_words: bytes, *, ends_session: bool | None, is_lost: bool = False) -> None:
+    def _end(self, last_words: bytes, *, ends_session: bool | None) -> None:
         """The socket is done with."""
 
     @abstractmethod

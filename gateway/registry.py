@@ -145,11 +145,14 @@ class Registry:
         """A session ended."""
         self._connections.discard(connection)
         self._said.pop(connection, None)
-        if not self._connections and self._emptied is not None:
+        self._tell_if_emptied()
+
+    def _tell_if_emptied(self) -> None:
+        if self._emptied is not None and not (self._connections or self._lost):
             self._emptied.set()
 
     def lost(self, end: Callable[[], None]) -> None:
-        """A socket is lost: end what it carried, at once or when it is its turn."""
+        """A session's socket is lost: it hears so at once, or when it is its turn."""
         if not self._lost_now:
             asyncio.get_running_loop().call_soon(self._see_off)
         if self._lost_now < LOST_PER_TURN:
@@ -164,6 +167,7 @@ class Registry:
             asyncio.get_running_loop().call_soon(self._see_off)
         for _ in range(self._lost_now):
             self._lost.popleft()()
+        self._tell_if_emptied()
 
     # --- Reading --------------------------------------------------------------------------------
 
@@ -238,7 +242,7 @@ class Registry:
 
     async def emptied(self) -> None:
         """Wait until no session is open."""
-        if self._connections:
+        if self._connections or self._lost:
             self._emptied = asyncio.Event()
             await self._emptied.wait()
 

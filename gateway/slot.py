@@ -156,8 +156,10 @@ class Slot:
             )
         except TocsinError:
             self.delivery.waiting.side_not_loaded(key, loop.time())
+            self._after(loop.time())
             raise
         self.delivery.waiting.side_loaded(key, offsets, loop.time())
+        self._after(loop.time())
 
     def _send(
         self, record: Record, out: GiveOut, stages: Stages | None, now: float, cause: Cause

@@ -9,6 +9,7 @@ its conversation, and the socket.
 """
 
 import asyncio
+from functools import partial
 from typing import Any, ClassVar, Final, cast
 
 from uvicorn.config import Config
@@ -96,10 +97,16 @@ class WebSocketConnection(Reading):
     def connection_lost(self, exc: Exception | None) -> None:
         """The socket is gone."""
         self._server_state.connections.discard(self)
-        self.registry.lost(self._lose)
+        conversation = self._conversation
+        if conversation is not None:
+            if self._is_dirty:
+                self.registry.log.gone(conversation.session_id)
+            self._detach(conversation)
+            self.registry.lost(partial(self._tell_lost, conversation))
 
-    def _lose(self) -> None:
-        self._end(b"", ends_session=False, is_lost=True)
+    def _tell_lost(self, conversation: Conversation) -> None:
+        if conversation.carrier is self:  # its client has not come back meanwhile
+            conversation.lost()
 
     def pause_writing(self) -> None:
         """More than WRITE_BUFFER_BYTES_MAX wait for the socket."""
@@ -217,7 +224,7 @@ class WebSocketConnection(Reading):
         if self._conversation is not None:
             self._end(close_frame(close), ends_session=None)
 
-    def _end(self, last_words: bytes, *, ends_session: bool | None, is_lost: bool = False) -> None:
+    def _end(self, last_words: bytes, *, ends_session: bool | None) -> None:
         """The socket is done with. `ends_session`: so is the session (True), or its client may
         come back (False), or has already (None). `last_words` go out behind what is queued; the
         socket then has `close_timeout_s` to take them and to be closed by the client before it is
@@ -225,24 +232,26 @@ class WebSocketConnection(Reading):
         conversation = self._conversation
         if conversation is None:
             return
-        log = self.registry.log
         if not self._transport.is_closing():
             self._write_out()
             self._transport.write(last_words)
         elif self._is_dirty:
-            log.gone(conversation.session_id)
-        log.left(conversation.session_id)
+            self.registry.log.gone(conversation.session_id)
+        self._detach(conversation)
+        if ends_session:
+            conversation.closed()
+        elif ends_session is not None:
+            conversation.lost()
+        self._half_close()
+
+    def _detach(self, conversation: Conversation) -> None:
+        """This socket says and hears nothing more of it."""
+        self.registry.log.left(conversation.session_id)
         self._conversation = None
         self.registry.discard(self)
         self._reader.forget()
         if self._is_holding:
             self._hold_incomplete(0)
-        if ends_session:
-            conversation.closed()
-        elif ends_session is not None:
-            conversation.lost()
-        if not is_lost:
-            self._half_close()
 
     def _half_close(self) -> None:
         self._cut_off_at = asyncio.get_running_loop().time() + self.close_timeout_s

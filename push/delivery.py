@@ -91,8 +91,10 @@ class Delivery:
         return not self.draining and self.scan.wants_log
 
     def rests(self, *, now: float) -> bool:
-        """Whether there is nothing to give, neither from the log nor from lines."""
-        return self.scan.frontier >= self.scan.end and not self.waiting.stirs(now)
+        """Whether there is nothing to give, neither from the log nor from lines, and nothing to
+        begin with (`expire`)."""
+        scan, waiting = self.scan, self.waiting
+        return scan.frontier >= scan.end and waiting.begun and not waiting.stirs(now)
 
     def begin_pull(self) -> None:
         """A pull begins: it may carry several messages of a key; the next one may not (R24)."""

@@ -31,8 +31,9 @@ ACTS_PER_COMMIT_MAX: Final = 4096
 _BATCHES_PER_SWEEP: Final = 16
 """Under load, one slice of garbage goes with every so many batches."""
 CARRY_BYTES: Final = 1_048_576
-"""So much in the WAL is carried into the file as soon as nobody waits: a millisecond or two. What
-waits until a commit has to do it, at `WAL_PAGES`, holds that one up, and all behind it, for ten."""
+"""So much in the WAL is carried into the file as soon as nobody waits: a millisecond or two, the
+file's fsync included. What waits until a commit has to do it, at `WAL_PAGES`, holds that one up,
+and all behind it, for ten."""
 _COMMIT_BYTES: Final = 16 * 1024
 """What a commit adds to the WAL beside what it was handed: pages of rows that it changes."""
 _COMMITS_PER_LOOK: Final = 64
@@ -224,7 +225,7 @@ class Writer:
 
     def _carry(self) -> None:
         """What is committed, into the file; readers are not waited for. What cannot be carried is
-        durable where it is, and carried later; a disk that is broken fails the next commit."""
+        durable where it is, and tried again later, as SQLite does of itself."""
         self._uncarried = 0
         with contextlib.suppress(sqlite3.Error):
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()

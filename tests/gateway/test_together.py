@@ -261,7 +261,9 @@ async def test_who_is_charged_is_charged_frame_by_frame(broker: EchoBroker) -> N
     socket = Socket(broker, limiter=limiter)
     socket.say({"type": "hello"})
     socket.answers()
-    hear(socket, publish(1, *range(998)), publish(2, 2), publish(3, 3, 4))
+    hear(socket, publish(0, 0))
+    socket.answers()
+    hear(socket, publish(1, *range(997)), publish(2, 2), publish(3, 3, 4))
     types = [(answer["ref"], answer["type"]) for answer in socket.answers()]
     assert types == [(1, "ok"), (2, "ok"), (3, "error")]
     socket.conversation.closed()

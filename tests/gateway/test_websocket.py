@@ -614,21 +614,52 @@ async def test_beside_others_a_flood_is_read_as_the_storage_takes_it(
     await flooding.close()
 
 
+async def test_what_a_lost_socket_had_said_disturbs_nobody(
+    gateway: Gateway, broker: EchoBroker
+) -> None:
+    """P8, P12: its turn comes when it is gone; those of the others go on."""
+    broker.company = True
+    lost = await session(gateway)
+    connection = connection_of(gateway)
+    frames_ = [
+        {"type": "publish", "ref": ref, "queue": "q", "messages": [{"body": "x" * 1000}]}
+        for ref in range(100)
+    ]
+    said = b"".join(wire_frame(msgspec.json.encode(one)) for one in frames_)
+    connection.data_received(said + bytes((0x89, 0x80, 0, 0, 0, 0)))
+    assert messages_of(broker) < 100
+    connection._transport.abort()
+    connection.connection_lost(None)
+    wire = await session(gateway)
+    other = connection_of(gateway)
+    other.data_received(said)
+    await until(lambda: messages_of(broker) >= 100)
+    assert [(await wire.receive())["ref"] for _ in range(100)] == list(range(100))
+    await wire.close()
+    lost.writer.close()
+
+
 async def test_sessions_whose_sockets_are_lost_at_once_end_in_turns(gateway: Gateway) -> None:
     """P9: others are heard in between; nobody is forgotten."""
     count = 2 * LOST_PER_TURN + 3
     wires = [await session(gateway) for _ in range(count)]
-    connections = gateway.registry.connections()
-    for connection in connections:
+    conversations = []
+    emptied = asyncio.ensure_future(gateway.registry.emptied())
+    await asyncio.sleep(0)
+    for connection in gateway.registry.connections():
         assert isinstance(connection, WebSocketConnection)
+        conversations.append(connection._conversation)
         connection.connection_lost(None)
+    assert len(gateway.registry) == 0
     left = [count - LOST_PER_TURN]
     while left[-1]:
-        assert len(gateway.registry) == left[-1]
+        assert not emptied.done()
         await asyncio.sleep(0)
-        if len(gateway.registry) != left[-1]:
-            left.append(len(gateway.registry))
+        there = sum(one is not None and one.is_welcome for one in conversations)
+        if there != left[-1]:
+            left.append(there)
     assert left == [count - LOST_PER_TURN, 3, 0]
+    await emptied
     for wire in wires:
         await wire.close()
 

@@ -10,7 +10,7 @@ from gateway.auth import Auth
 from gateway.registry import Registry
 from gateway.surroundings import Surroundings
 from tests.gateway.echo_broker import EchoBroker
-from tests.gateway.wire import Gateway, Wire, connect, serve
+from tests.gateway.wire import Gateway, Wire, connect, connection_of, serve
 from tests.histories.house import eventually
 
 HELLO = {"type": "hello", "linger_s": 30}
@@ -71,6 +71,50 @@ async def test_the_socket_that_was_replaced_is_told_and_takes_nothing_along(
     await back.send({"type": "ping", "ref": 8})
     assert await back.receive() == {"type": "pong", "ref": 8}
     await back.close()
+
+
+async def test_who_is_back_before_it_was_told_that_its_socket_is_lost_stays(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R22: many are lost at once, and this one's turn to hear so comes when it is here again."""
+    wire, session = await joined(gateway)
+    monkeypatch.setattr("gateway.registry.LOST_PER_TURN", 0)
+    lost = connection_of(gateway)
+    lost._transport.abort()
+    lost.connection_lost(None)
+    back = await connect(gateway)
+    await back.send({**HELLO, "session": session})
+    assert (await back.receive())["resumed"] == [1]
+    monkeypatch.setattr("gateway.registry.LOST_PER_TURN", 9)
+    turns: list[None] = []
+    gateway.registry.lost(lambda: turns.append(None))
+    await eventually(lambda: bool(turns))
+    assert len(gateway.registry.around.sessions) == 0, "it lingers"
+    await back.send({"type": "ping", "ref": 8})
+    assert await back.receive() == {"type": "pong", "ref": 8}
+    await back.close()
+    await wire.close()
+
+
+async def test_who_is_revoked_before_it_was_told_that_its_socket_is_lost_is_gone(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P11: it does not linger."""
+    wire, _ = await joined(gateway)
+    monkeypatch.setattr("gateway.registry.LOST_PER_TURN", 0)
+    lost = connection_of(gateway)
+    conversation = lost._conversation
+    assert conversation is not None
+    lost._transport.abort()
+    lost.connection_lost(None)
+    conversation.revoked()
+    assert not conversation.is_welcome
+    monkeypatch.setattr("gateway.registry.LOST_PER_TURN", 9)
+    turns: list[None] = []
+    gateway.registry.lost(lambda: turns.append(None))
+    await eventually(lambda: bool(turns))
+    assert len(gateway.registry.around.sessions) == 0
+    await wire.close()
 
 
 @pytest.mark.parametrize("code", [b"", b"\x03\xe8", b"\x03\xe9"])

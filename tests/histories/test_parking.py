@@ -161,6 +161,29 @@ async def test_a_decision_outlives_the_broker(durable_house: House, verb: Verb) 
     assert await parked(house, queue, group) == []
 
 
+async def test_what_a_side_line_brings_and_is_exhausted_is_parked_durably(house: House) -> None:
+    """R18, R19: three handlers of a key have died with their consumer. Behind the head, which an
+    operator skips, the next one comes from the side line and parks the key again."""
+    queue = await house.queue(on_exhausted="park", attempts_max=1)
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message(number, "stuck") for number in range(3)])
+    for one in await session.take(3):
+        consumer.start(delivery(one[0]))
+    consumer.leave()
+    await house.subscribe(queue, group)
+
+    async def heads() -> list[int | None]:
+        return [one.offset for one in await parked(house, queue, group)]
+
+    async with asyncio.timeout(10):
+        while await heads() != [0]:  # noqa: ASYNC110 (nobody sets an event for it)
+            await asyncio.sleep(0.002)
+        await decide(house, queue, group, "skip")
+        while await heads() != [1]:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
 @pytest.mark.parametrize("verb", ["retry", "skip", "release"])
 async def test_what_is_parked_comes_back_with_a_backup_and_can_be_decided(
     durable_house: House, verb: Verb
