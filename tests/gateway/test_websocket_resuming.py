@@ -89,11 +89,13 @@ async def test_who_is_back_before_it_was_told_that_its_socket_is_lost_stays(
     turns: list[None] = []
     gateway.registry.lost(lambda: turns.append(None))
     await eventually(lambda: bool(turns))
-    assert len(gateway.registry.around.sessions) == 0, "it lingers"
-    await back.send({"type": "ping", "ref": 8})
-    assert await back.receive() == {"type": "pong", "ref": 8}
+    lingering = len(gateway.registry.around.sessions)
+    if not lingering:
+        await back.send({"type": "ping", "ref": 8})
+        assert await back.receive() == {"type": "pong", "ref": 8}
     await back.close()
     await wire.close()
+    assert lingering == 0
 
 
 async def test_who_is_revoked_before_it_was_told_that_its_socket_is_lost_is_gone(
