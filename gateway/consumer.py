@@ -151,14 +151,16 @@ class Consumer:
             asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Slots take turns, each a bounded share, so that one long backlog starves no partition."""
+        """Those that do not rest take turns: a bounded share each, so a backlog starves nobody."""
         self._scheduled = False
         slots = list(self.slots.values())
         if not slots or self.left:
             return
+        now = asyncio.get_running_loop().time()
         share = max(limits.PUSH_MESSAGES_MAX // len(slots), self.available() // len(slots), 16)
         self._turn = (self._turn + 1) % len(slots)
-        again = [slot for slot in slots[self._turn :] + slots[: self._turn] if slot.pump(share)]
+        slots = slots[self._turn :] + slots[: self._turn]
+        again = [slot for slot in slots if not slot.delivery.scan.rests(now) and slot.pump(share)]
         if again and self.available() > 0:
             self.pump()
 

@@ -8,7 +8,7 @@ objects. Places are columns of integers, not objects: a **delivery list** is
 which names offsets `first..last` of push number `push`, given under `epoch` in `partition`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import Annotated, Final, Literal
 
@@ -254,16 +254,6 @@ def lasting(seconds: float) -> float | None:
 def ok(ref: int, **fields: object) -> bytes:
     """The answer to whatever carried `ref`."""
     return _ENCODE({"type": "ok", "ref": ref, **fields})
-
-
-def receipts_end(id_prefix: str, durability: Mapping[str, object]) -> bytes:
-    """What `receipts` has behind them: the same for all that were published together."""
-    return b',"id_prefix":%b,"durability":%b}' % (_ENCODE(id_prefix), _ENCODE(durability))
-
-
-def receipts(ref: int, outcomes: Sequence[object], end: bytes) -> bytes:
-    """The answer to a publish, as `ok` makes it of these fields. `end`: of `receipts_end`."""
-    return b'{"type":"ok","ref":%d,"receipts":%b%b' % (ref, _ENCODE(outcomes), end)
 
 
 def error_fields(error: TocsinError) -> dict[str, object]:

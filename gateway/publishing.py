@@ -17,7 +17,7 @@ from gateway.deliverylog.publishes import Origin
 from gateway.deliverylog.senders import Sender
 from gateway.facts_values import Transport
 from gateway.link import Answer, Broker
-from gateway.together import Said, Together
+from gateway.together import Said, Together, receipts_end, receipts_of
 from metadata.catalog import Principal, Queue
 from metadata.rights import Keys
 from push.errors import Refused, TocsinError
@@ -230,10 +230,10 @@ class Publishing:
             else (outcome if outcome[2] else outcome[:2])
             for outcome in answer.outcomes
         ]
-        end, place = frames.receipts_end(answer.id_prefix, answer.durability), 0
+        end, place = receipts_end(answer.id_prefix, answer.durability), 0
         for frame in asked:
             count = len(frame.messages)
-            self._host.answered(frames.receipts(frame.ref, receipts[place : place + count], end))
+            self._host.answered(receipts_of(frame.ref, receipts[place : place + count], end))
             place += count
 
     def _publish_late(self, frame: frames.Publish) -> None:

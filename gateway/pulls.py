@@ -118,7 +118,7 @@ class PullConsumer:
             if not pull.answered.done():
                 pull.answered.set_result(pull.messages)
         for slot in list(self.slots.values()) if not self._waiting else ():
-            slot.pump(0)  # lines move on without anybody pulling
+            slot.pump(0)  # lines and deadlines move on without anybody pulling
 
     def _serve(self, pull: _Pull) -> None:
         self._serving = pull

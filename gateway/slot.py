@@ -76,6 +76,7 @@ class Slot:
 
     def _woken(self) -> None:
         if not self.ended:
+            self._after(asyncio.get_running_loop().time())
             self.owner.pump()
 
     def pump(self, count_max: int) -> bool:
@@ -86,10 +87,7 @@ class Slot:
         if self.ended:
             return False
         delivery, owner = self.delivery, self.owner
-        now = asyncio.get_running_loop().time()
-        if delivery.rests(now=now):  # as most slots of a consumer do whenever one of them stirs
-            return False
-        wall_unix_ms = int(time.time() * 1000)
+        now, wall_unix_ms = asyncio.get_running_loop().time(), int(time.time() * 1000)
         if now >= self._context.gives_until:  # it may be another gateway's by now
             self.blocked = "moving"
             return False
@@ -156,10 +154,8 @@ class Slot:
             )
         except TocsinError:
             self.delivery.waiting.side_not_loaded(key, loop.time())
-            self._after(loop.time())
             raise
         self.delivery.waiting.side_loaded(key, offsets, loop.time())
-        self._after(loop.time())
 
     def _send(
         self, record: Record, out: GiveOut, stages: Stages | None, now: float, cause: Cause
@@ -330,7 +326,6 @@ class Slot:
             self._context.flusher.mark(self, urgent=self._confirms.waits or self.delivery.urgent)
         for confirmed in confirms:
             confirmed(True)
-        self._after(now)
         self._woken()
 
     def not_written(self, error: TocsinError) -> None:

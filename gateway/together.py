@@ -6,14 +6,17 @@ an answer in each record) costs several times what a message costs: so those of 
 as well have been one publish become one. Each frame keeps its own answer (R5).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
+
+import msgspec
 
 from gateway.frames import Publish
 from gateway.session import Effect
 from push import limits
 
 _MESSAGES_MAX: Final = limits.MESSAGES_PER_PUBLISH_MAX
+_ENCODE: Final = msgspec.json.Encoder().encode
 
 
 class Together(NamedTuple):
@@ -88,3 +91,13 @@ def _close(run: list[Publish], joined: list[Said]) -> None:
     messages = [message for frame in run for message in frame.messages]
     whole = Publish(first.ref, first.queue, messages, first.sequence, last.resolved)
     joined.append(Together(whole, run))
+
+
+def receipts_end(id_prefix: str, durability: Mapping[str, object]) -> bytes:
+    """What `receipts_of` has behind them: the same for all that were published together."""
+    return b',"id_prefix":%b,"durability":%b}' % (_ENCODE(id_prefix), _ENCODE(durability))
+
+
+def receipts_of(ref: int, outcomes: Sequence[object], end: bytes) -> bytes:
+    """The answer to a publish, as `frames.ok` makes it. `end`: of `receipts_end`."""
+    return b'{"type":"ok","ref":%d,"receipts":%b%b' % (ref, _ENCODE(outcomes), end)

@@ -90,12 +90,6 @@ class Delivery:
         """Whether the record at `frontier` is wanted (credit aside)."""
         return not self.draining and self.scan.wants_log
 
-    def rests(self, *, now: float) -> bool:
-        """Whether there is nothing to give, neither from the log nor from lines, and nothing to
-        begin with (`expire`)."""
-        scan, waiting = self.scan, self.waiting
-        return scan.frontier >= scan.end and waiting.begun and not waiting.stirs(now)
-
     def begin_pull(self) -> None:
         """A pull begins: it may carry several messages of a key; the next one may not (R24)."""
         self.waiting.pull += 1

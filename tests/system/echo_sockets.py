@@ -47,14 +47,15 @@ class _Echo(Conversation):
 
     is_welcome = True
 
-    def receive(self, data: bytes, *, now: float) -> int:
-        try:
-            data.decode()  # the session's machine does it for us: gateway.frames.decode
-        except UnicodeDecodeError:
-            self._connection.close(INVALID_UTF8)
-            return 1
-        self._connection.write(text_frame(data))
-        return 1
+    def receive(self, *messages: bytes, now: float) -> int:
+        for data in messages:
+            try:
+                data.decode()  # the session's machine does it for us: gateway.frames.decode
+            except UnicodeDecodeError:
+                self._connection.close(INVALID_UTF8)
+                break
+            self._connection.write(text_frame(data))
+        return len(messages)
 
     def receive_binary(self) -> None:
         self._connection.write(_frame(BINARY, self._connection.reader.payload))
