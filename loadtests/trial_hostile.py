@@ -39,6 +39,8 @@ WITNESS_RATE: Final = 200.0
 GROWTH_MAX: Final = 256 * MIB
 RATIO_MAX: Final = 2.0
 _STOP_S: Final = 60.0
+_LEAVING_S: Final = 3.0
+"""Behind an attack thousands of sockets are closed at once: not attacked any more, and not calm."""
 _ARRIVING_S: Final = 60.0
 _UNEXPECTED: Final = re.compile(rb"Traceback|ERROR|CRITICAL|unexpected|exception", re.IGNORECASE)
 ANSWERS: Final = {
@@ -110,6 +112,7 @@ class _Trial:
                 during = await self._attacked(self._plan.nice_seconds if is_last else 0.0)
                 self.highest = max(self.highest, self.memory.highest(began))
                 self.ratios.append(during.percentile(99) / max(1, before.percentile(99)))
+                await self._phase("leaving", min(_LEAVING_S, self._plan.seconds / 4))
             await self._phase("after", self._plan.seconds / 2)
             self.after = self.memory.now()
             # What the cores make of as many busy processes, without a byte of an attack.
