@@ -135,7 +135,8 @@ class Registry:
 
     def _has_room(self) -> bool:
         """Whether the session that has just said `hello` is not one too many (P9)."""
-        return len(self._connections) + len(self.around.sessions) <= self._sessions_max
+        there = len(self._connections) + len(self._lost) + len(self.around.sessions)
+        return there <= self._sessions_max
 
     def add(self, connection: Connection) -> None:
         """A session began."""

@@ -7,6 +7,7 @@ import pytest
 from websockets.frames import Frame, Opcode
 
 from gateway.auth import Auth
+from gateway.frames import OVERLOADED
 from gateway.registry import Registry
 from gateway.surroundings import Surroundings
 from tests.gateway.echo_broker import EchoBroker
@@ -96,6 +97,30 @@ async def test_who_is_back_before_it_was_told_that_its_socket_is_lost_stays(
     await back.close()
     await wire.close()
     assert lingering == 0
+
+
+async def test_who_has_not_been_told_that_its_socket_is_lost_has_its_place_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """P9: else as many again are let in while those that were lost wait to linger."""
+    broker = EchoBroker()
+    await broker.add_queue("q")
+    async with serve(Registry(Surroundings(broker, Auth(None)), sessions_max=1)) as gateway:
+        wire, _ = await joined(gateway)
+        monkeypatch.setattr("gateway.registry.LOST_PER_TURN", 0)
+        lost = connection_of(gateway)
+        lost._transport.abort()
+        lost.connection_lost(None)
+        assert len(gateway.registry) == 0
+        assert len(gateway.registry.around.sessions) == 0
+        other = await connect(gateway)
+        await other.send({"type": "hello"})
+        assert (await other.closed())[0] == OVERLOADED.code
+        await other.close()
+        await wire.close()
+        monkeypatch.setattr("gateway.registry.LOST_PER_TURN", 9)
+        gateway.registry.lost(lambda: None)
+        await eventually(lambda: len(gateway.registry.around.sessions) == 1)
 
 
 async def test_who_is_revoked_before_it_was_told_that_its_socket_is_lost_is_gone(
