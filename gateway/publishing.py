@@ -137,9 +137,9 @@ class Publishing:
 
     def _is_handed_in(self, publishes: Together) -> bool:
         whole, host = publishes.whole, self._host
-        if (whole.sequence is not None and self.producer is None) or whole.queue in (
-            self._late or ()
-        ):
+        if whole.sequence is not None and self.producer is None:
+            return False
+        if self._late is not None and whole.queue in self._late:
             return False
         admission = host.admission
         try:

@@ -14,8 +14,8 @@ from gateway.limit_values import OF_PRINCIPAL, parse_limits
 from gateway.limiter import Limiter
 from gateway.rfc6455 import CLOSE, PING, TEXT, Event
 from gateway.session import Effect
-from gateway.together import Together, together
-from metadata.catalog import QueueSettings
+from gateway.together import Together, receipts_end, receipts_of, together
+from metadata.catalog import ANYBODY, QueueSettings
 from push import limits
 from push.message import Message
 from tests.gateway.echo_broker import EchoBroker
@@ -295,3 +295,24 @@ async def test_a_bug_is_answered_to_each(socket: Socket, broker: EchoBroker) -> 
     assert codes == [(1, "internal"), (2, "internal")]
     hear(socket, publish(3, 3))
     assert socket.answer()["type"] == "ok"
+
+
+async def test_to_several_clusters_they_go_one_by_one(
+    socket: Socket, broker: EchoBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One may be away, and what goes to the others is not to wait for it."""
+    queue = msgspec.structs.replace(
+        broker.metadata.find_queue(ANYBODY, "q"), clusters=("north", "south")
+    )
+    monkeypatch.setattr(broker.metadata, "find_queue", lambda *_: queue)
+    hear(socket, publish(1, 1), publish(2, 2))
+    assert len(broker.submitted) == 2
+    assert [answer["ref"] for answer in socket.answers()] == [1, 2]
+
+
+def test_receipts_are_an_ok_like_any_other() -> None:
+    prefix, durability = 'q"-1-', {"level": "all", "copies": 2}
+    receipts: list[object] = [(0, 7), (1, 2, True), frames.code_fields("unknown")]
+    end = receipts_end(prefix, durability)
+    same = frames.ok(5, receipts=receipts, id_prefix=prefix, durability=durability)
+    assert receipts_of(5, receipts, end) == same

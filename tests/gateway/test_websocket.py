@@ -627,14 +627,17 @@ async def test_what_a_lost_socket_had_said_disturbs_nobody(
     ]
     said = b"".join(wire_frame(msgspec.json.encode(one)) for one in frames_)
     connection.data_received(said + bytes((0x89, 0x80, 0, 0, 0, 0)))
-    assert messages_of(broker) < 100
-    connection._transport.abort()
-    connection.connection_lost(None)
-    wire = await session(gateway)
-    other = connection_of(gateway)
-    other.data_received(said)
-    await until(lambda: messages_of(broker) >= 100)
-    assert [(await wire.receive())["ref"] for _ in range(100)] == list(range(100))
+    before = messages_of(broker)
+    assert before < 100
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gateway.registry.LOST_PER_TURN", 0)
+        connection._transport.abort()
+        connection.connection_lost(None)
+        wire = await session(gateway)
+        connection_of(gateway).data_received(said)
+        await until(lambda: messages_of(broker) == before + 100)
+        assert [(await wire.receive())["ref"] for _ in range(100)] == list(range(100))
+    gateway.registry.lost(lambda: None)
     await wire.close()
     lost.writer.close()
 

@@ -7,6 +7,7 @@ import pytest
 from websockets.frames import Frame, Opcode
 
 from gateway.auth import Auth
+from gateway.conversation import Conversation
 from gateway.frames import OVERLOADED
 from gateway.registry import Registry
 from gateway.surroundings import Surroundings
@@ -35,6 +36,27 @@ async def joined(gateway: Gateway) -> tuple[Wire, str]:
     )
     assert (await wire.receive())["ref"] == 0
     return wire, session
+
+
+def lose(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Conversation:
+    """The only socket is lost, and its session not told before `tell`; it is given nothing more."""
+    monkeypatch.setattr("gateway.registry.LOST_PER_TURN", 0)
+    connection = connection_of(gateway)
+    conversation = connection._conversation
+    assert conversation is not None
+    connection._transport.abort()
+    connection.connection_lost(None)
+    assert not conversation.writable()
+    return conversation
+
+
+async def tell(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the turn of all that were lost."""
+    monkeypatch.setattr("gateway.registry.LOST_PER_TURN", 9)
+    turns: list[None] = []
+    gateway.registry.lost(lambda: turns.append(None))
+    gateway.registry.lost(lambda: turns.append(None))
+    await eventually(lambda: len(turns) == 2 and not gateway.registry._lost)
 
 
 def text(value: object) -> bytes:
@@ -79,17 +101,11 @@ async def test_who_is_back_before_it_was_told_that_its_socket_is_lost_stays(
 ) -> None:
     """R22: many are lost at once, and this one's turn to hear so comes when it is here again."""
     wire, session = await joined(gateway)
-    monkeypatch.setattr("gateway.registry.LOST_PER_TURN", 0)
-    lost = connection_of(gateway)
-    lost._transport.abort()
-    lost.connection_lost(None)
+    lose(gateway, monkeypatch)
     back = await connect(gateway)
     await back.send({**HELLO, "session": session})
     assert (await back.receive())["resumed"] == [1]
-    monkeypatch.setattr("gateway.registry.LOST_PER_TURN", 9)
-    turns: list[None] = []
-    gateway.registry.lost(lambda: turns.append(None))
-    await eventually(lambda: bool(turns))
+    await tell(gateway, monkeypatch)
     lingering = len(gateway.registry.around.sessions)
     if not lingering:
         await back.send({"type": "ping", "ref": 8})
@@ -107,10 +123,7 @@ async def test_who_has_not_been_told_that_its_socket_is_lost_has_its_place_still
     await broker.add_queue("q")
     async with serve(Registry(Surroundings(broker, Auth(None)), sessions_max=1)) as gateway:
         wire, _ = await joined(gateway)
-        monkeypatch.setattr("gateway.registry.LOST_PER_TURN", 0)
-        lost = connection_of(gateway)
-        lost._transport.abort()
-        lost.connection_lost(None)
+        lose(gateway, monkeypatch)
         assert len(gateway.registry) == 0
         assert len(gateway.registry.around.sessions) == 0
         other = await connect(gateway)
@@ -118,9 +131,8 @@ async def test_who_has_not_been_told_that_its_socket_is_lost_has_its_place_still
         assert (await other.closed())[0] == OVERLOADED.code
         await other.close()
         await wire.close()
-        monkeypatch.setattr("gateway.registry.LOST_PER_TURN", 9)
-        gateway.registry.lost(lambda: None)
-        await eventually(lambda: len(gateway.registry.around.sessions) == 1)
+        await tell(gateway, monkeypatch)
+        assert len(gateway.registry.around.sessions) == 1
 
 
 async def test_who_is_revoked_before_it_was_told_that_its_socket_is_lost_is_gone(
@@ -128,18 +140,10 @@ async def test_who_is_revoked_before_it_was_told_that_its_socket_is_lost_is_gone
 ) -> None:
     """P11: it does not linger."""
     wire, _ = await joined(gateway)
-    monkeypatch.setattr("gateway.registry.LOST_PER_TURN", 0)
-    lost = connection_of(gateway)
-    conversation = lost._conversation
-    assert conversation is not None
-    lost._transport.abort()
-    lost.connection_lost(None)
+    conversation = lose(gateway, monkeypatch)
     conversation.revoked()
     assert not conversation.is_welcome
-    monkeypatch.setattr("gateway.registry.LOST_PER_TURN", 9)
-    turns: list[None] = []
-    gateway.registry.lost(lambda: turns.append(None))
-    await eventually(lambda: bool(turns))
+    await tell(gateway, monkeypatch)
     assert len(gateway.registry.around.sessions) == 0
     await wire.close()
 
