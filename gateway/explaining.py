@@ -247,17 +247,17 @@ class Explaining:
         return shown
 
 
-def wall_unix_ms(at: float) -> int:
-    """The wall's time at this moment of the loop's clock."""
-    return int((time.time() + at - asyncio.get_running_loop().time()) * 1000)
+def wall_unix_ms(*moments: float) -> list[int]:
+    """The wall's time at each of these moments of the loop's clock. Those of one call are as far
+    apart as they were; something may come between the readings of two calls."""
+    ahead_s = time.time() - asyncio.get_running_loop().time()
+    return [round((at + ahead_s) * 1000) for at in moments]
 
 
 def _lease(one: InFlight) -> LeaseDescription:
+    given, until = wall_unix_ms(one.given_at, one.until)
     return LeaseDescription(
-        attempt=one.attempt,
-        push=one.push,
-        given_unix_ms=wall_unix_ms(one.given_at),
-        lease_until_unix_ms=wall_unix_ms(one.until),
+        attempt=one.attempt, push=one.push, given_unix_ms=given, lease_until_unix_ms=until
     )
 
 
@@ -275,8 +275,9 @@ def _in_memory(slot: Slot, seen: Seen, found: Found, key: int) -> Standing:
     if flying and (waits.first is None or flying[0].offset < waits.first):
         standing.code, standing.flying = "in_flight", flying[0]
         standing.head = flying[0].offset
-        standing.since_unix_ms = wall_unix_ms(flying[0].given_at)
-        standing.until_unix_ms = wall_unix_ms(flying[0].until)
+        standing.since_unix_ms, standing.until_unix_ms = wall_unix_ms(
+            flying[0].given_at, flying[0].until
+        )
     elif left and (waits.first is None or left[0] < waits.first) and waits.reason != "parked":
         standing.head = left[0]
     elif waits.messages:
@@ -288,7 +289,7 @@ def _in_memory(slot: Slot, seen: Seen, found: Found, key: int) -> Standing:
         standing.before = len(range(delivery.frontier, log[0])) or None
         until = inherited_until(delivery, log[0], now, wall_ms)
         if until is not None:
-            standing.code, standing.until_unix_ms = "backoff", wall_unix_ms(until)
+            standing.code, standing.until_unix_ms = "backoff", wall_unix_ms(until)[0]
     if standing.head is not None:
         standing.attempts = delivery.waiting.attempts.get(standing.head, 0)
     return standing
@@ -298,7 +299,7 @@ def _wait(standing: Standing, waits: Waits, seen: Seen, key: int) -> None:
     standing.head = waits.first
     standing.code = waits.reason or "nothing"
     if waits.until is not None:
-        standing.until_unix_ms = wall_unix_ms(waits.until)
+        standing.until_unix_ms = wall_unix_ms(waits.until)[0]
     if waits.reason == "parked" and seen.cursor is not None:
         marks = {mark.key_hash: mark for mark in seen.cursor.parked}
         standing.since_unix_ms = marks[key].since_unix_ms if key in marks else None

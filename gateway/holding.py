@@ -197,6 +197,7 @@ def _leases(slot: Slot, low: int, count: int) -> list[Lease]:
     shown = []
     for offset, _, push in first:
         one = lease(slot.delivery, push, offset)
+        given, until = wall_unix_ms(one.given_at, one.until)
         shown.append(
             Lease(
                 partition=slot.partition.number,
@@ -205,8 +206,8 @@ def _leases(slot: Slot, low: int, count: int) -> list[Lease]:
                 push=one.push,
                 consumer=consumer,
                 attempt=one.attempt,
-                given_unix_ms=wall_unix_ms(one.given_at),
-                lease_until_unix_ms=wall_unix_ms(one.until),
+                given_unix_ms=given,
+                lease_until_unix_ms=until,
             )
         )
     return shown
@@ -242,7 +243,7 @@ def _owned_key(
         attempts=attempts,
         in_flight=len(flights),
         offset=waits.first,
-        until_unix_ms=wall_unix_ms(until) if until is not None else None,
+        until_unix_ms=wall_unix_ms(until)[0] if until is not None else None,
         since_unix_ms=mark.since_unix_ms if mark is not None and waits.reason == "parked" else None,
         behind_offset=waits.behind,
     )
