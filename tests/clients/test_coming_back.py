@@ -98,7 +98,7 @@ def test_acks_of_which_nobody_can_say_that_they_are_durable_are_bounded() -> Non
     """P9: the broker cannot write for long, and gives on. The newest are kept, so many as it takes
     when they are named."""
     held, refs = ledger(credit=1000), itertools.count(1)
-    rows, named = UNHEARD_ROWS_MAX + 3 * UNHEARD_ROWS, 1000
+    rows, named = UNHEARD_ROWS_MAX + 3 * UNHEARD_ROWS, 120
     for number in range(rows):
         text = "ab" if number < rows - named else "ab" * 500
         held.receive(push(text, offset=1000 * number, number=number + 1), now=0.0)
