@@ -8,12 +8,14 @@ heartbeats of all; and when the gateway goes down, they are told so a few at a t
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Final, Protocol
 
 from gateway import frames
 from gateway.addresses import NO_PROXIES, Addresses
 from gateway.deadlines import Deadlines, Timed
+from gateway.few_at_a_time import FewAtATime
 from gateway.frames import Close
 from gateway.heard import Heard
 from gateway.hit_rate import HitRate
@@ -44,9 +46,9 @@ subscribes, three."""
 _PAUSE_S: Final = 0.001
 """Between two such parts then: what the others have published needs the loop a dozen times, and the
 storage's threads need the interpreter, until it is there."""
-LOST_PER_TURN: Final = 16
-"""Sessions whose sockets are lost end in one turn of the loop, half a millisecond's work: where a
-thousand are lost at once the others are heard in between."""
+PER_TURN: Final = 16
+"""Sessions whose sockets are lost, or can be written to again, hear of it in one turn of the loop,
+half a millisecond's work each: a thousand of them at once are nobody's pause."""
 _ENOUGH_S: Final = 0.02
 """So long at most nobody has his turn because enough of those that flood waits for the storage: who
 sends much of something else is heard, too, and what the storage does not take is refused."""
@@ -108,9 +110,9 @@ class Registry:
         self._turn_by = 0.0
         """When the next one has its turn in any case."""
         self._later: deque[tuple[Talker, Heard]] = deque()
-        self._lost: deque[Callable[[], None]] = deque()
-        self._lost_now = 0
-        """In this turn of the loop."""
+        self._lost = FewAtATime(PER_TURN)
+        self.resumed = FewAtATime(PER_TURN)
+        """Connections that can be written to again."""
         self._emptied: asyncio.Event | None = None
         self.framed = HitRate()
         """How many messages to clients were framed for another one already."""
@@ -154,20 +156,10 @@ class Registry:
 
     def lost(self, end: Callable[[], None]) -> None:
         """A session's socket is lost: it hears so at once, or when it is its turn."""
-        if not self._lost_now:
-            asyncio.get_running_loop().call_soon(self._see_off)
-        if self._lost_now < LOST_PER_TURN:
-            self._lost_now += 1
-            end()
-        else:
-            self._lost.append(end)
+        self._lost.add(partial(self._see_off, end))
 
-    def _see_off(self) -> None:
-        self._lost_now = min(LOST_PER_TURN, len(self._lost))
-        if self._lost_now:
-            asyncio.get_running_loop().call_soon(self._see_off)
-        for _ in range(self._lost_now):
-            self._lost.popleft()()
+    def _see_off(self, end: Callable[[], None]) -> None:
+        end()
         self._tell_if_emptied()
 
     # --- Reading --------------------------------------------------------------------------------

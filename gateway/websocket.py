@@ -115,6 +115,11 @@ class WebSocketConnection(Reading):
     def resume_writing(self) -> None:
         """The socket has taken most of it."""
         self._write_is_paused = False
+        self.registry.resumed.add(self._write_on)
+
+    def _write_on(self) -> None:
+        if self._write_is_paused or self._transport.is_closing():
+            return  # paused again meanwhile: this comes again
         if self._conversation is not None:
             self.registry.log.taken(self._conversation.session_id)
         self._unhold(UNREAD)

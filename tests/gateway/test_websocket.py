@@ -24,7 +24,7 @@ from gateway.auth import Auth
 from gateway.frames import Close
 from gateway.handshake import shake_hands
 from gateway.http11 import Http11Protocol
-from gateway.registry import LOST_PER_TURN, PART_BYTES_SHARED, Registry, drain_sessions
+from gateway.registry import PART_BYTES_SHARED, PER_TURN, Registry, drain_sessions
 from gateway.session import Timing
 from gateway.surroundings import Surroundings
 from gateway.websocket import WebSocketConnection, websocket_class
@@ -520,6 +520,39 @@ async def test_a_stalled_reader_holds_its_bound_and_loses_nothing(
     await wire.close()
 
 
+async def test_those_who_read_again_at_once_are_given_more_in_turns(
+    gateway: Gateway, broker: EchoBroker
+) -> None:
+    """P9: others are heard in between. One that is full again, or gone, by then is passed over."""
+    wires = [await session(gateway) for _ in range(2 * PER_TURN + 3)]
+    connections = [
+        one for one in gateway.registry.connections() if isinstance(one, WebSocketConnection)
+    ]
+    for connection in connections:
+        connection.pause_writing()
+        assert not connection.writable()
+    for connection in connections:
+        connection.resume_writing()
+    full, gone = connections[-1], connections[-2]
+    full.pause_writing()
+    gone._transport.abort()
+    fed = [[one for one in connections if not one._is_starved]]
+    for _ in range(3):
+        await asyncio.sleep(0)
+        fed.append([one for one in connections if not one._is_starved])
+    assert [len(some) for some in fed] == [
+        PER_TURN,
+        2 * PER_TURN,
+        2 * PER_TURN + 1,
+        2 * PER_TURN + 1,
+    ]
+    assert fed[-1] == connections[:-2]
+    full.resume_writing()
+    assert not full._is_starved
+    for wire in wires:
+        wire.writer.transport.abort()
+
+
 async def test_who_asks_and_does_not_read_is_not_read_either(gateway: Gateway) -> None:
     """P9: a flood of pings whose pongs nobody takes."""
     wire = await session(gateway)
@@ -629,14 +662,14 @@ async def test_what_a_lost_socket_had_said_disturbs_nobody(
     connection.data_received(said + bytes((0x89, 0x80, 0, 0, 0, 0)))
     before = messages_of(broker)
     assert before < 100
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gateway.registry.LOST_PER_TURN", 0)
-        connection._transport.abort()
-        connection.connection_lost(None)
-        wire = await session(gateway)
-        connection_of(gateway).data_received(said)
-        await until(lambda: messages_of(broker) == before + 100)
-        assert [(await wire.receive())["ref"] for _ in range(100)] == list(range(100))
+    gateway.registry._lost.per_turn = 0
+    connection._transport.abort()
+    connection.connection_lost(None)
+    wire = await session(gateway)
+    connection_of(gateway).data_received(said)
+    await until(lambda: messages_of(broker) == before + 100)
+    assert [(await wire.receive())["ref"] for _ in range(100)] == list(range(100))
+    gateway.registry._lost.per_turn = 9
     gateway.registry.lost(lambda: None)
     await wire.close()
     lost.writer.close()
@@ -644,7 +677,7 @@ async def test_what_a_lost_socket_had_said_disturbs_nobody(
 
 async def test_sessions_whose_sockets_are_lost_at_once_end_in_turns(gateway: Gateway) -> None:
     """P9: others are heard in between; nobody is forgotten."""
-    count = 2 * LOST_PER_TURN + 3
+    count = 2 * PER_TURN + 3
     wires = [await session(gateway) for _ in range(count)]
     conversations = []
     emptied = asyncio.ensure_future(gateway.registry.emptied())
@@ -654,14 +687,14 @@ async def test_sessions_whose_sockets_are_lost_at_once_end_in_turns(gateway: Gat
         conversations.append(connection._conversation)
         connection.connection_lost(None)
     assert len(gateway.registry) == 0
-    left = [count - LOST_PER_TURN]
+    left = [count - PER_TURN]
     while left[-1]:
         assert not emptied.done()
         await asyncio.sleep(0)
         there = sum(one is not None and one.is_welcome for one in conversations)
         if there != left[-1]:
             left.append(there)
-    assert left == [count - LOST_PER_TURN, 3, 0]
+    assert left == [count - PER_TURN, 3, 0]
     await emptied
     for wire in wires:
         await wire.close()

@@ -38,9 +38,9 @@ async def joined(gateway: Gateway) -> tuple[Wire, str]:
     return wire, session
 
 
-def lose(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Conversation:
+def lose(gateway: Gateway) -> Conversation:
     """The only socket is lost, and its session not told before `tell`; it is given nothing more."""
-    monkeypatch.setattr("gateway.registry.LOST_PER_TURN", 0)
+    gateway.registry._lost.per_turn = 0
     connection = connection_of(gateway)
     conversation = connection._conversation
     assert conversation is not None
@@ -50,9 +50,9 @@ def lose(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Conversation:
     return conversation
 
 
-async def tell(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+async def tell(gateway: Gateway) -> None:
     """It is the turn of all that were lost."""
-    monkeypatch.setattr("gateway.registry.LOST_PER_TURN", 9)
+    gateway.registry._lost.per_turn = 9
     turns: list[None] = []
     gateway.registry.lost(lambda: turns.append(None))
     gateway.registry.lost(lambda: turns.append(None))
@@ -97,15 +97,15 @@ async def test_the_socket_that_was_replaced_is_told_and_takes_nothing_along(
 
 
 async def test_who_is_back_before_it_was_told_that_its_socket_is_lost_stays(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+    gateway: Gateway,
 ) -> None:
     """R22: many are lost at once, and this one's turn to hear so comes when it is here again."""
     wire, session = await joined(gateway)
-    lose(gateway, monkeypatch)
+    lose(gateway)
     back = await connect(gateway)
     await back.send({**HELLO, "session": session})
     assert (await back.receive())["resumed"] == [1]
-    await tell(gateway, monkeypatch)
+    await tell(gateway)
     lingering = len(gateway.registry.around.sessions)
     if not lingering:
         await back.send({"type": "ping", "ref": 8})
@@ -123,7 +123,7 @@ async def test_who_has_not_been_told_that_its_socket_is_lost_has_its_place_still
     await broker.add_queue("q")
     async with serve(Registry(Surroundings(broker, Auth(None)), sessions_max=1)) as gateway:
         wire, _ = await joined(gateway)
-        lose(gateway, monkeypatch)
+        lose(gateway)
         assert len(gateway.registry) == 0
         assert len(gateway.registry.around.sessions) == 0
         other = await connect(gateway)
@@ -131,19 +131,19 @@ async def test_who_has_not_been_told_that_its_socket_is_lost_has_its_place_still
         assert (await other.closed())[0] == OVERLOADED.code
         await other.close()
         await wire.close()
-        await tell(gateway, monkeypatch)
+        await tell(gateway)
         assert len(gateway.registry.around.sessions) == 1
 
 
 async def test_who_is_revoked_before_it_was_told_that_its_socket_is_lost_is_gone(
-    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+    gateway: Gateway,
 ) -> None:
     """P11: it does not linger."""
     wire, _ = await joined(gateway)
-    conversation = lose(gateway, monkeypatch)
+    conversation = lose(gateway)
     conversation.revoked()
     assert not conversation.is_welcome
-    await tell(gateway, monkeypatch)
+    await tell(gateway)
     assert len(gateway.registry.around.sessions) == 0
     await wire.close()
 
