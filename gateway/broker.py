@@ -44,6 +44,7 @@ from gateway.receipts import Receipts
 from gateway.routing import any_storable, nowhere
 from gateway.shared_limits import SharedLimits
 from gateway.slot_context import Context
+from gateway.soon import Soon
 from gateway.stock import Stock
 from gateway.storage_mark import recognise
 from gateway.stores import open_stores
@@ -170,6 +171,11 @@ class Broker:
             await broker.stop()
             raise
         return broker
+
+    @property
+    def soon(self) -> Soon:
+        """As link.Broker.soon."""
+        return self.tail.soon
 
     # --- Life ----------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Final, Protocol
 
 from gateway.deliverylog.publishes import Placed
@@ -65,7 +65,10 @@ class Owner(Protocol):
 class _Commit:
     """One that is under way."""
 
-    __slots__ = ("batch", "began", "headers", "is_answered", "is_share", "lane", "size", "ticket")
+    __slots__ = (
+        "appends", "asked_us", "batch", "began", "headers", "is_answered", "is_share", "lane",
+        "size", "ticket",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -85,7 +88,13 @@ class _Commit:
         """Of all who publish; else it has what goes beside one that is."""
         self.lane = lane
         """As it was when it began (R7)."""
+        now_ms, self.asked_us = time.time() * 1000, time.monotonic_ns() // 1000
+        self.appends: list[Append] = []
         self.headers: list[Header] = []
+        for partition, record in batch:
+            append, header = _append(partition, record, now_ms)
+            self.appends.append(append)
+            self.headers.append(header)
         self.is_answered = False
 
 
@@ -257,41 +266,48 @@ class Commits:
         lane = self._lane(batch)
         commit = _Commit(batch, size, now, ticket, is_share=is_share, lane=lane)
         self._shared += is_share
-        task = loop.create_task(self._commit(commit), name="commit")
+        # The storage may begin with it now, a turn of the loop before the task does.
+        stored = self._storage.append(commit.appends, lane=lane)
+        task = loop.create_task(self._commit(commit, stored), name="commit")
         self._under_way[task] = commit
         task.add_done_callback(self._ended)
         if self._watch is None:
             self._watch = loop.call_later(_LOOK_S, self._look)
 
+    def _leave(self, task: "asyncio.Task[None] | None") -> None:
+        """It is under way no longer; said already: nothing happens."""
+        if task in self._under_way:
+            self._shared -= self._under_way.pop(task).is_share
+
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._shared -= self._under_way.pop(task).is_share
+        self._leave(task)  # cancelled, or a bug
         task.result()
         self._owner.ended()
 
-    async def _commit(self, commit: _Commit) -> None:
-        now_ms, asked_us = time.time() * 1000, time.monotonic_ns() // 1000
-        appends = []
-        for partition, record in commit.batch:
-            append, header = _append(partition, record, now_ms)
-            appends.append(append)
-            commit.headers.append(header)
+    async def _commit(self, commit: _Commit, stored: Awaitable[list[Appended]]) -> None:
         results: Sequence[Appended | TocsinError]
         try:
-            results = await self._storage.append(appends, lane=commit.lane)
+            results = await stored
         except TocsinError as error:
-            results = [error] * len(appends)
+            results = [error] * len(commit.batch)
         except Exception as error:  # a bug: nobody waits for ever, and the partition goes on
             logger.exception("a commit failed: unexpected")
-            results = [Unknown(f"internal: {error!r}")] * len(appends)
+            results = [Unknown(f"internal: {error!r}")] * len(commit.batch)
+        with self._tail.soon:
+            self._answer_all(commit, results)
+            self._leave(asyncio.current_task())
+
+    def _answer_all(self, commit: _Commit, results: Sequence[Appended | TocsinError]) -> None:
+        stages = Stages(commit.asked_us, time.monotonic_ns() // 1000)
         now = asyncio.get_running_loop().time()
         self._company.took(now - commit.began, commit.size, now=now)
         self._judge(commit, results)
-        stages = Stages(asked_us, time.monotonic_ns() // 1000)
-        self._measure(commit, stages)
+        self.took_s.add((stages.certified_us - stages.asked_us) / 1e6)
+        self.messages.add(sum(len(record.builder) for _, record in commit.batch))
         placed = Placed(stages, is_late=commit.is_answered)
         self.total += 1
         for (partition, record), append, header, result in zip(
-            commit.batch, appends, commit.headers, results, strict=True
+            commit.batch, commit.appends, commit.headers, results, strict=True
         ):
             self._appended(partition)
             if isinstance(result, TocsinError):
@@ -309,10 +325,6 @@ class Commits:
             self._owner.released(record)
             self._answer(record, append, header, result, is_answered=commit.is_answered)
         self._owner.placed(placed)
-
-    def _measure(self, commit: _Commit, stages: Stages) -> None:
-        self.took_s.add((stages.certified_us - stages.asked_us) / 1e6)
-        self.messages.add(sum(len(record.builder) for _, record in commit.batch))
 
     def _judge(self, commit: _Commit, results: Sequence[Appended | TocsinError]) -> None:
         if commit.ticket is None or commit.is_answered:

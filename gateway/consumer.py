@@ -148,7 +148,7 @@ class Consumer:
         """Let its slots give, at the end of this turn of the loop."""
         if not self._scheduled and not self.left:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._pump)
+            self._runtime.tail.soon.call(self._pump)
 
     def _pump(self) -> None:
         """Those that do not rest take turns: a bounded share each, so a backlog starves nobody."""

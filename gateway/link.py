@@ -14,6 +14,7 @@ from gateway.deliverylog.log import DeliveryLog
 from gateway.deliverylog.publishes import Origin
 from gateway.facts_values import SubscriptionDescription, Transport
 from gateway.frames import Close, Position
+from gateway.soon import Soon
 from gateway.usage import Counter
 from metadata.catalog import Group, GroupSettings, Principal, Queue
 from metadata.client import Metadata
@@ -289,6 +290,9 @@ class Broker(Protocol):
 
     @property
     def delivery_log(self) -> DeliveryLog: ...
+
+    @property
+    def soon(self) -> Soon: ...
 
     @property
     def publisher(self) -> Publisher: ...

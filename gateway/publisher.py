@@ -368,9 +368,9 @@ class Publisher:
     def ended(self) -> None:
         """As Owner.ended."""
         if (self._open or self._closed) and not self._scheduled:
-            # Not at once: what the sockets hold by now is read first, and goes with it.
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._commit_if_free)
+            # The loop has had a turn since the commit was answered: what the sockets held by then
+            # goes with it.
+            self._commit_if_free()
 
     def placed(self, placed: Placed) -> None:
         """As Owner.placed."""

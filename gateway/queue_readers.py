@@ -124,7 +124,7 @@ class QueueReaders:
     def _fan_out_soon(self) -> None:
         if not self._fanning:
             self._fanning = True
-            asyncio.get_running_loop().call_soon(self._fan_out)
+            self._tail.soon.call(self._fan_out)
 
     def _fan_out(self) -> None:
         self._fanning = False

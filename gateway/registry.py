@@ -93,6 +93,7 @@ class Registry:
     ) -> None:
         self.around = around
         self.log = around.broker.delivery_log
+        self._soon = around.broker.soon
         self.addresses = addresses
         around.sessions.has_room = self._has_room
         self.deadlines = Deadlines()
@@ -212,7 +213,7 @@ class Registry:
         """It has something to write: once per turn and connection."""
         self._dirty.append(connection)
         if len(self._dirty) == 1:
-            asyncio.get_running_loop().call_soon(self._flush)
+            self._soon.call_last(self._flush)
 
     def _flush(self) -> None:
         dirty, self._dirty = self._dirty, []

@@ -12,6 +12,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 
 from gateway.hit_rate import HitRate
+from gateway.soon import Soon
 from gateway.spans import Stages
 from push import limits
 from push.errors import Refused
@@ -44,6 +45,8 @@ class Tail:
         """Certified ends, of the partitions that were appended to or asked for."""
         self.hit_rate = HitRate()
         """Of looks for the next record."""
+        self.soon = Soon()
+        """For what follows from a commit."""
         self.ahead_bytes = 0
         """What slots have read, or are reading, and have not given out yet."""
 

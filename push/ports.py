@@ -11,7 +11,7 @@ level says (`local`, `quorum`, `all`: embedded, all three are one fsync), or it 
 Nothing beyond the certified offset leaves a storage (R10).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Protocol
 
@@ -328,9 +328,9 @@ class Storage(Looking, Protocol):
         """Where acts of this level go, now: appends at their queue's, cursor writes at `all`. Its
         doubts have grown before anybody hears of a failure. Nobody is asked."""
 
-    async def append(
+    def append(
         self, appends: Sequence[Append], *, lane: Lane | None = None
-    ) -> list[Appended]:
+    ) -> Awaitable[list[Appended]]:
         """Append records; deduplicate by producer sequence (R6, R7) and client id (R8).
 
         `lane`: that of all of them when they were decided to come next. Where it is not that any
@@ -339,7 +339,7 @@ class Storage(Looking, Protocol):
         Each record's outcome stands alone. An append to an unknown partition is answered with
         `NotStored("queue_not_found")` throughout. A record without any new message still writes
         something, so that a replication wait behind it means something (R9).
-        Raises Unknown for the whole call when the commit's outcome is not known.
+        It may begin at once. When awaited it raises Unknown where the outcome is not known.
         """
 
     async def read(

@@ -18,7 +18,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -170,10 +170,9 @@ class SqliteStorage:
             self._reports.append(sentence)
             self._reported += 1
 
-    async def _act(self, run: Callable[[], T], size: int = 0) -> T:
-        if self._closed:
-            raise Refused("storage_unavailable", "the storage is closed")
-        return await self._writer.submit(run, size)
+    def _act(self, run: Callable[[], T], size: int = 0) -> "asyncio.Future[T]":
+        """As Writer.submit."""
+        return self._writer.submit(run, size)
 
     async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         if self._closed:
@@ -238,12 +237,12 @@ class SqliteStorage:
         """As Storage.copies."""
         return 1
 
-    async def append(
+    def append(
         self, appends: Sequence[Append], *, lane: Lane | None = None
-    ) -> list[Appended]:
-        """Append records; durable, and certified, when this returns (R10)."""
+    ) -> Awaitable[list[Appended]]:
+        """Append records; durable, and certified, when this is awaited (R10). It begins at once."""
         size = sum(len(append.header) + len(append.payload) for append in appends)
-        return await self._act(lambda: self._books.append(appends), size)
+        return self._act(lambda: self._books.append(appends), size)
 
     async def read(
         self, partition: Partition, offset: int, bytes_max: int, *, until: int | None = None
@@ -392,6 +391,7 @@ class SqliteStorage:
         if self._closed:
             return
         self._closed = True
+        self._writer.refuse("the storage is closed")
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:

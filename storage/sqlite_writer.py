@@ -87,22 +87,29 @@ class Writer:
         self._uncarried = 0
         """About how many bytes of the WAL the file does not have."""
         self._closing = False
+        self._refusal = ""
         self._thread = threading.Thread(target=self._run, name="tocsin-store-writer", daemon=True)
         self._thread.start()
 
-    async def submit(self, run: Callable[[], T], size: int = 0) -> T:
-        """Execute an act and return its answer once it is durable. A caller that is cancelled
-        does not take back its act.
+    def submit(self, run: Callable[[], T], size: int = 0) -> "asyncio.Future[T]":
+        """Execute an act: it is handed over when this returns, and the future has its answer once
+        that is durable. Who gives the future up does not take back the act.
 
-        Raises:
+        What the future raises:
             Unknown: the commit failed, or nobody knows whether it did.
-            TocsinError: what the act itself raised; it changed nothing.
+            TocsinError: what the act itself raised; it changed nothing. Refused: nothing is
+                accepted any more.
         """
-        if self.failure:
-            raise Refused("storage_unavailable", self.failure)
         future: asyncio.Future[T] = self._loop.create_future()
-        self._queue.put(Act(run, future, size))
-        return await future
+        if self.failure or self._refusal:
+            future.set_exception(Refused("storage_unavailable", self.failure or self._refusal))
+        else:
+            self._queue.put(Act(run, future, size))
+        return future
+
+    def refuse(self, why: str) -> None:
+        """Accept nothing any more; what was accepted is executed."""
+        self._refusal = why
 
     async def copy(self, copying: Copying) -> None:
         """Copy the store, with all that was accepted before this call, while acts go on. Raises

@@ -15,6 +15,7 @@ from gateway.deliverylog.publishes import Origin
 from gateway.facts_values import CreditDescription, SubscriptionDescription
 from gateway.frames import Position
 from gateway.link import Answer, DeliveryList, Link, Settled, StartFrom
+from gateway.soon import Soon
 from gateway.usage import Counter
 from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
 from metadata.client import Metadata
@@ -187,6 +188,7 @@ class EchoBroker:
     def __init__(self, *, auto_create: bool = False) -> None:
         self.metadata: Metadata = PlainMetadata()
         self.delivery_log = DeliveryLog()
+        self.soon = Soon()
         self.logs: dict[str, list[bytes]] = {}
         self.places: list[EchoPlace] = []
         self.submitted: list[Submitted] = []

@@ -33,6 +33,7 @@ from gateway.ports import (
     WhichKey,
 )
 from gateway.receipts import Receipt, Receipts
+from gateway.soon import Soon
 from gateway.upkeep_values import (
     FoundDeadLetters,
     HeldPlace,
@@ -366,6 +367,7 @@ class PlainBroker:
     def __init__(self, *, auto_create: bool = False) -> None:
         self.metadata: Metadata = PlainMetadata()
         self.delivery_log = DeliveryLog()
+        self.soon = Soon()
         self.hit_rates: dict[str, Shown] = {}
         self.audit = Audit(None, None, wall=time.time)
         self.limiter = Limiter()

@@ -1,0 +1,72 @@
+"""What happens when the present callback of the loop has ended."""
+
+import asyncio
+from functools import partial
+
+import pytest
+
+from gateway.soon import Soon
+
+
+async def test_what_is_asked_for_in_a_block_is_done_at_its_end_and_writing_comes_last() -> None:
+    soon, done = Soon(), list[str]()
+    with soon:
+        soon.call_last(partial(done.append, "flush"))
+        soon.call(partial(done.append, "pump"))
+        with soon:
+            soon.call(partial(done.append, "another pump"))
+        assert not done
+    assert done == ["pump", "another pump", "flush"]
+
+
+async def test_outside_of_a_block_it_has_the_next_turn() -> None:
+    soon, done = Soon(), list[str]()
+    soon.call_last(partial(done.append, "flush"))
+    soon.call(partial(done.append, "pump"))
+    assert not done
+    await asyncio.sleep(0)
+    assert done == ["pump", "flush"]
+
+
+async def test_a_backlog_has_one_turn_after_the_other() -> None:
+    """P8: who asks again is not done again before others are heard; what it has to write is."""
+    soon, done = Soon(), list[str]()
+
+    def pump() -> None:
+        done.append("pump")
+        soon.call_last(partial(done.append, "flush"))
+        if done.count("pump") < 3:
+            soon.call(pump)
+
+    with soon:
+        soon.call(pump)
+    assert done == ["pump", "flush"]
+    await asyncio.sleep(0)
+    assert done == 2 * ["pump", "flush"]
+    await asyncio.sleep(0)
+    assert done == 3 * ["pump", "flush"]
+    await asyncio.sleep(0)
+    assert done == 3 * ["pump", "flush"]
+
+
+async def test_one_that_fails_fails_alone_and_is_told() -> None:
+    soon, done, told = Soon(), list[str](), list[str]()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(repr(context["exception"])))
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    def block() -> None:
+        with soon:
+            soon.call(fail)
+            soon.call(partial(done.append, "pump"))
+            soon.call_last(partial(done.append, "flush"))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        block()
+    assert (done, told) == (["pump", "flush"], ["ValueError('no')"])
+    with soon:
+        soon.call(partial(done.append, "again"))
+    assert done[-1] == "again"

@@ -1,0 +1,36 @@
+"""How many turns of the event loop a message takes: beside a crowd each is milliseconds."""
+
+import asyncio
+
+from gateway.auth import Auth
+from gateway.registry import Registry
+from gateway.surroundings import Surroundings
+from push.ports import Partition
+from tests.gateway.wire import serve, session
+from tests.histories.house import House, message
+
+
+async def test_a_push_is_written_in_the_turn_in_which_its_commit_is_answered(house: House) -> None:
+    """R10: and not before."""
+    queue, written = await house.queue(partitions=1), list[tuple[int, int]]()
+    async with serve(Registry(Surroundings(house.broker, Auth(None)))) as gateway:
+        framed = gateway.registry.framed
+
+        def certified(_: Partition) -> None:
+            # This hears of it before the group does, and is the first to have the next turn.
+            before = framed.hits + framed.misses
+            loop = asyncio.get_running_loop()
+            loop.call_soon(lambda: written.append((before, framed.hits + framed.misses)))
+
+        house.broker.tail.follow(Partition(queue.queue_id, 0), certified)
+        wire = await session(gateway)
+        subscribe = {"type": "subscribe", "ref": 1, "subscription": 1, "queue": queue.name}
+        await wire.send({**subscribe, "group": "g", "credit": 9})
+        assert (await wire.receive())["ref"] == 1
+        for number in range(2):
+            written.clear()
+            house.broker.publisher.submit(queue, [message(number)], lambda answer: None)
+            assert (await wire.receive())["type"] == "push"
+            assert written
+            assert all(after == before + 1 for before, after in written)
+        await wire.close()
