@@ -2,8 +2,8 @@
 waited for long enough.
 
 A burst of a thousand handshakes is a fifth of a second of work, a client that asks one thing after
-another keeps a core busy, and a message needs the loop a dozen times until it is there: with one
-arrival in each of those turns it would come a dozen arrivals later. So who begins waits until a
+another keeps a core busy, and a message needs several turns of the loop until it is there: with
+one arrival in each of them it would come several arrivals later. So who begins waits until a
 turn of the loop had nothing else in it, and who is in the middle of something goes on (P9). Where
 the loop is never free, one arrival begins in each PAUSE_S.
 """
