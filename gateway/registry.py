@@ -44,8 +44,8 @@ PART_FRAMES_MAX: Final = 32
 """The same in frames that are no publishes: a third of a millisecond's work, or, where each of them
 subscribes, three."""
 _PAUSE_S: Final = 0.001
-"""Between two such parts then: what the others have published needs several turns of the loop, and the
-storage's threads need the interpreter, until it is there."""
+"""Between two such parts then: what the others have published needs several turns of the loop, and
+the storage's threads need the interpreter, until it is there."""
 PER_TURN: Final = 16
 """Sessions whose sockets are lost, or can be written to again, hear of it in one turn of the loop,
 half a millisecond's work each: a thousand of them at once are nobody's pause."""
