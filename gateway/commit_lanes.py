@@ -12,7 +12,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from gateway.commits import Batch, Commits, Owner
+from gateway.commit import Batch
+from gateway.commits import Commits, Owner
 from gateway.routing import Pending, Route, Run, weight
 from gateway.tail import Tail
 from push import limits

@@ -12,11 +12,11 @@ failing       commits fail one after another: new publishes are refused for a wh
 
 import asyncio
 import logging
-import os
 import time
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
+from gateway.commit import Batch, Commit
 from gateway.deliverylog.publishes import Placed
 from gateway.routing import OpenRecord, Pending
 from gateway.spans import Stages
@@ -31,7 +31,6 @@ from push.ports import Append, Appended, Partition, Storage
 from push.record import Header, Record
 
 logger = logging.getLogger("tocsin.commits")
-Batch = list[tuple[Partition, OpenRecord]]
 COMMITS_MAX: Final = 2
 """One commit is under way and one waits in the storage, so that its writer is never idle; a third
 would only make the records smaller."""
@@ -62,42 +61,6 @@ class Owner(Protocol):
         """A commit has ended: there may be another one."""
 
 
-class _Commit:
-    """One that is under way."""
-
-    __slots__ = (
-        "appends", "asked_us", "batch", "began", "headers", "is_answered", "is_share", "lane",
-        "size", "ticket",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        batch: Batch,
-        size: int,
-        began: float,
-        ticket: int | None,
-        *,
-        is_share: bool,
-        lane: Lane,
-    ) -> None:
-        self.batch = batch
-        self.size = size
-        self.began = began
-        self.ticket = ticket
-        self.is_share = is_share
-        """Of all who publish; else it has what goes beside one that is."""
-        self.lane = lane
-        """As it was when it began (R7)."""
-        now_ms, self.asked_us = time.time() * 1000, time.monotonic_ns() // 1000
-        self.appends: list[Append] = []
-        self.headers: list[Header] = []
-        for partition, record in batch:
-            append, header = _append(partition, record, now_ms)
-            self.appends.append(append)
-            self.headers.append(header)
-        self.is_answered = False
-
-
 class Commits:
     """See the module. Everything happens on one event loop. `number` is the lane's; `company`
     judges the queues of all lanes."""
@@ -114,7 +77,7 @@ class Commits:
         self._appending: dict[Partition, int] = {}
         self._heard: dict[Partition, int] = {}
         """Certified ends that were heard of meanwhile."""
-        self._under_way: dict[asyncio.Task[None], _Commit] = {}
+        self._under_way: dict[asyncio.Task[None], Commit] = {}
         self._breaker = Breaker(
             failures_max=limits.BREAKER_FAILURES,
             open_s=limits.BREAKER_OPEN_S,
@@ -203,7 +166,7 @@ class Commits:
                 self._give_up(commit, now)
         self._watch = loop.call_later(_LOOK_S, self._look)
 
-    def _give_up(self, commit: _Commit, now: float) -> None:
+    def _give_up(self, commit: Commit, now: float) -> None:
         """Nobody waits for it any longer. It may be stored, now or later: `unknown`, never a
         refusal."""
         commit.is_answered = True
@@ -260,34 +223,35 @@ class Commits:
     def _start(self, batch: Batch, size: int, *, is_share: bool) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
+        commit = Commit(batch, size, now, is_share=is_share, lane=self._lane(batch))
         for partition, _ in batch:
             self._appending[partition] = self._appending.get(partition, 0) + 1
-        ticket = self._breaker.admit(now=now)
-        lane = self._lane(batch)
-        commit = _Commit(batch, size, now, ticket, is_share=is_share, lane=lane)
+        commit.ticket = self._breaker.admit(now=now)
         self._shared += is_share
         # The storage may begin with it now, a turn of the loop before the task does.
-        stored = self._storage.append(commit.appends, lane=lane)
-        task = loop.create_task(self._commit(commit, stored), name="commit")
+        commit.hand_over(self._storage)
+        task = loop.create_task(self._commit(commit), name="commit")
         self._under_way[task] = commit
         task.add_done_callback(self._ended)
         if self._watch is None:
             self._watch = loop.call_later(_LOOK_S, self._look)
 
-    def _leave(self, task: "asyncio.Task[None] | None") -> None:
-        """It is under way no longer; said already: nothing happens."""
-        if task in self._under_way:
-            self._shared -= self._under_way.pop(task).is_share
+    def _leave(self, task: asyncio.Task[None] | None) -> None:
+        """It is under way no longer; left already: nothing happens."""
+        commit = self._under_way.pop(task, None) if task is not None else None
+        if commit is not None:
+            self._shared -= commit.is_share
+            commit.dismiss()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._leave(task)  # cancelled, or a bug
         task.result()
         self._owner.ended()
 
-    async def _commit(self, commit: _Commit, stored: Awaitable[list[Appended]]) -> None:
+    async def _commit(self, commit: Commit) -> None:
         results: Sequence[Appended | TocsinError]
         try:
-            results = await stored
+            results = await commit.stored
         except TocsinError as error:
             results = [error] * len(commit.batch)
         except Exception as error:  # a bug: nobody waits for ever, and the partition goes on
@@ -297,7 +261,7 @@ class Commits:
             self._answer_all(commit, results)
             self._leave(asyncio.current_task())
 
-    def _answer_all(self, commit: _Commit, results: Sequence[Appended | TocsinError]) -> None:
+    def _answer_all(self, commit: Commit, results: Sequence[Appended | TocsinError]) -> None:
         stages = Stages(commit.asked_us, time.monotonic_ns() // 1000)
         now = asyncio.get_running_loop().time()
         self._company.took(now - commit.began, commit.size, now=now)
@@ -326,7 +290,7 @@ class Commits:
             self._answer(record, append, header, result, is_answered=commit.is_answered)
         self._owner.placed(placed)
 
-    def _judge(self, commit: _Commit, results: Sequence[Appended | TocsinError]) -> None:
+    def _judge(self, commit: Commit, results: Sequence[Appended | TocsinError]) -> None:
         if commit.ticket is None or commit.is_answered:
             return
         first = results[0] if results else None
@@ -376,25 +340,3 @@ class Commits:
             copies = self._storage.copies(append.partition, append.durability)
             durability: dict[str, object] = {"level": append.durability, "copies": copies}
             record.stored(append.partition.number, result, durability)
-
-
-def _append(partition: Partition, record: OpenRecord, now_ms: float) -> tuple[Append, Header]:
-    """The record, closed, as the storage is handed it."""
-    settings = record.route.queue.settings
-    encoded, payload, header = record.builder.close(
-        record_id=os.urandom(16),
-        published_unix_ms=int(now_ms),
-        ring_epoch=record.route.queue.ring_epoch,
-        tenant=0,
-    )
-    is_bounded = settings.overflow == "reject"
-    append = Append(
-        partition,
-        encoded,
-        payload,
-        durability=settings.durability,
-        dedup_window_s=settings.dedup_window_s,
-        messages_max=settings.messages_max if is_bounded else 0,
-        bytes_max=settings.bytes_max if is_bounded else 0,
-    )
-    return append, header

@@ -145,7 +145,7 @@ class Consumer:
         self.pump()
 
     def pump(self) -> None:
-        """Let its slots give, at the end of this turn of the loop."""
+        """Let its slots give, soon."""
         if not self._scheduled and not self.left:
             self._scheduled = True
             self._runtime.tail.soon.call(self._pump)

@@ -368,8 +368,8 @@ class Publisher:
     def ended(self) -> None:
         """As Owner.ended."""
         if (self._open or self._closed) and not self._scheduled:
-            # The loop has had a turn since the commit was answered: what the sockets held by then
-            # goes with it.
+            # uvloop has read its sockets since the commit was answered: what was there goes with
+            # this one.
             self._commit_if_free()
 
     def placed(self, placed: Placed) -> None:

@@ -1,8 +1,8 @@
 """All sessions of this gateway: heard in turns, flushed together, timed together, drained together.
 
 What a socket sends at once and is more than its part of a turn waits for others to be heard. One
-flush per turn of the event loop writes what every session has to say; one timer serves the
-heartbeats of all; and when the gateway goes down, they are told so a few at a time.
+flush writes what every session has to say by then; one timer serves the heartbeats of all; and when
+the gateway goes down, they are told so a few at a time.
 """
 
 import asyncio
@@ -210,7 +210,7 @@ class Registry:
     # --- Writing --------------------------------------------------------------------------------
 
     def dirty(self, connection: Connection) -> None:
-        """It has something to write: once per turn and connection."""
+        """It has something to write; said once before each flush."""
         self._dirty.append(connection)
         if len(self._dirty) == 1:
             self._soon.call_last(self._flush)

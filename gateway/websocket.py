@@ -40,6 +40,7 @@ class WebSocketConnection(Reading):
     __slots__ = (
         "__weakref__",
         "_cut_off_at",
+        "_goes_on",
         "_is_begun",
         "_is_dirty",
         "_is_starved",
@@ -63,6 +64,8 @@ class WebSocketConnection(Reading):
         self._outbox = Outbox()
         self._is_dirty = False
         self._write_is_paused = False
+        self._goes_on = False
+        """It can be written to again, and waits for its turn."""
         self._is_starved = False
         """Somebody asked whether it is writable, and it was not."""
         self._cut_off_at = 0.0
@@ -115,13 +118,16 @@ class WebSocketConnection(Reading):
     def resume_writing(self) -> None:
         """The socket has taken most of it."""
         self._write_is_paused = False
-        self.registry.resumed.add(self._write_on)
-
-    def _write_on(self) -> None:
-        if self._write_is_paused or self._transport.is_closing():
-            return  # paused again meanwhile: this comes again
         if self._conversation is not None:
             self.registry.log.taken(self._conversation.session_id)
+        if not self._goes_on:
+            self._goes_on = True
+            self.registry.resumed.add(self._write_on)
+
+    def _write_on(self) -> None:
+        self._goes_on = False
+        if self._write_is_paused or self._transport.is_closing():
+            return  # paused again meanwhile: this comes again
         self._unhold(UNREAD)
         self._feed()
 

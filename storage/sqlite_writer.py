@@ -67,7 +67,7 @@ class Writer:
         on_fatal: Callable[[str], None] | None,
     ) -> None:
         self.failure = ""
-        """Why nothing is accepted any more; empty: all is well."""
+        """What went wrong, so that nothing is accepted any more; empty: nothing."""
         self.wake_up: WakeUp | None = None
         self.commits = 0
         self._commit_s = Histogram()

@@ -1,7 +1,7 @@
 """What was given out and what became of it: the dispatched and the settled spans of one place in a
 group, and the dispatched spans of readers. Pure, but for the log's clock.
 
-What a place is given in one turn of the loop is one span for each attempt, cause and time of
+What a place is given at once is one span for each attempt, cause and time of
 certification; what it settles within SETTLED_US is one for each outcome.
 """
 

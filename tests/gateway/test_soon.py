@@ -49,13 +49,32 @@ async def test_a_backlog_has_one_turn_after_the_other() -> None:
     assert done == 3 * ["pump", "flush"]
 
 
-async def test_one_that_fails_fails_alone_and_is_told() -> None:
+async def test_a_backlog_has_no_more_of_a_turn_where_several_commits_are_answered_in_it() -> None:
+    soon, done = Soon(), list[str]()
+
+    def pump() -> None:
+        done.append("pump")
+        soon.call(pump)
+
+    with soon:
+        soon.call(pump)
+    for number in range(3):
+        with soon:
+            soon.call_last(partial(done.append, f"receipt {number}"))
+    assert done == ["pump", "receipt 0", "receipt 1", "receipt 2"]
+    soon.call(partial(done.append, "another"))
+    await asyncio.sleep(0)
+    assert done[4:] == ["pump", "another"]
+
+
+@pytest.mark.parametrize("failure", [ValueError("no"), asyncio.CancelledError("no")])
+async def test_one_that_fails_fails_alone_and_is_told(failure: BaseException) -> None:
     soon, done, told = Soon(), list[str](), list[str]()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: told.append(repr(context["exception"])))
 
     def fail() -> None:
-        raise ValueError("no")
+        raise failure
 
     def block() -> None:
         with soon:
@@ -66,7 +85,7 @@ async def test_one_that_fails_fails_alone_and_is_told() -> None:
 
     with pytest.raises(KeyError):
         block()
-    assert (done, told) == (["pump", "flush"], ["ValueError('no')"])
+    assert (done, told) == (["pump", "flush"], [repr(failure)])
     with soon:
         soon.call(partial(done.append, "again"))
     assert done[-1] == "again"

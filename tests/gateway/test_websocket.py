@@ -534,6 +534,9 @@ async def test_those_who_read_again_at_once_are_given_more_in_turns(
     for connection in connections:
         connection.resume_writing()
     full, gone = connections[-1], connections[-2]
+    for _ in range(3 * PER_TURN):  # one place in the queue is enough
+        gone.pause_writing()
+        gone.resume_writing()
     full.pause_writing()
     gone._transport.abort()
     fed = [[one for one in connections if not one._is_starved]]

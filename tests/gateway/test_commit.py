@@ -1,0 +1,49 @@
+"""A commit that is handed over: whatever the storage does then, somebody hears of it."""
+
+import gc
+from collections.abc import Awaitable, Sequence
+
+import pytest
+
+from gateway.commit import Commit
+from push.lanes import Lane
+from push.ports import Append, Appended
+from storage.memory import MemoryStorage
+
+
+class Raising(MemoryStorage):
+    """It fails before there is anything to await."""
+
+    def append(  # type: ignore[override]
+        self, appends: Sequence[Append], *, lane: Lane | None = None
+    ) -> Awaitable[list[Appended]]:
+        raise ValueError("no")
+
+
+def commit() -> Commit:
+    """Of nothing."""
+    return Commit([], 0, 0.0, is_share=True, lane=Lane(0, 0))
+
+
+async def test_what_a_storage_raises_at_once_is_raised_where_it_is_awaited() -> None:
+    """P8: who starts a commit goes on, and who waits for it hears of it."""
+    one = commit()
+    one.hand_over(Raising())
+    with pytest.raises(ValueError, match="no"):
+        await one.stored
+
+
+async def test_one_that_was_never_awaited_is_dismissed_without_a_word() -> None:
+    """Its task was cancelled before it began."""
+    one = commit()
+    one.hand_over(MemoryStorage())
+    one.dismiss()
+    del one
+    gc.collect()
+
+
+async def test_one_that_has_ended_is_dismissed_all_the_same() -> None:
+    one = commit()
+    one.hand_over(MemoryStorage())
+    assert await one.stored == []
+    one.dismiss()
