@@ -10,6 +10,7 @@ import errno
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from gateway.turns import Turns
@@ -80,7 +81,7 @@ class Accepting:
                 return
             opening = self._loop.create_task(self._open(accepted))
             self._opening.add(opening)
-            opening.add_done_callback(self._opening.discard)
+            opening.add_done_callback(partial(self._ended, accepted))
         self._look()
 
     def _look(self) -> None:
@@ -95,6 +96,8 @@ class Accepting:
         except OSError as error:  # ssl.SSLError among them: it went, or does not speak TLS
             _LOG.debug("a connection did not come to be: %s", error)
             accepted.close()
-        except asyncio.CancelledError:
+
+    def _ended(self, accepted: socket.socket, opening: asyncio.Task[None]) -> None:
+        self._opening.discard(opening)
+        if opening.cancelled():  # before it had begun, perhaps: then nothing of it ran
             accepted.close()
-            raise

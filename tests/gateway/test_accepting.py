@@ -127,6 +127,21 @@ async def test_who_cannot_be_accepted_now_waits(
         client.close()
 
 
+async def test_who_is_accepted_at_the_very_end_is_sent_away() -> None:
+    """The broker goes down in the turn in which his connection was taken: its socket is closed, and
+    he need not wait for his own time limit."""
+    there: list[Hearing] = []
+    turns = HeldTurns()
+    async with accepting(there, turns) as port:
+        (client,) = await connected(port, 1)
+        await becomes(lambda: bool(turns.asked))
+        turns.asked.pop()()
+    assert there == []
+    async with asyncio.timeout(10):
+        assert await asyncio.get_running_loop().sock_recv(client, 1) == b""
+    client.close()
+
+
 async def test_nobody_is_accepted_behind_the_end() -> None:
     """Whose turn comes when the broker is going down already."""
     there: list[Hearing] = []

@@ -1,10 +1,12 @@
 """Catalogs to test, whoever keeps their rows: a SQLite file, a Redis or Valkey server, or the nodes
 of a metadata service in front of one of the two."""
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from metadata.asking_nodes import Nobody
 from metadata.inprocess import InProcessMetadata
 from metadata.redis_database import RedisDatabase, found_catalog
 from metadata.row_store import RowStore
@@ -18,6 +20,7 @@ from tests.servers.node import Node
 from tests.storage.standing import Standing
 
 MARKS = Marks("history-1")
+WAIT_S = 20.0
 
 
 class SqliteKeeper:
@@ -127,7 +130,12 @@ class ServiceKeeper:
         """What it has, as one more gateway sees it."""
         if self._service is None:
             self._service = await self._start()
-        return await self._service.gateway(on_fatal=on_fatal)
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                try:
+                    return await self._service.gateway(on_fatal=on_fatal)
+                except Nobody:  # the machine stood still: each node says so until it has read again
+                    await asyncio.sleep(0.1)
 
     async def close(self) -> None:
         """The nodes, and what they stand in front of."""
