@@ -248,9 +248,10 @@ class Explaining:
 
 
 def wall_unix_ms(*moments: float) -> list[int]:
-    """The wall's time at each of these moments of the loop's clock. Those of one call are as far
-    apart as they were; something may come between the readings of two calls."""
-    ahead_s = time.time() - asyncio.get_running_loop().time()
+    """The wall's time at each of these moments of the loop's clock, as far apart as they were."""
+    loop = asyncio.get_running_loop()
+    # Whatever comes between the two readings makes the difference smaller: one of three is whole.
+    ahead_s = max(time.time() - loop.time() for _ in range(3))
     return [round((at + ahead_s) * 1000) for at in moments]
 
 

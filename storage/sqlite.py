@@ -170,10 +170,6 @@ class SqliteStorage:
             self._reports.append(sentence)
             self._reported += 1
 
-    def _act(self, run: Callable[[], T], size: int = 0) -> "asyncio.Future[T]":
-        """As Writer.submit."""
-        return self._writer.submit(run, size)
-
     async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         if self._closed:
             raise Refused("storage_unavailable", "the storage is closed")
@@ -187,7 +183,7 @@ class SqliteStorage:
 
     async def create_queue(self, queue_id: str, partitions: int) -> None:
         """Make those of its partitions that are not there."""
-        await self._act(lambda: self._books.create_queue(queue_id, partitions))
+        await self._writer.submit(lambda: self._books.create_queue(queue_id, partitions))
 
     async def drop_queue(self, queue_id: str) -> None:
         """When this returns, the queue is durably gone; its space comes back in slices, also
@@ -197,11 +193,11 @@ class SqliteStorage:
             self._books.drop_queue(queue_id)
             self._trimmer.has_garbage = True
 
-        await self._act(run)
+        await self._writer.submit(run)
 
     async def create_group(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
         """Make its missing cursors, durable when this returns (R11)."""
-        await self._act(lambda: self._books.create_group(group_id, queue_id, starts))
+        await self._writer.submit(lambda: self._books.create_group(group_id, queue_id, starts))
 
     async def drop_group(self, group_id: str, queue_id: str) -> None:
         """As drop_queue, for the group's cursors and side lines."""
@@ -210,7 +206,7 @@ class SqliteStorage:
             self._books.drop_group(group_id, queue_id)
             self._trimmer.has_garbage = True
 
-        await self._act(run)
+        await self._writer.submit(run)
 
     async def seek(self, group_id: str, queue_id: str, starts: Sequence[Start]) -> None:
         """Fresh cursors at `starts`, under raised epochs."""
@@ -219,7 +215,7 @@ class SqliteStorage:
             self._books.seek(group_id, queue_id, starts)
             self._trimmer.has_garbage = True
 
-        await self._act(run)
+        await self._writer.submit(run)
 
     async def purge(self, queue_id: str, group_id: str | None) -> int:
         """Drop what stands there; its space comes back in slices."""
@@ -229,7 +225,7 @@ class SqliteStorage:
             self._trimmer.has_garbage = True
             return count
 
-        return await self._act(run)
+        return await self._writer.submit(run)
 
     # --- Messages ------------------------------------------------------------------------------
 
@@ -242,7 +238,7 @@ class SqliteStorage:
     ) -> Awaitable[list[Appended]]:
         """Append records; durable, and certified, when this is awaited (R10). It begins at once."""
         size = sum(len(append.header) + len(append.payload) for append in appends)
-        return self._act(lambda: self._books.append(appends), size)
+        return self._writer.submit(lambda: self._books.append(appends), size)
 
     async def read(
         self, partition: Partition, offset: int, bytes_max: int, *, until: int | None = None
@@ -254,7 +250,7 @@ class SqliteStorage:
             )
         )
         if bad and not self._writer.failure:
-            await self._act(lambda: quarantine(self._books, partition, bad))
+            await self._writer.submit(lambda: quarantine(self._books, partition, bad))
         return result
 
     async def read_each(
@@ -267,7 +263,7 @@ class SqliteStorage:
             )
         )
         if bad and not self._writer.failure:
-            await self._act(lambda: quarantine(self._books, partition, bad))
+            await self._writer.submit(lambda: quarantine(self._books, partition, bad))
         return found
 
     async def offset_at(self, partition: Partition, unix_ms: int) -> int:
@@ -281,14 +277,14 @@ class SqliteStorage:
         more = True
         freed = 0
         while more and not freed:
-            freed, more = await self._act(
+            freed, more = await self._writer.submit(
                 lambda: self._trimmer.trim(partition, retention_s=retention_s, keep_all=keep_all)
             )
         return freed
 
     async def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
         """Accept no further append (R27)."""
-        return await self._act(lambda: self._books.seal(partition, successors))
+        return await self._writer.submit(lambda: self._books.seal(partition, successors))
 
     # --- Cursors -------------------------------------------------------------------------------
 
@@ -296,7 +292,7 @@ class SqliteStorage:
         self, place: GroupPartition, *, token: bytes, assignment: int, epoch_seen: int = 0
     ) -> Owned:
         """Raise and persist the epoch (R14, R15)."""
-        return await self._act(
+        return await self._writer.submit(
             lambda: self._books.cursors.own(
                 place, token=token, assignment=assignment, epoch_seen=epoch_seen
             )
@@ -304,7 +300,7 @@ class SqliteStorage:
 
     async def write_cursors(self, writes: Sequence[CursorWrite]) -> list[Written]:
         """Fenced cursor changes (R16, R18, R29)."""
-        return await self._act(lambda: self._books.cursors.write(writes))
+        return await self._writer.submit(lambda: self._books.cursors.write(writes))
 
     async def read_side(
         self, place: GroupPartition, key_hash: int, after: int, count_max: int

@@ -85,6 +85,13 @@ async def connected(port: int, count: int) -> list[socket.socket]:
     return made
 
 
+async def waiting(port: int, turns: HeldTurns) -> socket.socket:
+    """A client whose turn is asked for."""
+    (client,) = await connected(port, 1)
+    await becomes(lambda: bool(turns.asked))
+    return client
+
+
 async def test_a_crowd_is_accepted_a_few_in_each_turn() -> None:
     there: list[Hearing] = []
     turns = HeldTurns()
@@ -133,8 +140,7 @@ async def test_who_is_accepted_at_the_very_end_is_sent_away() -> None:
     there: list[Hearing] = []
     turns = HeldTurns()
     async with accepting(there, turns) as port:
-        (client,) = await connected(port, 1)
-        await becomes(lambda: bool(turns.asked))
+        client = await waiting(port, turns)
         turns.asked.pop()()
     assert there == []
     async with asyncio.timeout(10):
@@ -147,8 +153,7 @@ async def test_nobody_is_accepted_behind_the_end() -> None:
     there: list[Hearing] = []
     turns = HeldTurns()
     async with accepting(there, turns) as port:
-        (client,) = await connected(port, 1)
-        await becomes(lambda: bool(turns.asked))
+        client = await waiting(port, turns)
     turns.asked.pop()()
     assert there == []
     client.close()

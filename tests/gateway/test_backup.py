@@ -289,7 +289,7 @@ async def test_damage_that_was_backed_up_is_found_in_the_rows(
     await broker.storage.append([append(partition, messages=1)])
     assert isinstance(broker.storage, SqliteStorage)
     opened = broker.storage._opened
-    await broker.storage._act(
+    await broker.storage._writer.submit(
         lambda: opened.writer.execute("UPDATE record SET payload = x'00'") and None
     )
     await run("backup", tmp_path / "backup", "--data-dir", tmp_path / "data")

@@ -1,7 +1,8 @@
 """A commit that is handed over: whatever the storage does then, somebody hears of it."""
 
 import gc
-from collections.abc import Awaitable, Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,9 @@ from storage.memory import MemoryStorage
 class Raising(MemoryStorage):
     """It fails before there is anything to await."""
 
-    def append(  # type: ignore[override]
+    def append(
         self, appends: Sequence[Append], *, lane: Lane | None = None
-    ) -> Awaitable[list[Appended]]:
+    ) -> Coroutine[Any, Any, list[Appended]]:
         raise ValueError("no")
 
 
