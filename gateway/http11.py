@@ -111,6 +111,10 @@ class Http11Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """As asyncio.Protocol."""
+        self._receive(data)
+        self._intake.heard()
+
+    def _receive(self, data: bytes) -> None:
         if self._early is not None:
             self._early += data  # of TLS, where what is read is more than is asked for
             return

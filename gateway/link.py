@@ -230,6 +230,10 @@ class Publisher(Protocol):
         """Whether queues flood and have others beside them, as far as the last second tells."""
 
     @property
+    def is_storing(self) -> bool:
+        """Whether something is on its way into the storage."""
+
+    @property
     def has_enough(self) -> bool:
         """Whether it is crowded, and of those that flood more waits than the next commits take."""
 

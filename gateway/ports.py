@@ -194,6 +194,10 @@ class Publishing(Protocol):
         """See link.Publisher."""
 
     @property
+    def is_storing(self) -> bool:
+        """See link.Publisher."""
+
+    @property
     def has_enough(self) -> bool:
         """See link.Publisher."""
 

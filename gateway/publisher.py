@@ -135,6 +135,11 @@ class Publisher:
         return self.commits.is_crowded()
 
     @property
+    def is_storing(self) -> bool:
+        """As link.Publisher.is_storing."""
+        return len(self.commits) > 0
+
+    @property
     def has_enough(self) -> bool:
         """As link.Publisher.has_enough."""
         return self.commits.has_enough()

@@ -47,8 +47,10 @@ _PAUSE_S: Final = 0.001
 """Between two such parts then: what the others have published needs several turns of the loop, and
 the storage's threads need the interpreter, until it is there."""
 PER_TURN: Final = 16
-"""Sessions whose sockets are lost, or can be written to again, hear of it in one turn of the loop,
-half a millisecond's work each: a thousand of them at once are nobody's pause."""
+"""Sessions whose sockets are lost hear of it in one turn of the loop, half a millisecond's work: a
+thousand of them at once are nobody's pause."""
+RESUMED_PER_TURN: Final = 4
+"""The same where they can be written to again: each may read on, and is given 128 KiB."""
 _ENOUGH_S: Final = 0.02
 """So long at most nobody has his turn because enough of those that flood waits for the storage: who
 sends much of something else is heard, too, and what the storage does not take is refused."""
@@ -99,7 +101,7 @@ class Registry:
         self.deadlines = Deadlines()
         self.incoming = incoming or Incoming()
         """What clients have begun to send; request bodies count there, too."""
-        self.intake = Intake()
+        self.intake = Intake(lambda: around.broker.publisher.is_storing)
         self.is_draining = False
         self._sessions_max = sessions_max
         self._connections: set[Connection] = set()
@@ -112,7 +114,7 @@ class Registry:
         """When the next one has its turn in any case."""
         self._later: deque[tuple[Talker, Heard]] = deque()
         self._lost = FewAtATime(PER_TURN)
-        self.resumed = FewAtATime(PER_TURN)
+        self.resumed = FewAtATime(RESUMED_PER_TURN)
         """Connections that can be written to again."""
         self._emptied: asyncio.Event | None = None
         self.framed = HitRate()

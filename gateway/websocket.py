@@ -93,6 +93,7 @@ class WebSocketConnection(Reading):
         else:
             self._is_begun = True
             self._shake_hands(data)
+        self.registry.intake.heard()
 
     def eof_received(self) -> None:
         """The client says no more: the transport closes itself."""

@@ -30,11 +30,15 @@ ACTS_PER_COMMIT_MAX: Final = 4096
 """A transaction takes what is queued up to these bounds: memory, and the time others wait."""
 _BATCHES_PER_SWEEP: Final = 16
 """Under load, one slice of garbage goes with every so many batches."""
-CARRY_BYTES: Final = 1_048_576
-"""So much in the WAL is carried into the file as soon as nobody waits: a millisecond or two, the
-file's fsync included. What waits until a commit has to do it, at `WAL_PAGES`, holds that one up,
-and all behind it, for ten."""
-_COMMIT_BYTES: Final = 16 * 1024
+CARRY_BYTES: Final = 64 * 1024
+"""So much of what was handed to commits is carried from the WAL into the file as soon as nobody
+waits: less than a millisecond, the file's fsync included. A mebibyte took three, and beside a flood
+one message in ten met that. What waits until a commit has to do it, at `WAL_PAGES`, holds that one
+up, and all behind it, for ten."""
+CARRY_WAL_BYTES: Final = 1_048_576
+"""The same of the WAL itself, where commits are small: they write the same pages again and again,
+of which the last ones are carried."""
+COMMIT_BYTES: Final = 16 * 1024
 """What a commit adds to the WAL beside what it was handed: pages of rows that it changes."""
 _COMMITS_PER_LOOK: Final = 64
 """Between two looks at the length of the WAL; 64 of the largest commits are 512 MiB."""
@@ -84,8 +88,8 @@ class Writer:
         self._queue: queue.SimpleQueue[Act | None] = queue.SimpleQueue()
         self._copies: deque[Copying] = deque()
         self._batches = 0
-        self._uncarried = 0
-        """About how many bytes of the WAL the file does not have."""
+        self._uncarried = self._uncarried_wal = 0
+        """About how many bytes the file does not have: of what commits were handed, and in all."""
         self._closing = False
         self._refusal = ""
         self._thread = threading.Thread(target=self._run, name="tocsin-store-writer", daemon=True)
@@ -144,7 +148,7 @@ class Writer:
     def _run(self) -> None:
         while not self._closing:
             is_free = self._queue.empty() and not self.failure
-            if is_free and self._uncarried >= CARRY_BYTES:
+            if is_free and self._is_carrying_due():
                 self._carry()
             elif is_free and self._trimmer.pending():
                 self._batches += 1
@@ -213,7 +217,9 @@ class Writer:
                 began = time.perf_counter()
                 self._connection.execute("COMMIT")
                 self._commit_s.add(time.perf_counter() - began)
-                self._uncarried += _COMMIT_BYTES + sum(act.size for act in batch)
+                size = sum(act.size for act in batch)
+                self._uncarried += size
+                self._uncarried_wal += COMMIT_BYTES + size
                 self.commits += 1
                 if self.commits % _COMMITS_PER_LOOK == 0:
                     self._cut_wal()
@@ -230,10 +236,13 @@ class Writer:
             self._call(self._deliver, answers, certified)
         books.shrink()
 
+    def _is_carrying_due(self) -> bool:
+        return self._uncarried >= CARRY_BYTES or self._uncarried_wal >= CARRY_WAL_BYTES
+
     def _carry(self) -> None:
         """What is committed, into the file; readers are not waited for. What cannot be carried is
         durable where it is, and tried again later, as SQLite does of itself."""
-        self._uncarried = 0
+        self._uncarried = self._uncarried_wal = 0
         with contextlib.suppress(sqlite3.Error):
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 

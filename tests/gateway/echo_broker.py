@@ -201,7 +201,7 @@ class EchoBroker:
         self.bug: Exception | None = None
         """Raised by whatever is called next."""
         self.numbers = itertools.count()
-        self.company = self.crowded = self.enough = False
+        self.company = self.crowded = self.enough = self.storing = False
 
     @property
     def has_company(self) -> bool:
@@ -212,6 +212,11 @@ class EchoBroker:
     def is_crowded(self) -> bool:
         """As the test says."""
         return self.crowded
+
+    @property
+    def is_storing(self) -> bool:
+        """As the test says."""
+        return self.storing
 
     @property
     def has_enough(self) -> bool:

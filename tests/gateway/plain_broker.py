@@ -395,6 +395,11 @@ class PlainBroker:
         return False
 
     @property
+    def is_storing(self) -> bool:
+        """Never."""
+        return False
+
+    @property
     def has_enough(self) -> bool:
         """Never."""
         return False

@@ -117,6 +117,17 @@ def test_large_reads_take_turns_a_few_in_each_millisecond() -> None:
     run(main())
 
 
+def test_behind_a_read_the_storages_thread_has_its_turn_while_something_is_stored() -> None:
+    storing, given = [False], list[bool]()
+    intake = Intake(lambda: storing[0], lambda: given.append(True))
+    intake.heard()
+    assert not given
+    storing[0] = True
+    intake.heard()
+    intake.heard()
+    assert given == [True, True]
+
+
 @pytest.mark.parametrize(("waiting", "pauses"), [(CROWD, 1.0), (2 * CROWD, 0.5)])
 async def test_of_a_crowd_each_begins_sooner_after_the_one_before(
     waiting: int, pauses: float

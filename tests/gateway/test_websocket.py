@@ -23,8 +23,15 @@ from gateway import frames
 from gateway.auth import Auth
 from gateway.frames import Close
 from gateway.handshake import shake_hands
-from gateway.http11 import Http11Protocol
-from gateway.registry import PART_BYTES_SHARED, PER_TURN, Registry, drain_sessions
+from gateway.http11 import Http11Protocol, http_class
+from gateway.intake import Intake
+from gateway.registry import (
+    PART_BYTES_SHARED,
+    PER_TURN,
+    RESUMED_PER_TURN,
+    Registry,
+    drain_sessions,
+)
 from gateway.session import Timing
 from gateway.surroundings import Surroundings
 from gateway.websocket import WebSocketConnection, websocket_class
@@ -490,6 +497,27 @@ async def test_a_socket_that_ignores_our_close_is_cut_off(broker: EchoBroker) ->
         await wire.close()
 
 
+async def test_while_something_is_stored_each_read_gives_way(broker: EchoBroker) -> None:
+    """Of a WebSocket and of HTTP: on a core of their own the storage's thread and the loop's would
+    else wait for each other's slices."""
+    given = list[bool]()
+    registry = Registry(Surroundings(broker, Auth(None)))
+    registry.intake = Intake(lambda: broker.is_storing, lambda: given.append(True))
+    async with serve(registry, http_class(registry.addresses, registry.intake)) as gateway:
+        wire = await session(gateway)
+        assert not given
+        broker.storing = True
+        await wire.send({"type": "ping", "ref": 1})
+        assert (await wire.receive())["type"] == "pong"
+        assert given == [True]
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(b"NONSENSE\r\n\r\n")
+        assert b" 400 " in await reader.readline()
+        assert given == [True, True]
+        writer.close()
+        await wire.close()
+
+
 # --- Memory -------------------------------------------------------------------------------------
 
 
@@ -524,7 +552,7 @@ async def test_those_who_read_again_at_once_are_given_more_in_turns(
     gateway: Gateway, broker: EchoBroker
 ) -> None:
     """P9: others are heard in between. One that is full again, or gone, by then is passed over."""
-    wires = [await session(gateway) for _ in range(2 * PER_TURN + 3)]
+    wires = [await session(gateway) for _ in range(2 * RESUMED_PER_TURN + 3)]
     connections = [
         one for one in gateway.registry.connections() if isinstance(one, WebSocketConnection)
     ]
@@ -534,7 +562,7 @@ async def test_those_who_read_again_at_once_are_given_more_in_turns(
     for connection in connections:
         connection.resume_writing()
     full, gone = connections[-1], connections[-2]
-    for _ in range(3 * PER_TURN):  # one place in the queue is enough
+    for _ in range(3 * RESUMED_PER_TURN):  # one place in the queue is enough
         gone.pause_writing()
         gone.resume_writing()
     full.pause_writing()
@@ -544,10 +572,10 @@ async def test_those_who_read_again_at_once_are_given_more_in_turns(
         await asyncio.sleep(0)
         fed.append([one for one in connections if not one._is_starved])
     assert [len(some) for some in fed] == [
-        PER_TURN,
-        2 * PER_TURN,
-        2 * PER_TURN + 1,
-        2 * PER_TURN + 1,
+        RESUMED_PER_TURN,
+        2 * RESUMED_PER_TURN,
+        2 * RESUMED_PER_TURN + 1,
+        2 * RESUMED_PER_TURN + 1,
     ]
     assert fed[-1] == connections[:-2]
     full.resume_writing()

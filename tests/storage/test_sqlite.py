@@ -12,7 +12,7 @@ from push.errors import Refused
 from push.ports import GroupPartition, Partition, Retry, Side
 from storage import sqlite_trim
 from storage.sqlite import SqliteStorage
-from storage.sqlite_writer import CARRY_BYTES
+from storage.sqlite_writer import CARRY_BYTES, CARRY_WAL_BYTES, COMMIT_BYTES
 from tests.contract.stores import (
     ANN,
     BEN,
@@ -298,6 +298,7 @@ async def test_a_wal_that_readers_kept_from_starting_anew_is_cut(
     """R31: also while somebody reads without a pause."""
     monkeypatch.setattr("storage.sqlite_writer.WAL_BYTES_MAX", 1 << 20)
     monkeypatch.setattr("storage.sqlite_writer.CARRY_BYTES", 1 << 40)
+    monkeypatch.setattr("storage.sqlite_writer.CARRY_WAL_BYTES", 1 << 40)
     store = await embedded.open()
     await store.create_queue("q-1", 1)
     wal = embedded.path.with_name("store.sqlite-wal")
@@ -329,6 +330,23 @@ async def test_what_is_committed_is_carried_into_the_file_when_nobody_waits(
     async with asyncio.timeout(20):
         while embedded.path.stat().st_size < CARRY_BYTES // 2:
             await commits(store)  # nobody writes: it has time
+
+
+async def test_small_commits_are_carried_by_what_the_wal_has_of_them(embedded: Embedded) -> None:
+    """Each writes pages, however little it was handed; carried singly they would cost more than
+    the commits do."""
+    store = await embedded.open()
+    await store.create_queue("q-1", 1)
+    for _ in range(CARRY_WAL_BYTES // COMMIT_BYTES - 5):
+        await store.append([append(messages=1, size=10)])
+    await store.partitions("q-1")
+    before = embedded.path.stat().st_mtime_ns
+    await store.append([append(messages=1, size=10)])
+    await store.partitions("q-1")
+    assert embedded.path.stat().st_mtime_ns == before
+    async with asyncio.timeout(20):
+        while embedded.path.stat().st_mtime_ns == before:
+            await store.append([append(messages=1, size=10)])
 
 
 async def test_what_cannot_be_carried_is_read_where_it_is(embedded: Embedded) -> None:
