@@ -10,7 +10,7 @@ messages that end is read as ever.
 A client that has its next request ready when the last one is answered keeps the loop's thread
 running without an end. Linux lets a thread that has waited for the disk go on when the running one
 has used up its slice, or gives way: where both share a core, a commit of half a millisecond takes
-three. So the loop gives way, which costs 0.3 us where nobody waits for the core.
+three. So the loop gives way, which costs half a microsecond where nobody waits for the core.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ _GIVE_WAY: Final[Callable[[], None]] = getattr(os, "sched_yield", lambda: None) 
 
 
 class Intake:
-    """Of one gateway. `is_storing`: whether something is on its way into the storage. `give_way`:
-    lets another thread have this one's core; handed in by tests."""
+    """Of one gateway. `is_storing`: whether a commit of what was published is under way.
+    `give_way`: lets another thread have this one's core; handed in by tests."""
 
     __slots__ = ("_give_way", "_is_running", "_is_storing", "_resting")
 

@@ -231,7 +231,7 @@ class Publisher(Protocol):
 
     @property
     def is_storing(self) -> bool:
-        """Whether something is on its way into the storage."""
+        """Whether a commit of what was published is under way."""
 
     @property
     def has_enough(self) -> bool:

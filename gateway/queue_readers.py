@@ -27,10 +27,11 @@ from push.positions import overtaken
 from push.record import Record
 
 SLICE = 64
-"""Readers that are served in one turn of the loop, in less than a millisecond: who publishes while
-a fan-out to thousands goes on meets three such turns until his message is there."""
+"""Readers that a queue serves in one turn: less than a millisecond; a publish meets three turns."""
 SLICE_BYTES = 128 * 1024
 """The same in bytes, which are copied into as many sockets."""
+FAN_OUTS_MAX = 256
+"""Records that wait to be fanned out. Where more come than go out, everybody reads the log (P9)."""
 CATCH_UPS_MAX = 16
 POSITIONS_EVERY_S = 30.0
 """How often a filtered reader learns how far it has come without a message."""
@@ -98,14 +99,15 @@ class QueueReaders:
         number, end = partition.number, self._tail.ends[partition]
         while self.next[number] < end:
             found = self._tail.get(partition, self.next[number])
-            if found is None:  # appended elsewhere, or let go of already: everybody reads it
-                self._leave_behind(number)
+            if found is None or len(self._fan_outs) >= FAN_OUTS_MAX:
+                self._leave_behind(number)  # appended elsewhere, let go of, or one too many
                 self.next[number] = end
                 return
             record, stages = found
             self.next[number] = record.last + 1
             if self._plain:
-                self._fan_outs.append((number, record, stages, pieces(record), list(self._plain)))
+                to = [*reversed(self._plain)]
+                self._fan_outs.append((number, record, stages, pieces(record), to))
                 self._fan_out_soon()
             if self._by_hash and not self._by_hash.keys().isdisjoint(record.header.key_hashes):
                 self._fan_filtered(number, record, stages)
@@ -133,10 +135,9 @@ class QueueReaders:
             return
         number, record, stages, cut, readers = self._fan_outs[0]
         size = slice_of(len(record.payload))
-        batch, rest = readers[:size], readers[size:]
-        if rest:
-            self._fan_outs[0] = (number, record, stages, cut, rest)
-        else:
+        batch = readers[: -size - 1 : -1]
+        del readers[-size:]
+        if not readers:
             self._fan_outs.popleft()
         encoded: dict[tuple[int, int], Framed] = {}
         log = self._reads.fan_out(number, record, stages)

@@ -106,7 +106,8 @@ so much for each millisecond that the storage needs for the smallest one. A queu
 waits for nobody, and its commits are as large as its load makes them."""
 COMMIT_BYTES_CROWDED: Final = 8 * 1024
 """The same where one of them floods: some thirty messages cost the storage's thread and the loop a
-quarter of a millisecond, so that a commit takes a quarter longer than a small one."""
+quarter of a millisecond, so that a commit takes a quarter longer than a small one. The last record
+taken may go beyond it."""
 COMMIT_BYTES_SHARED_MAX: Final = 4 * 1_048_576
 COMMIT_MESSAGE_BYTES: Final = 256
 """What a message counts at least in such a commit: it costs time, however small it is."""

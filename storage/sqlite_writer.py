@@ -32,14 +32,15 @@ _BATCHES_PER_SWEEP: Final = 16
 """Under load, one slice of garbage goes with every so many batches."""
 CARRY_BYTES: Final = 64 * 1024
 """So much of what was handed to commits is carried from the WAL into the file as soon as nobody
-waits: less than a millisecond, the file's fsync included. A mebibyte took three, and beside a flood
-one message in ten met that. What waits until a commit has to do it, at `WAL_PAGES`, holds that one
+waits: less than a millisecond, the file's fsync included, and one fsync more for the commit behind
+it, with which the WAL starts anew. A mebibyte took three, and beside a flood one message in ten met
+that. What waits until a commit has to do it, at `WAL_PAGES`, holds that one
 up, and all behind it, for ten."""
 CARRY_WAL_BYTES: Final = 1_048_576
-"""The same of the WAL itself, where commits are small: they write the same pages again and again,
-of which the last ones are carried."""
+"""The same of the WAL itself, as far as is known, where commits are small: they write the same
+pages again and again, of which the last ones are carried."""
 COMMIT_BYTES: Final = 16 * 1024
-"""What a commit adds to the WAL beside what it was handed: pages of rows that it changes."""
+"""About what a commit adds to the WAL beside what it was handed: pages of rows that it changes."""
 _COMMITS_PER_LOOK: Final = 64
 """Between two looks at the length of the WAL; 64 of the largest commits are 512 MiB."""
 

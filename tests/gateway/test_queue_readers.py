@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway import queue_readers
-from gateway.queue_readers import SLICE, SLICE_BYTES, QueueReaders, slice_of
+from gateway.queue_readers import FAN_OUTS_MAX, SLICE, SLICE_BYTES, QueueReaders, slice_of
 from gateway.reader import Reader
 from gateway.spans import Stages
 from gateway.tail import Tail
@@ -108,6 +108,24 @@ async def test_a_stalled_reader_is_asked_again_by_its_credit_alone(second: Secon
     second.appended(*await second.publish(1, first=4))
     assert await session.get(5) == [0, 1, 2, 3, 4]
     reader.close()
+
+
+async def test_records_that_come_faster_than_they_go_out_are_read_from_the_log(
+    second: Second,
+) -> None:
+    """P9: what waits for the fan-out is bounded; P10: nobody misses anything of it."""
+    session, reader = second.read(10 * FAN_OUTS_MAX)
+    await eventually(lambda: not reader.behind)
+    published = [await second.publish(1, first=first) for first in range(FAN_OUTS_MAX + 3)]
+    for partition, record in published[:FAN_OUTS_MAX]:
+        second.appended(partition, record)
+    assert not reader.behind
+    for partition, record in published[FAN_OUTS_MAX:]:
+        second.appended(partition, record)
+    assert len(second.readers._fan_outs) == FAN_OUTS_MAX
+    assert reader.behind
+    assert await session.get(FAN_OUTS_MAX + 3) == [*range(FAN_OUTS_MAX + 3)]
+    await eventually(lambda: not reader.behind)
 
 
 def test_a_turn_has_so_many_readers_and_so_many_bytes() -> None:

@@ -24,7 +24,6 @@ from gateway.auth import Auth
 from gateway.frames import Close
 from gateway.handshake import shake_hands
 from gateway.http11 import Http11Protocol, http_class
-from gateway.intake import Intake
 from gateway.registry import (
     PART_BYTES_SHARED,
     PER_TURN,
@@ -502,7 +501,7 @@ async def test_while_something_is_stored_each_read_gives_way(broker: EchoBroker)
     else wait for each other's slices."""
     given = list[bool]()
     registry = Registry(Surroundings(broker, Auth(None)))
-    registry.intake = Intake(lambda: broker.is_storing, lambda: given.append(True))
+    registry.intake._give_way = lambda: given.append(True)
     async with serve(registry, http_class(registry.addresses, registry.intake)) as gateway:
         wire = await session(gateway)
         assert not given

@@ -262,6 +262,21 @@ async def test_a_queue_that_floods_leaves_room_for_every_other_one(house: MadHou
 
 
 @mad
+async def test_the_publisher_says_for_how_long_a_commit_is_under_way(house: MadHouse) -> None:
+    """P9: so long the loop gives way to the storage's thread."""
+    queue, publisher = await house.queue(), house.broker.publisher
+    assert not publisher.is_storing
+    house.storage.stall("append")
+    answer = house.submit(queue, numbered(1))
+    await asyncio.sleep(0.001)
+    assert publisher.is_storing
+    house.storage.well()
+    assert codes(await answer) == [(0, 0, False)]
+    await asyncio.sleep(0)
+    assert not publisher.is_storing
+
+
+@mad
 async def test_the_next_commit_takes_what_others_have_beside_a_flood(house: MadHouse) -> None:
     """One queue has megabytes waiting: what another one brings then is durable with the next
     commit, and what the first one brought keeps its order (R7)."""
