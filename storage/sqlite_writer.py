@@ -30,9 +30,9 @@ ACTS_PER_COMMIT_MAX: Final = 4096
 """A transaction takes what is queued up to these bounds: memory, and the time others wait."""
 _BATCHES_PER_SWEEP: Final = 16
 """Under load, one slice of garbage goes with every so many batches."""
-CARRY_BYTES: Final = 64 * 1024
+CARRY_BYTES: Final = 256 * 1024
 """So much of what was handed to commits is carried from the WAL into the file as soon as nobody
-waits: less than a millisecond, the file's fsync included, and one fsync more for the commit behind
+waits: a millisecond and a half, the file's fsync included, and one fsync more for the commit behind
 it, with which the WAL starts anew. A mebibyte took three, and beside a flood one message in ten met
 that. What waits until a commit has to do it, at `WAL_PAGES`, holds that one
 up, and all behind it, for ten."""
