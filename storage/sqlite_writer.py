@@ -34,8 +34,8 @@ CARRY_BYTES: Final = 256 * 1024
 """So much of what was handed to commits is carried from the WAL into the file as soon as nobody
 waits: a millisecond and a half, the file's fsync included, and one fsync more for the commit behind
 it, with which the WAL starts anew. A mebibyte took three, and beside a flood one message in ten met
-that. What waits until a commit has to do it, at `WAL_PAGES`, holds that one
-up, and all behind it, for ten."""
+that. What waits until a commit has to do it, at `WAL_PAGES`, holds that one up, and all behind it,
+for ten."""
 CARRY_WAL_BYTES: Final = 1_048_576
 """The same of the WAL itself, as far as is known, where commits are small: they write the same
 pages again and again, of which the last ones are carried."""
