@@ -5,6 +5,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -65,13 +66,23 @@ async def store_on(node: Node, reserve_share: float) -> AsyncIterator[RedisStora
 
 
 async def filled(store: RedisStorage) -> int:
-    """Append until it is refused; how many records were stored."""
-    for number in range(2000):
-        (appended,) = await store.append([append(messages=1, size=64 << 10)])
-        if appended.outcomes is not None:
-            assert outcomes(appended) == ["storage_full"]
-            return number
+    """Append until it is refused, four at a time, each four with a look at the server: what comes
+    between two looks has a test of its own. How many records were stored."""
+    stored = 0
+    while stored < 2000:
+        seen = (await store.state()).detail
+        for _ in range(4):
+            (appended,) = await store.append([append(messages=1, size=64 << 10)])
+            if appended.outcomes is not None:
+                assert outcomes(appended) == ["storage_full"]
+                return stored
+            stored += 1
+        await becomes(partial(_says_other, store, seen))
     raise AssertionError("it is never full")
+
+
+async def _says_other(store: RedisStorage, seen: dict[str, str]) -> bool:
+    return (await store.state()).detail != seen
 
 
 async def drained(store: RedisStorage, stored: int) -> None:
