@@ -263,8 +263,9 @@ ACCESS_REQUEST_BYTES_MAX: Final = 1024
 USAGE_KEYS_MAX: Final = 10_000
 """Tenants, principals and queues with a usage line of their own in a minute: 1 KiB each in memory,
 400 bytes each on disk. What belongs to further ones is summed in one line."""
-USAGE_QUEUES_PER_SESSION_MAX: Final = 64
-"""Queues whose counter a session keeps at hand; for others it is looked up each time."""
+USAGE_QUEUES_PER_SESSION_MAX: Final = 256
+"""Queues whose counter a session keeps at hand, as many as it may subscribe to; for others it is
+looked up each time."""
 USAGE_LINES_KEPT_MAX: Final = 20_000
 """Usage lines that wait for a disk that is full: two full minutes."""
 ACCESS_KEYS_MAX: Final = 1000
