@@ -68,7 +68,7 @@ soak: setup  ## the whole runs of kill -9, power loss (an hour; needs root), ten
 	@scripts/needs java redis
 	TOCSIN_SOAK=1 $(python) -m pytest tests/push tests/histories/test_any_*.py -n 2
 	TOCSIN_SOAK=1 $(python) -m pytest tests/system tests/histories/test_two_tenants.py \
-	  -k "kill or power or nothing_crosses" -v -s -o faulthandler_timeout=3600 $(ARGS)
+	  -k "kill or power or nothing_crosses or every_process" -v -s -o faulthandler_timeout=3600 $(ARGS)
 	@scripts/needs haproxy keepalived
 	TOCSIN_SOAK=1 $(python) -m pytest tests/servers/test_pair.py -s -o faulthandler_timeout=3600
 	TOCSIN_SOAK=1 $(python) -m pytest tests/spark -s -o faulthandler_timeout=3600
