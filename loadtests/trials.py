@@ -21,6 +21,7 @@ from loadtests import (
     trial_calm,
     trial_churn,
     trial_console,
+    trial_counted,
     trial_credentials,
     trial_fuzz,
     trial_guard,
@@ -336,6 +337,29 @@ def guesses(tries: int, seed: int, as_json: bool) -> None:
     the answer must be within 1 ms of one another, and the answers the same. About four minutes."""
     with tempfile.TemporaryDirectory(prefix="tocsin-guesses-") as folder:
         _try(trial_guesses.guesses(tries, Path(folder), _progress, seed=seed), as_json)
+
+
+@trials.command()
+@click.option(
+    "--messages", type=click.IntRange(10_000), default=trial_counted.MESSAGES, show_default=True,
+    help="How many in each run, at least.",
+)  # fmt: skip
+@click.option(
+    "--end", "ends", multiple=True, type=click.Choice(trial_counted.ENDS),
+    help="Only the run that ends so; may be given several times. Without: all three.",
+)  # fmt: skip
+@_json
+def counted(messages: int, ends: tuple[trial_counted.End, ...], as_json: bool) -> None:
+    """Every message of a long run is in every book: the clients', the broker's, the delivery log's
+    and the usage log's.
+
+    stop: after a clean stop all counts are the same. kill: after kill -9 in mid load the log lacks
+    what it says it lacks. step: the wall clock passes a month's end and is stepped by 24 hours; the
+    days of the rollup are those of the lines. About four minutes each, and 4 GB; needs Java and
+    PySpark.
+    """
+    plan = trial_counted.Plan(messages, ends or trial_counted.ENDS)
+    _try(trial_counted.counted(plan, _progress), as_json)
 
 
 def _progress(text: str) -> None:
