@@ -27,7 +27,7 @@ ELSEWHERE: Final = frozenset(
         "TOCSIN_URL", "TOCSIN_CA_FILE", "TOCSIN_CERT_FILE", "TOCSIN_KEY_FILE", "TOCSIN_SOAK",
         "TOCSIN_METADATA_HOST", "TOCSIN_METADATA_PORT", "TOCSIN_METADATA_LAYOUT",
         "TOCSIN_METADATA_ADVERTISE", "TOCSIN_NEW_MASTER_KEY", "TOCSIN_TEST_REDIS",
-        "TOCSIN_CONTRACT", "TOCSIN_PLACING_STORAGE",
+        "TOCSIN_CONTRACT", "TOCSIN_PLACING_STORAGE", "TOCSIN_SCALE_HOOK", "TOCSIN_HOT_PERCENT",
     }
 )  # fmt: skip
 """Variables that the client commands and the tests of this project read, and `serve` does not."""

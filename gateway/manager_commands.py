@@ -70,16 +70,20 @@ def nodes_of_metadata() -> Callable[[], AskingNodes] | None:
 )
 @click.option(
     "--scale-hook",
+    envvar="TOCSIN_SCALE_HOOK",
     default=None,
     metavar="TEXT",
-    help="A program or an address that is told when storage clusters are too few or too many.",
+    help="A program or an address that is told when storage clusters are too few or too many. "
+    "(env TOCSIN_SCALE_HOOK)",
 )
 @click.option(
     "--hot-percent",
+    envvar="TOCSIN_HOT_PERCENT",
     type=click.IntRange(20, 95),
     default=round(100 * HOT_SHARE),
     show_default=True,
-    help="Of its memory, from which on a cluster is given no new partitions.",
+    help="Of its memory, from which on a cluster is given no new partitions. "
+    "(env TOCSIN_HOT_PERCENT)",
 )
 @click.option("--metrics-host", envvar="TOCSIN_METRICS_HOST", default="127.0.0.1",
               show_default=True, help="Where metrics are told; on an address that other machines "

@@ -3,7 +3,8 @@ the catalog, where new queues are placed by it, frees what deleted queues held a
 and says when clusters are too few or too many.
 
 Every duty can be done twice, or by two managers at once, without harm: facts are what was found,
-dropping what is dropped changes nothing, and a wish is numbered in the catalog before it is told.
+and who leads puts right what one that led before has written late; dropping what is dropped changes
+nothing, and a wish is numbered in the catalog before it is told.
 """
 
 import asyncio
@@ -124,6 +125,11 @@ class OutCluster:
             self._scaling = Scaling(scaling.read_wish(self._catalog.mark(scaling.MARK)))
             self._tell_at = now + HOOK_S  # who led before may be telling it still
         found = self._clusters.looked(looks, now=now, wall_unix_ms=int(self._wall() * 1000))
+        found += [
+            one
+            for one in self._clusters.facts
+            if one not in found and self._is_another_in_the_catalog(one)
+        ]
         for facts in found:
             if not self._leads():
                 return
@@ -137,6 +143,11 @@ class OutCluster:
                     facts.name, facts.state, facts.used_bytes, facts.bound_bytes,
                     f"; {facts.why}" if facts.why else "",
                 )  # fmt: skip
+
+    def _is_another_in_the_catalog(self, one: clusters.ClusterFacts) -> bool:
+        """A manager that led before may have written what it had found, late."""
+        held = clusters.read_facts(self._catalog.mark(clusters.MARK + one.name))
+        return held is None or held.state != one.state
 
     # --- Too few, too many ---------------------------------------------------------------------
 
@@ -179,7 +190,8 @@ class OutCluster:
         )
         try:
             await hook.tell(body)
-            if self._scaling.wish == wish:
+            held = scaling.read_wish(self._catalog.mark(scaling.MARK))
+            if self._leads() and self._scaling.wish == wish == held:  # else another one led since
                 await self._keep(msgspec.structs.replace(wish, is_told=True))
         except HookFailed as error:
             _LOG.error("the scale hook has not heard: %s", error)

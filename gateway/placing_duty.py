@@ -7,11 +7,18 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 
 from gateway.leader import Leader
 from gateway.out_cluster import STEP_S, OutCluster
 from gateway.scale_hook import ScaleHook
-from gateway.storage_clusters import Others, examine_all, open_shard, places_of
+from gateway.storage_clusters import (
+    INCARNATION_OF,
+    Others,
+    examine_all,
+    open_shard,
+    places_of,
+)
 from gateway.store_marks import ClusterMark
 from metadata import clusters
 from metadata.asking_nodes import AskingNodes
@@ -82,12 +89,12 @@ class PlacingDuty:
                     f"{self._targets[0].shown} is of the incarnation {mark.incarnation}, and the "
                     f"catalog knows {known}: one of the two has been exchanged",
                 )
-            others = Others(self._targets[1:], None, metadata, None, self._on_fatal)
+            others = Others(self._targets[1:], None, metadata, None)
             home = (self._targets[0].cluster, shard)
             storage = PlacedStorage(places_of(home, others, metadata, mark.incarnation))
             opened.push_async_callback(storage.close)
             out = OutCluster(
-                metadata, storage, self._look, leads=lambda: leader.leads,
+                metadata, storage, partial(self._look, metadata), leads=lambda: leader.leads,
                 hook=self._placing.hook, hot_share=self._placing.hot_share,
             )  # fmt: skip
             opened.push_async_callback(out.stop)
@@ -103,8 +110,11 @@ class PlacingDuty:
             await database.close()
             raise
 
-    async def _look(self) -> list[Look]:
-        uses = await asyncio.gather(*map(use_of, self._targets))
+    async def _look(self, metadata: InProcessMetadata) -> list[Look]:
+        """One that was emptied, or exchanged, is as good as away."""
+        names = [INCARNATION_OF + target.cluster for target in self._targets]
+        meant = map(metadata.mark, (STORAGE_INCARNATION, *names[1:]))
+        uses = await asyncio.gather(*map(use_of, self._targets, meant))
         return [
             Look(target.cluster, target.zone, use.memory.used, use.memory.bound, use.why)
             for target, use in zip(self._targets, uses, strict=True)

@@ -11,7 +11,9 @@ import http.client
 import logging
 import os
 import signal
+import socket
 import ssl
+import threading
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -78,7 +80,7 @@ class ScaleHook:
     async def _post(self, body: bytes) -> None:
         try:
             async with asyncio.timeout(self._within_s):
-                status = await asyncio.to_thread(_post, self._what, body, self._within_s)
+                status = await _Post(self._what, self._within_s).answered(body)
         except (OSError, http.client.HTTPException) as error:
             raise HookFailed(f"{_shown(self._what)}: {str(error) or 'no answer in time'}") from None
         if not 200 <= status < 300:
@@ -89,6 +91,7 @@ def check_hook(text: str) -> str:
     """An address, or a program that can be run, as an absolute path. Raises ValueError."""
     if text.startswith(("http://", "https://")):
         parts = urlsplit(text)
+        _ = parts.port  # a number from 0 to 65,535, or ValueError
         if not parts.hostname or parts.fragment or parts.username is not None:
             raise ValueError(text)
         return text
@@ -103,20 +106,59 @@ def _shown(url: str) -> str:
     return url.partition("?")[0]
 
 
-def _post(url: str, body: bytes, within_s: float) -> int:
-    """The status. Redirections are not followed, certificates are checked."""
-    parts = urlsplit(url)
-    connection: http.client.HTTPConnection
-    if parts.scheme == "https":
-        connection = http.client.HTTPSConnection(
-            parts.hostname or "", parts.port, timeout=within_s,
-            context=ssl.create_default_context(),
-        )  # fmt: skip
+class _Post:
+    """One request, in a thread of its own that keeps nobody waiting: what hangs, or sends a byte
+    now and then, is let go of when its time is over. Redirections are not followed, certificates
+    are checked."""
+
+    def __init__(self, url: str, within_s: float) -> None:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+        self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._connection = (
+            http.client.HTTPSConnection(
+                host, port, timeout=within_s, context=ssl.create_default_context()
+            )
+            if parts.scheme == "https"
+            else http.client.HTTPConnection(host, port, timeout=within_s)
+        )
+
+    async def answered(self, body: bytes) -> int:
+        """The status. Raises OSError or HTTPException; cancelled, nothing of it is left."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[int] = loop.create_future()
+
+        def work() -> None:
+            found: int | Exception
+            try:
+                found = self._request(body)
+            except Exception as error:
+                found = error
+            with suppress(RuntimeError):  # the loop is closed: nobody waits
+                loop.call_soon_threadsafe(_settle, answer, found)
+
+        threading.Thread(target=work, daemon=True, name="scale hook").start()
+        try:
+            return await answer
+        finally:
+            line = self._connection.sock
+            if line is not None:
+                with suppress(OSError):  # the thread has closed it
+                    line.shutdown(socket.SHUT_RDWR)
+
+    def _request(self, body: bytes) -> int:
+        try:
+            headers = {"Content-Type": "application/json"}
+            self._connection.request("POST", self._path, body, headers)
+            return self._connection.getresponse().status
+        finally:
+            self._connection.close()
+
+
+def _settle(answer: "asyncio.Future[int]", found: int | Exception) -> None:
+    if answer.done():
+        return
+    if isinstance(found, Exception):
+        answer.set_exception(found)
     else:
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=within_s)
-    try:
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        connection.request("POST", path, body, {"Content-Type": "application/json"})
-        return connection.getresponse().status
-    finally:
-        connection.close()
+        answer.set_result(found)

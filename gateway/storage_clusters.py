@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from gateway.facts_values import ClusterDescription
 from gateway.slices import Slices
 from gateway.store_marks import ClusterMark, Mark, MarkKeeper
-from metadata import clusters
+from metadata import clusters, scaling
 from metadata.catalog import Principal, QueueSettings
 from metadata.inprocess import InProcessMetadata
 from metadata.placement import place
@@ -64,12 +64,10 @@ class Others:
         mark: Mark | None,
         metadata: InProcessMetadata,
         keeper: MarkKeeper | None,
-        on_fatal: OnFatal,
     ) -> None:
         """`keeper` None: this process remembers nothing of them."""
         self._metadata = metadata
         self._keeper = keeper
-        self._on_fatal = on_fatal
         known = mark.others if mark is not None else {}
         if keeper is not None:
             for name, before in known.items():  # also of those that are away
@@ -102,7 +100,7 @@ class Others:
                 f"{mark.incarnation}: one of the two has been exchanged",
             )
         with explained([doubt for one in found for doubt in one.doubts]):
-            shard = await open_shard(target, mark, self._on_fatal)
+            shard = await open_shard(target, mark, partial(_broken, target.cluster))
         try:
             if expected is None:
                 await self._metadata.set_mark(name, mark.incarnation)
@@ -165,12 +163,22 @@ def place_on(
             )
             for target in targets
         ]
+        going = scaling.going(metadata.mark(scaling.MARK))
+        staying = [one for one in candidates if one.name not in going]
+        if any(one.state == "well" for one in staying):
+            candidates = staying
         is_bounded = settings.overflow == "reject" and bool(
             settings.messages_max or settings.bytes_max
         )
         return place(queue_id, settings.partitions, candidates, is_bounded=is_bounded)
 
     metadata.placing = placing
+
+
+def _broken(name: str, why: str) -> None:
+    """What this process remembers of it is about another store. Its shard refuses everything by
+    itself; the other clusters have nothing to do with it."""
+    _LOG.critical("the storage cluster %s is not used any more until a restart: %s", name, why)
 
 
 def _as_before(mark: ClusterMark) -> ClusterMark:

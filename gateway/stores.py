@@ -148,7 +148,7 @@ async def _open_shared(config: Config, targets: Sequence[Target], on_fatal: OnFa
             opened.push_async_callback(shard.close)
             keeper = MarkKeeper(data_dir, known.incarnation, lambda: touches_of(shard))
             metadata = await open_metadata(config, shard, opened, on_fatal)
-            others = Others(targets[1:], mark, metadata, keeper, on_fatal)
+            others = Others(targets[1:], mark, metadata, keeper)
             for other in others.shards.values():
                 opened.push_async_callback(other.close)
             await keeper.start()

@@ -61,6 +61,13 @@ class ClusterElectable(ShardRule):
             self.says.append(f"{', '.join(sorted(leaving))} cannot be taken out: it has no id")
             return []
         others = {place for node_id, place in view.places.items() if node_id not in gone}
+        forget: list[Act] = [
+            Forget(place, node_id)
+            for place in sorted(others & set(view.knows))
+            for node_id in sorted(view.knows[place] & gone)
+        ]
+        if forget:
+            return forget
         unheard = sorted(others - set(view.knows))
         if unheard:
             self.says.append(
@@ -68,13 +75,6 @@ class ClusterElectable(ShardRule):
                 + "; ".join(f"{one}: {view.silent.get(one, 'no reply')}" for one in unheard)
             )
             return []
-        forget: list[Act] = [
-            Forget(place, node_id)
-            for place in sorted(others)
-            for node_id in sorted(view.knows[place] & gone)
-        ]
-        if forget:
-            return forget
         lower = max(view.replicas - len(leaving), len(self.members()) - len(leaving))
         return [Count(view.replicas, view.out, min(lower, view.replicas), view.out | leaving)]
 

@@ -45,6 +45,8 @@ class ClusterFacts(msgspec.Struct, frozen=True, kw_only=True):
     """When it was first found in this state."""
     why: str = ""
     """It is away: what was heard last."""
+    hot_share: float = HOT_SHARE
+    """The manager's line (--hot-percent)."""
 
     @property
     def used_share(self) -> float:
@@ -114,6 +116,7 @@ class Clusters:
             name=look.name,
             zone=look.zone,
             state="hot" if is_hot else "well",
+            hot_share=self._hot_share,
             used_bytes=look.used_bytes,
             bound_bytes=look.bound_bytes,
             since_unix_ms=before.since_unix_ms if before is not None else 0,
@@ -162,5 +165,5 @@ def candidate(name: str, zone: str, facts: ClusterFacts | None, *, answers: bool
         return Candidate(name, zone)
     state = facts.state
     if state == "away":
-        state = "hot" if facts.used_share >= HOT_SHARE else "well"
+        state = "hot" if facts.used_share >= facts.hot_share else "well"
     return Candidate(name, zone or facts.zone, facts.used_share, state)

@@ -93,6 +93,12 @@ def read_wish(text: str | None) -> Wish | None:
         return None
 
 
+def going(text: str | None) -> tuple[str, ...]:
+    """Of the mark: the clusters that are to be removed, by name. Nothing new belongs there."""
+    wish = read_wish(text)
+    return wish.clusters if wish is not None and wish.kind == "remove" else ()
+
+
 def encoded(wish: Wish) -> str:
     """As the mark has it."""
     return msgspec.json.encode(wish).decode()

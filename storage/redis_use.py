@@ -22,12 +22,12 @@ class Use(NamedTuple):
     why: str = ""
 
 
-async def use_of(target: Target) -> Use:
-    """Never raises what a server may say."""
+async def use_of(target: Target, incarnation: str | None = None) -> Use:
+    """Never raises what a server may say. `incarnation`: the store that it is to be; None: any."""
     try:
         async with asyncio.timeout(ASKED_S):
             parts = await target.parts()
-            found = await asyncio.gather(*(_memory(part.settings) for part in parts))
+            found = await asyncio.gather(*(_memory(part.settings, incarnation) for part in parts))
     except TocsinError as error:
         return Use(Memory(0, 0), error.detail)
     except TimeoutError:
@@ -35,13 +35,16 @@ async def use_of(target: Target) -> Use:
     return Use(min(found, key=lambda memory: memory.free_share))
 
 
-async def _memory(settings: Settings) -> Memory:
+async def _memory(settings: Settings, incarnation: str | None) -> Memory:
     """Raises Refused."""
     link = await settings.open()
     try:
         told = await settings.ask(link, packed("INFO", "memory"))
+        there = await settings.ask(link, packed("HGET", settings.key, "incarnation"))
     finally:
         await link.close()
     if not isinstance(told, bytes):
         raise unavailable(f"{link.address}: {told}")
+    if incarnation is not None and there != incarnation.encode():
+        raise unavailable(f"{link.address} is not the store that it was: nothing is kept there")
     return memory_of(fields(told))

@@ -147,3 +147,42 @@ async def test_one_that_was_frozen_and_taken_out_is_not_elected_when_it_goes_on(
             await asyncio.to_thread(busy.start)
             await made.load.more(100)
             await made.all_is_there()
+
+
+async def test_a_machine_that_is_lost_with_nodes_of_two_shards_stops_nobody_for_long(
+    tmp_path: Path,
+) -> None:
+    """The usual Cluster: three machines, each with a primary and the replica of another one. Who
+    looks after one shard waits until nobody knows the other's, and that one is forgotten, too."""
+    with clustered(binaries()[-1], tmp_path, primaries=3, replicas=1, with_users=True) as servers:
+        async with managed(servers, 1) as made:
+            another = next(node for node in servers.nodes[:3] if node is not made.busy)
+            (second,) = servers.shards()[another]
+            made.busy.kill()
+            second.kill()
+            await asyncio.to_thread(servers.wait_failover, made.busy)
+            await made.becomes_so(0, 1)
+            await made.load.more(100)
+            await made.all_is_there()
+
+
+async def test_replicas_of_two_shards_that_knew_each_other_are_not_elected_when_they_are_back(
+    tmp_path: Path,
+) -> None:
+    """Both were away, and neither could be told to forget the other one."""
+    with clustered(binaries()[-1], tmp_path, primaries=3, replicas=1, with_users=True) as servers:
+        async with managed(servers, 1) as made:
+            another = next(node for node in servers.nodes[:3] if node is not made.busy)
+            away = [*made.replicas, *servers.shards()[another]]
+            for node in away:
+                node.kill()
+            await made.becomes_so(0, 1)
+            await made.load.more(100)  # what neither has
+            made.busy.kill()
+            for node in away:
+                await asyncio.to_thread(node.start)
+            with pytest.raises(TimeoutError):
+                await asyncio.to_thread(servers.wait_failover, made.busy, within_s=ELECTION_S)
+            await asyncio.to_thread(made.busy.start)
+            await made.load.more(100)
+            await made.all_is_there()

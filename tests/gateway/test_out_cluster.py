@@ -5,14 +5,19 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from gateway.out_cluster import HOOK_AGAIN_S, LEFT_S, OutCluster
 from gateway.scale_hook import HOOK_S, HookFailed, ScaleHook, check_hook
+from gateway.storage_clusters import place_on
 from metadata import clusters, scaling
 from metadata.catalog import ANYBODY, QueueSettings
 from metadata.clusters import Look
@@ -20,6 +25,8 @@ from metadata.inprocess import InProcessMetadata
 from metadata.scaling import HOLD_S
 from push.errors import Refused
 from storage.memory import MemoryStorage
+from storage.redis_target import Target
+from tests.waiting import becomes
 
 
 class World:
@@ -292,6 +299,141 @@ def test_a_hook_is_an_address_or_a_program_that_runs(tmp_path: Path) -> None:
     program.chmod(0o700)
     assert check_hook(str(program)) == str(program)
     assert check_hook("https://h/x?y") == "https://h/x?y"
-    for text in (str(tmp_path / "gone"), str(tmp_path), "http://", "https://u:p@h", ""):
+    wrong = ("http://", "https://u:p@h", "http://h:99999/", "http://h:x/", "")
+    for text in (str(tmp_path / "gone"), str(tmp_path), *wrong):
         with pytest.raises(ValueError):
             check_hook(text)
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """An address that takes what it is told and answers a byte now and then, for ever."""
+    listening, over = socket.create_server(("127.0.0.1", 0)), threading.Event()
+
+    def drip(line: socket.socket) -> None:
+        with line, suppress(OSError):
+            line.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+            while not over.wait(0.05):
+                line.sendall(b"a")
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=drip, args=(listening.accept()[0],)).start()
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    over.set()
+    listening.shutdown(socket.SHUT_RDWR)
+    listening.close()
+    thread.join()
+
+
+async def test_an_address_that_hangs_is_let_go_of(silent: str) -> None:
+    before = threading.active_count()
+    for _ in range(3):
+        with pytest.raises(HookFailed, match="no answer in time"):
+            await ScaleHook(silent, within_s=0.2).tell(b"{}")
+    await becomes(lambda: threading.active_count() == before)
+    telling = asyncio.create_task(ScaleHook(silent).tell(b"{}"))
+    await becomes(lambda: threading.active_count() > before + 1)
+    telling.cancel()
+    await becomes(lambda: threading.active_count() == before)
+    assert telling.cancelled()
+
+
+class Answers:
+    """A cluster that gateways reach."""
+
+    answers = True
+
+
+@dataclass(frozen=True)
+class Named:
+    """Of a storage cluster, what placing goes by."""
+
+    cluster: str
+    zone: str = ""
+
+
+async def test_nothing_new_goes_to_a_cluster_that_is_to_be_removed(world: World) -> None:
+    targets = cast(Sequence[Target], [Named("a"), Named("b")])
+    place_on(targets, world.metadata, {"a": Answers(), "b": Answers()})
+    await steps(world.manager(), 0, HOLD_S)
+    assert world.told()[-1]["remove"] == ["b"]
+    queue, _ = await world.metadata.put_queue(ANYBODY, "orders", QueueSettings())
+    assert set(queue.clusters) == {"a"}
+    world.used["a"] = 95  # and not where there is no room
+    manager = world.manager()
+    await steps(manager, 100)
+    queue, _ = await world.metadata.put_queue(ANYBODY, "letters", QueueSettings())
+    assert set(queue.clusters) == {"b"}
+    await steps(manager, 100 + HOLD_S, 100 + 2 * HOLD_S)
+    assert world.told()[-1]["wish"] == "enough"
+
+
+class Frozen:
+    """A catalog to a manager that stands still while it writes."""
+
+    def __init__(self, catalog: InProcessMetadata) -> None:
+        self._catalog = catalog
+        self.writes = asyncio.Event()
+        self.goes_on = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._catalog, name)
+
+    async def set_mark(self, name: str, value: str) -> None:
+        """Late."""
+        self.writes.set()
+        await self.goes_on.wait()
+        await self._catalog.set_mark(name, value)
+
+
+async def test_what_a_manager_of_before_writes_late_does_not_stay(world: World) -> None:
+    catalog = Frozen(world.metadata)
+    before = OutCluster(
+        cast(InProcessMetadata, catalog), world.storage, world.look, leads=lambda: True
+    )
+    frozen = asyncio.create_task(before.step(now=0))
+    await catalog.writes.wait()
+    world.used["a"] = 95
+    manager = world.manager()
+    await steps(manager, 100)
+    assert world.state("a") == "hot"
+    catalog.goes_on.set()
+    await frozen
+    assert world.state("a") == "well"
+    await steps(manager, 102)
+    assert world.state("a") == "hot"
+
+
+async def test_a_hook_s_answer_to_a_manager_of_before_takes_no_newer_wish_back(
+    world: World,
+) -> None:
+    world.used = {"a": 95, "b": 95}
+    leads = True
+    answers = asyncio.Event()
+
+    class Hook(ScaleHook):
+        async def tell(self, body: bytes) -> None:
+            await answers.wait()
+
+    before = OutCluster(
+        world.metadata, world.storage, world.look, leads=lambda: leads, hook=Hook("")
+    )
+    await before.step(now=0)
+    await before.step(now=HOLD_S)
+    telling = before._telling
+    assert telling is not None
+    leads = False
+    world.used = {"a": 50, "b": 50}
+    after = 100 + HOLD_S + HOOK_S
+    await steps(world.manager(), 100, 100 + HOLD_S, after, after + HOOK_AGAIN_S)
+    wish = scaling.read_wish(world.metadata.mark(scaling.MARK))
+    assert wish is not None
+    assert (wish.number, wish.kind, wish.is_told) == (2, "enough", True)
+    answers.set()
+    await telling
+    assert scaling.read_wish(world.metadata.mark(scaling.MARK)) == wish

@@ -4,6 +4,7 @@ comes back, is another one, or is not known here."""
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from metadata.catalog import ANYBODY, Queue, QueueSettings
 from metadata.clusters import ClusterFacts
 from metadata.inprocess import InProcessMetadata
 from push.errors import Refused, TocsinError
+from push.ports import Storage
 from storage.redis_keys import queue_key
 from storage.redis_provision import provision
 from storage.redis_target import parse
@@ -257,6 +259,25 @@ async def test_a_cluster_that_is_another_one_is_not_used(world: World) -> None:
             assert isinstance(answer, str) == (cluster == "b"), answer
         state = await again.broker.storage.state()
         assert any("cluster b" in why and "incarnation" in why for why in state.reasons)
+
+
+async def test_a_second_cluster_that_is_emptied_ends_nobody(world: World) -> None:
+    """R30: what a gateway knows of it is about another store; of the others it is not."""
+    one = await world.gateway("one")
+    queue = await placed(one)
+    world.b.ask("FLUSHALL")
+    shard = one.broker.storage
+    await becomes(lambda: is_avoided(one))
+    await becomes(partial(_says, shard, "cluster b"))
+    for cluster in "ab":
+        (answer,) = await one.publish(
+            queue, [message(1, key_at(one, queue, lane_of(queue, cluster)))]
+        )
+        assert isinstance(answer, str) == (cluster == "b"), answer
+
+
+async def _says(storage: Storage, what: str) -> bool:
+    return any(what in why for why in (await storage.state()).reasons)
 
 
 async def test_a_queue_at_a_cluster_that_is_not_named_here(world: World) -> None:

@@ -169,6 +169,16 @@ def test_one_that_a_manager_does_not_reach_and_who_places_does_is_as_full_as_it_
 # --- Scaling --------------------------------------------------------------------------------------
 
 
+def test_the_line_that_a_manager_was_told_counts_also_when_it_says_away() -> None:
+    seen = Clusters(hot_share=0.6)
+    seen.looked([Look("a", "", 70, 100)], now=0, wall_unix_ms=1)
+    for at in (1, 20):
+        seen.looked([Look("a", "", 0, 0, "no answer")], now=at, wall_unix_ms=1)
+    (facts,) = seen.facts
+    assert facts.state == "away"
+    assert candidate("a", "", facts, answers=True).state == "hot"
+
+
 def test_what_is_wished_for() -> None:
     hot = [facts(85, "a", "hot"), facts(90, "b", "hot")]
     idle = [facts(5, "a"), facts(5, "b")]
