@@ -160,7 +160,7 @@ class OutCluster:
             self._clusters.facts, in_use, now=now, wall_unix_ms=int(self._wall() * 1000)
         )
         if wish is not None and self._leads():
-            await self._keep(wish)
+            await self._keep(msgspec.structs.replace(wish, has_hook=self._hook is not None))
             self._tell_at = now
             _LOG.warning("storage clusters: %s %s", wish.kind, ", ".join(wish.clusters))
         is_due = not self._scaling.wish.is_told and now >= self._tell_at

@@ -31,6 +31,8 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     since_unix_ms: int = 0
     is_told: bool = True
     """The hook has heard of it, and has answered that it is well."""
+    has_hook: bool = False
+    """There is one, which may do what is wished. Without it it is a line in the log."""
 
 
 class Scaling:
@@ -94,9 +96,10 @@ def read_wish(text: str | None) -> Wish | None:
 
 
 def going(text: str | None) -> tuple[str, ...]:
-    """Of the mark: the clusters that are to be removed, by name. Nothing new belongs there."""
+    """Of the mark: the clusters that a hook was told to remove, by name. Nothing new belongs there.
+    Where there is no hook they stay."""
     wish = read_wish(text)
-    return wish.clusters if wish is not None and wish.kind == "remove" else ()
+    return wish.clusters if wish is not None and wish.kind == "remove" and wish.has_hook else ()
 
 
 def encoded(wish: Wish) -> str:

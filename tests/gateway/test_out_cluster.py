@@ -357,9 +357,19 @@ class Named:
     zone: str = ""
 
 
-async def test_nothing_new_goes_to_a_cluster_that_is_to_be_removed(world: World) -> None:
+async def test_nothing_new_goes_to_a_cluster_that_a_hook_is_to_remove(world: World) -> None:
     targets = cast(Sequence[Target], [Named("a"), Named("b")])
     place_on(targets, world.metadata, {"a": Answers(), "b": Answers()})
+    await steps(
+        OutCluster(world.metadata, world.storage, world.look, leads=lambda: True), 0, HOLD_S
+    )
+    wish = scaling.read_wish(world.metadata.mark(scaling.MARK))
+    assert wish is not None
+    assert (wish.kind, wish.clusters) == ("remove", ("b",))  # and there is nobody who would
+    queue, _ = await world.metadata.put_queue(ANYBODY, "first", QueueSettings())
+    assert set(queue.clusters) == {"a", "b"}
+    await world.metadata.delete_queue(ANYBODY, "first")
+    await world.metadata.set_mark(scaling.MARK, "")
     await steps(world.manager(), 0, HOLD_S)
     assert world.told()[-1]["remove"] == ["b"]
     queue, _ = await world.metadata.put_queue(ANYBODY, "orders", QueueSettings())
