@@ -250,6 +250,20 @@ async def test_the_scale_hook_is_called_once_by_two_managers(
     assert (told["wish"], [one["name"] for one in told["clusters"]]) == ("add", ["a", "b"])
 
 
+@pytest.mark.usefixtures("manager")
+async def test_a_cluster_that_was_emptied_is_as_good_as_away(
+    gateway: Gateway, nodes: list[Node]
+) -> None:
+    """It answers, and has all its memory free; nothing can be kept there (R30)."""
+    await becomes(is_in(gateway, "b", "well"))
+    nodes[1].ask("FLUSHALL")
+    await becomes(is_in(gateway, "b", "away"))
+    found = facts(gateway, "b")
+    assert found is not None
+    assert "not the store that it was" in found.why
+    assert is_in(gateway, "a", "well")()
+
+
 async def test_a_manager_without_the_second_cluster_does_its_duty(
     urls: str, nodes: list[Node], gateway: Gateway
 ) -> None:
