@@ -17,7 +17,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -140,7 +140,8 @@ async def _run(end: End, plan: Plan, finding: Finding, progress: Progress) -> No
             **{f"{end}_log_{kind}": books.logged(kind) for kind in KINDS},
             **{f"{end}_unlogged_{kind}": books.unlogged(kind) for kind in KINDS},
         }
-        _judge(end, told, books, finding)
+        acked = await asyncio.to_thread(_acked_of_lines, server.data_dir)
+        _judge(end, told, books, acked, finding)
         if end == "step":
             await asyncio.to_thread(_judge_days, server, told, books, finding)
 
@@ -234,9 +235,9 @@ async def _books(server: Server, progress: Progress) -> _Books:
     return _Books(stored, group["lag"], queue["counters"], group["counters"], json.loads(out))
 
 
-def _judge(end: End, told: _Told, books: _Books, finding: Finding) -> None:
+def _judge(end: End, told: _Told, books: _Books, acked: int, finding: Finding) -> None:
     if end == "kill":
-        _judge_killed(told, books, finding)
+        _judge_killed(told, books, acked, finding)
     else:
         _judge_stopped(end, told, books, finding)
     audit, quarantined = books.report["order_audit"], books.report["ingest"]["quarantined"]
@@ -265,20 +266,23 @@ def _judge_stopped(end: End, told: _Told, books: _Books, finding: Finding) -> No
     finding.check(f"{end}: everything is in the log", not any(unlogged.values()), unlogged)
 
 
-def _judge_killed(told: _Told, books: _Books, finding: Finding) -> None:
-    """From what clients were told to what was stored: in between is what nobody was told."""
-    bounds = {
-        "certified": (told.answered, books.stored),
-        "dispatched": (told.delivered, None),
-        "settled": (told.settled, books.stored),
-    }
-    for kind, (least, most) in bounds.items():
-        found = books.logged(kind) + books.unlogged(kind)
+def _judge_killed(told: _Told, books: _Books, acked: int, finding: Finding) -> None:
+    """From what clients were told to what was stored: in between is what nobody was told. Of what
+    was settled only acks can be compared: who is gone returns what is given again. `acked`: those
+    in the lines."""
+    certified = books.logged("certified")
+    rows = (
+        ("certified", certified, told.answered, certified + books.unlogged("certified")),
+        ("dispatched", books.logged("dispatched"), told.delivered, None),
+        ("settled", acked, told.settled, acked),
+    )
+    for kind, lines, least, bounded in rows:
+        found = lines + books.unlogged(kind)
         finding.check(
             f"kill: what the log lacks of {kind} is what it says that it lacks",
-            least <= found and (most is None or found <= most),
-            f"{books.logged(kind):,} in lines + {books.unlogged(kind):,} unlogged = {found:,}; "
-            f"clients know of {least:,}" + ("" if most is None else f", stored are {most:,}"),
+            least <= found and (bounded is None or bounded <= books.stored),
+            f"{lines:,} in lines + {books.unlogged(kind):,} unlogged = {found:,}; "
+            f"clients know of {least:,}, stored are {books.stored:,}",
         )
 
 
@@ -308,15 +312,22 @@ _TIMES: Final = {"certified": "certified_unix_us", "dispatched": "dispatched_uni
 
 def _days_of_lines(data_dir: Path) -> Days:
     days: Days = Counter()
+    for line in _lines(data_dir):
+        if line["kind"] in _TIMES:
+            at = line[_TIMES[line["kind"]]]
+            day = datetime.fromtimestamp(at / 1_000_000, UTC).date()
+            days[day, line["kind"]] += _messages(line)
+    return days
+
+
+def _acked_of_lines(data_dir: Path) -> int:
+    return sum(_messages(line) for line in _lines(data_dir) if line.get("outcome") == "acked")
+
+
+def _lines(data_dir: Path) -> Iterator[dict[str, Any]]:
     for path in sorted((data_dir / "delivery").glob("*.jsonl")):
         with path.open("rb") as lines:
-            for text in lines:
-                line = json.loads(text)
-                if line["kind"] in _TIMES:
-                    at = line[_TIMES[line["kind"]]]
-                    day = datetime.fromtimestamp(at / 1_000_000, UTC).date()
-                    days[day, line["kind"]] += _messages(line)
-    return days
+            yield from map(json.loads, lines)
 
 
 def _messages(line: dict[str, Any]) -> int:
