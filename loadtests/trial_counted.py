@@ -140,8 +140,7 @@ async def _run(end: End, plan: Plan, finding: Finding, progress: Progress) -> No
             **{f"{end}_log_{kind}": books.logged(kind) for kind in KINDS},
             **{f"{end}_unlogged_{kind}": books.unlogged(kind) for kind in KINDS},
         }
-        acked = await asyncio.to_thread(_acked_of_lines, server.data_dir)
-        _judge(end, told, books, acked, finding)
+        _judge(end, told, books, finding)
         if end == "step":
             await asyncio.to_thread(_judge_days, server, told, books, finding)
 
@@ -235,9 +234,9 @@ async def _books(server: Server, progress: Progress) -> _Books:
     return _Books(stored, group["lag"], queue["counters"], group["counters"], json.loads(out))
 
 
-def _judge(end: End, told: _Told, books: _Books, acked: int, finding: Finding) -> None:
+def _judge(end: End, told: _Told, books: _Books, finding: Finding) -> None:
     if end == "kill":
-        _judge_killed(told, books, acked, finding)
+        _judge_killed(told, books, finding)
     else:
         _judge_stopped(end, told, books, finding)
     audit, quarantined = books.report["order_audit"], books.report["ingest"]["quarantined"]
@@ -266,23 +265,22 @@ def _judge_stopped(end: End, told: _Told, books: _Books, finding: Finding) -> No
     finding.check(f"{end}: everything is in the log", not any(unlogged.values()), unlogged)
 
 
-def _judge_killed(told: _Told, books: _Books, acked: int, finding: Finding) -> None:
-    """From what clients were told to what was stored: in between is what nobody was told. Of what
-    was settled only acks can be compared: who is gone returns what is given again. `acked`: those
-    in the lines."""
-    certified = books.logged("certified")
-    rows = (
-        ("certified", certified, told.answered, certified + books.unlogged("certified")),
-        ("dispatched", books.logged("dispatched"), told.delivered, None),
-        ("settled", acked, told.settled, acked),
-    )
-    for kind, lines, least, bounded in rows:
-        found = lines + books.unlogged(kind)
+def _judge_killed(told: _Told, books: _Books, finding: Finding) -> None:
+    """From what clients were told to what there was: in between is what nobody was told. An ack
+    that had taken effect and was not durable yet is undone by the kill, and its message is given
+    again: what was settled is held against what was given, not against what was stored."""
+    happened = {kind: books.logged(kind) + books.unlogged(kind) for kind in KINDS}
+    bounds = {
+        "certified": (told.answered, books.stored, "stored"),
+        "dispatched": (told.delivered, told.delivered + WINDOW, "given, or on their way"),
+        "settled": (told.settled, happened["dispatched"], "given"),
+    }
+    for kind, (least, most, what) in bounds.items():
         finding.check(
             f"kill: what the log lacks of {kind} is what it says that it lacks",
-            least <= found and (bounded is None or bounded <= books.stored),
-            f"{lines:,} in lines + {books.unlogged(kind):,} unlogged = {found:,}; "
-            f"clients know of {least:,}, stored are {books.stored:,}",
+            least <= happened[kind] <= most,
+            f"{books.logged(kind):,} in lines + {books.unlogged(kind):,} unlogged = "
+            f"{happened[kind]:,}; clients know of {least:,}, {what} are at most {most:,}",
         )
 
 
@@ -318,10 +316,6 @@ def _days_of_lines(data_dir: Path) -> Days:
             day = datetime.fromtimestamp(at / 1_000_000, UTC).date()
             days[day, line["kind"]] += _messages(line)
     return days
-
-
-def _acked_of_lines(data_dir: Path) -> int:
-    return sum(_messages(line) for line in _lines(data_dir) if line.get("outcome") == "acked")
 
 
 def _lines(data_dir: Path) -> Iterator[dict[str, Any]]:
