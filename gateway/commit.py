@@ -17,8 +17,8 @@ class Commit:
     """Its records are closed when it is made. Handed over, it is under way."""
 
     __slots__ = (
-        "appends", "asked_us", "batch", "began", "headers", "is_answered", "is_share", "lane",
-        "size", "stored", "ticket",
+        "appends", "asked_us", "batch", "began", "has_others", "headers", "is_answered",
+        "is_share", "lane", "size", "stored", "ticket",
     )  # fmt: skip
 
     def __init__(
@@ -43,6 +43,8 @@ class Commit:
             self.appends.append(append)
             self.headers.append(header)
         self.is_answered = False
+        self.has_others = True
+        """Than those that flood."""
 
     def hand_over(self, storage: Storage) -> None:
         """The storage has it now. Whatever it raises, `stored` does."""

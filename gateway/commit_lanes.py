@@ -150,6 +150,8 @@ class CommitLanes:
     def has_enough(self) -> bool:
         """Whether nothing more of those that flood is needed yet."""
         now = asyncio.get_running_loop().time()
+        if any(commits.holds(now) for commits in self._lanes.values()):
+            return True
         lanes = [commits for commits in self._lanes.values() if commits.age(now) < LATE_S]
         held = [commits.pending for commits in (lanes or self._lanes.values())]
         size = sum(weight(one.messages, one.bytes) for one in held)

@@ -3,7 +3,7 @@ the tail.
 
 what goes     everything that waits; where several queues publish, so much that the next commit
               is never far, shared fairly (`push.company`); beside a flood, what others bring goes
-              at once
+              at once, and while it is under way, nothing of the flood
 slow          a commit is under way for COMMIT_SLOW_S: new publishes are refused at once
 too slow      for COMMIT_DEADLINE_S: its messages are answered `unknown`, once, and pushed all
               the same when it ends after all
@@ -190,17 +190,22 @@ class Commits:
         now = asyncio.get_running_loop().time()
         if not self._company.is_shared(now=now):
             return under_way < COMMITS_MAX and count >= COMMIT_AHEAD_MIN
-        if not self._shared:
+        if not (self._shared or self.holds(now)):
             return True
         # Else whoever comes next goes with the next one.
         return under_way < CROWD_COMMITS_MAX and self._company.is_crowded(now=now)
+
+    def holds(self, now: float) -> bool:
+        """Whether nothing of those that flood begins now."""
+        others = any(commit.has_others for commit in self._under_way.values())
+        return self._company.holds(others=others, now=now, lane=self._number)
 
     def begin(self, waiting: Batch) -> Batch:
         """Put on its way what goes with the next one, perhaps nothing; returns what stays, in its
         order."""
         now = asyncio.get_running_loop().time()
         sizes = [(partition.queue_id, record.weight) for partition, record in waiting]
-        is_beside = self._shared > 0 and self._company.is_shared(now=now)
+        is_beside = self.holds(now) or (self._shared > 0 and self._company.is_shared(now=now))
         if is_beside:
             goes = self._company.choose_beside(sizes, now=now)
         else:
@@ -226,6 +231,7 @@ class Commits:
         commit = Commit(batch, size, now, is_share=is_share, lane=self._lane(batch))
         for partition, _ in batch:
             self._appending[partition] = self._appending.get(partition, 0) + 1
+        commit.has_others = self._company.are_others(place.queue_id for place, _ in batch)
         commit.ticket = self._breaker.admit(now=now)
         self._shared += is_share
         # The storage may begin with it now, a turn of the loop before the task does.

@@ -235,7 +235,12 @@ class Publisher(Protocol):
 
     @property
     def has_enough(self) -> bool:
-        """Whether it is crowded, and of those that flood more waits than the next commits take."""
+        """Whether it is crowded, and of those that flood more waits than the next commits take, or
+        nothing of it begins now."""
+
+    def hurry(self) -> None:
+        """The storage's thread is about to have its turn: where it is crowded, what was published
+        goes to it before that."""
 
     def submit(
         self,

@@ -201,6 +201,9 @@ class Publishing(Protocol):
     def has_enough(self) -> bool:
         """See link.Publisher."""
 
+    def hurry(self) -> None:
+        """See link.Publisher."""
+
     def submit(
         self,
         queue: Queue,

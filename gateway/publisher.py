@@ -98,8 +98,7 @@ class Publisher:
         if burial is not None:
             queue, producer, names = burial.dead, burial.producer(producer), burial.names(messages)
         publish = Answer(queue, messages, [NO_ANSWER] * len(messages), remaining=len(messages))
-        publish.done, publish.checked, publish.names = answer, checked, names
-        publish.allowed = keys
+        publish.done, publish.checked, publish.names, publish.allowed = answer, checked, names, keys
         publish.letters = list(map(burial.letter, messages)) if burial is not None else None
         publish.origin = origin or self._log.internal(queue, len(messages))
         if origin is not None and burial is not None:
@@ -144,6 +143,11 @@ class Publisher:
         """As link.Publisher.has_enough."""
         return self.commits.has_enough()
 
+    def hurry(self) -> None:
+        """As link.Publisher.hurry."""
+        if self._scheduled and self._is_crowded:
+            self._commit_if_free()
+
     def _refuse_all(
         self,
         queue: Queue,
@@ -156,8 +160,7 @@ class Publisher:
             refused = self.commits.refusal(self._route(queue))
             if refused is not None:
                 return refused
-        # Where even one who holds all of it would have room, nobody looks whose it is.
-        if (
+        if (  # where even one who holds all of it would have room, nobody looks whose it is
             not has_room(
                 self.pending_messages, count, self.pending_messages, limits.PENDING_MESSAGES_MAX
             )
@@ -373,8 +376,7 @@ class Publisher:
     def ended(self) -> None:
         """As Owner.ended."""
         if (self._open or self._closed) and not self._scheduled:
-            # uvloop has read its sockets since the commit was answered: what was there goes with
-            # this one.
+            # What uvloop has read since the commit was answered goes with this one.
             self._commit_if_free()
 
     def placed(self, placed: Placed) -> None:

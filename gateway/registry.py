@@ -101,7 +101,9 @@ class Registry:
         self.deadlines = Deadlines()
         self.incoming = incoming or Incoming()
         """What clients have begun to send; request bodies count there, too."""
-        self.intake = Intake(lambda: around.broker.publisher.is_storing)
+        self.intake = Intake(
+            lambda: around.broker.publisher.is_storing, around.broker.publisher.hurry
+        )
         self.is_draining = False
         self._sessions_max = sessions_max
         self._connections: set[Connection] = set()

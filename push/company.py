@@ -26,6 +26,11 @@ ROOMS_AHEAD: Final = 3
 them takes: enough for records that are worth a row each."""
 ROOMS_HELD: Final = 16
 """What a queue that floods may have waiting; more of it is refused."""
+HELD_S: Final = 0.01
+"""So long at most those that flood get nothing, because what others have brought is under way. What
+they had begun meanwhile would be in front of its answer and of its push, in the storage's thread
+and in the loop; so others wait for what was there when they came, and for nothing that came
+later."""
 _SMALL_BYTES: Final = 4096
 _DOWN: Final = 0.1
 _UP: Final = 0.01
@@ -71,6 +76,8 @@ class Company(Generic[OwnerT]):
     def __init__(self) -> None:
         self._turns: defaultdict[int, Turns[OwnerT]] = defaultdict(Turns)
         """By lane: who got nothing there."""
+        self._went_at: defaultdict[int, float] = defaultdict(lambda: float("-inf"))
+        """By lane: when those that flood got something there."""
         self._last: set[OwnerT] = set()
         self._shared_until = float("-inf")
         self._crowded_until = float("-inf")
@@ -108,6 +115,15 @@ class Company(Generic[OwnerT]):
     def _room(self, share: int, seconds: float) -> int:
         return min(int(share * max(1.0, seconds * 1000)), limits.COMMIT_BYTES_SHARED_MAX)
 
+    def are_others(self, owners: Iterable[OwnerT]) -> bool:
+        """Whether one of them is none of those that flood, as far as they are known."""
+        return any(owner not in self._floods for owner in owners)
+
+    def holds(self, *, others: bool, now: float, lane: int = 0) -> bool:
+        """Whether those that flood get nothing in a lane now, where things of `others` are under
+        way there."""
+        return others and now < self._crowded_until and now < self._went_at[lane] + HELD_S
+
     def has_enough(self, size: int, *, now: float) -> bool:
         """Whether nothing more of those that flood is needed yet, where `size` waits."""
         if now >= self._crowded_until:
@@ -128,6 +144,7 @@ class Company(Generic[OwnerT]):
         if now >= self._shared_until:
             self._brought.add(wanted, now=now)
             return list(range(len(waiting)))
+        self._went_at[lane] = now
         return self._go(self._turns[lane].take(waiting, self.room(now=now)), waiting, now)
 
     def choose_beside(self, waiting: Sequence[tuple[OwnerT, int]], *, now: float) -> list[int]:

@@ -5,7 +5,6 @@ group commit: as large as the load makes it, never delayed by a timer.
 """
 
 import asyncio
-import contextlib
 import queue
 import sqlite3
 import threading
@@ -20,6 +19,7 @@ from push.errors import Refused, TocsinError, Unknown
 from push.histogram import Histogram, Took
 from push.ports import Partition, WakeUp
 from storage.sqlite_books import Books
+from storage.sqlite_carry import Carrier
 from storage.sqlite_copy import Copying
 from storage.sqlite_open import WAL_BYTES_MAX, Opened, mark_clean
 from storage.sqlite_trim import Trimmer
@@ -30,17 +30,8 @@ ACTS_PER_COMMIT_MAX: Final = 4096
 """A transaction takes what is queued up to these bounds: memory, and the time others wait."""
 _BATCHES_PER_SWEEP: Final = 16
 """Under load, one slice of garbage goes with every so many batches."""
-CARRY_BYTES: Final = 256 * 1024
-"""So much of what was handed to commits is carried from the WAL into the file as soon as nobody
-waits: a millisecond and a half, the file's fsync included, and one fsync more for the commit behind
-it, with which the WAL starts anew. A mebibyte took three, and beside a flood one message in ten met
-that. What waits until a commit has to do it, at `WAL_PAGES`, holds that one up, and all behind it,
-for ten."""
-CARRY_WAL_BYTES: Final = 1_048_576
-"""The same of the WAL itself, as far as is known, where commits are small: they write the same
-pages again and again, of which the last ones are carried."""
-COMMIT_BYTES: Final = 16 * 1024
-"""About what a commit adds to the WAL beside what it was handed: pages of rows that it changes."""
+REST_S: Final = 0.25
+"""Nobody has come for so long: what is left in the WAL goes into the file."""
 _COMMITS_PER_LOOK: Final = 64
 """Between two looks at the length of the WAL; 64 of the largest commits are 512 MiB."""
 
@@ -89,8 +80,7 @@ class Writer:
         self._queue: queue.SimpleQueue[Act | None] = queue.SimpleQueue()
         self._copies: deque[Copying] = deque()
         self._batches = 0
-        self._uncarried = self._uncarried_wal = 0
-        """About how many bytes the file does not have: of what commits were handed, and in all."""
+        self._carrier = Carrier(opened.writer, opened.mark, opened.file, on_broken=self.fail)
         self._closing = False
         self._refusal = ""
         self._thread = threading.Thread(target=self._run, name="tocsin-store-writer", daemon=True)
@@ -149,15 +139,17 @@ class Writer:
     def _run(self) -> None:
         while not self._closing:
             is_free = self._queue.empty() and not self.failure
-            if is_free and self._is_carrying_due():
-                self._carry()
+            if not self.failure and self._carrier.is_due(is_free=is_free):
+                self._carrier.carry()
             elif is_free and self._trimmer.pending():
                 self._batches += 1
                 self._commit([], sweep=True)
             else:
-                self._execute(self._take())
+                self._execute(self._wait())
             while self._copies:
                 self._copies.popleft().run(self._connection, self._turn_of_copy)
+        self._carrier.let_go()
+        self._carrier.close()
         if not self.failure:
             try:
                 mark_clean(self._connection)
@@ -172,9 +164,20 @@ class Writer:
             except queue.Empty:
                 return
             self._execute(self._take(first))
+            if not self.failure and self._carrier.is_due(is_free=False):
+                self._carrier.carry()
         if self._closing or self.failure:
             why = self.failure or "the broker is going down"
             raise Refused("storage_unavailable", f"the copy was stopped: {why}")
+
+    def _wait(self) -> list[Act]:
+        """What comes next; where nobody comes, the file has everything first."""
+        while self._carrier.has_rest and not self.failure:
+            try:
+                return self._take(self._queue.get(timeout=REST_S))
+            except queue.Empty:
+                self._carrier.finish()
+        return self._take()
 
     def _execute(self, batch: list[Act]) -> None:
         self._batches += 1
@@ -218,9 +221,7 @@ class Writer:
                 began = time.perf_counter()
                 self._connection.execute("COMMIT")
                 self._commit_s.add(time.perf_counter() - began)
-                size = sum(act.size for act in batch)
-                self._uncarried += size
-                self._uncarried_wal += COMMIT_BYTES + size
+                self._carrier.committed(sum(act.size for act in batch))
                 self.commits += 1
                 if self.commits % _COMMITS_PER_LOOK == 0:
                     self._cut_wal()
@@ -237,21 +238,12 @@ class Writer:
             self._call(self._deliver, answers, certified)
         books.shrink()
 
-    def _is_carrying_due(self) -> bool:
-        return self._uncarried >= CARRY_BYTES or self._uncarried_wal >= CARRY_WAL_BYTES
-
-    def _carry(self) -> None:
-        """What is committed, into the file; readers are not waited for. What cannot be carried is
-        durable where it is, and tried again later, as SQLite does of itself."""
-        self._uncarried = self._uncarried_wal = 0
-        with contextlib.suppress(sqlite3.Error):
-            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
-
     def _cut_wal(self) -> None:
         """Readers that never pause keep the WAL from starting anew: when it has grown too long,
         they wait until it has been carried into the file and cut (R31)."""
         if self._wal.exists() and self._wal.stat().st_size > WAL_BYTES_MAX:
             with self._readers:
+                self._carrier.let_go()
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _refuse(self, batch: list[Act]) -> None:

@@ -223,6 +223,9 @@ class EchoBroker:
         """As the test says."""
         return self.enough
 
+    def hurry(self) -> None:
+        """What is published is stored at once."""
+
     @property
     def publisher(self) -> "EchoBroker":
         return self

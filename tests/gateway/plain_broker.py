@@ -404,6 +404,9 @@ class PlainBroker:
         """Never."""
         return False
 
+    def hurry(self) -> None:
+        """What is published is stored at once."""
+
     @property
     def publisher(self) -> "PlainBroker":
         return self

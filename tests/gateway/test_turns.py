@@ -118,14 +118,17 @@ def test_large_reads_take_turns_a_few_in_each_millisecond() -> None:
 
 
 def test_behind_a_read_the_storages_thread_has_its_turn_while_something_is_stored() -> None:
-    storing, given = [False], list[bool]()
-    intake = Intake(lambda: storing[0], lambda: given.append(True))
+    """And what was read goes to it first."""
+    storing, done = [False], list[str]()
+    intake = Intake(
+        lambda: storing[0], lambda: done.append("hurry"), lambda: done.append("give way")
+    )
     intake.heard()
-    assert not given
+    assert not done
     storing[0] = True
     intake.heard()
     intake.heard()
-    assert given == [True, True]
+    assert done == ["hurry", "give way"] * 2
 
 
 @pytest.mark.parametrize(("waiting", "pauses"), [(CROWD, 1.0), (2 * CROWD, 0.5)])

@@ -13,7 +13,7 @@ from gateway.ports import WhichKey
 from gateway.routing import Answer
 from metadata.catalog import Group, Queue
 from push import limits
-from push.company import COMPANY_S, ROOMS_HELD
+from push.company import COMPANY_S, HELD_S, ROOMS_HELD
 from push.errors import Refused, TocsinError, Unknown
 from push.message import Message
 from push.ports import Partition
@@ -325,6 +325,65 @@ async def test_beside_a_flood_others_wait_for_none_of_its_commits(house: MadHous
     assert places == [(0, offset, False) for offset in range(len(places))]
     for answer in answers[:-1]:
         assert not any(isinstance(one, str) for one in codes(await answer))
+
+
+@mad
+async def test_beside_a_flood_nothing_of_it_begins_while_others_have_something_under_way(
+    house: MadHouse,
+) -> None:
+    """P8: it would be in front of their answer. But something of it in so long."""
+    steady = await house.queue("steady")
+    flood, answers = await flooded(house)
+    ours = [house.submit(steady, numbered(1))]
+
+    def the_next_ones_stall() -> int:
+        house.storage.well()
+        house.storage.stall("append")
+        return len(house.storage.appends)
+
+    before = the_next_ones_stall()
+    await asyncio.sleep(0.001)
+    assert flood.queue_id in {place.queue_id for place in house.storage.appends[before]}
+    before = the_next_ones_stall()
+    ours.append(house.submit(steady, numbered(1)))
+    await asyncio.sleep(0.001)
+    assert house.storage.appends[before:] == [[Partition(steady.queue_id, 0)]]
+    assert house.broker.publisher.has_enough, "nor is more of the flood heard"
+    await asyncio.sleep(HELD_S)
+    ours.append(house.submit(steady, numbered(1)))
+    await asyncio.sleep(0.001)
+    assert flood.queue_id in {place.queue_id for place in house.storage.appends[-1]}
+    house.storage.well()
+    for answer in (*ours, *answers[:-1]):
+        assert not any(isinstance(one, str) for one in codes(await answer))
+
+
+@mad
+async def test_beside_a_flood_what_was_read_goes_before_the_storages_thread_has_its_turn(
+    house: MadHouse,
+) -> None:
+    """P8. Where nobody floods, all that is read in a turn of the loop goes together."""
+    steady = await house.queue("steady")
+    publisher = house.broker.publisher
+    ours = [house.submit(steady, numbered(1))]
+    publisher.hurry()
+    assert house.storage.appends == []
+    await ours[0]
+    flood, answers = await flooded(house)
+    ours.append(house.submit(steady, numbered(1)))
+    house.storage.well()
+    house.storage.stall("append")
+    await asyncio.sleep(0.001)
+    assert publisher.is_crowded
+    before = publisher.commits.total + len(publisher.commits)
+    ours.append(house.submit(steady, numbered(1)))
+    assert publisher.commits.total + len(publisher.commits) == before
+    publisher.hurry()
+    assert publisher.commits.total + len(publisher.commits) == before + 1
+    house.storage.well()
+    for answer in (*ours, *answers[:-1]):
+        assert not any(isinstance(one, str) for one in codes(await answer))
+    assert flood.queue_id != steady.queue_id
 
 
 @mad

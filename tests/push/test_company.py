@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from push import limits
-from push.company import COMPANY_S, CROWD_BYTES_MIN, CROWD_SHARE, ROOMS_AHEAD, ROOMS_HELD, Company
+from push.company import (
+    COMPANY_S,
+    CROWD_BYTES_MIN,
+    CROWD_SHARE,
+    HELD_S,
+    ROOMS_AHEAD,
+    ROOMS_HELD,
+    Company,
+)
 
 SMALL_S = 0.002
 FLOOD = [("flood", 10_000)] * 40
@@ -208,6 +216,25 @@ def test_who_floods_has_so_much_waiting_and_no_more() -> None:
     assert not made.has_too_much("flood", most - 1, now=0.0)
     assert not made.has_too_much("little", 1 << 40, now=0.0)
     assert not made.has_too_much("flood", 1 << 40, now=COMPANY_S)
+
+
+def test_those_that_flood_get_nothing_while_others_have_something_under_way() -> None:
+    """P8: but something in so long at the latest, on both sides; each lane for itself; and where
+    nobody floods, nobody is held up."""
+    made = crowd()
+    assert made.are_others(["flood", "little"])
+    assert not made.are_others(["flood"])
+    assert made.holds(others=True, now=HELD_S * 0.99)
+    assert not made.holds(others=False, now=HELD_S * 0.99)
+    assert not made.holds(others=True, now=HELD_S * 0.99, lane=1)
+    assert not made.holds(others=True, now=HELD_S)
+    made.choose_beside(LITTLE, now=HELD_S)
+    assert not made.holds(others=True, now=HELD_S)
+    made.choose([*FLOOD, *LITTLE], now=HELD_S, lane=1)
+    assert made.holds(others=True, now=HELD_S, lane=1)
+    made = company()
+    made.choose([("a", 10_000), ("b", 10_000)], now=0.0)
+    assert not made.holds(others=True, now=0.0)
 
 
 @given(

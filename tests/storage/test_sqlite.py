@@ -12,7 +12,7 @@ from push.errors import Refused
 from push.ports import GroupPartition, Partition, Retry, Side
 from storage import sqlite_trim
 from storage.sqlite import SqliteStorage
-from storage.sqlite_writer import CARRY_BYTES, CARRY_WAL_BYTES, COMMIT_BYTES
+from storage.sqlite_carry import CARRY_BYTES, CARRY_WAL_BYTES, COMMIT_BYTES
 from tests.contract.stores import (
     ANN,
     BEN,
@@ -297,8 +297,8 @@ async def test_a_wal_that_readers_kept_from_starting_anew_is_cut(
 ) -> None:
     """R31: also while somebody reads without a pause."""
     monkeypatch.setattr("storage.sqlite_writer.WAL_BYTES_MAX", 1 << 20)
-    monkeypatch.setattr("storage.sqlite_writer.CARRY_BYTES", 1 << 40)
-    monkeypatch.setattr("storage.sqlite_writer.CARRY_WAL_BYTES", 1 << 40)
+    monkeypatch.setattr("storage.sqlite_carry.CARRY_BYTES", 1 << 40)
+    monkeypatch.setattr("storage.sqlite_carry.CARRY_WAL_BYTES", 1 << 40)
     store = await embedded.open()
     await store.create_queue("q-1", 1)
     wal = embedded.path.with_name("store.sqlite-wal")
@@ -315,9 +315,11 @@ async def test_a_wal_that_readers_kept_from_starting_anew_is_cut(
 
 
 async def test_what_is_committed_is_carried_into_the_file_when_nobody_waits(
-    embedded: Embedded,
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Long before a commit has to do it, and holds up all behind it."""
+    """Long before a commit has to do it, and holds up all behind it: each slice is what was there
+    when the one before ended."""
+    monkeypatch.setattr("storage.sqlite_writer.REST_S", 60.0)
     store = await embedded.open()
     await store.create_queue("q-1", 1)
     record = append(messages=1, size=CARRY_BYTES // 8)
@@ -325,16 +327,19 @@ async def test_what_is_committed_is_carried_into_the_file_when_nobody_waits(
         await store.append([record])
     await store.partitions("q-1")  # what the writer did after the last one has ended by now
     assert embedded.path.stat().st_size < CARRY_BYTES // 4
-    for _ in range(4):
+    for _ in range(16):
         await store.append([record])
     async with asyncio.timeout(20):
         while embedded.path.stat().st_size < CARRY_BYTES // 2:  # noqa: ASYNC110
             await asyncio.sleep(0.001)  # nobody writes: it has time
 
 
-async def test_small_commits_are_carried_by_what_the_wal_has_of_them(embedded: Embedded) -> None:
+async def test_small_commits_are_carried_by_what_the_wal_has_of_them(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each writes pages, however little it was handed; carried singly they would cost more than
     the commits do."""
+    monkeypatch.setattr("storage.sqlite_writer.REST_S", 60.0)
     store = await embedded.open()
     await store.create_queue("q-1", 1)
     for _ in range(CARRY_WAL_BYTES // COMMIT_BYTES - 5):
@@ -344,7 +349,7 @@ async def test_small_commits_are_carried_by_what_the_wal_has_of_them(embedded: E
     await store.append([append(messages=1, size=10)])
     await store.partitions("q-1")
     assert embedded.path.stat().st_mtime_ns == before
-    for _ in range(10):
+    for _ in range(CARRY_WAL_BYTES // COMMIT_BYTES + 10):
         await store.append([append(messages=1, size=10)])
     async with asyncio.timeout(20):
         while embedded.path.stat().st_mtime_ns == before:  # noqa: ASYNC110

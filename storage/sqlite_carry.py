@@ -1,0 +1,150 @@
+"""What is committed, out of the WAL into the file: in slices, beside the commits.
+
+slice    what stood in the WAL when the last slice ended is copied into the file, but for pages that
+         have been written again since. A reading transaction keeps standing there, so SQLite
+         copies up to it and leaves it at that: no fsync, because the WAL cannot start anew while
+         somebody reads in it
+flush    the file is fsynced after each slice, by a thread of its own, which nobody waits for
+whole    now and then, and when nobody writes: the transaction ends, the rest is copied, and SQLite
+         fsyncs the file, which has little left to write. Only then can the WAL start anew
+
+What a slice copied is durable in the WAL until then. So a power loss at any point costs nothing:
+who starts next copies all of the WAL again. An fsync of the file that fails is fatal: pages of
+earlier slices may be gone from memory, and nobody would copy them a second time.
+https://sqlite.org/wal.html#ckpt, https://sqlite.org/fileformat2.html#walindexformat (nBackfill)
+"""
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from typing import Final
+
+CARRY_BYTES: Final = 128 * 1024
+"""So much of what was handed to commits makes a slice as soon as nobody waits. With the fsync that
+each had before a slice of 256 KiB took two milliseconds, and beside a flood one message in ten met
+one: that was its p99. Smaller ones take hardly less."""
+CARRY_WAL_BYTES: Final = 1_048_576
+"""The same of the WAL itself, as far as is known, where commits are small: they write the same
+pages again and again, of which the last ones are carried."""
+BUSY_TIMES: Final = 8
+"""So many times as much is carried although somebody waits: never being free must not make the WAL
+long."""
+COMMIT_BYTES: Final = 16 * 1024
+"""About what a commit adds to the WAL beside what it was handed: pages of rows that it changes."""
+WHOLE_FRAMES: Final = 4096
+"""So long a WAL is carried whole: 16 MiB, three times a second beside a flood."""
+_LATER: Final = frozenset({"SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL"})
+"""Nothing was counted as carried: it is durable where it is, and tried again."""
+_FSYNC: Final[Callable[[int], None]] = getattr(os, "fdatasync", os.fsync)  # not on macOS
+
+
+class Carrier:
+    """Called by the writer's thread, between two transactions, but for `close`.
+
+    `mark`: a connection that does nothing but stand in the WAL. `file`: the store's file, opened
+    for this, and closed when no connection is open any more: a process that closes any descriptor
+    of a file loses its locks on it. `on_broken`: called with a sentence, from any thread, when
+    nothing may be carried any more.
+    """
+
+    def __init__(
+        self,
+        writer: sqlite3.Connection,
+        mark: sqlite3.Connection,
+        file: int,
+        *,
+        on_broken: Callable[[str], None],
+        fsync: Callable[[int], None] = _FSYNC,
+    ) -> None:
+        self._writer = writer
+        self._mark = mark
+        self._file = file
+        self._on_broken = on_broken
+        self._fsync = fsync
+        self._handed = self._wal = 0
+        """About how many bytes no slice has looked at: of what commits were handed, and in all."""
+        self._frames = 0
+        """In the WAL, as far as the last slice knows."""
+        self.has_rest = False
+        """Something is in the WAL that the file does not have for good."""
+        self._wanted = threading.Event()
+        self._is_closing = False
+        self._flusher = threading.Thread(target=self._flush, name="tocsin-store-flush", daemon=True)
+        self._flusher.start()
+
+    def committed(self, size: int) -> None:
+        """A commit has ended that was handed `size` bytes."""
+        self._handed += size
+        self._wal += COMMIT_BYTES + size
+        self.has_rest = True
+
+    def is_due(self, *, is_free: bool) -> bool:
+        """Whether it is time for a slice; `is_free`: nobody waits for the writer."""
+        times = 1 if is_free else BUSY_TIMES
+        return self._handed >= times * CARRY_BYTES or self._wal >= times * CARRY_WAL_BYTES
+
+    def carry(self) -> None:
+        """A slice; or, where the WAL is long, all that is left."""
+        if self._frames >= WHOLE_FRAMES:
+            self.finish()
+        else:
+            self._guarded(self._slice)
+
+    def finish(self) -> None:
+        """All that is left; unless somebody reads what was there before: then the next time."""
+        self._guarded(self._whole)
+
+    def let_go(self) -> None:
+        """Stand in the WAL no longer."""
+        if self._mark.in_transaction:
+            self._mark.execute("COMMIT")
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        self._handed = self._wal = 0
+        try:
+            step()
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorname", "") not in _LATER:
+                self._on_broken(f"the log could not be carried into the file: {error}: stopped")
+
+    def _slice(self) -> None:
+        if self._mark.in_transaction:
+            self._checkpoint()
+            self.let_go()
+            self._wanted.set()
+        self._mark.execute("BEGIN")
+        self._mark.execute("SELECT 1 FROM meta LIMIT 1").fetchall()
+
+    def _whole(self) -> None:
+        self.let_go()
+        if self._checkpoint():
+            self._frames = 0
+            self.has_rest = False
+
+    def _checkpoint(self) -> bool:
+        """Up to who reads; whether that was all."""
+        ((is_busy, log, carried),) = self._writer.execute(
+            "PRAGMA wal_checkpoint(PASSIVE)"
+        ).fetchall()
+        if is_busy:
+            return False
+        self._frames = log
+        return bool(carried == log)
+
+    def _flush(self) -> None:
+        while self._wanted.wait():
+            self._wanted.clear()
+            if self._is_closing:
+                return
+            try:
+                self._fsync(self._file)
+            except OSError as error:
+                self._on_broken(f"the file could not be synced ({error}): stopped")
+                return
+
+    def close(self) -> None:
+        """End the thread. Blocks."""
+        self._is_closing = True
+        self._wanted.set()
+        self._flusher.join()

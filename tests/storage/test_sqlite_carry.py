@@ -1,0 +1,258 @@
+"""Out of the WAL into the file, in slices: what is where when, and what a failure means."""
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from push.errors import Refused
+from storage import sqlite_carry
+from storage.sqlite_carry import BUSY_TIMES, CARRY_BYTES, CARRY_WAL_BYTES, COMMIT_BYTES, Carrier
+from storage.sqlite_open import Opened, open_store
+from tests.contract.stores import P0, append
+from tests.storage.conftest import Embedded
+
+ROW_BYTES = 20_000
+
+
+def rows_without_wal(path: Path, table: str) -> int:
+    """Of a copy of the file alone; 0 where that has not even the table."""
+    copy = path.with_name("copy.sqlite")
+    subprocess.run(["cp", path, copy], check=True)  # this process must not close the file
+    with contextlib.closing(sqlite3.connect(copy)) as made:
+        tables = made.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (table,)).fetchall()
+        return int(made.execute(f"SELECT count(*) FROM {table}").fetchone()[0]) if tables else 0
+
+
+class Store:
+    """A file with one table, a carrier over it, and what the carrier said and did."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "store.sqlite"
+        self.broken: list[str] = []
+        self.synced = threading.Event()
+        self.opened: Opened = open_store(self.path)
+        self.opened.writer.execute("CREATE TABLE paper (page BLOB)")
+        self.opened.writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        self._empty_bytes = self.path.stat().st_size
+        self.carrier = self.carry_with(self._sync)
+
+    def carry_with(self, fsync: Callable[[int], None]) -> Carrier:
+        opened = self.opened
+        return Carrier(
+            opened.writer, opened.mark, opened.file, on_broken=self.broken.append, fsync=fsync
+        )
+
+    def _sync(self, handle: int) -> None:
+        os.fsync(handle)
+        self.synced.set()
+
+    def write(self, count: int = 1, size: int = ROW_BYTES) -> None:
+        """So many commits."""
+        for _ in range(count):
+            self.opened.writer.execute("INSERT INTO paper VALUES (?)", (bytes(size),))
+            self.carrier.committed(size)
+
+    def in_file(self) -> int:
+        """Rows whose own pages the file has; the page that points to them may be in the WAL."""
+        return (self.path.stat().st_size - self._empty_bytes) // ROW_BYTES
+
+    def wal_bytes(self) -> int:
+        return self.path.with_name("store.sqlite-wal").stat().st_size
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(tmp_path)
+    yield made
+    made.carrier.let_go()
+    made.carrier.close()
+    made.opened.close()
+
+
+def test_a_slice_has_what_was_there_when_the_one_before_ended(store: Store) -> None:
+    store.write(3)
+    store.carrier.carry()
+    assert store.in_file() == 0
+    store.write(2)
+    store.carrier.carry()
+    assert store.in_file() == 3
+    store.carrier.carry()
+    assert store.in_file() == 5
+    assert store.carrier.has_rest, "nobody has synced the file for good"
+    assert not store.broken
+
+
+def test_behind_each_slice_the_file_is_synced_beside_the_writer(store: Store) -> None:
+    store.write()
+    store.carrier.carry()
+    assert not store.synced.wait(0.05)
+    store.write()
+    store.carrier.carry()
+    assert store.synced.wait(20)
+
+
+def test_it_is_due_by_bytes_handed_by_commits_and_later_where_somebody_waits(store: Store) -> None:
+    """On both sides of each bound."""
+    carrier = store.carrier
+    for times, is_free in ((1, True), (BUSY_TIMES, False)):
+        carrier.finish()
+        carrier.committed(times * CARRY_BYTES - 1)
+        assert not carrier.is_due(is_free=is_free)
+        carrier.committed(1)
+        assert carrier.is_due(is_free=is_free)
+        carrier.finish()
+        commits = times * CARRY_WAL_BYTES // COMMIT_BYTES
+        for _ in range(commits - 1):
+            carrier.committed(0)
+        assert not carrier.is_due(is_free=is_free)
+        carrier.committed(0)
+        assert carrier.is_due(is_free=is_free)
+
+
+def test_a_long_wal_is_carried_whole_and_starts_anew(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R31: also where nobody ever pauses."""
+    monkeypatch.setattr(sqlite_carry, "WHOLE_FRAMES", 60)
+    longest = 0
+    for count in range(200):
+        store.write()
+        store.carrier.carry()
+        longest = max(longest, store.wal_bytes())
+        assert store.in_file() >= count - 2
+    assert longest < 2 * 60 * 4200
+
+
+def test_without_whole_ones_the_wal_would_grow_for_ever(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the test before: the mark never leaves the WAL."""
+    monkeypatch.setattr(sqlite_carry, "WHOLE_FRAMES", 1 << 40)
+    for _ in range(200):
+        store.write()
+        store.carrier.carry()
+    assert store.wal_bytes() > 200 * ROW_BYTES
+
+
+def test_all_of_it_goes_when_it_is_finished_unless_somebody_reads(store: Store) -> None:
+    store.write(3)
+    reader = sqlite3.connect(store.path, isolation_level=None)
+    reader.execute("BEGIN").execute("SELECT count(*) FROM paper").fetchall()
+    store.write(2)
+    store.carrier.finish()
+    assert store.carrier.has_rest
+    assert store.in_file() == 3
+    reader.close()
+    store.carrier.finish()
+    assert not store.carrier.has_rest
+    assert rows_without_wal(store.path, "paper") == 5
+    store.write()
+    assert store.carrier.has_rest
+    store.carrier.carry()  # behind a whole one there is no mark yet
+    store.carrier.carry()
+    assert store.in_file() == 6
+
+
+def test_where_somebody_else_carries_it_is_tried_again(store: Store) -> None:
+    """SQLite answers that it is busy, and of no frames at all."""
+    store.write(3)
+    code = "import fcntl, struct, sys\n"
+    code += "shm = open(sys.argv[1] + '-shm', 'r+b')\n"
+    # The byte that SQLite locks while it carries: https://sqlite.org/walformat.html#wal_locks
+    code += "lock = struct.pack('hhqqi', fcntl.F_WRLCK, 0, 121, 1, 0)\n"
+    code += "fcntl.fcntl(shm, fcntl.F_SETLK, lock)\n"
+    code += "print('locked', flush=True)\n"
+    code += "sys.stdin.read()\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, store.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdin is not None
+        assert other.stdout.readline() == b"locked\n"
+        store.carrier.finish()
+        assert store.carrier.has_rest
+        assert store.in_file() == 0
+        other.stdin.close()
+    store.carrier.finish()
+    assert not store.carrier.has_rest
+    assert store.in_file() == 3
+    assert not store.broken
+
+
+def test_a_sync_that_fails_says_so_once(store: Store) -> None:
+    """What earlier slices wrote may be lost: nobody would write it again."""
+
+    failed = threading.Event()
+
+    def fail(_: int) -> None:
+        failed.set()
+        raise OSError(5, "Input/output error")
+
+    carrier = store.carry_with(fail)
+    store.write()
+    carrier.carry()
+    carrier.carry()
+    assert failed.wait(20)
+    carrier.carry()
+    carrier.close()
+    carrier.let_go()
+    (sentence,) = store.broken
+    assert "could not be synced" in sentence
+    assert "Input/output error" in sentence
+
+
+def test_a_log_that_cannot_be_carried_says_so(store: Store) -> None:
+    carrier = store.carrier
+    store.write()
+    carrier.carry()
+    other = sqlite3.connect(":memory:")
+    other.close()
+    carrier._writer = other
+    carrier.carry()
+    (sentence,) = store.broken
+    assert "could not be carried" in sentence
+
+
+async def test_a_store_whose_file_cannot_be_synced_stops_and_has_everything_when_it_starts(
+    embedded: Embedded,
+) -> None:
+    """R31."""
+    store = await embedded.open()
+    await store.create_queue("q-1", 1)
+
+    def fail(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    store._writer._carrier._fsync = fail
+    acked = 0
+
+    async def go_on() -> None:
+        nonlocal acked
+        while True:
+            await store.append([append(messages=1, size=CARRY_BYTES)])
+            acked += 1
+            await store.partitions("q-1")
+
+    with pytest.raises(Refused, match="could not be synced"):
+        await go_on()
+    assert len(embedded.fatal) == 1
+    store = await embedded.open()
+    read = await store.read(P0, 0, 10**9)
+    assert len(read.records) >= acked > 1
+
+
+async def test_where_nobody_comes_any_more_the_file_has_everything(embedded: Embedded) -> None:
+    store = await embedded.open()
+    await store.create_queue("q-1", 1)
+    await store.append([append(messages=1)])
+    async with asyncio.timeout(20):
+        while not rows_without_wal(embedded.path, "record"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
