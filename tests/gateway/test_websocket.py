@@ -24,6 +24,7 @@ from gateway.auth import Auth
 from gateway.frames import Close
 from gateway.handshake import shake_hands
 from gateway.http11 import Http11Protocol, http_class
+from gateway.reading import FULL_READ_BYTES
 from gateway.registry import (
     PART_BYTES_SHARED,
     PER_TURN,
@@ -639,6 +640,24 @@ async def test_beside_others_a_flood_has_its_part_of_each_turn(
     assert (await flooding.receive())["ref"] == 1
     await other.close()
     await flooding.close()
+
+
+async def test_behind_a_full_read_others_are_heard(gateway: Gateway, broker: EchoBroker) -> None:
+    """P8: also where one queue is alone. On both sides of what is one."""
+    wire = await session(gateway)
+    connection = connection_of(gateway)
+    head = 14  # of a frame that is longer than 65,535 bytes
+    opening, closing = b'{"type":"ping","ref":1,"x":"', b'"}'
+    for size, is_held in ((FULL_READ_BYTES - 1, False), (FULL_READ_BYTES, True)):
+        padding = b"x" * (size - head - len(opening) - len(closing))
+        said = wire_frame(opening + padding + closing)
+        assert len(said) == size
+        connection.data_received(said)
+        assert bool(connection._read_holds) is is_held
+        await asyncio.sleep(0)
+        assert not connection._read_holds
+        assert (await wire.receive())["ref"] == 1, "it was heard, although it knows no x"
+    await wire.close()
 
 
 async def test_beside_others_a_flood_is_read_as_the_storage_takes_it(
