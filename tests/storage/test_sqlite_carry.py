@@ -14,7 +14,14 @@ import pytest
 
 from push.errors import Refused
 from storage import sqlite_carry
-from storage.sqlite_carry import BUSY_TIMES, CARRY_BYTES, CARRY_WAL_BYTES, COMMIT_BYTES, Carrier
+from storage.sqlite_carry import (
+    BUSY_TIMES,
+    CARRY_BYTES,
+    CARRY_WAL_BYTES,
+    COMMIT_BYTES,
+    SLICE_EVERY_S,
+    Carrier,
+)
 from storage.sqlite_open import Opened, open_store
 from tests.contract.stores import P0, append
 from tests.storage.conftest import Embedded
@@ -37,6 +44,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.path = folder / "store.sqlite"
         self.broken: list[str] = []
+        self.now = 0.0
         self.synced = threading.Event()
         self.opened: Opened = open_store(self.path)
         self.opened.writer.execute("CREATE TABLE paper (page BLOB)")
@@ -47,8 +55,9 @@ class Store:
     def carry_with(self, fsync: Callable[[int], None]) -> Carrier:
         opened = self.opened
         return Carrier(
-            opened.writer, opened.mark, opened.file, on_broken=self.broken.append, fsync=fsync
-        )
+            opened.writer, opened.mark, opened.file, on_broken=self.broken.append, fsync=fsync,
+            now=lambda: self.now,
+        )  # fmt: skip
 
     def _sync(self, handle: int) -> None:
         os.fsync(handle)
@@ -104,17 +113,31 @@ def test_it_is_due_by_bytes_handed_by_commits_and_later_where_somebody_waits(sto
     carrier = store.carrier
     for times, is_free in ((1, True), (BUSY_TIMES, False)):
         carrier.finish()
+        store.now += SLICE_EVERY_S
         carrier.committed(times * CARRY_BYTES - 1)
         assert not carrier.is_due(is_free=is_free)
         carrier.committed(1)
         assert carrier.is_due(is_free=is_free)
         carrier.finish()
+        store.now += SLICE_EVERY_S
         commits = times * CARRY_WAL_BYTES // COMMIT_BYTES
         for _ in range(commits - 1):
             carrier.committed(0)
         assert not carrier.is_due(is_free=is_free)
         carrier.committed(0)
         assert carrier.is_due(is_free=is_free)
+
+
+def test_a_slice_comes_so_long_after_the_last_one(store: Store) -> None:
+    """On both sides: small ones, one after the other, are what a queue that is alone pays for."""
+    carrier = store.carrier
+    for step in (carrier.carry, carrier.finish):
+        step()
+        carrier.committed(CARRY_BYTES)
+        store.now += SLICE_EVERY_S * 0.99
+        assert not carrier.is_due(is_free=True)
+        store.now += SLICE_EVERY_S * 0.02
+        assert carrier.is_due(is_free=True)
 
 
 def test_a_long_wal_is_carried_whole_and_starts_anew(
