@@ -26,7 +26,7 @@ CARRY_BYTES: Final = 128 * 1024
 each had before a slice of 256 KiB took two milliseconds, and beside a flood one message in ten met
 one: that was its p99. Smaller ones take hardly less."""
 SLICE_EVERY_S: Final = 0.02
-"""And no sooner after the last one: where a queue that is alone brings 40 MB/s, small ones cost it a
+"""And no sooner after the last one: a queue that is alone and brings 40 MB/s pays for small ones a
 tenth of that."""
 CARRY_WAL_BYTES: Final = 1_048_576
 """The same of the WAL itself, as far as is known, where commits are small: they write the same
