@@ -60,8 +60,11 @@ class Allowance(Protocol):
             Refused: rate_limited, too_many_in_flight; nothing is charged then.
         """
 
-    def is_free(self, queue: Queue, *, now: float) -> bool:
-        """Whether publishing there is charged to nobody."""
+    def publish_all(
+        self, queue: Queue, messages: Sequence[Message], publishes: int, *, now: float
+    ) -> Callable[[], None] | None:
+        """As `publish`, of so many publishes that are to be one. None: not all of them may be, and
+        each is to be asked for: nothing is charged, and nobody was refused."""
 
     async def heard(self, refused: Refused) -> bool:
         """Whether to try once more what was refused: that may only say that the store, which the
@@ -284,23 +287,31 @@ class _Charged:
         if not till.debtors:
             return _nothing
         count = len(messages)
-        for debtor in till.counted:
-            if debtor.in_flight + count > (debtor.limits.in_flight or 0):
-                self._limiter.on_refused(queue, count)
-                raise self._limiter.too_many_in_flight(debtor)
+        debtor = _over_in_flight(till, count)
+        if debtor is not None:
+            self._limiter.on_refused(queue, count)
+            raise self._limiter.too_many_in_flight(debtor)
         if not till.pour(messages, now):
             self._limiter.on_refused(queue, count)
             raise self._limiter.over(till.debtors, messages, now)
+        return self._owed(till, count)
+
+    def publish_all(
+        self, queue: Queue, messages: Sequence[Message], publishes: int, *, now: float
+    ) -> Callable[[], None] | None:
+        """As Allowance.publish_all."""
+        till, count = self._fresh_till(queue, now), len(messages)
+        if _over_in_flight(till, count) or not till.pour(messages, now, publishes=publishes):
+            return None
+        return self._owed(till, count)
+
+    def _owed(self, till: Till, count: int) -> Callable[[], None]:
         if not till.counted:
             return _nothing
         for debtor in till.counted:
             debtor.in_flight += count
         self._limiter.debtors.hold(till.counted)
         return partial(self._answered, till.counted, count)
-
-    def is_free(self, queue: Queue, *, now: float) -> bool:
-        """As Allowance.is_free."""
-        return self._fresh_till(queue, now).is_free
 
     def _fresh_till(self, queue: Queue, now: float) -> Till:
         till = self._tills.get(queue.queue_id)
@@ -362,6 +373,14 @@ class _Charged:
 
 UNLIMITED: Final = Limiter()
 """Everybody may as much as they like."""
+
+
+def _over_in_flight(till: Till, count: int) -> Debtor | None:
+    """Who would have too much in flight with so many more."""
+    for debtor in till.counted:
+        if debtor.in_flight + count > (debtor.limits.in_flight or 0):
+            return debtor
+    return None
 
 
 def _nothing() -> None:

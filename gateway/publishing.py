@@ -147,11 +147,15 @@ class Publishing:
             queue = host.broker.metadata.find_queue(admission.principal, whole.queue)
         except TocsinError:
             return False
-        is_free = host.charges.allowance.is_free(queue, now=host.heard_at)
         # Of several clusters one may be away: what goes to the others does not wait for it.
-        if not is_free or queue.queue_id in self._streams or len(queue.clusters) > 1:
+        if queue.queue_id in self._streams or len(queue.clusters) > 1:
             return False
-        self._hand_in(whole, queue, keys, publishes.frames, self._charge(whole, queue))
+        owed = host.charges.allowance.publish_all(
+            queue, whole.messages, len(publishes.frames), now=host.heard_at
+        )
+        if owed is None:
+            return False
+        self._hand_in(whole, queue, keys, publishes.frames, owed)
         return True
 
     def _charge(self, frame: frames.Publish, queue: Queue) -> Callable[[], None]:

@@ -38,13 +38,9 @@ class Till:
                 return True
         return False
 
-    @property
-    def is_free(self) -> bool:
-        """Whether nothing of what is published is charged to anybody."""
-        return not (self.counted or self.messages or self.bytes)
-
-    def pour(self, messages: Sequence[Message], now: float) -> bool:
-        """Whether all of it fits; then it is charged."""
+    def pour(self, messages: Sequence[Message], now: float, *, publishes: int = 1) -> bool:
+        """Whether all of it fits; then it is charged. A publish that is larger than a burst is
+        charged that burst; of several that are poured together, nobody is."""
         count, charges = len(messages), []
         for bucket in self.messages:
             charges.append((bucket, count))
@@ -52,5 +48,5 @@ class Till:
             size = published_bytes(messages)
             for bucket in self.bytes:
                 burst = bucket.rate.burst
-                charges.append((bucket, size if size < burst else burst))
+                charges.append((bucket, burst if publishes == 1 and size > burst else size))
         return self._pour(charges, nanoseconds(now))

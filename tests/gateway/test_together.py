@@ -255,7 +255,46 @@ async def test_frames_whose_answers_wait_are_waited_for_each(
     assert socket.close_code == frames.DRAINING
 
 
-async def test_who_is_charged_is_charged_frame_by_frame(broker: EchoBroker) -> None:
+async def test_who_is_charged_is_charged_for_all_of_them(broker: EchoBroker) -> None:
+    """At once where they fit; no more and no less than one by one."""
+    limiter = Limiter(parse_limits("messages=1/s+2000,in_flight=1000", OF_PRINCIPAL))
+    socket = Socket(broker, limiter=limiter)
+    socket.say({"type": "hello"})
+    socket.answers()
+    broker.unanswered = []
+    hear(socket, publish(1, *range(400)), publish(2, *range(400)))
+    assert len(broker.submitted) == 1
+    hear(socket, publish(3, *range(50)), publish(4, *range(50)))
+    assert len(broker.submitted) == 2
+    hear(socket, publish(5, *range(90)), publish(6, *range(20)))
+    assert [(one["ref"], one["code"]) for one in socket.answers()] == [(6, "too_many_in_flight")]
+    for answer in broker.unanswered:
+        answer()
+    assert [(one["ref"], one["type"]) for one in socket.answers()] == [
+        (ref, "ok") for ref in range(1, 6)
+    ]
+    broker.unanswered = None
+    hear(socket, publish(7, *range(990)), publish(8, *range(20)), publish(9, 9))
+    assert [(one["ref"], one["type"]) for one in socket.answers()] == [
+        (7, "ok"), (8, "ok"), (9, "error"),
+    ]  # fmt: skip
+    socket.conversation.closed()
+
+
+async def test_more_than_a_burst_of_bytes_is_not_charged_as_one(broker: EchoBroker) -> None:
+    """One that is larger is charged a burst; three that are not would be, too, for three."""
+    limiter = Limiter(parse_limits(f"bytes=1/s+{limits.FRAME_BYTES_MAX}", OF_PRINCIPAL))
+    socket = Socket(broker, limiter=limiter)
+    socket.say({"type": "hello"})
+    socket.answers()
+    mebibyte = ["x" * 250_000] * 4
+    hear(socket, *(publish(ref, *mebibyte) for ref in range(3)))
+    types = [(answer["ref"], answer["type"]) for answer in socket.answers()]
+    assert types == [(0, "ok"), (1, "ok"), (2, "error")]
+    socket.conversation.closed()
+
+
+async def test_where_not_all_fit_they_are_charged_frame_by_frame(broker: EchoBroker) -> None:
     """A limit that is reached refuses what is over it, and not what fits."""
     limiter = Limiter(parse_limits("messages=1/s+1000", OF_PRINCIPAL))
     socket = Socket(broker, limiter=limiter)
