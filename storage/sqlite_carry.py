@@ -37,14 +37,14 @@ long."""
 COMMIT_BYTES: Final = 16 * 1024
 """About what a commit adds to the WAL beside what it was handed: pages of rows that it changes."""
 WHOLE_FRAMES: Final = 4096
-"""So long a WAL is carried whole: 16 MiB, three times a second beside a flood."""
+"""So long a WAL is carried whole: 16 MiB, once or twice a second beside a flood."""
 _LATER: Final = frozenset({"SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL"})
 """Nothing was counted as carried: it is durable where it is, and tried again."""
 _FSYNC: Final[Callable[[int], None]] = getattr(os, "fdatasync", os.fsync)  # not on macOS
 
 
 class Carrier:
-    """Called by the writer's thread, between two transactions, but for `close`.
+    """Called by the writer's thread, between two transactions.
 
     `mark`: a connection that does nothing but stand in the WAL. `file`: the store's file, opened
     for this, and closed when no connection is open any more: a process that closes any descriptor
