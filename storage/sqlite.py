@@ -394,4 +394,4 @@ class SqliteStorage:
     def _close(self) -> None:
         self._writer.close()
         self._reader.close()
-        self._opened.close()
+        self._opened.close(is_broken=bool(self._writer.failure))

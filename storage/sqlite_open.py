@@ -38,6 +38,10 @@ WAL_BYTES_MAX: Final = 64 * 1_048_576
 _SYNCHRONOUS: Final = {"NORMAL": 1, "FULL": 2, "EXTRA": 3}
 
 
+_LEFT_OPEN: Final[list["Opened"]] = []
+"""As long as the process, which is to end."""
+
+
 @dataclass(slots=True)
 class Opened:
     """The store's file, held by this process alone."""
@@ -55,8 +59,15 @@ class Opened:
     synchronous: str
     was_clean: bool
 
-    def close(self) -> None:
-        """Close the connections, then let go of the file."""
+    def close(self, *, is_broken: bool = False) -> None:
+        """Close the connections, then let go of the file. `is_broken`: nothing is carried out of
+        the WAL any more, which SQLite does when the last connection is closed: one stays open."""
+        if is_broken:
+            _LEFT_OPEN.append(self)
+            self.writer.close()
+            self.reader.close()
+            os.close(self.lock)
+            return
         self.reader.close()
         self.mark.close()
         self.writer.close()  # the last one: it checkpoints

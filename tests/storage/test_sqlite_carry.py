@@ -267,6 +267,9 @@ async def test_a_store_whose_file_cannot_be_synced_stops_and_has_everything_when
     with pytest.raises(Refused, match="could not be synced"):
         await go_on()
     assert len(embedded.fatal) == 1
+    await embedded.close()
+    wal = embedded.path.with_name("store.sqlite-wal")
+    assert wal.stat().st_size, "what is in it has not been carried, and is not given up"
     store = await embedded.open()
     read = await store.read(P0, 0, 10**9)
     assert len(read.records) >= acked > 1
