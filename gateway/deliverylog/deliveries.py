@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gateway.deliverylog.chunks import SETTLED
-from gateway.deliverylog.lines import Carrier, Cause, Ended, Pushes
+from gateway.deliverylog.clock import Clock
+from gateway.deliverylog.lines import Carrier, Cause, Ended, encode
 from gateway.facts_values import Transport
 from metadata.catalog import Queue
 
@@ -79,16 +80,24 @@ class Given:
 
 
 class Done:
-    """A settled span."""
+    """A settled span. Its times are unix microseconds as of when it began: a step of the clock ends
+    it."""
 
-    __slots__ = ("at_us", "count", "numbers", "outcome", "pushes", "reason")
+    __slots__ = (
+        "at_us", "base_us", "count", "numbers", "outcome", "pushes", "reason", "stepped_us",
+    )  # fmt: skip
 
-    def __init__(self, outcome: Ended, reason: str | None, at_us: int) -> None:
+    def __init__(self, outcome: Ended, reason: str | None, at_us: int, clock: Clock) -> None:
+        """`at_us`: monotonic, and stays so."""
         self.outcome: Ended = outcome
         self.reason = reason
         self.at_us = at_us
-        self.pushes: Pushes = []
-        """Given at monotonic microseconds."""
+        self.base_us = clock.base_us
+        self.stepped_us = clock.stepped_us
+        self.pushes: list[bytes] = []
+        """Each as it stands in the line. Hundreds of numbers that came with acks are written down
+        as they come: kept for as little as a millisecond they have left the processor's cache, and
+        cost twenty times as much."""
         self.numbers = 0
         """In these, of all ranges."""
         self.count = 0
@@ -183,10 +192,13 @@ class Place:
             or span.numbers >= 2 * RUNS_MAX
         ):
             if span is not None:
+                self._done = None
                 log.settled(self, span)
-            span = self._done = Done(outcome, reason, now_us)
-            log.settling(self)
-        span.pushes.append([number, given_us, *ranges])
+            log.settling(self)  # first: it looks at the clock
+            span = self._done = Done(outcome, reason, now_us, log.clock)
+        if given_us is not None:
+            given_us += span.base_us
+        span.pushes.append(encode((number, given_us, *ranges)))
         span.numbers += len(ranges)
         span.count += count
         log.counts[SETTLED] += count

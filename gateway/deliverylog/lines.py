@@ -182,6 +182,11 @@ Line = Certified | Dispatched | Settled | Unlogged | ClockStepped | End
 encode: Final = msgspec.json.Encoder().encode
 
 
+def as_written(pushes: list[bytes]) -> Pushes:
+    """What was encoded push by push, for a Settled that is only to be encoded."""
+    return cast(Pushes, msgspec.Raw(b"[" + b",".join(pushes) + b"]"))
+
+
 def runs_of(pushes: Pushes) -> Runs:
     """What stands in them, in order."""
     return [

@@ -15,22 +15,38 @@ from gateway.collector import (
     ALL_EVERY_S_MAX,
     ALL_SHARE,
     FOUND_MIN,
+    NEW_MIN,
     YOUNG,
     YOUNG_EVERY_S,
+    YOUNG_EVERY_S_MAX,
     YOUNG_SHARE,
     Collector,
     Rounds,
 )
 
 
-def test_what_is_new_is_looked_at_many_times_a_second() -> None:
+def test_what_is_new_is_looked_at_twenty_times_a_second_where_it_is_much() -> None:
     """On both sides; who asked late has the next one as long after that."""
     rounds = Rounds(now=0.0)
-    assert rounds.due(now=YOUNG_EVERY_S - 0.001) is None
-    assert rounds.due(now=YOUNG_EVERY_S) == YOUNG
+    assert rounds.due(NEW_MIN, now=YOUNG_EVERY_S - 0.001) is None
+    assert rounds.due(NEW_MIN, now=YOUNG_EVERY_S) == YOUNG
     rounds.took(YOUNG, 0.001, 0, now=1.0)
-    assert rounds.due(now=1.0 + YOUNG_EVERY_S - 0.001) is None
-    assert rounds.due(now=1.0 + YOUNG_EVERY_S) == YOUNG == rounds.due(now=rounds.next_at())
+    assert rounds.due(NEW_MIN, now=1.0 + YOUNG_EVERY_S - 0.001) is None
+    assert rounds.next_at() == 1.0 + YOUNG_EVERY_S
+    assert rounds.due(NEW_MIN, now=1.0 + YOUNG_EVERY_S) == YOUNG
+
+
+def test_what_is_new_and_little_waits_four_times_as_long() -> None:
+    """Who asks is told when to ask again, also what becomes much meanwhile is looked at."""
+    rounds, asked = Rounds(now=0.0), []
+    while rounds.due(NEW_MIN - 1, now=rounds.next_at()) is None:
+        asked.append(rounds.next_at())
+    assert rounds.next_at() == YOUNG_EVERY_S_MAX
+    assert asked == pytest.approx([0.1, 0.15, 0.2, 0.25])
+    rounds.took(YOUNG, 0.001, 0, now=1.0)
+    assert rounds.due(0, now=1.0 + YOUNG_EVERY_S) is None
+    assert rounds.due(NEW_MIN, now=1.0 + 2 * YOUNG_EVERY_S - 0.001) is None
+    assert rounds.due(NEW_MIN, now=1.0 + 2 * YOUNG_EVERY_S) == YOUNG
 
 
 def test_a_long_look_is_followed_by_a_longer_pause() -> None:
@@ -38,15 +54,15 @@ def test_a_long_look_is_followed_by_a_longer_pause() -> None:
     rounds.took(YOUNG, 0.05, 0, now=1.0)
     assert rounds.next_at() == 1.0 + 0.05 / YOUNG_SHARE
     rounds.took(ALL, 0.2, FOUND_MIN, now=20.0)
-    assert rounds.due(now=20.0 + 0.2 / ALL_SHARE - 0.001) == YOUNG
-    assert rounds.due(now=20.0 + 0.2 / ALL_SHARE) == ALL
+    assert rounds.due(0, now=20.0 + 0.2 / ALL_SHARE - 0.001) == YOUNG
+    assert rounds.due(0, now=20.0 + 0.2 / ALL_SHARE) == ALL
 
 
 def test_everything_is_looked_at_more_rarely_as_long_as_nothing_is_found() -> None:
     """A minute, two, … up to ten; a thousand objects found, and it is a minute again."""
     rounds, now, pauses = Rounds(now=0.0), 0.0, []
     for found in (0, FOUND_MIN - 1, 0, 0, 0, FOUND_MIN, 0):
-        while rounds.due(now=now) is not ALL:
+        while rounds.due(NEW_MIN, now=now) is not ALL:
             now += 1.0
         pauses.append(now)
         rounds.took(ALL, 0.001, found, now=now)
@@ -56,18 +72,28 @@ def test_everything_is_looked_at_more_rarely_as_long_as_nothing_is_found() -> No
     assert max(steps) == ALL_EVERY_S_MAX
 
 
-@given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 10_000), st.floats(0, 2)), max_size=100))
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 1), st.integers(0, 10_000), st.floats(0, 2), st.integers(0, 2 * NEW_MIN)
+        ),
+        max_size=100,
+    )
+)  # fmt: skip
 def test_looking_takes_no_more_than_its_share_of_the_time(
-    looks: list[tuple[float, int, float]],
+    looks: list[tuple[float, int, float, int]],
 ) -> None:
     """Whatever each look takes and finds, and however late it is: of any stretch that begins when
     one has ended and ends when the next one of its kind begins."""
     rounds, now = Rounds(now=0.0), 0.0
     ended: dict[int, tuple[float, float]] = {}
-    for seconds, found, late_s in looks:
+    for seconds, found, late_s, new in looks:
         now = max(now, rounds.next_at()) + late_s
-        generation = rounds.due(now=now)
-        assert generation is not None
+        generation = rounds.due(new, now=now)
+        if generation is None:
+            assert now < rounds.next_at() <= now + YOUNG_EVERY_S
+            assert new < NEW_MIN
+            continue
         if generation in ended:
             at, took = ended[generation]
             share = YOUNG_SHARE if generation == YOUNG else ALL_SHARE
