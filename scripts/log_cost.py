@@ -124,7 +124,7 @@ class Frame:
     def settle(self, log: DeliveryLog, place: Place) -> None:
         """Its consumer acknowledges it."""
         for number, ranges, size in self.acks:
-            place.settled("acked", number, ranges, size, 1)
+            place.settled("acked", [number, 1, *ranges], size)
         done = place.take_done()
         assert done is not None
         log.settled(place, done)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gateway.deliverylog.chunks import SETTLED
-from gateway.deliverylog.clock import Clock
 from gateway.deliverylog.lines import Carrier, Cause, Ended, encode
 from gateway.facts_values import Transport
 from metadata.catalog import Queue
@@ -80,24 +79,17 @@ class Given:
 
 
 class Done:
-    """A settled span. Its times are unix microseconds as of when it began: a step of the clock ends
-    it."""
+    """A settled span."""
 
-    __slots__ = (
-        "at_us", "base_us", "count", "numbers", "outcome", "pushes", "reason", "stepped_us",
-    )  # fmt: skip
+    __slots__ = ("at_us", "count", "numbers", "outcome", "pushes", "reason")
 
-    def __init__(self, outcome: Ended, reason: str | None, at_us: int, clock: Clock) -> None:
-        """`at_us`: monotonic, and stays so."""
+    def __init__(self, outcome: Ended, reason: str | None, at_us: int) -> None:
         self.outcome: Ended = outcome
         self.reason = reason
         self.at_us = at_us
-        self.base_us = clock.base_us
-        self.stepped_us = clock.stepped_us
         self.pushes: list[bytes] = []
-        """Each as it stands in the line. Hundreds of numbers that came with acks are written down
-        as they come: kept for as little as a millisecond they have left the processor's cache, and
-        cost twenty times as much."""
+        """Each as it stands in the line: hundreds of numbers that came with acks are written down
+        as they come, and nothing looks at them again, the garbage collector neither."""
         self.numbers = 0
         """In these, of all ranges."""
         self.count = 0
@@ -177,11 +169,11 @@ class Place:
         return span
 
     def settled(
-        self, outcome: Ended, number: int, ranges: Sequence[int], count: int,
-        given_us: int | None = None, *, reason: str | None = None,
-    ) -> int:  # fmt: skip
-        """This became of these `ranges` of partition `number` (first, last, first, last, …),
-        `count` messages in all, which were given out at `given_us`. Returns when that is."""
+        self, outcome: Ended, push: list[int | None], count: int, *, reason: str | None = None
+    ) -> int:
+        """This became of what `push` names, `count` messages in all: [partition, when they were
+        given out (None: that is not known), first, last, first, last, …]. The list is the log's
+        from now on. Returns when that is."""
         log, span = self._log, self._done
         now_us = log.now_us()
         if (
@@ -192,14 +184,14 @@ class Place:
             or span.numbers >= 2 * RUNS_MAX
         ):
             if span is not None:
-                self._done = None
                 log.settled(self, span)
-            log.settling(self)  # first: it looks at the clock
-            span = self._done = Done(outcome, reason, now_us, log.clock)
-        if given_us is not None:
-            given_us += span.base_us
-        span.pushes.append(encode((number, given_us, *ranges)))
-        span.numbers += len(ranges)
+            span = self._done = Done(outcome, reason, now_us)
+            log.settling(self)
+        given_us = push[1]
+        if given_us is not None:  # no step of the clock is noticed until the span has its line
+            push[1] = given_us + log.clock.base_us
+        span.pushes.append(encode(push))
+        span.numbers += len(push) - 2
         span.count += count
         log.counts[SETTLED] += count
         return now_us

@@ -289,19 +289,20 @@ class DeliveryLog:
     # --- What becomes of it ---------------------------------------------------------------------
 
     def settling(self, place: Place) -> None:
-        """It is about to begin a span; take it with the next hand-over."""
-        self._wake()  # a step of the clock ends those that are open
+        """It has begun a span; take it with the next hand-over."""
         self._settling[place] = None
+        self._wake()
 
     def settled(self, place: Place, span: Done) -> None:
         """A settled span has ended."""
         queue = place.queue
         line = Settled(
-            schema=SCHEMA, gateway=self.gateway, stepped_us=span.stepped_us,
+            schema=SCHEMA, gateway=self.gateway, stepped_us=self.clock.stepped_us,
             tenant=queue.tenant, queue=queue.name, queue_id=queue.queue_id,
             pushes=as_written(span.pushes),
             group=place.group, session=place.session_id, transport=place.transport,
-            outcome=span.outcome, reason=span.reason, settled_unix_us=span.base_us + span.at_us,
+            outcome=span.outcome, reason=span.reason,
+            settled_unix_us=self.clock.unix_us(span.at_us),
         )  # fmt: skip
         self._put(encode(line), SETTLED, span.count)
 
@@ -321,7 +322,6 @@ class DeliveryLog:
         wall_us = self._wall_us()
         step_us = self.clock.look(before_us, wall_us, self.now_us())
         if step_us:
-            self._end_settled()
             line = ClockStepped(
                 schema=SCHEMA, gateway=self.gateway, seen_unix_us=self.clock.unix_us(before_us),
                 step_us=step_us, stepped_us=self.clock.stepped_us,
@@ -342,18 +342,15 @@ class DeliveryLog:
     def _hand_over(self) -> None:
         """Everything that has a line, or may have one by now."""
         self._tell_unsure()
-        self._end_settled()
-        self._timer = None
-        self._hand_chunk()
-        if self._lost is not None:  # told as soon as there is room, whether or not more comes
-            self._wake()
-
-    def _end_settled(self) -> None:
         settling, self._settling = self._settling, {}
         for place in settling:
             span = place.take_done()
             if span is not None:
                 self.settled(place, span)
+        self._timer = None
+        self._hand_chunk()
+        if self._lost is not None:  # told as soon as there is room, whether or not more comes
+            self._wake()
 
     def _hand_chunk(self) -> None:
         chunk, self._chunk, sink = self._chunk, Chunk(), self._sink

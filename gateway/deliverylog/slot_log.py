@@ -124,21 +124,23 @@ class SlotLog:
     # --- Settling ------------------------------------------------------------------------------
 
     def acked_ordinary(self, push: Push, numbers: list[int], count: int) -> None:
-        """An ack settled `count` messages of what it names behind its first three numbers."""
+        """An ack settled `count` messages of what it names behind its first three numbers, of
+        which the first is the partition's."""
         given_us = self._given_us
         at_us = given_us.get(push.number) if push.open else given_us.pop(push.number, None)
         if not self._log.is_on:
             self._took(at_us, self._log.now_us(), count)
             return
         firsts, lasts = numbers[3::2], numbers[4::2]
-        if sum(lasts) - sum(firsts) + len(firsts) == count:
-            ranges = numbers[3:]
-        else:  # it names what the push skips, or something twice
+        if sum(lasts) - sum(firsts) + len(firsts) != count:
+            # It names what the push skips, or something twice.
             mask = 0
             for first, last in zip(firsts, lasts, strict=True):
                 mask |= push.within(first, last)
-            ranges = [*chain.from_iterable(ranges_of(mask, push.first))]
-        now_us = self._place.settled("acked", self._number, ranges, count, at_us)
+            numbers = [*numbers[:3], *chain.from_iterable(ranges_of(mask, push.first))]
+        named: list[int | None] = [*numbers]
+        named[1:3] = [at_us]
+        now_us = self._place.settled("acked", named, count)
         self._took(at_us, now_us, count)
 
     def acked(self, push: int, judged: Judged) -> None:
@@ -187,14 +189,14 @@ class SlotLog:
         """It stands in the dead letters, and is settled here."""
         self._causes.pop(dead.offset, None)
         if self._log.is_on:
-            one = (dead.offset, dead.offset)
-            self._place.settled("dead_lettered", self._number, one, 1, reason=dead.reason)
+            one = [self._number, None, dead.offset, dead.offset]
+            self._place.settled("dead_lettered", one, 1, reason=dead.reason)
 
     def parked(self, heads: Iterable[int]) -> None:
         """The keys of these were parked."""
         if self._log.is_on:
             for head in heads:
-                self._place.settled("parked", self._number, (head, head), 1)
+                self._place.settled("parked", [self._number, None, head, head], 1)
 
     def opened(self, keys: Iterable[int], end: int) -> None:
         """These keys are parked no longer; what they have below `end` had waited for that."""
@@ -209,7 +211,7 @@ class SlotLog:
             numbers = [*chain.from_iterable(ranges)]
             count = sum(numbers[1::2]) - sum(numbers[::2]) + len(ranges)
             now_us = (
-                self._place.settled(outcome, self._number, numbers, count, at_us)
+                self._place.settled(outcome, [self._number, at_us, *numbers], count)
                 if log.is_on
                 else log.now_us()
             )

@@ -355,13 +355,13 @@ async def test_what_is_given_to_a_session_without_a_transport_is_not_written() -
 async def test_what_is_settled_at_one_time_is_one_line_for_each_outcome() -> None:
     log, sink, hands = made()
     place = log.place(QUEUE, "g", Session())
-    place.settled("acked", 0, [1, 2], 2, 1000)
+    place.settled("acked", [0, 1000, 1, 2], 2)
     hands.move(SETTLED_US)
-    place.settled("acked", 1, [5, 5], 1)
-    place.settled("nacked", 0, [3, 3], 1)
-    place.settled("acked", 0, [4, 4], 1)
+    place.settled("acked", [1, None, 5, 5], 1)
+    place.settled("nacked", [0, None, 3, 3], 1)
+    place.settled("acked", [0, None, 4, 4], 1)
     hands.move(SETTLED_US + 1)
-    place.settled("acked", 0, [6, 6], 1)
+    place.settled("acked", [0, None, 6, 6], 1)
     log._hand_over()
     lines = [line for line in lines_of(log, sink) if isinstance(line, Settled)]
     assert [(line.outcome, line.runs) for line in lines] == [
@@ -437,7 +437,7 @@ async def test_a_stop_writes_what_waits_and_then_nothing_is_logged() -> None:
     give(place, 1)
     session.transport = "long-poll"
     give(place, 2, attempt=2)
-    place.settled("acked", 0, [1, 1], 1)
+    place.settled("acked", [0, None, 1, 1], 1)
     await log.stop()
     assert sink.is_stopped
     assert not log.is_on
