@@ -1,10 +1,17 @@
-"""What a message costs as there is more of everything else: queues, and keys."""
+"""What a message costs as there is more of everything else: queues, and keys.
+
+It is measured over few of them while there are only few, and then over few and over many in turns,
+in one broker. What is compared is the median of the ratios of two neighbours: a machine whose speed
+changes from minute to minute hits both.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from statistics import median
 from typing import Final
 
 from loadtests.dialect import GROUP, Tocsin
+from loadtests.histogram import Histogram
 from loadtests.line import CONSUMERS, PARTITIONS, PRODUCERS, Bench, Figures, Line, quiet
 from loadtests.load import Consumer, Producer, Shape
 from loadtests.rest import Rest
@@ -20,6 +27,10 @@ BLOCKS: Final = 5_000
 keys have about 865,000 different ones. With fewer keys they are as many."""
 WINDOW: Final = 6_000
 MESSAGES_PER_FRAME: Final = 100
+PAIRS: Final = 5
+REST_S: Final = 1.2
+"""Between two stretches. Who brings much beside others that have brought little in the last second
+is taken for a flood, and what he has waiting is bounded (push.company): here nobody is beside."""
 _AT_ONCE: Final = 32
 
 
@@ -38,20 +49,50 @@ async def keys(bench: Bench) -> Figures:
 async def _grown(
     bench: Bench, what: str, counts: tuple[int, int], opened: Callable[[int], Awaitable[Line]]
 ) -> Figures:
-    found = []
-    for many in counts:
-        async with quiet(await opened(many)) as line:
-            count, elapsed, cpu_us = await line.run(bench.seconds, f"{many:,} {what}")
-            await line.drain()
-            found.append(line.note(Figures(count / elapsed, line.latency, cpu_us)))
-    few, figures = found
-    before, after = few.server_cpu_us_per_message, figures.server_cpu_us_per_message
-    if before and after:
-        figures.more |= {
-            f"server_cpu_us_per_message_{counts[0]}": round(before, 3),
-            "ratio": round(after / before, 3),
-        }
+    few, many = counts
+    async with quiet(await opened(few)) as small:
+        alone = await _stretch(bench, small, f"{few:,} {what}, before there are more")
+        async with quiet(await opened(many)) as large:
+            pairs = []
+            for number in range(PAIRS):
+                both = [(small, f"{few:,} {what}"), (large, f"{many:,} {what}")]
+                turn = 1 if number % 2 == 0 else -1  # the one that begins changes, too
+                found = [await _stretch(bench, line, name) for line, name in both[::turn]][::turn]
+                pairs.append((found[0], found[1]))
+            figures = large.note(_compared(alone, pairs, few))
     figures.conditions[what] = list(counts)
+    return figures
+
+
+async def _stretch(bench: Bench, line: Line, name: str) -> Figures:
+    count, elapsed, cpu_us = await line.run(bench.seconds / 2, name)
+    await line.drain()
+    await asyncio.sleep(REST_S)
+    latency = Histogram()
+    latency.add(line.latency)
+    return Figures(count / elapsed, latency, cpu_us)
+
+
+def _compared(alone: Figures, pairs: list[tuple[Figures, Figures]], few: int) -> Figures:
+    """Over many: medians, and the latencies of all stretches."""
+    latency = Histogram()
+    for _, over_many in pairs:
+        assert over_many.latency is not None
+        latency.add(over_many.latency)
+    rate = median(over_many.messages_per_s or 0.0 for _, over_many in pairs)
+    costs = [(a.server_cpu_us_per_message, b.server_cpu_us_per_message) for a, b in pairs]
+    known = [(before, after) for before, after in costs if before and after]
+    figures = Figures(rate, latency, median(after for _, after in known) if known else None)
+    if known:
+        ratios = [after / before for before, after in known]
+        figures.more |= {
+            f"server_cpu_us_per_message_{few}": round(median(before for before, _ in known), 3),
+            f"server_cpu_us_per_message_{few}_alone": round(
+                alone.server_cpu_us_per_message or 0.0, 3
+            ),
+            "ratio": round(median(ratios), 3),
+            "ratios": [round(ratio, 2) for ratio in ratios],
+        }
     return figures
 
 
