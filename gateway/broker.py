@@ -11,6 +11,7 @@ from gateway.asking import Asking
 from gateway.audit import BROKER, Audit, Who
 from gateway.backup import Backups
 from gateway.caretaker import Caretaker
+from gateway.catching_up import find_queue
 from gateway.changes import Changes
 from gateway.config import Config
 from gateway.counting import Counting
@@ -284,7 +285,7 @@ class Broker:
         for others nothing is made: the queue returned only says to each what is wrong (P12). One
         that was deleted a while ago is returned for its dead letters to take what arrives."""
         try:
-            return self.metadata.find_queue(principal, name)
+            return await find_queue(self.metadata, principal, name)
         except Refused as error:
             if not self.config.auto_create:
                 return await self._graves.take(error, principal, name, messages)

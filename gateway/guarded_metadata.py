@@ -19,6 +19,7 @@ import asyncio
 import logging
 from typing import Final
 
+from gateway.catching_up import CatchingUp
 from gateway.guarded_calls import GuardedCalls
 from gateway.guarded_memberships import GuardedMemberships, Guards
 from gateway.guarded_tokens import GuardedTokens
@@ -78,6 +79,9 @@ class GuardedMetadata:
         self.membership, self.glance = rows.membership, rows.glance
         self.change_membership, self.beat, self.said = rows.change_membership, rows.beat, rows.said
         """See Metadata, and there."""
+        self._catching_up = CatchingUp(
+            lambda: self._calls.run("catch up", inner.catch_up, limits.METADATA_DEADLINE_S)
+        )
         self.on_membership_changed = inner.on_membership_changed
         inner.on_queue_changed(self._changed)
 
@@ -118,6 +122,11 @@ class GuardedMetadata:
             lambda: self.inner.find_group(principal, queue, name),
             lambda group: group.name == name and group.queue_id == queue.queue_id,
         )
+
+    async def catch_up(self) -> None:
+        """See Metadata."""
+        if self.is_shared:
+            await self._catching_up()
 
     def queue_by_id(self, queue_id: str) -> Queue | None:
         """See Metadata."""

@@ -142,6 +142,25 @@ def find_queue(broker: BrokerPort, request: Request) -> Queue:
     return broker.find_queue(principal(request), queue_name(request))
 
 
+async def find_names(operation: Operation, broker: BrokerPort, request: Request) -> None:
+    """Before the handler of an operation runs: a queue or a group of the path that is not known
+    here, and may have been made through another gateway just now, is known when this returns.
+
+    Raises:
+        Refused: metadata_unavailable: nobody can say whether it is there.
+    """
+    metadata = broker.metadata
+    if not metadata.is_shared or "queue_not_found" not in operation.errors:
+        return
+    try:
+        queue = find_queue(broker, request)
+        if "group_not_found" in operation.errors and "group" in request.path_params:
+            metadata.find_group(principal(request), queue, group_name(request))
+    except Refused as error:
+        if error.code.name in ("queue_not_found", "group_not_found"):
+            await metadata.catch_up()
+
+
 async def read_body(request: Request, bytes_max: int = limits.FRAME_BYTES_MAX) -> bytes:
     """The whole request body, valid UTF-8; an empty one reads as `{}`.
 

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.addresses import client_address
 from gateway.audit import NOT_LET_IN, Act, Who
 from gateway.books import Books
-from gateway.operation import ADMISSION, Operation, check_rights
+from gateway.operation import ADMISSION, Operation, check_rights, find_names
 from gateway.ports import BrokerPort, WhichKey
 from gateway.problems import refusal
 from gateway.usage import Counter
@@ -85,6 +85,7 @@ async def carry_out(operation: Operation, broker: BrokerPort, request: Request) 
     written when this returns or raises."""
     if operation.act is None:
         check_rights(operation, request)
+        await find_names(operation, broker, request)
         return await operation.handler(broker, request)
     books: Books = request.app.books
     path = request.path_params
@@ -93,6 +94,7 @@ async def carry_out(operation: Operation, broker: BrokerPort, request: Request) 
     async with books.audit.act(operation.act, who, queue=queue, group=group) as act:
         request.scope[_ACT] = act
         check_rights(operation, request)
+        await find_names(operation, broker, request)
         return await operation.handler(broker, request)
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from gateway import frames
 from gateway.admission import Admission
+from gateway.catching_up import find_queue
 from gateway.facts_values import SubscriptionDescription
 from gateway.link import (
     Broker,
@@ -76,7 +77,7 @@ class Subscriptions:
         """
         needed = Needed.by(frame)
         needed.check(self._link.admission.rights)  # before anything is looked up
-        queue = self._broker.metadata.find_queue(self._link.principal, frame.queue)
+        queue = await find_queue(self._broker.metadata, self._link.principal, frame.queue)
         if frame.group is None:
             answer = await self._open_reader(frame, queue)
         else:

@@ -41,6 +41,10 @@ class Metadata(Protocol):
     def find_group(self, principal: Principal, queue: Queue, name: str) -> Group:
         """Raises Refused(group_not_found)."""
 
+    async def catch_up(self) -> None:
+        """What others had changed before this was called is known here when it returns. Nobody else
+        changes it: at once. Raises Refused: nobody answers."""
+
     def queue_by_id(self, queue_id: str) -> Queue | None:
         """None: deleted, or never there."""
 

@@ -57,17 +57,18 @@ class InProcessMetadata:
         self._alone = OneAtATime(store, self._learn)
         self._memberships = store.memberships(self._alone)
         self.is_shared, self.said = store.is_shared, self._memberships.said
+        self.catch_up = self._alone.catch_up
         """See Metadata."""
         self.data_keys = DataKeys(
             contents.data_keys,
             lambda rows, still: self._alone(self._put_data_keys, rows, still),
-            (lambda: self._alone(self._no_change)) if store.is_shared else None,
+            self.catch_up if store.is_shared else None,
         )
         self.placing: Placing = lambda _queue_id, _settings: ()
         """Where the partitions of a new queue are placed, by its id and settings."""
         self._listeners: list[QueueListener] = []
         self.tokens = TokenBook(store, contents.tokens, alone=self._alone)
-        store.follow(lambda: self._alone(self._no_change), self.tokens.doubt)
+        store.follow(self.catch_up, self.tokens.doubt)
 
     @classmethod
     async def open(
@@ -336,9 +337,6 @@ class InProcessMetadata:
         self._memberships.on_changed(listener)
 
     # --- What others change ----------------------------------------------------------------------
-
-    async def _no_change(self) -> None:
-        """What is run `_alone` has read the news: that is all."""
 
     def _learn(self, news: News) -> None:
         """As if it was done here: listeners hear of it, of what went before what came."""

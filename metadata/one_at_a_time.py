@@ -52,8 +52,18 @@ class OneAtATime:
         task.add_done_callback(self._changes.discard)
         return await asyncio.shield(task)
 
+    async def catch_up(self) -> None:
+        """What others had changed before this was called has been learned. Nobody else changes it:
+        at once. Raises Refused: as a change; nobody answers."""
+        if self._store.is_shared:
+            await self(_no_change)
+
     async def close(self) -> None:
         """Begin no more; those that have begun are finished when this returns."""
         self.is_closed = True
         if self._changes:
             await asyncio.wait(self._changes)
+
+
+async def _no_change() -> None:
+    """Before what is run is run, the news are read: that is all."""

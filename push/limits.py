@@ -229,8 +229,8 @@ METADATA_CALLS_MAX: Final = 256
 METADATA_LATE_MAX: Final = 1024
 """Changes that are finished after their deadline; beyond it none begins."""
 METADATA_FRESH_S: Final = 1.0
-"""So long a name that was looked up is believed without looking again, and so long at most one
-that was made elsewhere stays unknown here. What is made or changed here counts at once."""
+"""So long a name that was looked up is believed without looking again. What is made or changed here
+counts at once; what was made through another gateway, as soon as somebody asks for it by name."""
 METADATA_STALE_S: Final = 3600.0
 """So long what is known of a name counts while nobody can be asked. Messages meet the storage,
 which knows queues by their ids: of one that was deleted meanwhile it takes nothing."""

@@ -83,6 +83,8 @@ class PlainMetadata:
 
     def on_membership_changed(self, listener: Callable[[str, int], None]) -> None: ...
 
+    async def catch_up(self) -> None: ...
+
     def __init__(self) -> None:
         self.queues: dict[str, Queue] = {}
         self.groups: dict[tuple[str, str], Group] = {}

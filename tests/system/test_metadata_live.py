@@ -156,6 +156,35 @@ async def test_nodes_are_killed_and_frozen_while_gateways_go_on(world: World) ->
         await asyncio.wait(working)
 
 
+async def test_what_one_gateway_has_made_another_one_knows_at_once(world: World) -> None:
+    """Whoever makes a queue through a balancer, and then a group, publishes and subscribes, is at
+    another gateway each time."""
+    one, other = (server.url for server in world.gateways)
+    async with (
+        httpx2.AsyncClient() as http, tocsin.connect(one) as here, tocsin.connect(other) as there,
+    ):  # fmt: skip
+        for number in range(10):
+            path = f"/v1/queues/at-once-{number}"
+            answers = [
+                await http.get(other + path),  # it remembers that there is none
+                await http.put(one + path, json={"partitions": 1}),
+                await http.put(other + path + "/groups/billing", json={}),
+                await http.get(one + path + "/groups/billing"),
+            ]
+            assert [one.status_code for one in answers] == [404, 201, 201, 200]
+            await here.create_queue(f"sent-{number}", partitions=1)
+            await there.publish(f"sent-{number}", {"n": 1}, key="k")
+            await here.create_queue(f"read-{number}", partitions=1)
+            async with there.subscribe(f"read-{number}", group="billing") as messages:
+                await here.publish(f"read-{number}", number, key="k")
+                async for message in messages:
+                    assert message.body == number
+                    await message.ack()
+                    break
+        missing = await http.get(other + "/v1/queues/nobody-made-it")
+        assert missing.status_code == 404
+
+
 async def test_who_does_not_show_the_token_is_told_nothing(world: World) -> None:
     """P11: but for whether it is alive and ready."""
     url = world.nodes[0].url
