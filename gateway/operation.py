@@ -149,9 +149,9 @@ async def find_names(operation: Operation, broker: BrokerPort, request: Request)
     Raises:
         Refused: metadata_unavailable: nobody can say whether it is there.
     """
-    metadata = broker.metadata
-    if not metadata.is_shared or "queue_not_found" not in operation.errors:
+    if "queue_not_found" not in operation.errors or not broker.metadata.is_shared:
         return
+    metadata = broker.metadata
     try:
         queue = find_queue(broker, request)
         if "group_not_found" in operation.errors and "group" in request.path_params:
