@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scripts.monitoring.dashboards import ANY, PROCESSES, Dashboard
+
 TIMEOUT_S = 30
 
 
@@ -48,6 +50,14 @@ class Prometheus:
         """Whether it finds something for this expression now."""
         return bool(self.ask("query", query=expr)["result"])
 
+    def values(self, query: str, chosen: Mapping[str, str]) -> list[str]:
+        """What a variable's query, `label_values(SELECTOR, LABEL)`, finds."""
+        match = re.fullmatch(r"label_values\((.*), ([a-z]+)\)", query)
+        if match is None:
+            raise Unanswered(f"{query} is no label_values(SELECTOR, LABEL)")
+        found = self.ask(f"label/{match[2]}/values", **{"match[]": whole(match[1], 0, chosen)})
+        return [str(value) for value in found]
+
     def series(self, expr: str, began: float, ended: float, step_s: float) -> list[Series]:
         """What it finds for this expression between these unix seconds."""
         found = self.ask(
@@ -62,7 +72,23 @@ class Prometheus:
         ]
 
 
-def whole(expr: str, rate_interval_s: float) -> str:
-    """A dashboard's expression as Grafana asks for it where everything is chosen."""
+def whole(expr: str, rate_interval_s: float, chosen: Mapping[str, str]) -> str:
+    """A dashboard's expression as Grafana asks for it where this is `chosen`, variable by
+    variable."""
     expr = expr.replace("$__rate_interval", f"{rate_interval_s:.0f}s")
-    return re.sub(r"\$[a-z]+\b", ".*", expr)
+    return re.sub(r"\$([a-z]+)\b", lambda found: chosen[found[1]], expr)
+
+
+def all_chosen(dashboard: Dashboard, prometheus: Prometheus) -> dict[str, str]:
+    """What stands for each variable of a dashboard where all of its values are chosen. Raises
+    Unanswered, OSError."""
+    chosen: dict[str, str] = {}
+    for name, query in dashboard.variables.items():
+        values = prometheus.values(query, chosen)
+        chosen[name] = "|".join(map(_escaped, values)) if name in PROCESSES else ANY
+    return chosen
+
+
+def _escaped(value: str) -> str:
+    """In a regular expression that stands between quotes."""
+    return re.escape(value).replace("\\", "\\\\")

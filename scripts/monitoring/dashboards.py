@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 WIDTH: Final = 24
+PROCESSES: Final = ("job", "instance")
+"""Variables that choose processes."""
+ANY: Final = ".*"
 SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 
 
@@ -21,7 +24,9 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """One file. `variables`: name → query of the values that one chooses from."""
+    """One file. `variables`: name → query of the values that one chooses from. All of them are
+    chosen at first: those of processes by name, for what every process tells is asked for with
+    them; of queues, which may be thousands, whatever there is."""
 
     uid: str
     title: str
@@ -60,8 +65,8 @@ def _process(where: str) -> tuple[Panel, ...]:
 
 GATEWAYS: Final = Dashboard(
     "tocsin-gateways", "Tocsin: gateways",
-    {"job": "label_values(tocsin_info, job)",
-     "instance": 'label_values(tocsin_info{job=~"$job"}, instance)'},
+    {"job": 'label_values(tocsin_info{process="gateway"}, job)',
+     "instance": 'label_values(tocsin_info{process="gateway",job=~"$job"}, instance)'},
     {
         "Messages": (
             Panel("Published", ((rate("tocsin_queue_messages_total", "outcome", _G),
@@ -300,7 +305,8 @@ def _variables(dashboard: Dashboard) -> list[dict[str, Any]]:
         *(
             {"name": name, "type": "query", "datasource": SOURCE, "refresh": 2, "sort": 1,
              "query": {"query": query, "refId": name}, "definition": query,
-             "includeAll": True, "multi": True, "allValue": ".*"}
+             "includeAll": True, "multi": True,
+             **({} if name in PROCESSES else {"allValue": ANY})}
             for name, query in dashboard.variables.items()
         ),
     ]  # fmt: skip

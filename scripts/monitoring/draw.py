@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from loadtests.chromium import browsing
-from scripts.monitoring.asking import Prometheus, whole
+from scripts.monitoring.asking import Prometheus, all_chosen, whole
 from scripts.monitoring.dashboards import DASHBOARDS, Dashboard
 from scripts.monitoring.drawing import page
 
@@ -29,8 +29,9 @@ def drawn(dashboard: Dashboard, prometheus: Prometheus, began: float, ended: flo
     """The page of a dashboard over this time (unix seconds). Raises Unanswered, OSError."""
     step_s = max(1.0, (ended - began) / STEPS)
     rate_s = max(10.0, RATE_STEPS * step_s)
+    chosen = all_chosen(dashboard, prometheus)
     answers = {
-        expr: prometheus.series(whole(expr, rate_s), began, ended, step_s)
+        expr: prometheus.series(whole(expr, rate_s, chosen), began, ended, step_s)
         for row in dashboard.rows.values()
         for panel in row
         for expr, _ in panel.lines

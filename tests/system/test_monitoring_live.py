@@ -2,7 +2,6 @@
 Prometheus (its configuration, rules and dashboards), in front of a real one."""
 
 import asyncio
-import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.metrics.exposition import OPEN, TEXT
 from gateway.metrics.registry import METRICS
 from loadtests.server import Server
-from scripts.monitoring.asking import Series, whole
+from scripts.monitoring.asking import Series, all_chosen, whole
 from scripts.monitoring.dashboards import DASHBOARDS, Dashboard
 from scripts.monitoring.draw import drawn
 from scripts.monitoring.rules import RECORDED
@@ -134,9 +133,10 @@ class Worked:
     began: float
     ended: float
 
-    def series(self, expr: str) -> list[Series]:
+    def series(self, expr: str, dashboard: Dashboard | None = None) -> list[Series]:
         """What it has found for this expression, everything chosen."""
-        return self.prometheus.series(whole(expr, 10), self.began, self.ended, 1)
+        chosen = all_chosen(dashboard, self.prometheus) if dashboard is not None else {}
+        return self.prometheus.series(whole(expr, 10, chosen), self.began, self.ended, 1)
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,7 @@ def test_every_query_of_every_dashboard_is_answered_with_numbers_and_drawn(
         for row in dashboard.rows.values()
         for panel in row
         for expr, _ in panel.lines
-        if not any(one.points for one in worked.series(expr))
+        if not any(one.points for one in worked.series(expr, dashboard))
     ]
     assert empty == []
     drawn_page = drawn(dashboard, worked.prometheus, worked.began, worked.ended)
@@ -187,13 +187,23 @@ def test_every_query_of_every_dashboard_is_answered_with_numbers_and_drawn(
 
 def test_every_variable_of_a_dashboard_has_values_to_choose_from(worked: Worked) -> None:
     for dashboard in DASHBOARDS:
+        chosen = all_chosen(dashboard, worked.prometheus)
         for name, query in dashboard.variables.items():
-            match = re.fullmatch(r"label_values\((.*), ([a-z]+)\)", query)
-            assert match is not None, query
-            values = worked.prometheus.ask(
-                f"label/{match[2]}/values", **{"match[]": whole(match[1], 10)}
-            )
-            assert values, (dashboard.uid, name)
+            assert worked.prometheus.values(query, chosen), (dashboard.uid, name)
+
+
+def test_a_dashboard_of_a_service_shows_its_own_processes(worked: Worked) -> None:
+    """Every process tells its CPU; where all are chosen, "all" are those of the service."""
+    seen: dict[str, set[str]] = {}
+    for dashboard in DASHBOARDS:
+        if "Processes" in dashboard.rows:
+            (expr, _), *_ = dashboard.rows["Processes"][0].lines
+            assert "process_cpu_seconds_total" in expr
+            found = worked.series(expr, dashboard)
+            seen[dashboard.uid] = {one.labels["instance"] for one in found}
+    assert len(seen) == 3
+    assert all(seen.values())
+    assert sum(map(len, seen.values())) == len(set().union(*seen.values()))
 
 
 def test_a_holder_is_told_of_his_queue_alone(worked: Worked) -> None:
