@@ -38,8 +38,8 @@ COMMIT_AHEAD_MIN: Final = 256
 """The second commit is prepared when it is worth it: a small one costs as much as a large one, and
 by the time the first has ended it would have grown."""
 CROWD_COMMITS_MAX: Final = 4
-"""Beside a flood one of them is shared by all; the others go with the storage's next transaction,
-whatever of the flood is in that."""
+"""Besides the one that is shared by all, beside a flood; these go with the storage's next
+transaction, whatever of the flood is in that."""
 _LOOK_S: Final = 0.25
 """Between two looks at how old the commits under way are."""
 FAILURES: Final = frozenset({"unknown", "storage_unavailable", "internal"})

@@ -27,10 +27,10 @@ them takes: enough for records that are worth a row each."""
 ROOMS_HELD: Final = 16
 """What a queue that floods may have waiting; more of it is refused."""
 HELD_S: Final = 0.01
-"""So long at most those that flood get nothing, because what others have brought is under way. What
-they had begun meanwhile would be in front of its answer and of its push, in the storage's thread
-and in the loop; so others wait for what was there when they came, and for nothing that came
-later."""
+"""So long those that flood get nothing, because what others have brought is under way; longer only
+if they have nothing more to bring meanwhile, for nobody looks at the clock. What they had begun
+meanwhile would be in front of its answer and of its push, in the storage's thread and in the loop;
+so others wait for what was there when they came, and for nothing that came later."""
 _SMALL_BYTES: Final = 4096
 _DOWN: Final = 0.1
 _UP: Final = 0.01

@@ -3,14 +3,17 @@
 slice    what stood in the WAL when the last slice ended is copied into the file, but for pages that
          have been written again since. A reading transaction keeps standing there, so SQLite
          copies up to it and leaves it at that: no fsync, because the WAL cannot start anew while
-         somebody reads in it
-flush    the file is fsynced after each slice, by a thread of its own, which nobody waits for
+         somebody reads in it. (It fsyncs the WAL, of which the commits have left nothing to do)
+flush    the file is fsynced after each slice, and after a whole that somebody who reads cut short,
+         by a thread of its own, which nobody waits for
 whole    now and then, and when nobody writes: the transaction ends, the rest is copied, and SQLite
          fsyncs the file, which has little left to write. Only then can the WAL start anew
 
 What a slice copied is durable in the WAL until then. So a power loss at any point costs nothing:
-who starts next copies all of the WAL again. An fsync of the file that fails is fatal: pages of
-earlier slices may be gone from memory, and nobody would copy them a second time.
+who starts when no process has the store open copies all of the WAL again. An fsync of the file that
+fails is fatal: pages of earlier slices may be gone from memory, and nobody would copy them a second
+time. So nobody but this module carries anything: a COMMIT that did (wal_autocheckpoint) would hear
+of the failure, which is told once, and would keep it to itself.
 https://sqlite.org/wal.html#ckpt, https://sqlite.org/fileformat2.html#walindexformat (nBackfill)
 """
 
@@ -35,9 +38,13 @@ BUSY_TIMES: Final = 8
 """So many times as much is carried although somebody waits: never being free must not make the WAL
 long."""
 COMMIT_BYTES: Final = 16 * 1024
-"""About what a commit adds to the WAL beside what it was handed: pages of rows that it changes."""
+"""The least that a commit adds to the WAL beside what it was handed."""
 WHOLE_FRAMES: Final = 4096
-"""So long a WAL is carried whole: 16 MiB, once or twice a second beside a flood."""
+"""A WAL that a slice finds so long is carried whole by the next one: 16 MiB, once or twice a second
+beside a flood."""
+LONG_FRAMES: Final = 8192
+"""If it may be so long by now, with a page for each row that was changed since it was looked at, it
+is time for a slice, whoever waits: a commit that goes to hundreds of partitions adds megabytes."""
 _LATER: Final = frozenset({"SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL"})
 """Nothing was counted as carried: it is durable where it is, and tried again."""
 _FSYNC: Final[Callable[[int], None]] = getattr(os, "fdatasync", os.fsync)  # not on macOS
@@ -74,6 +81,8 @@ class Carrier:
         """About how many bytes no slice has looked at: of what commits were handed, and in all."""
         self._frames = 0
         """In the WAL, as far as the last slice knows."""
+        self._rows = writer.total_changes
+        """Changed by then."""
         self.has_rest = False
         """Something is in the WAL that the file does not have for good."""
         self._wanted = threading.Event()
@@ -91,6 +100,8 @@ class Carrier:
         """Whether it is time for a slice; `is_free`: nobody waits for the writer."""
         times = 1 if is_free else BUSY_TIMES
         is_much = self._handed >= times * CARRY_BYTES or self._wal >= times * CARRY_WAL_BYTES
+        if not is_much:
+            is_much = self._frames + self._writer.total_changes - self._rows >= LONG_FRAMES
         return is_much and self._now() >= self._last + SLICE_EVERY_S
 
     def carry(self) -> None:
@@ -101,7 +112,8 @@ class Carrier:
             self._guarded(self._slice)
 
     def finish(self) -> None:
-        """All that is left; unless somebody reads what was there before: then the next time."""
+        """All that is left; unless somebody reads what was there before: up to that, and the rest
+        the next time."""
         self._guarded(self._whole)
 
     def let_go(self) -> None:
@@ -131,6 +143,8 @@ class Carrier:
         if self._checkpoint():
             self._frames = 0
             self.has_rest = False
+        else:
+            self._wanted.set()  # SQLite has synced nothing
 
     def _checkpoint(self) -> bool:
         """Up to who reads; whether that was all."""
@@ -139,7 +153,7 @@ class Carrier:
         ).fetchall()
         if is_busy:
             return False
-        self._frames = log
+        self._frames, self._rows = log, self._writer.total_changes
         return bool(carried == log)
 
     def _flush(self) -> None:

@@ -4,6 +4,7 @@ Whatever is not as it must be stops the start with a sentence that says what to 
 """
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import sqlite3
@@ -30,16 +31,9 @@ QUICK_CHECK_BYTES_MAX: Final = 256 * 1_048_576
 """After an unclean stop a file up to this size is checked before it is used, which takes seconds.
 A larger one would keep the broker away for minutes after every kill; there, the checksum of each
 row finds damage when the row is used."""
-WAL_PAGES: Final = 8192
-"""Pages in the WAL before a commit carries them into the file: 32 MiB. Never in practice, because
-the writer does it before (sqlite_carry)."""
 WAL_BYTES_MAX: Final = 64 * 1_048_576
 """What the WAL is cut down to after a burst."""
 _SYNCHRONOUS: Final = {"NORMAL": 1, "FULL": 2, "EXTRA": 3}
-
-
-_LEFT_OPEN: Final[list["Opened"]] = []
-"""As long as the process, which is to end."""
 
 
 @dataclass(slots=True)
@@ -61,12 +55,14 @@ class Opened:
 
     def close(self, *, is_broken: bool = False) -> None:
         """Close the connections, then let go of the file. `is_broken`: nothing is carried out of
-        the WAL any more, which SQLite does when the last connection is closed: one stays open."""
+        the WAL any more, which SQLite does when the last connection is closed: one stays open, and
+        nobody else may have the file, until the process has ended. Who opened it before that would
+        find in the shared index of the WAL what had been carried, and not carry it again."""
         if is_broken:
-            _LEFT_OPEN.append(self)
+            # Not even the interpreter closes it when it ends.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.mark))
             self.writer.close()
             self.reader.close()
-            os.close(self.lock)
             return
         self.reader.close()
         self.mark.close()
@@ -187,7 +183,7 @@ def _configure_writer(writer: sqlite3.Connection, synchronous: str) -> None:
     for pragma in (
         "busy_timeout = 5000",
         "mmap_size = 0",  # a read error is an error then, not a signal
-        f"wal_autocheckpoint = {WAL_PAGES}",
+        "wal_autocheckpoint = 0",  # sqlite_carry's: what fails in a COMMIT's own is told nobody
         f"journal_size_limit = {WAL_BYTES_MAX}",
         "cache_size = -16384",  # KiB, whatever the backlog
         "temp_store = MEMORY",
