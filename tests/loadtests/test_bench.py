@@ -35,7 +35,7 @@ def warms_up_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "QUEUES", (2, 60))
     monkeypatch.setattr(growth, "KEYS", (100, 5_000))
     monkeypatch.setattr(growth, "BLOCKS", 20)
-    monkeypatch.setattr(growth, "REST_S", 0.0)
+    monkeypatch.setattr(growth, "PAIRS", 1)
 
 
 def run(*arguments: str) -> list[dict[str, object]]:
