@@ -8,12 +8,11 @@ however many names that nobody has are asked for.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from typing import Final
 
 from metadata.catalog import Principal, Queue
 from metadata.client import Metadata
-from push.errors import Refused, TocsinError
+from push.errors import Refused
 
 CATCH_UP_EVERY_S: Final = 0.02
 
@@ -36,8 +35,7 @@ class CatchingUp:
 
     async def _in_turn(self) -> None:
         if self._reading is not None:
-            with suppress(TocsinError):
-                await asyncio.shield(self._reading)
+            await asyncio.wait([self._reading])  # however it ends: that is told who asked for it
         loop = asyncio.get_running_loop()
         await asyncio.sleep(max(0.0, self._began + CATCH_UP_EVERY_S - loop.time()))
         self._began = loop.time()

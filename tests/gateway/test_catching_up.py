@@ -21,7 +21,7 @@ class Catalog:
     def __init__(self) -> None:
         self.now = self.known = 0
         self.reads: list[float] = []
-        self.error: Refused | None = None
+        self.error: Exception | None = None
 
     async def read(self) -> None:
         """As CatchingUp's `read`."""
@@ -94,13 +94,18 @@ def test_who_shares_a_reading_that_fails_is_told_and_the_next_one_is_another() -
     in_virtual_time(history)
 
 
-def test_who_waits_for_one_that_fails_is_told_of_his_own() -> None:
+@pytest.mark.parametrize(
+    "error", [Refused("metadata_unavailable", "nobody answers", 1.0), RuntimeError("a bug")]
+)
+def test_who_waits_for_one_that_fails_is_told_of_his_own(error: Exception) -> None:
+    """Whatever it fails of. [A bug in one reading is told everybody who asks from then on]"""
+
     async def history(catalog: Catalog, catch_up: CatchingUp) -> None:
-        catalog.error = Refused("metadata_unavailable", "nobody answers", 1.0)
+        catalog.error = error
         first = asyncio.create_task(catch_up())
         await asyncio.sleep(catalog.READ_S / 2)
         second = asyncio.create_task(catch_up())
-        with pytest.raises(Refused):
+        with pytest.raises(type(error)):
             await first
         catalog.error, catalog.now = None, 3
         await second
