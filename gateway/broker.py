@@ -92,8 +92,7 @@ class Broker:
         self.config = config
         self.metadata = metadata = GuardedMetadata(metadata)
         self.storage = storage
-        self.draining = False
-        self.started_unix_ms = int(time.time() * 1000)
+        self.draining, self.started_unix_ms = False, int(time.time() * 1000)
         self.changes = Changes(metadata, storage)
         self.agreement = Agreement(metadata, storage, may_wait=may_be_away)
         self.tail, self.flusher, self.delivery_log = Tail(storage), Flusher(storage), DeliveryLog()
@@ -130,6 +129,7 @@ class Broker:
             changed=self.stock.changed,
         )  # fmt: skip
         self.flusher.on_written = self.janitor.touched
+        self.flusher.go_behind(self.publisher.commits)
         self.hit_rates: dict[str, Shown] = {
             "tail": self.tail.hit_rate,
             "places_of_keys": self.publisher.places,

@@ -38,8 +38,12 @@ class CommitLanes:
         self._storage = storage
         self._tail = tail
         self._company: Company[str] = Company()
+        self.is_due = False
+        """Whoever publishes begins one in the next turn of the loop, where one is admitted."""
+        self.on_moved: Callable[[int], None] = lambda _: None
+        """As `moved` of Commits, with the lane's number."""
         self._new: Callable[[int], Commits] = lambda number: Commits(
-            storage, tail, owner, number, self._company
+            storage, tail, owner, number, self._company, moved=lambda: self.on_moved(number)
         )
         self._lanes: dict[int, Commits] = {}
 
@@ -57,6 +61,12 @@ class CommitLanes:
     def lanes(self) -> dict[int, Commits]:
         """For looking at: each lane that was published to, by its number."""
         return self._lanes
+
+    def is_taken(self, number: int) -> bool:
+        """As Commits.has_small_next, of this lane: what is handed to the storage now would be a
+        transaction of its own in front of that."""
+        commits = self._lanes.get(number)
+        return commits is not None and commits.has_small_next(is_due=self.is_due)
 
     @property
     def total(self) -> int:

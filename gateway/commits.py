@@ -13,7 +13,7 @@ failing       commits fail one after another: new publishes are refused for a wh
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from gateway.commit import Batch, Commit
@@ -40,6 +40,8 @@ by the time the first has ended it would have grown."""
 CROWD_COMMITS_MAX: Final = 4
 """Besides the one that is shared by all, beside a flood; these go with the storage's next
 transaction, whatever of the flood is in that."""
+SMALL_BYTES: Final = 256 * 1024
+"""A commit of so much takes hardly longer than one of nothing."""
 _LOOK_S: Final = 0.25
 """Between two looks at how old the commits under way are."""
 FAILURES: Final = frozenset({"unknown", "storage_unavailable", "internal"})
@@ -63,11 +65,13 @@ class Owner(Protocol):
 
 class Commits:
     """See the module. Everything happens on one event loop. `number` is the lane's; `company`
-    judges the queues of all lanes."""
+    judges the queues of all lanes. `moved` is called when one has been handed over, and when one
+    has ended and nothing more was."""
 
     def __init__(
-        self, storage: Storage, tail: Tail, owner: Owner, number: int, company: Company[str]
-    ) -> None:
+        self, storage: Storage, tail: Tail, owner: Owner, number: int, company: Company[str],
+        *, moved: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self.pending = Pending()
         """Kept by the owner."""
         self._storage = storage
@@ -78,6 +82,11 @@ class Commits:
         self._heard: dict[Partition, int] = {}
         """Certified ends that were heard of meanwhile."""
         self._under_way: dict[asyncio.Task[None], Commit] = {}
+        self._moved = moved
+        self._size = 0
+        """Of the one that began last."""
+        self._leaving = 0
+        """Those that were answered, and whose successor has not begun yet."""
         self._breaker = Breaker(
             failures_max=limits.BREAKER_FAILURES,
             open_s=limits.BREAKER_OPEN_S,
@@ -101,6 +110,13 @@ class Commits:
     def __len__(self) -> int:
         """How many are under way."""
         return len(self._under_way)
+
+    def has_small_next(self, *, is_due: bool) -> bool:
+        """Whether one is under way, or has just been answered, and none is behind it; or one begins
+        now (`is_due`). No, where the last one was large: what goes with such a one waits for
+        longer than both would take."""
+        is_last = len(self._under_way) + self._leaving == 1
+        return self._size <= SMALL_BYTES and (is_last or is_due)
 
     def is_appending(self, partition: Partition) -> bool:
         """Whether an append is under way there, whose answer will wake who follows."""
@@ -234,6 +250,7 @@ class Commits:
         commit.has_others = self._company.are_others(place.queue_id for place, _ in batch)
         commit.ticket = self._breaker.admit(now=now)
         self._shared += is_share
+        self._size = size
         # The storage may begin with it now, a turn of the loop before the task does.
         commit.hand_over(self._storage)
         task = loop.create_task(self._commit(commit), name="commit")
@@ -241,16 +258,21 @@ class Commits:
         task.add_done_callback(self._ended)
         if self._watch is None:
             self._watch = loop.call_later(_LOOK_S, self._look)
+        self._moved()
 
     def _leave(self, task: asyncio.Task[None] | None) -> None:
         """It is under way no longer; left already: nothing happens."""
         commit = self._under_way.pop(task, None) if task is not None else None
         if commit is not None:
             self._shared -= commit.is_share
+            self._leaving += 1
             commit.dismiss()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._leave(task)  # cancelled, or a bug
+        self._leaving -= 1
+        # Behind the next one, if that begins now or in the next turn.
+        asyncio.get_running_loop().call_soon(self._moved)
         task.result()
         self._owner.ended()
 

@@ -60,7 +60,6 @@ class Publisher:
         self._record_bytes_max = limits.RECORD_BYTES_MAX
         self._is_crowded = False
         """At the last commit: it is to be asked whose the messages are."""
-        self._scheduled = False
         self._waiting = 0
         """Messages that no commit has taken yet."""
         self.pending_messages = 0
@@ -116,8 +115,8 @@ class Publisher:
         before = self.pending_messages
         self._accept(publish, producer, sequence, resolved)
         refused_count = len(messages) - (self.pending_messages - before)
-        if self.pending_messages > before and not self._scheduled:
-            self._scheduled = True
+        if self.pending_messages > before and not self.commits.is_due:
+            self.commits.is_due = True
             asyncio.get_running_loop().call_soon(self._commit_if_free)
         if refused_count or not messages:
             self._route(queue).counted.refused += refused_count
@@ -145,7 +144,7 @@ class Publisher:
 
     def hurry(self) -> None:
         """As link.Publisher.hurry."""
-        if self._scheduled and self._is_crowded:
+        if self.commits.is_due and self._is_crowded:
             self._commit_if_free()
 
     def _refuse_all(
@@ -355,7 +354,7 @@ class Publisher:
     # --- Committing ----------------------------------------------------------------------------
 
     def _commit_if_free(self) -> None:
-        self._scheduled = False
+        self.commits.is_due = False
         if not (self._open or self._closed) or not self.commits.admits(self._waiting):
             return
         left = self.commits.begin([*self._closed, *self._open.items()])
@@ -375,7 +374,7 @@ class Publisher:
 
     def ended(self) -> None:
         """As Owner.ended."""
-        if (self._open or self._closed) and not self._scheduled:
+        if (self._open or self._closed) and not self.commits.is_due:
             # What uvloop has read since the commit was answered goes with this one.
             self._commit_if_free()
 

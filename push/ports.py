@@ -372,9 +372,9 @@ class Storage(Looking, Protocol):
             Refused: group_not_found: no such cursor.
         """
 
-    async def write_cursors(self, writes: Sequence[CursorWrite]) -> list[Written]:
+    def write_cursors(self, writes: Sequence[CursorWrite]) -> Awaitable[list[Written]]:
         """Fenced cursor changes (see CursorWrite), one answer each. Settling above the certified
-        end is Refused for the whole call: it is a bug of the caller."""
+        end is Refused for the whole call: it is a bug of the caller. Begun as `append` is."""
 
     async def read_side(
         self, place: GroupPartition, key_hash: int, after: int, count_max: int

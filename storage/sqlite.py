@@ -54,7 +54,7 @@ from storage.sqlite_copy import Copying, CopyProgress
 from storage.sqlite_open import STEPS, Opened, open_store
 from storage.sqlite_purge import purge
 from storage.sqlite_quarantine import quarantine
-from storage.sqlite_trim import Trimmer
+from storage.sqlite_trim import SLICES, Trimmer
 from storage.sqlite_writer import Writer
 
 T = TypeVar("T")
@@ -275,12 +275,13 @@ class SqliteStorage:
 
     async def trim(self, partition: Partition, *, retention_s: float, keep_all: bool) -> int:
         """Delete a slice of what nobody needs (R12)."""
-        more = True
-        freed = 0
-        while more and not freed:
-            freed, more = await self._writer.submit(
-                lambda: self._trimmer.trim(partition, retention_s=retention_s, keep_all=keep_all)
+        freed, more, slices, enough = 0, True, 0, limits.TRIM_BYTES_PER_COMMIT_MAX
+        while more and (not freed or (slices < SLICES and freed < enough)):
+            gone, more = await self._writer.submit(
+                lambda: self._trimmer.trim(partition, retention_s=retention_s, keep_all=keep_all),
+                is_beside=True,
             )
+            freed, slices = freed + gone, slices + 1
         return freed
 
     async def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
@@ -299,9 +300,9 @@ class SqliteStorage:
             )
         )
 
-    async def write_cursors(self, writes: Sequence[CursorWrite]) -> list[Written]:
-        """Fenced cursor changes (R16, R18, R29)."""
-        return await self._writer.submit(lambda: self._books.cursors.write(writes))
+    def write_cursors(self, writes: Sequence[CursorWrite]) -> Awaitable[list[Written]]:
+        """Fenced cursor changes (R16, R18, R29). They begin at once."""
+        return self._writer.submit(lambda: self._books.cursors.write(writes))
 
     async def read_side(
         self, place: GroupPartition, key_hash: int, after: int, count_max: int

@@ -20,10 +20,11 @@ from storage.sqlite_cursors import StoredCursor
 from storage.sqlite_purge import sweep_purged
 from storage.sqlite_statement import update
 
-_ROWS: Final = 256
-"""Records looked at by one statement."""
-_LOOKS: Final = 1024
-"""Records looked at, and statements, in one slice: a few milliseconds."""
+LOOKS: Final = 128
+"""Records looked at, and statements, in one slice: half a millisecond or one, and as many more for
+who shares its transaction."""
+SLICES: Final = 8
+"""Of a partition, until others have their turn."""
 _GARBAGE_ROWS: Final = 1000
 _CURSOR_TABLES: Final = ("side", "side_line", "retry", "parked", "cursor_log")
 _EMPTY_LINE = update("producer", "id, bucket, resolved, top, sequences, checksum")
@@ -206,7 +207,7 @@ class _Slice:
             for gap in self._examined.gaps(max(first, self._log.start), last):
                 if not self._examine(*gap, settled):
                     return False
-                if self._looks >= _LOOKS or self.freed >= limits.TRIM_BYTES_PER_COMMIT_MAX:
+                if self._looks >= LOOKS or self.freed >= limits.TRIM_BYTES_PER_COMMIT_MAX:
                     return True
         return False
 
@@ -237,11 +238,11 @@ class _Slice:
                 if end >= first:
                     self._examined.add(first, min(end, last))
                     first = end + 1
-                if self.freed >= limits.TRIM_BYTES_PER_COMMIT_MAX or self._looks >= _LOOKS:
+                if self.freed >= limits.TRIM_BYTES_PER_COMMIT_MAX or self._looks >= LOOKS:
                     self._delete(doomed)
                     return True
             self._delete(doomed)
-            if len(rows) < _ROWS and first <= last:
+            if len(rows) < LOOKS and first <= last:
                 self._examined.add(first, last)
                 return True
         return True
@@ -255,7 +256,7 @@ class _Slice:
             "FROM record WHERE id >= coalesce((SELECT id FROM record "
             "WHERE id BETWEEN ?1 AND ?2 ORDER BY id DESC LIMIT 1), ?2) AND id <= ?3 "
             "ORDER BY id LIMIT ?4",
-            (low, at, codec.record_row_id(self._log.row_id, last), _ROWS),
+            (low, at, codec.record_row_id(self._log.row_id, last), LOOKS),
         ).fetchall()
 
     def _aside(self, rows: list[tuple[int, int, int, int, int]]) -> list[int]:

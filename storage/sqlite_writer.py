@@ -32,6 +32,8 @@ _BATCHES_PER_SWEEP: Final = 16
 """Under load, one slice of garbage goes with every so many batches."""
 REST_S: Final = 0.25
 """Nobody has come for so long: what is left in the WAL goes into the file."""
+BESIDE_S: Final = 0.005
+"""Nobody else has come for so long: what goes beside others goes alone."""
 _COMMITS_PER_LOOK: Final = 64
 """Between two looks at the length of the WAL; 64 of the largest commits are 512 MiB."""
 
@@ -43,6 +45,7 @@ class Act:
     run: Callable[[], Any]
     future: "asyncio.Future[Any]"
     size: int
+    is_beside: bool = False
 
 
 Answer = tuple["asyncio.Future[Any]", Any, Exception | None]
@@ -78,6 +81,10 @@ class Writer:
         self._wal = Path(f"{opened.path}-wal")
         self._readers = readers
         self._queue: queue.SimpleQueue[Act | None] = queue.SimpleQueue()
+        self._beside: deque[Act] = deque()
+        """The thread's: what goes beside others, and has come for that."""
+        self._ended = float("-inf")
+        """When the last transaction of others did."""
         self._copies: deque[Copying] = deque()
         self._batches = 0
         self._carrier = Carrier(opened.writer, opened.mark, opened.file, on_broken=self.fail)
@@ -86,9 +93,13 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="tocsin-store-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, run: Callable[[], T], size: int = 0) -> "asyncio.Future[T]":
+    def submit(
+        self, run: Callable[[], T], size: int = 0, *, is_beside: bool = False
+    ) -> "asyncio.Future[T]":
         """Execute an act: it is handed over when this returns, and the future has its answer once
-        that is durable. Who gives the future up does not take back the act.
+        that is durable. Who gives the future up does not take back the act. `is_beside`: nobody
+        waits for it. One of these goes with each transaction of others, in front of them, and alone
+        where nobody else comes.
 
         What the future raises:
             Unknown: the commit failed, or nobody knows whether it did.
@@ -99,7 +110,7 @@ class Writer:
         if self.failure or self._refusal:
             future.set_exception(Refused("storage_unavailable", self.failure or self._refusal))
         else:
-            self._queue.put(Act(run, future, size))
+            self._queue.put(Act(run, future, size, is_beside))
         return future
 
     def refuse(self, why: str) -> None:
@@ -162,8 +173,9 @@ class Writer:
             try:
                 first = self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait()
             except queue.Empty:
+                self._execute(self._with_one([]))
                 return
-            self._execute(self._take(first))
+            self._execute(self._with_one(self._take(first)))
             if not self.failure and self._carrier.is_due(is_free=False):
                 self._carrier.carry()
         if self._closing or self.failure:
@@ -171,35 +183,58 @@ class Writer:
             raise Refused("storage_unavailable", f"the copy was stopped: {why}")
 
     def _wait(self) -> list[Act]:
-        """What comes next; where nobody comes, the file has everything first."""
-        while self._carrier.has_rest and not self.failure:
+        """What comes next; where nobody comes, first what goes beside others, then the file has
+        everything."""
+        batch: list[Act] = []
+        while not (batch or self._closing or self.failure):
+            wait_s: float | None = None
+            if self._beside:
+                wait_s = max(0.0, self._ended + BESIDE_S - time.perf_counter())
+            elif self._carrier.has_rest:
+                wait_s = REST_S
             try:
-                return self._take(self._queue.get(timeout=REST_S))
+                batch = self._take(self._queue.get(timeout=wait_s))
             except queue.Empty:
+                if self._beside:
+                    break
                 self._carrier.finish()
-        return self._take()
+        return self._take() if self.failure else self._with_one(batch)
+
+    def _with_one(self, batch: list[Act]) -> list[Act]:
+        """And one of what goes beside others, if there is one. In front: it writes down first what
+        the books have, and they have nothing yet of the others'."""
+        return [self._beside.popleft(), *batch] if self._beside else batch
 
     def _execute(self, batch: list[Act]) -> None:
         self._batches += 1
         if self.failure:
-            self._refuse(batch)
+            self._refuse([*batch, *self._beside])
+            self._beside.clear()
         elif batch:
             busy_sweep = self._batches % _BATCHES_PER_SWEEP == 0 and self._trimmer.has_garbage
             self._commit(batch, sweep=busy_sweep)
+            if not batch[-1].is_beside:
+                self._ended = time.perf_counter()
 
     def _take(self, *first: Act | None) -> list[Act]:
         """Everything that is queued, within the bounds, behind what was taken before; waits for at
-        least one act. Sets `_closing` when it meets the end."""
+        least one act. What goes beside others is put aside. Sets `_closing` when it meets the end:
+        nothing is left aside then."""
         batch: list[Act] = []
         size = 0
         taken = list(first)
         while size < BYTES_PER_COMMIT_MAX and len(batch) < ACTS_PER_COMMIT_MAX:
-            if batch and self._queue.empty():
+            if not taken and (batch or self._beside) and self._queue.empty():
                 break
             act = taken.pop() if taken else self._queue.get()
             if act is None:
                 self._closing = True
+                batch += self._beside
+                self._beside.clear()
                 break
+            if act.is_beside:
+                self._beside.append(act)
+                continue
             batch.append(act)
             size += act.size
         return batch

@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Sequence
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from gateway.flusher import Flusher
 from gateway.settled import Settled
 from metadata.catalog import ANYBODY
-from push.ports import CursorWrite, Written
+from push.ports import CursorWrite, GroupPartition, Partition, Storage, Written
 from tests.histories.house import House, delivery, eventually, message, numbered
 
 
@@ -178,3 +180,137 @@ async def test_a_write_that_a_bug_has_ended_is_made_again(
     assert await house.confirm(consumer, delivery(place)) == (1, 0)
     assert told == [bug]
     assert await house.lag(queue, group) == 0
+
+
+class Storing:
+    """What the storage of a house is asked for, in order; appends wait for `gate`."""
+
+    def __init__(self, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.gate = asyncio.Event()
+        append, write = house.memory.append, house.memory.write_cursors
+
+        async def appending(*args: Any, **named: Any) -> Any:
+            self.calls.append("append")
+            await self.gate.wait()
+            return await append(*args, **named)
+
+        async def writing(changes: Sequence[CursorWrite]) -> Any:
+            self.calls.append("write")
+            return await write(changes)
+
+        monkeypatch.setattr(house.memory, "append", appending)
+        monkeypatch.setattr(house.memory, "write_cursors", writing)
+
+
+async def turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("publishes", [True, False])
+async def test_what_is_settled_during_a_commit_goes_right_behind_what_is_published_next(
+    house: House, monkeypatch: pytest.MonkeyPatch, publishes: bool
+) -> None:
+    """In one transaction with it; and at once when the commit has ended and nothing is."""
+    monkeypatch.setattr("gateway.flusher.HELD_S", 3600)
+    queue = await house.queue()
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, numbered(2))
+    places = [place for place, _, _ in await session.take(2)]
+    storing = Storing(house, monkeypatch)
+    published = [house.submit(queue, numbered(1, first=2))]
+    await eventually(lambda: storing.calls)
+    answers: list[Settled] = []
+    for place in places:
+        consumer.ack(delivery(place), [], answers.append)
+        await turns()
+    if publishes:
+        published.append(house.submit(queue, numbered(1, first=3)))
+        await turns()
+    calls, early = list(storing.calls), list(answers)
+    storing.gate.set()
+    await eventually(lambda: len(answers) == 2)
+    assert (calls, early) == (["append"], [])
+    assert storing.calls == ["append", *["append"] * publishes, "write"]
+    assert await house.lag(queue, group) == 1 + publishes
+    await asyncio.gather(*published)
+
+
+async def test_what_is_settled_as_something_is_published_goes_behind_it(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await house.queue()
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, numbered(1))
+    ((place, _, _),) = await session.take(1)
+    storing = Storing(house, monkeypatch)
+    storing.gate.set()
+    answers: list[Settled] = []
+    consumer.ack(delivery(place), [], answers.append)
+    await house.publish(queue, numbered(1, first=1))
+    await eventually(lambda: answers)
+    assert storing.calls == ["append", "write"]
+
+
+class Moved:
+    """A cursor that has moved once."""
+
+    def __init__(self, number: int) -> None:
+        self.place = GroupPartition("g", Partition("q", number))
+        self._writes = [CursorWrite(self.place, 1, b"t", settled=((0, 0),))]
+
+    def take_write(self, *, wall_unix_ms: int) -> CursorWrite | None:
+        return self._writes.pop() if self._writes else None
+
+    def written(self, answer: Written) -> None: ...
+
+    def not_written(self, error: Exception) -> None: ...
+
+    def fenced(self) -> None: ...
+
+
+@pytest.mark.parametrize("last_word", ["moved", "drained", "began elsewhere", "late"])
+async def test_what_waits_for_a_commit_waits_in_its_lane_alone(
+    monkeypatch: pytest.MonkeyPatch, last_word: str
+) -> None:
+    """P12: and nothing is left waiting there, whatever becomes of the commit."""
+    if last_word != "late":
+        monkeypatch.setattr("gateway.flusher.HELD_S", 3600)
+    written: list[int] = []
+
+    async def write_cursors(writes: Sequence[CursorWrite]) -> list[Written]:
+        written.extend(write.place.partition.number for write in writes)
+        return [Written() for _ in writes]
+
+    flusher = Flusher(
+        cast(
+            Storage,
+            SimpleNamespace(
+                lane=lambda partition, _: SimpleNamespace(number=partition.number),
+                write_cursors=write_cursors,
+            ),
+        )
+    )
+    taken = {1}
+    flusher.is_taken = taken.__contains__
+    for number in (1, 2):
+        flusher.mark(Moved(number), urgent=True)
+    if last_word == "began elsewhere":
+        await asyncio.sleep(0)  # they are looked at
+        taken.clear()
+    await turns()
+    if last_word == "moved":
+        assert written == [2]
+        flusher.moved(2)
+        assert written == [2]
+        flusher.moved(1)
+    if last_word == "drained":
+        await flusher.drain()
+    if last_word == "late":
+        assert written == [2]
+        await eventually(lambda: len(written) == 2)
+    await turns()
+    assert sorted(written) == [1, 2]

@@ -1,0 +1,104 @@
+"""What goes with which transaction of the embedded store."""
+
+import asyncio
+import itertools
+
+import pytest
+
+from push.errors import Refused, TocsinError, Unknown
+from storage import sqlite_trim
+from storage.sqlite import SqliteStorage
+from tests.contract.stores import P0, append, change, one, with_group
+from tests.storage.conftest import Embedded
+
+
+async def commits(store: SqliteStorage) -> int:
+    return int((await store.state()).detail["commits"])
+
+
+async def settled(store: SqliteStorage, records: int) -> None:
+    """So many records of a message that nobody needs; then one that is needed."""
+    await with_group(store)
+    await store.append([append(messages=1) for _ in range(records)])
+    await store.write_cursors([change(settled=[(0, records - 1)])])
+    assert await one(store, append(messages=1)) == [records]
+
+
+def trimming(store: SqliteStorage) -> "asyncio.Task[int]":
+    return asyncio.ensure_future(store.trim(P0, retention_s=0, keep_all=True))
+
+
+@pytest.mark.parametrize("records", [1, sqlite_trim.LOOKS - 1, sqlite_trim.LOOKS + 1])
+async def test_trimming_goes_with_the_transactions_of_others(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch, records: int
+) -> None:
+    """P9: a slice with each, and none of its own that others would wait for."""
+    monkeypatch.setattr("storage.sqlite_writer.BESIDE_S", 3600)
+    store = await embedded.open()
+    await settled(store, records)
+    before, took = await commits(store), 0
+    trim = trimming(store)
+    while not trim.done():
+        await asyncio.sleep(0)
+        assert await one(store, append(messages=1)) == [records + 1 + took]
+        took += 1
+    assert trim.result() > 0
+    assert await commits(store) == before + took
+    assert took in ((1, 2) if records < sqlite_trim.LOOKS else (2, 3))
+    assert (await store.partitions("q-1"))[0].start == records
+
+
+async def test_trimming_goes_alone_where_nobody_else_comes(embedded: Embedded) -> None:
+    store = await embedded.open()
+    await settled(store, 10)
+    assert await trimming(store) > 0
+    assert await trimming(store) == 0
+
+
+async def test_a_partition_is_trimmed_in_slices_until_others_have_their_turn(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_trim, "LOOKS", 4)
+    store = await embedded.open()
+    await settled(store, 100)
+    starts = [0]
+    while await trimming(store):
+        starts.append((await store.partitions("q-1"))[0].start)
+    assert starts[-1] == 100
+    assert len(starts) > 100 // (4 * sqlite_trim.SLICES)
+    assert all(b - a <= 4 * sqlite_trim.SLICES for a, b in itertools.pairwise(starts))
+
+
+async def test_what_goes_beside_others_is_answered_when_the_store_is_closed(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.sqlite_writer.BESIDE_S", 3600)
+    store = await embedded.open()
+    await settled(store, 4)
+    trims = [trimming(store) for _ in range(3)]
+    await asyncio.sleep(0)
+    await store.close()
+    async with asyncio.timeout(10):
+        freed = await asyncio.gather(*trims)
+    assert [one > 0 for one in freed] == [True, False, False]
+
+
+async def test_what_goes_beside_others_is_refused_when_a_commit_has_failed(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R31: one that was in it is unknown, those that waited for the next one did not happen."""
+    monkeypatch.setattr("storage.sqlite_writer.BESIDE_S", 3600)
+    store = await embedded.open()
+    await settled(store, 4)
+
+    def broken() -> None:
+        raise RuntimeError("a bug")
+
+    trims = [trimming(store) for _ in range(3)]
+    await asyncio.sleep(0)
+    failing = store._writer.submit(broken)
+    answers = await asyncio.gather(failing, *trims, return_exceptions=True)
+    kinds = [type(answer) for answer in answers]
+    assert kinds == [Unknown, Unknown, Refused, Refused]
+    assert all(isinstance(answer, TocsinError) for answer in answers)
+    assert len(embedded.fatal) == 1
