@@ -88,7 +88,11 @@ class Flusher:
         held = self._held.pop(number, None)
         if held:
             self._until.pop(number).cancel()
-            self._write_those(held)
+            try:
+                self._write_those(held)
+            except Exception as error:  # a bug, of one of them: commits go on
+                loop = asyncio.get_running_loop()
+                loop.call_exception_handler({"message": "unexpected", "exception": error})
 
     def _flush(self) -> None:
         for handle in (self._timer, self._soon):

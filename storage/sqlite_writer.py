@@ -154,7 +154,7 @@ class Writer:
                 self._carrier.carry()
             elif is_free and self._trimmer.pending():
                 self._batches += 1
-                self._commit([], sweep=True)
+                self._commit(self._with_one([]), sweep=True)
             else:
                 self._execute(self._wait())
             while self._copies:
@@ -188,6 +188,8 @@ class Writer:
         batch: list[Act] = []
         while not (batch or self._closing or self.failure):
             wait_s: float | None = None
+            if self._beside and self._trimmer.pending():
+                return []  # they go with a slice of garbage
             if self._beside:
                 wait_s = max(0.0, self._ended + BESIDE_S - time.perf_counter())
             elif self._carrier.has_rest:

@@ -11,7 +11,7 @@ from gateway.flusher import Flusher
 from gateway.settled import Settled
 from metadata.catalog import ANYBODY
 from push.ports import CursorWrite, GroupPartition, Partition, Storage, Written
-from tests.histories.house import House, delivery, eventually, message, numbered
+from tests.histories.house import House, codes, delivery, eventually, message, numbered
 
 
 async def test_acks_of_one_moment_are_one_write(house: House) -> None:
@@ -314,3 +314,27 @@ async def test_what_waits_for_a_commit_waits_in_its_lane_alone(
         await eventually(lambda: len(written) == 2)
     await turns()
     assert sorted(written) == [1, 2]
+
+
+async def test_a_cursor_that_cannot_be_written_holds_up_no_commit(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P12: a bug of one place, met as the next commit begins."""
+    monkeypatch.setattr("gateway.flusher.HELD_S", 3600)
+    queue = await house.queue()
+    told: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: told.append(str(context["exception"])))
+    storing = Storing(house, monkeypatch)
+    published = [house.submit(queue, numbered(1))]
+    await eventually(lambda: storing.calls)
+    broken = Moved(0)
+    monkeypatch.setattr(broken, "_writes", None)
+    monkeypatch.setattr(Moved, "take_write", lambda self, *, wall_unix_ms: self._writes.pop())
+    house.broker.flusher.mark(broken, urgent=True)
+    await turns()
+    published.append(house.submit(queue, numbered(1, first=1)))
+    storing.gate.set()
+    answers = await asyncio.gather(*published)
+    assert [codes(answer) for answer in answers] == [[(0, 0, False)], [(0, 1, False)]]
+    assert len(told) == 1

@@ -6,6 +6,7 @@ import itertools
 import pytest
 
 from push.errors import Refused, TocsinError, Unknown
+from push.ports import Partition
 from storage import sqlite_trim
 from storage.sqlite import SqliteStorage
 from tests.contract.stores import P0, append, change, one, with_group
@@ -53,6 +54,22 @@ async def test_trimming_goes_alone_where_nobody_else_comes(embedded: Embedded) -
     await settled(store, 10)
     assert await trimming(store) > 0
     assert await trimming(store) == 0
+
+
+async def test_trimming_goes_with_what_a_dropped_queue_leaves(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R31: nobody else comes, and a large queue leaves in many slices: trimming does not wait."""
+    monkeypatch.setattr("storage.sqlite_writer.BESIDE_S", 3600)
+    monkeypatch.setattr("storage.sqlite_trim._GARBAGE_ROWS", 1)
+    store = await embedded.open()
+    await settled(store, 1)
+    await store.create_queue("q-2", 1)
+    await store.append([append(Partition("q-2", 0), messages=1) for _ in range(1000)])
+    await store.drop_queue("q-2")
+    async with asyncio.timeout(10):
+        assert await trimming(store) > 0
+    assert embedded.sql("SELECT count(*) FROM garbage")[0][0] > 0, "it waited until that was gone"
 
 
 async def test_a_partition_is_trimmed_in_slices_until_others_have_their_turn(
