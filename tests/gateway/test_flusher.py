@@ -337,4 +337,6 @@ async def test_a_cursor_that_cannot_be_written_holds_up_no_commit(
     storing.gate.set()
     answers = await asyncio.gather(*published)
     assert [codes(answer) for answer in answers] == [[(0, 0, False)], [(0, 1, False)]]
+    assert await house.publish(queue, numbered(1, first=2)) == [(0, 2, False)]
+    assert storing.calls == ["append"] * 3, "something was stored once more"
     assert len(told) == 1
