@@ -13,7 +13,8 @@ commits are large, or one takes long, they are handed over all the same.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Final, Protocol
 
 from gateway.commit_lanes import CommitLanes
@@ -88,11 +89,7 @@ class Flusher:
         held = self._held.pop(number, None)
         if held:
             self._until.pop(number).cancel()
-            try:
-                self._write_those(held)
-            except Exception as error:  # a bug, of one of them: commits go on
-                loop = asyncio.get_running_loop()
-                loop.call_exception_handler({"message": "unexpected", "exception": error})
+            self._write_those(held)
 
     def _flush(self) -> None:
         for handle in (self._timer, self._soon):
@@ -125,20 +122,26 @@ class Flusher:
 
     def _write_those(self, writers: dict[Writer, None]) -> None:
         """All of one lane."""
-        wall_unix_ms = int(time.time() * 1000)
-        taken = [
-            (writer, write)
-            for writer in writers
-            if (write := writer.take_write(wall_unix_ms=wall_unix_ms)) is not None
-        ]
+        wall_unix_ms, loop = int(time.time() * 1000), asyncio.get_running_loop()
+        taken: list[tuple[Writer, CursorWrite]] = []
+        for writer in writers:
+            try:
+                write = writer.take_write(wall_unix_ms=wall_unix_ms)
+            except Exception as error:  # a bug, of this one: the others, and commits, go on
+                loop.call_exception_handler({"message": "unexpected", "exception": error})
+            else:
+                if write is not None:
+                    taken.append((writer, write))
         if taken:
             asked = self._storage.write_cursors([write for _, write in taken])
-            task = asyncio.get_running_loop().create_task(self._write(taken, asked), name="flush")
+            task = loop.create_task(self._write(taken, asked), name="flush")
             self._flushes.add(task)
-            task.add_done_callback(self._ended)
+            task.add_done_callback(partial(self._ended, asked))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, asked: Awaitable[list[Written]], task: asyncio.Task[None]) -> None:
         self._flushes.discard(task)
+        if isinstance(asked, Coroutine):
+            asked.close()  # the task may have been cancelled before it began
         task.result()
 
     async def _write(

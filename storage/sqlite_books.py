@@ -89,6 +89,8 @@ class Books:
         self._changed_lines: dict[LineKey, ProducerLine] = {}
         self._moved_lines: set[LineKey] = set()
         self._records: list[codec.Row] = []
+        self.records_written = 0
+        """By the last transaction that wrote any."""
         self._dropped = Dropped()
         self.ids = IdBooks(self, report)
         self.cursors = CursorBooks(self)
@@ -314,6 +316,7 @@ class Books:
             _UPDATE_PARTITION.execute(self.begin(), rows)
             self._changed_partitions.clear()
         if self._records:
+            self.records_written = len(self._records)
             _INSERT_RECORD.execute(self.begin(), self._records)
             self._records.clear()
         if self._changed_lines:

@@ -21,8 +21,9 @@ from storage.sqlite_purge import sweep_purged
 from storage.sqlite_statement import update
 
 LOOKS: Final = 128
-"""Records looked at, and statements, in one slice: half a millisecond or one, and as many more for
-who shares its transaction."""
+"""Records looked at, and statements, in one slice: half a millisecond or one, and as much more for
+who shares its transaction. Where transactions write many records, twice as many as those do: there
+may be one slice to each, and what is trimmed must not fall behind."""
 SLICES: Final = 8
 """Of a partition, until others have their turn."""
 _GARBAGE_ROWS: Final = 1000
@@ -69,7 +70,8 @@ class Trimmer:
             return 0, more_ids
         examined = self._examined.setdefault(log.row_id, RangeSet())
         due_unix_ms = wall - int(retention_s * 1000)
-        slice_ = _Slice(books, log, cursors, examined, due_unix_ms)
+        looks_max = max(LOOKS, 2 * books.records_written)
+        slice_ = _Slice(books, log, cursors, examined, due_unix_ms=due_unix_ms, looks_max=looks_max)
         more = slice_.run()
         if slice_.freed:
             self._move_start(log)
@@ -190,9 +192,12 @@ class _Slice:
         log: PartitionLog,
         cursors: list[StoredCursor],
         examined: RangeSet,
+        *,
         due_unix_ms: int,
+        looks_max: int,
     ) -> None:
         self.freed = 0
+        self._looks_max = looks_max
         self._books = books
         self._log = log
         self._cursors = cursors
@@ -207,7 +212,7 @@ class _Slice:
             for gap in self._examined.gaps(max(first, self._log.start), last):
                 if not self._examine(*gap, settled):
                     return False
-                if self._looks >= LOOKS or self.freed >= limits.TRIM_BYTES_PER_COMMIT_MAX:
+                if self._looks >= self._looks_max or self.freed >= limits.TRIM_BYTES_PER_COMMIT_MAX:
                     return True
         return False
 
@@ -238,11 +243,11 @@ class _Slice:
                 if end >= first:
                     self._examined.add(first, min(end, last))
                     first = end + 1
-                if self.freed >= limits.TRIM_BYTES_PER_COMMIT_MAX or self._looks >= LOOKS:
+                if self.freed >= limits.TRIM_BYTES_PER_COMMIT_MAX or self._looks >= self._looks_max:
                     self._delete(doomed)
                     return True
             self._delete(doomed)
-            if len(rows) < LOOKS and first <= last:
+            if len(rows) < self._looks_max and first <= last:
                 self._examined.add(first, last)
                 return True
         return True
@@ -256,7 +261,7 @@ class _Slice:
             "FROM record WHERE id >= coalesce((SELECT id FROM record "
             "WHERE id BETWEEN ?1 AND ?2 ORDER BY id DESC LIMIT 1), ?2) AND id <= ?3 "
             "ORDER BY id LIMIT ?4",
-            (low, at, codec.record_row_id(self._log.row_id, last), LOOKS),
+            (low, at, codec.record_row_id(self._log.row_id, last), self._looks_max),
         ).fetchall()
 
     def _aside(self, rows: list[tuple[int, int, int, int, int]]) -> list[int]:

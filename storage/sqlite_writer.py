@@ -5,6 +5,7 @@ group commit: as large as the load makes it, never delayed by a timer.
 """
 
 import asyncio
+import contextlib
 import queue
 import sqlite3
 import threading
@@ -170,13 +171,12 @@ class Writer:
     def _turn_of_copy(self, wait_s: float) -> None:
         """One batch in the middle of a copy, if there is one within `wait_s`."""
         if not self._closing and not self.failure:
-            try:
+            batch: list[Act] = []
+            with contextlib.suppress(queue.Empty):
                 first = self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait()
-            except queue.Empty:
-                self._execute(self._with_one([]))
-                return
-            self._execute(self._with_one(self._take(first)))
-            if not self.failure and self._carrier.is_due(is_free=False):
+                batch = self._take(first)
+            self._execute(self._with_one(batch))
+            if batch and not self.failure and self._carrier.is_due(is_free=False):
                 self._carrier.carry()
         if self._closing or self.failure:
             why = self.failure or "the broker is going down"
@@ -188,7 +188,7 @@ class Writer:
         batch: list[Act] = []
         while not (batch or self._closing or self.failure):
             wait_s: float | None = None
-            if self._beside and self._trimmer.pending():
+            if self._beside and self._queue.empty() and self._trimmer.pending():
                 return []  # they go with a slice of garbage
             if self._beside:
                 wait_s = max(0.0, self._ended + BESIDE_S - time.perf_counter())
@@ -200,7 +200,9 @@ class Writer:
                 if self._beside:
                     break
                 self._carrier.finish()
-        return self._take() if self.failure else self._with_one(batch)
+        if self.failure and not (batch or self._closing):
+            return self._take()
+        return self._with_one(batch)
 
     def _with_one(self, batch: list[Act]) -> list[Act]:
         """And one of what goes beside others, if there is one. In front: it writes down first what

@@ -1,6 +1,7 @@
 """The flusher: cursor writes, gathered, repeated while their outcome is unknown."""
 
 import asyncio
+import gc
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -314,6 +315,53 @@ async def test_what_waits_for_a_commit_waits_in_its_lane_alone(
         await eventually(lambda: len(written) == 2)
     await turns()
     assert sorted(written) == [1, 2]
+
+
+async def test_one_cursor_that_cannot_be_written_is_no_other_s_loss() -> None:
+    """P12: those before it, those behind it, and those of other lanes."""
+    written: list[int] = []
+    told: list[str] = []
+
+    async def write_cursors(writes: Sequence[CursorWrite]) -> list[Written]:
+        written.extend(write.place.partition.number for write in writes)
+        return [Written() for _ in writes]
+
+    def lane(partition: Partition, _: object) -> object:
+        return SimpleNamespace(number=partition.number // 10)
+
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: told.append(str(context["exception"]))
+    )
+    flusher = Flusher(cast(Storage, SimpleNamespace(lane=lane, write_cursors=write_cursors)))
+    writers = [Moved(number) for number in (1, 2, 3, 11)]
+    writers[1]._writes = cast(Any, 7)
+    for writer in writers:
+        flusher.mark(writer, urgent=True)
+    await turns()
+    assert (sorted(written), len(told)) == ([1, 3, 11], 1)
+
+
+async def test_a_write_that_was_never_begun_says_nothing(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    """Its task was cancelled: the loop ends."""
+
+    async def write_cursors(writes: Sequence[CursorWrite]) -> list[Written]:
+        raise AssertionError
+
+    storage = SimpleNamespace(
+        lane=lambda *_: SimpleNamespace(number=0), write_cursors=write_cursors
+    )
+    flusher = Flusher(cast(Storage, storage))
+    flusher.mark(Moved(0), urgent=True)
+    await asyncio.sleep(0)
+    (task,) = flusher._flushes
+    task.cancel()
+    told: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    await turns()
+    gc.collect()
+    assert [str(one.message) for one in recwarn] == []
 
 
 async def test_a_cursor_that_cannot_be_written_holds_up_no_commit(

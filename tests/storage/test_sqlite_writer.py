@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import threading
 
 import pytest
 
@@ -10,6 +11,7 @@ from push.ports import Partition
 from storage import sqlite_trim
 from storage.sqlite import SqliteStorage
 from tests.contract.stores import P0, append, change, one, with_group
+from tests.histories.house import eventually
 from tests.storage.conftest import Embedded
 
 
@@ -41,6 +43,7 @@ async def test_trimming_goes_with_the_transactions_of_others(
     trim = trimming(store)
     while not trim.done():
         await asyncio.sleep(0)
+        await eventually(store._writer._queue.empty)  # it has come before anything else does
         assert await one(store, append(messages=1)) == [records + 1 + took]
         took += 1
     assert trim.result() > 0
@@ -70,6 +73,60 @@ async def test_trimming_goes_with_what_a_dropped_queue_leaves(
     async with asyncio.timeout(10):
         assert await trimming(store) > 0
     assert embedded.sql("SELECT count(*) FROM garbage")[0][0] > 0, "it waited until that was gone"
+
+
+async def test_acts_that_come_while_garbage_is_left_and_something_goes_beside_are_done(
+    embedded: Embedded,
+) -> None:
+    """P12: the thread neither spins nor waits."""
+    store = await embedded.open()
+    await settled(store, 4)
+    begun, gate = threading.Event(), threading.Event()
+
+    def garbage() -> None:
+        begun.set()
+        gate.wait(10)
+        store._trimmer.has_garbage = True
+
+    taken, last = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        taken.set()
+        last.wait(10)
+
+    blocked = store._writer.submit(garbage)
+    await asyncio.to_thread(begun.wait, 10)
+    trims = [trimming(store) for _ in range(2)]
+    await asyncio.sleep(0)
+    waiting = store._writer.submit(slow)
+    gate.set()
+    await asyncio.to_thread(taken.wait, 10)
+    appended = store.append([append(messages=1)])
+    last.set()
+    async with asyncio.timeout(10):
+        await asyncio.gather(blocked, waiting, *trims)
+        assert [answer.first for answer in await appended] == [5]
+
+
+async def test_trimming_keeps_up_with_transactions_of_many_records(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9: one slice goes with each, so a slice is as large as what they bring, twice."""
+    monkeypatch.setattr("storage.sqlite_writer.BESIDE_S", 3600)
+    store = await embedded.open()
+    await settled(store, 4 * sqlite_trim.LOOKS)
+    other = Partition("q-2", 0)
+    await store.create_queue("q-2", 1)
+    many = [append(other, messages=1)] * (3 * sqlite_trim.LOOKS)
+    await store.append(many)
+    trim, took = trimming(store), 0
+    while not trim.done():
+        await asyncio.sleep(0)
+        await store.append(many)
+        took += 1
+    assert trim.result() > 0
+    assert took <= 2
+    assert (await store.partitions("q-1"))[0].start == 4 * sqlite_trim.LOOKS
 
 
 async def test_a_partition_is_trimmed_in_slices_until_others_have_their_turn(
@@ -119,3 +176,36 @@ async def test_what_goes_beside_others_is_refused_when_a_commit_has_failed(
     assert kinds == [Unknown, Unknown, Refused, Refused]
     assert all(isinstance(answer, TocsinError) for answer in answers)
     assert len(embedded.fatal) == 1
+
+
+async def test_a_store_that_broke_while_nobody_wrote_can_be_closed(embedded: Embedded) -> None:
+    """R31: a reader or the carrier's thread has found it, and the writer waits for somebody."""
+    store = await embedded.open()
+    await settled(store, 1)
+    await asyncio.to_thread(store._writer.fail, "broken")
+    async with asyncio.timeout(10):
+        await asyncio.to_thread(store._close)
+    assert embedded.fatal == ["broken"]
+
+
+async def test_what_was_accepted_before_the_store_broke_elsewhere_is_refused(
+    embedded: Embedded,
+) -> None:
+    store = await embedded.open()
+    await settled(store, 1)
+    writer = store._writer
+    begun, gate = threading.Event(), threading.Event()
+
+    def block() -> None:
+        begun.set()
+        gate.wait(10)
+
+    blocked = writer.submit(block)
+    await asyncio.to_thread(begun.wait, 10)
+    accepted = [writer.submit(lambda: None), trimming(store)]
+    await asyncio.sleep(0)
+    await asyncio.to_thread(writer.fail, "broken")
+    gate.set()
+    async with asyncio.timeout(10):
+        answers = await asyncio.gather(blocked, *accepted, return_exceptions=True)
+    assert [type(answer) for answer in answers][1:] == [Refused, Refused]
