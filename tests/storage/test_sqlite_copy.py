@@ -3,9 +3,8 @@
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -60,7 +59,7 @@ class Lockstep:
         """The progress of the copy, in the writer's thread."""
         self._acts.acquire(timeout=5)
 
-    async def act(self, act: Coroutine[Any, Any, object]) -> None:
+    async def act(self, act: Awaitable[object]) -> None:
         """Let the copy make a step with this act behind it."""
         under_way = asyncio.ensure_future(act)
         asyncio.get_running_loop().call_soon(self._acts.release)  # when it has been handed over
