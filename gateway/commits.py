@@ -41,7 +41,8 @@ CROWD_COMMITS_MAX: Final = 4
 """Besides the one that is shared by all, beside a flood; these go with the storage's next
 transaction, whatever of the flood is in that."""
 SMALL_BYTES: Final = 256 * 1024
-"""A commit of so much takes hardly longer than one of nothing."""
+"""As `routing.weight` counts. With a larger one acks would wait for longer than in a transaction
+of their own."""
 _LOOK_S: Final = 0.25
 """Between two looks at how old the commits under way are."""
 FAILURES: Final = frozenset({"unknown", "storage_unavailable", "internal"})
@@ -65,12 +66,12 @@ class Owner(Protocol):
 
 class Commits:
     """See the module. Everything happens on one event loop. `number` is the lane's; `company`
-    judges the queues of all lanes. `moved` is called when one has been handed over, and when one
-    has ended and nothing more was."""
+    judges the queues of all lanes. `moved` is called when one has been handed over, and a turn of
+    the loop after one has ended."""
 
     def __init__(
         self, storage: Storage, tail: Tail, owner: Owner, number: int, company: Company[str],
-        *, moved: Callable[[], None] = lambda: None,
+        *, moved: Callable[[], None],
     ) -> None:  # fmt: skip
         self.pending = Pending()
         """Kept by the owner."""

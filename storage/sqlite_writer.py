@@ -1,7 +1,8 @@
 """The writer of the embedded store: one thread, one connection, one transaction at a time.
 
 While a commit runs, the next acts queue up; together they are the next transaction. That is the
-group commit: as large as the load makes it, never delayed by a timer.
+group commit: as large as the load makes it, never delayed by a timer. What nobody waits for goes
+beside it, one act to a transaction, so that nobody waits because of it either.
 """
 
 import asyncio
@@ -47,6 +48,7 @@ class Act:
     future: "asyncio.Future[Any]"
     size: int
     is_beside: bool = False
+    """As `submit` has it."""
 
 
 Answer = tuple["asyncio.Future[Any]", Any, Exception | None]
@@ -217,7 +219,7 @@ class Writer:
         elif batch:
             busy_sweep = self._batches % _BATCHES_PER_SWEEP == 0 and self._trimmer.has_garbage
             self._commit(batch, sweep=busy_sweep)
-            if not batch[-1].is_beside:
+            if not batch[-1].is_beside:  # others stand behind it
                 self._ended = time.perf_counter()
 
     def _take(self, *first: Act | None) -> list[Act]:

@@ -11,8 +11,9 @@ import pytest
 from gateway.flusher import Flusher
 from gateway.settled import Settled
 from metadata.catalog import ANYBODY
-from push.ports import CursorWrite, GroupPartition, Partition, Storage, Written
+from push.ports import CursorWrite, Partition, Storage, Written
 from tests.histories.house import House, codes, delivery, eventually, message, numbered
+from tests.histories.test_lanes import Acks
 
 
 async def test_acks_of_one_moment_are_one_write(house: House) -> None:
@@ -256,21 +257,17 @@ async def test_what_is_settled_as_something_is_published_goes_behind_it(
     assert storing.calls == ["append", "write"]
 
 
-class Moved:
-    """A cursor that has moved once."""
+def flusher_of(written: list[int]) -> Flusher:
+    """Over a storage with a lane for every ten partitions, which notes what it writes."""
 
-    def __init__(self, number: int) -> None:
-        self.place = GroupPartition("g", Partition("q", number))
-        self._writes = [CursorWrite(self.place, 1, b"t", settled=((0, 0),))]
+    async def write_cursors(writes: Sequence[CursorWrite]) -> list[Written]:
+        written.extend(write.place.partition.number for write in writes)
+        return [Written() for _ in writes]
 
-    def take_write(self, *, wall_unix_ms: int) -> CursorWrite | None:
-        return self._writes.pop() if self._writes else None
+    def lane(partition: Partition, _: object) -> object:
+        return SimpleNamespace(number=partition.number // 10)
 
-    def written(self, answer: Written) -> None: ...
-
-    def not_written(self, error: Exception) -> None: ...
-
-    def fenced(self) -> None: ...
+    return Flusher(cast(Storage, SimpleNamespace(lane=lane, write_cursors=write_cursors)))
 
 
 @pytest.mark.parametrize("last_word", ["moved", "drained", "began elsewhere", "late"])
@@ -281,60 +278,46 @@ async def test_what_waits_for_a_commit_waits_in_its_lane_alone(
     if last_word != "late":
         monkeypatch.setattr("gateway.flusher.HELD_S", 3600)
     written: list[int] = []
-
-    async def write_cursors(writes: Sequence[CursorWrite]) -> list[Written]:
-        written.extend(write.place.partition.number for write in writes)
-        return [Written() for _ in writes]
-
-    flusher = Flusher(
-        cast(
-            Storage,
-            SimpleNamespace(
-                lane=lambda partition, _: SimpleNamespace(number=partition.number),
-                write_cursors=write_cursors,
-            ),
-        )
-    )
+    flusher = flusher_of(written)
     taken = {1}
     flusher.is_taken = taken.__contains__
-    for number in (1, 2):
-        flusher.mark(Moved(number), urgent=True)
+    for number in (10, 20):
+        flusher.mark(Acks("q", number), urgent=True)
     if last_word == "began elsewhere":
         await asyncio.sleep(0)  # they are looked at
         taken.clear()
     await turns()
     if last_word == "moved":
-        assert written == [2]
+        assert written == [20]
         flusher.moved(2)
-        assert written == [2]
+        assert written == [20]
         flusher.moved(1)
     if last_word == "drained":
         await flusher.drain()
     if last_word == "late":
-        assert written == [2]
+        assert written == [20]
         await eventually(lambda: len(written) == 2)
     await turns()
-    assert sorted(written) == [1, 2]
+    assert sorted(written) == [10, 20]
 
 
-async def test_one_cursor_that_cannot_be_written_is_no_other_s_loss() -> None:
-    """P12: those before it, those behind it, and those of other lanes."""
-    written: list[int] = []
+def told_by_the_loop() -> list[str]:
+    """What callbacks have raised, from now on."""
     told: list[str] = []
-
-    async def write_cursors(writes: Sequence[CursorWrite]) -> list[Written]:
-        written.extend(write.place.partition.number for write in writes)
-        return [Written() for _ in writes]
-
-    def lane(partition: Partition, _: object) -> object:
-        return SimpleNamespace(number=partition.number // 10)
-
     asyncio.get_running_loop().set_exception_handler(
-        lambda _, context: told.append(str(context["exception"]))
+        lambda _, context: told.append(repr(context["exception"]))
     )
-    flusher = Flusher(cast(Storage, SimpleNamespace(lane=lane, write_cursors=write_cursors)))
-    writers = [Moved(number) for number in (1, 2, 3, 11)]
-    writers[1]._writes = cast(Any, 7)
+    return told
+
+
+async def test_one_cursor_that_cannot_be_written_is_no_other_s_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """P12: those before it, those behind it, and those of other lanes."""
+    told, written = told_by_the_loop(), list[int]()
+    flusher = flusher_of(written)
+    writers = [Acks("q", number) for number in (1, 2, 3, 11)]
+    monkeypatch.setattr(writers[1], "take_write", None)
     for writer in writers:
         flusher.mark(writer, urgent=True)
     await turns()
@@ -345,23 +328,16 @@ async def test_a_write_that_was_never_begun_says_nothing(
     recwarn: pytest.WarningsRecorder,
 ) -> None:
     """Its task was cancelled: the loop ends."""
-
-    async def write_cursors(writes: Sequence[CursorWrite]) -> list[Written]:
-        raise AssertionError
-
-    storage = SimpleNamespace(
-        lane=lambda *_: SimpleNamespace(number=0), write_cursors=write_cursors
-    )
-    flusher = Flusher(cast(Storage, storage))
-    flusher.mark(Moved(0), urgent=True)
+    told, written = told_by_the_loop(), list[int]()
+    flusher = flusher_of(written)
+    flusher.mark(Acks("q"), urgent=True)
     await asyncio.sleep(0)
     (task,) = flusher._flushes
     task.cancel()
-    told: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
     await turns()
     gc.collect()
     assert [str(one.message) for one in recwarn] == []
+    assert (written, told) == ([], ["CancelledError()"])
 
 
 async def test_a_cursor_that_cannot_be_written_holds_up_no_commit(
@@ -370,15 +346,12 @@ async def test_a_cursor_that_cannot_be_written_holds_up_no_commit(
     """P12: a bug of one place, met as the next commit begins."""
     monkeypatch.setattr("gateway.flusher.HELD_S", 3600)
     queue = await house.queue()
-    told: list[object] = []
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: told.append(str(context["exception"])))
+    told = told_by_the_loop()
     storing = Storing(house, monkeypatch)
     published = [house.submit(queue, numbered(1))]
     await eventually(lambda: storing.calls)
-    broken = Moved(0)
-    monkeypatch.setattr(broken, "_writes", None)
-    monkeypatch.setattr(Moved, "take_write", lambda self, *, wall_unix_ms: self._writes.pop())
+    broken = Acks("q")
+    monkeypatch.setattr(broken, "take_write", None)
     house.broker.flusher.mark(broken, urgent=True)
     await turns()
     published.append(house.submit(queue, numbered(1, first=1)))

@@ -251,8 +251,8 @@ def test_what_is_not_certified_yet_is_given_to_nobody() -> None:
 class Acks:
     """Who has a cursor to write, as a slot does."""
 
-    def __init__(self, queue_id: str) -> None:
-        self.place = GroupPartition("g", Partition(queue_id, 0))
+    def __init__(self, queue_id: str, number: int = 0) -> None:
+        self.place = GroupPartition("g", Partition(queue_id, number))
         self.is_written = False
 
     def take_write(self, *, wall_unix_ms: int) -> CursorWrite | None:

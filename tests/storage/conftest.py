@@ -42,6 +42,11 @@ class Embedded:
             connection.close()
 
 
+async def commits(store: SqliteStorage) -> int:
+    """Transactions that have ended since it was opened."""
+    return int((await store.state()).detail["commits"])
+
+
 @pytest.fixture
 async def embedded(tmp_path: Path) -> AsyncIterator[Embedded]:
     """An embedded storage, not open yet."""

@@ -25,11 +25,7 @@ from tests.contract.stores import (
     sequences,
     with_group,
 )
-from tests.storage.conftest import Embedded
-
-
-async def commits(store: SqliteStorage) -> int:
-    return int((await store.state()).detail["commits"])
+from tests.storage.conftest import Embedded, commits
 
 
 async def test_what_waits_during_a_commit_is_the_next_commit(embedded: Embedded) -> None:

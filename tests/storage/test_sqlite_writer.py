@@ -12,11 +12,7 @@ from storage import sqlite_trim
 from storage.sqlite import SqliteStorage
 from tests.contract.stores import P0, append, change, one, with_group
 from tests.histories.house import eventually
-from tests.storage.conftest import Embedded
-
-
-async def commits(store: SqliteStorage) -> int:
-    return int((await store.state()).detail["commits"])
+from tests.storage.conftest import Embedded, commits
 
 
 async def settled(store: SqliteStorage, records: int) -> None:
@@ -27,16 +23,30 @@ async def settled(store: SqliteStorage, records: int) -> None:
     assert await one(store, append(messages=1)) == [records]
 
 
+@pytest.fixture
+def never_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes beside others waits for them."""
+    monkeypatch.setattr("storage.sqlite_writer.BESIDE_S", 3600)
+
+
 def trimming(store: SqliteStorage) -> "asyncio.Task[int]":
     return asyncio.ensure_future(store.trim(P0, retention_s=0, keep_all=True))
 
 
+async def three_trims(store: SqliteStorage) -> "list[asyncio.Task[int]]":
+    """Handed over; the first one finds something."""
+    await settled(store, 4)
+    trims = [trimming(store) for _ in range(3)]
+    await asyncio.sleep(0)
+    return trims
+
+
+@pytest.mark.usefixtures("never_alone")
 @pytest.mark.parametrize("records", [1, sqlite_trim.LOOKS - 1, sqlite_trim.LOOKS + 1])
 async def test_trimming_goes_with_the_transactions_of_others(
-    embedded: Embedded, monkeypatch: pytest.MonkeyPatch, records: int
+    embedded: Embedded, records: int
 ) -> None:
     """P9: a slice with each, and none of its own that others would wait for."""
-    monkeypatch.setattr("storage.sqlite_writer.BESIDE_S", 3600)
     store = await embedded.open()
     await settled(store, records)
     before, took = await commits(store), 0
@@ -59,11 +69,11 @@ async def test_trimming_goes_alone_where_nobody_else_comes(embedded: Embedded) -
     assert await trimming(store) == 0
 
 
+@pytest.mark.usefixtures("never_alone")
 async def test_trimming_goes_with_what_a_dropped_queue_leaves(
     embedded: Embedded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R31: nobody else comes, and a large queue leaves in many slices: trimming does not wait."""
-    monkeypatch.setattr("storage.sqlite_writer.BESIDE_S", 3600)
     monkeypatch.setattr("storage.sqlite_trim._GARBAGE_ROWS", 1)
     store = await embedded.open()
     await settled(store, 1)
@@ -108,11 +118,9 @@ async def test_acts_that_come_while_garbage_is_left_and_something_goes_beside_ar
         assert [answer.first for answer in await appended] == [5]
 
 
-async def test_trimming_keeps_up_with_transactions_of_many_records(
-    embedded: Embedded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("never_alone")
+async def test_trimming_keeps_up_with_transactions_of_many_records(embedded: Embedded) -> None:
     """P9: one slice goes with each, so a slice is as large as what they bring, twice."""
-    monkeypatch.setattr("storage.sqlite_writer.BESIDE_S", 3600)
     store = await embedded.open()
     await settled(store, 4 * sqlite_trim.LOOKS)
     other = Partition("q-2", 0)
@@ -143,25 +151,23 @@ async def test_a_partition_is_trimmed_in_slices_until_others_have_their_turn(
     assert all(b - a <= 4 * sqlite_trim.SLICES for a, b in itertools.pairwise(starts))
 
 
+@pytest.mark.usefixtures("never_alone")
 async def test_what_goes_beside_others_is_answered_when_the_store_is_closed(
-    embedded: Embedded, monkeypatch: pytest.MonkeyPatch
+    embedded: Embedded,
 ) -> None:
-    monkeypatch.setattr("storage.sqlite_writer.BESIDE_S", 3600)
     store = await embedded.open()
-    await settled(store, 4)
-    trims = [trimming(store) for _ in range(3)]
-    await asyncio.sleep(0)
+    trims = await three_trims(store)
     await store.close()
     async with asyncio.timeout(10):
         freed = await asyncio.gather(*trims)
     assert [one > 0 for one in freed] == [True, False, False]
 
 
+@pytest.mark.usefixtures("never_alone")
 async def test_what_goes_beside_others_is_refused_when_a_commit_has_failed(
-    embedded: Embedded, monkeypatch: pytest.MonkeyPatch
+    embedded: Embedded,
 ) -> None:
     """R31: one that was in it is unknown, those that waited for the next one did not happen."""
-    monkeypatch.setattr("storage.sqlite_writer.BESIDE_S", 3600)
     store = await embedded.open()
     await settled(store, 4)
 
