@@ -4,11 +4,14 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Coroutine
+from typing import Final
 
 from gateway.routing import OpenRecord
 from push.lanes import Lane
 from push.ports import Append, Appended, Partition, Storage
 from push.record import Header
+
+RECORD_ID_BYTES: Final = 16
 
 Batch = list[tuple[Partition, OpenRecord]]
 
@@ -38,8 +41,10 @@ class Commit:
         now_ms, self.asked_us = time.time() * 1000, time.monotonic_ns() // 1000
         self.appends: list[Append] = []
         self.headers: list[Header] = []
-        for partition, record in batch:
-            append, header = _append(partition, record, now_ms)
+        ids = os.urandom(RECORD_ID_BYTES * len(batch))
+        for place, (partition, record) in enumerate(batch):
+            record_id = ids[RECORD_ID_BYTES * place : RECORD_ID_BYTES * (place + 1)]
+            append, header = _append(partition, record, record_id, now_ms)
             self.appends.append(append)
             self.headers.append(header)
         self.is_answered = False
@@ -61,11 +66,13 @@ class Commit:
             self.stored.close()
 
 
-def _append(partition: Partition, record: OpenRecord, now_ms: float) -> tuple[Append, Header]:
+def _append(
+    partition: Partition, record: OpenRecord, record_id: bytes, now_ms: float
+) -> tuple[Append, Header]:
     """The record, closed, as the storage is handed it."""
     settings = record.route.queue.settings
     encoded, payload, header = record.builder.close(
-        record_id=os.urandom(16),
+        record_id=record_id,
         published_unix_ms=int(now_ms),
         ring_epoch=record.route.queue.ring_epoch,
         tenant=0,

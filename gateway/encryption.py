@@ -9,7 +9,7 @@ header as it is stored, which has the record's id and its tenant. Not to its off
 storage assigns (R9). So a payload that was moved to another record, partition or queue does not
 open there.
 
-Nonces are 12 random bytes (NIST SP 800-38D, 8.2.2), drawn from the operating system for each
+Nonces are 12 random bytes (NIST SP 800-38D, 8.2.2), drawn from the operating system, each for one
 record; `push.limits` bounds how many a key is given (8.3).
 """
 
@@ -35,6 +35,7 @@ DATA_KEY_BYTES: Final = 32
 KEY_ID_BYTES: Final = 8
 NONCE_BYTES: Final = 12
 TAG_BYTES: Final = 16
+NONCES_AT_ONCE: Final = 64
 _VERSION: Final = bytes([SEALED])
 _NONCE: Final = 1 + KEY_ID_BYTES
 _SEALED: Final = _NONCE + NONCE_BYTES
@@ -103,6 +104,8 @@ class RecordSealer:
         self._ciphers: dict[bytes, AESGCM] = {}
         self._choosing = Lock()
         """Several storage clusters seal at once, each in a thread of its own."""
+        self._nonces: list[bytes] = []
+        """Drawn, and given to no record yet."""
         self.current: SealingKey | None = None
         self.successor: SealingKey | None = None
 
@@ -132,10 +135,18 @@ class RecordSealer:
             if not key.is_told and key.is_running_low():
                 key.is_told = True
                 self._running_low()
-        nonce = os.urandom(NONCE_BYTES)
+            nonce = (self._nonces or self._draw()).pop()
         bound = b"".join((_VERSION, key.key_id, _place(partition), header))
         sealed = key.cipher.encrypt(nonce, payload, bound)
         return b"".join((_VERSION, key.key_id, nonce, sealed))
+
+    def _draw(self) -> list[bytes]:
+        """Many at once: each call gives up the GIL, and the storage's thread would have to get it
+        back from the loop for every record."""
+        drawn = os.urandom(NONCES_AT_ONCE * NONCE_BYTES)
+        places = range(0, len(drawn), NONCE_BYTES)
+        self._nonces = [drawn[place : place + NONCE_BYTES] for place in places]
+        return self._nonces
 
     def _succeed(self) -> SealingKey:
         key, self.successor = self.successor, None

@@ -36,7 +36,7 @@ from metadata.catalog import Queue
 from metadata.rights import ALL_KEYS, Keys
 from push import limits
 from push.errors import Refused, TocsinError
-from push.message import Message, check_message, encode_message
+from push.message import Message, are_sound, check_message, encode_message
 from push.ports import Partition, Storage
 from push.record import Header
 from push.sharing import has_room
@@ -193,7 +193,8 @@ class Publisher:
         spread: int | None = None
         context = (producer, resolved) if producer is not None and sequence is not None else None
         runs: dict[int, Run] = {}
-        keys, checked, names, held = route.keys, answer.checked, answer.names, self._orders.held
+        checked = answer.checked or are_sound(answer.messages, bytes_max)
+        keys, names, held = route.keys, answer.names, self._orders.held
         allowed = None if answer.allowed.is_all else answer.allowed
         for index, message in enumerate(answer.letters or answer.messages):
             key = message.key

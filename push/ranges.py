@@ -156,11 +156,16 @@ class RangeSet:
 
 def coalesce(ranges: Iterable[Range]) -> list[Range]:
     """Sorted, disjoint, non-adjacent ranges that cover exactly the given ones."""
+    ordered = sorted(ranges)
+    if not ordered:
+        return ordered
     merged: list[Range] = []
-    for first, last in sorted(ranges):
-        if merged and first <= merged[-1][1] + 1:
-            if last > merged[-1][1]:
-                merged[-1] = (merged[-1][0], last)
-        else:
-            merged.append((first, last))
+    begin, end = ordered[0]  # of the range that grows
+    for first, last in ordered:
+        if first > end + 1:
+            merged.append((begin, end))
+            begin, end = first, last
+        elif last > end:
+            end = last
+    merged.append((begin, end))
     return merged

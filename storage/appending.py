@@ -8,6 +8,7 @@ from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import lt
 from typing import Final
 
 from push import limits
@@ -200,8 +201,10 @@ def _runs(header: Header, line_of: Callable[[bytes], ProducerLine]) -> list[_Run
             top = tops.get(producer, line.top)
             if not line.takes_run(sequences[0], count, resolved, top):
                 return None
-            if length > 1 and sequences.tolist() != sorted(set(sequences)):
-                return None
+            if length > 1:
+                numbers = sequences.tolist()
+                if not all(map(lt, numbers, numbers[1:])):
+                    return None
             tops[producer] = sequences[-1]
             runs.append(_Run(producer, line, resolved, low, sequences))
         low += length

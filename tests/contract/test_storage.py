@@ -185,6 +185,7 @@ async def test_a_sequence_is_stored_once_and_every_answer_names_its_offset(store
 
 async def test_duplicates_inside_one_record_share_the_outcome(store: Storage) -> None:
     assert await sequences(store, [5, 5, 6, 5]) == [0, -1, 1, -1]
+    assert await sequences(store, [7, 7, 8]) == [2, -3, 3]
 
 
 async def test_below_resolved_a_sequence_is_too_old_and_never_a_duplicate(store: Storage) -> None:

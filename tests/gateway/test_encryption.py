@@ -2,11 +2,13 @@
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import pytest
 
 from gateway import encryption
-from gateway.encryption import RecordSealer
+from gateway.encryption import NONCES_AT_ONCE, RecordSealer
 from push import limits
 from push.errors import Refused
 from push.ports import Partition
@@ -110,11 +112,33 @@ def test_each_record_gets_a_nonce_of_its_own_from_the_operating_system(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """NIST SP 800-38D, 8.2.2."""
+    drawn = bytearray()
+
+    def draw(size: int) -> bytes:
+        drawn.extend(fresh := urandom(size))
+        return fresh
+
+    urandom = os.urandom
+    monkeypatch.setattr(os, "urandom", draw)
     ring = sealer()
-    nonces = {ring.seal(P0, HEADER, PAYLOAD, 1)[9:21] for _ in range(1000)}
-    assert len(nonces) == 1000
-    monkeypatch.setattr(os, "urandom", lambda size: b"n" * size)
-    assert ring.seal(P0, HEADER, PAYLOAD, 1)[9:21] == b"n" * 12
+    nonces = [ring.seal(P0, HEADER, PAYLOAD, 1)[9:21] for _ in range(3 * NONCES_AT_ONCE + 1)]
+    assert len(set(nonces)) == len(nonces)
+    assert set(nonces) <= {bytes(drawn[at : at + 12]) for at in range(0, len(drawn), 12)}
+    assert len(drawn) == 4 * NONCES_AT_ONCE * 12
+
+
+def test_two_threads_that_seal_at_once_never_get_the_same_nonce() -> None:
+    """Each storage cluster has a thread of its own."""
+    ring = sealer()
+    start = Barrier(4)
+
+    def seal() -> list[bytes]:
+        start.wait()
+        return [ring.seal(P0, HEADER, b"{}", 1)[9:21] for _ in range(2000)]
+
+    with ThreadPoolExecutor(4) as threads:
+        parts = [part.result() for part in [threads.submit(seal) for _ in range(4)]]
+    assert len({nonce for part in parts for nonce in part}) == 8000
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from push import limits
 from push.errors import Refused
-from push.message import Message, check_message, encode_message
+from push.message import (
+    SOUND_TOGETHER_MIN,
+    Message,
+    are_sound,
+    check_message,
+    encode_message,
+)
 
 BYTES_MAX = 1000
 DECODER = msgspec.json.Decoder(Message)
@@ -20,6 +26,19 @@ DEPTH = limits.BODY_DEPTH_MAX
 
 def message(body: bytes = b"1", **fields: object) -> Message:
     return Message(body=msgspec.Raw(body), **fields)  # type: ignore[arg-type]
+
+
+def is_taken(one: Message, message_bytes_max: int = BYTES_MAX) -> bool:
+    try:
+        check_message(one, message_bytes_max)
+    except Refused:
+        return False
+    return True
+
+
+def ordinary(body: bytes = b'{"a":1}', key: str = "k") -> list[Message]:
+    """As many as are checked together."""
+    return [message(body, key=key)] * SOUND_TOGETHER_MIN
 
 
 def headers(count: int, size: int) -> dict[str, str]:
@@ -113,6 +132,57 @@ def test_a_message_outside_a_bound_is_refused_with_its_code(bad: Message, code: 
     with pytest.raises(Refused) as caught:
         check_message(bad, BYTES_MAX)
     assert caught.value.code.name == code
+
+
+@pytest.mark.parametrize("bad", [one for one, _ in BAD.values()], ids=BAD)
+def test_one_outside_a_bound_is_never_sound_in_company(bad: Message) -> None:
+    """P12: who is not checked alone must not be let through."""
+    assert are_sound(ordinary(), BYTES_MAX)
+    assert not are_sound([*ordinary(), bad], BYTES_MAX)
+    assert not are_sound([bad, *ordinary()], BYTES_MAX)
+
+
+@pytest.mark.parametrize(
+    ("messages", "sound"),
+    [
+        (ordinary(), True),
+        (ordinary()[1:], False),  # few: one by one
+        (ordinary(key="k" * limits.KEY_BYTES_MAX), True),
+        (ordinary(key="k" * (limits.KEY_BYTES_MAX + 1)), False),
+        (ordinary(b'"' + b"x" * (BYTES_MAX - 2) + b'"'), True),
+        (ordinary(b'"' + b"x" * (BYTES_MAX - 1) + b'"'), False),
+        (ordinary('"é\U0001f514"'.encode()), True),
+        (ordinary(rb'"\ud83d\udd14"'), True),
+        ([message(b"1")] * SOUND_TOGETHER_MIN, True),
+        (ordinary(b"[" * DEPTH + b"]" * DEPTH), True),
+        (ordinary(b"[" * (DEPTH + 1) + b"]" * (DEPTH + 1)), False),
+        ([*ordinary(), message(b"[" * (DEPTH + 1) + b"]" * (DEPTH + 1))], False),
+        (ordinary(b"[" + b",".join([b"[{}]"] * 150) + b"]"), True),
+        ([*ordinary(b'["x"]'), message(b"[" * 300 + b"]" * 300)], False),
+        ([message(b'"' + b"x" * DEPTH + b'"')] * (2 * DEPTH), True),
+        ([message(b"[]")] * (2 * DEPTH), True),  # many brackets, in none too many
+    ],
+)
+def test_ordinary_messages_are_sound_together_within_every_bound(
+    messages: list[Message], sound: bool
+) -> None:
+    assert are_sound(messages, BYTES_MAX) is sound
+
+
+PIECES = [
+    b"", rb"\ud83d", rb"\udd14", rb"\\", rb"\"", b"ud800", b"x", "é".encode(), b"\xe2", b"\x80",
+    b"\xff",
+]  # fmt: skip
+
+
+@settings(max_examples=1000)
+@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=3), min_size=8, max_size=10))
+def test_messages_are_sound_together_if_each_is_and_no_two_make_a_sound_one(
+    bodies: list[list[bytes]],
+) -> None:
+    """What stands at the end of one body and what begins the next are never one character."""
+    messages = [message(b'"' + b"".join(pieces) + b'"', key="k") for pieces in bodies]
+    assert are_sound(messages, BYTES_MAX) is all(map(is_taken, messages))
 
 
 @pytest.mark.parametrize(
