@@ -17,7 +17,7 @@ from gateway.commits import Commits, Owner
 from gateway.routing import Pending, Route, Run, weight
 from gateway.tail import Tail
 from push import limits
-from push.company import Company
+from push.company import REST_S, Company
 from push.errors import Refused
 from push.ports import Partition, Storage
 from push.sharing import has_room
@@ -91,10 +91,12 @@ class CommitLanes:
         return any(commits.gave_up_on(queue_id) for commits in self._lanes.values())
 
     async def wait(self) -> None:
-        """Until one of those under way has ended."""
+        """Until one of those under way has ended. None is: until what rests may begin."""
         tasks = [task for commits in self._lanes.values() for task in commits.under_way]
         if tasks:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(REST_S)
 
     # --- Who is refused --------------------------------------------------------------------------
 

@@ -94,6 +94,8 @@ class Commits:
             trial_s=limits.COMMIT_DEADLINE_S + 1,
         )
         self._watch: asyncio.TimerHandle | None = None
+        self._rest: asyncio.TimerHandle | None = None
+        """The end of that of those that flood, if one waits for it."""
         self._shared = 0
         """Those under way that everybody had a share of."""
         self._company = company
@@ -224,7 +226,9 @@ class Commits:
         sizes = [(partition.queue_id, record.weight) for partition, record in waiting]
         is_beside = self.holds(now) or (self._shared > 0 and self._company.is_shared(now=now))
         if is_beside:
-            goes = self._company.choose_beside(sizes, now=now)
+            goes = self._company.choose_beside(sizes, now=now, lane=self._number)
+        elif self._rests(sizes, now):
+            return waiting
         else:
             goes = self._company.choose(sizes, now=now, lane=self._number)
         if not goes:
@@ -236,6 +240,18 @@ class Commits:
         places = set(goes)
         self._start([waiting[place] for place in goes], size, is_share=not is_beside)
         return [one for place, one in enumerate(waiting) if place not in places]
+
+    def _rests(self, sizes: Sequence[tuple[str, int]], now: float) -> bool:
+        """Whether all of this has to wait for a moment; then who it is of hears of its end."""
+        owners = (owner for owner, _ in sizes)
+        rest_s = self._company.rest_s(owners, now=now, lane=self._number)
+        if rest_s and self._rest is None:
+            self._rest = asyncio.get_running_loop().call_later(rest_s, self._rested)
+        return rest_s > 0
+
+    def _rested(self) -> None:
+        self._rest = None
+        self._owner.ended()
 
     def _lane(self, batch: Batch) -> Lane:
         """As it is now."""

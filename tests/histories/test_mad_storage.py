@@ -1,6 +1,7 @@
 """The storage stalls, fails and comes late; a queue floods: the others go on, nobody is lied to."""
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
@@ -13,7 +14,7 @@ from gateway.ports import WhichKey
 from gateway.routing import Answer
 from metadata.catalog import Group, Queue
 from push import limits
-from push.company import COMPANY_S, HELD_S, ROOMS_HELD
+from push.company import COMPANY_S, HELD_S, OTHERS_S, REST_S, ROOMS_HELD
 from push.errors import Refused, TocsinError, Unknown
 from push.message import Message
 from push.ports import Partition
@@ -355,6 +356,43 @@ async def test_beside_a_flood_nothing_of_it_begins_while_others_have_something_u
     assert flood.queue_id in {place.queue_id for place in house.storage.appends[-1]}
     house.storage.well()
     for answer in (*ours, *answers[:-1]):
+        assert not any(isinstance(one, str) for one in codes(await answer))
+
+
+@mad
+async def test_beside_a_flood_it_rests_and_goes_on_by_itself(house: MadHouse) -> None:
+    """P8: what is under way when others come is in front of them. Nobody needs to come for the
+    flood to go on; with others it goes at once; and when they stay away it rests no longer."""
+    steady = await house.queue("steady")
+    _, answers = await flooded(house)
+    loop = asyncio.get_running_loop()
+    ours = [house.submit(steady, numbered(1))]
+    house.storage.well()
+    times, until = list[float](), loop.time() + 60
+    while loop.time() < until and not all(answer.done() for answer in answers[:-1]):
+        before = len(house.storage.appends)
+        await asyncio.sleep(REST_S / 8)
+        times += [loop.time()] * (len(house.storage.appends) - before)
+    pauses = [later - sooner for sooner, later in pairwise(times)]
+    rested = [pause for pause in pauses if pause >= REST_S * 0.9]
+    assert len(rested) == pytest.approx(OTHERS_S / REST_S, rel=0.3)
+    assert all(pause < REST_S * 2 for pause in pauses)
+    assert min(pauses[-3:]) < REST_S / 2, "nobody has come for so long"
+    for answer in (*ours, *answers[:-1]):
+        assert not any(isinstance(one, str) for one in codes(await answer))
+
+
+@mad
+async def test_who_goes_down_stores_what_rests(house: MadHouse) -> None:
+    """P1."""
+    steady = await house.queue("steady")
+    _, answers = await flooded(house)
+    ours = house.submit(steady, numbered(1))
+    house.storage.well()
+    await ours
+    await house.broker.publisher.drain()
+    assert all(answer.done() for answer in answers)
+    for answer in answers[:-1]:
         assert not any(isinstance(one, str) for one in codes(await answer))
 
 

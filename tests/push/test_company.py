@@ -11,6 +11,8 @@ from push.company import (
     CROWD_BYTES_MIN,
     CROWD_SHARE,
     HELD_S,
+    OTHERS_S,
+    REST_S,
     ROOMS_AHEAD,
     ROOMS_HELD,
     Company,
@@ -235,6 +237,26 @@ def test_those_that_flood_get_nothing_while_others_have_something_under_way() ->
     made = company()
     made.choose([("a", 10_000), ("b", 10_000)], now=0.0)
     assert not made.holds(others=True, now=0.0)
+
+
+def test_those_that_flood_rest_behind_whatever_began_as_long_as_others_come() -> None:
+    """P8: on both sides of each bound; each lane for itself; with others they go at once."""
+    made = crowd()
+    assert made.rest_s(["flood"], now=0.001) == pytest.approx(REST_S - 0.001)
+    assert made.rest_s(["flood"], now=REST_S) == 0.0
+    assert made.rest_s(["flood", "little"], now=0.001) == 0.0
+    assert made.rest_s(["flood"], now=0.001, lane=1) == 0.0
+    made.choose_beside(LITTLE, now=REST_S)
+    assert made.rest_s(["flood"], now=REST_S) == REST_S  # behind those of others, too
+    others_at, now = REST_S, 2 * REST_S
+    made.choose(FLOOD, now=now)
+    assert made.rest_s(["flood"], now=now) == REST_S
+    made.choose(FLOOD, now=(ends_at := others_at + OTHERS_S) - 0.001)
+    assert made.rest_s(["flood"], now=ends_at - 0.000_1) > 0.0
+    assert made.rest_s(["flood"], now=ends_at) == 0.0
+    made = company()
+    made.choose([("a", 10_000), ("b", 10_000)], now=0.0)
+    assert made.rest_s(["a"], now=0.0) == 0.0
 
 
 @given(
