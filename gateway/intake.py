@@ -30,8 +30,8 @@ _GIVE_WAY: Final[Callable[[], None]] = getattr(os, "sched_yield", lambda: None) 
 
 class Intake:
     """Of one gateway. `is_storing`: whether a commit of what was published is under way.
-    `hurry`: called before the storage's thread has its turn. `give_way`: lets another thread have
-    this one's core; handed in by tests."""
+    `hurry`: called behind each read, before the storage's thread has its turn. `give_way`: lets
+    another thread have this one's core; handed in by tests."""
 
     __slots__ = ("_give_way", "_hurry", "_is_running", "_is_storing", "_resting")
 
@@ -49,8 +49,8 @@ class Intake:
 
     def heard(self) -> None:
         """Something was read, and is worked off as far as it may be at once."""
+        self._hurry()
         if self._is_storing():
-            self._hurry()
             self._give_way()
 
     def rest(self, read_on: Callable[[], None]) -> None:

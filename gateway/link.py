@@ -239,8 +239,8 @@ class Publisher(Protocol):
         nothing of it begins now."""
 
     def hurry(self) -> None:
-        """The storage's thread is about to have its turn: where it is crowded, what was published
-        goes to it before that."""
+        """Something was read: where it is crowded, what was published goes to the storage now, and
+        not when the others have been heard."""
 
     def submit(
         self,

@@ -39,7 +39,10 @@ another queue's p99 beside a flood was 1.36 and 1.21 times its own, 1.49 without
 28,700, 15,100 and 56,700 messages/s of the 200,000 that it has alone (`trials noisy`)."""
 OTHERS_S: Final = 0.05
 """So long after others brought something they come: who does so more rarely finds one commit in
-front of theirs, and does not cost those that flood half of what they have."""
+front of theirs, and does not cost those that flood most of what they would have."""
+_TICK_S: Final = 0.000_5
+"""Less is no rest: uvloop counts whole milliseconds, so that half of one or less would be asked for
+again in every turn of the loop."""
 _SMALL_BYTES: Final = 4096
 _DOWN: Final = 0.1
 _UP: Final = 0.01
@@ -89,8 +92,8 @@ class Company(Generic[OwnerT]):
         """By lane: when those that flood got something there."""
         self._began_at: defaultdict[int, float] = defaultdict(lambda: float("-inf"))
         """By lane: when anybody did."""
-        self._others_at = float("-inf")
-        """When one that does not flood got something, in any lane."""
+        self._others_at: defaultdict[int, float] = defaultdict(lambda: float("-inf"))
+        """By lane: when one did that does not flood."""
         self._last: set[OwnerT] = set()
         self._shared_until = float("-inf")
         self._crowded_until = float("-inf")
@@ -140,9 +143,11 @@ class Company(Generic[OwnerT]):
     def rest_s(self, owners: Iterable[OwnerT], *, now: float, lane: int = 0) -> float:
         """For how long nothing begins in a lane yet, where only these have something waiting; 0: it
         may begin now."""
-        if now >= min(self._crowded_until, self._others_at + OTHERS_S) or self.are_others(owners):
+        until = min(self._crowded_until, self._others_at[lane] + OTHERS_S)
+        if now >= until or self.are_others(owners):
             return 0.0
-        return max(0.0, self._began_at[lane] + REST_S - now)
+        rest_s = self._began_at[lane] + REST_S - now
+        return rest_s if rest_s >= _TICK_S else 0.0
 
     def has_enough(self, size: int, *, now: float) -> bool:
         """Whether nothing more of those that flood is needed yet, where `size` waits."""
@@ -195,7 +200,7 @@ class Company(Generic[OwnerT]):
         if gone:
             self._began_at[lane] = now
         if self.are_others(gone):
-            self._others_at = now
+            self._others_at[lane] = now
         return places
 
     def _look(self, waiting: Sequence[tuple[OwnerT, int]], now: float) -> dict[OwnerT, int]:

@@ -254,9 +254,22 @@ def test_those_that_flood_rest_behind_whatever_began_as_long_as_others_come() ->
     made.choose(FLOOD, now=(ends_at := others_at + OTHERS_S) - 0.001)
     assert made.rest_s(["flood"], now=ends_at - 0.000_1) > 0.0
     assert made.rest_s(["flood"], now=ends_at) == 0.0
+    made.choose(FLOOD, now=ends_at, lane=1)
+    made.choose_beside(LITTLE, now=ends_at, lane=2)
+    assert made.rest_s(["flood"], now=ends_at, lane=1) == 0.0, "others come elsewhere"
     made = company()
     made.choose([("a", 10_000), ("b", 10_000)], now=0.0)
     assert made.rest_s(["a"], now=0.0) == 0.0
+
+
+def test_a_rest_is_over_when_the_clock_of_milliseconds_says_so() -> None:
+    """As uvloop's does: sums of such times are not exact, and a timer of nothing fires at once, and
+    again in every turn."""
+    made = crowd()
+    for began in range(900, 5_000):
+        made.choose([*FLOOD, *LITTLE], now=began / 1000)
+        assert made.rest_s(["flood"], now=(began + 4) / 1000) == 0.0
+        assert made.rest_s(["flood"], now=(began + 3) / 1000) == pytest.approx(0.001)
 
 
 @given(
