@@ -31,12 +31,13 @@ HELD_S: Final = 0.01
 if they have nothing more to bring meanwhile, for nobody looks at the clock. What they had begun
 meanwhile would be in front of its answer and of its push, in the storage's thread and in the loop;
 so others wait for what was there when they came, and for nothing that came later."""
-REST_S: Final = 0.004
+REST_S: Final = 0.006
 """So long after anything began in a lane nothing begins there that only those who flood are in, as
-long as others come: what of the flood goes with theirs costs them a little, what is under way when
-they come costs them a commit, and later a slice of what is carried into the file. With 3 and 6 ms
-another queue's p99 beside a flood was 1.36 and 1.21 times its own, 1.49 without, and the flood had
-28,700, 15,100 and 56,700 messages/s of the 200,000 that it has alone (`trials noisy`)."""
+long as others come there: what of the flood goes with theirs costs them a little, what is under way
+when they come costs them a commit, and later a slice of what is carried into the file. Beside a
+flood another queue's p99 was 3.0 to 3.5 ms with it, 3.2 to 4.9 with 4 ms, 4.2 to 5.0 without, and
+1.7 to 2.7 alone; of 200,000 messages/s that the flood has alone it had 17,000, 22,000 and 22,000 to
+54,000 (medians and more of `trials noisy`, 26 November)."""
 OTHERS_S: Final = 0.05
 """So long after others brought something they come: who does so more rarely finds one commit in
 front of theirs, and does not cost those that flood most of what they would have."""

@@ -247,10 +247,12 @@ def test_those_that_flood_rest_behind_whatever_began_as_long_as_others_come() ->
     assert made.rest_s(["flood", "little"], now=0.001) == 0.0
     assert made.rest_s(["flood"], now=0.001, lane=1) == 0.0
     made.choose_beside(LITTLE, now=REST_S)
-    assert made.rest_s(["flood"], now=REST_S) == REST_S  # behind those of others, too
+    assert made.rest_s(["flood"], now=REST_S) == pytest.approx(
+        REST_S
+    )  # behind those of others, too
     others_at, now = REST_S, 2 * REST_S
     made.choose(FLOOD, now=now)
-    assert made.rest_s(["flood"], now=now) == REST_S
+    assert made.rest_s(["flood"], now=now) == pytest.approx(REST_S)
     made.choose(FLOOD, now=(ends_at := others_at + OTHERS_S) - 0.001)
     assert made.rest_s(["flood"], now=ends_at - 0.000_1) > 0.0
     assert made.rest_s(["flood"], now=ends_at) == 0.0
@@ -268,8 +270,9 @@ def test_a_rest_is_over_when_the_clock_of_milliseconds_says_so() -> None:
     made = crowd()
     for began in range(900, 5_000):
         made.choose([*FLOOD, *LITTLE], now=began / 1000)
-        assert made.rest_s(["flood"], now=(began + 4) / 1000) == 0.0
-        assert made.rest_s(["flood"], now=(began + 3) / 1000) == pytest.approx(0.001)
+        ends = began + round(REST_S * 1000)
+        assert made.rest_s(["flood"], now=ends / 1000) == 0.0
+        assert made.rest_s(["flood"], now=(ends - 1) / 1000) == pytest.approx(0.001)
 
 
 @given(
