@@ -1,18 +1,17 @@
 """One commit: the records that go to the storage together, and what the storage says of them."""
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Coroutine
 from typing import Final
 
+from gateway.drawn import drawn
 from gateway.routing import OpenRecord
 from push.lanes import Lane
 from push.ports import Append, Appended, Partition, Storage
 from push.record import Header
 
 RECORD_ID_BYTES: Final = 16
-
 Batch = list[tuple[Partition, OpenRecord]]
 
 
@@ -41,9 +40,8 @@ class Commit:
         now_ms, self.asked_us = time.time() * 1000, time.monotonic_ns() // 1000
         self.appends: list[Append] = []
         self.headers: list[Header] = []
-        ids = os.urandom(RECORD_ID_BYTES * len(batch))
-        for place, (partition, record) in enumerate(batch):
-            record_id = ids[RECORD_ID_BYTES * place : RECORD_ID_BYTES * (place + 1)]
+        record_ids = drawn(len(batch), RECORD_ID_BYTES)
+        for (partition, record), record_id in zip(batch, record_ids, strict=True):
             append, header = _append(partition, record, record_id, now_ms)
             self.appends.append(append)
             self.headers.append(header)

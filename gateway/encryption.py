@@ -13,7 +13,6 @@ Nonces are 12 random bytes (NIST SP 800-38D, 8.2.2), drawn from the operating sy
 record; `push.limits` bounds how many a key is given (8.3).
 """
 
-import os
 import struct
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from typing import Final
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from gateway.drawn import drawn
 from push import limits
 from push.errors import Refused
 from push.ports import Partition
@@ -135,18 +135,12 @@ class RecordSealer:
             if not key.is_told and key.is_running_low():
                 key.is_told = True
                 self._running_low()
-            nonce = (self._nonces or self._draw()).pop()
+            if not self._nonces:
+                self._nonces = drawn(NONCES_AT_ONCE, NONCE_BYTES)
+            nonce = self._nonces.pop()
         bound = b"".join((_VERSION, key.key_id, _place(partition), header))
         sealed = key.cipher.encrypt(nonce, payload, bound)
         return b"".join((_VERSION, key.key_id, nonce, sealed))
-
-    def _draw(self) -> list[bytes]:
-        """Many at once: each call gives up the GIL, and the storage's thread would have to get it
-        back from the loop for every record."""
-        drawn = os.urandom(NONCES_AT_ONCE * NONCE_BYTES)
-        places = range(0, len(drawn), NONCE_BYTES)
-        self._nonces = [drawn[place : place + NONCE_BYTES] for place in places]
-        return self._nonces
 
     def _succeed(self) -> SealingKey:
         key, self.successor = self.successor, None

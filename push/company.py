@@ -37,7 +37,7 @@ long as others come there: what of the flood goes with theirs costs them a littl
 when they come costs them a commit, and later a slice of what is carried into the file. Beside a
 flood another queue's p99 was 3.0 to 3.5 ms with it, 3.2 to 4.9 with 4 ms, 4.2 to 5.0 without, and
 1.7 to 2.7 alone; of 200,000 messages/s that the flood has alone it had 17,000, 22,000 and 22,000 to
-54,000 (medians and more of `trials noisy`, 26 November)."""
+54,000 (stretches of `trials noisy`, 26 November)."""
 OTHERS_S: Final = 0.05
 """So long after others brought something they come: who does so more rarely finds one commit in
 front of theirs, and does not cost those that flood most of what they would have."""

@@ -28,9 +28,9 @@ def message(body: bytes = b"1", **fields: object) -> Message:
     return Message(body=msgspec.Raw(body), **fields)  # type: ignore[arg-type]
 
 
-def is_taken(one: Message, message_bytes_max: int = BYTES_MAX) -> bool:
+def is_taken(one: Message) -> bool:
     try:
-        check_message(one, message_bytes_max)
+        check_message(one, BYTES_MAX)
     except Refused:
         return False
     return True
