@@ -2,8 +2,8 @@
 
 slice    what stood in the WAL when the last slice ended is copied into the file, but for pages that
          have been written again since. A reading transaction keeps standing there, so SQLite
-         copies up to it and leaves it at that: no fsync, because the WAL cannot start anew while
-         somebody reads in it. (It fsyncs the WAL, of which the commits have left nothing to do)
+         copies up to it, and the WAL cannot start anew. A connection of its own does it that fsyncs
+         nothing: neither the WAL, of which the commits have left nothing to do, nor the file
 flush    the file is fsynced after each slice, and after a whole that somebody who reads cut short,
          by a thread of its own, which nobody waits for
 whole    now and then, and when nobody writes: the transaction ends, the rest is copied, and SQLite
@@ -47,22 +47,27 @@ LONG_FRAMES: Final = 8192
 is time for a slice, whoever waits: a commit that goes to hundreds of partitions adds megabytes."""
 _LATER: Final = frozenset({"SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL"})
 """Nothing was counted as carried: it is durable where it is, and tried again."""
+_UNSYNCED: Final = "the file could not be synced ({}): stopped"
 _FSYNC: Final[Callable[[int], None]] = getattr(os, "fdatasync", os.fsync)  # not on macOS
 
 
 class Carrier:
     """Called by the writer's thread, between two transactions.
 
-    `mark`: a connection that does nothing but stand in the WAL. `file`: the store's file, opened
-    for this, and closed when no connection is open any more: a process that closes any descriptor
-    of a file loses its locks on it. `on_broken`: called with a sentence, from any thread, when
-    nothing may be carried any more.
+    `mark`: a connection that does nothing but stand in the WAL. `slicer`: one that does nothing but
+    slices, and fsyncs nothing: a quarter to a half of what a slice took was an fsync of a WAL that
+    had been synced. Both are the writer's thread's, used between two of its transactions: SQLite
+    before 3.51.3 corrupts a WAL that two connections write and carry at once. `file`: the store's
+    file, opened for this, and closed when no connection is open any more: a process that closes any
+    descriptor of a file loses its locks on it. `on_broken`: called with a sentence, from any
+    thread, when nothing may be carried any more.
     """
 
     def __init__(
         self,
         writer: sqlite3.Connection,
         mark: sqlite3.Connection,
+        slicer: sqlite3.Connection,
         file: int,
         *,
         on_broken: Callable[[str], None],
@@ -71,6 +76,7 @@ class Carrier:
     ) -> None:
         self._writer = writer
         self._mark = mark
+        self._slicer = slicer
         self._file = file
         self._on_broken = on_broken
         self._fsync = fsync
@@ -129,10 +135,14 @@ class Carrier:
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorname", "") not in _LATER:
                 self._on_broken(f"the log could not be carried into the file: {error}: stopped")
+        except OSError as error:
+            self._on_broken(_UNSYNCED.format(error))
 
     def _slice(self) -> None:
         if self._mark.in_transaction:
-            self._checkpoint()
+            if self._checkpoint(self._slicer):
+                # Nobody has written behind it: without the mark the WAL may start anew at once.
+                self._fsync(self._file)
             self.let_go()
             self._wanted.set()
         self._mark.execute("BEGIN")
@@ -140,17 +150,15 @@ class Carrier:
 
     def _whole(self) -> None:
         self.let_go()
-        if self._checkpoint():
+        if self._checkpoint(self._writer):
             self._frames = 0
             self.has_rest = False
         else:
             self._wanted.set()  # SQLite has synced nothing
 
-    def _checkpoint(self) -> bool:
+    def _checkpoint(self, connection: sqlite3.Connection) -> bool:
         """Up to who reads; whether that was all."""
-        ((is_busy, log, carried),) = self._writer.execute(
-            "PRAGMA wal_checkpoint(PASSIVE)"
-        ).fetchall()
+        ((is_busy, log, carried),) = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         if is_busy:
             return False
         self._frames, self._rows = log, self._writer.total_changes
@@ -164,7 +172,7 @@ class Carrier:
             try:
                 self._fsync(self._file)
             except OSError as error:
-                self._on_broken(f"the file could not be synced ({error}): stopped")
+                self._on_broken(_UNSYNCED.format(error))
                 return
 
     def close(self) -> None:

@@ -42,10 +42,13 @@ class Opened:
 
     path: Path
     writer: sqlite3.Connection
-    """The one connection that writes and checkpoints. [Two corrupted files before 3.51.3.]"""
+    """The one connection that writes; what carries does so in its thread. [Two that write and carry
+    at once corrupted files before SQLite 3.51.3.]"""
     reader: sqlite3.Connection
     mark: sqlite3.Connection
     """Stands in the WAL (sqlite_carry)."""
+    slicer: sqlite3.Connection
+    """Copies out of the WAL what is durable there, and syncs nothing. The writer's thread's."""
     file: int
     """The file once more, for fsyncs of it beside the writer's."""
     incarnation: str
@@ -58,6 +61,7 @@ class Opened:
         the WAL any more, which SQLite does when the last connection is closed: one stays open, and
         nobody else may have the file, until the process has ended. Who opened it before that would
         find in the shared index of the WAL what had been carried, and not carry it again."""
+        self.slicer.close()
         if is_broken:
             # Not even the interpreter closes it when it ends.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.mark))
@@ -101,11 +105,15 @@ def open_store(path: Path, *, synchronous: str = "FULL", steps: Sequence[str] = 
             undo.callback(reader.close)
             mark = _connect_reader(path)
             undo.callback(mark.close)
+            slicer = _connect_reader(path)
+            undo.callback(slicer.close)
+            slicer.execute("PRAGMA synchronous = OFF")
+            slicer.execute("SELECT 1 FROM meta LIMIT 1").fetchall()  # else it knows of no WAL yet
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except sqlite3.DatabaseError as error:
             raise _refused(_sentence(path, error)) from error
         undo.pop_all()
-    return Opened(path, writer, reader, mark, file, row[0], lock, synchronous, was_clean)
+    return Opened(path, writer, reader, mark, slicer, file, row[0], lock, synchronous, was_clean)
 
 
 def mark_clean(writer: sqlite3.Connection) -> None:

@@ -90,7 +90,9 @@ class Writer:
         """When the last transaction of others did."""
         self._copies: deque[Copying] = deque()
         self._batches = 0
-        self._carrier = Carrier(opened.writer, opened.mark, opened.file, on_broken=self.fail)
+        self._carrier = Carrier(
+            opened.writer, opened.mark, opened.slicer, opened.file, on_broken=self.fail
+        )
         self._closing = False
         self._refusal = ""
         self._thread = threading.Thread(target=self._run, name="tocsin-store-writer", daemon=True)

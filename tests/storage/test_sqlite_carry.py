@@ -55,8 +55,8 @@ class Store:
     def carry_with(self, fsync: Callable[[int], None]) -> Carrier:
         opened = self.opened
         return Carrier(
-            opened.writer, opened.mark, opened.file, on_broken=self.broken.append, fsync=fsync,
-            now=lambda: self.now,
+            opened.writer, opened.mark, opened.slicer, opened.file, on_broken=self.broken.append,
+            fsync=fsync, now=lambda: self.now,
         )  # fmt: skip
 
     def _sync(self, handle: int) -> None:
@@ -106,6 +106,56 @@ def test_behind_each_slice_the_file_is_synced_beside_the_writer(store: Store) ->
     store.write()
     store.carrier.carry()
     assert store.synced.wait(20)
+
+
+def test_a_slice_of_all_there_is_is_synced_before_the_wal_may_start_anew(store: Store) -> None:
+    """R31: SQLite takes for durable what it was told to copy and not to sync, and the next commit
+    writes over it as soon as nobody stands in the WAL."""
+    stood: list[bool] = []
+    carrier = store.carry_with(lambda _: stood.append(store.opened.mark.in_transaction))
+    store.write()
+    carrier.carry()
+    carrier.carry()
+    assert stood[0], "synced while the mark still stood there"
+    carrier.close()
+    wal_bytes = store.wal_bytes()
+    store.write()
+    assert store.wal_bytes() > wal_bytes, "who stands there keeps it from starting anew"
+    assert not store.broken
+
+
+def test_a_slice_of_all_there_is_that_cannot_be_synced_leaves_the_wal(store: Store) -> None:
+    """What it copied may be lost; so nobody may write over what it was copied from."""
+
+    def fail(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    carrier = store.carry_with(fail)
+    store.write()
+    carrier.carry()
+    carrier.carry()
+    assert store.opened.mark.in_transaction
+    (sentence,) = store.broken
+    assert "could not be synced" in sentence
+    carrier.close()
+
+
+def test_a_slice_syncs_nothing_itself_and_a_commit_does(store: Store) -> None:
+    """What the slicer is for; and what it must not take from the connection that commits."""
+    levels = [
+        connection.execute("PRAGMA synchronous").fetchone()[0]
+        for connection in (store.opened.slicer, store.opened.writer)
+    ]
+    assert levels == [0, 2]
+
+
+def test_what_lets_the_wal_start_anew_is_carried_by_who_syncs(store: Store) -> None:
+    store.opened.slicer.close()
+    store.write(3)
+    store.carrier.finish()
+    assert not store.broken
+    assert not store.carrier.has_rest
+    assert store.in_file() == 3
 
 
 def test_it_is_due_by_bytes_handed_by_commits_and_later_where_somebody_waits(store: Store) -> None:
@@ -270,8 +320,10 @@ def test_a_sync_that_fails_says_so_once(store: Store) -> None:
     carrier = store.carry_with(fail)
     store.write()
     carrier.carry()
+    store.write()
     carrier.carry()
     assert failed.wait(20)
+    store.write()
     carrier.carry()
     carrier.close()
     carrier.let_go()
@@ -286,7 +338,7 @@ def test_a_log_that_cannot_be_carried_says_so(store: Store) -> None:
     carrier.carry()
     other = sqlite3.connect(":memory:")
     other.close()
-    carrier._writer = other
+    carrier._slicer = other
     carrier.carry()
     (sentence,) = store.broken
     assert "could not be carried" in sentence
