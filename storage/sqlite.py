@@ -143,8 +143,8 @@ class SqliteStorage:
     ) -> "SqliteStorage":
         """Open the store in this file, or make it.
 
-        `free_bytes_reserve`: below so much free space publishing stops. `synchronous`: anything
-        but FULL or EXTRA loses acknowledged messages when the power goes. `on_fatal`: called once
+        `free_bytes_reserve`: below so much free space publishing stops. `synchronous`: with NORMAL
+        acknowledged messages, or the file, are lost with the power. `on_fatal`: called once
         on the event loop, with a sentence, when a commit failed or the file turned out to be
         broken: nothing is accepted any more, and the process should stop (R31). `wall`: unix
         clock in seconds. `steps`: the schema and its migrations. `sealer`: called by the writer

@@ -2,8 +2,9 @@
 
 slice    what stood in the WAL when the last slice ended is copied into the file, but for pages that
          have been written again since. A reading transaction keeps standing there, so SQLite
-         copies up to it, and the WAL cannot start anew. A connection of its own does it that fsyncs
-         nothing: neither the WAL, of which the commits have left nothing to do, nor the file
+         copies up to it, and the WAL does not start anew while there is more. A connection of its
+         own does it, and fsyncs nothing meanwhile: neither the WAL, of which the commits have left
+         nothing to do, nor the file
 flush    the file is fsynced after each slice, and after a whole that somebody who reads cut short,
          by a thread of its own, which nobody waits for
 whole    now and then, and when nobody writes: the transaction ends, the rest is copied, and SQLite
@@ -47,7 +48,6 @@ LONG_FRAMES: Final = 8192
 is time for a slice, whoever waits: a commit that goes to hundreds of partitions adds megabytes."""
 _LATER: Final = frozenset({"SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL"})
 """Nothing was counted as carried: it is durable where it is, and tried again."""
-_UNSYNCED: Final = "the file could not be synced ({}): stopped"
 _FSYNC: Final[Callable[[int], None]] = getattr(os, "fdatasync", os.fsync)  # not on macOS
 
 
@@ -55,12 +55,13 @@ class Carrier:
     """Called by the writer's thread, between two transactions.
 
     `mark`: a connection that does nothing but stand in the WAL. `slicer`: one that does nothing but
-    slices, and fsyncs nothing: a quarter to a half of what a slice took was an fsync of a WAL that
-    had been synced. Both are the writer's thread's, used between two of its transactions: SQLite
-    before 3.51.3 corrupts a WAL that two connections write and carry at once. `file`: the store's
-    file, opened for this, and closed when no connection is open any more: a process that closes any
-    descriptor of a file loses its locks on it. `on_broken`: called with a sentence, from any
-    thread, when nothing may be carried any more.
+    slices: a quarter to a half of what a slice took was an fsync of a WAL that had been synced. It
+    gives fsyncs up for each slice alone: were it the last one to be closed, by whoever drops the
+    store unclosed, SQLite would carry everything with it. Both are the writer's thread's, used
+    between two of its transactions: SQLite before 3.51.3 corrupts a WAL that two connections write
+    and carry at once. `file`: the store's file, opened for this, and closed when no connection is
+    open any more: a process that closes any descriptor of a file loses its locks on it.
+    `on_broken`: called with a sentence, from any thread, when nothing may be carried any more.
     """
 
     def __init__(
@@ -91,6 +92,9 @@ class Carrier:
         """Changed by then."""
         self.has_rest = False
         """Something is in the WAL that the file does not have for good."""
+        self._syncing = threading.Lock()
+        self._is_lost = False
+        """What was copied may be, and is not to be copied over in the WAL."""
         self._wanted = threading.Event()
         self._is_closing = False
         self._flusher = threading.Thread(target=self._flush, name="tocsin-store-flush", daemon=True)
@@ -135,14 +139,16 @@ class Carrier:
         except sqlite3.Error as error:
             if getattr(error, "sqlite_errorname", "") not in _LATER:
                 self._on_broken(f"the log could not be carried into the file: {error}: stopped")
-        except OSError as error:
-            self._on_broken(_UNSYNCED.format(error))
 
     def _slice(self) -> None:
         if self._mark.in_transaction:
-            if self._checkpoint(self._slicer):
-                # Nobody has written behind it: without the mark the WAL may start anew at once.
-                self._fsync(self._file)
+            self._slicer.execute("PRAGMA synchronous = OFF")
+            try:
+                is_all = self._checkpoint(self._slicer)
+            finally:
+                self._slicer.execute("PRAGMA synchronous = FULL")
+            if is_all and not self._sync():
+                return  # SQLite takes it for durable: without the mark a commit would write over it
             self.let_go()
             self._wanted.set()
         self._mark.execute("BEGIN")
@@ -167,13 +173,20 @@ class Carrier:
     def _flush(self) -> None:
         while self._wanted.wait():
             self._wanted.clear()
-            if self._is_closing:
+            if self._is_closing or not self._sync():
                 return
-            try:
-                self._fsync(self._file)
-            except OSError as error:
-                self._on_broken(_UNSYNCED.format(error))
-                return
+
+    def _sync(self) -> bool:
+        """Whether the file has for good what was copied; who hears that it has not says so. One at
+        a time: Linux tells of a failed write once for each descriptor, whoever asks."""
+        with self._syncing:
+            if not self._is_lost:
+                try:
+                    self._fsync(self._file)
+                except OSError as error:
+                    self._is_lost = True
+                    self._on_broken(f"the file could not be synced ({error}): stopped")
+            return not self._is_lost
 
     def close(self) -> None:
         """End the thread. Blocks."""

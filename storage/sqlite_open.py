@@ -48,7 +48,7 @@ class Opened:
     mark: sqlite3.Connection
     """Stands in the WAL (sqlite_carry)."""
     slicer: sqlite3.Connection
-    """Copies out of the WAL what is durable there, and syncs nothing. The writer's thread's."""
+    """Copies out of the WAL what is durable there (sqlite_carry). The writer's thread's."""
     file: int
     """The file once more, for fsyncs of it beside the writer's."""
     incarnation: str
@@ -100,6 +100,7 @@ def open_store(path: Path, *, synchronous: str = "FULL", steps: Sequence[str] = 
             _migrate(writer, steps)
             writer.execute("UPDATE meta SET value = '0' WHERE name = 'clean'")
             row = writer.execute("SELECT value FROM meta WHERE name = 'incarnation'").fetchone()
+            _sync_wal(path)
             sync_folder(path.parent)
             reader = _connect_reader(path)
             undo.callback(reader.close)
@@ -107,8 +108,6 @@ def open_store(path: Path, *, synchronous: str = "FULL", steps: Sequence[str] = 
             undo.callback(mark.close)
             slicer = _connect_reader(path)
             undo.callback(slicer.close)
-            slicer.execute("PRAGMA synchronous = OFF")
-            slicer.execute("SELECT 1 FROM meta LIMIT 1").fetchall()  # else it knows of no WAL yet
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except sqlite3.DatabaseError as error:
             raise _refused(_sentence(path, error)) from error
@@ -131,6 +130,18 @@ def _make_folder(folder: Path) -> None:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
         sync_folder(folder.parent)  # SQLite syncs only the folder of its own files
+
+
+def _sync_wal(path: Path) -> None:
+    """What a start finds in the WAL may be in memory alone: who wrote it was killed before the
+    fsync. [A publish that is sent again is answered of that row, without a write; then the power
+    goes.] Nothing that was there is written again, so no COMMIT need come that would sync it."""
+    with contextlib.suppress(FileNotFoundError):
+        wal = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(wal)
+        finally:
+            os.close(wal)
 
 
 def sync_folder(folder: Path) -> None:

@@ -168,3 +168,27 @@ async def test_a_migration_that_fails_changes_nothing(embedded: Embedded) -> Non
     assert embedded.sql("SELECT value FROM meta WHERE name = 'schema_version'") == [("1",)]
     store = await embedded.open()
     assert await one(store, append(messages=1)) == [0]
+
+
+async def test_what_a_start_finds_in_the_wal_is_durable_before_it_answers(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P1. [Killed between a commit's write and its fsync: what was sent again is answered of a row
+    that is in memory alone, nobody writes it again, and the power goes.]"""
+    await (await embedded.open()).close()
+    killed = sqlite3.connect(embedded.path, isolation_level=None)
+    killed.execute("PRAGMA synchronous = NORMAL")
+    killed.execute("UPDATE meta SET value = '0' WHERE name = 'clean'")
+    wal = embedded.path.with_name("store.sqlite-wal").stat()
+    assert wal.st_size
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def watched(handle: int) -> None:
+        synced.append(os.fstat(handle).st_ino)
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    await embedded.open()
+    assert wal.st_ino in synced
+    killed.close()
