@@ -56,12 +56,12 @@ class Carrier:
 
     `mark`: a connection that does nothing but stand in the WAL. `slicer`: one that does nothing but
     slices: a quarter to a half of what a slice took was an fsync of a WAL that had been synced. It
-    gives fsyncs up for each slice alone: were it the last one to be closed, by whoever drops the
-    store unclosed, SQLite would carry everything with it. Both are the writer's thread's, used
-    between two of its transactions: SQLite before 3.51.3 corrupts a WAL that two connections write
-    and carry at once. `file`: the store's file, opened for this, and closed when no connection is
-    open any more: a process that closes any descriptor of a file loses its locks on it.
-    `on_broken`: called with a sentence, from any thread, when nothing may be carried any more.
+    is without fsyncs from here on, and closed with this: were it the last one to be closed, SQLite
+    would carry everything with it. Both are the writer's thread's, used between two of its
+    transactions: SQLite before 3.51.3 corrupts a WAL that two connections write and carry at once.
+    `file`: the store's file, opened for this, and closed when no connection is open any more: a
+    process that closes any descriptor of a file loses its locks on it. `on_broken`: called with a
+    sentence, from any thread, when nothing may be carried any more.
     """
 
     def __init__(
@@ -78,6 +78,8 @@ class Carrier:
         self._writer = writer
         self._mark = mark
         self._slicer = slicer
+        self._slicer.execute("PRAGMA synchronous = OFF")
+        self._standing: sqlite3.Cursor | None = None
         self._file = file
         self._on_broken = on_broken
         self._fsync = fsync
@@ -128,8 +130,9 @@ class Carrier:
 
     def let_go(self) -> None:
         """Stand in the WAL no longer."""
-        if self._mark.in_transaction:
-            self._mark.execute("COMMIT")
+        if self._standing is not None:
+            self._standing.close()
+            self._standing = None
 
     def _guarded(self, step: Callable[[], None]) -> None:
         self._handed = self._wal = 0
@@ -141,18 +144,14 @@ class Carrier:
                 self._on_broken(f"the log could not be carried into the file: {error}: stopped")
 
     def _slice(self) -> None:
-        if self._mark.in_transaction:
-            self._slicer.execute("PRAGMA synchronous = OFF")
-            try:
-                is_all = self._checkpoint(self._slicer)
-            finally:
-                self._slicer.execute("PRAGMA synchronous = FULL")
-            if is_all and not self._sync():
+        if self._standing is not None:
+            if self._checkpoint(self._slicer) and not self._sync():
                 return  # SQLite takes it for durable: without the mark a commit would write over it
             self.let_go()
             self._wanted.set()
-        self._mark.execute("BEGIN")
-        self._mark.execute("SELECT 1 FROM meta LIMIT 1").fetchall()
+        # Not read to its end, so that it is a reading transaction. With one statement: each of them
+        # gives up the interpreter's lock, and has to get it back from the loop.
+        self._standing = self._mark.execute("SELECT 1 FROM meta")
 
     def _whole(self) -> None:
         self.let_go()
@@ -189,7 +188,8 @@ class Carrier:
             return not self._is_lost
 
     def close(self) -> None:
-        """End the thread. Blocks."""
+        """End the thread, and the slicer. Blocks. By whoever called the rest."""
+        self._slicer.close()
         self._is_closing = True
         self._wanted.set()
         self._flusher.join()

@@ -25,6 +25,7 @@ from storage.sqlite_carry import Carrier
 from storage.sqlite_copy import Copying
 from storage.sqlite_open import WAL_BYTES_MAX, Opened, mark_clean
 from storage.sqlite_trim import Trimmer
+from storage.sqlite_turn import FirstTurn
 
 T = TypeVar("T")
 BYTES_PER_COMMIT_MAX: Final = 8 * 1_048_576
@@ -93,6 +94,7 @@ class Writer:
         self._carrier = Carrier(
             opened.writer, opened.mark, opened.slicer, opened.file, on_broken=self.fail
         )
+        self._turn = FirstTurn()
         self._closing = False
         self._refusal = ""
         self._thread = threading.Thread(target=self._run, name="tocsin-store-writer", daemon=True)
@@ -115,6 +117,8 @@ class Writer:
         if self.failure or self._refusal:
             future.set_exception(Refused("storage_unavailable", self.failure or self._refusal))
         else:
+            if self._turn.wanted(size):
+                self._loop.call_soon(self._turn.stand)  # what goes with it is handed over by then
             self._queue.put(Act(run, future, size, is_beside))
         return future
 
@@ -199,7 +203,7 @@ class Writer:
             elif self._carrier.has_rest:
                 wait_s = REST_S
             try:
-                batch = self._take(self._queue.get(timeout=wait_s))
+                batch = self._take(self._sleep(wait_s))
             except queue.Empty:
                 if self._beside:
                     break
@@ -207,6 +211,14 @@ class Writer:
         if self.failure and not (batch or self._closing):
             return self._take()
         return self._with_one(batch)
+
+    def _sleep(self, wait_s: float | None) -> Act | None:
+        """Until something comes; raises queue.Empty when that takes too long."""
+        self._turn.is_idle = True
+        try:
+            return self._queue.get(timeout=wait_s)
+        finally:
+            self._turn.is_idle = False
 
     def _with_one(self, batch: list[Act]) -> list[Act]:
         """And one of what goes beside others, if there is one. In front: it writes down first what
@@ -221,6 +233,7 @@ class Writer:
         elif batch:
             busy_sweep = self._batches % _BATCHES_PER_SWEEP == 0 and self._trimmer.has_garbage
             self._commit(batch, sweep=busy_sweep)
+            self._turn.over()
             if not batch[-1].is_beside:  # others stand behind it
                 self._ended = time.perf_counter()
 
@@ -261,6 +274,7 @@ class Writer:
                 self._trimmer.sweep()
             books.flush()
             if self._connection.in_transaction:
+                self._turn.over()
                 began = time.perf_counter()
                 self._connection.execute("COMMIT")
                 self._commit_s.add(time.perf_counter() - began)

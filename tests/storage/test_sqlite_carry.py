@@ -116,7 +116,7 @@ def test_a_slice_of_all_there_is_is_synced_before_the_wal_may_start_anew(store: 
     """R31: SQLite takes for durable what it was told to copy and not to sync, and the next commit
     writes over it as soon as nobody stands in the WAL."""
     stood: list[bool] = []
-    carrier = store.carry_with(lambda _: stood.append(store.opened.mark.in_transaction))
+    carrier = store.carry_with(lambda _: stood.append(carrier._standing is not None))
     store.write()
     carrier.carry()
     carrier.carry()
@@ -170,31 +170,24 @@ def test_a_failed_sync_that_somebody_else_heard_of_leaves_the_wal(store: Store) 
     carrier.close()
 
 
-def test_only_slices_are_without_an_fsync(store: Store) -> None:
-    """The slicer may be the last connection that is closed, which carries everything: where a start
-    is given up, nobody closes them in an order."""
-    said: list[str] = []
-    store.opened.slicer.set_trace_callback(said.append)
-    store.write()
-    store.carrier.carry()
-    store.carrier.carry()
-    levels = ["PRAGMA synchronous = OFF", "PRAGMA synchronous = FULL"]
-    assert said == [levels[0], "PRAGMA wal_checkpoint(PASSIVE)", levels[1]]
-    opened = store.opened
-    for connection in (opened.slicer, opened.writer, opened.mark, opened.reader):
-        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+def test_only_slices_are_without_an_fsync(tmp_path: Path) -> None:
+    """And who does them is not there any more when the store is closed: the last connection that is
+    closed carries everything, and gives up the WAL."""
 
+    def level(connection: sqlite3.Connection) -> int:
+        return int(connection.execute("PRAGMA synchronous").fetchone()[0])
 
-def test_a_slice_that_fails_is_the_last_one_without_an_fsync(store: Store) -> None:
-    store.write()
-    store.carrier.carry()
-    store.write()
-    store.opened.slicer.set_authorizer(
-        lambda action, name, *_: int(action == sqlite3.SQLITE_PRAGMA and name == "wal_checkpoint")
-    )
-    store.carrier.carry()
-    assert store.broken
-    assert store.opened.slicer.execute("PRAGMA synchronous").fetchone() == (2,)
+    opened = open_store(tmp_path / "store.sqlite")
+    assert level(opened.slicer) == 2, "nobody carries yet: who drops it all closes it in no order"
+    carrier = Carrier(
+        opened.writer, opened.mark, opened.slicer, opened.file, on_broken=pytest.fail
+    )  # fmt: skip
+    others = (opened.writer, opened.mark, opened.reader)
+    assert [level(opened.slicer), *map(level, others)] == [0, 2, 2, 2]
+    carrier.close()
+    with pytest.raises(sqlite3.ProgrammingError):
+        level(opened.slicer)
+    opened.close()
 
 
 def test_what_lets_the_wal_start_anew_is_carried_by_who_syncs(store: Store) -> None:
