@@ -12,9 +12,9 @@ whole    now and then, and when nobody writes: the transaction ends, the rest is
 
 What a slice copied is durable in the WAL until then. So a power loss at any point costs nothing:
 who starts when no process has the store open copies all of the WAL again. An fsync of the file that
-fails is fatal: pages of earlier slices may be gone from memory, and nobody would copy them a second
-time. So nobody but this module carries anything: a COMMIT that did (wal_autocheckpoint) would hear
-of the failure, which is told once, and would keep it to itself.
+fails is fatal (R31): pages of earlier slices may be gone from memory, and nobody would copy them a
+second time. So nobody but this module carries anything: a COMMIT that did (wal_autocheckpoint)
+would hear of the failure, which is told once, and would keep it to itself.
 https://sqlite.org/wal.html#ckpt, https://sqlite.org/fileformat2.html#walindexformat (nBackfill)
 """
 

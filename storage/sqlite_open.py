@@ -111,6 +111,8 @@ def open_store(path: Path, *, synchronous: str = "FULL", steps: Sequence[str] = 
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except sqlite3.DatabaseError as error:
             raise _refused(_sentence(path, error)) from error
+        except OSError as error:
+            raise _refused(f"{path} cannot be opened: {error}") from error
         undo.pop_all()
     return Opened(path, writer, reader, mark, slicer, file, row[0], lock, synchronous, was_clean)
 
@@ -134,8 +136,9 @@ def _make_folder(folder: Path) -> None:
 
 def _sync_wal(path: Path) -> None:
     """What a start finds in the WAL may be in memory alone: who wrote it was killed before the
-    fsync. [A publish that is sent again is answered of that row, without a write; then the power
-    goes.] Nothing that was there is written again, so no COMMIT need come that would sync it."""
+    fsync (R31). [A publish that is sent again is answered of that row, without a write; then the
+    power goes.] Nothing that was there is written again, so no COMMIT need come that would sync
+    it."""
     with contextlib.suppress(FileNotFoundError):
         wal = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
         try:

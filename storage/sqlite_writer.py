@@ -117,7 +117,7 @@ class Writer:
         if self.failure or self._refusal:
             future.set_exception(Refused("storage_unavailable", self.failure or self._refusal))
         else:
-            if self._turn.wanted(size):
+            if not is_beside and self._turn.wanted(size):
                 self._loop.call_soon(self._turn.stand)  # what goes with it is handed over by then
             self._queue.put(Act(run, future, size, is_beside))
         return future

@@ -81,6 +81,21 @@ class Store:
         return self.path.with_name("store.sqlite-wal").stat().st_size
 
 
+class BadDisk:
+    """Of which so many fsyncs fail; behind that all is well, as Linux has it (errseq)."""
+
+    def __init__(self, times: int = 1_000) -> None:
+        self._times = times
+        self.failed = threading.Event()
+
+    def fsync(self, _: int) -> None:
+        """Raises what the first ones do."""
+        if self._times:
+            self._times -= 1
+            self.failed.set()
+            raise OSError(5, "Input/output error")
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     made = Store(tmp_path)
@@ -130,11 +145,7 @@ def test_a_slice_of_all_there_is_is_synced_before_the_wal_may_start_anew(store: 
 
 def test_a_slice_of_all_there_is_that_cannot_be_synced_leaves_the_wal(store: Store) -> None:
     """What it copied may be lost; so nobody may write over what it was copied from."""
-
-    def fail(_: int) -> None:
-        raise OSError(5, "Input/output error")
-
-    carrier = store.carry_with(fail)
+    carrier = store.carry_with(BadDisk().fsync)
     store.write()
     carrier.carry()
     carrier.carry()
@@ -149,19 +160,13 @@ def test_a_slice_of_all_there_is_that_cannot_be_synced_leaves_the_wal(store: Sto
 def test_a_failed_sync_that_somebody_else_heard_of_leaves_the_wal(store: Store) -> None:
     """R31: Linux tells of it once for each descriptor; who asks behind that is told that all is
     well."""
-    failed = threading.Event()
-
-    def fail_once(_: int) -> None:
-        if not failed.is_set():
-            failed.set()
-            raise OSError(5, "Input/output error")
-
-    carrier = store.carry_with(fail_once)
+    disk = BadDisk(times=1)
+    carrier = store.carry_with(disk.fsync)
     store.write()
     carrier.carry()
     store.write()
     carrier.carry()
-    assert failed.wait(20)
+    assert disk.failed.wait(20)
     carrier.carry()
     began = store.wal_began()
     store.write()
@@ -351,19 +356,13 @@ def test_where_somebody_else_carries_it_is_tried_again(store: Store) -> None:
 
 def test_a_sync_that_fails_says_so_once(store: Store) -> None:
     """What earlier slices wrote may be lost: nobody would write it again."""
-
-    failed = threading.Event()
-
-    def fail(_: int) -> None:
-        failed.set()
-        raise OSError(5, "Input/output error")
-
-    carrier = store.carry_with(fail)
+    disk = BadDisk()
+    carrier = store.carry_with(disk.fsync)
     store.write()
     carrier.carry()
     store.write()
     carrier.carry()
-    assert failed.wait(20)
+    assert disk.failed.wait(20)
     store.write()
     carrier.carry()
     carrier.close()

@@ -173,7 +173,7 @@ async def test_a_migration_that_fails_changes_nothing(embedded: Embedded) -> Non
 async def test_what_a_start_finds_in_the_wal_is_durable_before_it_answers(
     embedded: Embedded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P1. [Killed between a commit's write and its fsync: what was sent again is answered of a row
+    """P1, R31. [Killed between a commit's write and its fsync: what was sent again is answered of a row
     that is in memory alone, nobody writes it again, and the power goes.]"""
     await (await embedded.open()).close()
     killed = sqlite3.connect(embedded.path, isolation_level=None)
@@ -192,3 +192,17 @@ async def test_what_a_start_finds_in_the_wal_is_durable_before_it_answers(
     await embedded.open()
     assert wal.st_ino in synced
     killed.close()
+
+
+async def test_a_log_that_cannot_be_synced_stops_the_start_with_a_sentence(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    await (await embedded.open()).close()
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", fail)
+        with pytest.raises(Refused, match=r"store.sqlite cannot be opened: .*Input/output error"):
+            await embedded.open()
+    assert await embedded.open() is not None, "nothing is held any more"

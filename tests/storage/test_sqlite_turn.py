@@ -2,14 +2,13 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
 from push.errors import Unknown
 from storage import sqlite_turn
 from storage.sqlite_turn import STAND_BYTES_MAX, STAND_BYTES_MIN, FirstTurn
-from storage.sqlite_writer import Writer
 from tests.contract.stores import append, change, with_group
 from tests.histories.house import eventually
 from tests.storage.conftest import Embedded, commits
@@ -158,7 +157,15 @@ async def test_an_act_that_changes_nothing_lets_the_loop_go_on(
 ) -> None:
     store = await embedded.open()
     await eventually(lambda: store._writer._turn.is_idle)
-    writer: Writer = store._writer
-    nothing: Callable[[], int] = lambda: 7  # noqa: E731
-    assert await writer.submit(nothing, STAND_BYTES_MIN) == 7
+    assert await store._writer.submit(lambda: 7, STAND_BYTES_MIN) == 7
     assert stood == [True]
+
+
+async def test_for_what_goes_beside_others_nobody_stands(
+    embedded: Embedded, stood: list[bool]
+) -> None:
+    """The writer waits for those others."""
+    store = await embedded.open()
+    await eventually(lambda: store._writer._turn.is_idle)
+    assert await store._writer.submit(lambda: 7, STAND_BYTES_MIN, is_beside=True) == 7
+    assert stood == []
