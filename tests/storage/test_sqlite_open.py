@@ -173,8 +173,8 @@ async def test_a_migration_that_fails_changes_nothing(embedded: Embedded) -> Non
 async def test_what_a_start_finds_in_the_wal_is_durable_before_it_answers(
     embedded: Embedded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P1, R31. [Killed between a commit's write and its fsync: what was sent again is answered of a row
-    that is in memory alone, nobody writes it again, and the power goes.]"""
+    """P1, R31. [Killed between a commit's write and its fsync: what was sent again is answered of a
+    row that is in memory alone, nobody writes it again, and the power goes.]"""
     await (await embedded.open()).close()
     killed = sqlite3.connect(embedded.path, isolation_level=None)
     killed.execute("PRAGMA synchronous = NORMAL")
