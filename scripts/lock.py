@@ -5,9 +5,10 @@ pyproject.toml files.
 
 What is wanted stands in `pyproject.toml` and `clients/python/pyproject.toml` and nowhere else;
 what is installed stands in the locks, with the hash of every file that the Python Package Index
-has for a version, so that one lock serves every platform. The locks name no index and no folder:
-this machine's pip settings stay out of them. Python 3.11, the oldest supported version, resolves
-them, because conditions like `python_version < "3.13"` only ever drop a package later.
+has for a version. One lock serves every platform and every Python from OLDEST on: what only some
+of them need stands there with its condition. [A lock that was resolved by one 3.11.7 lacked what
+3.11.2 needs besides, which is Debian 12's.] The locks name no index and no folder: this machine's
+settings stay out of them.
 """
 
 import os
@@ -20,6 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OURS = "tocsin"
 INDEX = "https://pypi.org/simple"
+OLDEST = "3.11.0"
+"""The oldest Python that is supported."""
 HEADER = """\
 # Written by `make lock`; change pyproject.toml, not this file.
 # {what}
@@ -47,19 +50,18 @@ def wanted() -> tuple[list[str], list[str], list[str]]:
 def compile_lock(lines: list[str], out: Path, what: str, upgrade: bool, *more: str) -> None:
     """Resolve `lines` into `out`, keeping the versions that it has unless `upgrade`."""
     environment = {
-        name: text for name, text in os.environ.items() if not name.startswith("PIP_")
-    } | {"PIP_CONFIG_FILE": os.devnull}
+        name: text for name, text in os.environ.items() if not name.startswith(("PIP_", "UV_"))
+    }
     if "PIP_CERT" in os.environ:
-        environment["PIP_CERT"] = os.environ["PIP_CERT"]
+        environment["SSL_CERT_FILE"] = os.environ["PIP_CERT"]
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "pyproject.toml.in"
+        source = Path(folder) / "wanted.in"
         source.write_text("\n".join(lines) + "\n")
         subprocess.run(
             [
-                sys.executable, "-m", "piptools", "compile", "--quiet", "--generate-hashes",
-                "--allow-unsafe", "--strip-extras", "--no-header", "--no-annotate",
-                "--no-emit-index-url", "--no-emit-find-links", "--no-emit-trusted-host",
-                "--index-url", INDEX, "--resolver", "backtracking",
+                sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal",
+                "--python-version", OLDEST, "--generate-hashes", "--no-header", "--no-annotate",
+                "--no-config", "--default-index", INDEX,
                 *(["--upgrade"] if upgrade else []), *more,
                 "--output-file", str(out), str(source),
             ],
@@ -68,17 +70,13 @@ def compile_lock(lines: list[str], out: Path, what: str, upgrade: bool, *more: s
             cwd=ROOT,
         )  # fmt: skip
     body = [
-        line
-        for line in out.read_text().splitlines()
-        if line and not line.startswith(("#", "--index-url"))
+        line for line in out.read_text().splitlines() if line and not line.startswith(("#", "--"))
     ]
     out.write_text(HEADER.format(what=what) + "\n".join(body) + "\n")
 
 
 def main() -> None:
     """Write the locks; the others are bound to the versions of the first."""
-    if sys.version_info[:2] != (3, 11):
-        sys.exit(f"make lock needs Python 3.11, and this is {sys.version.split()[0]}")
     upgrade = "--upgrade" in sys.argv[1:]
     running, analytics, developing = wanted()
     runtime = ROOT / "requirements.lock"

@@ -1,15 +1,20 @@
 """The house: locks that fit what is wanted, mutants that still apply, targets that exist."""
 
 import ast
+import contextlib
 import importlib.util
 import re
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
+import pytest
 from hypothesis import HealthCheck, settings
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.layout.tree import ROOT, files, parsed, text
 
@@ -51,6 +56,64 @@ def test_locks_name_hashes_and_no_index_or_folder() -> None:
             assert re.fullmatch(
                 r"#.*|[\w.-]+==[\w.]+( ; [^/]+)? \\|    --hash=sha256:[0-9a-f]{64}( \\)?", line
             ), f"{lock}: {line}"
+
+
+def held(lock: str, machine: dict[str, str]) -> dict[str, str]:
+    """The versions by project that this machine installs from a lock."""
+    found = {}
+    for line in text(Path(lock)).splitlines():
+        if "==" in line:
+            pinned = Requirement(line.removesuffix("\\").strip())
+            if pinned.marker is None or pinned.marker.evaluate(machine):
+                found[canonicalize_name(pinned.name)] = str(pinned.specifier).removeprefix("==")
+    return found
+
+
+def lacking(pins: dict[str, str], wanted: list[str], machine: dict[str, str]) -> set[str]:
+    """What of `wanted`, and of all that this needs in turn, the pins do not have."""
+    missing, todo, seen = set(), [(line, "the project", "") for line in wanted], set()
+    while todo:
+        line, by, extra = todo.pop()
+        need = Requirement(line)
+        if need.marker is not None and not need.marker.evaluate(machine | {"extra": extra}):
+            continue
+        name = canonicalize_name(need.name)
+        if name not in pins or not need.specifier.contains(pins[name], prereleases=True):
+            missing.add(f"{line} (for {by})")
+        for more in ["", *need.extras]:
+            if (name, more) not in seen:
+                seen.add((name, more))
+                with contextlib.suppress(metadata.PackageNotFoundError):  # another machine's
+                    todo += [(line, name, more) for line in metadata.requires(name) or []]
+    return missing
+
+
+@pytest.mark.parametrize("version", ["3.11.0", "3.11.2", "3.12.3", "3.13.5", "3.14.0"])
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_locks_have_all_that_each_python_needs(version: str, platform: str) -> None:
+    """3.11.2 is Debian 12's: redis needs async-timeout there, and from 3.11.3 on nothing."""
+    machine = {
+        "python_full_version": version,
+        "python_version": version.rpartition(".")[0],
+        "sys_platform": platform,
+        "platform_system": {"linux": "Linux", "darwin": "Darwin"}[platform],
+        "platform_python_implementation": "CPython",
+        "implementation_name": "cpython",
+        "implementation_version": version,
+        "os_name": "posix",
+        "platform_machine": {"linux": "x86_64", "darwin": "arm64"}[platform],
+    }
+    server = tomllib.loads(text(Path("pyproject.toml")))
+    client = tomllib.loads(text(Path("clients/python/pyproject.toml")))
+    running = server["project"]["dependencies"] + client["project"]["dependencies"]
+    running = [line for line in running if not line.startswith("tocsin==")]
+    pins = held("requirements.lock", machine)
+    assert lacking(pins, running, machine) == set()
+    pins |= held("requirements-spark.lock", machine)
+    assert lacking(pins, server["project"]["optional-dependencies"]["spark"], machine) == set()
+    pins |= held("requirements-dev.lock", machine)
+    developing = server["dependency-groups"]["dev"]
+    assert lacking(pins, developing, machine) == set()
 
 
 def mutants() -> ModuleType:
