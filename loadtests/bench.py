@@ -13,6 +13,7 @@ import platform
 import shutil
 import sqlite3
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -160,7 +161,7 @@ def _line(name: str, figures: Figures, run: Bench) -> dict[str, object]:
 def _conditions(figures: Figures, run: Bench) -> dict[str, object]:
     versions = {name: found for name in _VERSIONS if (found := version_of(name))}
     return {
-        "python": platform.python_version(),
+        "python": interpreter(),
         "cpu_count": os.cpu_count(),
         "cpu": cpu_model(),
         "kernel": platform.release(),
@@ -194,6 +195,14 @@ def version_of(package: str) -> str:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package)
     return ""
+
+
+def interpreter() -> str:
+    """The version of Python, and whether it was compiled without optimisation: a message costs a
+    tenth more CPU time then. Those of distributions are optimised, and do not say so."""
+    flags = sysconfig.get_config_var("CONFIG_ARGS") or ""
+    is_optimised = sys.base_prefix == "/usr" or "--enable-optimizations" in flags
+    return platform.python_version() + ("" if is_optimised else ", compiled without optimisation")
 
 
 def file_system(folder: str) -> str:

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from loadtests.bench import interpreter
 from loadtests.load import Client, LoadFailed
 from loadtests.server import SERVE, Process, Server, ServerFailed, tocsin
 
@@ -88,7 +89,7 @@ def _number(figure: object) -> str:
 def machine() -> dict[str, object]:
     """Where and when this was measured, and how busy it is there."""
     return {
-        "python": platform.python_version(),
+        "python": interpreter(),
         "sqlite": sqlite3.sqlite_version,
         "kernel": platform.release(),
         "cpu_count": os.cpu_count(),

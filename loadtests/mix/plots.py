@@ -1,6 +1,7 @@
 """Plots as SVG, from numbers alone: no script, no font, nothing from elsewhere. Pure."""
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Final
@@ -17,6 +18,8 @@ HUES: Final = (
 """Of the lines, in this order; each is told by its dashes as well."""
 _DASHES: Final = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 4", "1 4")
 """Fewer: two with the same dashes have other hues."""
+_TICKS: Final = 5
+"""About so many."""
 
 
 class _Axis:
@@ -27,7 +30,7 @@ class _Axis:
         if log:
             low, high = max(low, 1e-3), max(high, 1e-3)
             low, high = 10 ** math.floor(math.log10(low)), 10 ** math.ceil(math.log10(high))
-        if high <= low:
+        if high <= low or (high - low) / _TICKS < sys.float_info.min:  # which have no logarithm
             high = low * 10 if log else low + 1
         self.low, self.high = low, high
         self._first, self._last = first, last
@@ -46,7 +49,7 @@ class _Axis:
         if self.log:
             powers = round(math.log10(self.high / self.low))
             return [self.low * 10**power for power in range(powers + 1)]
-        rough = (self.high - self.low) / 5
+        rough = (self.high - self.low) / _TICKS
         step = 10 ** math.floor(math.log10(rough))
         step *= next(times for times in (1, 2, 5, 10) if step * times >= rough)
         first = math.ceil(self.low / step)

@@ -17,7 +17,7 @@ from typing import Final
 
 import uvloop
 
-from loadtests.bench import cpu_model, file_system
+from loadtests.bench import cpu_model, file_system, interpreter
 from loadtests.line import CONSUMERS, PARTITIONS, PRODUCERS, WARM_UP_S, Bench, Figures
 from loadtests.load import BODY_BYTES, KEYS, LoadFailed
 from loadtests.peers.entrants import ENTRANTS, READING, SHARING, Entrant
@@ -182,7 +182,7 @@ def _conditions(plan: Plan) -> dict[str, str | int | float]:
         "cpu": cpu_model(),
         "cores": os.cpu_count() or 0,
         "kernel": platform.release(),
-        "python": platform.python_version(),
+        "python": interpreter(),
         "file_system": kind,
         "sync_ms": round(sync_ms, 3),
         "body_bytes": BODY_BYTES,

@@ -166,9 +166,11 @@ async def test_two_tabs_share_the_messages_each_of_which_one_handles(
         await until(lambda: has(sum(map(len, acked())) >= len(new)), "every ack is heard of")
         shares = acked()
         assert sorted(shares[0] + shares[1]) == sorted(new)
+        # Which of them have keys, this machine's devices decide: half of them may have all.
+        there = len({partition for partition, _ in new})
         for tab, share in zip(tabs, shares, strict=True):
-            assert len({partition for partition, _ in share}) <= OWNED // 2
-            assert {host.keys[place] for place in share}
+            own = len({partition for partition, _ in share})
+            assert there - OWNED // 2 <= own <= OWNED // 2
             assert in_order(tab.acked, host.keys)
             await expect(tab.at("inversions")).to_have_text("0")
             await tab.is_clean()

@@ -2,12 +2,14 @@
 whole; nothing that was acknowledged is lost (R28, P1)."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+import redis
 from redis.crc import key_slot
 
 from gateway.cluster_keeper import ClusterKeeper
@@ -57,13 +59,14 @@ class Managed:
                 and ((told.replicas, len(told.out)) == (replicas, out))
             )
 
-        await becomes(is_so, within_s=40)
+        await becomes(is_so, within_s=100)
 
     async def all_is_there(self) -> None:
         """What has a receipt is where the receipt says."""
         await self.load.stop()
-        read = await self.kept.read(P0, 0, 1 << 30)
-        found = {record.first: bytes(record.payload) for record in read.records}
+        found: dict[int, bytes] = {}
+        while read := (await self.kept.read(P0, max(found, default=-1) + 1, 1 << 18)).records:
+            found |= {record.first: bytes(record.payload) for record in read}
         receipts = self.load.receipts
         assert {at: found.get(at) for at in receipts} == receipts
 
@@ -102,16 +105,20 @@ async def test_who_is_away_is_forgotten_by_all_and_known_when_it_is_whole(tmp_pa
         async with managed(servers, 1) as made:
             busy, (replica,) = made.busy, made.replicas
             itself = replica.ask("CLUSTER", "MYID")
+            others = [node for node in servers.nodes if node is not replica]
+            # Who was told to forget it does not hear of it for a minute, and from Redis 7.2 on says
+            # so to those who do. It is saved here where the server can do that.
+            for node in others:
+                with contextlib.suppress(redis.ResponseError):  # not Valkey
+                    node.ask("CONFIG", "SET", "cluster-blacklist-ttl", "5")
             replica.kill()
             await made.becomes_so(0, 1)
-            others = [node for node in servers.nodes if node is not replica]
             assert not any(itself in node.ask("CLUSTER", "NODES") for node in others)
             await made.load.more(100)
             await asyncio.to_thread(replica.start)
-            await becomes(lambda: itself in busy.ask("CLUSTER", "NODES"))
-            # Who was told to forget it does not hear of it for a minute, which is saved here.
+            await becomes(lambda: itself in busy.ask("CLUSTER", "NODES"), within_s=100)
             bus = replica.ask("CONFIG", "GET", "cluster-port")[1]
-            for node in others:
+            for node in others:  # to Redis 7.0, this is enough
                 node.ask("CLUSTER", "MEET", replica.address, replica.port, bus)
             await made.becomes_so(1, 0)
             assert all(itself in node.ask("CLUSTER", "NODES") for node in others)

@@ -60,12 +60,14 @@ def test_locks_name_hashes_and_no_index_or_folder() -> None:
 
 def held(lock: str, machine: dict[str, str]) -> dict[str, str]:
     """The versions by project that this machine installs from a lock."""
-    found = {}
+    found: dict[str, str] = {}
     for line in text(Path(lock)).splitlines():
         if "==" in line:
             pinned = Requirement(line.removesuffix("\\").strip())
             if pinned.marker is None or pinned.marker.evaluate(machine):
-                found[canonicalize_name(pinned.name)] = str(pinned.specifier).removeprefix("==")
+                found[str(canonicalize_name(pinned.name))] = str(pinned.specifier).removeprefix(
+                    "=="
+                )
     return found
 
 
@@ -77,7 +79,7 @@ def lacking(pins: dict[str, str], wanted: list[str], machine: dict[str, str]) ->
         need = Requirement(line)
         if need.marker is not None and not need.marker.evaluate(machine | {"extra": extra}):
             continue
-        name = canonicalize_name(need.name)
+        name = str(canonicalize_name(need.name))
         if name not in pins or not need.specifier.contains(pins[name], prereleases=True):
             missing.add(f"{line} (for {by})")
         for more in ["", *need.extras]:

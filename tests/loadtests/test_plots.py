@@ -2,7 +2,7 @@
 
 import re
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loadtests.mix.plots import HEIGHT, WIDTH, lines
@@ -12,6 +12,7 @@ NS = 1_000_000_000
 POINTS = st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e9)), min_size=1, max_size=20)
 
 
+@example({"a": [(0.0, 5e-324)]}, False)  # a fifth of it is none
 @given(st.dictionaries(st.sampled_from("abc"), POINTS, min_size=1), st.booleans())
 def test_every_point_lies_in_the_picture(series: dict[str, list[tuple[float, float]]],
                                          log: bool) -> None:  # fmt: skip

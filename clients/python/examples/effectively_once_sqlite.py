@@ -12,6 +12,7 @@ Kill any of it with -9 whenever you like, and start it again: in the end each pa
 import asyncio
 import sqlite3
 import sys
+from contextlib import closing
 
 import tocsin
 from tocsin.effects import SqliteEffects
@@ -45,12 +46,13 @@ async def main(path: str) -> None:
                 (account, amount),
             )
 
-    async with (
-        tocsin.connect() as client,
-        client.subscribe(QUEUE, GROUP, credit=100) as messages,
-    ):
-        print("booking", flush=True)
-        await messages.run(book, concurrency=8)
+    with closing(effects):
+        async with (
+            tocsin.connect() as client,
+            client.subscribe(QUEUE, GROUP, credit=100) as messages,
+        ):
+            print("booking", flush=True)
+            await messages.run(book, concurrency=8)
 
 
 if __name__ == "__main__":

@@ -43,17 +43,20 @@ class SqliteEffects:
         self._connection = sqlite3.connect(
             path, timeout=timeout_s, isolation_level=None, check_same_thread=False
         )
-        # What is not on the disk must not be acked.
-        self._connection.execute("PRAGMA synchronous = FULL")
         self._turn = asyncio.Lock()
         self._holder: asyncio.Task[object] | None = None
         # Of its own: were the loop's threads all waiting to begin, nobody could commit.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tocsin-effects")
         self._lock = threading.Lock()
-        with self._lock:
+        try:
+            # What is not on the disk must not be acked.
+            self._connection.execute("PRAGMA synchronous = FULL")
             self._connection.execute("BEGIN IMMEDIATE")
             self.applied.create(self._connection.cursor())
             self._connection.execute("COMMIT")
+        except sqlite3.Error:
+            self.close()
+            raise
 
     def once(self, message: Content) -> "Once":
         """The transaction of a message's effect: `async with` in a handler, or `with` in a program
