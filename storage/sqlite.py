@@ -5,7 +5,8 @@ sqlite_writer     the thread that commits;  sqlite_reader  the thread that reads
   sqlite_looking  … for who looks at it
 sqlite_books      what the writer decides on: hot partitions and producers
   sqlite_cursors  … cursors;  sqlite_beside  … what stands beside them;  sqlite_ids  … ids
-sqlite_carry      out of the WAL into the file;  sqlite_turn  whose turn it is, loop or writer
+sqlite_carry      out of the WAL into the file;  sqlite_turn  whose turn it is, loop or writer;
+  sqlite_core     … and on which core
 sqlite_purge      what an operator drops
 sqlite_trim       what leaves;  sqlite_copy  a copy of all of it, made while it works
 sqlite_verify, sqlite_restore  look through a store at rest, and give a copy a life of its own

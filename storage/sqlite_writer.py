@@ -23,6 +23,7 @@ from push.ports import Partition, WakeUp
 from storage.sqlite_books import Books
 from storage.sqlite_carry import Carrier
 from storage.sqlite_copy import Copying
+from storage.sqlite_core import OneCore, cores
 from storage.sqlite_open import WAL_BYTES_MAX, Opened, mark_clean
 from storage.sqlite_trim import Trimmer
 from storage.sqlite_turn import FirstTurn
@@ -99,6 +100,7 @@ class Writer:
         self._refusal = ""
         self._thread = threading.Thread(target=self._run, name="tocsin-store-writer", daemon=True)
         self._thread.start()
+        self._core = OneCore(loop, self._thread.native_id or -1, cores())
 
     def submit(
         self, run: Callable[[], T], size: int = 0, *, is_beside: bool = False
@@ -117,6 +119,7 @@ class Writer:
         if self.failure or self._refusal:
             future.set_exception(Refused("storage_unavailable", self.failure or self._refusal))
         else:
+            self._core.handed_over(size)
             if not is_beside and self._turn.wanted(size):
                 self._loop.call_soon(self._turn.stand)  # what goes with it is handed over by then
             self._queue.put(Act(run, future, size, is_beside))
@@ -125,6 +128,7 @@ class Writer:
     def refuse(self, why: str) -> None:
         """Accept nothing any more; what was accepted is executed."""
         self._refusal = why
+        self._core.part()
 
     async def copy(self, copying: Copying) -> None:
         """Copy the store, with all that was accepted before this call, while acts go on. Raises
