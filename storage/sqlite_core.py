@@ -86,7 +86,9 @@ class OneCore:
         try:
             before = self._before or cores.of(self._writer)
             if len(before) < 2 or here not in before:
-                return  # there is nothing to choose, or somebody has put it elsewhere
+                # There is nothing to choose, or somebody has put it elsewhere: no need to ask soon.
+                self._apart_until = self._loop.time() + APART_S
+                return
             cores.put(self._writer, {here})
         except OSError:  # not allowed in here, or the thread has ended
             self._cores = None

@@ -98,6 +98,17 @@ def test_another_partition_history_queue_or_group_is_another_message(
     assert handle(ledger.open(group), message(5, log))
 
 
+def test_what_cannot_be_opened_is_not_left_open(tmp_path: Path) -> None:
+    path = tmp_path / "effects.sqlite"
+    path.write_bytes(b"no database" * 100)
+    with pytest.raises(sqlite3.DatabaseError) as caught:
+        SqliteEffects(path, group="billing")
+    frames = [entry.frame.f_locals for entry in caught.traceback]
+    (left,) = [found["self"] for found in frames if "self" in found]
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        left._connection.execute("SELECT 1")
+
+
 def test_a_pulled_message_is_refused() -> None:
     """It does not say its log."""
     cursor = sqlite3.connect(":memory:").cursor()
