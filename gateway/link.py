@@ -204,8 +204,9 @@ class Answer(Protocol):
     """What became of a publish."""
 
     @property
-    def outcomes(self) -> Sequence[tuple[int, int, bool] | TocsinError]:
-        """(partition, offset, duplicate) or the error, in message order (R5)."""
+    def outcomes(self) -> Sequence[tuple[int, int] | tuple[int, int, bool] | TocsinError]:
+        """(partition, offset), with True behind where it had been stored before, or the error; in
+        message order (R5)."""
 
     @property
     def id_prefix(self) -> str:

@@ -164,8 +164,9 @@ class Answered(Protocol):
     """The fate of one publish, in message order."""
 
     @property
-    def outcomes(self) -> Sequence[tuple[int, int, bool] | TocsinError]:
-        """Per message (partition, offset, duplicate), or why it was not stored."""
+    def outcomes(self) -> Sequence[tuple[int, int] | tuple[int, int, bool] | TocsinError]:
+        """Per message (partition, offset), with True behind where it had been stored before, or why
+        it was not stored."""
 
     @property
     def id_prefix(self) -> str:

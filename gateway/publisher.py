@@ -6,7 +6,6 @@ arrives while commits are under way makes the next one larger. Each message is e
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 
 from gateway.commit_lanes import CommitLanes
@@ -22,21 +21,19 @@ from gateway.routing import (
     Remembered,
     Route,
     Run,
-    expires_unix_ms,
-    id_digest,
     is_full,
-    not_allowed,
     piece_end,
     refused_sequences,
     weight,
 )
+from gateway.runs import cut
 from gateway.sending_orders import SendingOrders
 from gateway.tail import Tail
 from metadata.catalog import Queue
 from metadata.rights import ALL_KEYS, Keys
 from push import limits
-from push.errors import Refused, TocsinError
-from push.message import Message, are_sound, check_message, encode_message
+from push.errors import Refused
+from push.message import Message
 from push.ports import Partition, Storage
 from push.record import Header
 from push.sharing import has_room
@@ -185,64 +182,25 @@ class Publisher:
     def _accept(
         self, answer: Answer, producer: bytes | None, sequence: int | None, resolved: int
     ) -> None:
-        """Check, route and encode each message, then put each partition's run into its record."""
-        queue = answer.queue
-        route = self._route(queue)
-        bytes_max, ttl_s = queue.settings.message_bytes_max, queue.settings.message_ttl_s
-        now_ms = time.time() * 1000
-        spread: int | None = None
+        """Put each partition's run into its record."""
+        queue, route = answer.queue, self._route(answer.queue)
         context = (producer, resolved) if producer is not None and sequence is not None else None
-        runs: dict[int, Run] = {}
-        checked = answer.checked or are_sound(answer.messages, bytes_max)
-        keys, names, held = route.keys, answer.names, self._orders.held
-        allowed = None if answer.allowed.is_all else answer.allowed
-        for index, message in enumerate(answer.letters or answer.messages):
-            key = message.key
-            name = message.id if names is None else names[index]
-            try:
-                if allowed is not None and not allowed.allow(key):
-                    raise not_allowed(queue, key)
-                if not checked:
-                    check_message(answer.messages[index], bytes_max)
-                if key is None:
-                    hashed = 0
-                    if name is not None:
-                        number = route.id_place(name)
-                    elif context is not None:
-                        number = route.sequence_place(context[0], (sequence or 0) + index)
-                    else:
-                        if spread is None:
-                            spread = route.spread_place()
-                        number = spread
-                else:
-                    number, hashed = keys.get(key) or route.place(key)
-                if held and producer is not None and sequence is not None:
-                    place = route.partitions[number]
-                    self._orders.check(producer, place, sequence + index, resolved)
-            except TocsinError as error:
-                answer.fail(index, error)
-                if producer is not None and sequence is not None:
-                    self._orders.refused(producer, route, key, sequence + index, error)
-                continue
-            run = runs.get(number)
-            if run is None:
-                run = runs[number] = Run(answer, context, sequence or 0)
-            if ttl_s is not None or name is not None or message.ttl_s is not None:
-                moved = names is not None
-                digest = id_digest(queue, key, name, moved=moved) if name is not None else None
-                run.marks.append(
-                    (len(run.indexes), digest, expires_unix_ms(message, ttl_s, now_ms))
-                )
-            run.encoded.append(encode_message(message))
-            run.hashes.append(hashed)
-            run.indexes.append(index)
-        for number, run in runs.items():
-            if len(queue.clusters) < 2 or self._has_lane(route, number, run):
-                self._add(route, number, run)
+        messages = size = 0
+        for number, run in cut(answer, route, self._orders, context, sequence or 0).items():
+            if len(queue.clusters) < 2 or self._has_lane(route, number, run, messages, size):
+                messages += len(run.indexes)
+                size += self._add(route, route.partitions[number], run)
+        self.pending_messages += messages
+        self.pending_bytes += size
+        self._waiting += messages
+        route.pending_messages += messages
+        route.pending_bytes += size
+        answer.bytes += size
 
-    def _has_lane(self, route: Route, number: int, run: Run) -> bool:
-        """Of a queue at several clusters: whether that of these messages takes them."""
-        held = (self.pending_messages, self.pending_bytes)
+    def _has_lane(self, route: Route, number: int, run: Run, messages: int, size: int) -> bool:
+        """Of a queue at several clusters: whether that of these messages takes them, behind so many
+        of so many bytes of the same publish."""
+        held = (self.pending_messages + messages, self.pending_bytes + size)
         refused = self.commits.refusal_at(route.partitions[number], route, run, *held)
         if refused is None:
             return True
@@ -253,61 +211,36 @@ class Publisher:
                 self._orders.refused(run.context[0], route, key, sequence, refused)
         return False
 
-    def _add(self, route: Route, number: int, run: Run) -> None:
-        """Put a run into the open record of its partition, in pieces where it is too long."""
-        count = len(run.indexes)
-        size = route.routed(run)
-        self.pending_messages += count
-        self._waiting += count
-        self.pending_bytes += size
-        route.pending_messages += count
-        route.pending_bytes += size
-        partition = route.partitions[number]
+    def _add(self, route: Route, partition: Partition, run: Run) -> int:
+        """Put a run into the open record of its partition, in pieces where it is too long. Returns
+        its bytes."""
+        count, size = len(run.encoded), sum(map(len, run.encoded))
+        record = self._open.get(partition)
+        if record is None:
+            record = self._begin(route, partition, run.answer)
+        elif is_full(record.builder, size, self._record_bytes_max):
+            self._closed.append((partition, record))
+            record = self._begin(route, partition, run.answer)
+        room = limits.RECORD_MESSAGES_MAX - len(record.builder)
+        if count <= room and size <= limits.RECORD_BYTES_MAX:
+            record.take(run, size)
+            return size
         first = 0
         while first < count:
-            record = self._open.get(partition)
-            if record is not None and is_full(record.builder, size, self._record_bytes_max):
+            if first:
                 self._closed.append((partition, record))
-                record = None
-            if record is None:
-                lane = self.commits.pending(partition, route)
-                record = self._open[partition] = OpenRecord(route, lane, run.answer)
-            if count == 1 and not run.marks:  # by far the most common where frames are small
-                self._add_one(record, run)
-                record.lane.messages += 1
-                record.lane.bytes += size
-                return
-            last = count if size <= limits.RECORD_BYTES_MAX else piece_end(run.encoded, first)
-            last = min(last, first + limits.RECORD_MESSAGES_MAX - len(record.builder))
-            indexes = run.indexes[first:last] if last - first < count else run.indexes
-            begin, held = len(record.builder), record.size
-            if run.context is None:
-                record.builder.no_context()
-                record.builder.extend(run.encoded[first:last], run.hashes[first:last])
-            else:
-                record.builder.context(*run.context)
-                record.builder.extend(
-                    run.encoded[first:last],
-                    run.hashes[first:last],
-                    [run.sequence + index for index in indexes],
-                )
-            for place, digest, expires in run.marks:
-                if first <= place < last:
-                    record.builder.mark(begin + place - first, digest, expires)
-            record.runs.append((run.answer, indexes))
-            record.lane.messages += last - first
-            record.lane.bytes += record.size - held
+                record = self._begin(route, partition, run.answer)
+                room = limits.RECORD_MESSAGES_MAX
+            last = min(first + room, piece_end(run.encoded, first))
+            piece = run.piece(first, last)
+            record.take(piece, sum(map(len, piece.encoded)))
             first = last
+        return size
 
-    def _add_one(self, record: OpenRecord, run: Run) -> None:
-        builder = record.builder
-        if run.context is None:
-            builder.no_context()
-            builder.add(run.encoded[0], run.hashes[0])
-        else:
-            builder.context(*run.context)
-            builder.add(run.encoded[0], run.hashes[0], run.sequence + run.indexes[0])
-        record.runs.append((run.answer, run.indexes))
+    def _begin(self, route: Route, partition: Partition, answer: Answer) -> OpenRecord:
+        lane = self.commits.pending(partition, route)
+        record = self._open[partition] = OpenRecord(route, lane, answer)
+        return record
 
     def _route(self, queue: Queue) -> Route:
         route = self._routes.get(queue.queue_id)

@@ -229,9 +229,7 @@ class Publishing:
         owed()
         answer.counted_in(self._host.account.of(queue))
         receipts: list[object] = [
-            frames.error_fields(outcome)
-            if isinstance(outcome, TocsinError)
-            else (outcome if outcome[2] else outcome[:2])
+            outcome if isinstance(outcome, tuple) else frames.error_fields(outcome)
             for outcome in answer.outcomes
         ]
         end, place = receipts_end(answer.id_prefix, answer.durability), 0

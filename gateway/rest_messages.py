@@ -127,13 +127,13 @@ def _results(answer: Answered) -> list[Mapping[str, object]]:
         if isinstance(outcome, TocsinError):
             results.append({"error": error_fields(outcome)})
         else:
-            partition, offset, duplicate = outcome
+            partition, offset, *duplicate = outcome
             results.append(
                 {
                     "id": answer.ids(index),
                     "partition": partition,
                     "offset": offset,
-                    "duplicate": duplicate,
+                    "duplicate": bool(duplicate),
                 }
             )
     return results

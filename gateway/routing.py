@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Final
 
 from gateway.counting import Published
@@ -35,8 +34,11 @@ SPREAD_RUN: Final = 256
 """So many consecutive sequences without a key stay on one partition: few large records are cheaper
 than many small ones."""
 
-Outcome = tuple[int, int, bool] | TocsinError
-"""(partition, offset, duplicate), or why not."""
+Outcome = tuple[int, int] | tuple[int, int, bool] | TocsinError
+"""(partition, offset) where it is new, (partition, offset, True) where it was stored before, or why
+it is not stored: as a receipt has it."""
+Context = tuple[bytes, int]
+"""(producer, resolved): of a publish with sequences."""
 NO_ANSWER: Final = Unknown("no answer yet")
 
 
@@ -83,7 +85,7 @@ class Answer:
         for message, outcome in zip(self.messages, self.outcomes, strict=True):
             if isinstance(outcome, TocsinError):
                 counter.refused(outcome.code.name)
-            elif outcome[2]:
+            elif len(outcome) > 2:
                 counter.duplicates += 1
             else:
                 counter.stored(1, len(encode_message(message)))
@@ -117,17 +119,30 @@ class Run:
 
     __slots__ = ("answer", "context", "encoded", "hashes", "indexes", "marks", "sequence")
 
-    def __init__(self, answer: Answer, context: tuple[bytes, int] | None, sequence: int) -> None:
+    def __init__(self, answer: Answer, context: Context | None, sequence: int) -> None:
         self.answer = answer
         self.context = context
-        """(producer, resolved), where the publish has sequences."""
         self.sequence = sequence
-        """Of the publish's first message."""
+        """Of the publish's first message, where there is a context."""
         self.encoded: list[bytes] = []
         self.hashes: list[int] = []
+        """Of keys; 0 where there is none."""
         self.indexes: list[int] = []
+        """Which of the publish's messages they are, in order."""
         self.marks: list[tuple[int, bytes | None, int]] = []
         """(place in the run, digest of the client's id, expiry), where there is one."""
+
+    def piece(self, first: int, last: int) -> "Run":
+        """Its messages first..last-1."""
+        piece = Run(self.answer, self.context, self.sequence)
+        piece.encoded, piece.hashes = self.encoded[first:last], self.hashes[first:last]
+        piece.indexes = self.indexes[first:last]
+        piece.marks = [
+            (place - first, digest, expires)
+            for place, digest, expires in self.marks
+            if first <= place < last
+        ]
+        return piece
 
 
 class Pending:
@@ -168,6 +183,26 @@ class OpenRecord:
         """What it counts in a commit that several queues share."""
         return weight(len(self.builder), self.size)
 
+    def take(self, run: Run, size: int) -> None:
+        """Put a run of `size` bytes behind what it has. Whoever does that looks that it fits."""
+        builder, context, indexes, lane = self.builder, run.context, run.indexes, self.lane
+        if context is None:
+            builder.no_context()
+        else:
+            builder.context(*context)
+        if run.marks:
+            begin = len(builder)
+            for place, digest, expires in run.marks:
+                builder.mark(begin + place, digest, expires)
+        if len(indexes) == 1:  # by far the most common where frames are small
+            builder.add(run.encoded[0], run.hashes[0], run.sequence + indexes[0])
+        else:
+            first = run.sequence
+            builder.extend(run.encoded, run.hashes, size, [first + index for index in indexes])
+        self.runs.append((run.answer, indexes))
+        lane.messages += len(indexes)
+        lane.bytes += size
+
     def failed(self, error: TocsinError) -> None:
         """Tell every publish that none of its messages here was stored, or that nobody knows."""
         self.route.counted.failed(len(self.builder), error)
@@ -186,7 +221,7 @@ class OpenRecord:
             outcomes = answer.outcomes
             if result.outcomes is None:  # all are new: consecutive offsets
                 for index in indexes:
-                    outcomes[index] = (number, offset, False)
+                    outcomes[index] = (number, offset)
                     offset += 1
             else:
                 answer.is_plain = False
@@ -268,14 +303,11 @@ class Route:
         self._left_out = 0
         self.keys.clear()
 
-    def routed(self, run: Run) -> int:
-        """A run is on its way to the storage: counts it, returns its bytes."""
-        size = sum(map(len, run.encoded))
-        run.answer.bytes += size
+    def looked_up(self, count: int) -> None:
+        """The places of so many keys were asked for, since it was told last."""
         misses, self._misses = self._misses, 0
-        self.places.hits += len(run.hashes) - run.hashes.count(0) - misses
+        self.places.hits += count - misses
         self.places.misses += misses
-        return size
 
     def spread_place(self) -> int:
         """The partition for messages without a key: one after the other, publish by publish, for
@@ -309,14 +341,6 @@ def refused_sequences(
             f"at most {limits.IN_FLIGHT_PER_PRODUCER_MAX} sequences from resolved on",
         )
     return None
-
-
-def not_allowed(queue: Queue, key: str | None) -> Refused:
-    """What becomes of a message that the right to publish does not cover."""
-    which = "messages without a key" if key is None else f"the key {key!r}"
-    return Refused(
-        "forbidden", f"the right to publish to {queue.name!r} is one on some keys, not on {which}"
-    )
 
 
 def weight(messages: int, size: int) -> int:
@@ -359,25 +383,9 @@ def nowhere(principal: Principal, name: str, settings: QueueSettings) -> Queue:
     )  # fmt: skip
 
 
-def id_digest(queue: Queue, key: str | None, name: str, *, moved: bool = False) -> bytes:
-    """What deduplication remembers of a client's id: 256 bits over queue, key and id (R8).
-    `moved`: the name is not a client's, and equals none that a client may give."""
-    encoded = (key or "").encode()
-    scope = b"%d:%b" % (len(encoded), encoded) if key is not None else b"-"
-    return blake2b(
-        scope + b"\0" + name.encode(),
-        digest_size=32, key=queue.hash_key, person=b"moved" if moved else b"",
-    ).digest()  # fmt: skip
-
-
-def expires_unix_ms(message: Message, queue_ttl_s: float | None, now_ms: float) -> int:
-    """When it expires: the earlier of its own and the queue's TTL; 0: never."""
-    ttls = [ttl for ttl in (message.ttl_s, queue_ttl_s) if ttl is not None]
-    return int(now_ms + min(ttls) * 1000) if ttls else 0
-
-
 def outcome_at(number: int, outcome: Stored | NotStored) -> Outcome:
     """What storage said of a message of this partition, as an outcome."""
     if isinstance(outcome, Stored):
-        return (number, outcome.offset, outcome.duplicate)
+        at = (number, outcome.offset)
+        return (*at, True) if outcome.duplicate else at
     return Refused(outcome.code)

@@ -9,7 +9,8 @@ import binascii
 import re
 from array import array
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
+from operator import contains
 from typing import Final
 
 import msgspec
@@ -19,7 +20,12 @@ from push.errors import Refused
 
 _ENCODER: Final = msgspec.json.Encoder()
 _NO_BODY: Final = msgspec.Raw()
-SOUND_TOGETHER_MIN: Final = 8
+_KEYED_BYTES: Final = len(b'{"key":"","body":}')
+_KEYLESS_BYTES: Final = len(b'{"body":}')
+_BACKSLASH: Final = ord("\\")
+_DEEP_BYTES_MIN: Final = 2 * (limits.BODY_DEPTH_MAX + 1)
+"""A shorter body cannot be nested too deep: what is opened is closed."""
+PLAIN_TOGETHER_MIN: Final = 8
 """Fewer messages are checked as quickly one by one."""
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _SURROGATE_PAIR: Final = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..")
@@ -89,40 +95,42 @@ def check_message(message: Message, message_bytes_max: int) -> None:
         _check_rare(message)
 
 
-def are_sound(messages: Sequence[Message], message_bytes_max: int) -> bool:
-    """Whether `check_message` takes all of these. False says nothing: they are few, or one of them
-    has more than a short key and a body, or breaks a rule. They are to be checked one by one then.
+def encode_plain(messages: Sequence[Message], message_bytes_max: int) -> list[bytes] | None:
+    """The JSON forms of messages that have nothing but a body and a short key, or none, and of
+    which `check_message` takes each. None says nothing: they are few, or one of them has more, or
+    breaks a rule. They are to be checked one by one then.
 
-    The bodies are looked at all at once, for a few calls on all of them cost less than half of a
-    few on each. JSON values begin and end in ASCII: what is in none of them is in no two of them.
+    All of them are looked at in a few calls, which cost less than a few on each. What stands in a
+    form beside key and body makes it longer than these two say, and nothing makes it shorter.
     """
-    if len(messages) < SOUND_TOGETHER_MIN:
-        return False
-    for message in messages:
-        key = message.key
-        if (
-            (key is not None and not (0 < len(key) <= limits.KEY_BYTES_MAX and key.isascii()))
-            or message.body_base64 is not None
-            or message.id is not None
-            or message.headers is not None
-            or message.content_type is not None
-            or message.ttl_s is not None
-            or message.sent_unix_ms is not None
-        ):
-            return False
+    count = len(messages)
+    if count < PLAIN_TOGETHER_MIN:
+        return None
     bodies = [message.body for message in messages]
     sizes = [*map(len, bodies)]
     if not min(sizes) or max(sizes) > message_bytes_max:
-        return False
-    together = b"".join(bodies)
+        return None
+    keys = [message.key for message in messages if message.key is not None]
+    key_sizes = [*map(len, keys)]
+    if key_sizes and not 0 < min(key_sizes) <= max(key_sizes) <= limits.KEY_BYTES_MAX:
+        return None
     try:
-        _check_text(together)
-        if max(sizes) > limits.BODY_DEPTH_MAX and _may_be_deep(together):
+        encoded = [*map(_ENCODER.encode, messages)]
+    except (ValueError, TypeError, msgspec.MsgspecError):  # as of a lone surrogate
+        return None
+    bare = len(keys) * _KEYED_BYTES + (count - len(keys)) * _KEYLESS_BYTES
+    if sum(map(len, encoded)) != bare + sum(key_sizes) + sum(sizes):
+        return None
+    try:
+        if not all(map(bytes.isascii, encoded)) or any(map(contains, encoded, repeat(_BACKSLASH))):
+            # JSON values begin and end in ASCII: what is in none of them is in no two of them
+            _check_text(b"".join(bodies))
+        if max(sizes) >= _DEEP_BYTES_MIN:
             for body in bodies:
                 _check_depth(bytes(body))
     except Refused:
-        return False
-    return True
+        return None
+    return encoded
 
 
 def _size(text: str, what: str) -> int:
@@ -189,7 +197,7 @@ def _check_text(json: bytes) -> None:
 
 def _check_depth(body: bytes) -> None:
     """Reject one that is nested too deep; as `_check_text` has it."""
-    if len(body) > limits.BODY_DEPTH_MAX and _may_be_deep(body):
+    if len(body) >= _DEEP_BYTES_MIN and _may_be_deep(body):
         # outside of strings: every second piece between quotes that are not escaped
         plain = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
         steps = b"".join(plain).translate(_STEPS, _NOT_BRACKETS)
@@ -198,7 +206,10 @@ def _check_depth(body: bytes) -> None:
 
 
 def _may_be_deep(json: bytes) -> bool:
-    return json.count(b"[") + json.count(b"{") > limits.BODY_DEPTH_MAX
+    # `count` looks at each byte; `replace` jumps from one to the next (memchr), and ends in time
+    enough = limits.BODY_DEPTH_MAX + 1
+    flat = json.replace(b"[", b"", enough).replace(b"{", b"", enough)
+    return len(json) - len(flat) >= enough
 
 
 def encode_message(message: Message) -> bytes:

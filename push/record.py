@@ -314,12 +314,11 @@ class RecordBuilder:
 
     __slots__ = (
         "_contexts", "_current", "_expires", "_ids", "_indexes", "_sequences",
-        "bytes", "key_hashes", "payloads", "sizes",
+        "bytes", "key_hashes", "payloads",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.payloads: list[bytes] = []
-        self.sizes: list[int] = []
         self.key_hashes: list[int] = []
         self.bytes = 0
         self._contexts: list[tuple[bytes, int]] = []
@@ -330,7 +329,7 @@ class RecordBuilder:
         self._expires: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return len(self.sizes)
+        return len(self.payloads)
 
     def context(self, producer: bytes, resolved: int) -> None:
         """What follows comes from this producer; `resolved`: everything below was answered."""
@@ -345,26 +344,23 @@ class RecordBuilder:
 
     def add(self, encoded: bytes, key_hash: int, sequence: int = 0) -> None:
         """Add one encoded message."""
-        size = len(encoded)
         self.payloads.append(encoded)
-        self.sizes.append(size)
         self.key_hashes.append(key_hash)
         self._indexes.append(self._current)
-        self._sequences.append(sequence)
-        self.bytes += size + 1
+        self._sequences.append(sequence if self._current else 0)
+        self.bytes += len(encoded) + 1
 
     def extend(
-        self, encoded: list[bytes], key_hashes: list[int], sequences: Iterable[int] | None = None
+        self, encoded: list[bytes], key_hashes: list[int], size: int, sequences: Iterable[int] = ()
     ) -> None:
-        """Add encoded messages, all of the context that was named last."""
+        """Add encoded messages of `size` bytes in all, of the context that was named last. Where
+        that is none, their sequences mean nothing."""
         count = len(encoded)
-        sizes = list(map(len, encoded))
         self.payloads += encoded
-        self.sizes += sizes
         self.key_hashes += key_hashes
         self._indexes += repeat(self._current, count)
-        self._sequences += repeat(0, count) if sequences is None else sequences
-        self.bytes += sum(sizes) + count
+        self._sequences += sequences if self._current else repeat(0, count)
+        self.bytes += size + count
 
     def mark(self, place: int, digest: bytes | None, expires_unix_ms: int) -> None:
         """The client id's digest and the expiry of message number `place` of the record."""
@@ -377,7 +373,7 @@ class RecordBuilder:
         self, *, record_id: bytes, published_unix_ms: int, ring_epoch: int, tenant: int
     ) -> tuple[bytes, bytes, Header]:
         """(header bytes, payload, parsed header)."""
-        count = len(self.sizes)
+        count = len(self.payloads)
         ids, expires = self._ids, self._expires
         with_producers = bool(self._contexts)
         header = Header(
@@ -385,7 +381,7 @@ class RecordBuilder:
             record_id=record_id,
             published_unix_ms=published_unix_ms,
             ring_epoch=ring_epoch,
-            sizes=array("I", self.sizes),
+            sizes=array("I", [*map(len, self.payloads)]),
             key_hashes=array("Q", self.key_hashes),
             producers=self._contexts,
             producer_indexes=array("H", self._indexes if with_producers else []),

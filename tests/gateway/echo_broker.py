@@ -15,12 +15,13 @@ from gateway.deliverylog.publishes import Origin
 from gateway.facts_values import CreditDescription, SubscriptionDescription
 from gateway.frames import Position
 from gateway.link import Answer, DeliveryList, Link, Settled, StartFrom
+from gateway.routing import Outcome
 from gateway.soon import Soon
 from gateway.usage import Counter
 from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
 from metadata.client import Metadata
 from metadata.rights import ALL_KEYS, Keys
-from push.errors import Refused, TocsinError, Unknown
+from push.errors import Refused, Unknown
 from push.message import Message, check_message, encode_message
 from tests.gateway.plain_broker import NOW_UNIX_MS, PlainMetadata
 
@@ -31,7 +32,7 @@ EPOCH = 1
 class EchoAnswer:
     """gateway.link.Answer."""
 
-    outcomes: list[tuple[int, int, bool] | TocsinError]
+    outcomes: list[Outcome]
     durability: Mapping[str, object] = field(default_factory=lambda: {"level": "all", "copies": 1})
     id_prefix: str = "echo-1-"
 
@@ -294,7 +295,8 @@ class EchoBroker:
             if message.id == "unknown":
                 outcomes.outcomes.append(Unknown())
                 continue
-            outcomes.outcomes.append((0, len(log), message.id == "again"))
+            again = (True,) if message.id == "again" else ()
+            outcomes.outcomes.append((0, len(log), *again))
             log.append(encode_message(message))
         if self.unanswered is None:
             answer(outcomes)

@@ -33,6 +33,7 @@ from gateway.ports import (
     WhichKey,
 )
 from gateway.receipts import Receipt, Receipts
+from gateway.routing import Outcome
 from gateway.soon import Soon
 from gateway.upkeep_values import (
     FoundDeadLetters,
@@ -218,7 +219,7 @@ class PlainAnswer:
     """gateway.ports.Answered."""
 
     messages: Sequence[Message]
-    outcomes: list[tuple[int, int, bool] | TocsinError]
+    outcomes: list[Outcome]
     prefix: str
     durability: dict[str, object] = field(default_factory=lambda: {"level": "all", "copies": 1})
 
@@ -567,7 +568,7 @@ class PlainBroker:
         origin: Origin | None = None,
     ) -> None:
         log = self._log(queue)
-        outcomes: list[tuple[int, int, bool] | TocsinError] = []
+        outcomes: list[Outcome] = []
         for message in messages:
             try:
                 check_message(message, queue.settings.message_bytes_max)
@@ -577,9 +578,11 @@ class PlainBroker:
             same = [
                 i for i, m in enumerate(log) if m.id and (m.id, m.key) == (message.id, message.key)
             ]
-            if not same:
-                log.append(message)
-            outcomes.append((0, same[0] if same else len(log) - 1, bool(same)))
+            if same:
+                outcomes.append((0, same[0], True))
+                continue
+            outcomes.append((0, len(log)))
+            log.append(message)
         answer(PlainAnswer(messages, outcomes, queue.queue_id))
         self.arrived.set()
 

@@ -69,7 +69,7 @@ def test_what_is_answered_from_memory_counts_as_that() -> None:
     places = HitRate()
     route = Route(queue(), places=places)
     for _ in range(3):
-        run = routing.Run(routing.Answer(queue(), [], []), None, 0)
-        run.hashes = [route.place(f"k{number}")[1] for number in range(KEYS_MAX)]
-        route.routed(run)
+        for number in range(KEYS_MAX):
+            route.place(f"k{number}")
+        route.looked_up(KEYS_MAX)
     assert (places.hits, places.misses) == (2 * KEYS_MAX, KEYS_MAX)

@@ -358,9 +358,11 @@ def never(reason: str) -> None:
 
 
 def codes(answer: Answer) -> list[tuple[int, int, bool] | str]:
-    """The outcomes of a publish, errors by their code."""
+    """The outcomes of a publish as (partition, offset, duplicate), errors by their code."""
     return [
-        outcome.code.name if isinstance(outcome, TocsinError) else outcome
+        outcome.code.name
+        if isinstance(outcome, TocsinError)
+        else (outcome[0], outcome[1], len(outcome) > 2)
         for outcome in answer.outcomes
     ]
 

@@ -3,6 +3,7 @@
 import base64
 import json
 import math
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,11 +13,11 @@ from hypothesis import strategies as st
 from push import limits
 from push.errors import Refused
 from push.message import (
-    SOUND_TOGETHER_MIN,
+    PLAIN_TOGETHER_MIN,
     Message,
-    are_sound,
     check_message,
     encode_message,
+    encode_plain,
 )
 
 BYTES_MAX = 1000
@@ -38,7 +39,7 @@ def is_taken(one: Message) -> bool:
 
 def ordinary(body: bytes = b'{"a":1}', key: str = "k") -> list[Message]:
     """As many as are checked together."""
-    return [message(body, key=key)] * SOUND_TOGETHER_MIN
+    return [message(body, key=key)] * PLAIN_TOGETHER_MIN
 
 
 def headers(count: int, size: int) -> dict[str, str]:
@@ -135,15 +136,15 @@ def test_a_message_outside_a_bound_is_refused_with_its_code(bad: Message, code: 
 
 
 @pytest.mark.parametrize("bad", [one for one, _ in BAD.values()], ids=BAD)
-def test_one_outside_a_bound_is_never_sound_in_company(bad: Message) -> None:
+def test_one_outside_a_bound_is_never_plain_in_company(bad: Message) -> None:
     """P12: who is not checked alone must not be let through."""
-    assert are_sound(ordinary(), BYTES_MAX)
-    assert not are_sound([*ordinary(), bad], BYTES_MAX)
-    assert not are_sound([bad, *ordinary()], BYTES_MAX)
+    assert encode_plain(ordinary(), BYTES_MAX)
+    assert encode_plain([*ordinary(), bad], BYTES_MAX) is None
+    assert encode_plain([bad, *ordinary()], BYTES_MAX) is None
 
 
 @pytest.mark.parametrize(
-    ("messages", "sound"),
+    ("messages", "plain"),
     [
         (ordinary(), True),
         (ordinary()[1:], False),  # few: one by one
@@ -153,7 +154,7 @@ def test_one_outside_a_bound_is_never_sound_in_company(bad: Message) -> None:
         (ordinary(b'"' + b"x" * (BYTES_MAX - 1) + b'"'), False),
         (ordinary('"é\U0001f514"'.encode()), True),
         (ordinary(rb'"\ud83d\udd14"'), True),
-        ([message(b"1")] * SOUND_TOGETHER_MIN, True),
+        ([message(b"1")] * PLAIN_TOGETHER_MIN, True),
         (ordinary(b"[" * DEPTH + b"]" * DEPTH), True),
         (ordinary(b"[" * (DEPTH + 1) + b"]" * (DEPTH + 1)), False),
         ([*ordinary(), message(b"[" * (DEPTH + 1) + b"]" * (DEPTH + 1))], False),
@@ -163,10 +164,11 @@ def test_one_outside_a_bound_is_never_sound_in_company(bad: Message) -> None:
         ([message(b"[]")] * (2 * DEPTH), True),  # many brackets, in none too many
     ],
 )
-def test_ordinary_messages_are_sound_together_within_every_bound(
-    messages: list[Message], sound: bool
+def test_ordinary_messages_are_encoded_together_within_every_bound(
+    messages: list[Message], plain: bool
 ) -> None:
-    assert are_sound(messages, BYTES_MAX) is sound
+    encoded = encode_plain(messages, BYTES_MAX)
+    assert encoded == ([*map(encode_message, messages)] if plain else None)
 
 
 PIECES = [
@@ -175,14 +177,54 @@ PIECES = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "more",
+    [{"id": "i"}, {"headers": {}}, {"content_type": ""}, {"ttl_s": 1.0}, {"sent_unix_ms": 0}],
+)
+def test_what_has_more_than_key_and_body_is_not_plain(more: dict[str, Any]) -> None:
+    """Its id would not be remembered, its TTL not be kept."""
+    assert encode_plain([*ordinary(), message(key="k", **more)], BYTES_MAX) is None
+    assert encode_plain([message(**more), *ordinary()], BYTES_MAX) is None
+
+
+BODIES = st.sampled_from([b"", b"1", b" 1 ", b'"x"', rb'"\\"']).map(msgspec.Raw)
+KEYS = st.none() | st.text(max_size=3) | st.sampled_from(['"', "\\", "\n", "\ud800", "é"])
+ODD = st.builds(
+    Message,
+    key=KEYS,
+    body=BODIES,
+    body_base64=st.sampled_from([None, None, "", "QQ=="]),
+    id=st.sampled_from([None, None, "", "i"]),
+    ttl_s=st.sampled_from([None, None, 0.0, 1.0]),
+)
+
+
 @settings(max_examples=1000)
-@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=3), min_size=8, max_size=10))
-def test_messages_are_sound_together_if_each_is_and_no_two_make_a_sound_one(
+@given(st.integers(3, 5), st.lists(ODD, max_size=2))
+def test_what_is_encoded_together_is_plain_and_taken_and_encoded_as_it_is_alone(
+    plain: int, odd: list[Message]
+) -> None:
+    messages = [*odd[:1], *ordinary()[:1] * plain, *odd[1:]]
+    encoded = encode_plain(messages, BYTES_MAX)
+    if encoded is None:
+        return
+    assert all(map(is_taken, messages))
+    assert encoded == [*map(encode_message, messages)]
+    assert all(one == Message(key=one.key, body=one.body) for one in messages)
+
+
+@settings(max_examples=1000)
+@given(
+    st.lists(
+        st.lists(st.sampled_from(PIECES), max_size=3), min_size=PLAIN_TOGETHER_MIN, max_size=10
+    )
+)
+def test_messages_are_encoded_together_if_each_is_taken_and_no_two_make_a_sound_one(
     bodies: list[list[bytes]],
 ) -> None:
     """What stands at the end of one body and what begins the next are never one character."""
     messages = [message(b'"' + b"".join(pieces) + b'"', key="k") for pieces in bodies]
-    assert are_sound(messages, BYTES_MAX) is all(map(is_taken, messages))
+    assert (encode_plain(messages, BYTES_MAX) is not None) is all(map(is_taken, messages))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,158 @@
+"""A publish cut at once is what its messages are one by one."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.routing import NO_ANSWER, Answer, Route
+from gateway.runs import cut, expires_unix_ms, id_digest
+from gateway.sending_orders import SendingOrders
+from metadata.catalog import Queue, QueueSettings
+from metadata.rights import ALL_KEYS, Keys
+from push.errors import Refused, TocsinError
+from push.message import Message, check_message, encode_message
+from push.ring import Ring, key_hash
+
+HASH_KEY = bytes(range(16))
+PRODUCER = bytes(16)
+RING = Ring(1, (0, 1, 2, 3))
+SEQUENCE = 7
+
+
+def queue(ttl_s: float | None = None) -> Queue:
+    return Queue(
+        queue_id="q", name="q", tenant="default", holder="h", created_unix_ms=0,
+        settings=QueueSettings(partitions=4, message_bytes_max=20, message_ttl_s=ttl_s),
+        ring_epoch=1, members=(0, 1, 2, 3), hash_key=HASH_KEY,
+    )  # fmt: skip
+
+
+class Plan(NamedTuple):
+    """One publish, and what was before it."""
+
+    messages: Sequence[Message]
+    has_sequence: bool
+    allowed: Keys
+    ttl_s: float | None
+    names: Sequence[str | None] | None
+    held: Sequence[str]
+    """Keys of which a message of the producer was refused before."""
+
+
+def orders(plan: Plan, route: Route) -> SendingOrders:
+    made = SendingOrders()
+    for key in plan.held:
+        made.refused(PRODUCER, route, key, SEQUENCE - 1, Refused("overloaded"))
+    return made
+
+
+def one_by_one(plan: Plan) -> tuple[dict[int, list[tuple[object, ...]]], list[str | None]]:
+    """(partition → its messages, code of each message's refusal): the rules, and nothing else."""
+    route = Route(queue(plan.ttl_s))
+    held, spread = orders(plan, route), None
+    found: dict[int, list[tuple[object, ...]]] = {}
+    refused: list[str | None] = []
+    for index, message in enumerate(plan.messages):
+        key, name = message.key, message.id if plan.names is None else plan.names[index]
+        try:
+            if not plan.allowed.allow(key):
+                raise Refused("forbidden")
+            check_message(message, 20)
+            hashed = 0 if key is None else key_hash(key, HASH_KEY)
+            if key is not None:
+                number = RING.partition(hashed)
+            elif name is not None:
+                number = RING.partition(key_hash(name, HASH_KEY))
+            elif plan.has_sequence:
+                number = route.sequence_place(PRODUCER, SEQUENCE + index)
+            else:
+                spread = route.spread_place() if spread is None else spread
+                number = spread
+            if plan.has_sequence:
+                held.check(PRODUCER, route.partitions[number], SEQUENCE + index, 0)
+        except TocsinError as error:
+            refused.append(error.code.name)
+            if plan.has_sequence:
+                held.refused(PRODUCER, route, key, SEQUENCE + index, error)
+            continue
+        refused.append(None)
+        moved = plan.names is not None
+        digest = None if name is None else id_digest(queue(), key, name, moved=moved)
+        expires = expires_unix_ms(message, plan.ttl_s, 0) > 0
+        found.setdefault(number, []).append(
+            (index, encode_message(message), hashed, digest, expires)
+        )
+    return found, refused
+
+
+def at_once(plan: Plan) -> tuple[dict[int, list[tuple[object, ...]]], list[str | None]]:
+    route = Route(queue(plan.ttl_s))
+    answer = Answer(queue(plan.ttl_s), plan.messages, [NO_ANSWER] * len(plan.messages))
+    answer.allowed, answer.names = plan.allowed, plan.names
+    context = (PRODUCER, 0) if plan.has_sequence else None
+    runs = cut(answer, route, orders(plan, route), context, SEQUENCE if plan.has_sequence else 0)
+    found: dict[int, list[tuple[object, ...]]] = {}
+    for number, run in runs.items():
+        assert run.answer is answer
+        assert run.context == context
+        assert run.sequence == (SEQUENCE if plan.has_sequence else 0)
+        marks = {place: (digest, expires > 0) for place, digest, expires in run.marks}
+        columns = zip(run.indexes, run.encoded, run.hashes, strict=True)
+        found[number] = [
+            (*one, *marks.get(place, (None, False))) for place, one in enumerate(columns)
+        ]
+    codes = [
+        outcome.code.name if isinstance(outcome, TocsinError) and outcome is not NO_ANSWER else None
+        for outcome in answer.outcomes
+    ]
+    return found, codes
+
+
+def message(key: str | None = "k1", **fields: object) -> Message:
+    return Message(key=key, body=msgspec.Raw(b'"x"'), **fields)  # type: ignore[arg-type]
+
+
+KEYS = st.sampled_from(["k1", "k2", "k3", "é", '"', "", None])
+PLAIN = st.sampled_from(["k1", "k2", "k3", None]).map(message)
+ODD = st.builds(
+    Message,
+    key=KEYS,
+    body=st.sampled_from([b"1", b'"xx"', b"", b'"' + b"x" * 19 + b'"']).map(msgspec.Raw),
+    id=st.sampled_from([None, "i", ""]),
+    ttl_s=st.sampled_from([None, 1.0, 0.0]),
+)
+OFTEN_NONE = st.sampled_from([True, True, False])
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    messages = [*draw(st.lists(PLAIN, min_size=2, max_size=8)), *draw(st.lists(ODD, max_size=1))]
+    names = [None if draw(st.booleans()) else f"n{at}" for at in range(len(messages))]
+    return Plan(
+        messages,
+        draw(st.booleans()),
+        ALL_KEYS if draw(OFTEN_NONE) else Keys(("k1", "k2")),
+        None if draw(OFTEN_NONE) else 5.0,
+        None if draw(OFTEN_NONE) else names,
+        draw(st.sampled_from([(), (), ("k1",), ("k1", "k3")])),
+    )
+
+
+@settings(max_examples=1000)
+@given(plans())
+def test_a_publish_is_cut_at_once_as_one_by_one(plan: Plan) -> None:
+    """Whoever may not, what is refused, where each goes, its id, expiry and bytes (R5, R7, P11)."""
+    assert at_once(plan) == one_by_one(plan)
+
+
+def test_places_of_keys_are_counted_once_each_and_messages_without_one_are_not() -> None:
+    route = Route(queue())
+    for _ in range(2):
+        answer = Answer(queue(), [message(f"k{n}") for n in range(5)] + [message(None)], [])
+        cut(answer, route, SendingOrders(), None, 0)
+    answer = Answer(queue(), [message("k0"), message(None), message("new")], [])  # few
+    cut(answer, route, SendingOrders(), None, 0)
+    assert (route.places.hits, route.places.misses) == (6, 6)
