@@ -80,6 +80,7 @@ def _append(
         partition,
         encoded,
         payload,
+        parsed=header,
         durability=settings.durability,
         dedup_window_s=settings.dedup_window_s,
         messages_max=settings.messages_max if is_bounded else 0,

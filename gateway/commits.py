@@ -362,8 +362,7 @@ class Commits:
         if result.skips:
             record = Record.load(result.first, append.header, append.payload, result.skips)
         else:
-            header.drop_producers()
-            record = Record(result.first, header, append.payload)
+            record = Record(result.first, header.without_producers(), append.payload)
         self._tail.appended(partition, record, stages, result.certified)
 
     def _answer(

@@ -19,7 +19,7 @@ from push.histogram import Took
 from push.lanes import Lane
 from push.looking import Looking
 from push.ranges import Range
-from push.record import Record
+from push.record import Header, Record
 
 if TYPE_CHECKING:
     from push.letters import Inbox
@@ -63,10 +63,11 @@ class Append:
     durability: Durability = "all"
     dedup_window_s: float = 300.0
     messages_max: int = 0
-    """The bound on what this storage retains of the queue, in all of its partitions together; 0:
-    none. Exactly so many messages are taken, what is beyond is answered `queue_full`."""
+    """What this storage retains of the whole queue; 0: no bound. What is beyond is `queue_full`."""
     bytes_max: int = 0
     """The same for the bytes of the messages, as JSON."""
+    parsed: Header | None = field(default=None, compare=False, repr=False)
+    """What `header` says, of whoever has just made it: nobody looks whether it is true."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +173,7 @@ class Owned:
     certified: int
     generation: int
     previous: int | None = None
-    """The epoch before, where it was the same owner's (R22); None: it was somebody else's, or the
-    group was sought or restored since."""
+    """The epoch before, where it was the same owner's (R22) and nobody sought or restored since."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,11 +72,14 @@ class Header:
         """Number of messages."""
         return len(self.sizes)
 
-    def drop_producers(self) -> None:
+    def without_producers(self) -> "Header":
         """Once the storage has answered, delivery does not ask who published what: a third of what
-        a record in memory is made of."""
-        self.producers = _NONE
-        self.producer_indexes = self.sequences = _NOTHING
+        a record in memory is made of. The columns are shared."""
+        return Header(
+            self.tenant, self.record_id, self.published_unix_ms, self.ring_epoch, self.sizes,
+            self.key_hashes, _NONE, _NOTHING, _NOTHING, self.digests, self.expires_unix_ms,
+            self.deliver_at_unix_ms, self.priorities,
+        )  # fmt: skip
 
     def encode(self) -> bytes:
         """The header's bytes."""
@@ -262,7 +265,7 @@ class Record:
 
     def alone(self, offset: int) -> "Record":
         """The message at this offset, as a record of its own that delivery can do with."""
-        old, place = self.header, offset - self.first
+        old, place = self.header.without_producers(), offset - self.first
         one = slice(place, place + 1)
         header = replace(
             old,
@@ -273,7 +276,6 @@ class Record:
             deliver_at_unix_ms=old.deliver_at_unix_ms[one],
             priorities=old.priorities[one],
         )
-        header.drop_producers()
         return Record(offset, header, self.slice(offset, offset))
 
     def bytes_until(self, first: int, bytes_max: int) -> int:

@@ -115,11 +115,13 @@ class Effect:
 
 
 def open_header(append: Append) -> Header:
-    """The record's header, checked against its payload.
+    """The record's header, checked against its payload, unless it comes with what it says.
 
     Raises:
         Refused: invalid_message: it is not a record.
     """
+    if append.parsed is not None:
+        return append.parsed
     try:
         header = parse_header(append.header)
     except RecordDamaged as error:

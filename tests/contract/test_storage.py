@@ -1,12 +1,14 @@
 """The contract of `push.ports.Storage`: appending, reading, queues. Over every storage."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from push import limits
 from push.errors import Refused
 from push.ports import Append, Partition, Storage
+from push.record import parse_header
 from tests.contract.stores import (
     ANN,
     BEN,
@@ -165,6 +167,18 @@ async def test_what_is_no_record_is_refused_and_changes_nothing(
     with pytest.raises(Refused):
         await store.append([good, bad])
     assert await one(store, good) == [0]
+
+
+async def test_what_a_record_says_may_come_along_and_stays_as_it_was(store: Storage) -> None:
+    """Its maker pushes it to consumers from the very same values."""
+    records = [append(runs=[(ANN, 0, [0, 1]), (None, 0, [0])]), append(runs=[(ANN, 0, [1, 2])])]
+    parsed = [parse_header(record.header) for record in records]
+    there = [replace(record, parsed=header) for record, header in zip(records, parsed, strict=True)]
+    assert outcomes((await store.append(there[:1]))[0]) == [0, 1, 2]
+    assert outcomes((await store.append(there[1:]))[0]) == [-2, 3]
+    assert [header.encode() for header in parsed] == [record.header for record in records]
+    read = await store.read(P0, 0, 1)
+    assert read.records[0].payload == records[0].payload
 
 
 # --- Sequences (R6, R7) -------------------------------------------------------------------------
