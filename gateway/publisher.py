@@ -186,16 +186,18 @@ class Publisher:
         queue, route = answer.queue, self._route(answer.queue)
         context = (producer, resolved) if producer is not None and sequence is not None else None
         messages = size = 0
-        for number, run in cut(answer, route, self._orders, context, sequence or 0).items():
-            if len(queue.clusters) < 2 or self._has_lane(route, number, run, messages, size):
-                messages += len(run.indexes)
-                size += self._add(route, route.partitions[number], run)
-        self.pending_messages += messages
-        self.pending_bytes += size
-        self._waiting += messages
-        route.pending_messages += messages
-        route.pending_bytes += size
-        answer.bytes += size
+        try:
+            for number, run in cut(answer, route, self._orders, context, sequence or 0).items():
+                if len(queue.clusters) < 2 or self._has_lane(route, number, run, messages, size):
+                    messages += len(run.indexes)
+                    size += self._add(route, route.partitions[number], run)
+        finally:  # what stands in a record is given back when that is answered
+            self.pending_messages += messages
+            self.pending_bytes += size
+            self._waiting += messages
+            route.pending_messages += messages
+            route.pending_bytes += size
+            answer.bytes += size
 
     def _has_lane(self, route: Route, number: int, run: Run, messages: int, size: int) -> bool:
         """Of a queue at several clusters: whether that of these messages takes them, behind so many

@@ -129,7 +129,7 @@ class Run:
         """Of keys; 0 where there is none."""
         self.indexes: list[int] = []
         """Which of the publish's messages they are, in order."""
-        self.marks: list[tuple[int, bytes | None, int]] = []
+        self.marks: list[tuple[int, bytes | None, int]] | None = None
         """(place in the run, digest of the client's id, expiry), where there is one."""
 
     def piece(self, first: int, last: int) -> "Run":
@@ -139,7 +139,7 @@ class Run:
         piece.indexes = self.indexes[first:last]
         piece.marks = [
             (place - first, digest, expires)
-            for place, digest, expires in self.marks
+            for place, digest, expires in self.marks or ()
             if first <= place < last
         ]
         return piece

@@ -106,6 +106,8 @@ class _Cut:
                     moved = names is not None
                     digest = id_digest(answer.queue, message.key, name, moved=moved)
                 expires = expires_unix_ms(message, ttl_s, now_ms)
+                if run.marks is None:
+                    run.marks = []
                 run.marks.append((len(run.indexes), digest, expires))
             text = encode_message(message) if encoded is None else encoded[index]
             run.encoded.append(text)

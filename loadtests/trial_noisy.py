@@ -30,8 +30,10 @@ from loadtests.rest import Rest
 from loadtests.server import Process
 from loadtests.trial import Finding, Progress, broker, failed, uncollected, until
 
-SECONDS: Final = 20.0
-ROUNDS: Final = 3
+SECONDS: Final = 10.0
+ROUNDS: Final = 7
+"""More of them, and shorter ones, than would do elsewhere: a machine that is shared with strangers
+is half as fast a minute later, and what is judged is the median."""
 RATE: Final = 200
 TIMES: Final = 3
 RATIO_MAX: Final = 1.5

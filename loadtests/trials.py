@@ -200,7 +200,7 @@ def calm(seconds: float, rate: int, as_json: bool) -> None:
 def noisy(seconds: float, rounds: int, as_json: bool) -> None:
     """One queue is flooded at three times its capacity; another one must not pay for it.
 
-    Its p99 is compared with that of the calm stretches of the same run. About five minutes.
+    Its p99 is compared with that of the calm stretches of the same run. About seven minutes.
     """
     _try(trial_noisy.noisy(trial_noisy.Plan(seconds, rounds), _progress), as_json)
 

@@ -104,7 +104,7 @@ def encode_plain(messages: Sequence[Message], message_bytes_max: int) -> list[by
     form beside key and body makes it longer than these two say, and nothing makes it shorter.
     """
     count = len(messages)
-    if count < PLAIN_TOGETHER_MIN:
+    if count < PLAIN_TOGETHER_MIN or not _looks_plain(messages[0]):
         return None
     bodies = [message.body for message in messages]
     sizes = [*map(len, bodies)]
@@ -131,6 +131,18 @@ def encode_plain(messages: Sequence[Message], message_bytes_max: int) -> list[by
     except Refused:
         return None
     return encoded
+
+
+def _looks_plain(message: Message) -> bool:
+    """Producers do the same with each message: the first one spares a look at the others."""
+    return (
+        message.id is None
+        and message.headers is None
+        and message.ttl_s is None
+        and message.content_type is None
+        and message.sent_unix_ms is None
+        and (message.key is None or message.key.isascii())
+    )
 
 
 def _size(text: str, what: str) -> int:

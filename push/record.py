@@ -353,7 +353,7 @@ class RecordBuilder:
         self.bytes += len(encoded) + 1
 
     def extend(
-        self, encoded: list[bytes], key_hashes: list[int], size: int, sequences: Iterable[int] = ()
+        self, encoded: list[bytes], key_hashes: list[int], size: int, sequences: Iterable[int]
     ) -> None:
         """Add encoded messages of `size` bytes in all, of the context that was named last. Where
         that is none, their sequences mean nothing."""

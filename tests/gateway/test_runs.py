@@ -99,7 +99,7 @@ def at_once(plan: Plan) -> tuple[dict[int, list[tuple[object, ...]]], list[str |
         assert run.answer is answer
         assert run.context == context
         assert run.sequence == (SEQUENCE if plan.has_sequence else 0)
-        marks = {place: (digest, expires > 0) for place, digest, expires in run.marks}
+        marks = {place: (digest, expires > 0) for place, digest, expires in run.marks or ()}
         columns = zip(run.indexes, run.encoded, run.hashes, strict=True)
         found[number] = [
             (*one, *marks.get(place, (None, False))) for place, one in enumerate(columns)
