@@ -328,7 +328,7 @@ class Commits:
                 took_s = (stages.certified_us - record.accepted_us) / 1e6
                 record.route.counted.certify_s.add(took_s, result.count)
                 self._publish(partition, append, header, result, stages)
-                placed.add(record.runs, partition.number, result, header, record.size)
+                placed.add(record.runs, partition.number, result, header)
             if partition in self._heard and not self.is_appending(partition):
                 self._tail.certified(partition, self._heard.pop(partition))
             self._owner.released(record)

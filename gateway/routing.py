@@ -166,8 +166,8 @@ class OpenRecord:
         self.lane = lane
         """What waits where it waits: with its messages, until they have their answer."""
         self.builder = RecordBuilder()
-        self.runs: list[tuple[Answer, list[int]]] = []
-        """Per publish, which of its messages stand here, in order."""
+        self.runs: list[tuple[Answer, list[int], int]] = []
+        """Per publish, which of its messages stand here, in order, and their bytes as JSON."""
         origin = first.origin
         now_us = time.monotonic_ns() // 1000 if origin is None else origin.accepted_us
         self.accepted_us = now_us
@@ -199,7 +199,7 @@ class OpenRecord:
         else:
             first = run.sequence
             builder.extend(run.encoded, run.hashes, size, [first + index for index in indexes])
-        self.runs.append((run.answer, indexes))
+        self.runs.append((run.answer, indexes, size))
         lane.messages += len(indexes)
         lane.bytes += size
 
@@ -207,7 +207,7 @@ class OpenRecord:
         """Tell every publish that none of its messages here was stored, or that nobody knows."""
         self.route.counted.failed(len(self.builder), error)
         is_unknown = isinstance(error, Unknown)
-        for answer, indexes in self.runs:
+        for answer, indexes, _ in self.runs:
             for index in indexes:
                 answer.fail(index, error)
             if is_unknown and answer.origin is not None:
@@ -217,7 +217,7 @@ class OpenRecord:
     def stored(self, number: int, result: Appended, durability: dict[str, object]) -> None:
         """Hand every publish what became of its messages in partition `number`."""
         offset, place = result.first, 0
-        for answer, indexes in self.runs:
+        for answer, indexes, _ in self.runs:
             outcomes = answer.outcomes
             if result.outcomes is None:  # all are new: consecutive offsets
                 for index in indexes:

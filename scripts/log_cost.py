@@ -86,7 +86,12 @@ class Frame:
         sizes = [each + (number < rest) for number in range(partitions)]
         self.publish = Answered()
         self.records = [
-            (number, [(self.publish, range(size))], Appended(0, size, size, 1), _header(size))
+            (
+                number,
+                [(self.publish, range(size), 300 * size)],
+                Appended(0, size, size, 1),
+                _header(size),
+            )
             for number, size in enumerate(sizes)
             if size
         ]
@@ -112,7 +117,7 @@ class Frame:
         self.publish.origin = origin
         placed = Placed(Stages(now_us, now_us), is_late=False)
         for number, runs, result, header in self.records:
-            placed.add(runs, number, result, header, 300 * result.count)
+            placed.add(runs, number, result, header)
         log.certified(placed)
 
     def give(self, log: DeliveryLog, place: Place) -> None:

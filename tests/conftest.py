@@ -22,8 +22,9 @@ from tests.storage.standing import Pool
 # asyncio makes one that nobody closes, and whichever test runs when it is collected would fail.
 asyncio.set_event_loop(None)
 
-# Brokers of tests make their master keys here and not in the home of who runs the tests.
-os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="tocsin-tests-")
+# Brokers of tests make their master keys here and not in the home of who runs the tests; and what
+# killed processes had in their temporary folders goes with it.
+os.environ["XDG_CONFIG_HOME"] = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="tocsin-tests-")
 atexit.register(shutil.rmtree, os.environ["XDG_CONFIG_HOME"], ignore_errors=True)
 
 # No test may fail because the machine is busy: Hypothesis judges no example by its seconds.

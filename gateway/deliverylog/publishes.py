@@ -32,6 +32,10 @@ class Answered(Protocol):
         """Where it came from; None: nothing is logged of it."""
 
 
+Owned = tuple[Answered, Sequence[int], int]
+"""A publish, which of its messages stand in a record, and their bytes as JSON."""
+
+
 class Origin:
     """Where messages of one queue come from, and when they were accepted; then, where they are.
 
@@ -114,17 +118,10 @@ class Placed:
         self.is_late = is_late
         self.origins: list[Origin] = []
 
-    def add(
-        self,
-        runs: Sequence[tuple[Answered, Sequence[int]]],
-        number: int,
-        result: Appended,
-        header: Header,
-        size: int,
-    ) -> None:
-        """A record of the commit stands in partition `number`, `size` bytes of JSON; `runs` says
-        whose its messages are, in order. A few additions for each publish, none for each message,
-        unless the storage knew some of them."""
+    def add(self, runs: Sequence[Owned], number: int, result: Appended, header: Header) -> None:
+        """A record of the commit stands in partition `number`; `runs` says whose its messages are,
+        in order. A few additions for each publish, none for each message, unless the storage knew
+        some of them."""
         if result.outcomes is not None:
             self._add_singly(runs, number, result, header)
             return
@@ -136,31 +133,32 @@ class Placed:
                     self._begin(origin)
                 origin.runs.append((number, offset, len(runs[0][1])))
                 origin.keys.append(hashes)
-                origin.bytes += size
+                origin.bytes += runs[0][2]
             return
-        begin = place = 0
+        begin = place = held = 0
         before: Origin | None = None  # whose are those from `begin` on: publishes may share one
-        for answer, indexes in (*runs, _END):
+        for answer, indexes, size in (*runs, _END):
             if answer.origin is not before:
                 if before is not None:
                     if before.stages is not stages:
                         self._begin(before)
                     before.runs.append((number, offset + begin, place - begin))
                     before.keys.append(hashes[begin:place])
-                    before.bytes += sum(header.sizes[begin:place])
-                before, begin = answer.origin, place
+                    before.bytes += held
+                before, begin, held = answer.origin, place, 0
             place += len(indexes)
+            held += size
 
     def _add_singly(
         self,
-        runs: Sequence[tuple[Answered, Sequence[int]]],
+        runs: Sequence[Owned],
         number: int,
         result: Appended,
         header: Header,
     ) -> None:
         assert result.outcomes is not None
         place = 0
-        for answer, indexes in runs:
+        for answer, indexes, _ in runs:
             origin = answer.origin
             for at in range(place, place + len(indexes)):
                 outcome = result.outcomes[at]
@@ -187,7 +185,7 @@ class _Nobody:
     origin: Origin | None = None
 
 
-_END: Final[tuple[Answered, Sequence[int]]] = (_Nobody(), ())
+_END: Final[Owned] = (_Nobody(), (), 0)
 
 
 def _extend(runs: list[tuple[int, int, int]], number: int, first: int, count: int) -> None:

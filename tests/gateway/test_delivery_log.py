@@ -203,12 +203,12 @@ async def test_a_record_of_several_publishes_is_told_by_their_origins() -> None:
     log, sink, _ = made()
     first, second = (log.internal(QUEUE, 3) for _ in range(2))
     placed = Placed(Stages(1, 2), is_late=False)
-    runs = [(Answered(first), [0, 1]), (Answered(None), [0]), (Answered(second), [0, 1, 2])]
+    runs = [(Answered(first), [0, 1], 0), (Answered(None), [0], 0), (Answered(second), range(3), 0)]
     outcomes = (
         Stored(8), Stored(3, duplicate=True), Stored(9), NotStored("queue_full"), Stored(10),
         Stored(4, duplicate=True),
     )  # fmt: skip
-    placed.add(runs, 5, Appended(8, 3, 11, 1, outcomes, (1, 3, 5)), header([1, 2, 3, 4, 5, 6]), 60)
+    placed.add(runs, 5, Appended(8, 3, 11, 1, outcomes, (1, 3, 5)), header([1, 2, 3, 4, 5, 6]))
     log.certified(placed)
     one, two = lines_of(log, sink)
     assert isinstance(one, Certified)
@@ -216,6 +216,26 @@ async def test_a_record_of_several_publishes_is_told_by_their_origins() -> None:
     assert (one.runs, one.duplicate_runs, one.bytes) == ([(5, 8, 1)], [(5, 3, 1)], 10)
     assert (two.runs, two.duplicate_runs, two.duplicates) == ([(5, 10, 1)], [(5, 4, 1)], 1)
     assert [array("Q", line.keys or b"").tolist() for line in (one, two)] == [[1], [5]]
+
+
+async def test_a_record_of_several_new_publishes_is_told_by_their_origins() -> None:
+    """Publishes that share an origin are one run of it."""
+    log, sink, _ = made()
+    first, second = (log.internal(QUEUE, 3) for _ in range(2))
+    placed = Placed(Stages(1, 2), is_late=False)
+    runs = [
+        (Answered(first), [0, 1], 20), (Answered(first), [4], 11), (Answered(None), [0], 99),
+        (Answered(second), [2, 5], 22),
+    ]  # fmt: skip
+    placed.add(runs, 5, Appended(8, 6, 14, 1), header([1, 2, 3, 4, 5, 6]))
+    placed.add([(Answered(second), [0], 7)], 6, Appended(0, 1, 1, 1), header([9]))
+    log.certified(placed)
+    one, two = lines_of(log, sink)
+    assert isinstance(one, Certified)
+    assert isinstance(two, Certified)
+    assert (one.runs, one.bytes) == ([(5, 8, 3)], 31)
+    assert (two.runs, two.bytes) == ([(5, 12, 2), (6, 0, 1)], 29)
+    assert [array("Q", line.keys or b"").tolist() for line in (one, two)] == [[1, 2, 3], [5, 6, 9]]
 
 
 async def test_what_nobody_knows_of_a_frame_is_one_line() -> None:
@@ -236,7 +256,7 @@ async def test_what_was_given_up_and_is_stored_after_all_is_late() -> None:
     assert origin is not None
     origin.unknown(1)
     placed = Placed(Stages(1, 2), is_late=True)
-    placed.add([(Answered(origin), [0])], 0, Appended(0, 1, 1, 1), header([7]), 10)
+    placed.add([(Answered(origin), [0], 10)], 0, Appended(0, 1, 1, 1), header([7]))
     log.certified(placed)
     unknown, late = lines_of(log, sink)
     assert isinstance(unknown, Certified)
