@@ -25,7 +25,7 @@ _KEYLESS_BYTES: Final = len(b'{"body":}')
 _BACKSLASH: Final = ord("\\")
 _DEEP_BYTES_MIN: Final = 2 * (limits.BODY_DEPTH_MAX + 1)
 """A shorter body cannot be nested too deep: what is opened is closed."""
-PLAIN_TOGETHER_MIN: Final = 8
+PLAIN_TOGETHER_MIN: Final = 4
 """Fewer messages are checked as quickly one by one."""
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _SURROGATE_PAIR: Final = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..")
