@@ -43,6 +43,8 @@ async def test_receipts_without_a_sync_turn_the_run_red(broken: str) -> None:
     # is chance, and two may both miss it.
     for _ in range(CONTROL_RUNS):
         report = await lost_power(2, broken=broken)
+        if broken == "synchronous-normal" and report.not_started:
+            return  # the whole store is lost: its file was written before its log was durable
         assert report.verdict is not None
         if {"lost", "not_returned"} & set(report.verdict.violations):
             return
