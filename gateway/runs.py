@@ -27,44 +27,11 @@ def cut(
         or (context is not None and orders.held)
     ):
         return _Cut(answer, route, orders, context, sequence).runs(encoded)
-    return _cut_plain(answer, route, context, sequence, encoded)
-
-
-def _cut_plain(
-    answer: Answer,
-    route: Route,
-    context: Context | None,
-    sequence: int,
-    encoded: Sequence[bytes],
-) -> dict[int, Run]:
-    """Of messages that no rule can refuse any more."""
-    runs: dict[int, Run] = {}
-    keys, keyless, spread = route.keys, 0, None
-    for index, message in enumerate(answer.messages):
-        key = message.key
-        if key is not None:
-            number, hashed = keys.get(key) or route.place(key)
-        else:
-            hashed = 0
-            keyless += 1
-            if context is not None:
-                number = route.sequence_place(context[0], sequence + index)
-            else:
-                if spread is None:
-                    spread = route.spread_place()
-                number = spread
-        run = runs.get(number)
-        if run is None:
-            run = runs[number] = Run(answer, context, sequence)
-        run.encoded.append(encoded[index])
-        run.hashes.append(hashed)
-        run.indexes.append(index)
-    route.looked_up(len(encoded) - keyless)
-    return runs
+    return _Cut(answer, route, orders, context, sequence).plain(encoded)
 
 
 class _Cut:
-    """Of messages each of which is looked at."""
+    """One publish, and how far it is cut."""
 
     def __init__(
         self,
@@ -79,8 +46,29 @@ class _Cut:
         self._spread: int | None = None
         self._keyed = 0
 
+    def plain(self, encoded: Sequence[bytes]) -> dict[int, Run]:
+        """Of messages that no rule can refuse any more."""
+        answer, route, runs = self._answer, self._route, dict[int, Run]()
+        keys, keyless = route.keys, 0
+        for index, message in enumerate(answer.messages):
+            key = message.key
+            if key is None:
+                keyless += 1
+                number, hashed = self._place(index, None, None)
+            else:
+                number, hashed = keys.get(key) or route.place(key)
+            run = runs.get(number)
+            if run is None:
+                run = runs[number] = Run(answer, self._context, self._sequence)
+            run.encoded.append(encoded[index])
+            run.hashes.append(hashed)
+            run.indexes.append(index)
+        route.looked_up(len(encoded) - keyless)
+        return runs
+
     def runs(self, encoded: Sequence[bytes] | None) -> dict[int, Run]:
-        """`encoded`: by `encode_plain`, where it took them."""
+        """Of messages each of which is looked at. `encoded`: by `encode_plain`, where it took
+        them."""
         answer, context = self._answer, self._context
         settings, names = answer.queue.settings, answer.names
         now_ms, runs = time.time() * 1000, dict[int, Run]()

@@ -1,6 +1,7 @@
 """A publish cut at once is what its messages are one by one."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -15,6 +16,7 @@ from metadata.rights import ALL_KEYS, Keys
 from push.errors import Refused, TocsinError
 from push.message import Message, check_message, encode_message
 from push.ring import Ring, key_hash
+from tests.histories.house import message
 
 HASH_KEY = bytes(range(16))
 PRODUCER = bytes(16)
@@ -55,12 +57,12 @@ def one_by_one(plan: Plan) -> tuple[dict[int, list[tuple[object, ...]]], list[st
     held, spread = orders(plan, route), None
     found: dict[int, list[tuple[object, ...]]] = {}
     refused: list[str | None] = []
-    for index, message in enumerate(plan.messages):
-        key, name = message.key, message.id if plan.names is None else plan.names[index]
+    for index, one in enumerate(plan.messages):
+        key, name = one.key, one.id if plan.names is None else plan.names[index]
         try:
             if not plan.allowed.allow(key):
                 raise Refused("forbidden")
-            check_message(message, 20)
+            check_message(one, 20)
             hashed = 0 if key is None else key_hash(key, HASH_KEY)
             if key is not None:
                 number = RING.partition(hashed)
@@ -81,10 +83,8 @@ def one_by_one(plan: Plan) -> tuple[dict[int, list[tuple[object, ...]]], list[st
         refused.append(None)
         moved = plan.names is not None
         digest = None if name is None else id_digest(queue(), key, name, moved=moved)
-        expires = expires_unix_ms(message, plan.ttl_s, 0) > 0
-        found.setdefault(number, []).append(
-            (index, encode_message(message), hashed, digest, expires)
-        )
+        expires = expires_unix_ms(one, plan.ttl_s, 0) > 0
+        found.setdefault(number, []).append((index, encode_message(one), hashed, digest, expires))
     return found, refused
 
 
@@ -111,12 +111,8 @@ def at_once(plan: Plan) -> tuple[dict[int, list[tuple[object, ...]]], list[str |
     return found, codes
 
 
-def message(key: str | None = "k1", **fields: object) -> Message:
-    return Message(key=key, body=msgspec.Raw(b'"x"'), **fields)  # type: ignore[arg-type]
-
-
 KEYS = st.sampled_from(["k1", "k2", "k3", "é", '"', "", None])
-PLAIN = st.sampled_from(["k1", "k2", "k3", None]).map(message)
+PLAIN = st.sampled_from(["k1", "k2", "k3", None]).map(partial(message, "x"))
 ODD = st.builds(
     Message,
     key=KEYS,
@@ -151,8 +147,10 @@ def test_a_publish_is_cut_at_once_as_one_by_one(plan: Plan) -> None:
 def test_places_of_keys_are_counted_once_each_and_messages_without_one_are_not() -> None:
     route = Route(queue())
     for _ in range(2):
-        answer = Answer(queue(), [message(f"k{n}") for n in range(5)] + [message(None)], [])
+        answer = Answer(
+            queue(), [message("x", f"k{n}") for n in range(5)] + [message("x", None)], []
+        )
         cut(answer, route, SendingOrders(), None, 0)
-    answer = Answer(queue(), [message("k0"), message(None), message("new")], [])  # few
+    answer = Answer(queue(), [message("x", key) for key in ("k0", None, "new")], [])  # few
     cut(answer, route, SendingOrders(), None, 0)
     assert (route.places.hits, route.places.misses) == (6, 6)
