@@ -38,8 +38,7 @@ class Slot:
         delivery: Delivery, owner: Owner, gone: "Callable[[Slot], None]",
     ) -> None:  # fmt: skip
         self._context = context
-        self.queue = queue
-        self.group = group
+        self.queue, self.group = queue, group
         self.partition = partition
         self.place = GroupPartition(group.group_id, partition)
         self.delivery = delivery
@@ -233,9 +232,10 @@ class Slot:
     def ack_ordinary(self, push: int, delivery: list[int]) -> int:
         """A whole delivery in the ordinary case; see Delivery.ack_ordinary."""
         given = self.delivery.leases.pushes.get(push)
+        before = given.open if given is not None else 0
         count = self.delivery.ack_ordinary(push, delivery, 3)
         if count and given is not None:
-            self.log.acked_ordinary(given, delivery, count)
+            self.log.acked_ordinary(given, before, delivery, count)
         return count
 
     def ack(self, push: int, first: int, last: int, now: float) -> Judged:

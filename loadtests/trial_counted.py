@@ -328,12 +328,13 @@ def _messages(line: dict[str, Any]) -> int:
     if "runs" in line:
         runs: list[list[int]] = line["runs"]
         return sum(run[2] for run in runs) * int(line.get("recipients", 1))
-    pushes: list[list[int]] = line["pushes"]
-    return sum(
-        last - first + 1
-        for push in pushes
-        for first, last in zip(push[2::2], push[3::2], strict=True)
-    )
+    return sum(map(_settled, line["pushes"]))
+
+
+def _settled(push: list[Any]) -> int:
+    if isinstance(push[3], str):
+        return int(push[3], 16).bit_count()
+    return sum(last - first + 1 for first, last in zip(push[2::2], push[3::2], strict=True))
 
 
 def _days_of_lake(data_dir: Path) -> tuple[Days, int, int]:

@@ -30,6 +30,9 @@ LATE: Final = "late"
 _FIRST_US: Final = 946_684_800_000_000  # 2000-01-01
 _LAST_US: Final = 7_258_118_400_000_000  # 2200-01-01
 _CORRUPT: Final = "_corrupt"
+_MASK: Final = "^0x[1-9a-f][0-9a-f]*$"
+_DIGITS_MAX: Final = 1 << 20
+"""Of a mask: more than any has."""
 
 
 def parse(lines: DataFrame) -> DataFrame:
@@ -42,28 +45,62 @@ def parse(lines: DataFrame) -> DataFrame:
     return _filled(flat)
 
 
+def _number(push: Column, index: Column | int) -> Column:
+    return F.get(push, index).try_cast("bigint")
+
+
+def _runs_of_push(push: Column) -> Column:
+    """The runs that it names, in order, those of a mask message by message; of what is no push, a
+    run that is not good."""
+    last = F.get(push, 3)
+    is_masked = (F.size(push) == 4) & F.coalesce(last.rlike(_MASK), F.lit(False))
+    is_good = (F.size(push) >= 4) & (F.size(push) % 2 == 0)
+    bad = F.array(F.array(F.lit(-1).cast("bigint")))
+    return F.when(is_masked, _masked(push)).when(is_good, _ranged(push)).otherwise(bad)
+
+
+def _ranged(push: Column) -> Column:
+    def run(index: Column) -> Column:
+        first, last = _number(push, 2 * index + 2), _number(push, 2 * index + 3)
+        return F.array(_number(push, 0), first, F.try_add(F.try_subtract(last, first), F.lit(1)))
+
+    ranges = (F.size(push) / 2).cast("int") - 1
+    return F.transform(F.sequence(F.lit(0), ranges - 1), run)
+
+
+def _masked(push: Column) -> Column:
+    digits = F.reverse(F.substring(F.get(push, 3), len("0x") + 1, _DIGITS_MAX))  # the lowest first
+    bits = _bits_of_digits()
+
+    def runs(place: Column) -> Column:
+        def run(bit: Column) -> Column:
+            offset = F.try_add(_number(push, 2), 4 * place + bit)
+            return F.array(_number(push, 0), offset, F.lit(1).cast("bigint"))
+
+        return F.transform(F.try_element_at(bits, F.substr(digits, place + 1, F.lit(1))), run)
+
+    return F.flatten(F.transform(F.sequence(F.lit(0), F.length(digits) - 1), runs))
+
+
+def _bits_of_digits() -> Column:
+    """The places of the bits that are set in each digit."""
+    found: list[Column] = []
+    for digit in range(16):
+        bits = [F.lit(bit) for bit in range(4) if digit >> bit & 1]
+        found += (F.lit(f"{digit:x}"), F.array(*bits).cast("array<int>"))
+    return F.create_map(*found)
+
+
 def _runs_of_pushes() -> Column:
-    """The runs that a `settled` line names, in order; of what is none, a run that is not good."""
-
-    def runs(push: Column) -> Column:
-        def run(index: Column) -> Column:
-            first, last = F.get(push, 2 * index + 2), F.get(push, 2 * index + 3)
-            count = F.try_add(F.try_subtract(last, first), F.lit(1))
-            return F.array(F.get(push, 0), first, count)
-
-        is_good = (F.size(push) >= 4) & (F.size(push) % 2 == 0)
-        count = (F.size(push) / 2).cast("int") - 1
-        bad = F.array(F.array(F.lit(-1).cast("bigint")))
-        return F.when(is_good, F.transform(F.sequence(F.lit(0), count - 1), run)).otherwise(bad)
-
-    return F.flatten(F.transform("pushes", runs))
+    """The runs that a `settled` line names."""
+    return F.flatten(F.transform("pushes", _runs_of_push))
 
 
 def _times_of_pushes() -> Column:
     """When each of these runs was given out."""
 
     def times(push: Column) -> Column:
-        return F.array_repeat(F.get(push, 1), (F.size(push) / 2).cast("int") - 1)
+        return F.array_repeat(_number(push, 1), F.size(_runs_of_push(push)))
 
     return F.flatten(F.transform("pushes", times))
 
@@ -111,7 +148,7 @@ def judge(parsed: DataFrame, *, closed_before: str) -> DataFrame:
     fault = (
         F.when(~F.col("whole"), DAMAGED_FILE)
         .when(F.col(_CORRUPT).isNotNull() | F.col("kind").isNull(), NOT_JSON)
-        .when(F.coalesce("schema", F.lit(0)) != schema.SCHEMA, WRONG_SCHEMA)
+        .when(~F.coalesce("schema", F.lit(0)).isin(*schema.SCHEMAS), WRONG_SCHEMA)
         .when(known & _is_missing(), MISSING)
         .when(known & ~_runs_are_good("runs"), WRONG_RUNS)
         .when(known & ~_runs_are_good("duplicate_runs"), WRONG_RUNS)

@@ -20,8 +20,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
-SCHEMA: Final = 1
-"""The version of the lines that this code understands."""
+SCHEMAS: Final = (1, 2)
+"""The versions of the lines that this code understands. In the first no push has a mask."""
 
 CERTIFIED: Final = "certified"
 DISPATCHED: Final = "dispatched"
@@ -55,8 +55,9 @@ NO_KEY: Final = "0" * 16
 RUNS: Final = ArrayType(ArrayType(LongType()))
 TIMES: Final = ArrayType(LongType())
 """When each of the runs was given out."""
-PUSHES: Final = ArrayType(ArrayType(LongType()))
-"""Of a `settled` line: [partition, time, first, last, first, last, …]; the table has `runs` and
+PUSHES: Final = ArrayType(ArrayType(StringType()))
+"""Of a `settled` line: [partition, time, first, last, first, last, …], or [partition, time, first,
+mask]: numbers, but for the mask, which is hexadecimal. The table has `runs` and
 `dispatched_unix_us` in their place."""
 
 

@@ -301,7 +301,7 @@ class Synthetic:
             else {"runs": runs}
         )
         line = {
-            "schema": 1, "kind": kind, "gateway": frame.gateway.name, "stepped_us": step,
+            "schema": 2, "kind": kind, "gateway": frame.gateway.name, "stepped_us": step,
             "tenant": TENANT, "queue": frame.queue, "queue_id": queue_id(frame.queue),
             **where, **fields,
         }  # fmt: skip

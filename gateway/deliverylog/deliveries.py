@@ -6,10 +6,10 @@ certification; what it settles within SETTLED_US is one for each outcome.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from gateway.deliverylog.chunks import SETTLED
-from gateway.deliverylog.lines import Carrier, Cause, Ended, encode
+from gateway.deliverylog.lines import Carrier, Cause, Ended, Named, encode
 from gateway.facts_values import Transport
 from metadata.catalog import Queue
 
@@ -20,8 +20,8 @@ Run = tuple[int, int, int]
 """(partition, first offset, count)."""
 SETTLED_US: Final = 500
 """What is settled within so many microseconds may share its time, and a line."""
-RUNS_MAX: Final = 1000
-"""Of a line."""
+PUSHES_BYTES_MAX: Final = 32 * 1024
+"""Of a line: what comes then is in another one."""
 CARRIERS: Final[dict[Transport, Carrier]] = {"websocket": "websocket", "long-poll": "long_poll"}
 
 
@@ -81,7 +81,7 @@ class Given:
 class Done:
     """A settled span."""
 
-    __slots__ = ("at_us", "count", "numbers", "outcome", "pushes", "reason")
+    __slots__ = ("at_us", "bytes", "count", "outcome", "pushes", "reason")
 
     def __init__(self, outcome: Ended, reason: str | None, at_us: int) -> None:
         self.outcome: Ended = outcome
@@ -90,8 +90,8 @@ class Done:
         self.pushes: list[bytes] = []
         """Each as it stands in the line: hundreds of numbers that came with acks are written down
         as they come, and nothing looks at them again, the garbage collector neither."""
-        self.numbers = 0
-        """In these, of all ranges."""
+        self.bytes = 0
+        """Of these."""
         self.count = 0
 
 
@@ -168,12 +168,10 @@ class Place:
             log.given(span)
         return span
 
-    def settled(
-        self, outcome: Ended, push: list[int | None], count: int, *, reason: str | None = None
-    ) -> int:
+    def settled(self, outcome: Ended, push: Named, count: int, *, reason: str | None = None) -> int:
         """This became of what `push` names, `count` messages in all: [partition, when they were
-        given out (None: that is not known), first, last, first, last, …]. The list is the log's
-        from now on. Returns when that is."""
+        given out (None: that is not known), first, last, first, last, …], or a mask behind the
+        first. The list is the log's from now on. Returns when that is."""
         log, span = self._log, self._done
         now_us = log.now_us()
         if (
@@ -181,17 +179,17 @@ class Place:
             or now_us - span.at_us > SETTLED_US
             or span.outcome != outcome
             or span.reason != reason
-            or span.numbers >= 2 * RUNS_MAX
+            or span.bytes >= PUSHES_BYTES_MAX
         ):
             if span is not None:
                 log.settled(self, span)
             span = self._done = Done(outcome, reason, now_us)
             log.settling(self)
-        given_us = push[1]
+        given_us = cast(int | None, push[1])
         if given_us is not None:  # no step of the clock is noticed until the span has its line
             push[1] = given_us + log.clock.base_us
-        span.pushes.append(encode(push))
-        span.numbers += len(push) - 2
+        span.pushes.append(encoded := encode(push))
+        span.bytes += len(encoded)
         span.count += count
         log.counts[SETTLED] += count
         return now_us

@@ -9,14 +9,19 @@ from typing import Final, Literal, cast
 
 import msgspec
 
+from push.leases import ranges_of
 from push.ports import Durability
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 """Raised when a field changes or goes; new fields and kinds do not raise it."""
 
 Runs = Sequence[tuple[int, int, int]]
-Pushes = list[list[int | None]]
-"""[partition, when it was given out, first, last, first, last, …] of each push: as it is acked."""
+Named = list[int | str | None]
+"""[partition, when it was given out, first, last, first, last, …], as it is acked; or [partition,
+when, first, mask], the mask hexadecimal with 0x: its lowest bit is `first`, the next one is the
+offset behind it."""
+Pushes = list[Named]
+"""One of each push."""
 Packed = bytes
 Carrier = Literal["websocket", "long_poll", "http", "internal"]
 """What carried it: `http` is a request, a publish or a pull; `internal` the broker itself."""
@@ -189,11 +194,15 @@ def as_written(pushes: list[bytes]) -> Pushes:
 
 def runs_of(pushes: Pushes) -> Runs:
     """What stands in them, in order."""
-    return [
-        (push[0], first, last - first + 1)
-        for push in cast(list[list[int]], pushes)
-        for first, last in zip(push[2::2], push[3::2], strict=True)
-    ]
+    runs: list[tuple[int, int, int]] = []
+    for push in pushes:
+        numbers = cast(list[int], push)
+        if isinstance(push[3], str):
+            named = ranges_of(int(push[3], 16), numbers[2])
+        else:
+            named = [*zip(numbers[2::2], numbers[3::2], strict=True)]
+        runs += [(numbers[0], first, last - first + 1) for first, last in named]
+    return runs
 
 
 def messages_of(runs: Runs) -> int:

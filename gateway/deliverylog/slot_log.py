@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Final
 
 from gateway.deliverylog.deliveries import Place, Run
-from gateway.deliverylog.lines import Cause, Ended
+from gateway.deliverylog.lines import Cause, Ended, Named
 from gateway.deliverylog.log import DeliveryLog
 from gateway.spans import Stages
 from metadata.catalog import Group, Queue
@@ -26,6 +26,10 @@ _CAUSES: Final[dict[str, Cause]] = {
 """Of what a slot says that it was blocked by."""
 _OPENED_MAX: Final = 1000
 """Keys that were parked and are not, of which is remembered up to where they had been."""
+_ONE_RANGE: Final = 5
+"""Numbers of an ack of one range: partition, epoch, push, first, last."""
+_MASK_BITS: Final = 24
+"""A mask of as many bits for each number of an ack takes less room than its ranges."""
 
 
 class SlotLog:
@@ -123,23 +127,22 @@ class SlotLog:
 
     # --- Settling ------------------------------------------------------------------------------
 
-    def acked_ordinary(self, push: Push, numbers: list[int], count: int) -> None:
-        """An ack settled `count` messages of what it names behind its first three numbers, of
-        which the first is the partition's."""
+    def acked_ordinary(self, push: Push, before: int, numbers: list[int], count: int) -> None:
+        """An ack settled `count` messages of the ranges `numbers[3:]`; `before`: what of the push
+        was open before, relative to its first offset."""
         given_us = self._given_us
         at_us = given_us.get(push.number) if push.open else given_us.pop(push.number, None)
         if not self._log.is_on:
             self._took(at_us, self._log.now_us(), count)
             return
-        firsts, lasts = numbers[3::2], numbers[4::2]
-        if sum(lasts) - sum(firsts) + len(firsts) != count:
-            # It names what the push skips, or something twice.
-            mask = 0
-            for first, last in zip(firsts, lasts, strict=True):
-                mask |= push.within(first, last)
-            numbers = [*numbers[:3], *chain.from_iterable(ranges_of(mask, push.first))]
-        named: list[int | None] = [*numbers]
-        named[1:3] = [at_us]
+        named: Named
+        if len(numbers) == _ONE_RANGE and numbers[4] - numbers[3] + 1 == count:
+            named = [self._number, at_us, numbers[3], numbers[4]]
+        elif push.last - push.first < _MASK_BITS * len(numbers):
+            named = [self._number, at_us, push.first, hex(before ^ push.open)]
+        else:
+            ranges = ranges_of(before ^ push.open, push.first)
+            named = [self._number, at_us, *chain.from_iterable(ranges)]
         now_us = self._place.settled("acked", named, count)
         self._took(at_us, now_us, count)
 
@@ -189,7 +192,7 @@ class SlotLog:
         """It stands in the dead letters, and is settled here."""
         self._causes.pop(dead.offset, None)
         if self._log.is_on:
-            one = [self._number, None, dead.offset, dead.offset]
+            one: Named = [self._number, None, dead.offset, dead.offset]
             self._place.settled("dead_lettered", one, 1, reason=dead.reason)
 
     def parked(self, heads: Iterable[int]) -> None:

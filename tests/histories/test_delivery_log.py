@@ -4,6 +4,7 @@ waited for."""
 import asyncio
 from array import array
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -257,6 +258,56 @@ async def test_an_ack_said_again_settles_nothing_again(house: House) -> None:
     settled = offsets([line for line in logged.of(Settled) if line.outcome == "acked"])
     assert settled == [(0, 0), (0, 1), (0, 2)]
     assert house.broker.counting.group(group.group_id).settled == 3
+
+
+@pytest.mark.parametrize(
+    ("acked", "of", "form"),
+    [
+        ([(3, 6)], 100, [3, 6]),
+        ([(4, 4)], 100, [4, 4]),
+        ([(1, 1), (3, 3)], 100, [0, "0xa"]),
+        ([(0, 0), (2, 3), (199, 199)], 200, [0, hex(0xD | 1 << 199)]),
+        ([(0, 0), (199, 199)], 200, [0, 0, 199, 199]),  # its mask would be longer
+    ],
+)
+async def test_what_an_ack_settles_is_told_in_the_shorter_form(
+    house: House, acked: list[tuple[int, int]], of: int, form: list[int | str]
+) -> None:
+    queue = await house.queue()
+    group = await house.group(queue)
+    logged = Logged(house)
+    session, consumer = await house.subscribe(queue, group, credit=of)
+    await house.publish(queue, numbered(of, None))
+    ((partition, epoch, push, _), _, _), *_ = await session.take(of)
+    named = [partition, epoch, push, *chain.from_iterable(acked)]
+    count = sum(last - first + 1 for first, last in acked)
+    assert await house.confirm(consumer, [named]) == (count, 0)
+    (line,) = logged.of(Settled)
+    (told,) = line.pushes
+    assert told[2:] == form
+    assert offsets([line]) == [
+        (0, offset) for first, last in acked for offset in range(first, last + 1)
+    ]
+    assert logged.sink.counts[SETTLED] == count
+
+
+async def test_an_ack_over_what_a_push_skips_is_told_of_what_it_has(house: House) -> None:
+    """And a second one of what the first left open."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    logged = Logged(house)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message(0, "a")])
+    ((first, _, _),) = await session.take(1)
+    consumer.nack(delivery(first), 60.0, None)
+    await house.publish(queue, [message(n, key) for n, key in enumerate("babab", 1)])
+    _, ((partition, epoch, push, offset), _, _), *_ = await session.take(4)
+    assert offset == 1
+    for begin, end, settled in ((5, 5, 1), (1, 3, 2)):  # of 1 to 5 it has 1, 3 and 5
+        named = [[partition, epoch, push, begin, end]]
+        assert await house.confirm(consumer, named) == (settled, 0)
+    acks = [line for line in logged.of(Settled) if line.outcome == "acked"]
+    assert sorted(offsets(acks)) == [(0, 1), (0, 3), (0, 5)]
 
 
 async def test_pulls_are_requests_and_their_messages_are_written_with_the_answer(

@@ -210,7 +210,7 @@ def test_two_jobs_do_not_work_in_one_lake(tmp_path: Path) -> None:
 
 DAMAGED = {
     lines.NOT_JSON: b'{"schema":1,"kind":"certif\n',
-    lines.WRONG_SCHEMA: certified([[0, 0, 1]], schema=2),
+    lines.WRONG_SCHEMA: certified([[0, 0, 1]], schema=3),
     lines.MISSING: {k: v for k, v in certified([[0, 0, 1]]).items() if k != "queue_id"},
     lines.WRONG_RUNS: dispatched([[0, 0, 0]]),
     lines.WRONG_KEYS: certified([[0, 0, 2]], keys="AAAAAAAAAAA="),
@@ -229,6 +229,9 @@ def test_damaged_lines_are_quarantined_each_with_its_reason(
         settled([], pushes=[[0, 1]]), settled([], pushes=[[0, 1, 2]]), settled([], pushes="all"),
         settled([], pushes=[[0, 1, 5, 4]]), settled([], pushes=[[0, 1, 2, None]]),
         settled([], pushes=[[0, 1, -(2**63) + 1, 2**63 - 1]]),
+        *[settled([], pushes=[[0, 1, 2, mask]]) for mask in ("0x", "0x0", "0xg", "1f", "0x01")],
+        settled([], pushes=[[0, 1, "0x1", 1]]), settled([], pushes=[[0, 1, 2, "0x1", 3, 4]]),
+        settled([], pushes=[[0, 1, 2**63 - 1, "0x3"]]), settled([], pushes=[[0, 1, 2.5, 3]]),
     ]  # fmt: skip
     passed = [{"schema": 1, "kind": "clock", "gateway": "x"}, {"schema": 1, "kind": "of tomorrow"}]
     write_log(logs, 1, [*DAMAGED.values(), *more, *passed, certified([[0, 9, 1]], new_field=1)])
@@ -244,13 +247,16 @@ def test_damaged_lines_are_quarantined_each_with_its_reason(
 
 def test_what_a_line_settled_is_in_the_lake_by_the_run(spark: SparkSession, tmp_path: Path) -> None:
     lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
-    pushes = [[4, T0, 0, 2, 7, 7], [5, None, 1, 1]]
-    write_log(logs, 1, [settled([], pushes=pushes)])
+    pushes = [[4, T0, 0, 2, 7, 7], [5, None, 1, 1], [6, T0 + 1, 100, "0x8000000000000000000a"]]
+    write_log(logs, 1, [settled([], pushes=pushes, schema=2), settled([], pushes=pushes[:1])])
     came = ingest(spark, str(logs), lake)
-    assert came["messages"] == {"settled": 5}
-    (row,) = lake.read(spark, "settled").collect()
-    assert row["runs"] == [[4, 0, 3], [4, 7, 1], [5, 1, 1]]
-    assert row["dispatched_unix_us"] == [T0, T0, None]
+    assert came["messages"] == {"settled": 12}
+    row, old = lake.read(spark, "settled").orderBy("messages", ascending=False).collect()
+    assert row["runs"] == [
+        [4, 0, 3], [4, 7, 1], [5, 1, 1], [6, 101, 1], [6, 103, 1], [6, 179, 1],
+    ]  # fmt: skip
+    assert row["dispatched_unix_us"] == [T0, T0, None, T0 + 1, T0 + 1, T0 + 1]
+    assert old["runs"] == [[4, 0, 3], [4, 7, 1]]
 
 
 def test_a_file_that_is_not_as_it_was_written_is_quarantined_whole(
