@@ -30,9 +30,9 @@ LATE: Final = "late"
 _FIRST_US: Final = 946_684_800_000_000  # 2000-01-01
 _LAST_US: Final = 7_258_118_400_000_000  # 2200-01-01
 _CORRUPT: Final = "_corrupt"
-_MASK: Final = "^0x[1-9a-f][0-9a-f]*$"
-_DIGITS_MAX: Final = 1 << 20
-"""Of a mask: more than any has."""
+_DIGITS_MAX: Final = 256
+"""Of a mask. A push has at most 1,024 messages."""
+_MASK: Final = rf"\A0x[1-9a-f][0-9a-f]{{0,{_DIGITS_MAX - 1}}}\z"
 
 
 def parse(lines: DataFrame) -> DataFrame:
@@ -52,11 +52,12 @@ def _number(push: Column, index: Column | int) -> Column:
 def _runs_of_push(push: Column) -> Column:
     """The runs that it names, in order, those of a mask message by message; of what is no push, a
     run that is not good."""
-    last = F.get(push, 3)
-    is_masked = (F.size(push) == 4) & F.coalesce(last.rlike(_MASK), F.lit(False))
-    is_good = (F.size(push) >= 4) & (F.size(push) % 2 == 0)
+    is_masked = (F.size(push) == 4) & F.get(push, 3).rlike(_MASK)
+    is_even = (F.size(push) >= 4) & (F.size(push) % 2 == 0)
+    is_timed = F.get(push, 1).isNull() | _number(push, 1).isNotNull()
+    is_good = is_even & is_timed & (_number(push, 2) >= 0)  # null: not good, either
     bad = F.array(F.array(F.lit(-1).cast("bigint")))
-    return F.when(is_masked, _masked(push)).when(is_good, _ranged(push)).otherwise(bad)
+    return F.when(is_good & is_masked, _masked(push)).when(is_good, _ranged(push)).otherwise(bad)
 
 
 def _ranged(push: Column) -> Column:

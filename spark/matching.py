@@ -2,7 +2,7 @@
 
 A run is a row with `queue_id`, `partition`, `first` and `count`: consecutive offsets of one
 partition. Comparing runs offset by offset would cost a row a message; here runs are compared within
-blocks of offsets, so that a comparison costs what there are runs.
+blocks of offsets, so that a comparison costs what there are runs; of masks that is their messages.
 """
 
 from typing import Final

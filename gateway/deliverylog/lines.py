@@ -193,7 +193,7 @@ def as_written(pushes: list[bytes]) -> Pushes:
 
 
 def runs_of(pushes: Pushes) -> Runs:
-    """What stands in them, in order."""
+    """What stands in them, in order. ValueError, TypeError, IndexError: something is no push."""
     runs: list[tuple[int, int, int]] = []
     for push in pushes:
         numbers = cast(list[int], push)

@@ -60,7 +60,8 @@ class Found:
             return False
         try:
             seen = _DECODE(line)
-        except msgspec.DecodeError:
+            messages = messages_of(seen.runs or runs_of(seen.pushes))
+        except (ValueError, TypeError, IndexError):  # no JSON, no line, or no push
             return False
         if seen.kind == "end":
             self.has_end = True
@@ -68,7 +69,6 @@ class Found:
         self.lines += 1
         self.size_bytes += len(line)
         self.crc32 = zlib.crc32(line, self.crc32)
-        messages = messages_of(seen.runs or runs_of(seen.pushes))
         match seen.kind:
             case "unlogged":
                 said = (seen.spans, seen.certified, seen.dispatched, seen.settled)

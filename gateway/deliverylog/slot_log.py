@@ -29,7 +29,8 @@ _OPENED_MAX: Final = 1000
 _ONE_RANGE: Final = 5
 """Numbers of an ack of one range: partition, epoch, push, first, last."""
 _MASK_BITS: Final = 24
-"""A mask of as many bits for each number of an ack takes less room than its ranges."""
+"""A mask of as many bits for each number of an ack takes no more room than its ranges, where
+offsets have six digits or more."""
 
 
 class SlotLog:

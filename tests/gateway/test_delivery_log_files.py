@@ -420,6 +420,23 @@ def test_a_file_that_had_its_end_gets_its_name(tmp_path: Path) -> None:
     assert (len(lines), "recovered" in end) == (1, False)
 
 
+@pytest.mark.parametrize(
+    "push",
+    [
+        "1", "[]", "[0,1]", "[0,1,2]", '[0,1,2,"0x"]', '[0,1,2,"0x1g"]', '[0,1,"0x1",3]',
+        "[0,1,null,3]", '[0,1,null,"0x1"]', '[0,1,2,3,"0x1",4]', "[0,1,2,3,4]", "[0,1,2,[3]]",
+    ],
+)  # fmt: skip
+def test_a_push_that_a_disk_has_damaged_stops_no_start(tmp_path: Path, push: str) -> None:
+    """What stands before it is kept."""
+    damaged = b'{"kind":"settled","pushes":[%b]}\n' % push.encode()
+    files(tmp_path).append(settled(1) + b"\n" + damaged + settled(2) + b"\n", 3, now=0)
+    recover(tmp_path)
+    lines, end = read(finished(tmp_path)[0])
+    assert [line["pushes"][0][2] for line in lines] == [1]
+    assert end["recovered"] is True
+
+
 def test_counts_of_every_kind_are_those_of_the_lines(tmp_path: Path) -> None:
     """What is not known is no message that was certified; a fan-out reached all its recipients."""
     lines = [

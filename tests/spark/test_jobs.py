@@ -232,6 +232,9 @@ def test_damaged_lines_are_quarantined_each_with_its_reason(
         *[settled([], pushes=[[0, 1, 2, mask]]) for mask in ("0x", "0x0", "0xg", "1f", "0x01")],
         settled([], pushes=[[0, 1, "0x1", 1]]), settled([], pushes=[[0, 1, 2, "0x1", 3, 4]]),
         settled([], pushes=[[0, 1, 2**63 - 1, "0x3"]]), settled([], pushes=[[0, 1, 2.5, 3]]),
+        settled([], pushes=[[0, 1, -1, "0x2"]]), settled([], pushes=[[0, 1, 2, "0x1\n"]]),
+        settled([], pushes=[[0, 1, 2, "0x1" + 256 * "0"]]), settled([], pushes=[[0, 1, [2], 3]]),
+        *[settled([], pushes=[[0, at, 2, 2]]) for at in ("soon", 1.5, 2**63, "0x1", [1], True)],
     ]  # fmt: skip
     passed = [{"schema": 1, "kind": "clock", "gateway": "x"}, {"schema": 1, "kind": "of tomorrow"}]
     write_log(logs, 1, [*DAMAGED.values(), *more, *passed, certified([[0, 9, 1]], new_field=1)])
@@ -248,15 +251,18 @@ def test_damaged_lines_are_quarantined_each_with_its_reason(
 def test_what_a_line_settled_is_in_the_lake_by_the_run(spark: SparkSession, tmp_path: Path) -> None:
     lake, logs = Lake(tmp_path / "lake"), tmp_path / "delivery"
     pushes = [[4, T0, 0, 2, 7, 7], [5, None, 1, 1], [6, T0 + 1, 100, "0x8000000000000000000a"]]
-    write_log(logs, 1, [settled([], pushes=pushes, schema=2), settled([], pushes=pushes[:1])])
+    long = [[0, None, 0, "0x8" + 255 * "0"]]
+    some = [settled([], pushes=few, schema=2) for few in (pushes, long)]
+    write_log(logs, 1, [*some, settled([], pushes=pushes[:1])])
     came = ingest(spark, str(logs), lake)
-    assert came["messages"] == {"settled": 12}
-    row, old = lake.read(spark, "settled").orderBy("messages", ascending=False).collect()
+    assert came["messages"] == {"settled": 13}
+    row, old, last = lake.read(spark, "settled").orderBy("messages", ascending=False).collect()
     assert row["runs"] == [
         [4, 0, 3], [4, 7, 1], [5, 1, 1], [6, 101, 1], [6, 103, 1], [6, 179, 1],
     ]  # fmt: skip
     assert row["dispatched_unix_us"] == [T0, T0, None, T0 + 1, T0 + 1, T0 + 1]
     assert old["runs"] == [[4, 0, 3], [4, 7, 1]]
+    assert last["runs"] == [[0, 1023, 1]]
 
 
 def test_a_file_that_is_not_as_it_was_written_is_quarantined_whole(

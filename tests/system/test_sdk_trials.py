@@ -58,7 +58,7 @@ async def test_handlers_that_do_not_look_turn_the_kills_red() -> None:
 
 async def test_handlers_that_outlast_their_leases_run_once_and_stall_nobody() -> None:
     """R17, R19, R20: three leases long; hung; a hundred of one key."""
-    hold(await trial_slow.slow(trial_slow.Plan(lease_s=1.0), print))
+    hold(await trial_slow.slow(trial_slow.Plan(lease_s=2.0), print))
 
 
 async def test_leases_that_nobody_prolongs_turn_the_slow_handlers_red(
