@@ -29,10 +29,16 @@ START_S_MAX = 180.0
 def start(job: str, lake: Path, *arguments: str, said: Path) -> "subprocess.Popen[bytes]":
     """A job of its own, Java and all in one group of processes."""
     command = [sys.executable, "-m", "spark", job, "--lake", str(lake), *arguments]
+    scratch = lake.parent / "scratch"  # what a JVM that is killed leaves behind
+    scratch.mkdir(exist_ok=True)
+    environment = os.environ | {
+        "SPARK_LOCAL_DIRS": str(scratch), "JAVA_TOOL_OPTIONS": f"-Djava.io.tmpdir={scratch}",
+    }  # fmt: skip
     with said.open("wb") as file:
         return subprocess.Popen(
-            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
-        )
+            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+            env=environment,
+        )  # fmt: skip
 
 
 def moments(lake: Path) -> dict[str, Callable[[], object]]:
