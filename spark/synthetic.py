@@ -185,7 +185,7 @@ class Synthetic:
         now = self._now_us + gateway.stepped_us
         self._write(
             gateway,
-            {"schema": 1, "kind": "unlogged", "gateway": gateway.name, "since_unix_us": now,
+            {"schema": 2, "kind": "unlogged", "gateway": gateway.name, "since_unix_us": now,
              "until_unix_us": now + 5, "spans": 1, "certified": count, "reason": "full"},
         )  # fmt: skip
 
@@ -327,7 +327,7 @@ class Synthetic:
         seen = self._now_us + gateway.stepped_us
         self._write(
             gateway,
-            {"schema": 1, "kind": "clock", "gateway": gateway.name, "seen_unix_us": seen,
+            {"schema": 2, "kind": "clock", "gateway": gateway.name, "seen_unix_us": seen,
              "step_us": by_us, "stepped_us": gateway.stepped_us},
         )  # fmt: skip
 
@@ -374,7 +374,7 @@ def without(runs: list[Run], odd: Run) -> list[Run]:
 def write_file(path: Path, gateway: str, lines: list[bytes]) -> None:
     """Write a finished file of these lines: it appears as a whole."""
     body = b"".join(lines)
-    end = {"schema": 1, "kind": "end", "gateway": gateway, "lines": len(lines),
+    end = {"schema": 2, "kind": "end", "gateway": gateway, "lines": len(lines),
            "crc32": zlib.crc32(body)}  # fmt: skip
     part = path.with_name(path.name + ".part")
     part.write_bytes(body + json.dumps(end, separators=(",", ":")).encode() + b"\n")

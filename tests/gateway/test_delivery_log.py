@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.deliverylog import deliveries
 from gateway.deliverylog.chunks import DISPATCHED, SETTLED, SPANS
 from gateway.deliverylog.clock import LOOK_US_MAX, STEP_US_MIN, Clock
 from gateway.deliverylog.deliveries import SETTLED_US, Place
@@ -394,6 +395,24 @@ async def test_what_is_settled_at_one_time_is_one_line_for_each_outcome() -> Non
 
 
 # --- To the writer -------------------------------------------------------------------------------
+
+
+async def test_a_line_of_what_is_settled_ends_behind_so_many_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The one that reaches the bound still belongs to it."""
+    log, sink, _ = made()
+    place = log.place(QUEUE, "g", Session())
+    push = b"[0,null,1,1]"
+    monkeypatch.setattr(deliveries, "PUSHES_BYTES_MAX", 2 * len(push))
+    for _ in range(3):
+        place.settled("acked", [0, None, 1, 1], 1)
+    monkeypatch.setattr(deliveries, "PUSHES_BYTES_MAX", len(push) + 1)
+    for _ in range(2):
+        place.settled("acked", [0, None, 1, 1], 1)
+    log._hand_over()
+    lines = [line for line in lines_of(log, sink) if isinstance(line, Settled)]
+    assert [len(line.pushes) for line in lines] == [2, 2, 1]
 
 
 async def test_what_the_writer_has_no_room_for_is_dropped_and_told() -> None:
