@@ -92,22 +92,24 @@ def _bits_of_digits() -> Column:
     return F.create_map(*found)
 
 
-def _runs_of_pushes() -> Column:
-    """The runs that a `settled` line names."""
-    return F.flatten(F.transform("pushes", _runs_of_push))
+def _pushed() -> Column:
+    """Of each push of a `settled` line: its runs, and when it was given out."""
+    return F.transform(
+        "pushes",
+        lambda push: F.struct(_runs_of_push(push).alias("runs"), _number(push, 1).alias("at")),
+    )
 
 
-def _times_of_pushes() -> Column:
-    """When each of these runs was given out."""
-
-    def times(push: Column) -> Column:
-        return F.array_repeat(_number(push, 1), F.size(_runs_of_push(push)))
-
-    return F.flatten(F.transform("pushes", times))
+def _times_of_runs() -> Column:
+    """When each of the runs of a `settled` line was given out."""
+    return F.flatten(
+        F.transform("pushed", lambda push: F.array_repeat(push["at"], F.size(push["runs"])))
+    )
 
 
 def _filled(flat: DataFrame) -> DataFrame:
-    runs = F.when(F.col("kind") == SETTLED, _runs_of_pushes()).otherwise(F.col("runs"))
+    flat = flat.withColumn("pushed", _pushed())
+    runs = F.when(F.col("kind") == SETTLED, F.flatten("pushed.runs")).otherwise(F.col("runs"))
     flat = flat.withColumn("runs", runs)
     total = F.aggregate(
         "runs",
@@ -193,7 +195,7 @@ def rows(judged: DataFrame, kind: str) -> DataFrame:
     """The rows of a table, with the columns of its folders but `batch`."""
     found = judged.where(F.col("fault").isNull() & (F.col("kind") == kind))
     if kind == SETTLED:
-        found = found.withColumn("dispatched_unix_us", _times_of_pushes())
+        found = found.withColumn("dispatched_unix_us", _times_of_runs())
     wanted = [F.col(field.name).cast(field.dataType) for field in SPANS[kind].fields]
     return found.select(*wanted, "date", "hour")
 

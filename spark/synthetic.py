@@ -19,6 +19,7 @@ from typing import Any, Final
 
 Run = list[int]
 """[partition, first offset, count]."""
+SCHEMA: Final = 2
 _US: Final = 1_000_000
 TENANT: Final = "default"
 _CAUSES: Final = ("none",) * 7 + ("credit", "credit", "key_held")
@@ -185,7 +186,7 @@ class Synthetic:
         now = self._now_us + gateway.stepped_us
         self._write(
             gateway,
-            {"schema": 2, "kind": "unlogged", "gateway": gateway.name, "since_unix_us": now,
+            {"schema": SCHEMA, "kind": "unlogged", "gateway": gateway.name, "since_unix_us": now,
              "until_unix_us": now + 5, "spans": 1, "certified": count, "reason": "full"},
         )  # fmt: skip
 
@@ -295,13 +296,11 @@ class Synthetic:
             return
         step = frame.gateway.stepped_us
         fields = {name: _moved(name, value, step) for name, value in more.items()}
-        where = (
-            {"pushes": _pushes(runs, fields.pop("dispatched_unix_us"))}
-            if kind == "settled"
-            else {"runs": runs}
-        )
+        where = {"runs": runs}
+        if kind == "settled":
+            where = {"pushes": _pushes(runs, fields.pop("dispatched_unix_us"))}
         line = {
-            "schema": 2, "kind": kind, "gateway": frame.gateway.name, "stepped_us": step,
+            "schema": SCHEMA, "kind": kind, "gateway": frame.gateway.name, "stepped_us": step,
             "tenant": TENANT, "queue": frame.queue, "queue_id": queue_id(frame.queue),
             **where, **fields,
         }  # fmt: skip
@@ -327,7 +326,7 @@ class Synthetic:
         seen = self._now_us + gateway.stepped_us
         self._write(
             gateway,
-            {"schema": 2, "kind": "clock", "gateway": gateway.name, "seen_unix_us": seen,
+            {"schema": SCHEMA, "kind": "clock", "gateway": gateway.name, "seen_unix_us": seen,
              "step_us": by_us, "stepped_us": gateway.stepped_us},
         )  # fmt: skip
 
@@ -374,7 +373,7 @@ def without(runs: list[Run], odd: Run) -> list[Run]:
 def write_file(path: Path, gateway: str, lines: list[bytes]) -> None:
     """Write a finished file of these lines: it appears as a whole."""
     body = b"".join(lines)
-    end = {"schema": 2, "kind": "end", "gateway": gateway, "lines": len(lines),
+    end = {"schema": SCHEMA, "kind": "end", "gateway": gateway, "lines": len(lines),
            "crc32": zlib.crc32(body)}  # fmt: skip
     part = path.with_name(path.name + ".part")
     part.write_bytes(body + json.dumps(end, separators=(",", ":")).encode() + b"\n")

@@ -267,10 +267,10 @@ async def test_an_ack_said_again_settles_nothing_again(house: House) -> None:
         ([(4, 4)], 100, [4, 4]),
         ([(1, 1), (3, 3)], 100, [0, "0xa"]),
         ([(0, 0), (2, 3), (199, 199)], 200, [0, hex(0xD | 1 << 199)]),
-        ([(0, 0), (199, 199)], 200, [0, 0, 199, 199]),  # its mask would be longer
+        ([(0, 0), (199, 199)], 200, [0, 0, 199, 199]),  # the push is long for a mask
     ],
 )
-async def test_what_an_ack_settles_is_told_in_the_shorter_form(
+async def test_what_an_ack_settles_is_told_as_a_range_a_mask_or_ranges(
     house: House, acked: list[tuple[int, int]], of: int, form: list[int | str]
 ) -> None:
     queue = await house.queue()

@@ -11,10 +11,11 @@ import pytest
 from click.testing import CliRunner
 from tocsin.cli.main import cli
 
-from gateway.deliverylog.lines import runs_of
-from spark import files
+from gateway.deliverylog.lines import SCHEMA, runs_of
+from spark import files, synthetic
 from spark.drawing import Line, bars, duration, heat_map, over_time
 from spark.progress import Progress
+from spark.schema import SCHEMAS
 from spark.session import NotInstalled, check_installed
 from spark.submit import parser
 from spark.synthetic import Plan, Synthetic, without
@@ -68,6 +69,11 @@ def test_the_same_plan_makes_the_same_bytes(tmp_path: Path) -> None:
     assert made[0] == made[1]
     Synthetic(Plan(messages=2_000, seed=2)).write(tmp_path / "c")
     assert not {path.name for path in (tmp_path / "c/delivery").iterdir()} & set(made[0])
+
+
+def test_the_jobs_read_what_the_gateway_writes_and_the_synthetic_log_is_like_it() -> None:
+    assert SCHEMA in SCHEMAS
+    assert synthetic.SCHEMA == SCHEMA
 
 
 def test_its_answers_are_those_of_its_lines(tmp_path: Path) -> None:
