@@ -45,7 +45,9 @@ class LinuxCores:
     thing."""
 
     def __init__(self) -> None:
-        self.here: Callable[[], int] = ctypes.CDLL(None).sched_getcpu
+        # PyDLL keeps the interpreter's lock, as the other two do: the writer, woken up by one act,
+        # would begin without those that are handed over behind it in the same turn of the loop.
+        self.here: Callable[[], int] = ctypes.PyDLL(None).sched_getcpu
         self.of = os.sched_getaffinity
         self.put = os.sched_setaffinity
 

@@ -1,5 +1,7 @@
 """The writer is on the loop's core while commits are small, and is kept nowhere for long."""
 
+import sys
+import threading
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable
 from typing import cast
@@ -11,6 +13,9 @@ from tests.storage.conftest import Embedded
 
 WRITER = 4242
 ALL = {0, 1, 2, 3}
+LONG_S = 20.0
+ASKED = 100_000
+"""Who gives the lock up has lost it to somebody by then."""
 
 
 class Machine:
@@ -143,3 +148,32 @@ def test_this_machine_is_asked_as_it_should_be() -> None:
         pytest.skip("not Linux")
     asked = LinuxCores()
     assert asked.here() in asked.of(0)
+
+
+def test_who_asks_does_not_let_the_writer_in() -> None:
+    """It would begin without what is handed over behind what it was woken up for."""
+    if cores() is None:
+        pytest.skip("not Linux")
+    asked = LinuxCores()
+    it_may, ready, came = threading.Lock(), threading.Event(), threading.Event()
+
+    def writer() -> None:
+        ready.set()
+        with it_may:
+            came.set()
+
+    it_may.acquire()
+    thread = threading.Thread(target=writer)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(LONG_S)  # nobody loses the lock who does not give it up
+    try:
+        thread.start()
+        ready.wait()
+        it_may.release()
+        for _ in range(ASKED):
+            asked.put(0, asked.of(0))
+            asked.here()
+        assert not came.is_set()
+    finally:
+        sys.setswitchinterval(before)
+    thread.join()
