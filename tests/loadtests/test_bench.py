@@ -22,6 +22,9 @@ CONDITIONS = {
     "python", "cpu_count", "body_bytes", "seconds", "storage", "versions", "date",
 }  # fmt: skip
 
+LONGER_S = ("0.5", "4", "30")
+"""A busy machine may stand still for half a second. Each is tried where nothing arrived before."""
+
 
 @pytest.fixture(autouse=True)
 def warms_up_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,9 +52,12 @@ def test_scenario_measures_and_cleans_up(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    (found,) = run(
-        "--scenario", name, "--seconds", "0.5", "--connections", "40", "--backlog", "30000"
-    )
+    for seconds in LONGER_S:
+        (found,) = run(
+            "--scenario", name, "--seconds", seconds, "--connections", "40", "--backlog", "30000"
+        )
+        if found["messages_per_s"] != 0:
+            break
     assert found.keys() >= FIELDS
     assert found["scenario"] == name
     conditions = found["conditions"]

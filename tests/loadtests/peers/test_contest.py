@@ -6,6 +6,7 @@ The figures themselves are the machine's; only `make peers` looks at them.
 import json
 import tempfile
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ from loadtests.peers.meter import Mark, Meter
 from loadtests.peers.programs import Missing
 
 ALONE = Plan(rounds=1, seconds=0.5, readers=20, connections=40)
+LONGER_S = (0.5, 4.0, 30.0)
+"""A busy machine may stand still for half a second. Each is tried where nothing arrived before."""
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +52,10 @@ def test_who_is_here_does_the_work_and_cleans_up(
     for scenario in ("single", "batch", "open1k", "fanout", "idle"):
         if scenario not in entrant.scenarios:
             continue
-        found = measure(entrant, scenario, ALONE, 1)
+        for seconds in LONGER_S:
+            found = measure(entrant, scenario, replace(ALONE, seconds=seconds), 1)
+            if found.figures.get("messages_per_s") != 0:
+                break
         assert not found.failure, f"{scenario}: {found.failure}"
         assert found.figures["started_mib"] > 1
         if scenario == "idle":
