@@ -1,7 +1,8 @@
 """The embedded storage in a folder of its own, which can be closed, damaged and opened again."""
 
 import sqlite3
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,3 +54,12 @@ async def embedded(tmp_path: Path) -> AsyncIterator[Embedded]:
     store = Embedded(tmp_path / "data")
     yield store
     await store.close()
+
+
+@pytest.fixture
+def unasked() -> Iterator[None]:
+    """Nobody loses the interpreter's lock who does not give it up."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(20.0)
+    yield
+    sys.setswitchinterval(before)

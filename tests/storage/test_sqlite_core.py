@@ -1,6 +1,5 @@
 """The writer is on the loop's core while commits are small, and is kept nowhere for long."""
 
-import sys
 import threading
 from asyncio import AbstractEventLoop, TimerHandle
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from tests.storage.conftest import Embedded
 
 WRITER = 4242
 ALL = {0, 1, 2, 3}
-LONG_S = 20.0
 ASKED = 100_000
 """Who gives the lock up has lost it to somebody by then."""
 
@@ -150,6 +148,7 @@ def test_this_machine_is_asked_as_it_should_be() -> None:
     assert asked.here() in asked.of(0)
 
 
+@pytest.mark.usefixtures("unasked")
 def test_who_asks_does_not_let_the_writer_in() -> None:
     """It would begin without what is handed over behind what it was woken up for."""
     if cores() is None:
@@ -162,18 +161,12 @@ def test_who_asks_does_not_let_the_writer_in() -> None:
         with it_may:
             came.set()
 
-    it_may.acquire()
     thread = threading.Thread(target=writer)
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(LONG_S)  # nobody loses the lock who does not give it up
-    try:
+    with it_may:
         thread.start()
         ready.wait()
-        it_may.release()
-        for _ in range(ASKED):
-            asked.put(0, asked.of(0))
-            asked.here()
-        assert not came.is_set()
-    finally:
-        sys.setswitchinterval(before)
+    for _ in range(ASKED):
+        asked.put(0, asked.of(0))
+        asked.here()
+    assert not came.is_set()
     thread.join()

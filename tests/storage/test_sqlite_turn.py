@@ -1,8 +1,6 @@
 """The loop stands still until the writer is at its COMMIT: when, for how long, and with what."""
 
-import sys
 import threading
-from collections.abc import Iterator
 
 import pytest
 
@@ -89,15 +87,6 @@ def stood(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     monkeypatch.setattr(FirstTurn, "stand", watched)
     return found
-
-
-@pytest.fixture
-def unasked() -> Iterator[None]:
-    """Nobody loses the interpreter's lock who does not give it up."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(LONG_S)
-    yield
-    sys.setswitchinterval(before)
 
 
 @pytest.mark.usefixtures("unasked")
