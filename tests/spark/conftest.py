@@ -6,6 +6,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark.session import open_session
+from tests.memory import in_memory, tmp_path
+
+__all__ = ["tmp_path"]
 
 FEW = {
     "spark.sql.shuffle.partitions": "1",
@@ -14,14 +17,20 @@ FEW = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
-"""For small data: what costs here is starting tasks, and compiling what runs once."""
+"""For small data: what costs here is starting tasks, and compiling what runs once. A third of the
+time files take: what Spark writes for itself goes into memory, too."""
+JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A real one, in this process's own JVM."""
-    session = open_session("tests", master="local[2]", more=FEW)
-    yield session
-    session.stop()
+    with in_memory() as folder:
+        more = {
+            "spark.local.dir": str(folder),
+            "spark.driver.extraJavaOptions": f"{JAVA} -Djava.io.tmpdir={folder}",
+        }
+        session = open_session("tests", master="local[2]", more=FEW | more)
+        yield session
+        session.stop()

@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from spark.rollup import Targets, close, rollup
 from spark.schema import CERTIFIED, DISPATCHED, KINDS, SETTLED, UNLOGGED
 from spark.synthetic import Answers, Plan, Synthetic
 from spark.usage import usage
+from tests.memory import in_memory
 from tests.spark.judged import T0, certified, dispatched, rank_error, settled, write_log
 
 soak = pytest.mark.skipif(
@@ -50,25 +52,23 @@ class Run:
 
 
 @pytest.fixture(scope="session", params=["whole", pytest.param("stepped", marks=soak)])
-def run(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Run:
+def run(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[Run]:
     """One fault of each kind; besides, a clock that was stepped a day on and back over a month's
     end, in many files: three days to be rolled up."""
-    folder = tmp_path_factory.mktemp("run")
     plan = Plan(messages=4_000, faults=FAULTS, redeliveries=4)
     if request.param == "stepped":
         plan = replace(plan, lines_max=60, steps=((0.4, 86_400), (0.7, -86_400)))
-    answers = Synthetic(plan).write(folder)
-    lake = Lake(folder / "lake")
-    logs = str(folder / "delivery")
-    done = {
-        "ingest": ingest(spark, logs, lake, files_max=2),
-        "rollup": rollup(spark, lake, targets=Targets(None, {"orders": TARGET_US})),
-        "usage": usage(spark, lake, folder / "usage"),
-        "audit": audit(spark, lake),
-    }
-    return Run(folder, answers, lake, done, is_stepped=bool(plan.steps))
+    with in_memory() as folder:
+        answers = Synthetic(plan).write(folder)
+        lake = Lake(folder / "lake")
+        logs = str(folder / "delivery")
+        done = {
+            "ingest": ingest(spark, logs, lake, files_max=2),
+            "rollup": rollup(spark, lake, targets=Targets(None, {"orders": TARGET_US})),
+            "usage": usage(spark, lake, folder / "usage"),
+            "audit": audit(spark, lake),
+        }
+        yield Run(folder, answers, lake, done, is_stepped=bool(plan.steps))
 
 
 def table(spark: SparkSession, lake: Lake, name: str) -> DataFrame:
@@ -548,13 +548,13 @@ LOGS = {
 
 
 @pytest.fixture(scope="session")
-def lake_of_logs(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    folder = tmp_path_factory.mktemp("logs")
+def lake_of_logs(spark: SparkSession) -> Iterator[Lake]:
     lines = [line | {"queue_id": name} for name, log in LOGS.items() for line in log]
-    write_log(folder / "delivery", 1, lines)
-    lake = Lake(folder / "lake")
-    ingest(spark, str(folder / "delivery"), lake)
-    return lake
+    with in_memory() as folder:
+        write_log(folder / "delivery", 1, lines)
+        lake = Lake(folder / "lake")
+        ingest(spark, str(folder / "delivery"), lake)
+        yield lake
 
 
 def found(spark: SparkSession, lake: Lake) -> dict[str, set[tuple[str, int, bool]]]:
