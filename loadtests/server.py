@@ -15,6 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
+from gateway.deliverylog.counts import MEMORY, left_in, page_of
+from gateway.deliverylog.writer import FOLDER
+
 READY_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 60.0
 _NOTHING: Final[Mapping[str, str]] = {}
@@ -177,6 +180,9 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
+        left = left_in(self.data_dir / FOLDER)
+        if left is not None:  # the page is for who starts on this folder again, which nobody does
+            (MEMORY / page_of(left.gateway)).unlink(missing_ok=True)
 
     def running(self) -> bool:
         """Whether the process is there."""
