@@ -80,7 +80,7 @@ class _Crew:
     async def open(self) -> None:
         """Queue, groups, and who is there from the beginning."""
         rest = Rest(self._url)
-        await rest.call("PUT", _QUEUE, {"partitions": 12})
+        await rest.call("PUT", _QUEUE, {"partitions": 12, "retention_s": 3600})  # for the reader
         for group in ("workers", "pulls"):
             await rest.call("PUT", f"{_QUEUE}/groups/{group}", {})
         await self._pull(rest)
