@@ -122,7 +122,7 @@ def _broker(url: str | None, pid: int | None) -> Iterator[tuple[str, Process | N
         if not server.running():
             raise ServerFailed(f"the broker ended meanwhile:\n{server.log_tail()}")
     finally:
-        server.kill()  # nothing in there is needed any more
+        server.discard()
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -65,7 +65,7 @@ def _measure(name: str, switch: str, seconds: float) -> Figures:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_one(name, run))
     finally:
-        server.kill()  # nothing in there is needed any more
+        server.discard()
         shutil.rmtree(folder, ignore_errors=True)
 
 

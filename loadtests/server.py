@@ -174,17 +174,12 @@ class Server:
         try:
             self.start()
         except BaseException:
-            self.kill()
+            self.discard()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.kill()
-        # Its counts outlive it for who starts on this folder again, which nobody does now.
-        with contextlib.suppress(OSError, struct.error):
-            counts = (self.data_dir / "delivery" / "counts").read_bytes()
-            _, gateway = _COUNTS_HEAD.unpack_from(counts)
-            Path(f"/dev/shm/tocsin-counts-{gateway:016x}").unlink()
+        self.discard()
 
     def running(self) -> bool:
         """Whether the process is there."""
@@ -197,6 +192,14 @@ class Server:
     def kill(self) -> None:
         """`kill -9`, and wait until it is gone."""
         self._signal(signal.SIGKILL)
+
+    def discard(self) -> None:
+        """`kill`, and nobody starts on its folder again, for whom its counts would outlive it."""
+        self.kill()
+        with contextlib.suppress(OSError, struct.error):
+            counts = (self.data_dir / "delivery" / "counts").read_bytes()
+            _, gateway = _COUNTS_HEAD.unpack_from(counts)
+            Path(f"/dev/shm/tocsin-counts-{gateway:016x}").unlink()
 
     def stop(self) -> None:
         """SIGTERM, a clean end; `kill -9` when that takes longer than STOP_TIMEOUT_S."""

@@ -114,7 +114,7 @@ async def broker(
         if server.exit_code():  # None: it runs; 0: the trial has stopped it
             raise ServerFailed(f"the broker ended meanwhile:\n{server.log_tail()}")
     finally:
-        server.kill()  # nothing in there is needed any more
+        server.discard()
         shutil.rmtree(folder, ignore_errors=True)
 
 

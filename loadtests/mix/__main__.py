@@ -187,7 +187,7 @@ def _broker(drawn: plan.Plan) -> Iterator[tuple[plan.Plan, Process | None]]:
         if not server.running():
             raise ServerFailed(f"the broker ended meanwhile:\n{server.log_tail()}")
     finally:
-        server.kill()  # nothing in there is needed any more
+        server.discard()
         shutil.rmtree(folder, ignore_errors=True)
 
 

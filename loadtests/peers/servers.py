@@ -43,7 +43,7 @@ def tocsin(folder: Path, storage: str = "") -> Iterator[Server]:
         server.start()
         yield server
     finally:
-        server.kill()  # nothing in there is needed any more
+        server.discard()
 
 
 @contextlib.contextmanager

@@ -195,7 +195,7 @@ def _broker(urls: Sequence[str], pids: Sequence[int]) -> Iterator[tuple[list[str
         if not server.running():
             raise ServerFailed(f"the broker ended meanwhile:\n{server.log_tail()}")
     finally:
-        server.kill()  # nothing in there is needed any more
+        server.discard()
         shutil.rmtree(folder, ignore_errors=True)
 
 

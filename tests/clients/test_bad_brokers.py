@@ -199,7 +199,7 @@ async def test_an_answer_that_trickles_for_ever_is_given_up(
 
     async with await asyncio.start_server(trickle, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(8):  # after 10 s it would give up by another bound
             with pytest.raises(tocsin.CannotConnect):
                 async with tocsin.connect(f"http://127.0.0.1:{port}", transport="long-poll"):
                     pass

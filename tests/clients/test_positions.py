@@ -237,7 +237,7 @@ async def test_it_is_saved_by_the_clock_too(client: tocsin.Client) -> None:
         await anext(reader)
         store.saving.clear()
         waiting = asyncio.ensure_future(anext(reader))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(4):  # after 5 s it would be saved by the default
             await waiting
             await store.saving.wait()
         assert store.offsets() == [0, 2], "the third is in the making"

@@ -385,7 +385,7 @@ async def test_an_owner_that_does_not_answer_makes_an_honest_answer(
     (one,) = await here.pull()
     here.inboxes.close()  # frozen
     path = "/v1/queues/orders/groups/billing/ack"
-    async with asyncio.timeout(30), here.b.http() as http:
+    async with asyncio.timeout(4), here.b.http() as http:
         refused = await http.post(path, json={"receipts": [one.receipt]})
     problem = refused.json()
     assert (refused.status_code, problem["code"], problem["retry"]) == (503, "unknown", True)

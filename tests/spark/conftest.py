@@ -17,20 +17,18 @@ FEW = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.driver.memory": "1g",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
-"""For small data: what costs here is starting tasks, and compiling what runs once. A third of the
-time files take: what Spark writes for itself goes into memory, too."""
-JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For small data: what costs here is starting tasks, and compiling what runs once."""
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """A real one, in this process's own JVM."""
     with in_memory() as folder:
-        more = {
-            "spark.local.dir": str(folder),
-            "spark.driver.extraJavaOptions": f"{JAVA} -Djava.io.tmpdir={folder}",
-        }
+        # A third of the time files take. Not java.io.tmpdir: what is loaded from there may have to
+        # be executable.
+        more = {"spark.local.dir": str(folder)}
         session = open_session("tests", master="local[2]", more=FEW | more)
         yield session
         session.stop()

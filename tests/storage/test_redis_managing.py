@@ -175,6 +175,6 @@ async def test_a_connection_that_stands_does_not_wait_for_who_is_counted_no_more
         began = time.monotonic()
         for _ in range(5):
             await shard.act("used", [given.key], [], level="all")
-        assert time.monotonic() - began < 3.0
+        assert time.monotonic() - began < 1.0
         replica.thaw()
         await shard.close()

@@ -30,7 +30,7 @@ def running(folder: Path, *flags: str) -> Iterator[Server]:
         yield server
         server.stop()
     finally:
-        server.kill()
+        server.discard()
     log = server.log_path.read_bytes()
     assert not UNEXPECTED.search(log), log.decode(errors="replace")
     assert server.exit_code() == 0
