@@ -156,6 +156,7 @@ async def console(browser: Browser, url: str, **context: Any) -> AsyncIterator[C
             )
             yield made
             assert made.complaints == []
+            await page.unroute_all(behavior="ignoreErrors")  # what is under way is nobody's now
     finally:
         await opened.close()
 
