@@ -155,7 +155,7 @@ class Jwts:
             raise Wrong("it has not the form of one, or is too long")
         head, _, _ = text.partition(".")
         try:
-            # Of the first part alone: each letter costs, and the others are read below, once.
+            # Of the first part alone: the others are read below, once.
             header = _SIGNATURES.get_unverified_header(f"{head}..")
         except (jwt.PyJWTError, ValueError, RecursionError) as error:
             raise Wrong(f"its header: {error}") from None

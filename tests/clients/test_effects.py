@@ -224,7 +224,7 @@ async def test_a_transaction_inside_another_one_is_told_and_no_deadlock(ledger: 
         async with effects.once(message(5)), effects.once(message(6)):
             pass
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(5):
         with pytest.raises(RuntimeError, match="open in this task"):
             await nest()
         async with effects.once(message(5)) as database:

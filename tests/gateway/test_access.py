@@ -608,7 +608,7 @@ async def test_a_long_poll_that_waits_ends_with_its_cookie(house: House, wall: W
         opened = await http.post("/v1/sessions", json={"type": "hello"})
         assert opened.status_code == 201, opened.text
         path = f"/v1/sessions/{opened.json()['session']}/frames"
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(5):
             last = await http.get(path, params={"after": "1", "wait_s": "30"})
         assert last.json()["close"]["code"] == 4401
         wall.now += 1
@@ -622,6 +622,6 @@ async def test_a_pull_waits_no_longer_than_its_cookie(house: House, wall: Wall) 
     application = Application(house.broker, LOCKED, wall=wall)
     async with client_of(application, origin=OURS, cookie=cookie()) as http:
         wall.now += ACCESS_S - 0.1
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(5):
             pulled = await http.post("/v1/queues/orders/groups/g/pull", json={"wait_s": 30})
     assert pulled.json() == {"messages": []}

@@ -157,7 +157,7 @@ async def test_a_backup_tells_how_far_it_is_and_ends_with_whoever_asked_for_it(
 
     with pytest.raises(Enough):
         await asyncio.to_thread(admin.backup, tmp_path, tmp_path / "backup", progress)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(5):
         await broker.broken_off.wait()
     await socket.stop()
 

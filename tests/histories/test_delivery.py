@@ -194,7 +194,7 @@ async def test_only_started_deliveries_count_as_attempts(house: House) -> None:
 
 async def dead_letters(house: House, count: int, name: str = "orders") -> list[Frame]:
     """Wait for so many dead letters, and return them as messages."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(5):
         while True:
             with suppress(Refused):  # it is made when the first message goes there
                 session, reader = await house.read(

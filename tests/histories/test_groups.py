@@ -220,7 +220,7 @@ async def test_members_of_a_deleted_group_hear_of_it(house: House) -> None:
     assert [frame["type"] for frame in session.frames[-2:]] == ["revoked", "error"]
     assert session.frames[-1]["code"] == "group_not_found"
     assert session.frames[-1]["subscription"] == consumer.subscription
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(1):
         assert await waiting == []
     count = len(session.frames)
     await house.publish(queue, [message(2)])

@@ -134,7 +134,7 @@ async def test_what_is_pulled_and_not_settled_is_bounded(
     await house.publish(queue, [message(n, f"k{n}") for n in range(FULL + 3)])
     pull = house.broker.pulls.pull
     pulled = await pull(queue, group, FULL - 1, 1)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(5):
         while len(pulled) < FULL:  # a pull is answered with what there is: partitions open in turn
             pulled += await pull(queue, group, 10, 1)
     assert len(pulled) == FULL

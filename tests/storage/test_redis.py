@@ -211,7 +211,7 @@ async def test_a_local_append_does_not_wait_for_copies_of_what_is_before_it(
     behind = Append(P0, record.header, record.payload, durability="local")
     beside = Append(Partition("q-2", 0), record.header, record.payload, durability="local")
     for count in (1, 2):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(1):
             answers = await store.append([behind, beside])
         assert [outcomes(answer) for answer in answers] == [[count], [count - 1]]
         assert [answer.certified for answer in answers] == [0, count]

@@ -16,7 +16,7 @@ from websockets.typing import Subprotocol
 from loadtests.server import SERVE, Server
 
 Frame = dict[str, Any]
-WAIT_S = 30.0
+WAIT_S = 10.0
 UNEXPECTED = re.compile(rb"Traceback|ERROR|CRITICAL|unexpected|exception", re.IGNORECASE)
 
 

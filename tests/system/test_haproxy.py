@@ -28,7 +28,7 @@ from tests.servers.balancing import AS_ITS_OWN_USER, may_be_itself
 from tests.servers.programs import needed
 
 TOKEN = "a-token-of-24-characters"
-WAIT_S = 30.0
+WAIT_S = 10.0
 HERE = "127.0.0.2"
 """Where clients call from: the broker trusts 127.0.0.1 only, which is HAProxy."""
 SPOOFED = {

@@ -27,10 +27,10 @@ from tests.system.talk import UNEXPECTED, http_to
 from tests.waiting import becomes
 
 SEEN: Final = (
-    "count(count by (instance) "
-    '(count_over_time(tocsin_queue_depth_messages{queue="orders"}[5m]) > 3)) == 2'
+    "count(min by (job, instance) "
+    '(count_over_time(tocsin_group_messages_total{queue="orders",event="given"}[5m])) > 3) == 3'
 )
-"""So many scrapes of each gateway at work."""
+"""So many scrapes of each gateway, and of the one that a holder sees, since it has given."""
 Parse = Callable[[str], Any]
 FORMATS: Final[dict[str, tuple[str, str, Parse]]] = {
     "prometheus": ("text/plain", TEXT, text_string_to_metric_families),
@@ -61,6 +61,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 async def works(server: Server, is_over: asyncio.Event) -> None:
     """A little of everything that is counted, until it is over."""
     async with tocsin.connect(server.url, token=TOKEN) as client:
+        await client.create_queue("orders", partitions=4, attempts_max=1)
+        await client.create_queue("parked", partitions=1, attempts_max=1, on_exhausted="park")
         await client.create_queue("slow", partitions=1, publish_messages_per_s=0.001)
         async with http_to(server, TOKEN) as http:
             batch = {"messages": [{"body": n} for n in range(900)]}
@@ -73,9 +75,6 @@ async def works(server: Server, is_over: asyncio.Event) -> None:
             # 429 meanwhile: who shares limits holds a sixteenth until the store has answered
             await becomes(lambda: is_answered(200))
             assert await is_answered(429)
-        # Last: from here on scrapes count as those of a gateway at work.
-        await client.create_queue("orders", partitions=4, attempts_max=1)
-        await client.create_queue("parked", partitions=1, attempts_max=1, on_exhausted="park")
 
         async def consume(queue: str) -> None:
             async with client.subscribe(queue, group="billing") as messages:

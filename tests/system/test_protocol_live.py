@@ -56,7 +56,7 @@ class Socket:
 
     async def get(self, *kinds: str, **fields: object) -> Frame:
         """The next frame of these kinds with these fields."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(5):
             while True:
                 for frame in self._kept:
                     if frame["type"] in kinds and fields.items() <= frame.items():

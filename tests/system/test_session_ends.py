@@ -122,7 +122,7 @@ async def test_a_thousand_unsettled_deliveries_return(server: Server, end: str) 
         else:
             await talk.connection.send(b"binary")
         again = await pushes(heir, COUNT - 100)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 2
         assert bodies(again) == bodies(got)[100:]
         assert {one.get("attempt", 1) for one in again} == {1}
         await heir.ask(type="ack", ref=4, subscription=1, deliveries=deliveries(again))
@@ -240,7 +240,7 @@ async def test_a_stop_is_clean(tmp_path: Path) -> None:
     """P14: SIGTERM with consumers in the middle, one that settles what it holds and one that does
     not, a pull that waits, a producer under way: everybody is told, everything that is stored is
     settled or comes again, and nothing that was confirmed does."""
-    with running(tmp_path, "--drain-s", "6") as server:
+    with running(tmp_path, "--drain-s", "3") as server:
         async with http_to(server) as http:
             await empty(http, "orders")
             await http.put("/v1/queues/empty", json={"partitions": 1})
@@ -263,13 +263,13 @@ async def test_a_stop_is_clean(tmp_path: Path) -> None:
             began = time.monotonic()
             stopping = asyncio.ensure_future(asyncio.to_thread(server.stop))
             assert (await waiting).json() == {"messages": []}
-            assert time.monotonic() - began < 3  # the sessions end after 4
+            assert time.monotonic() - began < 1
             await asyncio.gather(*tasks)
             assert good.code == bad.code == 4000
             assert 0 <= good.drain["reconnect_after_s"] <= 5
             assert sorted(good.confirmed) == sorted(good.given)
             await stopping
-            assert time.monotonic() - began < 7
+            assert time.monotonic() - began < 4
             await going
     assert not set(good.given) & set(bad.given)
     with running(tmp_path) as server:
