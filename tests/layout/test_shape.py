@@ -6,11 +6,10 @@ from pathlib import Path
 
 from tests.layout.tree import ALL, DOCUMENTS, OUTSIDE, ROOT, SERVER, each, files, parsed, text
 
-MODULE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 COLUMNS_MAX = 100
 EXCEPTIONS: dict[str, str] = {}
-"""`path` or `path:function` → why it may be longer. Empty is what we want."""
+"""`path:function` → why it may be longer. Empty is what we want."""
 
 CODE = files(".py", *ALL)
 SCRIPTS = files(".js", *ALL)
@@ -23,12 +22,6 @@ PROSE = [Path(name) for name in DOCUMENTS] + [
     Path(".ci/run"),
     *files(".md", *OUTSIDE),
 ]
-
-
-@each([*files(".py", *SERVER, *OUTSIDE, "scripts"), *SCRIPTS])
-def test_a_module_fits_into_a_head(path: Path) -> None:
-    if str(path) not in EXCEPTIONS:
-        assert text(path).count("\n") <= MODULE_LINES_MAX
 
 
 @each(CODE)
