@@ -28,7 +28,7 @@ setup:  ## make .venv what the locks say; does nothing when it is
 	@scripts/setup dev
 
 test: setup  ## run the tests in four processes (ARGS="-k name" selects); pages: build/screenshots
-	@scripts/needs chromium redis haproxy java keepalived nginx prometheus
+	@scripts/needs chromium redis haproxy java jdk curl keepalived nginx prometheus
 	@scripts/peers say
 	$(python) -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 

@@ -13,11 +13,11 @@ from gateway.addresses import NO_PROXIES, UNKNOWN, Addresses, ClientAddress
 from gateway.admission import Admission
 from gateway.auth import DETAIL, Auth
 from gateway.client_names import name_of
-from gateway.http11 import raw_problem
+from gateway.http11 import WEBSOCKET_PATH, raw_problem
 from gateway.limiter import UNLIMITED, Limiter
 from push.errors import Refused
 
-PATH: Final = "/v1/ws"
+PATH: Final = WEBSOCKET_PATH
 SUBPROTOCOL: Final = Subprotocol("tocsin.v1")
 TICKET: Final = "tocsin.ticket."
 """Before a ticket, offered as a further subprotocol: all that a browser lets a page say in a

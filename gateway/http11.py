@@ -8,6 +8,11 @@ the connection or of the request's first byte and within `header_bytes_max`; its
 
 What is refused ends the connection, but not before its turn: the requests in front of it are
 answered first, then comes the problem document, then the end (P12).
+
+An offer of another protocol (`Upgrade`) that is not a handshake of our WebSocket is ignored: the
+request is answered as any other, its body belongs to it, and bytes behind it are parsed only when
+it has been answered, because a client may send bytes of the other protocol at once (RFC 9110,
+section 7.8). `CONNECT` ends the connection, because what follows it never is HTTP.
 """
 
 import asyncio
@@ -15,7 +20,7 @@ import enum
 import logging
 from functools import partial
 from http import HTTPStatus
-from typing import Any, NoReturn, cast
+from typing import Any, Final, NoReturn, cast
 
 import httptools
 import msgspec
@@ -25,6 +30,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from gateway import problems
 from gateway.addresses import CLIENT, NO_PROXIES, UNKNOWN, Addresses, peer_of
+from gateway.body_framing import BodyFraming, check_coding
 from gateway.flow import Flow
 from gateway.intake import LARGE_READ_BYTES, Intake
 from gateway.turns import Turns
@@ -33,6 +39,7 @@ from push.errors import Refused, TocsinError
 
 logger = logging.getLogger("tocsin.http")
 
+WEBSOCKET_PATH: Final = "/v1/ws"
 PART_BYTES_MIN = 4096
 """So much of a body is handed on before all of it is here. Less of each is counted nowhere."""
 _PLAIN = "other machines talk to this broker over TLS, or through its proxy: https:// and wss://"
@@ -86,6 +93,14 @@ class Http11Protocol(HttpToolsProtocol):
         self._turns = self.turns or Turns()
         self._early: bytes | None = None
         """What came behind a handshake that waits for its turn."""
+        self._is_handshake = False
+        """The request that is being parsed asks for a WebSocket."""
+        self._is_ignored = False
+        """It offers another protocol, which is ignored."""
+        self._body: BodyFraming | None = None
+        """The body of a request whose offer of another protocol is ignored, until it is whole."""
+        self._behind: bytes | None = None
+        """The bytes behind such a request, until it has been answered; None: there is none."""
         self._peer = UNKNOWN
         self._may_enter = True
         self._is_proxied = False
@@ -147,10 +162,19 @@ class Http11Protocol(HttpToolsProtocol):
             self.flow.rest()
 
     def _parse(self, data: bytes) -> None:
-        """As uvicorn's data_received, which drops what comes right behind an Upgrade header: the
-        first frames of a WebSocket, or the next request where we do not upgrade."""
+        """Parse as uvicorn's data_received, which drops what comes right behind an Upgrade header:
+        the first frames of a WebSocket, or the body where we do not upgrade."""
         self._unset_keepalive_if_required()
-        while data:
+        while data and not self._is_over():
+            if self._body is not None:
+                data = self._take_body(self._body, data)
+                continue
+            if self._behind is not None:
+                if not self._is_idle():
+                    self._behind += data
+                    self.flow.pause_reading()
+                    return
+                self._behind = None
             try:
                 self.parser.feed_data(data)
                 return
@@ -159,9 +183,23 @@ class Http11Protocol(HttpToolsProtocol):
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 data = data[upgrade.args[0] :]
-                if self._should_upgrade():
+                if self._is_handshake:
                     self._upgrade(data)
                     return
+
+    def _take_body(self, framing: BodyFraming, data: bytes) -> bytes:
+        """Take the body of a request whose offer is ignored; return what stands behind it."""
+        try:
+            part, rest = framing.take(data)
+        except Refused as error:
+            self._refuse(error)
+            return b""
+        if part:
+            self.on_body(part)
+        if framing.is_complete:
+            self._body = None
+            self.on_message_complete()
+        return rest
 
     def _upgrade(self, early: bytes) -> None:
         if not self._is_idle():
@@ -211,8 +249,14 @@ class Http11Protocol(HttpToolsProtocol):
         """A request has been answered: the next one's turn, or the refusal's."""
         was_last = not self.pipeline
         super().on_response_complete()
-        if was_last and self._phase is _Phase.REFUSED and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if was_last and self._phase is _Phase.REFUSED:
             self._finish()
+        elif self._behind is not None and self._is_idle():
+            behind, self._behind = self._behind, None
+            if behind:
+                self.data_received(behind)
 
     # --- The parser -----------------------------------------------------------------------------
 
@@ -239,6 +283,7 @@ class Http11Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The header is whole."""
         self._has_begun = False
+        self._judge_header()
         self._enter(_Phase.BODY, self.body_timeout_s)
         parsed_before = self.cycle
         here = self._peer
@@ -248,6 +293,37 @@ class Http11Protocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not parsed_before:  # a WebSocket's handshake gets none
             self._incoming = self.cycle
+
+    def _judge_header(self) -> None:
+        """Decide what stands behind the header: a body, frames of a WebSocket, or nothing that we
+        read."""
+        version = self.parser.get_http_version()
+        if self.parser.get_method() == b"CONNECT":
+            self._stop(Refused("method_not_allowed", "this is a broker, and no proxy"))
+        try:
+            check_coding(self.headers, version)
+        except Refused as error:
+            self._stop(error)
+        is_offer = self.parser.should_upgrade()
+        framing = BodyFraming(self.headers) if is_offer else None
+        is_empty = framing is None or framing.is_complete
+        self._is_handshake = is_offer and is_empty and self._asks_for_websocket()
+        self._is_ignored = is_offer and not self._is_handshake
+        self._body = None if is_empty else framing
+
+    def _asks_for_websocket(self) -> bool:
+        """Whether a request without a body is a handshake of RFC 6455. Of one with a key at a
+        wrong path the handshake's answer says which path is right."""
+        if self.parser.get_method() != b"GET" or self.parser.get_http_version() != "1.1":
+            return False
+        offers = [value.strip().lower() for name, value in self.headers if name == b"upgrade"]
+        is_there = self.url.partition(b"?")[0] == WEBSOCKET_PATH.encode()
+        has_key = any(name == b"sec-websocket-key" for name, _ in self.headers)
+        return offers == [b"websocket"] and (is_there or has_key) and self._should_upgrade_to_ws()
+
+    def _should_upgrade(self) -> bool:
+        """Tell uvicorn whether this request goes to the WebSocket protocol."""
+        return self._is_handshake
 
     def on_body(self, body: bytes) -> None:
         """A part of the body. As uvicorn's, but who reads it is woken when it is worth it, or
@@ -263,10 +339,14 @@ class Http11Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The body is whole, or there is none."""
+        if self._body is not None:
+            return  # the parser skips the body of a request with an offer: see _take_body
         self._disarm()
         self._incoming = None
         self._phase = _Phase.BETWEEN
         super().on_message_complete()
+        if self._is_ignored:
+            self._behind = b""
 
     def _count(self, size: int) -> None:
         self._header_bytes += size

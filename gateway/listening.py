@@ -16,6 +16,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.accepting import Accepting
+from gateway.addresses import NO_PROXIES
+from gateway.http11 import http_class
 from gateway.turns import Turns
 from push import limits
 
@@ -77,11 +79,12 @@ class Listener(uvicorn.Server):
         tls: ssl.SSLContext | None = None,
         turns: Turns | None = None,
     ) -> None:
-        """`turns`: those who connect share them with others, where they are given."""
+        """`http`: another protocol class than that of `gateway.http11`, which all servers of
+        Tocsin speak. `turns`: those who connect share them with others, where they are given."""
         super().__init__(
             uvicorn.Config(
                 app,
-                http=http or "httptools",
+                http=http or http_class(NO_PROXIES),
                 ws=ws or "none",
                 lifespan="off",
                 log_config=None,

@@ -149,7 +149,8 @@ def _problems(operation: Operation) -> dict[str, list[str]]:
     if not operation.public:
         names |= {*BEHIND_ACCESS}
     if operation.request is not None:
-        names.add("overloaded")  # too much of everybody's is incomplete
+        # Too much of everybody's bodies is incomplete, and not every coding is read.
+        names |= {"overloaded", "unsupported_encoding"}
     by_status: dict[str, list[str]] = {}
     for name in sorted(names):
         by_status.setdefault(str(CODES[name].http_status), []).append(name)

@@ -162,16 +162,18 @@ async def find_names(operation: Operation, broker: BrokerPort, request: Request)
 
 
 async def read_body(request: Request, bytes_max: int = limits.FRAME_BYTES_MAX) -> bytes:
-    """The whole request body, valid UTF-8; an empty one reads as `{}`.
+    """The whole request body, valid UTF-8; `{}` where the request has none and announces none.
 
     Stops at the bound (P9): by Content-Length before anything is read, else as soon as what came
     is too much.
 
     Raises:
-        Refused: request_too_large, invalid_json (not UTF-8), overloaded (too much of everybody's
-            is incomplete), unauthorized (its sender's credential has ended meanwhile).
+        Refused: request_too_large, invalid_json (not UTF-8, or empty where one was announced),
+            unsupported_encoding, overloaded (too much of everybody's is incomplete), unauthorized
+            (its sender's credential has ended meanwhile).
         ClientDisconnect: the client went away in the middle.
     """
+    _check_encoding(request)
     declared = request.headers.get("content-length", "")
     # Ten digits are 9 GB; longer ones are not worth an int(), which has a limit of its own.
     if declared.isdecimal() and (len(declared) > 10 or int(declared) > bytes_max):
@@ -185,7 +187,33 @@ async def read_body(request: Request, bytes_max: int = limits.FRAME_BYTES_MAX) -
             body.decode()  # msgspec.Raw, which message bodies are, lets invalid UTF-8 through
         except UnicodeDecodeError as error:
             raise Refused("invalid_json", f"not UTF-8: {error}") from None
+    if not body and _announces_body(request):
+        raise Refused(
+            "invalid_json",
+            "the body is empty although the header announces one; send {} to mean the defaults, or "
+            "no Content-Type and no Transfer-Encoding",
+        )
     return body or b"{}"
+
+
+def _check_encoding(request: Request) -> None:
+    """Compressed content would be taken for JSON. Raises Refused(unsupported_encoding)."""
+    codings = ",".join(request.headers.getlist("content-encoding")).lower().split(",")
+    for coding in codings:
+        if coding.strip() not in ("", "identity"):
+            raise Refused(
+                "unsupported_encoding",
+                f"Content-Encoding: {coding.strip()[:100]} is not read here; send the body as it "
+                "is (identity)",
+            )
+
+
+def _announces_body(request: Request) -> bool:
+    """Whether a request says that it has a body. An empty one is then a mistake of its sender (a
+    file that is not there), and must not mean the defaults."""
+    headers = request.headers
+    length = headers.get("content-length", "0").strip("0 ")
+    return "transfer-encoding" in headers or "content-type" in headers or bool(length)
 
 
 def _check_still(request: Request, after_s: float) -> None:

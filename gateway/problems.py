@@ -74,6 +74,8 @@ def response(error: TocsinError, headers: Mapping[str, str] | None = None) -> Re
         more["Retry-After"] = _whole_seconds(error.retry_after_s)
     if error.code.http_status == 401:
         more["WWW-Authenticate"] = 'Bearer realm="tocsin"'  # RFC 9110, 11.6.1: a 401 has one
+    if error.code.http_status == 415:
+        more["Accept-Encoding"] = "identity"  # RFC 9110, 15.5.16: what would have been accepted
     return Response(
         msgspec.json.encode(document(error)), error.code.http_status, more, media_type=MEDIA_TYPE
     )

@@ -72,6 +72,13 @@ class _Connection:
     idle_since: float = 0.0
 
 
+def without_offer(head: bytes) -> bytes:
+    """Take the `Upgrade` lines out of an answer's header. A proxy in front of a node may offer
+    another protocol in each answer, and the parser would then skip the answer's body."""
+    lines = head.split(b"\r\n")
+    return b"\r\n".join(line for line in lines if not line.lower().startswith(b"upgrade:"))
+
+
 class HttpAsker:
     """`Asker` over TCP and TLS. `token`: what nodes want to be shown; `context`: for https."""
 
@@ -132,6 +139,11 @@ class HttpAsker:
         """The answer, and whether the connection may be used again."""
         reading = _Reading()
         reading.parser = parser = httptools.HttpResponseParser(reading)
+        try:
+            head = await connection.reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            raise ValueError("the answer's header is too large") from None
+        parser.feed_data(without_offer(head))
         while not reading.is_complete:
             data = await connection.reader.read(READ_BYTES)
             if not data:

@@ -48,6 +48,7 @@ CODES: Final = _table(
     Code("invalid_receipt", 400, False, "a receipt that this broker did not give, for this group"),
     Code("position_unknown", 409, False, "the position belongs to another queue or history"),
     Code("message_too_large", 413, False, "a message is larger than its queue allows"),
+    Code("unsupported_encoding", 415, False, "a request body in a coding that is not read here"),
     Code("request_timeout", 408, True, "the request did not arrive in time"),
     Code("request_too_large", 413, False, "a frame or request body over its limit"),
     Code("header_too_large", 431, False, "a request header over its limit"),

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -11,6 +13,7 @@ from websockets.frames import Frame, Opcode
 
 from gateway.auth import Auth
 from gateway.http11 import PART_BYTES_MIN, Http11Protocol, raw_problem
+from gateway.listening import Listener, bind
 from gateway.problems import SECURITY_HEADERS
 from gateway.registry import Registry
 from gateway.surroundings import Surroundings
@@ -527,12 +530,235 @@ async def test_a_handshake_behind_an_answered_request_is_accepted(port: int) -> 
     await wire.close()
 
 
-async def test_an_upgrade_that_we_do_not_know_is_a_request_like_any_other(port: int) -> None:
-    """As `curl --http2` sends it; what is pipelined behind it is answered too."""
-    upgrade = GET.replace(b"\r\n\r\n", b"\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n")
-    wire = await dial(port, upgrade, POST, b"abcd")
-    assert [await answer(wire) for _ in range(2)] == [b"0", b"4"]
+TOKENS = ("h2c", "websocket", "h2c, websocket", "WebSocket/13", "TLS/1.0", "x")
+METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
+SMUGGLED = b"POST /smuggled HTTP/1.1\r\nHost: localhost\r\nX-Forwarded-For: 6.6.6.6\r\n\r\n"
+
+
+@dataclass
+class Asked:
+    """Requests that have reached an application, and their bodies."""
+
+    seen: list[tuple[str, str, bytes]] = field(default_factory=list)
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            event = await receive()
+            if event["type"] == "http.disconnect":
+                return
+            body += event.get("body", b"")
+            more = event.get("more_body", False)
+        self.seen.append((scope["method"], scope["path"], body))
+        await self.may_answer.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def offer(method: str, token: str, framing: str, body: bytes = SMUGGLED) -> bytes:
+    """A request that offers another protocol, with a body that is a request by itself."""
+    lines = [f"{method} /asked HTTP/1.1", "Host: localhost", "Connection: Upgrade, HTTP2-Settings"]
+    lines += [f"Upgrade: {token}", "HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA"]
+    if framing == "length":
+        return "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
+    if framing == "none":
+        return "\r\n".join([*lines, "", ""]).encode()
+    chunks = [body[:7], body[7:]] if body else []
+    parts = [b"%x;ext=1\r\n%b\r\n" % (len(one), one) for one in chunks]
+    trailers = b"X-Trailer: 1\r\n" if framing == "trailers" else b""
+    head = "\r\n".join([*lines, "Transfer-Encoding: chunked", "", ""]).encode()
+    return head + b"".join(parts) + b"0\r\n" + trailers + b"\r\n"
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked", "trailers", "none"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("token", TOKENS)
+@pytest.mark.parametrize("pieces", ["whole", "head-first", "bytes"])
+async def test_a_body_behind_an_offer_of_another_protocol_belongs_to_its_request(
+    token: str, method: str, framing: str, pieces: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """P11, P12: what it holds is carried out as nobody's request, however it arrives, and what
+    comes behind it is parsed when it has been answered (RFC 9110, section 7.8)."""
+    asked = Asked()
+    data = offer(method, token, framing)
+    behind = b"PUT /behind HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\nok"
+    async with serve(registry(), http=Patient, app=asked) as gateway:
+        wire = await dial(gateway.port)
+        await until(lambda: bool(gateway.state.connections))
+        (connection,) = gateway.state.connections
+        assert isinstance(connection, Patient)
+        head = data.index(b"\r\n\r\n") + 4
+        at_head = [at for at in (head - 1, head) if at < len(data)]
+        cuts = {"whole": [], "head-first": at_head, "bytes": list(range(1, len(data)))}[pieces]
+        for begin, end in pairwise([0, *cuts, len(data)]):
+            connection.data_received(data[begin:end] + (behind if end == len(data) else b""))
+        await until(lambda: bool(asked.seen))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        body = b"" if framing == "none" else SMUGGLED
+        assert asked.seen == [(method, "/asked", body)]
+        assert not connection.pipeline
+        asked.may_answer.set()
+        if method == "HEAD":
+            await wire.reader.readuntil(b"\r\n\r\n")
+        else:
+            assert (await response(wire))[0] == 200
+        assert (await response(wire))[0] == 200
+        assert asked.seen[1:] == [("PUT", "/behind", b"ok")]
+        wire.writer.write(GET)  # and the connection is kept
+        assert (await response(wire))[0] == 200
+        await wire.close()
+    assert_quiet(caplog)
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked", "trailers", "none"])
+async def test_offers_are_answered_in_order_among_other_requests(port: int, framing: str) -> None:
+    """Pipelined, as any other request; several of them in one read."""
+    offered = offer("POST", "h2c", framing)
+    size = b"0" if framing == "none" else b"%d" % len(SMUGGLED)
+    wire = await dial(port, POST, b"abcd", offered, GET, offered, offered, POST, b"ab")
+    assert [await answer(wire) for _ in range(5)] == [b"4", size, b"0", size, size]
+    wire.writer.write(b"cd")
+    assert await answer(wire) == b"4"
     await wire.close()
+
+
+async def test_an_answer_before_the_end_of_such_a_body_parses_nothing_of_it() -> None:
+    """Whoever is refused by the header alone still has sent a body."""
+    paths: list[str] = []
+
+    async def hasty(scope: Any, receive: Any, send: Any) -> None:
+        paths.append(scope["path"])
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with serve(registry(), http=Patient, app=hasty) as gateway:
+        data = offer("POST", "h2c", "length")
+        wire = await dial(gateway.port, data[:-20])
+        assert (await response(wire))[0] == 401
+        wire.writer.write(data[-20:] + GET)
+        assert (await response(wire))[0] == 401
+        await wire.close()
+    assert paths == ["/asked", "/"]
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        b"4\nabcd\r\n0\r\n\r\n",
+        b"4\r\nabcde\r\n0\r\n\r\n",
+        b"4\r\nabcd\n0\r\n\r\n",
+        b"-4\r\nabcd\r\n0\r\n\r\n",
+        b"0x4\r\nabcd\r\n0\r\n\r\n",
+        b" 4\r\nabcd\r\n0\r\n\r\n",
+        b"4 4\r\nabcd\r\n0\r\n\r\n",
+        b"fffffffffffffffff\r\n",
+        b"4;" + b"e" * 2000,
+        b"0\r\nno trailer\r\n\r\n",
+        b"0\r\n" + b"X-Y: z\r\n" * 2000,
+        b"zz\r\n",
+    ],
+)
+async def test_chunks_that_two_could_read_in_two_ways_end_the_connection(
+    port: int, chunks: bytes
+) -> None:
+    """P11: where such a body ends is not certain, so nothing behind it is a request."""
+    head = offer("POST", "h2c", "chunked", b"").partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+    wire = await dial(port, POST, b"abcd", head, chunks, GET)
+    assert await answer(wire) == b"4"
+    assert await refusal(wire) == (400, "invalid_request")
+
+
+async def test_a_body_behind_an_offer_has_its_deadline_too(body_hurried: int) -> None:
+    wire = await dial(body_hurried, offer("POST", "h2c", "length")[:-3])
+    assert await refusal(wire) == (408, "request_timeout")
+
+
+async def test_a_handshake_with_a_body_is_none(port: int) -> None:
+    """Its body would be taken for the first frames."""
+    with_body = handshake(port).replace(b"\r\n\r\n", b"\r\nContent-Length: 4\r\n\r\nabcd")
+    wire = await dial(port, with_body, GET)
+    assert [await answer(wire) for _ in range(2)] == [b"4", b"0"]
+    await wire.close()
+
+
+@pytest.mark.parametrize("target", [b"localhost:80", b"/healthz"])
+async def test_who_takes_a_broker_for_a_proxy_is_refused(port: int, target: bytes) -> None:
+    """What follows CONNECT is never HTTP (RFC 9110, section 9.3.6)."""
+    wire = await dial(port, b"CONNECT " + target + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", GET)
+    assert (await refusal(wire))[0] in (400, 405)
+
+
+async def test_every_server_of_ours_reads_requests_in_this_way() -> None:
+    """The admin socket, the port for metrics and a node of the metadata service, too: what no
+    protocol class is named for."""
+    asked, bound = Asked(), bind("127.0.0.1", 0)
+    asked.may_answer.set()
+    listener = Listener(asked, bound)
+    await listener.start()
+    wire = await dial(bound.getsockname()[1])
+    for framing in ("length", "chunked"):
+        data = offer("POST", "h2c", framing)
+        head = data.index(b"\r\n\r\n") + 4
+        wire.writer.write(data[:head])
+        await until(lambda: bool(listener.server_state.tasks))
+        wire.writer.write(data[head:])
+        assert (await response(wire))[0] == 200
+    wire.writer.write(handshake(0))
+    assert (await response(wire))[0] == 200
+    assert [one[1:] for one in asked.seen[:2]] == 2 * [("/asked", SMUGGLED)]
+    await wire.close()
+    await listener.finish(1)
+
+
+# --- Codings ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "coding",
+    ["gzip, chunked", "gzip,chunked", "chunked, chunked", "identity", "deflate\r\nTransfer-Encoding"
+     ": chunked", "GZIP , Chunked", "chunked, gzip", ", chunked"],
+)  # fmt: skip
+@pytest.mark.parametrize("offered", [False, True])
+async def test_a_transfer_coding_other_than_chunked_is_refused(
+    port: int, coding: str, offered: bool
+) -> None:
+    """What came of the chunks would be the compressed form, taken for the body."""
+    lines = ["POST / HTTP/1.1", "Host: localhost", f"Transfer-Encoding: {coding}"]
+    lines += ["Connection: Upgrade", "Upgrade: h2c"] if offered else []
+    wire = await dial(port, "\r\n".join([*lines, "", ""]).encode(), b"0\r\n\r\n", GET)
+    assert await refusal(wire) in ((415, "unsupported_encoding"), (400, "invalid_request"))
+
+
+@pytest.mark.parametrize("coding", ["chunked", "Chunked", " chunked "])
+async def test_chunked_is_read_however_it_is_spelled(port: int, coding: str) -> None:
+    head = f"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: {coding}\r\n\r\n"
+    wire = await dial(port, head.encode(), b"4\r\nabcd\r\n0\r\n\r\n", GET)
+    assert [await answer(wire) for _ in range(2)] == [b"4", b"0"]
+    await wire.close()
+
+
+@pytest.mark.parametrize("offered", [False, True])
+@pytest.mark.parametrize(
+    "framing",
+    [
+        "HTTP/1.0\r\nTransfer-Encoding: chunked",
+        "HTTP/1.1\r\nTransfer-Encoding: chunked\r\nContent-Length: 4",
+        "HTTP/1.1\r\nContent-Length: 4\r\nTransfer-Encoding: chunked",
+        "HTTP/1.1\r\nContent-Length: 4\r\nContent-Length: 5",
+        "HTTP/1.1\r\nContent-Length: 4, 4",
+        "HTTP/1.1\r\nContent-Length: +4",
+        "HTTP/1.1\r\nContent-Length: 99999999999999999999999",
+    ],
+)
+async def test_a_body_whose_end_is_not_certain_is_refused(
+    port: int, framing: str, offered: bool
+) -> None:
+    """P11: of two that read it in two ways, one is deceived (RFC 9112, section 6)."""
+    more = "\r\nConnection: Upgrade\r\nUpgrade: h2c" if offered else ""
+    wire = await dial(port, f"POST / {framing}{more}\r\nHost: localhost\r\n\r\n".encode(), GET)
+    assert await refusal(wire) == (400, "invalid_request")
 
 
 # --- Else ---------------------------------------------------------------------------------------

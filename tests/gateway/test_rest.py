@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -297,6 +298,69 @@ async def test_a_body_without_a_length_is_read_only_to_the_bound(application: Ap
     status, answer = await call_raw(application, "PUT", QUEUE, receive)
     assert (status, answer["code"]) == (413, "request_too_large")
     assert read <= limits.FRAME_BYTES_MAX + 65_536
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"Transfer-Encoding": "chunked"},
+        {"Content-Type": "application/json"},
+        {"Content-Length": "9"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("PUT", QUEUE), ("PUT", GROUP), ("POST", f"{GROUP}/pull"), ("POST", f"{QUEUE}/purge"),
+        ("POST", f"{QUEUE}/dead-letters/redrive"), ("POST", f"{QUEUE}/messages"),
+        ("POST", f"{GROUP}/parked"), ("POST", "/v1/sessions"),
+    ],
+)  # fmt: skip
+async def test_an_empty_body_where_one_is_announced_means_no_defaults(
+    application: Application, method: str, path: str, header: dict[str, str]
+) -> None:
+    """P12: `generate | curl -T -`, where the first command has failed, changes nothing."""
+    async with client_of(application) as http:
+        await make_queue(http, attempts_max=7)
+        await http.put(GROUP, json={"attempts_max": 3})
+        before = (await http.get(QUEUE)).json(), (await http.get(GROUP)).json()
+    scope = {
+        "type": "http", "method": method, "path": path, "raw_path": path.encode(),
+        "query_string": b"", "client": ("127.0.0.1", 1), "scheme": "http",
+        "headers": [
+            (b"host", b"127.0.0.1"), *((k.lower().encode(), v.encode()) for k, v in header.items())
+        ],
+    }  # fmt: skip
+    said: list[Any] = []
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        said.append(message)
+
+    await application(scope, receive, send)
+    assert said[0]["status"] == 400, said
+    assert json.loads(said[1]["body"])["code"] == "invalid_json"
+    async with client_of(application) as http:
+        assert ((await http.get(QUEUE)).json(), (await http.get(GROUP)).json()) == before
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "identity, gzip", "GZIP", "x"])
+async def test_a_compressed_body_is_refused_with_what_is_read(http: Http, coding: str) -> None:
+    """RFC 9110, section 15.5.16: `Accept-Encoding` says what would have been."""
+    await make_queue(http)
+    body = json.dumps({"messages": [{"body": 1}]}).encode()
+    for content in (body, zlib.compress(body)):
+        answer = await http.post(
+            f"{QUEUE}/messages", content=content, headers={"Content-Encoding": coding}
+        )
+        check_problem(answer, "unsupported_encoding")
+        assert answer.headers["accept-encoding"] == "identity"
+    identity = {"Content-Encoding": "identity"}
+    stored = await http.post(f"{QUEUE}/messages", content=body, headers=identity)
+    assert stored.status_code == 200
 
 
 async def test_a_publish_whose_client_leaves_is_stored_and_no_error(

@@ -117,3 +117,26 @@ async def test_a_connection_that_was_closed_meanwhile_is_not_used() -> None:
             assert (await asking.ask(url, "GET", "/", None, timeout_s=5)).status == 200
             await asyncio.sleep(0.05)  # its end is on its way
         await asking.close()
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [b"Content-Length: 2\r\n\r\nok", b"Transfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n"],
+)
+async def test_an_answer_that_offers_another_protocol_is_read_as_any_other(framing: bytes) -> None:
+    """Apache with mod_http2 in front of a node says so in each answer."""
+    offered = b"HTTP/1.1 200 OK\r\nUpgrade: h2,h2c\r\nConnection: Upgrade, Keep-Alive\r\n" + framing
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await reader.readuntil(b"\r\n\r\n")
+            for byte in offered:
+                writer.write(bytes((byte,)))
+                await asyncio.sleep(0)
+
+    async with server(serve) as url:
+        asking = asker()
+        for _ in range(2):
+            answer = await asking.ask(url, "GET", "/x", None, timeout_s=5)
+            assert (answer.status, answer.body) == (200, b"ok")
+        await asking.close()

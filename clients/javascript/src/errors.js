@@ -202,6 +202,7 @@ const CLASSES = new Map([
   ["invalid_message", InvalidRequest],
   ["invalid_name", InvalidRequest],
   ["invalid_receipt", InvalidRequest],
+  ["unsupported_encoding", InvalidRequest],
   ["message_too_large", TooLarge],
   ["request_too_large", TooLarge],
   ["unauthorized", Unauthorized],

@@ -254,6 +254,7 @@ _CLASSES: Final[dict[str, type[BrokerError]]] = {
     "invalid_message": InvalidRequest,
     "invalid_name": InvalidRequest,
     "invalid_receipt": InvalidRequest,
+    "unsupported_encoding": InvalidRequest,
     "message_too_large": TooLarge,
     "request_too_large": TooLarge,
     "unauthorized": Unauthorized,
