@@ -31,15 +31,14 @@ Tokens are never logged and never part of an error.
 """
 
 import hmac
-import re
 from collections.abc import Iterable, Mapping
-from ipaddress import ip_address
 from typing import Final, Protocol
 
 from gateway.access import Cookies, Pass, Tickets, is_ticket
 from gateway.admission import Admission
 from gateway.admitted import Admitted
 from gateway.limit_values import limits_of
+from gateway.origins import configured_origin, foreign, is_loopback, is_own, not_here, parse_origin
 from metadata.catalog import ANYBODY, Principal
 from metadata.client import Tokens
 from metadata.tokens import TokenRecord, credential_of, is_ours, judge, judge_certificate, rights_of
@@ -56,9 +55,6 @@ DETAIL: Final = (
     "Authorization: Bearer <token> or in a WebSocket's hello; `tocsin ticket` lets a browser in"
 )
 """All that anybody learns who has none or wrong ones."""
-_HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?", re.IGNORECASE)
-_ORIGIN: Final = re.compile(r"(https?)://(\S+)", re.IGNORECASE)
-_PORTS: Final = {"http": 80, "https": 443}
 _OWN_SITES: Final = (None, "same-origin", "none")
 """Values of Sec-Fetch-Site: an older browser, our page, an address that the user typed in."""
 _TOKEN: Final = credential_of("")
@@ -93,7 +89,7 @@ class Auth:
         secret: bytes = b"",
     ) -> None:
         self._token = token.encode() if token else None
-        self._origins = frozenset(origin.rstrip("/").lower() for origin in origins)
+        self._origins = frozenset(configured_origin(one.rstrip("/")) for one in origins)
         self._tokens = tokens
         self._jwts = jwts
         self.is_open = self._token is None and jwts is None and not is_required
@@ -272,20 +268,13 @@ class Auth:
             Refused: origin_refused, with what to do about it.
         """
         host = _one(headers, "host")
-        if self.is_open and not _is_loopback(host):
-            raise Refused(
-                "origin_refused",
-                "without TOCSIN_TOKEN this broker answers to localhost, 127.0.0.1 and [::1] only",
-            )
+        if self.is_open and not is_loopback(host):
+            raise not_here(host)
         origin = _one(headers, "origin")
-        if origin is None or origin.lower() in self._origins:
+        if origin is None or str(parse_origin(origin)) in self._origins:
             return
-        if _is_same(origin, host, is_tls=is_tls):
-            return
-        raise Refused(
-            "origin_refused",
-            "a page of another origin may not connect; allow it by TOCSIN_ORIGINS",
-        )
+        if not is_own(origin, host, is_tls=is_tls):
+            raise foreign(origin, host, is_tls=is_tls)
 
 
 def _check_known(tokens: Tokens) -> None:
@@ -323,39 +312,3 @@ def several(name: str) -> Refused:
     if name in ("authorization", "cookie"):
         return Refused("unauthorized", DETAIL)
     return Refused("invalid_request", f"several {name} headers")
-
-
-def _split(host: str | None) -> tuple[str, int | None] | None:
-    """(name, port) of a Host header; None when it is none."""
-    match = _HOST.fullmatch(host) if host is not None else None
-    if match is None:
-        return None
-    return match[1].lower(), int(match[2]) if match[2] else None
-
-
-def _is_loopback(host: str | None) -> bool:
-    """Whatever the port: an SSH tunnel or a container may have changed it."""
-    parts = _split(host)
-    if parts is None:
-        return False
-    name = parts[0]
-    if name == "localhost":
-        return True
-    try:
-        return ip_address(name.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-def _is_same(origin: str, host: str | None, *, is_tls: bool) -> bool:
-    """Whether a page of `origin` was served by `host`. It may be of https where we see no TLS: a
-    proxy in front may have taken it off. One of http is not ours where TLS is: anybody on the way
-    may have written it."""
-    match = _ORIGIN.fullmatch(origin)
-    page, server = _split(match[2]) if match else None, _split(host)
-    if match is None or page is None or server is None:
-        return False
-    if is_tls and match[1].lower() != "https":
-        return False
-    default = _PORTS[match[1].lower()]
-    return (page[0], page[1] or default) == (server[0], server[1] or default)

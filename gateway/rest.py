@@ -41,6 +41,7 @@ from gateway.incoming import Incoming
 from gateway.limiter import Limiter
 from gateway.longpoll import Polls
 from gateway.operation import ADMISSION, ALLOWANCE, INCOMING, Operation
+from gateway.origins import configured_origin
 from gateway.ports import BrokerPort
 from gateway.problems import SECURITY_HEADERS, Problems
 from gateway.rest_account import Accounts, carry_out
@@ -215,7 +216,7 @@ class Application:
         if origins:
             self._outermost = CORSMiddleware(
                 self._finish,
-                allow_origins=list(origins),
+                allow_origins=list(map(configured_origin, origins)),
                 allow_methods=("GET", "PUT", "POST", "DELETE"),
                 allow_headers=("Authorization", "Content-Type", "traceparent", "tracestate"),
                 expose_headers=("Retry-After",),

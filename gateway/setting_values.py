@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from gateway import limit_values
 from gateway.addresses import parse_networks
 from gateway.jwt_keys import ALGORITHMS
+from gateway.origins import configured_origin
 from metadata.rights import PLACEHOLDER, parse_right
 from storage import redis_target
 
@@ -187,12 +188,8 @@ def provider(text: str) -> str:
 
 
 def origins(text: str) -> tuple[str, ...]:
-    """Web origins separated by commas."""
-    origins = tuple(part.strip().lower() for part in text.split(","))
-    for origin in origins:
-        if not re.fullmatch(r"https?://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:[0-9]{1,5})?", origin):
-            raise ValueError
-    return origins
+    """Web origins separated by commas, as browsers write them."""
+    return tuple(configured_origin(part.strip()) for part in text.split(","))
 
 
 def networks(text: str) -> tuple[str, ...]:

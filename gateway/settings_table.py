@@ -182,7 +182,8 @@ SETTINGS: Final = (
     Setting(
         "origins",
         values.origins,
-        "web origins separated by commas, each like https://app.example or http://localhost:3000",
+        "web origins separated by commas, each like https://app.example or http://localhost:3000, "
+        "without a path and without a dot at the name's end",
         "Origins of web pages that may talk to the broker, separated by commas. [none]",
     ),
     Setting(
