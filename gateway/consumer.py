@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Consumer:
-    """See the module. Made by `GroupRuntime.join`."""
+    """See the module. It may leave from when it is made."""
 
     pulls = False
 
@@ -100,6 +100,12 @@ class Consumer:
         )  # fmt: skip
 
     # --- Giving --------------------------------------------------------------------------------
+
+    async def join(self) -> None:
+        """Take its place in the group. It is given nothing before this turn of the loop has ended,
+        so that the caller's answer goes first. Raises TocsinError: it has not joined."""
+        await self._runtime.join(self)
+        asyncio.get_running_loop().call_soon(self.open)
 
     def open(self) -> None:
         """The session knows of the subscription: pushes may come."""

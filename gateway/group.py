@@ -13,7 +13,7 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Final, Protocol
 
 from gateway.facts_values import OwnerDescription
 from gateway.group_part import RETRY_AFTER_S, GroupPart
@@ -29,6 +29,10 @@ from push.errors import Fenced, Refused, TocsinError
 from push.giving import DeliverySettings
 from push.ports import GroupPartition, Partition, is_same_owner
 
+NEW_S: Final = 0.1
+"""Whoever joins others is given partitions after so long. Many that join together are one change,
+and whoever is gone again by then has never been in anybody's way."""
+
 
 class Member(Owner, Protocol):
     """A consumer: of a session, or the virtual one of the pulls."""
@@ -37,6 +41,8 @@ class Member(Owner, Protocol):
     pulls: bool
     slots: dict[int, Slot]
 
+    left: bool
+    """It is none any more."""
     stays: bool
     """It has still to say what it holds of its partitions: none moves away before."""
 
@@ -89,6 +95,8 @@ class GroupRuntime:
         self.queue = queue
         self.group = group
         self.members: dict[str, Member] = {}
+        self._new: dict[str, asyncio.TimerHandle] = {}
+        """Those of them whom the assignment does not count yet."""
         self.slots: dict[int, Slot] = {}
         self.epochs: dict[int, int] = {}
         """The newest epoch seen per partition: what is at most that and not current is stale."""
@@ -119,18 +127,35 @@ class GroupRuntime:
     # --- Members -------------------------------------------------------------------------------
 
     async def join(self, member: Member) -> None:
-        """Take part in the assignment. Returns when the membership says so."""
+        """Take part in the assignment: at once, or, where others are there, after NEW_S. Returns
+        when nothing stands against it.
+
+        Raises:
+            TocsinError: it does not, or not any more: the group is gone, or the member has left
+                meanwhile.
+        """
+        if self._is_new(member):
+            loop = asyncio.get_running_loop()
+            self._new[member.name] = loop.call_later(NEW_S, self._count, member.name)
         self.members[member.name] = member
         try:
-            await self.part.write(member.name)
+            await self.part.write()
             if self.closed:
                 await self._metadata.membership(self.group.group_id)  # deleted: says so
                 raise Refused("draining")
+            if member.left:
+                raise Refused("not_subscribed", "it has left before it had joined")
         except BaseException:
             self._remove(member)  # else partitions wait for nobody
             if self.part.is_shared:
                 self.part.write_soon()  # the row may have been told
             raise
+
+    def _is_new(self, member: Member) -> bool:
+        """Whether others are there for whom it may wait: a session, and none that comes back."""
+        others = len(self.members) > len(self._new) or bool(self.part.others())
+        returns = member.stays or member.name in self.row.members
+        return others and not returns and not member.pulls
 
     def _remove(self, member: Member) -> bool:
         """False: it was none, or another one of its name has joined since."""
@@ -138,7 +163,19 @@ class GroupRuntime:
             return False
         del self.members[member.name]
         self.left_at = asyncio.get_running_loop().time()
+        new = self._new.pop(member.name, None)
+        if new is not None:
+            new.cancel()
+        if len(self.members) == len(self._new) and not self.part.others():
+            self._count(*self._new)  # nobody else is left to work meanwhile
         return True
+
+    def _count(self, *names: str) -> None:
+        """The assignment counts these from now on."""
+        for name in names:
+            self._new.pop(name).cancel()
+        if names:
+            self.part.write_soon()
 
     def leave(self, member: Member, *, moves: bool = False) -> None:
         """The member is gone: its slots end, its deliveries return, others take over. One that
@@ -151,6 +188,11 @@ class GroupRuntime:
             self.part.wait_for(member)
         if not moves or self.part.is_shared:
             self.part.write_soon()
+
+    def _count_nobody(self) -> None:
+        for new in self._new.values():
+            new.cancel()
+        self._new.clear()
 
     async def retire(self, member: Member, drain_s: float = limits.DRAIN_S) -> None:
         """The member leaves in an orderly way: its slots drain first."""
@@ -193,7 +235,7 @@ class GroupRuntime:
 
     def seats(self) -> Sequence[Member]:
         """As Host.seats."""
-        return list(self.members.values())
+        return [one for name, one in self.members.items() if name not in self._new]
 
     def partitions(self) -> Sequence[int]:
         """As Host.partitions."""
@@ -344,6 +386,7 @@ class GroupRuntime:
         """The group is gone: what is in flight no longer counts, and its members hear of it."""
         self.closed = True
         self.fence()
+        self._count_nobody()
         members, self.members = list(self.members.values()), {}
         for member in members:
             member.deleted(why)
@@ -357,6 +400,7 @@ class GroupRuntime:
                 self.part.wait_for(member)
             for slot in list(member.slots.values()):
                 slot.abandon(moves=member.linger_s > 0)
+        self._count_nobody()
         self.members.clear()
         await self.part.close()
         waits: Sequence[asyncio.Task[None]] = [*self._owning.values()]

@@ -3,6 +3,10 @@
 What a row is to become is decided by `metadata.group_row`; here are the calls, and when they are
 made: at once when members join or leave, when slots that others wait for have ended, when a notice
 tells that another gateway has written, and now and then, because notices may be lost.
+
+Joins and leaves that wait are one write, and a write that took long is followed by a pause in its
+proportion: a thousand consumers that come and go cost some writes, not a thousand, and leave the
+gateway to those who work.
 """
 
 import asyncio
@@ -16,7 +20,16 @@ from gateway.hand_over import LOOK_S, HandOver
 from gateway.presence import Presence
 from metadata.catalog import Membership
 from metadata.client import Metadata
-from metadata.group_row import Part, drains, gateway_of, gateways_in, missing, next_row, others
+from metadata.group_row import (
+    Part,
+    drains,
+    gateway_of,
+    gateways_in,
+    gateways_of,
+    missing,
+    next_row,
+    others,
+)
 from push.errors import TocsinError
 
 RETRY_AFTER_S: Final = 0.5
@@ -26,6 +39,11 @@ CATCH_UP_TRIES: Final = 5
 """Behind a failover calls fail for a moment; a copy that is away stays away."""
 LOOK_ALONE_S: Final = 5 * LOOK_S
 """Between two looks at the row while no other gateway has members in it."""
+PAUSE_S: Final = 0.005
+"""Between two writes, at least; what happens meanwhile is written together."""
+PAUSE_MAX_S: Final = 0.25
+PAUSE_RATIO: Final = 1
+"""A write is followed by a pause of so many times what it took, within these bounds."""
 
 
 class Seat(Protocol):
@@ -92,6 +110,10 @@ class GroupPart:
         self._taken_out: set[str] = set()
         """Gateways that were taken out of the row from here."""
         self._lock = asyncio.Lock()
+        self._next_write: asyncio.Task[None] | None = None
+        """The write that has not begun yet: whoever has something to tell waits for it."""
+        self._not_before = 0.0
+        """When it may begin, by the loop's clock."""
         self._is_due = False
         self._noticed = 0
         """The newest generation that a notice has told of."""
@@ -158,19 +180,35 @@ class GroupPart:
         self._hand_over.close()
         if self._look_again is not None:
             self._look_again.cancel()
-        if self._writing is not None:
-            await asyncio.wait([self._writing])
+        waits = [task for task in (self._writing, self._next_write) if task is not None]
+        if waits:
+            await asyncio.wait(waits)
 
     # --- Reading and writing ---------------------------------------------------------------------
 
-    async def write(self, joining: str | None = None) -> None:
-        """Bring the row up to date and carry it out. `joining`: there is nothing but this member
-        to be told of. Raises TocsinError: it is not known whether that was done."""
+    async def write(self) -> None:
+        """Bring the row up to date and carry it out: all that has happened before this was called,
+        in one write with whatever else waits to be told. Raises TocsinError: it is not known
+        whether that was done."""
+        if self._next_write is None:
+            self._next_write = asyncio.get_running_loop().create_task(self._write_all())
+            self._next_write.add_done_callback(_seen)
+        await asyncio.shield(self._next_write)  # others wait for it, too
+
+    async def _write_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._not_before - loop.time())
         async with self._lock:
+            self._next_write = None  # who comes from here on waits for another one
             if self._host.closed:
                 return
-            if self._unsure or not (self.is_shared and joining in self._told):
+            began = loop.time()
+            try:
                 await self._write()
+            finally:
+                took_s = loop.time() - began
+                pause_s = min(PAUSE_MAX_S, max(PAUSE_S, PAUSE_RATIO * took_s))
+                self._not_before = began + took_s + pause_s
         self._absent.call_at(self.write_soon)
         self._host.carry_out()
 
@@ -267,8 +305,9 @@ class GroupPart:
         self.row = row
         here = self._presence.gateway
         is_taken_out, claimed = False, set[str]()
+        gateways = gateways_of(row)
         for name in [seat.name for seat in self._host.seats()]:
-            gateway = gateway_of(row, name)
+            gateway = gateways.get(name)
             if gateway not in (None, here) and name in self._told:
                 self._host.moved_away(name)
             elif gateway not in (None, here):
@@ -329,3 +368,9 @@ class GroupPart:
     def is_silent(self, name: str) -> bool:
         """Whether a member that is not here has still to say what it holds; who is absent has."""
         return gateway_of(self.row, name) is None or name in self.row.staying
+
+
+def _seen(task: "asyncio.Task[None]") -> None:
+    """Whoever waited for it has gone: nobody need be told how it ended."""
+    if not task.cancelled():
+        task.exception()

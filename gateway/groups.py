@@ -13,7 +13,7 @@ from gateway.group_part import RETRY_AFTER_S
 from gateway.link import Link
 from gateway.presence import Presence
 from gateway.slot_context import Context
-from metadata.catalog import Group, Membership, Queue
+from metadata.catalog import Group, Membership, Principal, Queue
 from metadata.client import Metadata
 from metadata.group_row import elsewhere, gateways_in, missing, others
 from push.errors import Refused, TocsinError
@@ -50,17 +50,28 @@ class Groups:
         self.presence.start()
 
     def runtime(self, queue: Queue, group: Group) -> GroupRuntime:
-        """The group's runtime here."""
+        """The group's runtime here. Raises Refused: queue_not_found or group_not_found: it was
+        deleted since the caller found it; draining: this gateway goes down."""
         if self.closed:
             raise Refused("draining")
         runtime = self.runtimes.get(group.group_id)
         if runtime is None or runtime.closed:
-            # What the caller has may be of before a pause.
-            now = self._metadata.queue_by_id(queue.queue_id) or queue
+            now = self._as_it_is(queue, group)
             runtime = self.runtimes[group.group_id] = GroupRuntime(
                 self._context, self._metadata, self.presence, now, group
             )
         return runtime
+
+    def _as_it_is(self, queue: Queue, group: Group) -> Queue:
+        """The group's queue now: what the caller has may be of before a pause. Nobody would end the
+        runtime of a group whose deletion has been told of already: there must be none."""
+        now = self._metadata.queue_by_id(queue.queue_id)
+        if now is None:
+            raise Refused("queue_not_found", "the queue was deleted")
+        found = self._metadata.find_group(Principal(now.holder, now.tenant), now, group.name)
+        if found.group_id != group.group_id:
+            raise Refused("group_not_found", "the group was deleted")
+        return now
 
     async def awaits(self, group: Group, now: float) -> bool:
         """Whether somebody may still come back to it who was there before this gateway (R22), or
@@ -100,7 +111,7 @@ class Groups:
             return {}
         return elsewhere(row, self.presence.gateway, self.presence.gone(gateways_in(row)))
 
-    async def subscribe(
+    def consumer(
         self,
         link: Link,
         subscription: int,
@@ -110,13 +121,9 @@ class Groups:
         *,
         held: bool = False,
     ) -> Consumer:
-        """A new consumer. It is given nothing before this turn of the loop has ended, so that the
-        caller's answer goes first; and with `held` nothing before it has said what it holds."""
-        runtime = self.runtime(queue, group)
-        consumer = Consumer(runtime, link, subscription, credit, held=held)
-        await runtime.join(consumer)
-        asyncio.get_running_loop().call_soon(consumer.open)
-        return consumer
+        """A new consumer, which is to join. With `held` it is given nothing before it has said what
+        it holds. Raises Refused: there is no such group any more, or this gateway goes down."""
+        return Consumer(self.runtime(queue, group), link, subscription, credit, held=held)
 
     def changed(self, queue: Queue, group: Group | None, *, deleted: bool) -> None:
         """Catalog news: settings reach running deliveries with their next epoch; a pause counts,

@@ -134,6 +134,9 @@ class Consumer(Protocol):
     def given_total(self) -> int:
         """Messages that were pushed to it so far."""
 
+    async def join(self) -> None:
+        """Take its place. Raises TocsinError: it has none, perhaps as it has left meanwhile."""
+
     def grant(self, granted_total: int) -> None: ...
 
     def ack(
@@ -263,7 +266,7 @@ class Publisher(Protocol):
 class Groups(Protocol):
     """The groups' consumers."""
 
-    async def subscribe(
+    def consumer(
         self,
         link: Link,
         subscription: int,
@@ -273,7 +276,7 @@ class Groups(Protocol):
         *,
         held: bool = False,
     ) -> Consumer:
-        """`held`: it is given nothing before `hold`."""
+        """One that is to join. `held`: it is given nothing before `hold`. Raises Refused."""
 
 
 class Readers(Protocol):

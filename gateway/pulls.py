@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -55,7 +56,7 @@ class PullConsumer:
         self.runtime = runtime
         self.name = f"pulls-{gateway}" if gateway else "pulls"
         self.linger_s = 0.0
-        self.stays = False
+        self.left = self.stays = False
         self.owner = os.urandom(OWNER_BYTES)
         self.place = runtime.log.place(runtime.queue, runtime.group.name)
         self.slots: dict[int, Slot] = {}
@@ -251,7 +252,8 @@ class Pulls:
         self._receipts = receipts
         self._settling = PullSettling(groups, receipts, asking)
         self._consumers: dict[str, PullConsumer] = {}
-        self._joining: dict[str, asyncio.Lock] = {}
+        self._joining = WeakValueDictionary[str, asyncio.Lock]()
+        """Group → who joins in its name, as long as anybody waits for that."""
         self._sweeper: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: Counter[Principal] = Counter()
@@ -281,7 +283,8 @@ class Pulls:
         return self._held.total()
 
     async def _consumer(self, queue: Queue, group: Group) -> PullConsumer:
-        async with self._joining.setdefault(group.group_id, asyncio.Lock()):
+        joining = self._joining.setdefault(group.group_id, asyncio.Lock())
+        async with joining:
             consumer = self._consumers.get(group.group_id)
             if consumer is None or consumer.runtime.closed:
                 runtime = self._groups.runtime(queue, group)
@@ -304,7 +307,6 @@ class Pulls:
         for group_id, consumer in list(self._consumers.items()):
             if consumer.is_idle(loop.time()):
                 del self._consumers[group_id]
-                self._joining.pop(group_id, None)
                 task = loop.create_task(consumer.runtime.retire(consumer))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)

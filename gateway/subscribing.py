@@ -54,25 +54,28 @@ class Subscribing:
         """Answered when it is open, or with an error."""
         number, carrier = frame.subscription, self._host.carrier
         await self._turns.turn()
+        if self._is_gone(carrier):
+            self._session.dropped(number)
+            return
         try:
             answer = await self._subscriptions.open(frame)
         except Exception as error:
-            if self._host.carrier is None:
-                return
-            self._session.refused(number)
-            if isinstance(error, TocsinError):
+            if self._is_gone(carrier):
+                self._session.dropped(number)
+            elif isinstance(error, TocsinError):
+                self._session.refused(number)
                 self._host.refuse(error, frame.ref, frame.queue)
             else:
+                self._session.refused(number)
                 self._host.report_bug(frame.ref)
-            return
-        if self._host.carrier is None or self._host.carrier is not carrier:
-            # Its answer would reach nobody: a client that comes back subscribes again.
-            self._subscriptions.leave(number)
-            self._session.dropped(number)
             return
         self._session.opened(number, frame.credit)
         self._host.send(answer)
         self._subscriptions.grant(number, frame.credit)
+
+    def _is_gone(self, carrier: Outlet | None) -> bool:
+        """Whether the answer would reach nobody: a client that comes back subscribes again."""
+        return self._host.carrier is None or self._host.carrier is not carrier
 
     def leave(self, frame: frames.Unsubscribe) -> None:
         """Its deliveries return to the group."""

@@ -57,12 +57,14 @@ class Needed:
 class Subscriptions:
     """Consumers and readers of `link`. The session machine has judged every number before."""
 
-    __slots__ = ("_broker", "_consumers", "_link", "_needed", "_readers")
+    __slots__ = ("_broker", "_consumers", "_link", "_needed", "_opening", "_readers")
 
     def __init__(self, broker: Broker, link: Admitted) -> None:
         self._broker = broker
         self._link = link
         self._needed: dict[int, Needed] = {}
+        self._opening: dict[int, Consumer | None] = {}
+        """What is being opened; the consumers among it that take their places."""
         self._consumers: dict[int, Consumer] = {}
         self._readers: dict[int, Reader] = {}
 
@@ -75,6 +77,13 @@ class Subscriptions:
         Raises:
             TocsinError: it was not made, and why.
         """
+        self._opening[frame.subscription] = None
+        try:
+            return await self._open(frame)
+        finally:
+            self._opening.pop(frame.subscription, None)
+
+    async def _open(self, frame: frames.Subscribe) -> bytes:
         needed = Needed.by(frame)
         needed.check(self._link.admission.rights)  # before anything is looked up
         queue = await find_queue(self._broker.metadata, self._link.principal, frame.queue)
@@ -91,10 +100,16 @@ class Subscriptions:
         return answer
 
     async def _open_consumer(self, frame: frames.Subscribe, name: str, queue: Queue) -> bytes:
+        number = frame.subscription
         group = await self._group(name, queue, _start_from(frame.start))
-        self._consumers[frame.subscription] = await self._broker.groups.subscribe(
-            self._link, frame.subscription, queue, group, 0, held=frame.held
+        self._check_wanted(number)
+        consumer = self._broker.groups.consumer(
+            self._link, number, queue, group, 0, held=frame.held
         )
+        self._opening[number] = consumer
+        await consumer.join()
+        self._check_wanted(number)
+        self._consumers[number] = consumer
         lease_s = group.settings.lease_s
         return frames.ok(
             frame.ref,
@@ -102,6 +117,11 @@ class Subscriptions:
             semantics=group.settings.semantics,
             lease_s=queue.settings.lease_s if lease_s is None else lease_s,
         )
+
+    def _check_wanted(self, number: int) -> None:
+        """Raises Refused: its answer would reach nobody any more."""
+        if number not in self._opening:
+            raise Refused("not_subscribed", "the session has ended, or its transport")
 
     async def _group(self, name: str, queue: Queue, start: StartFrom | None) -> Group:
         """The group, made by its first subscribe (R11); `start` counts only then."""
@@ -127,6 +147,9 @@ class Subscriptions:
             position=frame.position,
             credit=0,
         )
+        if frame.subscription not in self._opening:
+            reader.close()
+        self._check_wanted(frame.subscription)
         self._readers[frame.subscription] = reader
         return frames.ok(frame.ref, queue_id=queue.queue_id, positions=reader.verdicts)
 
@@ -206,9 +229,18 @@ class Subscriptions:
         """Whether the session has a place in a group to keep."""
         return bool(self._consumers)
 
+    def give_up_opening(self) -> None:
+        """What is being opened is wanted no more: its answer would reach nobody. Who has not taken
+        its place yet never does."""
+        opening, self._opening = self._opening, {}
+        for consumer in opening.values():
+            if consumer is not None:
+                consumer.leave()
+
     def suspend(self) -> list[int]:
         """The transport is gone: consumers keep what they have and are given nothing; readers,
         which begin anew wherever the client says, end. Returns the numbers of these."""
+        self.give_up_opening()
         for consumer in self._consumers.values():
             consumer.suspend()
         readers = list(self._readers)
@@ -236,6 +268,7 @@ class Subscriptions:
     def leave_all(self, *, moves: bool = False) -> None:
         """End all of them. Raises nothing: where one cannot leave, the others must all the same,
         or their deliveries wait for a dead session."""
+        self.give_up_opening()
         for subscription in (*self._consumers, *self._readers):
             try:
                 self.leave(subscription, moves=moves)

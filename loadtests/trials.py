@@ -37,6 +37,7 @@ from loadtests import (
     trial_stalled,
     trial_stuck,
     trial_switch,
+    trial_visitors,
 )
 from loadtests.actors import ActorFailed
 from loadtests.history import Unreadable
@@ -79,6 +80,27 @@ def trials() -> None:
 def churn(seconds: float, rate: int, as_json: bool) -> None:
     """Consumers join and leave every second; partitions that do not move must not notice."""
     _try(trial_churn.churn(seconds, rate, _progress), as_json)
+
+
+@trials.command()
+@click.option(
+    "--count", "counts", type=click.IntRange(100, 20_000), multiple=True,
+    default=trial_visitors.COUNTS, show_default=True,
+    help="How many come and go; given several times, each in turn.",
+)  # fmt: skip
+@click.option(
+    "--rate", type=click.IntRange(10, 5_000), default=trial_visitors.RATE, show_default=True,
+    help="Messages a second meanwhile.",
+)  # fmt: skip
+@_json
+def visitors(counts: tuple[int, ...], rate: int, as_json: bool) -> None:
+    """Consumers connect, say hello, subscribe, and are reset, by the thousand.
+
+    Reports the worst gap of the consumer that stays, the longest that a message waited for it, what
+    a visitor costs the broker, and how many consumers the group counts two seconds later: for
+    visitors that come one after the other, and for a crowd that comes and goes together.
+    """
+    _try(trial_visitors.visitors(counts, rate, _progress), as_json)
 
 
 @trials.command()

@@ -48,6 +48,11 @@ def gateway_of(row: Membership, member: str | None) -> str | None:
     return next((one for one, names in row.gateways.items() if member in names), None)
 
 
+def gateways_of(row: Membership) -> dict[str, str]:
+    """Member → its gateway, of all that are with one."""
+    return {name: gateway for gateway, names in row.gateways.items() for name in names}
+
+
 def drains(row: Membership, partition: int) -> str | None:
     """The gateway that has still to let go of a partition; None: none has."""
     drain = row.draining.get(partition)
@@ -117,17 +122,18 @@ def _draining(row: Membership, new: Membership, part: Part) -> dict[int, Drain]:
     """Who has a partition that is to be another gateway's. Who drains it already still has it,
     whoever was to have it next."""
     draining: dict[int, Drain] = {}
+    before, after = gateways_of(row), gateways_of(new)
     for number in sorted({*row.draining, *row.assignment}):
-        holder = row.draining.get(number) or _holder(row, row.assignment.get(number))
+        holder = row.draining.get(number) or _holder(before, row.assignment.get(number))
         if holder is None or holder.gateway in part.gone or number in part.overdue:
             continue
         if holder.gateway == part.gateway and number not in part.has:
             continue  # it has let go
-        if gateway_of(new, new.assignment.get(number)) != holder.gateway:
+        if after.get(new.assignment.get(number, "")) != holder.gateway:
             draining[number] = holder
     return draining
 
 
-def _holder(row: Membership, member: str | None) -> Drain | None:
-    gateway = gateway_of(row, member)
+def _holder(gateways: Mapping[str, str], member: str | None) -> Drain | None:
+    gateway = gateways.get(member) if member is not None else None
     return Drain(gateway, member) if gateway is not None and member is not None else None

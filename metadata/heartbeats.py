@@ -102,7 +102,7 @@ def with_members(
     are `gone` have none. Who was another gateway's member is this one's now: it has moved (R22).
     The assignment stays: it is another rule's. Nothing would change: the same row.
     """
-    mine = tuple(sorted(set(members)))
+    mine = set(members)
     parts = {
         other: left
         for other, theirs in row.gateways.items()
@@ -110,7 +110,7 @@ def with_members(
         and (left := tuple(name for name in theirs if name not in mine))
     }  # fmt: skip
     if mine:
-        parts[gateway] = mine
+        parts[gateway] = tuple(sorted(mine))
     everybody = tuple(sorted({name for part in parts.values() for name in part}))
     if parts == row.gateways and everybody == row.members:
         return row

@@ -81,8 +81,15 @@ class EchoPlace:
         """A list: confirmations wait in it until the test calls them."""
         self.verdicts: list[dict[str, object]] = [{"partition": 0, "verdict": "resumed"}]
 
+        self.gate: asyncio.Event | None = None
+        """Joining waits for it."""
+
     given_total = 0
     """Messages: none are ever told of."""
+
+    async def join(self) -> None:
+        if self.gate is not None:
+            await self.gate.wait()
 
     def grant(self, granted_total: int) -> None:
         self.credit = granted_total
@@ -306,7 +313,7 @@ class EchoBroker:
             if not place.is_gone.is_set():
                 place.pump()
 
-    async def subscribe(
+    def consumer(
         self,
         link: Link,
         subscription: int,
@@ -316,9 +323,10 @@ class EchoBroker:
         *,
         held: bool = False,
     ) -> EchoPlace:
-        await self.gate.wait()
         self.raise_bug()
-        return self.place(link, subscription, queue, 0)
+        place = self.place(link, subscription, queue, 0)
+        place.gate = self.gate
+        return place
 
     async def open(
         self,

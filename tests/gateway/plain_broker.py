@@ -311,7 +311,7 @@ class NothingToLookAfter:
 class NoSessions:
     """link.Groups and link.Readers: sessions may publish here, and nothing else."""
 
-    async def subscribe(
+    def consumer(
         self,
         link: Link,
         subscription: int,

@@ -146,9 +146,10 @@ class Gateway(House):
     async def consumer(self, group: Group, name: str = "", **options: Any) -> tuple[Session, Any]:
         """A consumer of the group here, whose session has this name."""
         session = Session(name or f"{self.name}-{next(self._names)}", options.pop("linger_s", 0.0))
-        subscribed = await self.broker.groups.subscribe(
+        subscribed = self.broker.groups.consumer(
             session, 1, self.find(), group, options.pop("credit", 1000), **options
         )
+        await subscribed.join()
         return session, subscribed
 
     def owns(self, group: Group) -> set[int]:

@@ -218,7 +218,8 @@ class House:
         """A consumer in a session of its own, or in this one."""
         number = next(self._names)
         session = session or Session(f"s{number}")
-        consumer = await self.broker.groups.subscribe(session, number, queue, group, credit)
+        consumer = self.broker.groups.consumer(session, number, queue, group, credit)
+        await consumer.join()
         return session, consumer
 
     async def read(

@@ -3,12 +3,14 @@ more states of each), and counted once."""
 
 import asyncio
 import time
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 
 from gateway import slices
+from gateway.consumer import Consumer
 from gateway.counting import Published
 from gateway.rest_groups import GroupDescription
 from gateway.rest_queues import QueueDescription
@@ -128,6 +130,10 @@ async def test_leases_that_end_and_dead_letters_are_counted(house: House) -> Non
     assert (await shown_queue(house, "orders.dead-letters"))["counters"]["published"] == 1
 
 
+def has_slots(consumer: Consumer, count: int) -> bool:
+    return len(consumer.slots) == count
+
+
 async def test_every_partition_is_shown_with_its_owner_or_without(house: House) -> None:
     queue = await house.queue(partitions=4)
     group = await house.group(queue)
@@ -139,8 +145,10 @@ async def test_every_partition_is_shown_with_its_owner_or_without(house: House) 
     }
     assert sum(place["lag"] for place in unowned["partitions"]) == unowned["lag"] == 20
     assert {(place["owner"], place["member"]) for place in unowned["partitions"]} == {(None, None)}
-    sessions = [await house.subscribe(queue, group, credit=3) for _ in range(2)]
-    for session, _ in sessions:
+    sessions = [await house.subscribe(queue, group, credit=0) for _ in range(2)]
+    for session, consumer in sessions:
+        await eventually(partial(has_slots, consumer, 2))
+        consumer.grant(3)
         await session.take(3)
     # One partition may fill a session's credit before its other one is owned.
     await eventually(lambda: len(house.broker.groups.runtimes[group.group_id].slots) == 4)

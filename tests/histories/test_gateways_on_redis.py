@@ -33,9 +33,8 @@ class Gateway(redis_gateways.Gateway):
     async def consumer(self, group: Group, name: str, **options: Any) -> tuple[Session, Any]:
         """A consumer of the group."""
         session = Session(name, options.pop("linger_s", 0.0))
-        subscribed = await self.broker.groups.subscribe(
-            session, 1, self.find(), group, 1000, **options
-        )
+        subscribed = self.broker.groups.consumer(session, 1, self.find(), group, 1000, **options)
+        await subscribed.join()
         return session, subscribed
 
     def owns(self, group: Group) -> set[int]:

@@ -8,15 +8,19 @@ from typing import Any
 
 import pytest
 
+from gateway.auth import Auth
 from gateway.frames import Position
 from gateway.group import GroupRuntime
 from gateway.ports import SeekTo
-from metadata.catalog import ANYBODY, GroupSettings
+from gateway.pulls import PullConsumer
+from gateway.surroundings import Surroundings
+from metadata.catalog import ANYBODY, Group, GroupSettings, Queue
 from push.errors import Refused
 from tests.histories.house import (
     WAIT_S,
     House,
     Session,
+    Socket,
     delivery,
     eventually,
     message,
@@ -152,8 +156,8 @@ async def test_consumers_that_make_a_group_together_share_it(house: House) -> No
     async with asyncio.timeout(WAIT_S):
         sessions = await asyncio.gather(*(first() for _ in range(3)))
     await eventually(lambda: sum(len(session.bodies) for session in sessions) == 60)
-    owners = house.broker.groups.runtimes[(await house.group(queue)).group_id].assignment
-    assert len(set(owners.values())) == 3
+    runtime = house.broker.groups.runtimes[(await house.group(queue)).group_id]
+    await eventually(lambda: len(set(runtime.assignment.values())) == 3)
 
 
 async def test_a_subscribe_that_overtakes_the_making_of_the_group_is_served(house: House) -> None:
@@ -215,7 +219,10 @@ async def test_members_of_a_deleted_group_hear_of_it(house: House) -> None:
     await house.publish(queue, numbered(2))
     ((place, _, _), _) = await session.take(2)
     waiting = asyncio.ensure_future(house.broker.pulls.pull(queue, group, 1, 20))
-    await asyncio.sleep(0)
+    members = house.broker.groups.runtimes[group.group_id].members
+    await eventually(
+        lambda: isinstance(puller := members.get("pulls"), PullConsumer) and puller.busy
+    )
     await house.broker.delete_group(ANYBODY, queue, "billing")
     assert [frame["type"] for frame in session.frames[-2:]] == ["revoked", "error"]
     assert session.frames[-1]["code"] == "group_not_found"
@@ -251,6 +258,122 @@ async def test_a_subscribe_to_a_group_that_is_being_deleted_is_refused_or_told(
                 assert session.frames[-1]["code"] == "group_not_found"
             await asyncio.sleep(0)
         await deleting
+
+
+@pytest.mark.parametrize("goes", ["the queue", "the group"])
+async def test_who_comes_as_its_group_is_deleted_leaves_nothing_running(
+    house: House, goes: str
+) -> None:
+    """R11: a subscribe or a pull at any moment of the deletion; nobody would end what it began."""
+    groups, pulls = house.broker.groups, house.broker.pulls
+
+    async def come(queue: Queue, group: Group, after: int) -> None:
+        for _ in range(after):
+            await asyncio.sleep(0)
+        with suppress(Refused):
+            if after % 2:
+                await pulls.pull(queue, group, 1, 0)
+            else:
+                await house.subscribe(queue, group)
+
+    for ahead in (0, 3, 8, 20):
+        queue = await house.queue()
+        group = await house.group(queue)
+        coming = [asyncio.create_task(come(queue, group, after)) for after in range(60)]
+        for _ in range(ahead):
+            await asyncio.sleep(0)
+        if goes == "the queue":
+            await house.broker.delete_queue(ANYBODY, queue.name)
+        else:
+            await house.broker.delete_group(ANYBODY, queue, group.name)
+        await asyncio.gather(*coming)
+        for late in (house.subscribe(queue, group), pulls.pull(queue, group, 1, 0)):
+            with pytest.raises(Refused, match="_not_found"):
+                await late
+        assert groups.facts()["groups_running"] == 0
+        if goes == "the group":
+            await house.broker.delete_queue(ANYBODY, queue.name)
+
+
+async def test_a_crowd_that_joins_and_leaves_is_a_few_writes_of_the_row(house: House) -> None:
+    """R14: a thousand sessions come back at once, as behind a restart, and go; who has left before
+    it had joined never does. What that costs is some rows, not one for each."""
+    queue = await house.queue(partitions=8)
+    group = await house.group(queue)
+    steady, owner = await house.subscribe(queue, group)
+    runtime = house.broker.groups.runtimes[group.group_id]
+    began = runtime.row.generation
+    crowd = [
+        house.broker.groups.consumer(Session(f"c{n}"), 1, queue, group, 10, held=True)
+        for n in range(1000)
+    ]
+    joining = [asyncio.create_task(one.join()) for one in crowd]
+    await asyncio.sleep(0)
+    for one in crowd[:500]:
+        one.leave()
+    joined = await asyncio.gather(*joining, return_exceptions=True)
+    assert all(isinstance(one, Refused) for one in joined[:500])
+    assert joined[500:] == [None] * 500
+    assert len(runtime.row.members) == len(runtime.members) == 501
+    for one in crowd[500:]:
+        one.leave()
+    await eventually(lambda: set(owner.slots) == set(range(8)))
+    assert runtime.row.generation - began < 20
+    assert runtime.row.members == (owner.name,)
+    await house.publish(queue, numbered(8))
+    assert sorted(await steady.get(8)) == list(range(8))
+
+
+async def test_whoever_is_gone_at_once_is_given_no_partition(house: House) -> None:
+    """R14, R20: consumers that join and leave one after the other move nothing, and one that stays
+    is given its share; where nobody else is left to work, at once."""
+    queue = await house.queue(partitions=8)
+    group = await house.group(queue)
+    _, owner = await house.subscribe(queue, group)
+    await eventually(lambda: len(owner.slots) == 8)
+    epochs = {number: slot.delivery.epoch for number, slot in owner.slots.items()}
+    for _ in range(30):
+        _, visitor = await house.subscribe(queue, group)
+        visitor.leave()
+    assert {number: slot.delivery.epoch for number, slot in owner.slots.items()} == epochs
+    runtime = house.broker.groups.runtimes[group.group_id]
+    assert runtime.row.members == (owner.name,)
+    _, guest = await house.subscribe(queue, group)
+    await eventually(lambda: len(guest.slots) == len(owner.slots) == 4)
+    _, last = await house.subscribe(queue, group)
+    owner.leave()
+    guest.leave()
+    await eventually(lambda: len(last.slots) == 8)
+
+
+async def test_a_session_that_has_ended_never_joins(house: House) -> None:
+    """R14: whoever said `subscribe` and is gone before it was his turn takes no place in the group,
+    and a reader leaves nothing behind."""
+    queue = await house.queue(partitions=8)
+    group = await house.group(queue)
+    steady, owner = await house.subscribe(queue, group)
+    runtime = house.broker.groups.runtimes[group.group_id]
+    began, around = runtime.row.generation, Surroundings(house.broker, Auth(None))
+    for place in range(300):
+        socket = Socket(house, around, f"s-{place}")
+        socket.say(type="hello", linger_s=60 if place % 3 else 0)
+        group_name = group.name if place % 4 else None
+        subscribe = {"subscription": 1, "queue": queue.name, "group": group_name, "credit": 9}
+        socket.say(type="subscribe", ref=1, **subscribe)
+        if place % 2:
+            socket.conversation.closed()
+        else:
+            socket.conversation.lost()
+        if place % 10 == 0:
+            await asyncio.sleep(0)
+    while any("Subscribing.open" in str(task.get_coro()) for task in asyncio.all_tasks()):
+        assert runtime.row.members == (owner.name,)
+        await asyncio.sleep(0)
+    assert not sum(house.broker.readers.counts().values())
+    assert runtime.row.generation == began
+    assert list(runtime.members) == [owner.name]
+    await house.publish(queue, numbered(8))
+    assert sorted(await steady.get(8)) == list(range(8))
 
 
 async def test_partitions_that_do_not_move_never_pause(house: House) -> None:

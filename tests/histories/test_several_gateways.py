@@ -72,6 +72,35 @@ async def test_a_join_elsewhere_moves_half_and_nothing_comes_twice(town: Town) -
 
 
 @town()
+async def test_those_who_join_together_are_one_write(town: Town) -> None:
+    """R14: three hundred come back to a gateway at once, and half of them are gone before they have
+    joined: one row, read and written once or twice."""
+    one, two = town.gateways
+    group = await town.group(partitions=8)
+    _, owner = await two.consumer(group)
+    await one.consumer(group)
+    await town.shared(group)
+    reads, writes = one.metadata.calls["membership"], one.metadata.calls["change_membership"]
+    sessions = [Session(f"back-{number}") for number in range(300)]
+    back = [
+        one.broker.groups.consumer(session, 1, one.find(), group, 10, held=True)
+        for session in sessions
+    ]
+    joining = [asyncio.create_task(consumer.join()) for consumer in back]
+    await asyncio.sleep(0)
+    for consumer in back[::2]:
+        consumer.leave()
+    joined = await asyncio.gather(*joining, return_exceptions=True)
+    assert [isinstance(outcome, Refused) for outcome in joined] == [True, False] * 150
+    assert one.metadata.calls["membership"] - reads < 10
+    assert one.metadata.calls["change_membership"] - writes < 10
+    await becomes(lambda: len(two.runtime(group).row.members) == 152)
+    for consumer in back[1::2]:
+        consumer.leave()
+    await becomes(lambda: len(two.runtime(group).row.members) == 2 and len(owner.slots) == 4)
+
+
+@town()
 async def test_a_drain_that_does_not_end_is_cut_off(town: Town) -> None:
     """R20: whoever hangs holds a partition up for DRAIN_S."""
     one, two = town.gateways
@@ -507,7 +536,7 @@ async def test_nobody_takes_anothers_place_by_the_name_of_his_session(town: Town
     group, old, held = await moving(town)
     thief = Session(SESSION, linger_s=30)
     thief.principal = Principal("somebody-else")
-    await two.broker.groups.subscribe(thief, 1, two.find(), group, 1000, held=True)
+    await two.broker.groups.consumer(thief, 1, two.find(), group, 1000, held=True).join()
     await asyncio.sleep(2 * GONE_S)
     assert one.runtime(group).members
     assert not old.has_moved

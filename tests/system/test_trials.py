@@ -15,6 +15,7 @@ from loadtests.trial_seal import Plan as SealPlan
 from loadtests.trial_seal import seal
 from loadtests.trial_stalled import stalled
 from loadtests.trial_stuck import stuck
+from loadtests.trial_visitors import visitors
 
 
 def hold(finding: Finding) -> None:
@@ -26,6 +27,11 @@ def hold(finding: Finding) -> None:
 async def test_consumers_come_and_go_and_nothing_is_lost_or_out_of_order() -> None:
     """P1, P3, P5, P7 while partitions move twice a second; R20: those that do not, do not pause."""
     hold(await churn(3.0, 1_500, print))
+
+
+async def test_consumers_that_come_and_go_are_gone_two_seconds_later() -> None:
+    """R14: whoever has ended never joins, and a crowd is a few writes of the group's row."""
+    hold(await visitors((1_000,), 100, print))
 
 
 async def test_stuck_keys_hold_up_nobody_else_and_lose_nothing() -> None:
