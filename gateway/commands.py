@@ -21,6 +21,7 @@ from gateway.master_key_commands import master_key
 from gateway.pages import Site, pages
 from gateway.park_commands import park
 from gateway.ports import WholeBroker
+from gateway.process import say
 from gateway.setting import Setting
 from gateway.setting_values import SQLITE
 from gateway.settings_table import SETTINGS
@@ -97,7 +98,7 @@ def serve(as_json: bool, **flags: Any) -> None:
 
     def announce(started: server.Server) -> None:
         site.open()
-        click.echo(start_line(started.url, config, as_json=as_json))
+        say(start_line(started.url, config, as_json=as_json))
 
     try:
         sys.exit(server.run(config, build, announce=announce, pages=pages(site)))

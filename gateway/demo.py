@@ -115,8 +115,6 @@ def demo(seconds: float | None, url: str | None, **flags: Any) -> None:
             asyncio.run(_demo(url, config, broker, seconds))
     except (StartError, tocsin.TocsinError) as error:
         raise click.ClickException(str(error)) from None
-    except KeyboardInterrupt:  # before the clients had begun to listen for it
-        raise click.Abort from None
 
 
 # --- The broker -----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from functools import partial
 
 import click
 import msgspec
+from tocsin.cli.common import run
 
 from gateway import logs, manager
 from gateway.admin_options import json_option, settings_of, to_json
@@ -177,7 +178,7 @@ def clusters_command(storage: str | None, as_json: bool) -> None:
       tocsin admin clusters --json
     """
     try:
-        holder, told = asyncio.run(_told(clusters_of(storage)))
+        holder, told = run(_told(clusters_of(storage)))
     except TocsinError as error:
         raise click.ClickException(f"{error.detail.rstrip('.')}.") from None
     if as_json:

@@ -1,12 +1,12 @@
 """`tocsin metadata serve` and `status`: the nodes of the metadata service."""
 
-import asyncio
 import os
 import sys
 from typing import Final
 
 import click
 import msgspec
+from tocsin.cli.common import run as run_work
 
 from gateway import logs, setting_values
 from gateway.admin_options import json_option, settings_of, to_json
@@ -14,6 +14,7 @@ from gateway.config import Config, is_loopback
 from gateway.listening import StartError
 from gateway.metadata_opening import asking_nodes
 from gateway.metadata_server import NodeServer, NodeSettings, data_dir_of_node, run
+from gateway.process import say
 from metadata.asking_nodes import LOOK_TRY_S, Nobody
 from metadata.service_forms import LAYOUTS, NodeInfo
 from push.errors import TocsinError
@@ -87,7 +88,7 @@ def serve(
     logs.configure(config.log_level, as_json=as_json)
 
     def announce(started: NodeServer) -> None:
-        click.echo(_start_line(started, node, as_json=as_json))
+        say(_start_line(started, node, as_json=as_json))
 
     try:
         sys.exit(run(node, announce=announce))
@@ -153,7 +154,7 @@ def status(urls: str | None, as_json: bool) -> None:
     # A gateway's settings name a store as well; which one makes no difference here.
     config = settings_of(names, {"metadata": urls, "storage": "redis://127.0.0.1"})
     addresses = config.metadata_urls or (f"http://127.0.0.1:{PORT}",)
-    seen = asyncio.run(_seen(config, addresses))
+    seen = run_work(_seen(config, addresses))
     if as_json:
         click.echo(to_json(seen))
     else:

@@ -1,6 +1,7 @@
 """What every process of ours does alike: how it takes signals, opens, and ends at once."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import resource
@@ -8,6 +9,9 @@ import signal
 import sys
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
+
+import click
+from tocsin.cli.streams import OutputFailed
 
 logger = logging.getLogger("tocsin.process")
 
@@ -47,6 +51,12 @@ async def opened_unless(
     return task.result()
 
 
+def say(line: str) -> None:
+    """Write a line to stdout. A server whose output is closed or full goes on without it."""
+    with contextlib.suppress(OSError, OutputFailed):
+        click.echo(line)
+
+
 def end_at_once(reason: str) -> None:
     """R31: end without another write. From any thread."""
     logger.critical("the storage cannot go on: %s; exit %d, start anew", reason, EXIT_FATAL)
@@ -56,7 +66,8 @@ def end_at_once(reason: str) -> None:
 def _exit(code: int) -> None:
     # Not sys.exit: that would run the orderly end, which writes.
     logging.shutdown()
-    sys.stdout.flush()
+    with contextlib.suppress(OSError, OutputFailed):
+        sys.stdout.flush()
     os._exit(code)
 
 

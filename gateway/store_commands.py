@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
 import click
+from tocsin.cli.common import run
 
 from gateway.admin_options import json_option, settings_of, to_json
 from gateway.setting_values import SQLITE
@@ -71,7 +72,7 @@ def _shared(text: str | None, cluster: str | None) -> list[Target]:
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
     try:
-        return asyncio.run(work)
+        return run(work)
     except TocsinError as error:
         raise click.ClickException(f"{error.detail.rstrip('.')}.") from None
 
@@ -100,7 +101,7 @@ def doctor(storage: str | None, cluster: str | None, as_json: bool) -> None:
     all_well = True
     for target in targets:
         try:
-            found = asyncio.run(examine_all(target))
+            found = run(examine_all(target))
         except TocsinError as error:
             if len(targets) == 1:
                 raise click.ClickException(f"{error.detail.rstrip('.')}.") from None

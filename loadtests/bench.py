@@ -105,8 +105,6 @@ def bench(  # noqa: PLR0917 - click passes them by name
             click.echo(json.dumps(line) if as_json else _row(line, figures))
     except (LoadFailed, ServerFailed, RuntimeError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    except KeyboardInterrupt:
-        raise click.Abort from None
 
 
 @contextlib.contextmanager

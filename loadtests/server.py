@@ -28,7 +28,7 @@ SERVE: Final = ("-c", "from gateway.commands import serve; serve()")
 
 def tocsin(*arguments: str) -> list[str]:
     """How our interpreter runs the shipped `tocsin` command, whatever is on the PATH."""
-    return [sys.executable, "-c", "from tocsin.cli.main import main; main()", *arguments]
+    return [sys.executable, "-c", "from tocsin_command import main; main()", *arguments]
 
 
 class ServerFailed(RuntimeError):

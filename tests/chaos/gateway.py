@@ -50,7 +50,7 @@ def main() -> None:
 
         plant(name)
     sys.argv[1:] = rest
-    from tocsin.cli.main import main as tocsin
+    from tocsin_command import main as tocsin
 
     tocsin()
 

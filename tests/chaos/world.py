@@ -363,7 +363,7 @@ def _as(url: str, user: str) -> str:
 
 def _admin(url: str, broken: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """What is broken in the store's functions is provisioned so: gateways may not load any."""
-    code = "from tocsin.cli.main import main; main()"
+    code = "from tocsin_command import main; main()"
     if broken:
         code = f"from tests.chaos.breaks import plant; plant({broken!r}); {code}"
     return subprocess.run(

@@ -384,7 +384,8 @@ class FakeBroker:
             return 204, None
         if len(parts) == 5 or parts[5] == "seek":
             made = self.group(name, group)
-            return 200, {"name": group, "settings": body or {}, "lag": len(made.waiting)}
+            lag = len(made.waiting) + len(made.given)
+            return 200, {"name": group, "settings": body or {}, "lag": lag}
         return self.pull(name, self.group(name, group), parts[5], body)
 
     def describe(self, name: str) -> dict[str, Any]:

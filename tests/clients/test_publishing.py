@@ -54,6 +54,28 @@ def refusal(code: str, retry: bool = True) -> wire.ErrorBody:
     return wire.ErrorBody(code, "", retry)
 
 
+def test_what_is_refused_for_the_moment_is_counted_once_by_its_reason() -> None:
+    """Those that wait behind a refused one count with it; what is sent again does not."""
+    harness = Harness()
+    for text in "abc":
+        harness.add(text)
+    (sent,) = harness.take()
+    behind = refusal("out_of_sequence")
+    harness.lane.answered(receipts(sent, [0, 0], refusal("overloaded"), behind), now=0.0)
+    assert harness.lane.deferred == {"overloaded": 2}
+    for now in (10.0, 20.0):
+        (again,) = harness.take(now)
+        whole = wire.ErrorBody("rate_limited", "", True).exception()
+        harness.lane.refused(again.ref, whole, now=now)
+    assert harness.lane.deferred == {"overloaded": 2}
+    (again,) = harness.take(100.0)
+    harness.lane.answered(receipts(again, [0, 1], [0, 2]), now=100.0)
+    harness.add("d")
+    (again,) = harness.take(100.0)
+    harness.lane.refused(again.ref, wire.ErrorBody("rate_limited", "", True).exception(), now=100.0)
+    assert harness.lane.deferred == {"overloaded": 2, "rate_limited": 1}
+
+
 def test_what_is_published_in_one_turn_travels_in_one_frame() -> None:
     harness = Harness()
     for text in "abc":

@@ -166,6 +166,13 @@ class Client(Upkeep):
 
     # --- publishing -----------------------------------------------------------------------------
 
+    @property
+    def deferred(self) -> dict[str, int]:
+        """How many messages the broker has refused for the moment (`overloaded`, `rate_limited`),
+        by error code, since this client was opened. They are sent again without being asked for;
+        each counts once."""
+        return {} if self._publisher is None else self._publisher.deferred
+
     async def publish(
         self,
         queue: str,

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from random import Random
@@ -178,6 +178,14 @@ class Publisher:
     def unanswered(self) -> int:
         """Messages of this client that have no final answer yet."""
         return sum(line.lane.unanswered for line in self._lines.values())
+
+    @property
+    def deferred(self) -> dict[str, int]:
+        """How many messages the broker has refused for the moment, by error code."""
+        counts: Counter[str] = Counter()
+        for line in self._lines.values():
+            counts.update(line.lane.deferred)
+        return dict(counts)
 
     def _encode_one(
         self, message: NewMessage | Mapping[str, Any]

@@ -94,6 +94,7 @@ class _Entry(msgspec.Struct):
     deadline: float
     id: str | None = None
     last: BrokerError | None = None
+    is_deferred: bool = False
     produced_unix_us: int | None = None
 
 
@@ -113,6 +114,10 @@ class Lane:
         self.bounds = bounds or Bounds()
         self.tells_time = False
         """Whether the broker is told when messages were produced."""
+        self.deferred: dict[str, int] = {}
+        """How many messages the broker has refused for the moment, by the error code of the first
+        refusal; those that wait for an earlier one count with it."""
+        self._reason = "unknown"
         self._rng = rng
         self._entries: dict[int, _Entry] = {}  # every unanswered message
         self._waiting: deque[_Entry] = deque()  # of these, never sent
@@ -152,7 +157,9 @@ class Lane:
         """Queue an encoded message; returns its sequence. The caller has asked `room`."""
         sequence = self._next
         self._next = sequence + 1
-        entry = _Entry(sequence, data, ticket, index, deadline, id, None, produced_unix_us)
+        entry = _Entry(
+            sequence, data, ticket, index, deadline, id, produced_unix_us=produced_unix_us
+        )
         self._entries[sequence] = entry
         self._waiting.append(entry)
         self._bytes += len(data)
@@ -271,6 +278,7 @@ class Lane:
         if entry.sequence not in self._entries:
             return False  # its caller has given up
         self._again.append(entry)
+        self._defer(entry, error.code)
         if error.code == "out_of_sequence" and entry.sequence != self._resolved:
             return True  # only waits for those before it; their backoff is enough
         entry.last = error
@@ -279,6 +287,14 @@ class Lane:
             pause_s = self._backoff_s(self._refusals)
             self._not_before = now + max(pause_s, error.retry_after_s or 0.0)
         return True
+
+    def _defer(self, entry: _Entry, code: str) -> None:
+        """Count it, once."""
+        if code != "out_of_sequence":
+            self._reason = code
+        if not entry.is_deferred:
+            entry.is_deferred = True
+            self.deferred[self._reason] = self.deferred.get(self._reason, 0) + 1
 
     def _settle(self, entry: _Entry, outcome: Outcome) -> None:
         if self._entries.pop(entry.sequence, None) is not None:

@@ -109,6 +109,12 @@ class Client(Upkeep):
         return self._client.is_connected
 
     @property
+    def deferred(self) -> dict[str, int]:
+        """How many messages the broker has refused for the moment, by error code. See
+        tocsin.Client.deferred."""
+        return self._client.deferred
+
+    @property
     def transport(self) -> Transport | None:
         """What carries the session right now; None: nothing does."""
         return self._client.transport

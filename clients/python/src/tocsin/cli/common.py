@@ -1,16 +1,20 @@
 """What the verbs share: where the broker is, how to run, how to print."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar
 
 import click
 import msgspec
 
+from tocsin.cli.interrupts import quiet_interrupt
+from tocsin.cli.streams import watched_output
 from tocsin.client import URL_DEFAULT, Client, connect
 from tocsin.http import Http
 from tocsin.requesting import checked_url
@@ -81,9 +85,22 @@ def json_option(command: CommandT) -> CommandT:
 pass_target = click.make_pass_decorator(Target, ensure=True)
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run it to its end. Ctrl-C and SIGTERM cancel it, so that it leaves cleanly; then the exit
-    code is that of the signal."""
+SIGNALS: Final = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+"""What ends a command in order."""
+SIGNALS_MAX: Final = 3
+"""So many of them end the process at once, whatever it is doing."""
+
+
+def run(work: Coroutine[Any, Any, T], *, ends_with_output: bool = False) -> T:
+    """Run it to its end. Ctrl-C, SIGTERM and a terminal that closes cancel it, so that it leaves
+    cleanly; then the exit code is that of the signal.
+
+    Args:
+        ends_with_output: it is also cancelled when nobody can read its output any more, because
+            that is all it is there for (`tocsin consume … | head -1`).
+    """
 
     async def guarded() -> T:
         task = asyncio.current_task()
@@ -92,22 +109,34 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
         def stop(number: int) -> None:
             came.append(number)
+            if len(came) >= SIGNALS_MAX:
+                os._exit(128 + came[0])
             task.cancel()
 
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in SIGNALS:
+            if signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup, or a shell's background
             try:
-                loop.add_signal_handler(number, stop, number)
+                asyncio.get_running_loop().add_signal_handler(number, stop, number)
             except (RuntimeError, ValueError):
                 break  # Windows, or not the main thread: KeyboardInterrupt does it
-        try:
-            return await work
-        except asyncio.CancelledError:
-            if came:
-                sys.exit(128 + came[0])
-            raise
+        with watched_output(partial(stop, signal.SIGPIPE) if ends_with_output else None):
+            try:
+                result = await work
+            except asyncio.CancelledError:
+                if not came:
+                    raise
+            finally:
+                # Before asyncio does it, which would leave one that raises KeyboardInterrupt.
+                if asyncio.get_running_loop().remove_signal_handler(signal.SIGINT):
+                    signal.signal(signal.SIGINT, handler)
+        if came:  # also where the work has come to an orderly end of its own
+            sys.exit(128 + came[0])
+        return result
 
-    return asyncio.run(guarded())
+    with quiet_interrupt():
+        handler = signal.getsignal(signal.SIGINT)
+        return asyncio.run(guarded())
 
 
 def to_json(value: object) -> str:

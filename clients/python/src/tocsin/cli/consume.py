@@ -1,9 +1,12 @@
 """`tocsin consume`: print messages as they come."""
 
 import asyncio
+import contextlib
 import sys
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from math import inf
 from typing import Any, Final
 
 import click
@@ -19,13 +22,32 @@ from tocsin.cli.common import (
 from tocsin.cli.durations import duration
 from tocsin.cli.printing import json_line, text_line
 from tocsin.client import Client
-from tocsin.errors import Gap, StaleDelivery
+from tocsin.errors import Gap, StaleDelivery, TocsinError
 from tocsin.message import Content, Message
 from tocsin.reader import Reader
 from tocsin.subscription import Subscription
 
 BATCH_MAX: Final = 500
 """Messages that are written before they are acked together."""
+EMPTY_S: Final = 0.1
+"""After so long without a message the group's lag is asked for; then after twice as long."""
+EMPTY_S_MAX: Final = 2.0
+TELL_S: Final = 5.0
+"""After so long without a message it is said what the others wait for."""
+WAITS_FOR: Final = {
+    "no_consumer": "a consumer",
+    "absent": "a consumer that is away",
+    "moving": "partitions that are moving to another consumer",
+    "elsewhere": "consumers of another gateway",
+    "draining": "partitions that are moving to another consumer",
+    "paused": "the end of the queue's pause",
+    "backoff": "their next attempt",
+    "parked": "an operator, because their keys are parked",
+    "gate": "an earlier message of their key",
+    "credit": "consumers that hold as much as they want to",
+    "socket": "consumers that do not read",
+}
+"""What the broker says that a partition waits for, in words."""
 
 
 @click.command()
@@ -40,8 +62,13 @@ BATCH_MAX: Final = 500
 )  # fmt: skip
 @click.option("--count", type=click.IntRange(min=1), help="End after so many messages.")
 @click.option(
-    "--until-idle", type=duration, metavar="DURATION", help="End when none came for so long."
-)
+    "--until-empty", is_flag=True,
+    help="End when the group has settled every message, in flight elsewhere or not.",
+)  # fmt: skip
+@click.option(
+    "--until-idle", type=duration, metavar="DURATION",
+    help="End when none came here for so long, whatever the group has still to do.",
+)  # fmt: skip
 @click.option(
     "--format", "form", type=click.Choice(["lines", "json"]), default="lines", show_default=True,
     help="The body alone, or one JSON object with key, body, offset, partition, id, attempt.",
@@ -63,6 +90,7 @@ def consume(
     keys: str | None,
     start: str | None,
     count: int | None,
+    until_empty: bool,
     until_idle: float | None,
     form: str,
     as_json: bool,
@@ -78,7 +106,7 @@ def consume(
       tocsin consume orders --group billing
       tocsin consume orders --group billing --json | jq .body.total
       tocsin consume orders --read --keys user-7,user-8 --start earliest
-      tocsin consume orders --group nightly --until-idle 5s > orders.txt
+      tocsin consume orders --group nightly --until-empty > orders.txt
     """
     if (group is None) == (not read):
         raise click.UsageError(
@@ -86,6 +114,8 @@ def consume(
         )
     if keys is not None and not read:
         raise click.UsageError("--keys goes with --read; a group gets all keys.")
+    if until_empty and read:
+        raise click.UsageError("--until-empty goes with --group; a reader settles nothing.")
     begin = None if start is None else parse_start(start)
     if count is not None:
         credit = min(credit, count)  # what is not wanted is left to others
@@ -100,9 +130,11 @@ def consume(
 
     async def work() -> int:
         async with target.client() as client, open_messages(client) as messages:
-            return await _Printer(line, count, until_idle).run(messages)
+            backlog = None if group is None else _Backlog(client, queue, group)
+            printer = _Printer(line, count, until_idle, backlog, until_empty=until_empty)
+            return await printer.run(messages)
 
-    stale = run(work())
+    stale = run(work(), ends_with_output=True)
     if stale:
         raise click.ClickException(
             f"{plural(stale, 'message')} had expired before the ack, and will come again."
@@ -113,15 +145,70 @@ def _tell_gap(gap: Gap) -> None:
     click.echo(f"tocsin: {gap}", err=True)
 
 
+class _Backlog:
+    """What a group has not settled, as the broker tells it."""
+
+    def __init__(self, client: Client, queue: str, group: str) -> None:
+        self._client = client
+        self._queue = queue
+        self._group = group
+        self._told = ""
+        self._waits = Counter[str]()
+
+    async def lag(self) -> int:
+        """How many messages, wherever they are."""
+        found = await self._client.group(self._queue, self._group)
+        self._waits = Counter[str]()
+        for place in found.get("partitions", ()):
+            if place.get("waits_for") and place["lag"]:
+                self._waits[place["waits_for"]] += place["lag"]
+        lag: int = found["lag"]
+        return lag
+
+    async def tell_what_is_left(self) -> None:
+        """Say, once, that the end has come before the group's backlog did. Who may not ask is told
+        nothing."""
+        with contextlib.suppress(TocsinError):
+            lag = await self.lag()
+            if lag:
+                click.echo(
+                    f"tocsin: the group {self._group} has {plural(lag, 'message')} that it has not "
+                    f"settled{self._why()}; --until-empty waits for them.",
+                    err=True,
+                )
+
+    async def tell_what_it_waits_for(self) -> None:
+        """Say it whenever it is something else than before."""
+        lag = await self.lag()
+        why = self._why()
+        if lag and why != self._told:
+            self._told = why
+            click.echo(f"tocsin: {plural(lag, 'message')} to go{why}.", err=True)
+
+    def _why(self) -> str:
+        words = [
+            f"{WAITS_FOR.get(code, code)} ({count:,})" for code, count in self._waits.most_common()
+        ]
+        return f", waiting for {' and '.join(words)}" if words else ""
+
+
 class _Printer:
     """Writes what is there, flushes, acks, waits for more."""
 
     def __init__(
-        self, line: Callable[[Content], bytes], count: int | None, idle_s: float | None
+        self,
+        line: Callable[[Content], bytes],
+        count: int | None,
+        idle_s: float | None,
+        backlog: _Backlog | None,
+        *,
+        until_empty: bool,
     ) -> None:
         self._line = line
         self._left = count
         self._idle_s = idle_s
+        self._backlog = backlog
+        self._until_empty = until_empty
         self._stale = 0
 
     async def run(self, messages: Subscription | Reader) -> int:
@@ -129,14 +216,39 @@ class _Printer:
         while self._left != 0:
             message: Content | None = messages.next_nowait()
             if message is None:
-                try:
-                    async with asyncio.timeout(self._idle_s):
-                        message = await anext(messages)
-                except (TimeoutError, StopAsyncIteration):
+                message = await self._wait(messages)
+                if message is None:
                     break
             await self._print(messages, message)
             await asyncio.sleep(0)  # let acks out, and pushes and Ctrl-C in
         return self._stale
+
+    async def _wait(self, messages: Subscription | Reader) -> Content | None:
+        """The next message; None: it is time to end."""
+        now = asyncio.get_running_loop().time
+        began = now()
+        ends_at = inf if self._idle_s is None else began + self._idle_s
+        pause_s, tells_at = EMPTY_S, began + TELL_S
+        while True:
+            look_at = now() + pause_s if self._until_empty else inf
+            try:
+                until = min(look_at, ends_at)
+                async with asyncio.timeout_at(None if until == inf else until):
+                    return await anext(messages)
+            except StopAsyncIteration:
+                return None
+            except TimeoutError:
+                if now() >= ends_at:
+                    if self._backlog is not None:
+                        await self._backlog.tell_what_is_left()
+                    return None
+            assert self._backlog is not None  # only a group can be empty
+            if now() >= tells_at:
+                tells_at = now() + TELL_S
+                await self._backlog.tell_what_it_waits_for()
+            elif not await self._backlog.lag():
+                return None
+            pause_s = min(2 * pause_s, EMPTY_S_MAX)
 
     async def _print(self, messages: Subscription | Reader, message: Content | None) -> None:
         out = sys.stdout.buffer

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from tocsin.cli.streams import InputFailed
 from tocsin.outgoing import NewMessage
 
 READ_BYTES: Final = 256 * 1024
@@ -21,12 +22,21 @@ class BadLine(ValueError):
 
 async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
     """What can be read, as it comes, without ever keeping the event loop from its work for long:
-    a file is read at once, a pipe or a terminal when there is something in it."""
+    a file is read at once, a pipe or a terminal when there is something in it.
+
+    Raises:
+        InputFailed: it cannot be read: it is closed, say, or a folder.
+    """
     is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
     while True:
         if not is_file:
             is_file = not await _readable(descriptor)
-        data = os.read(descriptor, READ_BYTES)
+        try:
+            data = os.read(descriptor, READ_BYTES)
+        except BlockingIOError:
+            continue
+        except OSError as error:
+            raise InputFailed(error) from None
         if not data:
             return
         yield data

@@ -1,6 +1,7 @@
 """The command itself: finding verbs, and turning what goes wrong into a sentence."""
 
 import logging
+import signal
 import sys
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
@@ -14,6 +15,7 @@ from tocsin.cli.consume import consume
 from tocsin.cli.dead_letters import dead_letters
 from tocsin.cli.explaining import explain_key
 from tocsin.cli.groups import group
+from tocsin.cli.interrupts import quiet_interrupt, raised_interrupt
 from tocsin.cli.publish import publish
 from tocsin.cli.pull import pull
 from tocsin.cli.queues import queue
@@ -35,7 +37,8 @@ Examples:
 Over https, TOCSIN_CA_FILE names an authority of your own, TOCSIN_CERT_FILE and TOCSIN_KEY_FILE a
 client certificate: PEM files.
 
-The exit code is 0 when all went well, 1 when it did not, 2 when the command was not understood.
+The exit code is 0 when all went well, 1 when it did not, 2 when the command was not understood,
+130 after Ctrl-C, and 141 when whoever read the output has gone.
 """
 
 
@@ -60,6 +63,8 @@ class Verbs(click.Group):
             return super().invoke(ctx)
         except TocsinError as error:
             raise click.ClickException(explain(error)) from error
+        except KeyboardInterrupt:
+            sys.exit(128 + signal.SIGINT)  # quietly, where click would begin a line
 
 
 def explain(error: TocsinError) -> str:
@@ -81,7 +86,8 @@ def _installed() -> dict[str, EntryPoint]:
 
 def _load(point: EntryPoint) -> click.Command:
     try:
-        command = point.load()
+        with quiet_interrupt():
+            command = point.load()
     except Exception as error:
         return _broken(point.name, f"{type(error).__name__}: {error}")
     if not isinstance(command, click.Command):
@@ -106,8 +112,12 @@ def _broken(name: str, why: str) -> click.Command:
 @target_options_and_variables
 @click.option("-v", "--verbose", is_flag=True, help="Say what the connection does, on stderr.")
 @click.version_option(__version__, prog_name="tocsin")
-def cli(verbose: bool) -> None:
+@click.pass_context
+def cli(ctx: click.Context, verbose: bool) -> None:
     """Publish to a Tocsin broker, consume from it, look after its queues."""
+    if ctx.invoked_subcommand not in cli.commands:
+        # What other packages bring may have something to undo: a folder that is half restored.
+        ctx.with_resource(raised_interrupt())
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="tocsin: %(message)s", stream=sys.stderr)
 
@@ -121,11 +131,3 @@ cli.add_command(publish)
 cli.add_command(consume)
 cli.add_command(pull)
 cli.add_command(ticket)
-
-
-def main() -> None:
-    """The entry point of the `tocsin` command."""
-    try:
-        cli.main(prog_name="tocsin")
-    except KeyboardInterrupt:
-        sys.exit(130)

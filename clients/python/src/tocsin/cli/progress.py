@@ -1,9 +1,11 @@
 """How far long work has come: a live line on a terminal, else a plain line now and then."""
 
+import shutil
 import time
 from collections.abc import Callable
 from typing import Final, TextIO
 
+from tocsin.cli.common import plural
 from tocsin.cli.durations import format_duration
 
 LIVE_EVERY_S: Final = 0.2
@@ -32,23 +34,29 @@ class Progress:
         self._due = self._started + (QUIET_S if self._is_live else PLAIN_EVERY_S)
         self._width = 0
 
-    def update(self, messages: int, done: int) -> None:
-        """Say it when it is time to."""
+    def update(self, messages: int, done: int, note: str = "") -> None:
+        """Say it when it is time to; `note` stands at the end of the line."""
         now = self._clock()
         if now < self._due:
             return
         self._due = now + (LIVE_EVERY_S if self._is_live else PLAIN_EVERY_S)
         line = self.line(messages, done, now - self._started)
+        if note:
+            line += f"; {note}"
         if self._is_live:
-            self._stream.write("\r" + line.ljust(self._width))
-            self._width = len(line)
+            self._stream.write("\r" + self._cut(line).ljust(self._width))
+            self._width = len(self._cut(line))
         else:
             self._stream.write(line + "\n")
         self._stream.flush()
 
+    def _cut(self, line: str) -> str:
+        """As much as the terminal's line holds: what is longer could not be wiped."""
+        return line[: max(20, shutil.get_terminal_size().columns - 1)]
+
     def line(self, messages: int, done: int, elapsed_s: float) -> str:
         """`published 45,000 messages, 38 %, 52,000/s, 2s to go`"""
-        parts = [f"{self._verb} {messages:,} messages"]
+        parts = [f"{self._verb} {plural(messages, 'message')}"]
         if self._total:
             parts.append(f"{min(done / self._total, 1.0):.0%}")
         if elapsed_s > 0:

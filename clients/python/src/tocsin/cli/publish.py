@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections import deque
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,12 +26,16 @@ from tocsin.cli.durations import duration, format_duration
 from tocsin.cli.lines import BadLine, LineSplitter, Maker, read_chunks
 from tocsin.cli.progress import Progress
 from tocsin.client import Client
-from tocsin.errors import PublishManyFailed, TocsinError
+from tocsin.errors import ClientClosed, PublishManyFailed, SessionEnded, TocsinError
 from tocsin.outgoing import NewMessage
 from tocsin.publishing import Receipt
 
 BATCH_MESSAGES: Final = 1000
 BATCHES_UNDER_WAY: Final = 8
+PROGRESS_S: Final = 0.2
+"""The progress line is looked at so often, also while nothing is answered."""
+CLOSE_S: Final = 1.0
+"""In which what is under way has its outcome when the client is closed."""
 
 
 @click.command()
@@ -157,22 +162,28 @@ def _publish_lines(
     descriptor = os.open(path, os.O_RDONLY) if path is not None else sys.stdin.fileno()
     progress = Progress(sys.stderr, total=os.path.getsize(path) if path is not None else None)
     started = time.monotonic()
+    stream = _Stream(queue, maker, progress, skip=skip, timeout_s=timeout_s)
 
-    async def work() -> "_Stream":
-        async with target.client() as client:
-            stream = _Stream(client, queue, maker, progress, skip=skip, timeout_s=timeout_s)
-            try:
-                await stream.run(descriptor)
-            finally:
-                progress.close()
-            return stream
+    async def work() -> None:
+        try:
+            async with target.client() as client:
+                await stream.run(client, descriptor)
+        finally:
+            await stream.close()
 
     try:
-        stream = run(work())
+        run(work())
+    except BaseException:
+        if stream.lines:  # else there is nothing to say
+            _report(stream, time.monotonic() - started, as_json)
+            stream.say_where_it_ended("the input" if path is None else str(path))
+        raise
     finally:
         if path is not None:
             os.close(descriptor)
     _report(stream, time.monotonic() - started, as_json)
+    if stream.failed:
+        raise click.ClickException(stream.verdict())
 
 
 def _report(stream: "_Stream", elapsed_s: float, as_json: bool) -> None:
@@ -181,17 +192,26 @@ def _report(stream: "_Stream", elapsed_s: float, as_json: bool) -> None:
             "published": stream.published,
             "duplicates": stream.duplicates,
             "failed": stream.failed,
+            "unanswered": len(stream.unanswered),
+            "lines": stream.lines,
+            "deferred": stream.deferred,
             "seconds": round(elapsed_s, 3),
         }
         click.echo(to_json(summary))
-    else:
-        rate = stream.published / elapsed_s if elapsed_s > 0 else 0.0
-        text = f"Published {plural(stream.published, 'message')} in {format_duration(elapsed_s)}"
-        if stream.duplicates:
-            text += f", of which {stream.duplicates:,} were there already"
-        click.echo(f"{text} ({rate:,.0f}/s).")
-    if stream.failed:
-        raise click.ClickException(stream.verdict())
+        return
+    rate = stream.published / elapsed_s if elapsed_s > 0 else 0.0
+    text = f"Published {plural(stream.published, 'message')} in {format_duration(elapsed_s)}"
+    if stream.duplicates:
+        text += f", of which {stream.duplicates:,} were there already"
+    click.echo(f"{text} ({rate:,.0f}/s).")
+    if stream.deferred:
+        click.echo(f"tocsin: {_deferred(stream.deferred)}", err=True)
+
+
+def _deferred(counts: dict[str, int]) -> str:
+    """`put off by the broker: 12,000 overloaded, 400 rate limited`"""
+    reasons = [f"{count:,} {code.replace('_', ' ')}" for code, count in counts.items()]
+    return "put off by the broker: " + ", ".join(reasons)
 
 
 @dataclass
@@ -207,32 +227,33 @@ class _Stream:
     """Lines on their way to the broker: a bounded number of batches, in order."""
 
     def __init__(
-        self,
-        client: Client,
-        queue: str,
-        maker: Maker,
-        progress: Progress,
-        *,
-        skip: bool,
-        timeout_s: float,
+        self, queue: str, maker: Maker, progress: Progress, *, skip: bool, timeout_s: float
     ) -> None:
         self.published = 0
         self.duplicates = 0
         self.failed = 0
-        self._client = client
+        self.lines = 0
+        """How many were taken from the input; what follows them was not sent."""
+        self.unanswered: list[int] = []
+        """Lines whose messages may be stored: the client was closed before their answer."""
+        self.deferred: dict[str, int] = {}
+        """Messages that the broker had refused for the moment, by error code."""
         self._queue = queue
         self._maker = maker
         self._progress = progress
         self._skip = skip
         self._timeout_s = timeout_s
         self._under_way: deque[_Batch] = deque()
-        self._line = 0
         self._read_bytes = 0
+        self._done_bytes = 0
         self._first = ""
+        self._is_interrupted = False
+        self._ended: TocsinError | None = None
+        """Why nothing more can be published."""
 
     @property
     def _has_stopped(self) -> bool:
-        return self.failed > 0 and not self._skip
+        return self._ended is not None or (self.failed > 0 and not self._skip)
 
     def verdict(self) -> str:
         """What to say of the lines that failed."""
@@ -240,62 +261,124 @@ class _Stream:
             return f"{plural(self.failed, 'line')} could not be published and were skipped."
         return f"{self._first}. It stopped there; --on-error skip passes over such lines."
 
-    async def run(self, descriptor: int) -> None:
-        """Publish everything, or stop at the first error."""
+    def say_where_it_ended(self, source: str) -> None:
+        """Say, on stderr, which lines are stored and which were not sent."""
+        after = f"tocsin: ended behind line {self.lines:,} of {source}; what follows was not sent."
+        if self.unanswered:
+            first, last = self.unanswered[0], self.unanswered[-1]
+            count = plural(len(self.unanswered), "line")
+            after += f" Of lines {first:,} to {last:,} there is no answer for {count}: "
+            after += "they may be stored."
+        click.echo(after, err=True)
+
+    async def run(self, client: Client, descriptor: int) -> None:
+        """Publish everything, or stop at the first error. Cancelled, it sends nothing more and
+        waits for the answers to what it has sent; cancelled again, it does not.
+
+        Raises:
+            TocsinError: nothing more can be published, by this client.
+        """
+        try:
+            await self._until_interrupted(self._send_all(client, descriptor))
+            await self._until_interrupted(self._finish_all(client))
+            await self._finish_all(client)
+        finally:
+            self.deferred = client.deferred
+            self._progress.close()
+        if self._ended is not None:
+            raise self._ended
+
+    async def _until_interrupted(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it; the first time that it is cancelled is the end of it and nothing else."""
+        try:
+            await work
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._is_interrupted or task is None:
+                raise
+            self._is_interrupted = True
+            task.uncancel()
+
+    async def _finish_all(self, client: Client) -> None:
+        while self._under_way:
+            await self._finish_one(client)
+
+    async def close(self) -> None:
+        """Count what is still under way, when the client is closed: each has its outcome."""
+        while self._under_way:
+            batch = self._under_way.popleft()
+            await asyncio.wait([batch.task], timeout=CLOSE_S)
+            batch.task.cancel()
+            self._count(batch)
+
+    async def _send_all(self, client: Client, descriptor: int) -> None:
         splitter = LineSplitter()
         async for chunk in read_chunks(descriptor):
             self._read_bytes += len(chunk)
-            await self._send(splitter.feed(chunk))
+            await self._send(client, splitter.feed(chunk))
             if self._has_stopped:
-                break
-        else:
-            await self._send(splitter.finish())
-        while self._under_way:
-            await self._finish_one()
+                return
+        await self._send(client, splitter.finish())
 
-    async def _send(self, lines: list[bytes | None]) -> None:
+    async def _send(self, client: Client, lines: list[bytes | None]) -> None:
         for start in range(0, len(lines), BATCH_MESSAGES):
             messages: list[NewMessage] = []
             numbers: list[int] = []
             for line in lines[start : start + BATCH_MESSAGES]:
-                self._line += 1
+                self.lines += 1
                 try:
                     message = self._maker.make(line)
                 except BadLine as error:
-                    self._fail(self._line, str(error))
+                    self._fail(self.lines, str(error))
                     if self._has_stopped:
                         break
                     continue
                 if message is not None:
                     messages.append(message)
-                    numbers.append(self._line)
+                    numbers.append(self.lines)
             if messages:
-                publishing = self._client.publish_many(
-                    self._queue, messages, timeout_s=self._timeout_s
-                )
+                publishing = client.publish_many(self._queue, messages, timeout_s=self._timeout_s)
                 task = asyncio.get_running_loop().create_task(publishing)
                 self._under_way.append(_Batch(numbers, task, self._read_bytes))
             while self._under_way and (
                 len(self._under_way) >= BATCHES_UNDER_WAY or self._under_way[0].task.done()
             ):
-                await self._finish_one()
+                await self._finish_one(client)
             if self._has_stopped:
                 return
 
-    async def _finish_one(self) -> None:
-        batch = self._under_way.popleft()
+    async def _finish_one(self, client: Client) -> None:
+        """Wait for the oldest batch. Cancelled, it is still under way, and so are its messages."""
+        while not (await asyncio.wait([self._under_way[0].task], timeout=PROGRESS_S))[0]:
+            self._tell(client)
+        self._count(self._under_way.popleft())
+        self._tell(client)
+
+    def _tell(self, client: Client) -> None:
+        counts = client.deferred
+        note = _deferred(counts) if counts else ""
+        self._progress.update(self.published, self._done_bytes, note)
+
+    def _count(self, batch: _Batch) -> None:
+        """Count the outcomes of a batch that is done."""
         outcomes: list[Any]
         try:
-            outcomes = list(await batch.task)
+            outcomes = list(batch.task.result())
         except PublishManyFailed as failed:
             outcomes = list(failed.outcomes)
+        except (TocsinError, asyncio.CancelledError, asyncio.InvalidStateError) as error:
+            ended = error if isinstance(error, TocsinError) else ClientClosed("it was closed")
+            outcomes = [ended] * len(batch.lines)
         for number, outcome in zip(batch.lines, outcomes, strict=True):
             if isinstance(outcome, Receipt):
                 self.published += 1
                 self.duplicates += outcome.duplicate
+            elif isinstance(outcome, ClientClosed | SessionEnded):
+                self.unanswered.append(number)
+                self._ended = self._ended or outcome
             else:
                 self._fail(number, str(outcome))
-        self._progress.update(self.published, batch.done_bytes)
+        self._done_bytes = batch.done_bytes
 
     def _fail(self, line: int, why: str) -> None:
         self.failed += 1

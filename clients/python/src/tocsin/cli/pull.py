@@ -53,7 +53,7 @@ def pull(
                 stale = done.stale + done.invalid
             return len(messages), len(stale)
 
-    count, stale = run(work())
+    count, stale = run(work(), ends_with_output=True)
     if not count:
         click.echo("Nothing came.", err=True)
     if stale:
