@@ -1,5 +1,6 @@
 """What the commands over the admin socket share."""
 
+import contextlib
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Final
 
 import click
 import msgspec
+from tocsin.cli.streams import OutputFailed
 
 from gateway.config import Config, ConfigError, load
 
@@ -50,6 +52,12 @@ tenant_option: Final = click.option(
     "--tenant", default="default", show_default=True, help="Whose queue it is."
 )
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="JSON, for machines.")
+
+
+def say(line: str) -> None:
+    """Write the first line of a server. One whose output is closed or full goes on without it."""
+    with contextlib.suppress(OSError, OutputFailed):
+        click.echo(line)
 
 
 def to_json(value: object) -> str:

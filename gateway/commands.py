@@ -9,7 +9,14 @@ import msgspec
 
 from gateway import admin as admin_socket
 from gateway import logs, server
-from gateway.admin_options import data_dir_of, data_dir_option, json_option, tenant_option, to_json
+from gateway.admin_options import (
+    data_dir_of,
+    data_dir_option,
+    json_option,
+    say,
+    tenant_option,
+    to_json,
+)
 from gateway.backup_commands import backup, restore, verify
 from gateway.broker import Broker
 from gateway.cluster_commands import partitions
@@ -21,7 +28,6 @@ from gateway.master_key_commands import master_key
 from gateway.pages import Site, pages
 from gateway.park_commands import park
 from gateway.ports import WholeBroker
-from gateway.process import say
 from gateway.setting import Setting
 from gateway.setting_values import SQLITE
 from gateway.settings_table import SETTINGS

@@ -9,12 +9,11 @@ import msgspec
 from tocsin.cli.common import run as run_work
 
 from gateway import logs, setting_values
-from gateway.admin_options import json_option, settings_of, to_json
+from gateway.admin_options import json_option, say, settings_of, to_json
 from gateway.config import Config, is_loopback
 from gateway.listening import StartError
 from gateway.metadata_opening import asking_nodes
 from gateway.metadata_server import NodeServer, NodeSettings, data_dir_of_node, run
-from gateway.process import say
 from metadata.asking_nodes import LOOK_TRY_S, Nobody
 from metadata.service_forms import LAYOUTS, NodeInfo
 from push.errors import TocsinError

@@ -10,9 +10,6 @@ import sys
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
-import click
-from tocsin.cli.streams import OutputFailed
-
 logger = logging.getLogger("tocsin.process")
 
 EXIT_FATAL: Final = 70
@@ -51,12 +48,6 @@ async def opened_unless(
     return task.result()
 
 
-def say(line: str) -> None:
-    """Write a line to stdout. A server whose output is closed or full goes on without it."""
-    with contextlib.suppress(OSError, OutputFailed):
-        click.echo(line)
-
-
 def end_at_once(reason: str) -> None:
     """R31: end without another write. From any thread."""
     logger.critical("the storage cannot go on: %s; exit %d, start anew", reason, EXIT_FATAL)
@@ -66,7 +57,7 @@ def end_at_once(reason: str) -> None:
 def _exit(code: int) -> None:
     # Not sys.exit: that would run the orderly end, which writes.
     logging.shutdown()
-    with contextlib.suppress(OSError, OutputFailed):
+    with contextlib.suppress(Exception):  # stdout may be closed, or full
         sys.stdout.flush()
     os._exit(code)
 

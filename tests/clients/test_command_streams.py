@@ -230,8 +230,10 @@ async def test_an_interrupted_pipe_says_how_many_are_stored(broker: FakeBroker) 
     process.stdin.write(b"a\nb\n")
     await broker.until(lambda: len(broker.logs["orders"]) == 2)
     process.send_signal(signal.SIGTERM)
-    async with asyncio.timeout(30):
-        out, err = await process.stdout.read(), await process.stderr.read()  # type: ignore[union-attr]
+    assert process.stdout is not None
+    assert process.stderr is not None
+    async with asyncio.timeout(30):  # its input stays open
+        out, err = await process.stdout.read(), await process.stderr.read()
         await process.wait()
     assert process.returncode == 143
     told = json.loads(out)

@@ -54,7 +54,7 @@ def refusal(code: str, retry: bool = True) -> wire.ErrorBody:
     return wire.ErrorBody(code, "", retry)
 
 
-def test_what_is_refused_for_the_moment_is_counted_once_by_its_reason() -> None:
+def test_what_is_put_off_is_counted_once_by_its_reason() -> None:
     """Those that wait behind a refused one count with it; what is sent again does not."""
     harness = Harness()
     for text in "abc":
@@ -63,10 +63,10 @@ def test_what_is_refused_for_the_moment_is_counted_once_by_its_reason() -> None:
     behind = refusal("out_of_sequence")
     harness.lane.answered(receipts(sent, [0, 0], refusal("overloaded"), behind), now=0.0)
     assert harness.lane.deferred == {"overloaded": 2}
-    for now in (10.0, 20.0):
-        (again,) = harness.take(now)
+    for later in (10.0, 20.0):
+        (again,) = harness.take(later)
         whole = wire.ErrorBody("rate_limited", "", True).exception()
-        harness.lane.refused(again.ref, whole, now=now)
+        harness.lane.refused(again.ref, whole, now=later)
     assert harness.lane.deferred == {"overloaded": 2}
     (again,) = harness.take(100.0)
     harness.lane.answered(receipts(again, [0, 1], [0, 2]), now=100.0)

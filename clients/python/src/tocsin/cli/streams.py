@@ -55,7 +55,7 @@ def watched_output(on_gone: Callable[[], None] | None) -> Iterator[None]:
 
     try:
         loop.add_reader(1, looked)  # a pipe that is written becomes readable when its reader goes
-    except (OSError, NotImplementedError, RuntimeError):
+    except (OSError, RuntimeError):  # also where the event loop has no such thing
         yield  # it is noticed at the next message, as ever
         return
     try:
