@@ -171,12 +171,15 @@ class Inboxes:
 
     async def _look_up(self, place: GroupPartition, letter_id: str, letter: Letter) -> None:
         """An ack for an owner of before, elsewhere: it may have counted there, and the answer was
-        lost with that owner. Of what is not settled now it has not, for a newer epoch stands."""
+        lost with that owner. Of what is not settled now, or by no ack, it has not, for a newer
+        epoch stands."""
         said = ""
         try:
             for _, first, last in letter.runs:
                 found = await self._storage.standings(place, first, last)
-                said += "".join(PERHAPS if one.state == "settled" else STALE for one in found)
+                said += "".join(
+                    PERHAPS if one.state == "settled" and not one.ended else STALE for one in found
+                )
             if len(said) == letter.count:
                 await self._inbox.answer(place, {letter_id: said}, None)
         except TocsinError as error:

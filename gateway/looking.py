@@ -163,11 +163,12 @@ class Standpoint:
             self._owners[number] = Standings(slot.delivery)
         stored = await self._durable(partition, offset)
         if slot is None:
-            return stored
+            return stored.state, stored.attempts
         if slot.ended:  # what it knew has been written, or does not count any more
             del self._slots[number]
             self._stored = None
-            return await self._durable(partition, offset)
+            stored = await self._durable(partition, offset)
+            return stored.state, stored.attempts
         return self._owners[number].of(offset, record.key_hash(offset), stored)
 
 

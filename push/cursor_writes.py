@@ -20,9 +20,10 @@ touch are joined."""
 class PendingWrite:
     """Collects changes; `take` hands them out as one write, `confirm` or `restore` ends it."""
 
-    __slots__ = ("_aside", "_coalesce_at", "_epoch", "_parked", "_place", "_record", "_retries",
-                 "_settled", "_starving", "_taken", "_token", "_unparked", "aside_count",
-                 "ending")  # fmt: skip
+    __slots__ = (
+        "_aside", "_coalesce_at", "_ended", "_epoch", "_parked", "_place", "_record", "_retries",
+        "_settled", "_starving", "_taken", "_token", "_unparked", "aside_count", "ending",
+    )  # fmt: skip
 
     def __init__(
         self, place: GroupPartition, epoch: int, token: bytes, *, starving: Collection[int]
@@ -33,6 +34,7 @@ class PendingWrite:
         self._token = token
         self._settled: list[Range] = []
         self._coalesce_at = SETTLED_LOOSE_MAX
+        self._ended: list[Range] = []
         self._retries: dict[int, Retry] = {}
         self._record: dict[int, int] = {}
         self._aside: dict[int, list[int]] = {}
@@ -82,6 +84,11 @@ class PendingWrite:
         if len(self._settled) > self._coalesce_at:
             self._settled = coalesce(self._settled)
             self._coalesce_at = max(SETTLED_LOOSE_MAX, 2 * len(self._settled))
+
+    def end(self, offset: int) -> None:
+        """The offset, which was given out, is settled, and by no ack."""
+        self.settle(offset, offset)
+        self._ended.append((offset, offset))
 
     def note(self, retry: Retry) -> None:
         """Remember attempts and backoff; nobody waits for it."""
@@ -142,9 +149,11 @@ class PendingWrite:
             aside=tuple(Side(key, tuple(sorted(o))) for key, o in aside.items()),
             parked=tuple(Parked(k, why, wall_unix_ms) for k, why in self._parked.items()),
             unparked=tuple(self._unparked),
+            ended=tuple(coalesce(self._ended)),
         )  # fmt: skip
         self._taken = (write, self._record)
         self._settled, self._coalesce_at = [], SETTLED_LOOSE_MAX
+        self._ended = []
         self._retries, self._record = {}, {}
         self._parked, self._unparked = {}, {}
         return write
@@ -166,6 +175,7 @@ class PendingWrite:
         write, record = self._taken
         self._taken = None
         self._settled = [*write.settled, *self._settled]
+        self._ended = [*write.ended, *self._ended]
         self._retries = {**{retry.offset: retry for retry in write.retries}, **self._retries}
         self._record = {**record, **self._record}
         for side in write.aside:

@@ -216,7 +216,7 @@ class Delivery:
                 late = self.waiting.settle_late(number, offset, now)
                 self.tally.settled += late
                 append_offset(judged.settled if late else judged.stale, offset)
-            elif self.leases.given_again(offset):
+            elif self.leases.given_again(offset) or offset in self.waiting.ended:
                 append_offset(judged.stale, offset)
             else:  # settled already
                 append_offset(judged.settled, offset)

@@ -176,6 +176,10 @@ SIDE_LOAD_MAX: Final = 16
 in memory."""
 FINISHED_PUSHES_MAX: Final = 1024
 """Settled pushes whose extent is remembered: a repeated ack is told from an invented one."""
+ENDED_RANGES_MAX: Final = 256
+"""Ranges of messages that were given and that no ack has settled, per group and partition: their
+acks are stale (R21). Beyond it the lowest become one range with all that lies between them, and an
+ack of that which is repeated is called stale as well."""
 PULL_MESSAGES_MAX: Final = 1000
 PULL_WAIT_S_MAX: Final = 30.0
 POLL_BYTES_MAX: Final = 1_048_576

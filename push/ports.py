@@ -114,6 +114,8 @@ class Retry:
     offset: int
     attempts: int
     due_unix_ms: int = 0
+    nack: str | None = None
+    """The reason that the last nack which gave one had. In a write None keeps what is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,8 @@ class ParkedLine:
     """The first offset of the side line; None: nothing stands there."""
     attempts: int
     """Those of the head."""
+    nack: str | None = None
+    """Of the head; see Retry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,8 @@ class Cursor:
     lines: tuple[tuple[int, int], ...] = ()
     """(key hash, number of offsets) of each side line."""
     parked: tuple[Parked, ...] = ()
+    ended: tuple[Range, ...] = ()
+    """Settled, after they were given out, by no ack; see CursorWrite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +200,9 @@ class CursorWrite:
     aside: tuple[Side, ...] = ()
     parked: tuple[Parked, ...] = ()
     unparked: tuple[int, ...] = ()
+    ended: tuple[Range, ...] = ()
+    """Of `settled`: what was given out and then settled by no ack (dead-lettered, skipped, gone).
+    The cursor keeps ENDED_RANGES_MAX of these, for the next owner to tell a late ack (R21)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +274,10 @@ class Standing(NamedTuple):
     state: Literal["ready", "settled", "waiting", "parked"]
     attempts: int = 0
     """Those that are counted."""
+    nack: str | None = None
+    """See Retry."""
+    ended: bool = False
+    """Of what is settled: by no ack, after it was given out; see CursorWrite."""
 
 
 Start = Literal["earliest", "latest"] | int

@@ -138,6 +138,12 @@ class RangeSet:
             return self._lasts[index] + 1
         return offset
 
+    def cut_down(self, count_max: int) -> None:
+        """Keep at most `count_max` ranges: the lowest ones become one, with what lies between."""
+        joined = len(self._firsts) - count_max
+        if joined > 0:
+            del self._firsts[1 : joined + 1], self._lasts[:joined]
+
     def pop_prefix(self, floor: int) -> int:
         """Forget everything below floor and what continues from it; return the new floor.
 

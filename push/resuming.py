@@ -107,7 +107,10 @@ def _has_returned(delivery: Delivery, number: int, offset: int) -> bool:
         return False
     waiting = delivery.waiting
     return (
-        offset in waiting.returned or offset in waiting.dying or delivery.leases.given_again(offset)
+        offset in waiting.returned
+        or offset in waiting.dying
+        or offset in waiting.ended
+        or delivery.leases.given_again(offset)
     )
 
 
@@ -156,7 +159,8 @@ def adopt(
         number, key = claimed.get(offset), keys.get(offset)
         if delivery.scan.has_passed(offset):
             was_passed = offset < before.floor or offset >= delivery.frontier
-            if number is not None and was_passed and not before.has_sides:
+            is_ended = offset in delivery.waiting.ended
+            if number is not None and was_passed and not before.has_sides and not is_ended:
                 settled.setdefault(number, []).append(offset)
                 continue
         elif key is not None:

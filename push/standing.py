@@ -37,7 +37,7 @@ class Standings:
         stood afterwards, durably."""
         adopted = offset in self._in_flight or offset in self._waiting.returned
         if stored.state == "settled" or (offset >= self._frontier and not adopted):
-            return stored
+            return stored.state, stored.attempts
         attempts = self._waiting.attempts.get(offset, stored.attempts)
         if offset in self._in_flight:
             return "in_flight", attempts

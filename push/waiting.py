@@ -13,6 +13,7 @@ from push.backoff import clamp_due
 from push.cursor_writes import PendingWrite
 from push.lines import Line, Lines
 from push.ports import Cursor, GroupPartition, Owned, Retry, Written
+from push.ranges import RangeSet
 from push.tally import Tally
 from push.unparking import Unparking
 
@@ -31,8 +32,8 @@ class Waiting:
 
     __slots__ = (
         "__weakref__", "_begun", "_dead", "_inherited", "_rescanned", "attempts", "attempts_max",
-        "due_unix_ms", "dying", "giveable", "lines", "not_before", "park", "pending", "pull",
-        "returned", "tally", "unparking",
+        "due_unix_ms", "dying", "ended", "giveable", "lines", "not_before", "park", "pending",
+        "pull", "returned", "tally", "unparking",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +50,9 @@ class Waiting:
         """Offset → (push it was given in last, key), until it is given again or settled."""
         self.dying: dict[int, int] = {}
         """Offset → key of what is on its way to the dead letters."""
+        self.ended = RangeSet(owned.cursor.ended)
+        """What was given out and is settled, but by no ack: late ones are stale (R21). Beyond
+        ENDED_RANGES_MAX the lowest ranges become one."""
         self.giveable: list[tuple[int, int]] = []
         """(key, offset) that may be sent as soon as there is credit and the record is read."""
         self.pull = 0
@@ -217,8 +221,7 @@ class Waiting:
             return False
         line = self.lines.line(key)
         line.dying.discard(offset)
-        self.settle(offset, offset)
-        self.forget(offset)
+        self._end(offset)
         self.unparking.go_on(line)
         self.lines.settle_down(line, now)
         return True
@@ -395,6 +398,15 @@ class Waiting:
     def lost(self, line: Line, offset: int, now: float) -> None:
         """A giveable message is no longer in the log (evicted, damaged): it is passed."""
         del line.leaving[offset]
-        self.forget(offset)
-        self.settle(offset, offset)
+        self._end(offset)
         self.lines.settle_down(line, now)
+
+    def _end(self, offset: int) -> None:
+        """No ack has settled it, and none will: whoever was given it is told so (R21)."""
+        if offset in self.returned:
+            self.ended.add(offset, offset)
+            self.ended.cut_down(limits.ENDED_RANGES_MAX)
+            self.pending.end(offset)
+        else:
+            self.settle(offset, offset)
+        self.forget(offset)

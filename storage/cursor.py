@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final
 
+from push import limits
 from push.errors import Fenced, Refused
 from push.ports import (
     Cursor,
@@ -44,13 +45,16 @@ class Change:
     aside_gone: dict[int, int] = field(default_factory=dict)
     parked: list[Parked] = field(default_factory=list)
     unparked: list[int] = field(default_factory=list)
+    ended: bool = False
+    """Whether what has ended is other ranges now."""
 
 
 class GroupCursor:
     """A group's cursor in one partition, with what fences it."""
 
     __slots__ = (
-        "assignment", "epoch", "floor", "lines", "parked", "passed", "previous", "retries", "token",
+        "assignment", "ended", "epoch", "floor", "lines", "parked", "passed", "previous", "retries",
+        "token",
     )  # fmt: skip
 
     def __init__(self, floor: int) -> None:
@@ -66,6 +70,8 @@ class GroupCursor:
         self.lines: dict[int, int] = {}
         """key hash -> how many offsets stand in its side line; never 0."""
         self.parked: dict[int, Parked] = {}
+        self.ended = RangeSet()
+        """What was given out and then settled by no ack, ENDED_RANGES_MAX ranges of it (R21)."""
 
     def own(self, *, token: bytes, assignment: int, epoch_seen: int) -> int | None:
         """Raise the epoch for a new owner (R15). Returns the epoch before, if that was this
@@ -101,6 +107,7 @@ class GroupCursor:
             retries=tuple(sorted(self.retries.values(), key=lambda retry: retry.offset)),
             lines=tuple(sorted(self.lines.items())),
             parked=tuple(sorted(self.parked.values(), key=lambda parked: parked.key_hash)),
+            ended=tuple(self.ended),
         )
 
     def unsettled(self, end: int) -> int:
@@ -109,15 +116,18 @@ class GroupCursor:
 
     def standing(self, offset: int, aside: int | None) -> Standing:
         """Where a message stands; `aside`: the key hash of the side line that it stands in."""
-        retry = self.retries.get(offset)
-        attempts = retry.attempts if retry is not None else 0
+        retry = self.retries.get(offset) or Retry(offset, 0)
+        tried = (retry.attempts, retry.nack)
         if aside is not None:
-            return Standing("parked" if aside in self.parked else "waiting", attempts)
-        return Standing("settled") if self._is_passed(offset) else Standing("ready", attempts)
+            return Standing("parked" if aside in self.parked else "waiting", *tried)
+        if self._is_passed(offset):
+            return Standing("settled", ended=offset in self.ended)
+        return Standing("ready", *tried)
 
     def weight(self) -> int:
         """How much memory it takes, in entries."""
-        return 4 + len(self.passed) + len(self.retries) + len(self.lines) + len(self.parked)
+        beside = len(self.retries) + len(self.lines) + len(self.parked) + len(self.ended)
+        return 4 + len(self.passed) + beside
 
     def apply(self, write: CursorWrite, find_aside: FindAside) -> Change:
         """Apply a write that `check_write` let pass; the same write again changes nothing (R29).
@@ -130,6 +140,11 @@ class GroupCursor:
         change.passed, others = self.passed.append_all(write.settled, self.floor)
         for first, last in others:
             self._settle(first, last, find_aside, change)
+        if write.ended:
+            before = self.ended.copy()
+            self.ended.add_all(write.ended)
+            self.ended.cut_down(limits.ENDED_RANGES_MAX)
+            change.ended = self.ended != before
         if self.retries:
             self._forget_retries(write.settled, change)
         self.floor = self.passed.pop_prefix(self.floor)
@@ -185,8 +200,12 @@ class GroupCursor:
             if self._is_settled(retry.offset, find_aside, change):
                 refused.append(retry.offset)  # R16
             else:
-                self.retries[retry.offset] = retry
-                change.retries.append(retry)
+                before = self.retries.get(retry.offset)
+                noted = retry
+                if before is not None and retry.nack is None:
+                    noted = replace(retry, nack=before.nack)
+                self.retries[retry.offset] = noted
+                change.retries.append(noted)
         if refused:
             change.written = replace(change.written, refused=tuple(refused))
 
@@ -224,6 +243,7 @@ def check_write(write: CursorWrite, certified: int) -> None:
         Refused: invalid_request: it does not, or a range is reversed.
     """
     highest = max((last for _, last in write.settled), default=-1)
+    highest = max(highest, max((last for _, last in write.ended), default=-1))
     highest = max(highest, max((retry.offset for retry in write.retries), default=-1))
     for side in write.aside:
         highest = max(highest, max(side.offsets, default=-1))
@@ -232,7 +252,7 @@ def check_write(write: CursorWrite, certified: int) -> None:
             "invalid_request",
             f"offset {highest} is not certified; the certified end is {certified}",
         )
-    for first, last in write.settled:
+    for first, last in (*write.settled, *write.ended):
         if not 0 <= first <= last:
             raise Refused("invalid_request", f"{first}..{last} is not a range of offsets")
     for retry in write.retries:

@@ -136,10 +136,8 @@ class MemoryPartition:
             line = [offset for offset, key_hash in aside.items() if key_hash == mark.key_hash]
             head = min(line, default=None)
             retry = cursor.retries.get(head) if head is not None else None
-            attempts = retry.attempts if retry is not None else 0
+            tried = (retry.attempts, retry.nack) if retry is not None else (0, None)
             lines.append(
-                ParkedLine(
-                    mark.key_hash, mark.reason, mark.since_unix_ms, len(line), head, attempts
-                )
+                ParkedLine(mark.key_hash, mark.reason, mark.since_unix_ms, len(line), head, *tried)
             )
         return lines

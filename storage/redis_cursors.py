@@ -101,7 +101,7 @@ class RedisCursors:
     ) -> tuple[_Kept, dict[int, int]] | None:
         args = [*_at(place), *_flat(ranges)]
         answer = await self._shard.look("cursor", [queue_key(place.partition.queue_id)], args)
-        return (_kept_of(answer), _aside(answer[11])) if answer else None
+        return (_kept_of(answer), _aside(answer[12])) if answer else None
 
     async def write(self, writes: Sequence[CursorWrite]) -> list[Written]:
         """As Storage.write_cursors: writes to one place in their order, places side by side."""
@@ -227,10 +227,18 @@ class RedisCursors:
         lines = []
         for key_hash, row, messages, head, retry in rows:
             mark = _parked(key_hash, row)
-            attempts = int(retry.partition(b":")[0]) if retry else 0
             at = head if head >= 0 else None
+            tried = _retry(head, retry) if retry else Retry(head, 0)
             lines.append(
-                ParkedLine(mark.key_hash, mark.reason, mark.since_unix_ms, messages, at, attempts)
+                ParkedLine(
+                    mark.key_hash,
+                    mark.reason,
+                    mark.since_unix_ms,
+                    messages,
+                    at,
+                    tried.attempts,
+                    tried.nack,
+                )
             )
         return sorted(lines, key=lambda line: line.key_hash)
 
@@ -274,6 +282,23 @@ def _ranges(text: bytes) -> RangeSet:
     return passed
 
 
+def _text(ranges: RangeSet) -> str:
+    """What `_ranges` reads."""
+    return ",".join(f"{first}-{last}" for first, last in ranges)
+
+
+def _retry(offset: int, row: bytes) -> Retry:
+    attempts, _, rest = row.partition(b":")
+    due, _, reason = rest.partition(b":")
+    return Retry(offset, int(attempts), int(due), reason.decode() or None)
+
+
+def _retry_row(retry: Retry) -> bytes:
+    """What `_retry` reads. No lone surrogates."""
+    reason = f":{retry.nack}" if retry.nack else ""
+    return f"{retry.attempts}:{retry.due_unix_ms}{reason}".encode(errors="replace")
+
+
 def _pairs(flat: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
     return zip(flat[::2], flat[1::2], strict=True)
 
@@ -298,11 +323,11 @@ def _kept_of(answer: Sequence[Any]) -> _Kept:
     cursor.epoch, cursor.token, cursor.assignment = epoch, token, assignment
     cursor.passed = _ranges(passed)
     for offset, row in _pairs(retries):
-        attempts, _, due = row.partition(b":")
-        cursor.retries[int(offset)] = Retry(int(offset), int(attempts), int(due))
+        cursor.retries[int(offset)] = _retry(int(offset), row)
     cursor.lines = {int(key_hash): int(count) for key_hash, count in _pairs(lines)}
     for key_hash, row in _pairs(parked):
         cursor.parked[int(key_hash)] = _parked(key_hash, row)
+    cursor.ended = _ranges(answer[11])
     return _Kept(cursor, version, answer[9], answer[10])
 
 
@@ -312,7 +337,7 @@ def _write_args(write: CursorWrite, kept: _Kept, change: Change) -> list[Arg]:
     keys = {*change.aside.values(), *change.aside_gone.values()}
     retries = {retry.offset: retry for retry in change.retries}
     lists: list[list[Arg]] = [
-        [x for r in retries.values() for x in (r.offset, f"{r.attempts}:{r.due_unix_ms}")],
+        [x for retry in retries.values() for x in (retry.offset, _retry_row(retry))],
         [offset for offset in change.retries_gone if offset not in retries],
         [number for pair in change.aside.items() for number in pair],
         [number for pair in change.aside_gone.items() for number in pair],
@@ -321,9 +346,9 @@ def _write_args(write: CursorWrite, kept: _Kept, change: Change) -> list[Arg]:
         [x for p in change.parked for x in (p.key_hash, f"{p.since_unix_ms}:{p.reason}")],
         [*change.unparked],
     ]
-    passed = ",".join(f"{first}-{last}" for first, last in cursor.passed)
     args: list[Arg] = [
-        *_at(write.place), write.epoch, write.token, kept.version, cursor.floor, passed,
+        *_at(write.place), write.epoch, write.token, kept.version, cursor.floor,
+        _text(cursor.passed), _text(cursor.ended) if change.ended else "",
     ]  # fmt: skip
     for items in lists:
         args += [len(items), *items]

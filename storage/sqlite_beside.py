@@ -1,4 +1,5 @@
-"""What stands beside a cursor's row, one row each: retries, side lines, parked keys.
+"""What stands beside a cursor's row: retries, side lines and parked keys, one row each, and what of
+its past a late ack is told by.
 
 Changes wait here until the batch is written. They are exceptions: a cursor that only moves on
 has none of them.
@@ -13,11 +14,12 @@ from storage import sqlite_codec as codec
 from storage.cursor import Change, GroupCursor
 from storage.sqlite_statement import delete_each, insert
 
-_INSERT_RETRY: Final = insert("retry", "cursor, place, attempts, due_unix_ms, checksum")
+_INSERT_RETRY: Final = insert("retry", "cursor, place, attempts, due_unix_ms, reason, checksum")
 _INSERT_SIDE: Final = insert("side", "cursor, place, key_hash, checksum", rows_max=256)
 """They come by the hundreds (P8)."""
 _INSERT_LINE: Final = insert("side_line", "cursor, key_hash, entries, checksum")
 _INSERT_PARKED: Final = insert("parked", "cursor, key_hash, reason, since_unix_ms, checksum")
+_INSERT_ENDED: Final = insert("ended", "cursor, ranges, checksum")
 Key = tuple[int, int]
 """(cursor row, offset or key hash)"""
 
@@ -41,15 +43,16 @@ class Beside:
         self._sides: dict[Key, int | None] = {}
         self._lines: dict[Key, int] = {}
         self._parked: dict[Key, Parked | None] = {}
+        self._ended: dict[int, bytes] = {}
 
     def load(self, row_id: int, cursor: GroupCursor, name: str) -> None:
         """Complete a cursor that was read from this row; `name` is for reports of damage."""
         select = self._transaction.connection.execute
         for *retry, checksum in select(
-            "SELECT place, attempts, due_unix_ms, checksum FROM retry WHERE cursor = ?", (row_id,)
+            f"SELECT {codec.RETRY_COLUMNS}, checksum FROM retry WHERE cursor = ?", (row_id,)
         ).fetchall():
-            if codec.row_checksum(row_id, *retry) == checksum:
-                cursor.retries[retry[0]] = Retry(*retry)
+            if codec.retry_checksum(row_id, *retry) == checksum:
+                cursor.retries[retry[0]] = codec.unpack_retry(*retry)
             else:
                 self._report(f"damaged: attempts of a message in {name}; they are counted anew")
         for key_hash, entries, checksum in select(
@@ -71,6 +74,13 @@ class Beside:
                 self._report(f"damaged: why a key is parked in {name}")
             key_hash = codec.unsigned(parked[0])
             cursor.parked[key_hash] = Parked(key_hash, *parked[1:])
+        for ranges, checksum in select(
+            "SELECT ranges, checksum FROM ended WHERE cursor = ?", (row_id,)
+        ).fetchall():
+            if codec.row_checksum(row_id, blob=ranges) == checksum:
+                cursor.ended = codec.unpack_ranges(ranges)
+            else:
+                self._report(f"damaged: what has ended in {name}; late acks of it count")
 
     def find_aside(self, row_id: int, first: int, last: int) -> list[tuple[int, int]]:
         """(offset, key hash) of the offsets in first..last that stand in a side line."""
@@ -104,6 +114,8 @@ class Beside:
             self._parked[(row_id, parked.key_hash)] = parked
         for key_hash in change.unparked:
             self._parked[(row_id, key_hash)] = None
+        if change.ended:
+            self._ended[row_id] = codec.pack_ranges(cursor.ended)
 
     def flush(self) -> None:
         """Write them, inside the batch's transaction."""
@@ -113,14 +125,21 @@ class Beside:
             self._flush_retries()
         if self._parked:
             self._flush_parked()
+        if self._ended:
+            rows = [
+                (row, ranges, codec.row_checksum(row, blob=ranges))
+                for row, ranges in self._ended.items()
+            ]
+            _INSERT_ENDED.execute(self._transaction.begin(), rows)
+            self._ended.clear()
 
     def _flush_retries(self) -> None:
         connection = self._transaction.begin()
         rows: list[codec.Row] = []
         for (row, _), retry in self._retries.items():
             if retry is not None:
-                values = (retry.offset, retry.attempts, retry.due_unix_ms)
-                rows.append((row, *values, codec.row_checksum(row, *values)))
+                values = codec.pack_retry(retry)
+                rows.append((row, *values, codec.retry_checksum(row, *values)))
         _INSERT_RETRY.execute(connection, rows)
         gone = [key for key, retry in self._retries.items() if retry is None]
         delete_each(connection, "retry", "cursor", "place", gone)

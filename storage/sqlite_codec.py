@@ -9,7 +9,7 @@ import zlib
 from array import array
 from typing import Any, Final
 
-from push.ports import Partition
+from push.ports import Partition, Retry
 from push.ranges import RangeSet
 from storage.appending import PartitionLog
 from storage.dedup import ProducerLine
@@ -83,6 +83,28 @@ def unpack_ranges(blob: bytes) -> RangeSet:
     """What `pack_ranges` packed."""
     half = len(blob) // 2
     return RangeSet(zip(array("Q", blob[:half]), array("Q", blob[half:]), strict=True))
+
+
+# --- Retry ------------------------------------------------------------------------------------
+
+
+RETRY_COLUMNS: Final = "place, attempts, due_unix_ms, reason"
+
+
+def pack_retry(retry: Retry) -> tuple[int, int, int, str]:
+    """RETRY_COLUMNS; no reason is empty."""
+    reason = (retry.nack or "").encode(errors="replace").decode()  # no lone surrogates
+    return retry.offset, retry.attempts, retry.due_unix_ms, reason
+
+
+def unpack_retry(offset: int, attempts: int, due_unix_ms: int, reason: str) -> Retry:
+    """What `pack_retry` packed."""
+    return Retry(offset, attempts, due_unix_ms, reason or None)
+
+
+def retry_checksum(cursor: int, *columns: int | str) -> int:
+    """The checksum of RETRY_COLUMNS: without a reason that of schema version 1, which had none."""
+    return row_checksum(cursor, *(columns if columns[-1] else columns[:-1]))
 
 
 # --- Partition ---------------------------------------------------------------------------------

@@ -136,6 +136,7 @@ class CursorBooks:
         cursor = GroupCursor(log.start)
         cursor.epoch = _EPOCH_SALVAGED + (epoch if 0 <= epoch < _EPOCH_SALVAGED << 8 else 0)
         self._beside.load(row_id, cursor, _name(place))
+        cursor.ended = RangeSet()  # it comes again
         for offset, _ in self._beside.find_aside(row_id, log.start, log.next_offset):
             cursor.passed.add(offset, offset)
         cursor.floor = cursor.passed.pop_prefix(cursor.floor)
@@ -225,7 +226,7 @@ class CursorBooks:
         self._beside.note(stored.row_id, stored.cursor, change)
         for offset in change.aside_gone:
             self.on_settled_aside(stored.partition_row, offset)
-        if change.retries or change.aside or change.parked or change.aside_gone:
+        if change.retries or change.aside or change.parked or change.aside_gone or change.ended:
             self._weigh(stored)
 
     # --- Settled by all ------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from push.ports import (
     ParkedLine,
     Partition,
     PartitionState,
-    Retry,
     Standing,
 )
 from push.ranges import RangeSet
@@ -72,10 +71,12 @@ def standings(
         return []
     row_id, cursor = found
     span_ = (row_id, first, last)
-    for offset, attempts in connection.execute(
-        "SELECT place, attempts FROM retry WHERE cursor = ? AND place BETWEEN ? AND ?", span_
+    for row in connection.execute(
+        f"SELECT {codec.RETRY_COLUMNS} FROM retry WHERE cursor = ? AND place BETWEEN ? AND ?",
+        span_,
     ):
-        cursor.retries[offset] = Retry(offset, attempts)
+        cursor.retries[row[0]] = codec.unpack_retry(*row)
+    cursor.ended = _ended(connection, row_id)
     aside: dict[int, int] = {}
     for offset, key_hash, since_unix_ms in connection.execute(
         "SELECT place, side.key_hash, since_unix_ms FROM side LEFT JOIN parked "
@@ -97,10 +98,8 @@ def cursor_of(connection: sqlite3.Connection, place: GroupPartition) -> Cursor |
     row_id, cursor = found
     cursor.floor = cursor.passed.pop_prefix(cursor.floor)
     select = connection.execute
-    for offset, attempts, due_unix_ms in select(
-        "SELECT place, attempts, due_unix_ms FROM retry WHERE cursor = ?", (row_id,)
-    ):
-        cursor.retries[offset] = Retry(offset, attempts, due_unix_ms)
+    for row in select(f"SELECT {codec.RETRY_COLUMNS} FROM retry WHERE cursor = ?", (row_id,)):
+        cursor.retries[row[0]] = codec.unpack_retry(*row)
     for key_hash, entries in select(
         "SELECT key_hash, entries FROM side_line WHERE cursor = ?", (row_id,)
     ):
@@ -110,6 +109,7 @@ def cursor_of(connection: sqlite3.Connection, place: GroupPartition) -> Cursor |
     ):
         mark = Parked(codec.unsigned(key_hash), reason, since_unix_ms)
         cursor.parked[mark.key_hash] = mark
+    cursor.ended = _ended(connection, row_id)
     return cursor.snapshot()
 
 
@@ -127,6 +127,12 @@ def _cursor(
     cursor = GroupCursor(row[1])
     cursor.passed = _passed(connection, row[0], row[2])
     return row[0], cursor
+
+
+def _ended(connection: sqlite3.Connection, row_id: int) -> RangeSet:
+    """What was given out and then settled by no ack."""
+    row = connection.execute("SELECT ranges FROM ended WHERE cursor = ?", (row_id,)).fetchone()
+    return codec.unpack_ranges(row[0]) if row is not None else RangeSet()
 
 
 def _passed(connection: sqlite3.Connection, row_id: int, whole: bytes) -> RangeSet:
@@ -148,8 +154,8 @@ def parked_keys(connection: sqlite3.Connection, place: GroupPartition) -> list[P
         "AND side.key_hash = parked.key_hash) AS head FROM parked WHERE cursor = "
         "(SELECT cursor.id FROM cursor JOIN partition ON partition.id = cursor.partition "
         "WHERE queue_id = ? AND number = ? AND group_id = ?)) "
-        "SELECT line.key_hash, reason, since_unix_ms, coalesce(entries, 0), head, "
-        "coalesce(attempts, 0) FROM line "
+        "SELECT line.key_hash, line.reason, since_unix_ms, coalesce(entries, 0), head, "
+        "coalesce(attempts, 0), nullif(retry.reason, '') FROM line "
         "LEFT JOIN side_line ON side_line.cursor = line.cursor "
         "AND side_line.key_hash = line.key_hash "
         "LEFT JOIN retry ON retry.cursor = line.cursor AND retry.place = head",

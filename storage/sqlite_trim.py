@@ -27,7 +27,11 @@ may be one slice to each, and what is trimmed must not fall behind."""
 SLICES: Final = 8
 """Of a partition, until others have their turn."""
 _GARBAGE_ROWS: Final = 1000
-_CURSOR_TABLES: Final = ("side", "side_line", "retry", "parked", "cursor_log")
+_CURSOR_TABLES: Final = ("side", "side_line", "retry", "parked", "ended", "cursor_log")
+_KEYS: Final = {
+    "side_line": "key_hash", "parked": "key_hash", "ended": "cursor", "cursor_log": "number",
+}  # fmt: skip
+"""By table, what tells rows of a cursor from each other, where that is no `place`."""
 _EMPTY_LINE = update("producer", "id, bucket, resolved, top, sequences, checksum")
 
 
@@ -139,9 +143,7 @@ class Trimmer:
     def _sweep_cursor(self, row_id: int) -> bool:
         connection = self._books.begin()
         for table in _CURSOR_TABLES:
-            key = {"side_line": "key_hash", "parked": "key_hash", "cursor_log": "number"}.get(
-                table, "place"
-            )
+            key = _KEYS.get(table, "place")
             gone = connection.execute(
                 f"DELETE FROM {table} WHERE cursor = ?1 AND {key} IN "
                 f"(SELECT {key} FROM {table} WHERE cursor = ?1 LIMIT {_GARBAGE_ROWS})",

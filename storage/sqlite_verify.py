@@ -49,6 +49,16 @@ def _plain_is_sound(row: codec.Found) -> bool:
     return codec.row_checksum(*fields) == int(checksum)
 
 
+def _retry_is_sound(row: codec.Found) -> bool:
+    *fields, checksum = row
+    return codec.retry_checksum(*fields) == int(checksum)
+
+
+def _ended_is_sound(row: codec.Found) -> bool:
+    cursor, ranges, checksum = row
+    return codec.row_checksum(cursor, blob=ranges) == int(checksum)
+
+
 CURSOR_COLUMNS: Final = "group_id, partition, id, epoch, token, assignment, floor, passed, checksum"
 _TABLES: Final[dict[str, tuple[str, Callable[[codec.Found], bool]]]] = {
     "partition": (codec.PARTITION_COLUMNS, _partition_is_sound),
@@ -63,12 +73,21 @@ _TABLES: Final[dict[str, tuple[str, Callable[[codec.Found], bool]]]] = {
     "client_id": ("partition, until_unix_ms, digest, place, checksum", _plain_is_sound),
     "cursor": (CURSOR_COLUMNS, _cursor_is_sound),
     "cursor_log": ("cursor, number, passed, checksum", _log_is_sound),
-    "retry": ("cursor, place, attempts, due_unix_ms, checksum", _plain_is_sound),
+    "retry": (f"cursor, {codec.RETRY_COLUMNS}, checksum", _retry_is_sound),
     "side": ("cursor, place, key_hash, checksum", _plain_is_sound),
     "side_line": ("cursor, key_hash, entries, checksum", _plain_is_sound),
     "parked": ("cursor, key_hash, reason, since_unix_ms, checksum", _plain_is_sound),
+    "ended": ("cursor, ranges, checksum", _ended_is_sound),
 }
 """Each table with what its rows' soundness is seen from."""
+
+
+def _tables(schema_version: int) -> dict[str, tuple[str, Callable[[codec.Found], bool]]]:
+    """As _TABLES, of a store that a program of before may have written."""
+    if schema_version >= 2:
+        return _TABLES
+    before = ("cursor, place, attempts, due_unix_ms, checksum", _plain_is_sound)
+    return {name: one for name, one in {**_TABLES, "retry": before}.items() if name != "ended"}
 
 
 @dataclass(slots=True)
@@ -193,11 +212,12 @@ def _look_at_rows(
     progress: RowProgress,
     payloads: _Payloads,
 ) -> None:
-    counts = {table: _count(connection, table) for table in (*_TABLES, "quarantine")}
+    tables = _tables(report.schema_version)
+    counts = {table: _count(connection, table) for table in (*tables, "quarantine")}
     report.quarantined = counts.pop("quarantine")
     total = sum(counts.values())
     seen = 0
-    for table, (columns, is_sound) in _TABLES.items():
+    for table, (columns, is_sound) in tables.items():
         report.rows[table] = 0
         damaged = 0
         try:

@@ -57,8 +57,8 @@ end
 
 local LINE = '%s:%s'
 
--- args: partition, group, epoch, token, version, floor, passed, then lists: retries (offset, row),
--- offsets of retries that go, side lines (offset, key hash), those that go, lengths of lines (key
+-- args: partition, group, epoch, token, version, floor, passed, ended ('': as it is), then lists:
+-- retries (offset, row), offsets of retries that go, side lines (offset, key hash), those that go, lengths of lines (key
 -- hash, count), lines that go, parked (key hash, row), unparked. 1; 0: fenced; -1: the cursor has
 -- another version, so that it must be decided again. Nothing happened in both.
 change('write_cursor', function(prefix, args)
@@ -73,7 +73,10 @@ change('write_cursor', function(prefix, args)
   end
   redis.call('HSET', key, 'version', text(tonumber(row[3]) + 1),
     'floor', args[6], 'passed', args[7])
-  local list, at = list_from(args, 8)
+  if args[8] ~= '' then
+    redis.call('HSET', key, 'ended', args[8])
+  end
+  local list, at = list_from(args, 9)
   in_parts('HSET', cursor_key('cr', prefix, n, group), list)
   list, at = list_from(args, at)
   in_parts('HDEL', cursor_key('cr', prefix, n, group), list)

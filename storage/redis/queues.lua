@@ -15,7 +15,8 @@ local function replace(prefix, n, group, floor)
   local key = cursor_key('c', prefix, n, group)
   redis.call('HINCRBY', key, 'epoch', 1)
   redis.call('HINCRBY', key, 'version', 1)
-  redis.call('HSET', key, 'token', '', 'floor', text(floor), 'passed', '')
+  redis.call('HSET', key, 'token', '', 'floor', text(floor), 'passed', '',
+    'ended', '')
   forget_beside(prefix, n, group)
 end
 

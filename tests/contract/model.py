@@ -1,6 +1,6 @@
 """The storage as one would explain it: sets, dicts and loops, slow and plain."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from push import limits
 from push.ports import Retry
@@ -34,6 +34,7 @@ class Group:
     settled: set[int] = field(default_factory=set)
     aside: dict[int, int] = field(default_factory=dict)
     retries: dict[int, Retry] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
 
 
 class Model:
@@ -116,17 +117,21 @@ class Model:
             producer.refused.clear()
 
     def write(
-        self, group: str, settled: range, retries: list[Retry], aside: dict[int, int]
-    ) -> list[int]:
+        self, group: str, settled: range, retries: list[Retry], aside: dict[int, int],
+        ended: range,
+    ) -> list[int]:  # fmt: skip
         at = self.groups[group]
+        at.ended.update(ended)
         for offset in settled:
             at.settled.add(offset)
             at.aside.pop(offset, None)
             at.retries.pop(offset, None)
         refused = [retry.offset for retry in retries if retry.offset in at.settled]
-        at.retries.update(
-            {retry.offset: retry for retry in retries if retry.offset not in at.settled}
-        )
+        for retry in retries:
+            if retry.offset not in at.settled:
+                before = at.retries.get(retry.offset)
+                kept = before.nack if before is not None and retry.nack is None else retry.nack
+                at.retries[retry.offset] = replace(retry, nack=kept)
         for offset, key_hash in aside.items():
             if offset not in at.settled and offset not in at.aside:
                 at.aside[offset] = key_hash

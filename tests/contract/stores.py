@@ -209,6 +209,7 @@ def change(
     settled: Sequence[Range] = (),
     retries: Sequence[Retry] = (),
     aside: Sequence[Side] = (),
+    ended: Sequence[Range] = (),
 ) -> CursorWrite:
     """A cursor write of the owner that `with_group` made."""
     return CursorWrite(
@@ -218,4 +219,5 @@ def change(
         settled=tuple(settled),
         retries=tuple(retries),
         aside=tuple(aside),
+        ended=tuple(ended),
     )

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from push import limits
 from push.errors import Fenced, Refused
 from push.ports import (
     Cursor,
@@ -244,6 +245,8 @@ async def cursor_state(store: Storage) -> tuple[int, int]:
         change(settled=[(0, 4)]),
         change(retries=[Retry(4, 1)]),
         change(aside=[Side(KEY, (0, 4))]),
+        change(ended=[(0, 4)]),
+        change(ended=[(3, 2)]),
         change(settled=[(3, 2)]),
         change(settled=[(-1, 2)]),
         change(retries=[Retry(1, 1, 1 << 63)]),
@@ -288,6 +291,62 @@ async def test_a_retry_of_a_settled_message_is_refused(store: Storage) -> None:
     )
     assert (written.refused, written.fenced) == ((1, 2, 4), False)
     assert [retry.offset for retry in (await cursor(store)).retries] == [3, 5]
+
+
+async def test_the_reason_of_a_nack_stays_with_what_was_tried(store: Storage) -> None:
+    """As the last nack that gave one said; a write that says nothing of it leaves it. It is shown
+    with where the message stands, and with the key where that is parked."""
+    await with_group(store, messages=4)
+    reasons = ["card declined", "a:b, \u00e9\u2028", "third"]
+    whys = [Retry(n, 1, 50, reason) for n, reason in enumerate(reasons)]
+    await store.write_cursors([change(retries=[*whys, Retry(3, 1)])])
+    await store.write_cursors([change(retries=[Retry(0, 2, 90), Retry(2, 2, 90, "of today")])])
+    assert (await cursor(store)).retries == (
+        Retry(0, 2, 90, "card declined"), Retry(1, 1, 50, reasons[1]), Retry(2, 2, 90, "of today"),
+        Retry(3, 1),
+    )  # fmt: skip
+    found = await store.standings(G0, 0, 3)
+    assert [one.nack for one in found] == ["card declined", reasons[1], "of today", None]
+    mark = replace(change(epoch=2, token=b"looks", aside=[Side(KEY, (1,)), Side(5, (3,))]),
+                   parked=(Parked(KEY, "exhausted", 5), Parked(5, "exhausted", 5)))  # fmt: skip
+    await store.write_cursors([mark])
+    assert [line.nack for line in await store.parked(G0)] == [None, reasons[1]]
+
+
+# --- What has ended (R21) -----------------------------------------------------------------------
+
+
+@pytest.mark.layouts
+async def test_what_no_ack_settled_is_known_to_the_next_owner(store: Storage) -> None:
+    """R21: how else would it tell a late ack of a dead letter from one that is repeated? A group
+    that is sought has nothing of it."""
+    await with_group(store, messages=8)
+    await store.write_cursors([change(settled=[(0, 3)], ended=[(1, 1)])])
+    await store.write_cursors([change(settled=[(6, 6)], ended=[(2, 2), (6, 6)])])
+    again = change(settled=[(6, 6)], ended=[(2, 2), (6, 6)])
+    await store.write_cursors([again, change(settled=[(4, 4)])])
+    assert (await cursor(store)).ended == ((1, 2), (6, 6))
+    assert (await cursor(store)).ended == ((1, 2), (6, 6)), "and to the one after"
+    found = await store.cursor(G0)
+    assert found is not None
+    assert found.ended == ((1, 2), (6, 6))
+    shown = await store.standings(G0, 0, 7)
+    assert [n for n, one in enumerate(shown) if one.ended] == [1, 2, 6]
+    (written,) = await store.write_cursors([change(ended=[(0, 0)])])
+    assert written.fenced
+    await store.seek("g-1", "q-1", ["earliest", "earliest"])
+    assert (await cursor(store)).ended == ()
+
+
+async def test_what_has_ended_is_kept_within_a_bound(
+    store: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P9: the lowest ranges become one."""
+    monkeypatch.setattr(limits, "ENDED_RANGES_MAX", 2)
+    await with_group(store, messages=12)
+    for n in range(0, 10, 2):
+        await store.write_cursors([change(settled=[(n, n)], ended=[(n, n)])])
+    assert (await cursor(store)).ended == ((0, 6), (8, 8))
 
 
 # --- Side lines (R18) ---------------------------------------------------------------------------

@@ -210,6 +210,7 @@ class Histories(RuleBasedStateMachine):
         assert (owned.epoch, cursor.floor) == (at.epoch, floor)
         assert above == {n for n in self.model.passed(group) if n > floor}
         assert {retry.offset: retry for retry in cursor.retries} == at.retries
+        assert {n for first, last in cursor.ended for n in range(first, last + 1)} == at.ended
         counts: dict[int, int] = {}
         for key_hash in at.aside.values():
             counts[key_hash] = counts.get(key_hash, 0) + 1
@@ -235,7 +236,9 @@ class Histories(RuleBasedStateMachine):
         first = data.draw(offsets)
         last = min(first + data.draw(st.integers(0, 8)), self.model.next_offset - 1)
         retried = data.draw(st.lists(offsets, max_size=3, unique=True))
-        retries = [Retry(offset, first + 1, last) for offset in retried]
+        nack = data.draw(st.sampled_from([None, "why", "a:b"]))
+        retries = [Retry(offset, first + 1, last, nack) for offset in retried]
+        ended = range(first, data.draw(st.integers(first, last + 1)))
         aside = data.draw(st.dictionaries(offsets, st.sampled_from([5, 1 << 63]), max_size=4))
         at = self.model.groups[group]
         write = CursorWrite(
@@ -245,10 +248,11 @@ class Histories(RuleBasedStateMachine):
             settled=((first, last),),
             retries=tuple(retries),
             aside=tuple(Side(key, (offset,)) for offset, key in aside.items()),
+            ended=((ended[0], ended[-1]),) if ended else (),
         )
         (written,) = self.each("write_cursors", [write])
         assert list(written.refused) == self.model.write(
-            group, range(first, last + 1), retries, aside
+            group, range(first, last + 1), retries, aside, ended
         )
         for key in (5, 1 << 63):
             line = self.each("read_side", write.place, key, -1, 100)

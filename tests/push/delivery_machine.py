@@ -265,7 +265,7 @@ class DeliveryMachine(RuleBasedStateMachine):
             assert not self.delivery.draining, "R20"
             self.model.sent(offset, out, self.now, self.pull)
         elif message.gone and message.state == "waiting" and not self.in_memory(message):
-            message.state = "settled"
+            self.model.ends(message)
         self.observe()
 
     def in_memory(self, message: Told) -> bool:
@@ -420,7 +420,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         offset = list(self.letters)[pick % len(self.letters)]
         del self.letters[offset]
         self.delivery.dead_lettered(offset, now=self.now)
-        self.model.messages[offset].state = "settled"
+        self.model.ends(self.model.messages[offset])
         self.observe()
 
     @precondition(lambda self: self.model.parked)

@@ -44,6 +44,7 @@ class Store:
     def __init__(self) -> None:
         self.epoch = 0
         self.settled: set[int] = set()
+        self.ended: set[int] = set()
         self.aside: dict[int, int] = {}
         self.retries: dict[int, Retry] = {}
         self.parked: dict[int, Parked] = {}
@@ -63,6 +64,7 @@ class Store:
             tuple(self.retries.values()),
             tuple(lines.items()),
             tuple(self.parked.values()),
+            tuple(RangeSet((o, o) for o in self.ended)),
         )
         return Owned(self.epoch, cursor, certified, generation=1, previous=previous)
 
@@ -77,6 +79,11 @@ class Store:
         for first, last in write.settled:
             for offset in range(first, last + 1):
                 self.settle(offset)
+        for first, last in write.ended:
+            assert self.settled >= {*range(first, last + 1)}, (
+                "R21: it has ended, and is not settled"
+            )
+            self.ended.update(range(first, last + 1))
         refused = []
         for retry in write.retries:
             if retry.offset in self.settled:
@@ -118,6 +125,8 @@ class Told:
     """The last push it was given in, under this epoch; 0: none."""
     pull: int = 0
     of_line: bool = False
+    ended: bool = False
+    """It was given out, and no ack has settled it."""
     elsewhere: bool = False
     """Settled in the storage by somebody else (a session that moved)."""
     overflowed: bool = False
@@ -271,7 +280,7 @@ class Model:
             return self.unknown(number)
         message = self.messages[offset]
         if message.state == "settled":
-            return "settled"
+            return "stale" if message.ended else "settled"
         if message.state == "dying" or message.push != number:
             return "stale"
         if message.state == "waiting" and (
@@ -280,6 +289,11 @@ class Model:
             return "stale"
         message.state = "settled"
         return "settled"
+
+    def ends(self, message: Told) -> None:
+        """It is settled, in the dead letters or gone, and no ack did that: late ones are told."""
+        message.state = "settled"
+        message.ended = message.push != 0
 
     def covers(self, number: int, offset: int) -> bool:
         first, last, skips = self.pushes.get(number, (0, -1, frozenset()))
@@ -393,6 +407,8 @@ class Model:
 
     def _goes_on(self, message: Told, now: float) -> bool:
         if message.state == "settled":
+            if message.ended:
+                return False
             return not self.store.aside  # else the storage cannot tell it from what is set aside
         if message.state != "log" or message.gone or message.due > now or self.exhausted(message):
             return False
@@ -473,6 +489,7 @@ class Model:
             message.due = (noted.due_unix_ms - WALL0_UNIX_MS) / 1000 if noted else 0.0
             message.push, message.of_line, message.overflowed = 0, False, False
             message.forgiven = False
+            message.ended = message.offset in self.store.ended
             if message.offset in self.store.settled:
                 message.state = "settled"
             else:

@@ -53,6 +53,24 @@ def test_a_write_holds_everything_so_far() -> None:
     assert write.parked == (Parked(4, "exhausted", 1234),)
 
 
+def test_what_has_ended_is_settled_and_goes_until_it_is_durable() -> None:
+    """R21, R29."""
+    changes = pending()
+    changes.settle(0, 1)
+    changes.end(3)
+    changes.end(2)
+    write = changes.take(0)
+    assert write is not None
+    assert (write.settled, write.ended) == (((0, 3),), ((2, 3),))
+    changes.end(7)
+    changes.restore()
+    write = changes.take(0)
+    assert write is not None
+    assert (write.settled, write.ended) == (((0, 3), (7, 7)), ((2, 3), (7, 7)))
+    changes.confirm()
+    assert changes.take(0) is None
+
+
 def test_what_waits_for_its_record_goes_with_the_confirmation_of_its_own_write() -> None:
     """R16."""
     changes = pending()

@@ -29,6 +29,17 @@ def runs(values: set[int]) -> list[Range]:
     return found
 
 
+@given(st.sets(offsets), st.integers(1, 5))
+def test_cutting_down_joins_the_lowest_ranges(values: set[int], count_max: int) -> None:
+    found = RangeSet(runs(values))
+    found.cut_down(count_max)
+    assert len(found) == min(count_max, len(runs(values)))
+    kept = runs(values)[-count_max:][1:]
+    below = [offset for offset in values if not kept or offset < kept[0][0]]
+    joined = [(min(below), max(below))] if below else []
+    assert list(found) == joined + kept
+
+
 class RangeSetMachine(RuleBasedStateMachine):
     """Every operation, in any order, on both."""
 

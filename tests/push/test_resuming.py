@@ -101,6 +101,32 @@ def test_what_was_not_adopted_beside_what_was_is_nobody_s_the_second_time_too() 
     assert world.ack(number, 1) == world.ack(number, 3) == "settled"
 
 
+def test_what_was_dead_lettered_is_not_adopted_and_not_called_settled() -> None:
+    """R21, R22. [Its client was away when the lease ended, and then its broker was: it goes on with
+    what stands in the dead letters, and is told that this counted.]"""
+    world = World(A, B, attempts_max=1)
+    world.give()
+    world.nack(1, 0)
+    world.bury()
+    world.ack(1, 1)
+    world.write()
+    again(world)
+    assert claim(world, {1: [(0, 1)]}) == {1: [(0, 0)]}
+    number = adopted(world, 1)
+    assert (world.ack(number, 0), world.ack(number, 1)) == ("stale", "settled")
+
+
+def test_what_was_dead_lettered_while_its_holder_was_away_is_not_its_own() -> None:
+    """R17: over a lost transport."""
+    world = World(A, B, attempts_max=1)
+    world.give()
+    world.nack(1, 0)
+    world.bury()
+    world.ack(1, 1)
+    taken, gone = hold(world.delivery, {1: [(0, 1)]}, now=world.now)
+    assert (taken, gone) == ([], {1: [(0, 0)]})
+
+
 def test_what_was_settled_is_settled_again_and_not_in_flight() -> None:
     """R21: the answer was lost with the broker."""
     world = World(A, B, A)

@@ -139,17 +139,20 @@ async def test_damage_beside_a_cursor_costs_what_stands_there(embedded: Embedded
     await store.write_cursors([change(settled=[(0, 0)])])
     write = change(retries=[Retry(4, 2)], aside=[Side(7, (6, 8))])
     await store.write_cursors([replace(write, parked=(Parked(7, "no", 1),))])
+    await store.write_cursors([change(settled=[(3, 3)], ended=[(3, 3)])])
     await embedded.close()
     embedded.sql("UPDATE cursor_log SET checksum = 1 WHERE number = 0")
     embedded.sql("UPDATE retry SET attempts = 3")
     embedded.sql("UPDATE side_line SET entries = 9")
     embedded.sql("UPDATE parked SET since_unix_ms = 2")
+    embedded.sql("UPDATE ended SET ranges = zeroblob(16)")
     store = await embedded.open()
     cursor = (await store.own(G0, token=b"b", assignment=1)).cursor
     assert cursor.floor == 0  # the settlement of 0 was in the damaged row
     assert (cursor.retries, cursor.lines) == ((), ((7, 2),))
     assert cursor.parked == (Parked(7, "no", 2),)
-    assert (await store.state()).detail["damage_reports"] == "4"
+    assert cursor.ended == ()
+    assert (await store.state()).detail["damage_reports"] == "5"
 
 
 async def test_a_damaged_producer_begins_anew(embedded: Embedded) -> None:

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from push.errors import Refused
+from push.ports import Retry
+from storage import sqlite_codec as codec
 from storage.sqlite_open import STEPS, check_pragmas
-from tests.contract.stores import P0, append, one, sequences, with_group
+from storage.sqlite_verify import verify_store
+from tests.contract.stores import G0, P0, TOKEN, append, change, one, sequences, with_group
 from tests.storage.conftest import Embedded
 
 
@@ -132,28 +135,56 @@ async def test_the_incarnation_stays_with_the_file(embedded: Embedded) -> None:
 
 # --- Schema versions (R4) -----------------------------------------------------------------------
 
+VERSION = "SELECT value FROM meta WHERE name = 'schema_version'"
 NEXT = "ALTER TABLE parked ADD COLUMN operator TEXT NOT NULL DEFAULT '';"
 
 
 async def test_an_older_store_is_migrated_with_what_it_holds(embedded: Embedded) -> None:
-    """R4: a store of version 1 opened by a program that knows version 2."""
+    """R4: by a program that knows one version more."""
     store = await embedded.open()
     await with_group(store)
     assert await sequences(store, [1, 2, 3]) == [0, 1, 2]
     await store.close()
-    assert embedded.sql("SELECT value FROM meta WHERE name = 'schema_version'") == [("1",)]
+    assert embedded.sql(VERSION) == [(str(len(STEPS)),)]
     migrated = await embedded.open(steps=(*STEPS, NEXT))
     assert await sequences(migrated, [2, 4]) == [-2, 3]
     await embedded.close()
-    assert embedded.sql("SELECT value FROM meta WHERE name = 'schema_version'") == [("2",)]
+    assert embedded.sql(VERSION) == [(str(len(STEPS) + 1),)]
     assert embedded.sql("SELECT operator FROM parked") == []
+
+
+async def test_a_store_of_version_1_is_sound_and_goes_on(embedded: Embedded) -> None:
+    """R4, R30: what it holds of tries has no reasons, and its checksums are of before."""
+    store = await embedded.open(steps=STEPS[:1])
+    await store.create_queue("q-1", 1)
+    await store.create_group("g-1", "q-1", ["earliest"])
+    await store.append([append(messages=3)])
+    await embedded.close()
+    columns = "cursor, place, attempts, due_unix_ms, checksum"
+    (cursor,) = embedded.sql("SELECT id FROM cursor")[0]
+    row = (cursor, 0, 2, 50)
+    embedded.sql(f"INSERT INTO retry ({columns}) VALUES {(*row, codec.row_checksum(*row))}")
+    report = verify_store(embedded.path, lambda _seen, _of: None)
+    assert (report.schema_version, report.findings, report.rows["retry"]) == (1, [], 1)
+    store = await embedded.open()
+    found = await store.cursor(G0)
+    assert found is not None
+    assert found.retries == (Retry(0, 2, 50),)
+    assert (await store.own(G0, token=TOKEN, assignment=1)).cursor == found
+    await store.write_cursors([change(settled=[(1, 1)], ended=[(1, 1)])])
+    await store.write_cursors([change(retries=[Retry(0, 3, 60, "why")])])
+    await embedded.close()
+    report = verify_store(embedded.path, lambda _seen, _of: None)
+    assert (report.findings, report.rows["retry"], report.rows["ended"]) == ([], 1, 1)
 
 
 async def test_a_newer_store_is_refused_with_a_sentence(embedded: Embedded) -> None:
     """R4: by the program of before; nothing is changed."""
     await embedded.open(steps=(*STEPS, NEXT))
     await embedded.close()
-    with pytest.raises(Refused, match="has schema version 2 and this program knows up to 1"):
+    newer = len(STEPS) + 1
+    known = f"has schema version {newer} and this program knows up to {newer - 1}"
+    with pytest.raises(Refused, match=known):
         await embedded.open()
     store = await embedded.open(steps=(*STEPS, NEXT))
     await store.create_queue("q-1", 1)
@@ -165,7 +196,7 @@ async def test_a_migration_that_fails_changes_nothing(embedded: Embedded) -> Non
     await embedded.close()
     with pytest.raises(Refused, match="cannot be opened: no such table"):
         await embedded.open(steps=(*STEPS, NEXT + "UPDATE cats SET name = 'x';"))
-    assert embedded.sql("SELECT value FROM meta WHERE name = 'schema_version'") == [("1",)]
+    assert embedded.sql(VERSION) == [(str(len(STEPS)),)]
     store = await embedded.open()
     assert await one(store, append(messages=1)) == [0]
 
