@@ -155,13 +155,18 @@ class Conversation:
         """Bytes arrived that are no message, or not yet."""
         self._session.heard(now=now)
 
+    def heard_part(self, *, now: float) -> None:
+        """A part of a message arrived, behind `heard`."""
+        if self._session.heard_part(now=now):
+            self.send(frames.pong(None, self.broker.delivery_log.told()))
+
     def next_deadline(self) -> float | None:
         """When to call `expire`; None: never."""
         return self._session.next_deadline()
 
     def expire(self, *, now: float) -> None:
         """Time has passed."""
-        effect = self._session.expire(now=now)
+        effect = self._session.expire(now=now, taken_bytes=self._outlet.taken_bytes)
         if effect is not None:
             self.apply([effect])
 

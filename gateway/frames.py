@@ -371,6 +371,11 @@ def pong(ref: int | None, clock_unix_us: int | None = None) -> bytes:
     return _ENCODE(fields)
 
 
+def announce(size: int) -> bytes:
+    """The next message has about so many bytes, and may take its time."""
+    return _ENCODE({"type": "announce", "bytes": size})
+
+
 class Close(msgspec.Struct, frozen=True):
     """A close code; 4000-4499: come back, 4500-4999: do not."""
 

@@ -4,7 +4,8 @@ uvicorn has no deadline for a request's header or body, and with httptools no bo
 client that sends one byte a minute holds a socket for ever, one that sends a header without end
 holds memory without end (P9). Here a request's header must arrive within `header_timeout_s` of
 the connection or of the request's first byte and within `header_bytes_max`; its body within
-`body_timeout_s` of the header. Idle keep-alive connections stay with uvicorn's own timeout.
+`body_timeout_s` of the header, or longer by what has come of it at the slowest rate
+(gateway.progress). Idle keep-alive connections stay with uvicorn's own timeout.
 
 What is refused ends the connection, but not before its turn: the requests in front of it are
 answered first, then comes the problem document, then the end (P12).
@@ -33,6 +34,7 @@ from gateway.addresses import CLIENT, NO_PROXIES, UNKNOWN, Addresses, peer_of
 from gateway.body_framing import BodyFraming, check_coding
 from gateway.flow import Flow
 from gateway.intake import LARGE_READ_BYTES, Intake
+from gateway.progress import Progress
 from gateway.turns import Turns
 from push import limits
 from push.errors import Refused, TocsinError
@@ -77,6 +79,8 @@ class Http11Protocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._phase = _Phase.HEADER
         self._timer: asyncio.TimerHandle | None = None
+        self._progress = Progress(self.body_timeout_s, now=0.0)
+        """Of the body that is arriving."""
         self._header_bytes = 0
         """Of the parsed part of this header."""
         self._unparsed_bytes = 0
@@ -284,6 +288,7 @@ class Http11Protocol(HttpToolsProtocol):
         """The header is whole."""
         self._has_begun = False
         self._judge_header()
+        self._progress = Progress(self.body_timeout_s, now=self.loop.time())
         self._enter(_Phase.BODY, self.body_timeout_s)
         parsed_before = self.cycle
         here = self._peer
@@ -331,6 +336,7 @@ class Http11Protocol(HttpToolsProtocol):
         cycle = self.cycle
         if (self.parser.should_upgrade() and self._should_upgrade()) or cycle.response_complete:
             return
+        self._progress.moved(len(body), now=self.loop.time())
         cycle.body += body
         if len(cycle.body) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
@@ -383,19 +389,32 @@ class Http11Protocol(HttpToolsProtocol):
             return
         if self.flow.read_paused or self.flow.is_resting:
             # We do not read at the moment: the client is not the one who is late.
+            self._progress.excuse(now=self.loop.time())
             self._enter(self._phase, timeout_s)
+        elif self._phase is _Phase.BODY and (left_s := self._body_left_s()) > 0:
+            self._enter(self._phase, left_s)
         elif self._phase is _Phase.HEADER and not self._has_begun:
             self.transport.close()  # a connection made in advance and never used: no answer owed
         else:
-            self._turns.take(partial(self._too_late, self._phase, timeout_s))
+            self._turns.take(partial(self._too_late, self._phase))
 
-    def _too_late(self, phase: _Phase, timeout_s: float) -> None:
+    def _body_left_s(self) -> float:
+        return self._progress.ends_at - self.loop.time()
+
+    def _too_late(self, phase: _Phase) -> None:
         if self._phase is not phase or self._timer is not None or self.transport.is_closing():
             return  # it was just in time
-        part = "header" if phase is _Phase.HEADER else "body"
-        self._refuse(
-            Refused("request_timeout", f"the {part} was not complete within {timeout_s:g} s")
-        )
+        if phase is _Phase.HEADER:
+            why = f"the header was not complete within {self.header_timeout_s:g} s"
+        elif (left_s := self._body_left_s()) > 0:
+            self._enter(phase, left_s)
+            return
+        else:
+            why = (
+                f"the body was not complete within {self.body_timeout_s:g} s, and did not go on "
+                f"at {limits.SLOWEST_BYTES_PER_S} bytes a second"
+            )
+        self._refuse(Refused("request_timeout", why))
 
     # --- The end --------------------------------------------------------------------------------
 

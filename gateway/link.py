@@ -94,6 +94,10 @@ class Outlet(Protocol):
     def ping(self) -> None:
         """Ask for a sign of life."""
 
+    def taken_bytes(self) -> int | None:
+        """How much the client's side has taken so far, while something is on its way to it; None:
+        nothing is, or nobody can know."""
+
     def pause_reading(self) -> None:
         """Deliver nothing more that the client sends, until resume_reading."""
 

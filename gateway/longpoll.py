@@ -32,6 +32,7 @@ _UNHEARD_S_MAX: Final = 1.0
 """Who waits for longer is not silent: now and then that is written down."""
 UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
 """Who posts and never polls is answered no more (P9)."""
+_SLOWEST: Final = limits.SLOWEST_BYTES_PER_S
 
 
 class Poll:
@@ -56,6 +57,9 @@ class Poll:
         self._answered: list[bytes] = []
         """The batch of this number, until the client has it."""
         self._posted = 0
+        self._taken_at = 0.0
+        self._taken_size = 0
+        """When the last batch was answered, and what is in it."""
         self._waiter: asyncio.Future[None] | None = None
         self._reading = asyncio.Event()
         self._reading.set()
@@ -177,6 +181,7 @@ class Poll:
         if count:
             self._answered, self._frames = self._frames[:count], self._frames[count:]
             self._batch += 1
+            self._taken_at, self._taken_size = asyncio.get_running_loop().time(), size
             if self.conversation is not None and not self._frames:
                 self._registry.around.broker.delivery_log.taken(self.conversation.session_id)
         return self._batch, self._answered
@@ -230,6 +235,12 @@ class Poll:
     def ping(self) -> None:
         """As Outlet.ping: who waits is answered; that it polls again is the sign of life."""
         self._wake()
+
+    def taken_bytes(self) -> int | None:
+        """As Outlet.taken_bytes: as far as the slowest line would have taken the last batch. More
+        is not to be seen of an answer."""
+        taken = int((asyncio.get_running_loop().time() - self._taken_at) * _SLOWEST)
+        return taken if taken < self._taken_size else None
 
     def pause_reading(self) -> None:
         """As Outlet.pause_reading."""

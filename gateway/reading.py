@@ -138,6 +138,7 @@ class Reading(asyncio.Protocol, ABC):
             self._pay(conversation, count, events, now, is_cut=is_cut)
         elif self._is_holding or not reader.is_idle:
             self._hold_incomplete(reader.held_bytes)
+            conversation.heard_part(now=now)
         self.registry.deadlines.set(self, conversation.next_deadline())
         self._flush_early()
 

@@ -13,6 +13,7 @@ no client waits for ever, and the session goes on, up to BAD_MESSAGES_PER_SESSIO
 """
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import Final, NamedTuple
@@ -27,6 +28,9 @@ from push.errors import Refused
 REF_MAX: Final = (1 << 53) - 1
 SEQUENCE_MAX: Final = (1 << 53) - 1
 """Beyond it a JSON number is no longer exact for everybody."""
+PART_SHARE: Final = 0.25
+"""After this share of the heartbeat, again and again, the client is told that the parts of its
+message arrive: sooner than clients give up a broker that is silent."""
 INVALID_UTF8: Final = Close(1007, "text that is not UTF-8")
 """The WebSocket protocol's own code: RFC 6455, 8.1 demands it."""
 
@@ -72,8 +76,8 @@ class Session:
     """One client's conversation on one transport."""
 
     __slots__ = (
-        "_bad_count", "_deadline", "_is_pinged", "_subscriptions", "_timing", "_unheard",
-        "heard_at", "is_named", "others", "right_ends", "state",
+        "_bad_count", "_deadline", "_is_pinged", "_part_since", "_subscriptions", "_taken",
+        "_timing", "_unheard", "heard_at", "is_named", "others", "right_ends", "state",
     )  # fmt: skip
 
     def __init__(self, timing: Timing, *, now: float, right_ends: float = inf) -> None:
@@ -83,6 +87,10 @@ class Session:
         self._timing = timing
         self._deadline = now + timing.hello_timeout_s
         self._is_pinged = False
+        self._taken: int | None = None
+        """What its transport had taken when it was pinged, or was looked at last."""
+        self._part_since: float | None = None
+        """When a message began to arrive that is not complete, or its client was last told so."""
         self.heard_at = now
         """When something arrived last."""
         self._bad_count = 0
@@ -103,6 +111,7 @@ class Session:
     def receive(self, data: bytes, *, now: float) -> list[Effect]:
         """Judge one text message. After the session is closed nothing happens."""
         self.heard(now=now)
+        self._part_since = None
         if self.state is State.CLOSED:
             return []
         try:
@@ -252,6 +261,18 @@ class Session:
             self._deadline = now + self._timing.heartbeat_s
             self._is_pinged = False
 
+    def heard_part(self, *, now: float) -> bool:
+        """A part of a message arrived, behind `heard`. Whether to say a sign of life: its client is
+        busy sending, hears nothing meanwhile, and cannot see that what it sends arrives."""
+        if self.state is State.HELLO or self.state is State.CLOSED:
+            return False
+        if self._part_since is None:
+            self._part_since = now
+        if now - self._part_since < self._timing.heartbeat_s * PART_SHARE:
+            return False
+        self._part_since = now
+        return True
+
     def came_back(self, *, now: float, right_ends: float) -> None:
         """Another transport carries it: it goes on, also where silence had closed it, and with the
         right that its client has shown now."""
@@ -262,14 +283,18 @@ class Session:
             n for n, granted in self._subscriptions.items() if granted is None
         )
         self.is_named = True
+        self._part_since = None
         self.heard(now=now)
 
     def next_deadline(self) -> float | None:
         """When to call `expire`; it may have moved on until then. None: never."""
         return None if self.state is State.CLOSED else min(self._deadline, self.right_ends)
 
-    def expire(self, *, now: float) -> Ping | Close | None:
-        """What time alone made due."""
+    def expire(
+        self, *, now: float, taken_bytes: Callable[[], int | None] = lambda: None
+    ) -> Ping | Close | None:
+        """What time alone made due. `taken_bytes`: as Outlet.taken_bytes; a client that is in the
+        middle of something large answers a ping behind it."""
         if self.state is State.CLOSED:
             return None
         if now >= self.right_ends:
@@ -278,11 +303,15 @@ class Session:
             return None
         if self.state is State.HELLO:
             return self._close(frames.HELLO_LATE)
-        if self._is_pinged:
+        before, self._taken = self._taken, taken_bytes()
+        if not self._is_pinged:
+            self._is_pinged = True
+            self._deadline = now + self._timing.heartbeat_timeout_s
+            return Ping()
+        if before is None or self._taken is None or self._taken <= before:
             return self._close(frames.HEARTBEAT)
-        self._is_pinged = True
-        self._deadline = now + self._timing.heartbeat_timeout_s
-        return Ping()
+        self._deadline = now + self._timing.heartbeat_timeout_s  # what moves is alive
+        return None
 
     def check(self) -> None:
         """Assert what always holds (P9, P12)."""

@@ -187,6 +187,10 @@ class Lingering:
     def ping(self) -> None:
         """Nobody is there."""
 
+    def taken_bytes(self) -> int | None:
+        """Nothing is on its way."""
+        return None
+
     def pause_reading(self) -> None:
         """Nothing is read."""
 

@@ -9,6 +9,9 @@ its conversation, and the socket.
 """
 
 import asyncio
+import socket
+import struct
+import sys
 from functools import partial
 from typing import Any, ClassVar, Final, cast
 
@@ -32,6 +35,10 @@ from push import limits
 UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
 """Pushes stop at WRITE_BUFFER_BYTES_MAX. What goes on growing behind it are answers that the client
 asked for and does not read: from here on it is not read either (P9)."""
+_TCP_INFO: Final[int | None] = socket.TCP_INFO if sys.platform == "linux" else None
+_NUMBER, _COUNT = struct.Struct("=I"), struct.Struct("=Q")
+_UNCONFIRMED_AT, _CONFIRMED_AT, _UNSENT_AT, _INFO_BYTES = 24, 120, 144, 148
+"""Linux's struct tcp_info: tcpi_unacked, tcpi_bytes_acked, tcpi_notsent_bytes."""
 
 
 class WebSocketConnection(Reading):
@@ -189,6 +196,8 @@ class WebSocketConnection(Reading):
         """As Outlet.send."""
         if self._conversation is None:
             return
+        if len(frame) > limits.ANNOUNCED_BYTES:
+            self._outbox.add(frames.announce(len(frame)))
         self._outbox.add(frame)
         if not self._is_dirty:
             self._is_dirty = True
@@ -212,6 +221,10 @@ class WebSocketConnection(Reading):
     def ping(self) -> None:
         """As Outlet.ping. An empty ping: whatever comes back is a sign of life."""
         self._transport.write(control_frame(PING))
+
+    def taken_bytes(self) -> int | None:
+        """As Outlet.taken_bytes: what the other end of the TCP connection has confirmed."""
+        return _confirmed(self._transport, has_more=self.unsent_bytes > 0)
 
     def pause_reading(self) -> None:
         """As Outlet.pause_reading."""
@@ -325,6 +338,26 @@ class WebSocketConnection(Reading):
         if self._is_starved and not self._write_is_paused and self._conversation is not None:
             self._is_starved = False
             self._conversation.resume()
+
+
+def _confirmed(transport: asyncio.Transport, *, has_more: bool) -> int | None:
+    """How many bytes the other end of the TCP connection has confirmed; None: it has all of them
+    (`has_more`: but for those that the kernel was not given yet), or this system does not say."""
+    found = transport.get_extra_info("socket")
+    if found is None or _TCP_INFO is None or transport.is_closing():
+        return None
+    try:
+        info = found.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO_BYTES)
+    except OSError:
+        return None
+    if len(info) < _INFO_BYTES:
+        return None  # an old kernel
+    (unconfirmed,), (confirmed,), (unsent,) = (
+        _NUMBER.unpack_from(info, _UNCONFIRMED_AT),
+        _COUNT.unpack_from(info, _CONFIRMED_AT),
+        _NUMBER.unpack_from(info, _UNSENT_AT),
+    )
+    return int(confirmed) if has_more or unconfirmed or unsent else None
 
 
 def websocket_class(registry: Registry) -> type[WebSocketConnection]:

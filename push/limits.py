@@ -44,6 +44,8 @@ REQUEST_HEADER_BYTES_MAX: Final = 16 * 1024
 REQUEST_HEADER_TIMEOUT_S: Final = 10.0
 """From the first byte awaited to the end of the request's header. [Slowloris.]"""
 REQUEST_BODY_TIMEOUT_S: Final = 30.0
+"""From the end of the header to that of the body, and longer by what has come at the slowest rate
+that is allowed (`SLOWEST_BYTES_PER_S`); and without a byte. [Slowloris in the body.]"""
 TLS_HANDSHAKE_TIMEOUT_S: Final = 10.0
 """From the accepted socket to the end of the TLS handshake. [Slowloris, before the first byte of
 a request.]"""
@@ -54,7 +56,12 @@ HELLO_BYTES_MAX: Final = 16 * 1024
 HEARTBEAT_S: Final = 20.0
 """A ping goes out when nothing was heard for so long; below the idle timeout of every proxy."""
 HEARTBEAT_TIMEOUT_S: Final = 20.0
-"""After an unanswered ping the socket is dead."""
+"""After an unanswered ping the socket is dead, unless what is on its way to the client moves."""
+SLOWEST_BYTES_PER_S: Final = 8 * 1024
+"""A line that carries so much is a slow one, not a dead one: deadlines for what is large grow by its
+size at this rate."""
+ANNOUNCED_BYTES: Final = 64 * 1024
+"""A larger frame is announced to the client, who may see nothing of it before all of it is there."""
 
 # --- Sessions ----------------------------------------------------------------------------------
 SESSION_LINGER_S_MAX: Final = 300.0

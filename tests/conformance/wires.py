@@ -125,6 +125,10 @@ class WebSocketWire:
         if self.conversation is not None and not self.is_deaf:
             self.conversation.heard(now=self._loop.time())
 
+    def taken_bytes(self) -> int | None:
+        """As Outlet.taken_bytes."""
+        return None
+
     def pause_reading(self) -> None:
         """As Outlet.pause_reading: no transcript makes a queue by publishing."""
         raise AssertionError("a transcript creates its queues beforehand")

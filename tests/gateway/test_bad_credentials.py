@@ -141,7 +141,7 @@ class Outlet:
     def ping(self) -> None:
         return None
 
-    pause_reading = resume_reading = ping
+    pause_reading = resume_reading = taken_bytes = ping
 
     def adopt(self, conversation: Conversation) -> None:
         return None

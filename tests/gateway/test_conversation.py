@@ -37,6 +37,7 @@ class Socket:
         self.is_writable = True
         self.address = UNKNOWN
         self.pings = 0
+        self.taken: int | None = None
         self.holds = 0
         self.close_code: Close | None = None
         around = Surroundings(
@@ -57,6 +58,9 @@ class Socket:
 
     def ping(self) -> None:
         self.pings += 1
+
+    def taken_bytes(self) -> int | None:
+        return self.taken
 
     def pause_reading(self) -> None:
         self.holds += 1
@@ -553,6 +557,32 @@ def test_silence_is_pinged_then_closed(socket: Socket) -> None:
     socket.conversation.expire(now=70)
     assert socket.close_code == frames.HEARTBEAT
     assert socket.conversation.next_deadline() is None
+
+
+def test_a_client_that_takes_something_large_is_not_silent(socket: Socket) -> None:
+    """P6: and when it takes nothing more, it is."""
+    socket.taken = 1_000
+    socket.conversation.expire(now=20)
+    for turn in range(3):
+        socket.taken += 1
+        socket.conversation.expire(now=40 + 20 * turn)
+    assert (socket.pings, socket.close_code) == (1, None)
+    socket.conversation.expire(now=100)
+    assert socket.close_code == frames.HEARTBEAT
+
+
+def test_a_client_in_the_middle_of_a_message_hears_that_it_arrives(socket: Socket) -> None:
+    """Else it would give us up: what it asks meanwhile stands behind its message."""
+    said = 0
+    for now in range(31):
+        socket.conversation.heard(now=now)
+        socket.conversation.heard_part(now=now)
+        said += len([frame for frame in socket.answers() if frame["type"] == "pong"])
+    assert said == 6
+    socket.say({"type": "ping", "ref": 1}, now=32)
+    assert socket.answer()["ref"] == 1
+    socket.conversation.heard_part(now=33)
+    assert socket.answers() == []
 
 
 def test_a_drain_closes_who_holds_nothing_at_once(socket: Socket) -> None:

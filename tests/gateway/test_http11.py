@@ -217,6 +217,44 @@ async def test_a_body_that_never_comes_is_answered_408(body_hurried: int) -> Non
     assert await refusal(wire) == (408, "request_timeout")
 
 
+async def test_a_body_that_goes_on_is_waited_for(body_hurried: int) -> None:
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n\r\n"
+    wire = await dial(body_hurried, head)
+    began = asyncio.get_running_loop().time()
+    for _ in range(30):
+        wire.writer.write(b"x" * 2000)
+        await asyncio.sleep(SHORT_S / 5)  # the line
+    assert await answer(wire) == b"60000"
+    assert asyncio.get_running_loop().time() - began > 4 * SHORT_S
+    await wire.close()
+
+
+async def test_a_body_that_goes_on_is_cut_when_it_stands_still(body_hurried: int) -> None:
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 600000\r\n\r\n"
+    wire = await dial(body_hurried, head, b"x" * 500_000)
+    began = asyncio.get_running_loop().time()
+    assert await refusal(wire) == (408, "request_timeout")
+    assert asyncio.get_running_loop().time() - began < 10 * SHORT_S, "what came buys no rest"
+
+
+async def test_a_body_of_a_byte_now_and_then_is_cut(body_hurried: int) -> None:
+    """Slowloris: it moves, and a slow line moves more."""
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n\r\n"
+    wire = await dial(body_hurried, head)
+
+    async def trickle() -> None:
+        while True:
+            wire.writer.write(b"y")
+            await wire.writer.drain()
+            await asyncio.sleep(SHORT_S / 10)
+
+    trickling = asyncio.create_task(trickle())
+    status, _, _ = await response(wire)
+    assert status == 408
+    trickling.cancel()
+    wire.writer.transport.abort()
+
+
 async def test_a_body_in_time_is_answered(body_hurried: int) -> None:
     wire = await dial(body_hurried, POST, b"ab")
     await asyncio.sleep(0)

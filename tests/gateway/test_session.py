@@ -298,6 +298,35 @@ def test_a_sign_of_life_begins_the_silence_anew() -> None:
     assert session.expire(now=59) == Ping()
 
 
+def test_what_moves_towards_the_client_counts_as_a_sign_of_life() -> None:
+    session = opened()
+    assert session.expire(now=20, taken_bytes=lambda: 10) == Ping()
+    assert session.expire(now=40, taken_bytes=lambda: 11) is None
+    assert session.next_deadline() == 60
+    assert session.expire(now=60, taken_bytes=lambda: 500) is None
+    assert session.expire(now=80, taken_bytes=lambda: 500) == frames.HEARTBEAT
+
+
+def test_who_has_taken_all_and_says_nothing_is_silent() -> None:
+    session = opened()
+    assert session.expire(now=20, taken_bytes=lambda: 10) == Ping()
+    assert session.expire(now=40, taken_bytes=lambda: None) == frames.HEARTBEAT
+
+
+def test_a_part_of_a_message_is_answered_now_and_then() -> None:
+    session = opened()
+    assert [session.heard_part(now=now) for now in (1, 5, 6, 7, 10, 11)] == [
+        False, False, True, False, False, True,
+    ]  # fmt: skip
+    say(session, {"type": "ping"}, now=12)
+    assert not session.heard_part(now=20), "another message begins"
+
+
+def test_parts_of_a_hello_are_not_answered() -> None:
+    session = Session(TIMING, now=0)
+    assert not any(session.heard_part(now=now) for now in range(10))
+
+
 def test_a_draining_session_has_heartbeats_too() -> None:
     session = opened()
     session.drain()
@@ -318,6 +347,9 @@ class Histories(RuleBasedStateMachine):
         self.greeted = False
         self.ended = False
         self.bad = 0
+        self.taken = 0
+        self.looked: int | None = None
+        """What had moved when the machine looked last."""
         self.numbers: dict[int, bool] = {}
 
     def expect(self, effects: list[Effect], close: Close | None = None) -> None:
@@ -379,18 +411,29 @@ class Histories(RuleBasedStateMachine):
     def drain(self) -> None:
         self.session.drain()
 
-    @rule(after_s=st.sampled_from([0.5, 9.0, 15.0, 25.0]))
-    def wait(self, after_s: float) -> None:
+    @rule(
+        after_s=st.sampled_from([0.5, 9.0, 15.0, 25.0]), moved=st.sampled_from([None, 0, 1000])
+    )
+    def wait(self, after_s: float, moved: int | None) -> None:
+        """`moved`: so many bytes have moved towards the client since; None: nothing is under way."""
         self.now += after_s
         deadline = self.session.next_deadline()
-        effect = self.session.expire(now=self.now)
+        self.taken += moved or 0
+        taken = None if moved is None else self.taken
+        effect = self.session.expire(now=self.now, taken_bytes=lambda: taken)
         if deadline is None or self.now < deadline:
             assert effect is None
+        elif effect is None:
+            assert self.looked is not None
+            assert taken is not None
+            assert taken > self.looked, "nothing has moved"
+            self.looked = taken
         elif isinstance(effect, Close):
             assert effect == (frames.HEARTBEAT if self.greeted else frames.HELLO_LATE)
             self.ended = True
         else:
             assert effect == Ping()
+            self.looked = taken
 
     @invariant()
     def holds(self) -> None:

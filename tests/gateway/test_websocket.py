@@ -473,6 +473,72 @@ async def test_a_half_open_socket_is_pinged_found_dead_and_left(broker: EchoBrok
         await wire.close()
 
 
+@pytest.mark.parametrize("goes_on", [True, False], ids=["slow", "stalled"])
+async def test_a_client_that_takes_a_large_message_slowly_is_alive(
+    broker: EchoBroker, *, goes_on: bool
+) -> None:
+    """P6: and one that has ceased to take it is not."""
+    registry = timed(broker, heartbeat_s=0.2, heartbeat_timeout_s=0.4)
+    async with serve(registry) as gateway:
+        with socket.socket() as narrow:
+            narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32_768)
+            narrow.setblocking(False)
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(narrow, ("127.0.0.1", gateway.port))
+            head = "".join(f"{name}: {text}\r\n" for name, text in HANDSHAKE.items())
+            request = f"GET /v1/ws HTTP/1.1\r\nHost: 127.0.0.1:{gateway.port}\r\n{head}\r\n"
+            hello = wire_frame(b'{"type":"hello"}')
+            await loop.sock_sendall(narrow, request.encode())
+            assert b" 101 " in await loop.sock_recv(narrow, 4096)
+            await loop.sock_sendall(narrow, hello)
+            assert b"welcome" in await loop.sock_recv(narrow, 4096)
+            connection = connection_of(gateway)
+            connection.send(b'"' + b"x" * 2_000_000 + b'"')
+            began, taken = loop.time(), 0
+            while goes_on and taken < 1_500_000:  # the rest may be in this system's hands already
+                taken += len(await loop.sock_recv(narrow, 16_384))
+                await asyncio.sleep(0.03)  # the line
+            if goes_on:
+                assert loop.time() - began > 1.2, "it was slow"
+                assert len(registry) == 1
+            else:
+                await until(lambda: len(registry) == 0)
+                assert loop.time() - began > 0.5
+
+
+async def test_a_large_frame_is_announced(gateway: Gateway) -> None:
+    wire = await session(gateway)
+    connection = connection_of(gateway)
+    small = b'{"type":"other","x":"' + b"x" * (limits.ANNOUNCED_BYTES - 50) + b'"}'
+    large = b'{"type":"other","x":"' + b"x" * limits.ANNOUNCED_BYTES + b'"}'
+    connection.send(small)
+    connection.send(large)
+    assert (await wire.receive())["type"] == "other"
+    opcode, announced = await wire.read()
+    assert (opcode, msgspec.json.decode(announced)) == (
+        Opcode.TEXT, {"type": "announce", "bytes": len(large)},
+    )  # fmt: skip
+    assert await wire.read() == (Opcode.TEXT, large)
+    await wire.close()
+
+
+async def test_parts_of_a_message_are_signs_of_life_in_both_directions(
+    broker: EchoBroker,
+) -> None:
+    async with serve(timed(broker, heartbeat_s=0.2, heartbeat_timeout_s=0.2)) as gateway:
+        wire = await session(gateway)
+        message = wire_frame(b'{"type":"ping","ref":1,"x":"' + b"x" * 60_000 + b'"}')
+        for start in range(0, len(message), 3_000):
+            wire.writer.write(message[start : start + 3_000])
+            await asyncio.sleep(0.04)  # the line
+        pongs = 0
+        while (answer := await wire.receive())["type"] == "pong":
+            pongs += 1
+        assert answer["code"] == "invalid_request"  # at its end all of it was heard
+        assert pongs >= 4
+        await wire.close()
+
+
 async def test_a_pong_keeps_a_session_alive(broker: EchoBroker) -> None:
     async with serve(timed(broker, heartbeat_s=0.02, heartbeat_timeout_s=5)) as gateway:
         wire = await session(gateway)

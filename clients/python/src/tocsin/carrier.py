@@ -9,6 +9,8 @@ ABNORMAL: Final = 1006
 """The close code of a transport that ended without a word (RFC 6455, 7.1.5)."""
 WRITE_BUFFER_BYTES: Final = 1_048_576
 """Above this nothing is published until the broker has taken what waits."""
+SLOWEST_BYTES_PER_S: Final = 8 * 1024
+"""A line that carries so much is slow, and not dead: what is large has more time, by its size."""
 
 Trace = Callable[[Literal["sent", "received"], Transport, bytes], None]
 """Called with every message as it goes over the wire: a frame, or an array of frames, as JSON."""
@@ -35,6 +37,11 @@ class Carrier(Protocol):
     """False: too much waits to be sent."""
     heard_at: float
     """When something was received last, in the loop's seconds."""
+    is_receiving: bool
+    """In the middle of a message that is not complete."""
+    patient_until: float
+    """Until then silence is no bad sign: something large is on its way, and nothing else can be
+    heard meanwhile. In the loop's seconds; 0: nothing is."""
     refusal: Exception | None
     """Why there was no session, where more is known than a close code says."""
 

@@ -44,6 +44,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._listener: Listener | None = None
         self._parts: list[bytes] = []
+        self.is_receiving = False
+        self.patient_until = 0.0
         self._closing: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self.opened: asyncio.Future[None] = self._loop.create_future()
@@ -70,7 +72,9 @@ class Connection(asyncio.Protocol):
         """Feed the protocol; hand on what is complete."""
         self.heard_at = self._loop.time()
         self._ws.receive_data(data)
-        for event in self._ws.events_received():
+        events = self._ws.events_received()
+        self.is_receiving = not events
+        for event in events:
             if isinstance(event, Frame):
                 self._on_frame(event)
             elif not self.opened.done() and self._ws.handshake_exc is None:
@@ -170,7 +174,18 @@ class Connection(asyncio.Protocol):
 
     def _close_soon(self) -> None:
         if self._closing is None and self._transport is not None:
-            self._closing = self._loop.call_later(CLOSE_TIMEOUT_S, self._transport.abort)
+            unsent = self._transport.get_write_buffer_size()
+            self._closing = self._loop.call_later(CLOSE_TIMEOUT_S, self._cut_off, unsent)
+
+    def _cut_off(self, unsent_before: int) -> None:
+        """End it, unless what was said before the end still goes out."""
+        self._closing = None
+        if self._transport is None:
+            return
+        if self._transport.get_write_buffer_size() < unsent_before:
+            self._close_soon()
+        else:
+            self._transport.abort()
 
     def _flush(self) -> None:
         transport = self._transport

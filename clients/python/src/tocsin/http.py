@@ -13,6 +13,7 @@ import msgspec
 
 from tocsin import wire
 from tocsin.calling import TIMEOUT_S, object_of, path_to
+from tocsin.carrier import SLOWEST_BYTES_PER_S
 from tocsin.errors import Busy, CannotConnect
 from tocsin.message import Content
 from tocsin.requesting import Token, bearer, checked_token, fresh_token, open_http, refusal
@@ -128,6 +129,7 @@ class Http(Upkeep):
         self, method: str, path: str, content: bytes | None, headers: dict[str, str],
         timeout_s: float,
     ) -> bytes:  # fmt: skip
+        timeout_s += len(content or b"") / SLOWEST_BYTES_PER_S
         try:
             answer = await self._connections().request(
                 method, path, content=content, headers=headers, timeout=timeout_s

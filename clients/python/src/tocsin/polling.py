@@ -19,7 +19,7 @@ import httpx2
 import msgspec
 
 from tocsin import codes, wire
-from tocsin.carrier import ABNORMAL, WRITE_BUFFER_BYTES, Listener, Trace
+from tocsin.carrier import ABNORMAL, SLOWEST_BYTES_PER_S, WRITE_BUFFER_BYTES, Listener, Trace
 from tocsin.choosing import Transport
 from tocsin.errors import BrokerError, CannotConnect, NotABroker, NotFound, Unauthorized
 from tocsin.packing import join_frames, without_tokens
@@ -30,9 +30,11 @@ logger = logging.getLogger("tocsin")
 WAIT_S: Final = 20.0
 """How long a poll waits for something to come."""
 REQUEST_TIMEOUT_S: Final = 8.0
-"""For an answer to begin, and to go on; a poll's WAIT_S comes on top."""
+"""For an answer to begin, and to go on; a poll's WAIT_S comes on top, and the time that the slowest
+line needs for what is posted."""
 BODY_TIMEOUT_S: Final = 30.0
-"""For the rest of it: an answer that trickles for ever is none."""
+"""For the rest of it, and longer by what has come at the rate of the slowest line: an answer that
+trickles for ever is none."""
 PATIENCE_S: Final = 10.0
 """What cannot be said or heard for so long ends the carrier."""
 PAUSE_S: Final = 0.2
@@ -70,6 +72,8 @@ class Polling:
         self.refusal: Exception | None = None
         self._loop = asyncio.get_running_loop()
         self.heard_at = self._loop.time()
+        self.is_receiving = False
+        self.patient_until = 0.0
         self._http = open_http(url, tls, timeout_s=REQUEST_TIMEOUT_S)
         self._headers = {**bearer(token), "Content-Type": "application/json"}
         self._trace = trace
@@ -249,29 +253,48 @@ class Polling:
             await asyncio.sleep(pause_s)
 
     async def _request(self, method: str, path: str, content: bytes | None) -> bytes:
-        timeout_s = REQUEST_TIMEOUT_S + (WAIT_S if method == "GET" else 0.0)
+        up_s = len(content or b"") / SLOWEST_BYTES_PER_S  # what the kernel has taken may yet move
+        timeout_s = REQUEST_TIMEOUT_S + up_s + (WAIT_S if method == "GET" else 0.0)
+        is_post = method == "POST"
+        if is_post:
+            self.patient_until = self._loop.time() + up_s
         try:
             async with (
-                asyncio.timeout(timeout_s + BODY_TIMEOUT_S),
+                asyncio.timeout(timeout_s) as patience,
                 self._http.stream(
-                    method, path, content=content, headers=self._headers, timeout=timeout_s
+                    method, path, content=content, headers=self._headers,
+                    timeout=httpx2.Timeout(timeout_s, connect=REQUEST_TIMEOUT_S),
                 ) as answer,
-            ):
-                self.heard_at = self._loop.time()
-                parts: list[bytes] = []
-                size = 0
-                async for part in answer.aiter_bytes():
-                    parts.append(part)
-                    size += len(part)
-                    if size > self._bytes_max:
-                        raise NotABroker(f"an answer of more than {self._bytes_max} bytes")
+            ):  # fmt: skip
+                data = await self._whole(answer, patience)
         except (httpx2.RequestError, TimeoutError) as error:
             raise CannotConnect(f"a request failed: {error or type(error).__name__}") from error
+        finally:
+            if is_post:
+                self.patient_until = 0.0
+            else:
+                self.is_receiving = False
         self.heard_at = self._loop.time()
-        data = b"".join(parts)
         if answer.is_success:
             return data
         raise refusal(answer.status_code, data)
+
+    async def _whole(self, answer: httpx2.Response, patience: asyncio.Timeout) -> bytes:
+        """The body of an answer; as long as it goes on, `patience` does."""
+        began_at = self.heard_at = self._loop.time()
+        parts: list[bytes] = []
+        size = 0
+        patience.reschedule(began_at + REQUEST_TIMEOUT_S)
+        async for part in answer.aiter_bytes():
+            parts.append(part)
+            size += len(part)
+            if size > self._bytes_max:
+                raise NotABroker(f"an answer of more than {self._bytes_max} bytes")
+            self.heard_at = self._loop.time()
+            self.is_receiving = self.is_receiving or answer.request.method == "GET"
+            over_at = began_at + BODY_TIMEOUT_S + size / SLOWEST_BYTES_PER_S
+            patience.reschedule(min(self.heard_at + REQUEST_TIMEOUT_S, over_at))
+        return b"".join(parts)
 
     def _show(self, direction: Literal["sent", "received"], data: bytes) -> None:
         if self._trace is not None and data != b"[]":

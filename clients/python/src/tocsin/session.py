@@ -111,6 +111,10 @@ class Session:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         """uvloop's handles do not know it where it has passed."""
+        self._said_at = 0.0
+        """When something was said last, in the loop's seconds."""
+        self._asked_at = 0.0
+        """When it asked for a sign of life last."""
         self.is_open = False
         self.is_draining = False
         if callable(token):
@@ -221,7 +225,11 @@ class Session:
         """Send a frame at once, behind what the parts have to send. Not open: nothing happens."""
         self.flush()
         if self.is_open and self._carrier is not None:
-            self._carrier.send([wire.encode(frame)])
+            self._send(self._carrier, [wire.encode(frame)])
+
+    def _send(self, carrier: Carrier, frames: list[bytes]) -> None:
+        self._said_at = self._loop.time()
+        carrier.send(frames)
 
     def present(self, token: str) -> None:
         """The broker has taken this token in the place of the one before."""
@@ -249,7 +257,7 @@ class Session:
         for part in dirty:
             frames += part.collect(now=now)
         if frames:
-            self._carrier.send(frames)
+            self._send(self._carrier, frames)
 
     @property
     def writable(self) -> bool:
@@ -279,20 +287,31 @@ class Session:
             self.wake_at(part.next_deadline())
 
     def _beat(self, now: float) -> None:
-        """Ask for a sign of life where there was none for long, and give up where none comes."""
+        """Ask for a sign of life where there was none for long, and give up where none comes. In
+        the middle of something large the broker hears one from here: what it asks for itself comes
+        behind that."""
         carrier, heartbeat_s = self._carrier, self.welcome.heartbeat_s
         if not self.is_open or carrier is None:
             return
-        silent_s = now - carrier.heard_at
-        if silent_s >= heartbeat_s:
+        silent_s, share_s = now - carrier.heard_at, heartbeat_s * SILENT_SHARE
+        is_busy = now < carrier.patient_until
+        if silent_s >= heartbeat_s and not is_busy:
             logger.info("nothing was heard over %s for %.1f s", carrier.transport, silent_s)
             carrier.abort()
             return
-        if silent_s >= heartbeat_s * SILENT_SHARE:
-            carrier.send([wire.encode(wire.Ping())])
-            self.wake_at(carrier.heard_at + heartbeat_s)
+        if silent_s >= share_s:
+            is_asked = carrier.heard_at <= self._asked_at and now < self._asked_at + share_s
         else:
-            self.wake_at(carrier.heard_at + heartbeat_s * SILENT_SHARE)
+            is_asked = not carrier.is_receiving or now < self._said_at + share_s
+        if not is_asked:
+            self._asked_at = now
+            self._send(carrier, [wire.encode(wire.Ping())])
+        if silent_s >= share_s:
+            self.wake_at(now + share_s if is_busy else carrier.heard_at + heartbeat_s)
+        elif carrier.is_receiving:
+            self.wake_at(min(carrier.heard_at, self._said_at) + share_s)
+        else:
+            self.wake_at(carrier.heard_at + share_s)
 
     # --- what the carrier tells (carrier.Listener) ----------------------------------------------
 

@@ -1,0 +1,128 @@
+"""A line that carries little: what moves on it is alive, however long it takes, and what stands
+still is cut at its deadline. Over a proxy that lets so much through, with large messages (for such
+a line) and short deadlines; both SDKs, both transports, both directions, and calls over HTTP."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from time import monotonic
+from typing import Final
+
+import pytest
+import tocsin
+from tocsin import polling
+from tocsin.choosing import Transport
+
+from loadtests.proxy import HELD, Proxy, Treatment
+from loadtests.server import Server
+from tests.javascript.conftest import PACKAGE
+from tests.node import run_node
+
+SLOW: Final = Treatment(trickle_bytes=5_000, trickle_s=0.1)
+"""50 kB/s: the message takes five times a heartbeat's deadline."""
+BODY: Final = "x" * 250_000
+QUEUE: Final = "large"
+GROUP: Final = "readers"
+TRANSPORTS: Final[tuple[Transport, ...]] = ("websocket", "long-poll")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    settings = {"TOCSIN_HEARTBEAT_S": "1"}
+    with Server(tmp_path / "data", level="warning", settings=settings) as server:
+        yield server
+
+
+@pytest.fixture
+async def proxy(server: Server) -> AsyncIterator[Proxy]:
+    async with tocsin.connect(server.url) as client:
+        await client.create_queue(QUEUE, partitions=1)
+        await client.put_group(QUEUE, GROUP, start="earliest")
+    async with Proxy(server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long poll's own deadlines are in proportion."""
+    monkeypatch.setattr(polling, "WAIT_S", 1.0)
+    monkeypatch.setattr(polling, "REQUEST_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(polling, "BODY_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(polling, "PATIENCE_S", 1.0)
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_large_message_goes_up_a_slow_line(proxy: Proxy, transport: Transport) -> None:
+    async with tocsin.connect(proxy.url, transport=transport) as client:
+        sessions = client.session_id
+        proxy.treat_all(up=SLOW)
+        began = monotonic()
+        await client.publish(QUEUE, BODY, timeout_s=30)
+        assert monotonic() - began > 3, "it was slow"
+        assert client.session_id == sessions
+        if transport == "websocket":
+            assert proxy.counts["connections"] == 1
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_large_message_comes_down_a_slow_line(
+    server: Server, proxy: Proxy, transport: Transport
+) -> None:
+    async with tocsin.connect(proxy.url, transport=transport) as client:
+        proxy.treat_all(down=SLOW)
+        began = monotonic()
+        async with client.subscribe(QUEUE, group=GROUP) as messages:
+            async with tocsin.connect(server.url) as other:
+                await other.publish(QUEUE, BODY)
+            async with asyncio.timeout(30):
+                message = await anext(messages)
+                assert monotonic() - began > 3, "it was slow"
+                assert (message.body, message.attempt) == (BODY, 1)
+                await message.ack(confirm=True)
+        if transport == "websocket":
+            assert proxy.counts["connections"] == 1
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_what_stands_still_half_way_is_cut(proxy: Proxy, transport: Transport) -> None:
+    """And goes on when the line does, over another connection."""
+    async with tocsin.connect(proxy.url, transport=transport) as client:
+        proxy.treat_all(up=SLOW)
+        publishing = asyncio.create_task(client.publish(QUEUE, BODY, timeout_s=120))
+        sent = proxy.byte_counts["up"]
+        async with asyncio.timeout(30):
+            while proxy.byte_counts["up"] < sent + 50_000:
+                await asyncio.sleep(0.01)
+            proxy.treat_all(up=HELD, down=HELD)
+            began = monotonic()
+            while client.transport is not None:
+                await asyncio.sleep(0.01)
+        assert monotonic() - began < (4 if transport == "websocket" else 30)
+        proxy.cut_all()
+        proxy.treat_all()
+        await publishing
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_page_s_large_message_passes_a_slow_line(
+    server: Server, proxy: Proxy, transport: Transport, way: str
+) -> None:
+    """The JavaScript SDK, which sees nothing of a message before all of it is there."""
+    script = PACKAGE / "test/slow-line.js"
+    proxy.treat_all(**{way: SLOW})
+    if way == "down":
+        async with tocsin.connect(server.url) as other:
+            await other.publish(QUEUE, BODY)
+    ran = await asyncio.to_thread(
+        partial(run_node, script, proxy.url, transport, way, QUEUE, GROUP, str(len(BODY)), timeout_s=40)
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    said = json.loads(ran.stdout)
+    assert said["tookMs"] > 3000, "it was slow"
+    assert said["losses"] == []
+    assert said["attempt"] == 1
