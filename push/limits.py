@@ -58,10 +58,10 @@ HEARTBEAT_S: Final = 20.0
 HEARTBEAT_TIMEOUT_S: Final = 20.0
 """After an unanswered ping the socket is dead, unless what is on its way to the client moves."""
 SLOWEST_BYTES_PER_S: Final = 8 * 1024
-"""A line that carries so much is a slow one, not a dead one: deadlines for what is large grow by its
-size at this rate."""
+"""A line that carries so much is slow, not dead: deadlines for what is large grow by its size at
+this rate."""
 ANNOUNCED_BYTES: Final = 64 * 1024
-"""A larger frame is announced to the client, who may see nothing of it before all of it is there."""
+"""A larger frame is announced to the client, who may see nothing of it before it is whole."""
 
 # --- Sessions ----------------------------------------------------------------------------------
 SESSION_LINGER_S_MAX: Final = 300.0

@@ -420,9 +420,10 @@ export class Client extends EventTarget {
 
   /**
    * Something has changed, there may be a way now: the attempt to connect that is waited for begins
-   * at once, and over long poll a WebSocket is tried at once. Where nothing is waited for, the
-   * broker is asked for a sign of life if it has been silent. What comes of it, "connection" tells.
-   * The client does this by itself when the network is back or its page is looked at again.
+   * at once, and over long poll a WebSocket is tried at once. Where a session stands, the broker is
+   * asked for a sign of life, and has three seconds for it before the client connects anew. What
+   * comes of it, "connection" tells. The client does this by itself when the network is back
+   * (`online`) and when its page is looked at again (`visibilitychange`, `pageshow`).
    */
   hurry(): void;
 

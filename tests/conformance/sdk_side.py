@@ -36,6 +36,8 @@ class Carried:
         self._listener: Listener | None = None
         self._closed: asyncio.Future[None] = self._loop.create_future()
         self.heard_at = self._loop.time()
+        self.is_receiving = False
+        self.patient_until = 0.0
 
     # --- the broker's end -----------------------------------------------------------------------
 

@@ -574,9 +574,9 @@ def test_a_client_that_takes_something_large_is_not_silent(socket: Socket) -> No
 def test_a_client_in_the_middle_of_a_message_hears_that_it_arrives(socket: Socket) -> None:
     """Else it would give us up: what it asks meanwhile stands behind its message."""
     said = 0
-    for now in range(31):
-        socket.conversation.heard(now=now)
-        socket.conversation.heard_part(now=now)
+    for at in range(31):
+        socket.conversation.heard(now=at)
+        socket.conversation.heard_part(now=at)
         said += len([frame for frame in socket.answers() if frame["type"] == "pong"])
     assert said == 6
     socket.say({"type": "ping", "ref": 1}, now=32)

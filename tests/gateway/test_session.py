@@ -315,7 +315,7 @@ def test_who_has_taken_all_and_says_nothing_is_silent() -> None:
 
 def test_a_part_of_a_message_is_answered_now_and_then() -> None:
     session = opened()
-    assert [session.heard_part(now=now) for now in (1, 5, 6, 7, 10, 11)] == [
+    assert [session.heard_part(now=at) for at in (1, 5, 6, 7, 10, 11)] == [
         False, False, True, False, False, True,
     ]  # fmt: skip
     say(session, {"type": "ping"}, now=12)
@@ -324,7 +324,7 @@ def test_a_part_of_a_message_is_answered_now_and_then() -> None:
 
 def test_parts_of_a_hello_are_not_answered() -> None:
     session = Session(TIMING, now=0)
-    assert not any(session.heard_part(now=now) for now in range(10))
+    assert not any(session.heard_part(now=at) for at in range(10))
 
 
 def test_a_draining_session_has_heartbeats_too() -> None:
@@ -411,11 +411,9 @@ class Histories(RuleBasedStateMachine):
     def drain(self) -> None:
         self.session.drain()
 
-    @rule(
-        after_s=st.sampled_from([0.5, 9.0, 15.0, 25.0]), moved=st.sampled_from([None, 0, 1000])
-    )
+    @rule(after_s=st.sampled_from([0.5, 9.0, 15.0, 25.0]), moved=st.sampled_from([None, 0, 1000]))
     def wait(self, after_s: float, moved: int | None) -> None:
-        """`moved`: so many bytes have moved towards the client since; None: nothing is under way."""
+        """`moved`: so many bytes moved towards the client since; None: nothing is under way."""
         self.now += after_s
         deadline = self.session.next_deadline()
         self.taken += moved or 0

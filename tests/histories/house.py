@@ -283,6 +283,10 @@ class Socket:
     def ping(self) -> None:
         """As Outlet.ping."""
 
+    def taken_bytes(self) -> int | None:
+        """As Outlet.taken_bytes."""
+        return None
+
     def pause_reading(self) -> None:
         """As Outlet.pause_reading."""
 

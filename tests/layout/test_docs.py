@@ -153,6 +153,8 @@ def encode(fields: dict[str, Any]) -> bytes:
             return frames.drain(**fields)
         case "pong":
             return frames.pong(**fields)
+        case "announce":
+            return frames.announce(fields["bytes"])
     raise AssertionError("a frame that gateway.frames does not write")
 
 

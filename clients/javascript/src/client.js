@@ -104,7 +104,7 @@ export class Client extends Calls {
       ["pagehide", (event) => this.#left(event)],
       ["pageshow", (event) => this.#back(event)],
       ["online", () => this.hurry()],
-      ["visibilitychange", () => this.hurry()],
+      ["visibilitychange", () => this.#looked()],
     ];
   }
 
@@ -316,6 +316,11 @@ export class Client extends Calls {
   #snapshots(kind) {
     const parts = [...this.#parts].filter((part) => part instanceof kind);
     return parts.map((part) => part.snapshot()).filter((snapshot) => snapshot !== null);
+  }
+
+  /** The page is looked at again, or is not any more: then nobody waits. */
+  #looked() {
+    if (globalThis.document?.visibilityState !== "hidden") this.hurry();
   }
 
   /** The page is there again, as it was. */

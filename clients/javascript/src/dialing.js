@@ -25,6 +25,8 @@ import { Socket } from "./websocket.js";
  * client that was connected once gives up; a few minutes.
  */
 export const NOT_A_BROKER_MAX = 20;
+/** An attempt to come back that is under way for so long is begun anew by who is in a hurry. */
+const STALE_MS = 3000;
 /** Of the time for an attempt a WebSocket has so much, where long poll may follow. */
 const UPGRADE_SHARE = 0.5;
 
@@ -53,12 +55,18 @@ export class Dialer {
   #endedMeanwhile = null;
   #isClosed = false;
   #isSuspended = false;
+  /** A session has stood: attempts are to bring it back. */
+  #isBack = false;
   /** How often the page was left: what was begun before is over. */
   #departures = 0;
   #waiting;
   #returning;
   #goOn = null;
   #return = null;
+  /** When the attempt of now began, where it is to bring a session back; or null. */
+  #attemptAt = null;
+  /** It was given up for one that begins anew. */
+  #isAnew = false;
 
   /**
    * @param {Host & import("./websocket.js").Listener} host
@@ -148,10 +156,17 @@ export class Dialer {
     if (this.carrier === null) this.#lost(codes.ABNORMAL, "the page was left");
   }
 
-  /** There may be a way now, or from long poll one back: do not wait any longer. */
+  /**
+   * There may be a way now, or from long poll one back: do not wait any longer, nor for an attempt
+   * to come back that has had its time: it may have begun on a network that is gone.
+   */
   hurry() {
     this.#goOn?.();
     this.#return?.();
+    if (this.#attemptAt !== null && this.#now >= this.#attemptAt + STALE_MS) {
+      this.#isAnew = true;
+      this.#opening?.refuse(new CannotConnect("it does not answer, and the network is another"));
+    }
   }
 
   /** What stands says nothing more until the attempt of now has ended. */
@@ -180,12 +195,22 @@ export class Dialer {
       await this.#attempt(transport, token);
       return;
     } catch (error) {
+      if (this.#isAnew && !this.#isClosed && !this.#isSuspended) {
+        this.#isAnew = false;
+        await this.#attemptEach();
+        return;
+      }
       const isOver = this.#isClosed || this.#isSuspended || !(error instanceof CannotConnect);
       if (isOver || !this.#choice.failed(transport)) throw error;
     }
     try {
       await this.#attempt(this.#choice.next, token);
     } catch (error) {
+      if (this.#isAnew && !this.#isClosed && !this.#isSuspended) {
+        this.#isAnew = false;
+        await this.#attemptEach();
+        return;
+      }
       if (error instanceof CannotConnect) this.#choice.failed("long-poll");
       throw error;
     }
@@ -206,6 +231,8 @@ export class Dialer {
     const greeting = new Greeting(this, carrier, hello);
     const timer = new Timer(environment);
     this.#opening = greeting;
+    this.#isAnew = false;
+    this.#attemptAt = this.#isBack ? this.#now : null;
     this.#endedMeanwhile = null;
     timer.set(connectTimeoutMs * (isShort ? UPGRADE_SHARE : 1), () =>
       greeting.refuse(new CannotConnect(this.unopened(codes.ABNORMAL, "it does not answer"))),
@@ -223,6 +250,7 @@ export class Dialer {
     } finally {
       timer.cancel();
       this.#opening = null;
+      this.#attemptAt = null;
       this.carrier?.goOn?.();
       const ended = this.#endedMeanwhile;
       this.#endedMeanwhile = null;
@@ -318,6 +346,7 @@ export class Dialer {
   /** Until a session stands, or there will be none. */
   async #reconnect() {
     const departures = this.#departures;
+    this.#isBack = true;
     for (let strangers = 0; ; ) {
       await this.#pause(this.#reconnecting.delayMs(this.#now));
       try {

@@ -6,7 +6,7 @@
 
 import { between, Deferred, Timer } from "./environment.js";
 import { brokerError, BrokerError, CannotConnect, InvalidRequest, wordsOf } from "./errors.js";
-import { freshToken, headersOf, refusal } from "./requesting.js";
+import { freshToken, headersOf, refusal, slowestMs, textInParts } from "./requesting.js";
 
 /** For an answer, in seconds; a pull's `waitS` comes on top. */
 export const TIMEOUT_S = 30;
@@ -86,15 +86,23 @@ export class Http {
     signal?.addEventListener("abort", leave);
     if (signal?.aborted) leave();
     this.#calls.add(controller);
-    timer.set(1000 * timeoutS, () =>
-      giveUp(`the broker at ${this.#url} did not answer within ${timeoutS} s`),
-    );
+    const wait = (ms) =>
+      timer.set(ms, () =>
+        giveUp(`the broker at ${this.#url} did not answer within ${timeoutS} s`),
+      );
+    wait(1000 * timeoutS + slowestMs(content?.length ?? 0));
+    let beganAt = null;
+    const goesOn = (bytes) => { // as long as it is no slower than the slowest line
+      beganAt ??= this.#environment.now();
+      const leftMs = beganAt + slowestMs(bytes) - this.#environment.now();
+      wait(1000 * timeoutS + Math.min(0, leftMs));
+    };
     try {
       const response = await this.#environment.fetch(this.#url + path, {
         method, headers, signal: controller.signal, cache: "no-store",
         ...(content === null ? {} : { body: content }),
       });
-      const text = await response.text();
+      const text = await textInParts(response, goesOn);
       if (!response.ok) throw refusal(response.status, text);
       return valueOf(text);
     } catch (error) {

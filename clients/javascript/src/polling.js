@@ -14,7 +14,7 @@ import { Deferred, Timer } from "./environment.js";
 import {
   BrokerError, CannotConnect, NotABroker, NotFound, Unauthorized, wordsOf,
 } from "./errors.js";
-import { headersOf, refusal, report } from "./requesting.js";
+import { headersOf, refusal, report, slowestMs, textInParts } from "./requesting.js";
 import {
   FRAMES_PER_MESSAGE_MAX, framesOf, isObject, joinFrames, MESSAGE_CHARS_AIM,
 } from "./wire.js";
@@ -22,9 +22,15 @@ import { WRITE_BUFFER_BYTES } from "./websocket.js";
 
 /** How long a poll waits for something to come. */
 export const WAIT_S = 20;
-/** For an answer to begin; a poll's WAIT_S comes on top. */
+/**
+ * For an answer to begin, and to go on; a poll's WAIT_S comes on top, and the time that the slowest
+ * line needs for what is posted: nobody sees how much of it has gone.
+ */
 export const REQUEST_TIMEOUT_MS = 8000;
-/** For the rest of it: an answer that trickles for ever is none. */
+/**
+ * For the rest of it, and longer by what has come at the rate of the slowest line: an answer that
+ * trickles for ever is none.
+ */
 export const BODY_TIMEOUT_MS = 30_000;
 /** What cannot be said or heard for so long ends the carrier. */
 export const PATIENCE_MS = 10_000;
@@ -40,6 +46,10 @@ const LAST_WORDS = new Set([1000, 1001]);
 export class Polling {
   transport = "long-poll";
   refusal = null;
+  /** In the middle of an answer. */
+  isReceiving = false;
+  /** As of Socket: while a post is under way. */
+  patientUntil = 0;
   /** @type {import("./websocket.js").Listener | null} */
   #listener = null;
   #url;
@@ -261,10 +271,14 @@ export class Polling {
 
   // --- requests ---------------------------------------------------------------------------------
 
-  /** Until it is answered, or has failed for PATIENCE_MS. */
+  /**
+   * Until it is answered, or has failed for PATIENCE_MS. What is so large that it took longer than
+   * that alone is not said again here.
+   */
   async #repeat(method, path, content) {
     let giveUpAt = null;
     for (;;) {
+      const beganAt = this.#environment.now();
       let pauseMs = PAUSE_MS;
       try {
         return await this.#request(method, path, content);
@@ -274,7 +288,7 @@ export class Polling {
           pauseMs = error.retryAfterS ? 1000 * error.retryAfterS : PAUSE_MS;
         } else {
           const now = this.#environment.now();
-          giveUpAt ??= now + PATIENCE_MS;
+          giveUpAt ??= beganAt + timeoutMsOf(method) + PATIENCE_MS;
           if (!(error instanceof CannotConnect) || error instanceof NotABroker) throw error;
           if (now >= giveUpAt) throw error;
         }
@@ -284,12 +298,14 @@ export class Polling {
   }
 
   async #request(method, path, content) {
-    const timeoutMs = REQUEST_TIMEOUT_MS + (method === "GET" ? 1000 * WAIT_S : 0);
+    const upMs = slowestMs(content?.length ?? 0);
+    const timeoutMs = timeoutMsOf(method) + upMs;
     const controller = new AbortController();
     const timer = this.#newTimer();
     const giveUp = () => controller.abort(new Error("it does not answer"));
     this.#requests.add(controller);
     timer.set(timeoutMs, giveUp);
+    if (method === "POST") this.patientUntil = this.#environment.now() + upMs;
     try {
       const response = await this.#environment.fetch(this.#url + path, {
         method,
@@ -298,10 +314,7 @@ export class Polling {
         cache: "no-store",
         ...(content === null ? {} : { body: content }),
       });
-      this.heardAt = this.#environment.now();
-      timer.set(BODY_TIMEOUT_MS, giveUp);
-      const text = await response.text();
-      this.heardAt = this.#environment.now();
+      const text = await this.#textOf(response, timer, giveUp, method === "GET");
       if (response.ok) return text;
       throw refusal(response.status, text);
     } catch (error) {
@@ -311,7 +324,24 @@ export class Polling {
       timer.cancel();
       this.#timers.delete(timer);
       this.#requests.delete(controller);
+      if (method === "POST") this.patientUntil = 0;
+      else this.isReceiving = false;
     }
+  }
+
+  /** The text of an answer; as long as it goes on, it is waited for. */
+  async #textOf(response, timer, giveUp, isPolled) {
+    const beganAt = this.#environment.now();
+    this.heardAt = beganAt;
+    timer.set(REQUEST_TIMEOUT_MS, giveUp);
+    const text = await textInParts(response, (bytes) => {
+      this.heardAt = this.#environment.now();
+      this.isReceiving ||= isPolled;
+      const overMs = beganAt + BODY_TIMEOUT_MS + slowestMs(bytes) - this.heardAt;
+      timer.set(Math.min(REQUEST_TIMEOUT_MS, overMs), giveUp);
+    });
+    this.heardAt = this.#environment.now();
+    return text;
   }
 
   // --- time and the end -------------------------------------------------------------------------
@@ -342,6 +372,10 @@ export class Polling {
     this.#closed.resolve();
     listener?.onClosed(code, reason);
   }
+}
+
+function timeoutMsOf(method) {
+  return REQUEST_TIMEOUT_MS + (method === "GET" ? 1000 * WAIT_S : 0);
 }
 
 /** An answer's batch. Throws NotABroker: it is none. */

@@ -7,6 +7,10 @@
 import { brokerError, CannotConnect, NotABroker, NoToken, wordsOf } from "./errors.js";
 import { exceptionOf, isObject } from "./wire.js";
 
+/**
+ * A line that carries so much is slow, and not dead: what is large has more time, by its size.
+ */
+export const SLOWEST_BYTES_PER_S = 8 * 1024;
 /** Of a proxy, or of a broker that starts: another attempt may succeed. */
 const BUSY_STATUSES = new Set([408, 425, 429, 500, 502, 503, 504]);
 const TOKEN = /^[!-~]+$/;
@@ -68,6 +72,32 @@ export async function freshToken(token) {
     throw new NoToken(`what the function for the token returned ${NO_TOKEN}`);
   }
   return text;
+}
+
+/** How long so many bytes may be on their way. @param {number} bytes */
+export function slowestMs(bytes) {
+  return (1000 * bytes) / SLOWEST_BYTES_PER_S;
+}
+
+/**
+ * The text of an answer; `onPart` is told how much has come, each time.
+ *
+ * @param {Response} response
+ * @param {(bytes: number) => void} onPart
+ */
+export async function textInParts(response, onPart) {
+  if (!response.body) return response.text();
+  const reader = response.body.getReader();
+  const decoder = new TextDecoder();
+  let text = "";
+  let bytes = 0;
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return text + decoder.decode();
+    bytes += value.byteLength;
+    text += decoder.decode(value, { stream: true });
+    onPart(bytes);
+  }
 }
 
 /** The headers of a request. @param {string | null} token @param {boolean} hasBody */

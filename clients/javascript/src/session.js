@@ -11,7 +11,7 @@ import * as codes from "./codes.js";
 import { Dialer } from "./dialing.js";
 import { Deferred, Timer } from "./environment.js";
 import { ClientClosed, wordsOf } from "./errors.js";
-import { report } from "./requesting.js";
+import { report, slowestMs } from "./requesting.js";
 import { encode, exceptionOf, NotTheProtocol, plainWelcome } from "./wire.js";
 
 /**
@@ -21,6 +21,8 @@ import { encode, exceptionOf, NotTheProtocol, plainWelcome } from "./wire.js";
 const SILENT_SHARE = 0.5;
 /** With these an error that answers nothing ends its subscription. */
 const ENDING = new Set(["queue_not_found", "group_not_found", "unauthorized", "forbidden"]);
+/** A sign of life has so long to come where somebody is in a hurry: the socket may be dead. */
+export const HURRIED_MS = 3000;
 /** A turn is over when in so many rounds of microtasks nothing more is to be said … */
 const QUIET_ROUNDS = 8;
 /** … or after so long. */
@@ -57,7 +59,10 @@ export class Session {
   #pending = new Map();
   #timer;
   #timerAt = Infinity;
+  /** When it asked for a sign of life that has not come yet, or null; it has until `#answerBy`. */
   #askedAt = null;
+  #answerBy = Infinity;
+  #saidAt = 0;
 
   /**
    * @param {string} url
@@ -144,11 +149,27 @@ export class Session {
     this.#dialer.wake();
   }
 
-  /** The page is looked at again, or the network is back. */
+  /** The page is looked at again, or the network is back: is what stands alive? */
   hurry() {
     if (this.failure !== null) return;
     this.#dialer.hurry();
-    if (this.isOpen) this.#tick();
+    if (!this.isOpen) return;
+    this.#ask(HURRIED_MS);
+    this.#tick();
+  }
+
+  /** Ask for a sign of life, which has so long to come; asked already: not longer than it had. */
+  #ask(graceMs) {
+    const now = this.#now;
+    this.#answerBy = Math.min(this.#awaitsAnswer() ? this.#answerBy : Infinity, now + graceMs);
+    this.#askedAt ??= now;
+    this.#send([encode({ type: "ping" })]);
+    this.wakeAt(this.#answerBy);
+  }
+
+  #awaitsAnswer() {
+    if (this.#askedAt !== null && this.#carrier.heardAt >= this.#askedAt) this.#askedAt = null;
+    return this.#askedAt !== null;
   }
 
   // --- dialing.Host -----------------------------------------------------------------------------
@@ -237,7 +258,12 @@ export class Session {
   /** Send a frame at once, behind what the parts have to send. Not open: nothing happens. */
   request(frame) {
     this.flush();
-    if (this.isOpen) this.#carrier.send([encode(frame)]);
+    if (this.isOpen) this.#send([encode(frame)]);
+  }
+
+  #send(frames) {
+    this.#saidAt = this.#now;
+    this.#carrier?.send(frames);
   }
 
   #unsubscribe(number) {
@@ -286,7 +312,7 @@ export class Session {
     this.#dirty = new Set();
     const frames = [];
     for (const part of dirty) frames.push(...part.collect(now));
-    if (frames.length > 0) this.#carrier?.send(frames);
+    if (frames.length > 0) this.#send(frames);
   }
 
   /** False: the socket's buffer is full, or the broker drains; publish nothing more now. */
@@ -314,20 +340,23 @@ export class Session {
   /**
    * Ask for a sign of life where there was none for long, and give up where none comes. Not without
    * having asked: in a page that nobody looks at, or that was frozen, timers are late by minutes.
+   * Nor while something large is on its way; then it asks on, so that the broker hears one.
    */
   #beat(now) {
     const carrier = this.#carrier;
     if (!this.isOpen || carrier === null) return;
     const shareMs = 1000 * this.welcome.heartbeat_s * SILENT_SHARE;
-    if (this.#askedAt !== null && carrier.heardAt >= this.#askedAt) this.#askedAt = null;
-    if (this.#askedAt !== null && now >= this.#askedAt + shareMs) {
+    const isOverdue = this.#awaitsAnswer() && now >= this.#answerBy;
+    const isBusy = now < carrier.patientUntil;
+    const isMute = carrier.isReceiving && now >= this.#saidAt + shareMs;
+    const isSilent = this.#askedAt === null && now >= carrier.heardAt + shareMs;
+    if (isOverdue && !isBusy) {
       carrier.abort("nothing was heard any more"); // its end is told, and it goes on elsewhere
-    } else if (this.#askedAt === null && now >= carrier.heardAt + shareMs) {
-      this.#askedAt = now;
-      carrier.send([encode({ type: "ping" })]);
-      this.wakeAt(now + shareMs);
+    } else if (isOverdue || isMute || isSilent) {
+      this.#askedAt = null;
+      this.#ask(shareMs);
     } else {
-      this.wakeAt((this.#askedAt ?? carrier.heardAt) + shareMs);
+      this.wakeAt(this.#askedAt === null ? carrier.heardAt + shareMs : this.#answerBy);
     }
   }
 
@@ -335,6 +364,7 @@ export class Session {
 
   /** A message: one frame or several. */
   onFrames(read) {
+    if (this.#carrier?.transport === "websocket") this.#carrier.patientUntil = 0; // it has come
     try {
       this.takeIn(read());
     } catch (error) {
@@ -360,8 +390,14 @@ export class Session {
       if (frame.type === "push") this.#subscribers.get(frame.subscription)?.pushed(frame, now);
       else if (frame.type === "revoked") this.#subscribers.get(frame.subscription)?.revoked(frame);
       else if (frame.type === "drain") this.#drain(frame);
+      else if (frame.type === "announce") this.#expectLarge(frame.bytes, now);
       else if (frame.type !== "welcome") this.#answer(frame); // for that `welcomed` was called
     }
+  }
+
+  /** The next message is so large that it may take its time, unseen. */
+  #expectLarge(bytes, now) {
+    if (this.#carrier !== null) this.#carrier.patientUntil = now + slowestMs(bytes);
   }
 
   #drain(frame) {

@@ -29,6 +29,13 @@ const REASON_CHARS_MAX = 40;
 
 export class Socket {
   transport = "websocket";
+  /** Nobody sees the parts of a message that is not complete. */
+  isReceiving = false;
+  /**
+   * Until then silence is no bad sign: something large is on its way, and nothing else can be heard
+   * meanwhile. By the environment's clock; 0: nothing is.
+   */
+  patientUntil = 0;
   /** Why there was no session, where more is known than a close code says. */
   refusal = null;
   /** @type {Listener | null} */

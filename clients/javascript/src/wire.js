@@ -211,6 +211,7 @@ const FIELDS = new Map(
     revoked: { subscription: [isWhole], deliveries: [areRows, []], reason: [isText, ""] },
     drain: { reconnect_after_s: [isNumber, 0], reason: [isText, ""] },
     pong: { ref: [isWhole, null], clock_unix_us: [isWhole, null] },
+    announce: { bytes: [isWhole] },
   }),
 );
 

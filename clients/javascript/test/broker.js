@@ -4,11 +4,13 @@ const WELCOME = JSON.stringify({ type: "welcome", session: "s", heartbeat_s: 20,
 
 /**
  * A broker that answers hello, and pings as long as it is not `silent`, over long poll where it is
- * `pollable`; to nobody while it is `gone`. Timers are `lateMs` late.
+ * `pollable`; to nobody while it is `gone`, and no attempt to connect while it is `mute`. Timers
+ * are `lateMs` late.
  */
 export function world(lateMs = 0) {
   const made = {
     now: 0, timers: new Map(), sockets: [], polls: 0, silent: false, gone: false, pollable: false,
+    mute: false,
   };
   made.advance = async (untilMs) => {
     for (;;) {
@@ -26,6 +28,9 @@ export function world(lateMs = 0) {
       made.polls += 1;
       const batch = { session: `p${made.polls}`, batch: 1, frames: [JSON.parse(WELCOME)] };
       return new Response(JSON.stringify(batch), { status: 201 });
+    }
+    if (made.pollable && method === "POST" && !made.silent) {
+      return new Response("{}", { status: 202 });
     }
     return new Promise((_, reject) => {
       signal.addEventListener("abort", () => reject(signal.reason));
@@ -57,7 +62,14 @@ function socketOf(made) {
     constructor() {
       super();
       made.sockets.push(this);
-      queueMicrotask(() => (made.gone ? this.lose() : this.dispatchEvent(new Event("open"))));
+      queueMicrotask(() => {
+        if (made.gone) this.lose();
+        else if (!made.mute) this.dispatchEvent(new Event("open"));
+      });
+    }
+
+    say(frame) {
+      this.dispatchEvent(new MessageEvent("message", { data: JSON.stringify(frame) }));
     }
 
     /** As when the network breaks. */

@@ -113,3 +113,91 @@ test("a WebSocket takes over from long poll behind the post that is under way", 
   made.sockets[1].lose();
   await Promise.all([closing, publishing, later]);
 });
+
+/** A client in a page, and what happens to that page. */
+async function inPage(options = {}) {
+  const made = world();
+  const page = new EventTarget();
+  Object.assign(made, options);
+  const settings = { environment: { ...made.environment, page } };
+  if (!options.pollable) settings.transport = "websocket";
+  const client = await connect(URL, settings);
+  const tell = (type) => page.dispatchEvent(new Event(type));
+  return { made, client, tell };
+}
+
+for (const event of ["online", "visibilitychange", "pageshow"]) {
+  test(`a socket that has died in its sleep is noticed within 3 s of ${event}`, async () => {
+    const { made, client, tell } = await inPage();
+    await made.advance(500);
+    const [socket] = made.sockets;
+    const before = socket.said.length;
+    made.silent = true;
+    tell(event);
+    tell(event);
+    assert.equal(socket.said[before], '{"type":"ping"}', "it is asked at once");
+    await made.advance(3499);
+    assert.equal(socket.closed, null);
+    made.silent = false;
+    await made.advance(3500);
+    assert.equal(socket.closed, 4001);
+    await made.advance(3700);
+    assert.ok(client.isConnected, "it has come back");
+    assert.equal(made.sockets.length, 2);
+  });
+
+  test(`a socket that answers outlives ${event}`, async () => {
+    const { made, client, tell } = await inPage();
+    for (let turn = 1; turn < 20; turn += 1) {
+      tell(event);
+      await made.advance(2500 * turn);
+    }
+    assert.equal(made.sockets.length, 1);
+    assert.ok(client.isConnected);
+  });
+}
+
+test("who was asked for long does not have longer for that", async () => {
+  const { made, tell } = await inPage();
+  made.silent = true;
+  await made.advance(18_000); // asked after 10 s, it has until 20
+  tell("online");
+  await made.advance(19_999);
+  assert.equal(made.sockets[0].closed, null);
+  await made.advance(20_000);
+  assert.equal(made.sockets[0].closed, 4001);
+});
+
+test("over long poll, too, a sign of life is asked for, and no other one waited for", async () => {
+  const { made, client, tell } = await inPage({ gone: true, pollable: true });
+  assert.equal(client.transport, "long-poll");
+  await made.advance(500);
+  made.silent = true;
+  const began = made.now;
+  tell("online");
+  await made.advance(began + 2999);
+  assert.equal(made.polls, 1);
+  made.silent = false;
+  for (let turn = 0; made.polls === 1 && turn < 99; turn += 1) {
+    await new Promise(setImmediate);
+    await made.advance(began + 3500);
+  }
+  assert.equal(made.polls, 2, "another session by long poll");
+});
+
+test("an attempt to come back that hangs begins anew", async () => {
+  const { made, client, tell } = await inPage();
+  made.mute = true;
+  made.sockets[0].lose();
+  await made.advance(2000);
+  assert.equal(made.sockets.length, 2);
+  tell("online");
+  await made.advance(2001);
+  assert.equal(made.sockets.length, 2, "this one has its time yet");
+  await made.advance(4000);
+  made.mute = false;
+  tell("online");
+  await made.advance(4001);
+  assert.equal(made.sockets.length, 3);
+  assert.ok(client.isConnected);
+});

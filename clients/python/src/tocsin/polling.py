@@ -233,9 +233,11 @@ class Polling:
             raise NotABroker(f"what answers is not a Tocsin broker: {error}") from None
 
     async def _repeat(self, method: str, path: str, content: bytes | None) -> bytes:
-        """Until it is answered, or has failed for PATIENCE_S."""
+        """Until it is answered, or has failed for PATIENCE_S. What is so large that it took longer
+        than that alone is not said again here."""
         give_up_at: float | None = None
         while True:
+            began_at = self._loop.time()
             pause_s = PAUSE_S
             try:
                 return await self._request(method, path, content)
@@ -247,14 +249,14 @@ class Polling:
                 raise
             except CannotConnect:
                 now = self._loop.time()
-                give_up_at = give_up_at or now + PATIENCE_S
+                give_up_at = give_up_at or began_at + _timeout_s(method) + PATIENCE_S
                 if now >= give_up_at:
                     raise
             await asyncio.sleep(pause_s)
 
     async def _request(self, method: str, path: str, content: bytes | None) -> bytes:
         up_s = len(content or b"") / SLOWEST_BYTES_PER_S  # what the kernel has taken may yet move
-        timeout_s = REQUEST_TIMEOUT_S + up_s + (WAIT_S if method == "GET" else 0.0)
+        timeout_s = _timeout_s(method) + up_s
         is_post = method == "POST"
         if is_post:
             self.patient_until = self._loop.time() + up_s
@@ -312,3 +314,7 @@ class Polling:
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.on_closed(code, reason)
+
+
+def _timeout_s(method: str) -> float:
+    return REQUEST_TIMEOUT_S + (WAIT_S if method == "GET" else 0.0)

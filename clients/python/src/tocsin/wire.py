@@ -379,12 +379,18 @@ class Pong(_Received, tag="pong"):
     clock_unix_us: int | None = None
 
 
-ReceivedFrame = Welcome | Ok | Error | Push | Revoked | Drain | Pong
+class Announce(_Received, tag="announce"):
+    """The next message has about so many bytes. This client sees them come."""
+
+    bytes: int
+
+
+ReceivedFrame = Welcome | Ok | Error | Push | Revoked | Drain | Pong | Announce
 _ONE: Final[msgspec.json.Decoder[ReceivedFrame]] = msgspec.json.Decoder(ReceivedFrame)
 _MANY: Final[msgspec.json.Decoder[list[ReceivedFrame]]] = msgspec.json.Decoder(list[ReceivedFrame])
 _PARTS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _KIND: Final[msgspec.json.Decoder[dict[str, Any]]] = msgspec.json.Decoder(dict[str, Any])
-_KNOWN: Final = {"welcome", "ok", "error", "push", "revoked", "drain", "pong"}
+_KNOWN: Final = {"welcome", "ok", "error", "push", "revoked", "drain", "pong", "announce"}
 
 
 def decode(data: bytes) -> list[ReceivedFrame]:
