@@ -43,6 +43,7 @@ from gateway.pulls import Pulls
 from gateway.readers import Readers
 from gateway.receipts import Receipts
 from gateway.routing import any_storable, nowhere
+from gateway.settings_change import SettingsChanges
 from gateway.shared_limits import SharedLimits
 from gateway.slot_context import Context
 from gateway.soon import Soon
@@ -119,14 +120,14 @@ class Broker:
             looking, metadata, self.changes, self.groups,
             publisher=self.publisher, touched=self._touch,
         )  # fmt: skip
+        self.settings = SettingsChanges(looking, metadata, self.changes, self.groups)
         self.explaining = Explaining(looking, self.groups, metadata)
         self.holding = Holding(looking, self.groups)
         self.readers = Readers(looking, self.tail, log, self.counting)
         self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")), asking)
         self.janitor = Janitor(
             storage, metadata, Overflow(context, self.groups, metadata, caretaker),
-            Expiry(self.groups, metadata, self._delete_expired),
-            changed=self.stock.changed,
+            Expiry(self.groups, metadata, self._delete_expired), changed=self.stock.changed,
         )  # fmt: skip
         self.flusher.on_written = self.janitor.touched
         self.flusher.go_behind(self.publisher.commits)
@@ -298,10 +299,11 @@ class Broker:
         return queue
 
     async def create_queue(
-        self, principal: Principal, name: str, settings: QueueSettings
-    ) -> tuple[Queue, bool]:
-        """Create it (True) or change its settings (False)."""
-        return await self.changes.create_queue(principal, name, settings)
+        self, principal: Principal, name: str, settings: QueueSettings,
+        named: frozenset[str] = frozenset(),
+    ) -> tuple[Queue, bool]:  # fmt: skip
+        """Create it (True), or find it as it is (False). Raises Refused: as Metadata.put_queue."""
+        return await self.changes.create_queue(principal, name, settings, named)
 
     async def delete_queue(self, principal: Principal, name: str) -> Queue:
         """Delete it with its messages and groups."""
@@ -325,10 +327,10 @@ class Broker:
 
     async def put_group(
         self, principal: Principal, queue: Queue, name: str, settings: GroupSettings,
-        start: GroupStart | None,
+        start: GroupStart | None, *, named: frozenset[str] = frozenset(),
     ) -> tuple[Group, bool]:  # fmt: skip
-        """Create it, durably with all its cursors (R11), or change its settings."""
-        return await self.changes.put_group(principal, queue, name, settings, start)
+        """Create it, durably with all its cursors (R11), or find it as it is (False)."""
+        return await self.changes.put_group(principal, queue, name, settings, start, named=named)
 
     async def delete_group(
         self, principal: Principal, queue: Queue, name: str, row: Membership | None = None

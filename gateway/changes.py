@@ -81,14 +81,19 @@ class Changes:
             await asyncio.wait(self._under_way, timeout=2 * limits.METADATA_DEADLINE_S)
 
     async def create_queue(
-        self, principal: Principal, name: str, settings: QueueSettings
+        self,
+        principal: Principal,
+        name: str,
+        settings: QueueSettings,
+        named: frozenset[str] = frozenset(),
     ) -> tuple[Queue, bool]:
-        """Create it (True) or change its settings (False)."""
+        """Create it (True), or find it as it is (False). Raises Refused: as Metadata.put_queue."""
 
         async def make(made: tuple[Queue, bool]) -> None:
-            await self._storage.create_queue(made[0].queue_id, settings.partitions)
+            queue, _ = made
+            await self._storage.create_queue(queue.queue_id, queue.settings.partitions)
 
-        return await self._in_both(self._metadata.put_queue(principal, name, settings), make)
+        return await self._in_both(self._metadata.put_queue(principal, name, settings, named), make)
 
     async def delete_queue(self, principal: Principal, name: str) -> Queue:
         """Delete it with its messages and groups."""
@@ -106,8 +111,11 @@ class Changes:
         name: str,
         settings: GroupSettings,
         start: GroupStart | None,
+        *,
+        named: frozenset[str] = frozenset(),
     ) -> tuple[Group, bool]:
-        """Create it, durably with all its cursors (R11), or change its settings."""
+        """Create it, durably with all its cursors (R11), or find it as it is (False). Raises
+        Refused: as Metadata.put_group."""
         asked = settings.start if start is None else start
         starts = await starts_of(self._storage, queue, asked)
 
@@ -117,7 +125,7 @@ class Changes:
             begins = starts if is_new else await starts_of(self._storage, queue, group.begins)
             await self._storage.create_group(group.group_id, queue.queue_id, begins)
 
-        catalog = self._metadata.put_group(principal, queue, name, settings, asked)
+        catalog = self._metadata.put_group(principal, queue, name, settings, asked, named=named)
         return await self._in_both(catalog, make)
 
     async def delete_group(

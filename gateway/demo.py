@@ -50,9 +50,9 @@ from gateway.tls import pinning
 QUEUE: Final = "machine"
 GROUP: Final = "terminal"
 WORKERS: Final = ("terminal-1", "terminal-2")
-SETTINGS_OF_QUEUE: Final = {
-    "partitions": 8, "retention_s": 60.0, "messages_max": 100_000, "message_ttl_s": 600.0,
-}  # fmt: skip
+SETTINGS_OF_QUEUE: Final = tocsin.QueueSettings(
+    partitions=8, retention_s=60.0, messages_max=100_000, message_ttl_s=600.0
+)
 """Small and bounded, so that a demo that is left running fills no disk. What waits has ten
 minutes, so that a visitor can think about a parked key."""
 LOOK_PERIOD_S: Final = 0.15
@@ -265,7 +265,7 @@ async def _make_queue(client: tocsin.Client) -> None:
             f"There is another queue {QUEUE!r} already, with other settings ({error}). "
             "Choose another data folder for the demo: tocsin demo --data-dir /tmp/tocsin-demo"
         ) from None
-    await client.put_group(QUEUE, GROUP, start="latest")
+    await client.create_group(QUEUE, GROUP, start="latest")
 
 
 @asynccontextmanager

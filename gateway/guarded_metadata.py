@@ -36,6 +36,7 @@ from metadata.catalog import (
 )
 from metadata.client import Metadata, QueueListener, Tokens
 from metadata.data_keys import DataKey, DataKeys, Outdated, Still
+from metadata.settings import Named
 from push import limits
 from push.errors import Refused, TocsinError
 
@@ -177,15 +178,29 @@ class GuardedMetadata:
     # --- Changing --------------------------------------------------------------------------------
 
     async def put_queue(
-        self, principal: Principal, name: str, settings: QueueSettings
+        self,
+        principal: Principal,
+        name: str,
+        settings: QueueSettings,
+        named: frozenset[str] = frozenset(),
     ) -> tuple[Queue, bool]:
         """See Metadata. Raises Unavailable or Refused: metadata_unavailable."""
         (queue, created), is_first = await self._calls.run_shared(
-            "change", (principal, name, settings),
-            lambda: self.inner.put_queue(principal, name, settings),
+            "change", (principal, name, settings, named),
+            lambda: self.inner.put_queue(principal, name, settings, named),
             limits.METADATA_DEADLINE_S, is_change=True,
         )  # fmt: skip
         return queue, created and is_first
+
+    async def change_queue(
+        self, principal: Principal, name: str, named: Named, *, was: Queue | None = None
+    ) -> tuple[QueueSettings, Queue] | None:
+        """See Metadata, and put_queue."""
+        return await self._calls.run(
+            "change",
+            lambda: self.inner.change_queue(principal, name, named, was=was),
+            limits.METADATA_DEADLINE_S,
+        )
 
     async def pause_queue(self, principal: Principal, name: str, *, paused: bool) -> Queue:
         """See Metadata, and put_queue."""
@@ -210,14 +225,34 @@ class GuardedMetadata:
         name: str,
         settings: GroupSettings,
         start: GroupStart | None = None,
+        *,
+        named: frozenset[str] = frozenset(),
     ) -> tuple[Group, bool]:
         """See Metadata, and put_queue."""
         (group, created), is_first = await self._calls.run_shared(
-            "change", (principal, queue.queue_id, name, settings, start),
-            lambda: self.inner.put_group(principal, queue, name, settings, start),
+            "change", (principal, queue.queue_id, name, settings, start, named),
+            lambda: self.inner.put_group(
+                principal, queue, name, settings, start, named=named
+            ),
             limits.METADATA_DEADLINE_S, is_change=True,
         )  # fmt: skip
         return group, created and is_first
+
+    async def change_group(
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        named: Named,
+        *,
+        was: Group | None = None,
+    ) -> tuple[GroupSettings, Group] | None:
+        """See Metadata, and put_queue."""
+        return await self._calls.run(
+            "change",
+            lambda: self.inner.change_group(principal, queue, name, named, was=was),
+            limits.METADATA_DEADLINE_S,
+        )
 
     async def delete_group(
         self, principal: Principal, queue: Queue, name: str, *, row: Membership | None = None

@@ -335,4 +335,4 @@ class Broker(Protocol):
         settings: GroupSettings,
         start: StartFrom | None,
     ) -> tuple[Group, bool]:
-        """Creates it (True) or changes its settings (False)."""
+        """Create it (True), or find it as it is (False)."""

@@ -67,7 +67,7 @@ class Overflow:
         if queue is None or queue.settings.overflow != "dead_letter":
             return False
         states = await self._context.storage.partitions(queue_id)
-        bound = _messages_max(queue, states)
+        bound = messages_max(queue, states)
         if bound is None:
             return False
         again = False
@@ -129,7 +129,7 @@ class Overflow:
         return backlogs
 
 
-def _messages_max(queue: Queue, states: list[PartitionState]) -> int | None:
+def messages_max(queue: Queue, states: list[PartitionState]) -> int | None:
     """How many messages a group may leave unsettled; None: there is no bound, or the queue is
     within it. The bound in bytes counts by the size that a retained message has on average."""
     settings = queue.settings
@@ -146,3 +146,13 @@ def _left(state: PartitionState, cursor: CursorState) -> tuple[int, int]:
     """(messages not settled, those of them that no owner has passed)."""
     ahead = max(0, state.certified - cursor.floor - cursor.settled_above)
     return ahead + cursor.aside, ahead
+
+
+def backlog_of(states: list[PartitionState], cursors: list[CursorState]) -> int:
+    """How many messages a group has not settled, as its cursors say."""
+    known = {state.partition: state for state in states}
+    return sum(
+        _left(known[cursor.place.partition], cursor)[0]
+        for cursor in cursors
+        if cursor.place.partition in known
+    )

@@ -18,6 +18,7 @@ from gateway.facts_values import ClusterList, Explained, HeldKeys, LeaseList
 from gateway.hit_rate import Shown
 from gateway.limiter import Limiter
 from gateway.metrics.samples import Samples
+from gateway.settings_change import ChangingSettings
 from gateway.upkeep_values import HeldPlace, Place, Upkeeping
 from gateway.usage import Counter
 from metadata.catalog import Group, GroupSettings, GroupStart, Principal, Queue, QueueSettings
@@ -329,10 +330,17 @@ class BrokerPort(Protocol):
     async def stop(self) -> None:
         """Answer what is left, write it, close."""
 
+    @property
+    def settings(self) -> ChangingSettings: ...
+
     async def create_queue(
-        self, principal: Principal, name: str, settings: QueueSettings
+        self,
+        principal: Principal,
+        name: str,
+        settings: QueueSettings,
+        named: frozenset[str] = frozenset(),
     ) -> tuple[Queue, bool]:
-        """Create it (True) or change its settings (False)."""
+        """Create it (True), or find it as it is (False). `named`: see Metadata.put_queue."""
 
     async def delete_queue(self, principal: Principal, name: str) -> Queue:
         """Delete it with its messages and groups."""
@@ -344,8 +352,10 @@ class BrokerPort(Protocol):
         name: str,
         settings: GroupSettings,
         start: GroupStart | None,
+        *,
+        named: frozenset[str] = frozenset(),
     ) -> tuple[Group, bool]:
-        """Create it (True) or change its settings (False). `start` None: the settings'."""
+        """Create it (True), or find it as it is (False). `start` None: the settings'."""
 
     async def delete_group(self, principal: Principal, queue: Queue, name: str) -> object:
         """Delete it with its cursors."""

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from metadata.settings import Difference
 from push.errors import CODES, Refused, TocsinError
 
 logger = logging.getLogger("tocsin.http")
@@ -51,6 +52,12 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     retry: bool
     """Whether the same request may succeed later, unchanged."""
     retry_after_s: float | None = None
+    differences: list[Difference] = []
+    """With `settings_differ`: the settings that were named and have other values."""
+    deleted: int | None = None
+    """With `would_delete`: how many messages the change would delete,"""
+    dead_lettered: int | None = None
+    """and how many it would move to the dead letters."""
 
 
 def document(error: TocsinError) -> Problem:
@@ -64,6 +71,7 @@ def document(error: TocsinError) -> Problem:
         code=code.name,
         retry=code.retry,
         retry_after_s=error.retry_after_s,
+        **error.more,
     )
 
 

@@ -217,7 +217,7 @@ class Application:
             self._outermost = CORSMiddleware(
                 self._finish,
                 allow_origins=list(map(configured_origin, origins)),
-                allow_methods=("GET", "PUT", "POST", "DELETE"),
+                allow_methods=("GET", "PUT", "PATCH", "POST", "DELETE"),
                 allow_headers=("Authorization", "Content-Type", "traceparent", "tracestate"),
                 expose_headers=("Retry-After",),
                 max_age=600,

@@ -24,7 +24,9 @@ from gateway.operation import (
 )
 from gateway.ports import BrokerPort, PulledMessage, PullSettled, SeekTo
 from gateway.rest_account import act_of, changes, counter_of, who_asks
+from gateway.rest_queues import DELETES_MAX_PARAMETER, beginning, changed_fields, deletes_max
 from metadata.catalog import Group, GroupSettings, GroupStart, Queue
+from metadata.settings import GroupChange, SettingChange, named_in, naming
 from push import limits
 from push.errors import Refused
 
@@ -70,6 +72,21 @@ class GroupDescription(msgspec.Struct):
     """Those that are not here, and whose partitions wait for them."""
     partitions: list[GroupPartition]
     """Each with its owner, and what it waits for."""
+
+
+class CreatedGroup(GroupDescription):
+    """A group that was asked for. `created` false: it was there, and nothing of it was changed."""
+
+    created: bool
+
+
+class ChangedGroup(GroupDescription):
+    """A group of which settings were changed: those that have another value now, how many messages
+    the change deletes, and how many it moves to the dead letters."""
+
+    changes: list[SettingChange]
+    deleted: int
+    dead_lettered: int
 
 
 class SeekPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -136,7 +153,13 @@ class SettleAnswer(msgspec.Struct, omit_defaults=True):
     invalid: list[str] = []
 
 
-_GROUP: Final = msgspec.json.Decoder(GroupRequest)
+_GROUP: Final = msgspec.json.Decoder(
+    naming(
+        "GroupNaming", GroupSettings, "The settings of a group that are named.",
+        types={"start": Literal["earliest", "latest"] | StartAt | None},
+    )
+)  # fmt: skip
+_CHANGE: Final = msgspec.json.Decoder(GroupChange)
 _SEEK: Final = msgspec.json.Decoder(SeekRequest)
 _PULL: Final = msgspec.json.Decoder(PullRequest)
 _ACK: Final = msgspec.json.Decoder(AckRequest)
@@ -145,27 +168,35 @@ _EXTEND: Final = msgspec.json.Decoder(ExtendRequest)
 
 
 async def put_group(broker: BrokerPort, request: Request) -> Response:
-    """201 where it was made, 200 where it was there. `start` only matters when it is made."""
+    """201 where it was made; 200 where it was there, and nothing of it changes: where one of the
+    settings that are named has another value, the answer is `settings_differ`. `start` only matters
+    when it is made."""
     name = group_name(request)
-    fields = msgspec.structs.asdict(decode(await read_body(request), _GROUP))
-    start = fields.pop("start")
+    named = named_in(decode(await read_body(request), _GROUP))
+    start = named.pop("start", None)
     at: GroupStart | None = start.unix_ms if isinstance(start, StartAt) else start
     word: Any = {"start": start} if isinstance(start, str) else {}
     queue, who = find_queue(broker, request), principal(request)
-    settings = GroupSettings(**fields, **word)
-    act_of(request).about(changed=changes(_settings_of(broker, request, queue, name), settings))
-    _, created = await broker.put_group(who, queue, name, settings, at)
-    act_of(request).about(created=created)
-    return reply(await broker.describe_group(who, queue, name), 201 if created else 200)
+    settings = GroupSettings(**named, **word)
+    _, created = await broker.put_group(who, queue, name, settings, at, named=frozenset(named))
+    changed = changes(None, settings) if created else {}
+    act_of(request).about(created=created, changed=changed)
+    described = await broker.describe_group(who, queue, name)
+    return reply({**described, "created": created}, 201 if created else 200)
 
 
-def _settings_of(
-    broker: BrokerPort, request: Request, queue: Queue, name: str
-) -> GroupSettings | None:
-    try:
-        return broker.metadata.find_group(principal(request), queue, name).settings
-    except Refused:
-        return None
+async def change_group(broker: BrokerPort, request: Request) -> Response:
+    """Only the settings that are named change; null: the queue's. A change that would delete
+    messages, or move them to the dead letters, is refused with their number (`would_delete`),
+    unless `deletes_max` allows as many."""
+    name = group_name(request)
+    named = named_in(decode(await read_body(request), _CHANGE))
+    queue, who = find_queue(broker, request), principal(request)
+    done = await broker.settings.group(
+        who, queue, name, named, deletes_max=deletes_max(request), begin=beginning(request)
+    )
+    described = await broker.describe_group(who, queue, name)
+    return reply({**described, **changed_fields(request, done)})
 
 
 async def get_group(broker: BrokerPort, request: Request) -> Response:
@@ -343,16 +374,28 @@ OPERATIONS: Final = (
     Operation(
         "PUT",
         _GROUP_PATH,
-        "Create a group, or change its settings.",
+        "Create a group, if it is not there.",
         put_group,
         {
-            200: Answer("It was there; its settings are now these.", GroupDescription),
-            201: Answer("It was created.", GroupDescription),
+            200: Answer("It was there, and is as it was.", CreatedGroup),
+            201: Answer("It was created.", CreatedGroup),
         },
         needs="manage",
         request=GroupRequest,
-        errors=(*_FIND, *_BODY, "too_many"),
+        errors=(*_FIND, *_BODY, "settings_differ", "too_many"),
         act="group.put",
+    ),
+    Operation(
+        "PATCH",
+        _GROUP_PATH,
+        "Change settings of a group.",
+        change_group,
+        {200: Answer("The group as it is now, and what has changed.", ChangedGroup)},
+        needs="manage",
+        request=GroupChange,
+        query=(DELETES_MAX_PARAMETER,),
+        errors=(*_FIND, *_BODY, "group_not_found", "would_delete"),
+        act="group.change",
     ),
     Operation(
         "GET",

@@ -26,7 +26,7 @@ async def queue_metrics(broker: BrokerPort, request: Request) -> Response:
     """The same of one queue and its groups, as far as this gateway knows: counters are of what went
     through it, depth and lag are of all of it."""
     queue = find_queue(broker, request)
-    is_other = other_dead_letter_queue(queue.name, queue.settings) is not None
+    is_other = other_dead_letter_queue(queue.name, queue.settings.dead_letter_queue) is not None
     sees = not is_other or rights(request).sees(dead_letter_name(queue))
     return await answer(request, await broker.metrics.of_queue(queue, sees_dead_letters=sees))
 

@@ -1,5 +1,6 @@
 """REST: queues. Deleting one does not exist over HTTP; `tocsin admin delete-queue` does it."""
 
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 import msgspec
@@ -11,11 +12,13 @@ from gateway.operation import (
     Answer,
     Operation,
     Parameter,
+    decode,
     find_queue,
     limit_parameter,
     principal,
     query_flag,
     query_limit,
+    query_number,
     queue_name,
     read_body,
     reply,
@@ -23,18 +26,25 @@ from gateway.operation import (
 )
 from gateway.ports import BrokerPort
 from gateway.rest_account import act_of, changes
+from gateway.settings_change import ChangedSettings, Removed
 from gateway.slices import Slices
 from metadata.catalog import (
     DEAD_LETTERS,
     QueueSettings,
     check_name,
     other_dead_letter_queue,
-    parse_settings,
 )
 from metadata.rights import Rights
+from metadata.settings import QueueChange, QueueNaming, SettingChange, alerts_in, named_in
 from push import limits
 from push.errors import Refused
 
+DELETES_MAX: Final = (1 << 53) - 1
+DELETES_MAX_PARAMETER: Final = Parameter(
+    "deletes_max",
+    "As many messages the change may delete, or move to the dead letters.",
+    {"type": "integer", "minimum": 0, "maximum": DELETES_MAX, "default": 0},
+)
 LEFT_OUT: Final = ("settings", "partitions", "dead_letters")
 """What a brief list leaves out: more than half of it."""
 
@@ -76,6 +86,24 @@ class ListedQueue(_Queue, kw_only=True):
     """Left out: the list is brief."""
 
 
+class CreatedQueue(QueueDescription, kw_only=True):
+    """A queue that was asked for."""
+
+    created: bool
+    """False: it was there, and nothing of it was changed."""
+
+
+class ChangedQueue(QueueDescription, kw_only=True):
+    """A queue of which settings were changed."""
+
+    changes: list[SettingChange]
+    """The settings that have another value now."""
+    deleted: int
+    """How many messages the change deletes."""
+    dead_lettered: int
+    """How many messages it moves to the dead letters."""
+
+
 class QueueList(msgspec.Struct):
     """A page of queues, by name."""
 
@@ -86,30 +114,77 @@ class QueueList(msgspec.Struct):
     """Queues of which a storage cluster does not answer; left out: there are none."""
 
 
+_NAMING: Final = msgspec.json.Decoder(QueueNaming)
+_CHANGE: Final = msgspec.json.Decoder(QueueChange)
+
+
 async def put_queue(broker: BrokerPort, request: Request) -> Response:
-    """201 where it was made, 200 where it was there; settings left out have their defaults. To name
-    another queue for its dead letters needs `manage` there, too, and for its alerts `publish`: they
-    are written into it."""
+    """201 where it was made, with the settings that are named and the defaults of the others; 200
+    where it was there, and nothing of it changes: where one of the settings that are named has
+    another value, the answer is `settings_differ`. To name another queue for its dead letters needs
+    `manage` there, too, and for its alerts `publish`: they are written into it."""
     name = queue_name(request)
-    settings = parse_settings(await read_body(request), QueueSettings)
-    other = other_dead_letter_queue(name, settings)
+    named = named_in(decode(await read_body(request), _NAMING))
+    settings = QueueSettings(**named)
+    _check_others(request, name, settings.dead_letter_queue, settings.alerts)
+    _, created = await broker.create_queue(principal(request), name, settings, frozenset(named))
+    changed = changes(None, settings) if created else {}
+    act_of(request).about(created=created, changed=changed)
+    described_ = await described(broker, request, name)
+    return reply({**described_, "created": created}, 201 if created else 200)
+
+
+async def change_queue(broker: BrokerPort, request: Request) -> Response:
+    """Only the settings that are named change. A change that would delete messages, or move them to
+    the dead letters, is refused with their number (`would_delete`), unless `deletes_max` allows as
+    many. To name another queue for its dead letters needs `manage` there, too, and for its alerts
+    `publish`."""
+    name = queue_name(request)
+    named = named_in(decode(await read_body(request), _CHANGE))
+    _check_others(request, name, named.get("dead_letter_queue"), alerts_in(named))
+    done = await broker.settings.queue(
+        principal(request), name, named,
+        deletes_max=deletes_max(request), begin=beginning(request),
+    )  # fmt: skip
+    return reply({**await described(broker, request, name), **changed_fields(request, done)})
+
+
+def _check_others(
+    request: Request, name: str, dead_letters: str | None, alerts: Iterable[Any]
+) -> None:
+    """What else is needed to name these: they are written into other queues."""
+    other = other_dead_letter_queue(name, dead_letters)
     if other is not None:
         rights(request).check("manage", other)
-    for alert in settings.alerts:
-        if alert.queue is not None:
+    for alert in alerts:
+        if isinstance(alert.queue, str):
             rights(request).check("publish", alert.queue)
-    who = principal(request)
-    act_of(request).about(changed=changes(_settings_of(broker, request, name), settings))
-    _, created = await broker.create_queue(who, name, settings)
-    act_of(request).about(created=created)
-    return reply(await described(broker, request, name), 201 if created else 200)
 
 
-def _settings_of(broker: BrokerPort, request: Request, name: str) -> QueueSettings | None:
-    try:
-        return broker.find_queue(principal(request), name).settings
-    except Refused:
-        return None
+def deletes_max(request: Request) -> int:
+    """How many messages a change may delete. Raises Refused(invalid_request)."""
+    return query_number(request, "deletes_max", high=DELETES_MAX, default=0) or 0
+
+
+def beginning(request: Request) -> Callable[[Removed], Awaitable[None]]:
+    """What has the audit trail say, before it happens, that a change removes messages."""
+    act = act_of(request)
+
+    async def begin(removed: Removed) -> None:
+        act.about(deleted=removed.deleted, dead_lettered=removed.dead_lettered)
+        await act.begin()
+
+    return begin
+
+
+def changed_fields(request: Request, done: ChangedSettings) -> dict[str, object]:
+    """What an answer, and the audit trail, say of a change."""
+    act_of(request).about(changed={one.name: [one.before, one.after] for one in done.changes})
+    return {
+        "changes": done.changes,
+        "deleted": done.removed.deleted,
+        "dead_lettered": done.removed.dead_lettered,
+    }
 
 
 async def get_queue(broker: BrokerPort, request: Request) -> Response:
@@ -182,11 +257,11 @@ OPERATIONS: Final = (
     Operation(
         "PUT",
         "/v1/queues/{queue}",
-        "Create a queue, or change its settings.",
+        "Create a queue, if it is not there.",
         put_queue,
         {
-            200: Answer("It was there; its settings are now these.", QueueDescription),
-            201: Answer("It was created.", QueueDescription),
+            200: Answer("It was there, and is as it was.", CreatedQueue),
+            201: Answer("It was created.", CreatedQueue),
         },
         needs="manage",
         request=QueueSettings,
@@ -194,11 +269,31 @@ OPERATIONS: Final = (
             "invalid_name",
             "invalid_json",
             "invalid_request",
-            "setting_fixed",
+            "settings_differ",
             "request_too_large",
             "too_many",
         ),
         act="queue.put",
+    ),
+    Operation(
+        "PATCH",
+        "/v1/queues/{queue}",
+        "Change settings of a queue.",
+        change_queue,
+        {200: Answer("The queue as it is now, and what has changed.", ChangedQueue)},
+        needs="manage",
+        request=QueueChange,
+        query=(DELETES_MAX_PARAMETER,),
+        errors=(
+            "invalid_name",
+            "invalid_json",
+            "invalid_request",
+            "queue_not_found",
+            "setting_fixed",
+            "would_delete",
+            "request_too_large",
+        ),
+        act="queue.change",
     ),
     Operation(
         "GET",

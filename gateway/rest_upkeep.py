@@ -120,7 +120,7 @@ async def redrive_dead_letters(broker: BrokerPort, request: Request) -> Response
     after = Place.parse(wanted.after) if wanted.after is not None else None
     look = Look(limit=wanted.limit, key=wanted.key, reason=wanted.reason, after=after)
     queue = find_queue(broker, request)
-    other = other_dead_letter_queue(queue.name, queue.settings)
+    other = other_dead_letter_queue(queue.name, queue.settings.dead_letter_queue)
     if other is not None:
         rights(request).check("manage", other)
     act = act_of(request)

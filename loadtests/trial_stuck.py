@@ -121,7 +121,8 @@ class _Trial:
         finally:
             nacker.close()
         await self._left("stuck")
-        await self.rest.call("PUT", self._place("stuck"), {"attempts_max": 0})
+        undone = {"attempts_max": 0, "on_exhausted": None}
+        await self.rest.call("PATCH", self._place("stuck"), undone)
 
     async def _left(self, group: str) -> None:
         deadline = time.monotonic() + _WAIT_S

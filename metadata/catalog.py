@@ -4,7 +4,7 @@ Pure: validation and the question which settings may change. Durations are secon
 """
 
 import re
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -184,23 +184,6 @@ def check_name(name: str, what: str) -> None:
         )
 
 
-SettingsT = TypeVar("SettingsT", QueueSettings, GroupSettings)
-
-
-def parse_settings(data: bytes, kind: type[SettingsT]) -> SettingsT:
-    """Settings from JSON; empty bytes are all defaults.
-
-    Raises:
-        Refused: invalid_json, or invalid_request with a sentence that names the field.
-    """
-    try:
-        return msgspec.json.decode(data or b"{}", type=kind)
-    except msgspec.ValidationError as error:
-        raise Refused("invalid_request", str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused("invalid_json", str(error)) from None
-
-
 def dead_letter_name(queue: Queue) -> str:
     """The name of the queue that takes this one's dead letters."""
     if queue.settings.dead_letter_queue is not None:
@@ -209,10 +192,9 @@ def dead_letter_name(queue: Queue) -> str:
     return name if len(name) <= limits.NAME_BYTES_MAX else queue.queue_id + DEAD_LETTERS
 
 
-def other_dead_letter_queue(name: str, settings: QueueSettings) -> str | None:
-    """The queue that these settings of the queue `name` name for its dead letters, where it is not
-    the one that belongs to it by its name: rights on `name` say nothing about it. None: it is."""
-    named = settings.dead_letter_queue
+def other_dead_letter_queue(name: str, named: str | None) -> str | None:
+    """The queue that is named for the dead letters of the queue `name`, where it is not the one
+    that belongs to it by its name: rights on `name` say nothing about it. None: it is."""
     return None if named in (None, name + DEAD_LETTERS) else named
 
 
@@ -231,6 +213,8 @@ def check_settings(name: str, settings: QueueSettings) -> None:
 
 
 def _check_alerts(name: str, alerts: tuple[QueueAlert, ...]) -> None:
+    if len(alerts) > limits.ALERTS_MAX:
+        raise Refused("invalid_request", f"a queue has at most {limits.ALERTS_MAX} alerts")
     if len({alert.name for alert in alerts}) < len(alerts):
         raise Refused("invalid_request", "two alerts have one name")
     for alert in alerts:

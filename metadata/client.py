@@ -17,6 +17,7 @@ from metadata.catalog import (
     QueueSettings,
 )
 from metadata.data_keys import DataKeys
+from metadata.settings import Named
 from metadata.tokens import TokenRecord
 from push.errors import Refused
 
@@ -58,10 +59,26 @@ class Metadata(Protocol):
         """The queue's groups by name."""
 
     async def put_queue(
-        self, principal: Principal, name: str, settings: QueueSettings
+        self,
+        principal: Principal,
+        name: str,
+        settings: QueueSettings,
+        named: frozenset[str] = frozenset(),
     ) -> tuple[Queue, bool]:
-        """Create it (True) or change its settings (False). Putting what is there already changes
-        nothing. Raises Refused: invalid_name, invalid_request, setting_fixed, too_many."""
+        """Create it (True), or find it (False): what is there never changes by this. `named`: the
+        settings that whoever asks wants to be so.
+
+        Raises Refused: invalid_name, invalid_request, too_many; settings_differ: it is there, and
+        one of those `named` has another value.
+        """
+
+    async def change_queue(
+        self, principal: Principal, name: str, named: Named, *, was: Queue | None = None
+    ) -> tuple[QueueSettings, Queue] | None:
+        """Change the settings that are named, and no others: the settings before, and the queue as
+        it is then. None: it is not the queue `was` any more, or has other settings than that had,
+        and nothing changed. Raises Refused: queue_not_found, setting_fixed, invalid_request,
+        invalid_name."""
 
     async def pause_queue(self, principal: Principal, name: str, *, paused: bool) -> Queue:
         """Let nothing be given out to its groups, or let it again; as it is then, durably. It is
@@ -78,10 +95,24 @@ class Metadata(Protocol):
         name: str,
         settings: GroupSettings,
         start: GroupStart | None = None,
+        *,
+        named: frozenset[str] = frozenset(),
     ) -> tuple[Group, bool]:
-        """Create it (True) or change its settings (False; where it starts only matters at
-        creation: `start`, or what the settings say).
-        Raises Refused: invalid_name, too_many, queue_not_found."""
+        """Create it (True), or find it (False), as `put_queue`. Where it starts only matters at
+        creation: `start`, or what the settings say. Raises Refused: invalid_name, invalid_request,
+        too_many, queue_not_found, settings_differ."""
+
+    async def change_group(
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        named: Named,
+        *,
+        was: Group | None = None,
+    ) -> tuple[GroupSettings, Group] | None:
+        """Change the settings that are named, as `change_queue`. Raises Refused: group_not_found,
+        invalid_request."""
 
     async def delete_group(
         self, principal: Principal, queue: Queue, name: str, *, row: Membership | None = None

@@ -25,7 +25,6 @@ from metadata.catalog import (
     Principal,
     Queue,
     QueueSettings,
-    check_change,
     check_group_settings,
     check_name,
     check_settings,
@@ -34,6 +33,13 @@ from metadata.client import QueueListener
 from metadata.data_keys import DataKey, DataKeys, Outdated, Still
 from metadata.index import CatalogIndex
 from metadata.one_at_a_time import OneAtATime
+from metadata.settings import (
+    Named,
+    change_group_settings,
+    change_queue_settings,
+    differences,
+    settings_differ,
+)
 from metadata.stores import Contents, News, Store
 from metadata.threaded_store import ThreadedStore
 from metadata.token_book import TokenBook
@@ -133,43 +139,65 @@ class InProcessMetadata:
     # --- Changing --------------------------------------------------------------------------------
 
     async def put_queue(
-        self, principal: Principal, name: str, settings: QueueSettings
+        self,
+        principal: Principal,
+        name: str,
+        settings: QueueSettings,
+        named: frozenset[str] = frozenset(),
     ) -> tuple[Queue, bool]:
         """See Metadata."""
         check_name(name, "queue")
-        check_settings(name, settings)
-        return await self._alone(self._put_queue, principal, name, settings)
+        return await self._alone(self._put_queue, principal, name, settings, named)
 
     async def _put_queue(
-        self, principal: Principal, name: str, settings: QueueSettings
+        self, principal: Principal, name: str, settings: QueueSettings, named: frozenset[str]
     ) -> tuple[Queue, bool]:
         old = self._index.find_queue(principal.tenant, name)
-        if old is None:
-            if len(self._index) >= QUEUES_MAX:
-                raise Refused("too_many", f"at most {QUEUES_MAX} queues")
-            queue_id = await self._store.fresh_id()
-            queue = Queue(
-                queue_id=queue_id,
-                name=name,
-                tenant=principal.tenant,
-                holder=principal.name,
-                created_unix_ms=_unix_ms(),
-                settings=settings,
-                ring_epoch=1,
-                members=tuple(range(settings.partitions)),
-                hash_key=secrets.token_bytes(HASH_KEY_BYTES),
-                clusters=self.placing(queue_id, settings),
-            )
-            await self._store.create([queue])
-        else:
-            check_change(old.settings, settings)
-            if settings == old.settings:
-                return old, False
-            queue = msgspec.structs.replace(old, settings=settings)
-            await self._store.change(queue)
+        if old is not None and not differences(old.settings, settings, named):
+            return old, False
+        check_settings(name, settings)
+        if old is not None:
+            raise settings_differ(f"the queue {name!r}", old.settings, settings, named)
+        if len(self._index) >= QUEUES_MAX:
+            raise Refused("too_many", f"at most {QUEUES_MAX} queues")
+        queue_id = await self._store.fresh_id()
+        queue = Queue(
+            queue_id=queue_id,
+            name=name,
+            tenant=principal.tenant,
+            holder=principal.name,
+            created_unix_ms=_unix_ms(),
+            settings=settings,
+            ring_epoch=1,
+            members=tuple(range(settings.partitions)),
+            hash_key=secrets.token_bytes(HASH_KEY_BYTES),
+            clusters=self.placing(queue_id, settings),
+        )
+        await self._store.create([queue])
         self._index.put_queue(queue)
         self._tell(queue, None, deleted=False)
-        return queue, old is None
+        return queue, True
+
+    async def change_queue(
+        self, principal: Principal, name: str, named: Named, *, was: Queue | None = None
+    ) -> tuple[QueueSettings, Queue] | None:
+        """See Metadata."""
+        return await self._alone(self._change_queue, principal, name, named, was)
+
+    async def _change_queue(
+        self, principal: Principal, name: str, named: Named, was: Queue | None
+    ) -> tuple[QueueSettings, Queue] | None:
+        old = self.find_queue(principal, name)
+        if was is not None and (old.queue_id, old.settings) != (was.queue_id, was.settings):
+            return None
+        settings = change_queue_settings(name, old.settings, named)
+        if settings == old.settings:
+            return settings, old
+        queue = msgspec.structs.replace(old, settings=settings)
+        await self._store.change(queue)
+        self._index.put_queue(queue)
+        self._tell(queue, None, deleted=False)
+        return old.settings, queue
 
     async def pause_queue(self, principal: Principal, name: str, *, paused: bool) -> Queue:
         """See Metadata."""
@@ -211,11 +239,14 @@ class InProcessMetadata:
         name: str,
         settings: GroupSettings,
         start: GroupStart | None = None,
+        *,
+        named: frozenset[str] = frozenset(),
     ) -> tuple[Group, bool]:
         """See Metadata."""
         check_name(name, "group")
-        check_group_settings(settings)
-        return await self._alone(self._put_group, principal, queue, name, settings, start)
+        return await self._alone(
+            self._put_group, principal, queue, name, settings, start, named=named
+        )
 
     async def _put_group(
         self,
@@ -224,32 +255,66 @@ class InProcessMetadata:
         name: str,
         settings: GroupSettings,
         start: GroupStart | None,
+        *,
+        named: frozenset[str],
     ) -> tuple[Group, bool]:
+        current = self._current(principal, queue)
+        old = self._index.find_group(queue.queue_id, name)
+        if old is not None and not differences(old.settings, settings, named):
+            return old, False
+        check_group_settings(settings)
+        if old is not None:
+            what = f"the group {name!r} of the queue {current.name!r}"
+            raise settings_differ(what, old.settings, settings, named)
+        if len(self._index.groups(queue.queue_id)) >= GROUPS_PER_QUEUE_MAX:
+            raise Refused("too_many", f"at most {GROUPS_PER_QUEUE_MAX} groups of a queue")
+        group = Group(
+            group_id=await self._store.fresh_id(),
+            name=name,
+            queue_id=queue.queue_id,
+            created_unix_ms=_unix_ms(),
+            settings=settings,
+            start=None if start == settings.start else start,
+        )
+        await self._store.create([group])
+        self._index.put_group(group)
+        self._tell(current, group, deleted=False)
+        return group, True
+
+    def _current(self, principal: Principal, queue: Queue) -> Queue:
+        """The queue as it is now. Raises Refused(queue_not_found)."""
         current = self._index.queue(queue.queue_id)
         if current is None or current.tenant != principal.tenant:
             raise Refused("queue_not_found", f"no queue {queue.name!r}")
-        old = self._index.find_group(queue.queue_id, name)
-        if old is None:
-            if len(self._index.groups(queue.queue_id)) >= GROUPS_PER_QUEUE_MAX:
-                raise Refused("too_many", f"at most {GROUPS_PER_QUEUE_MAX} groups of a queue")
-            group = Group(
-                group_id=await self._store.fresh_id(),
-                name=name,
-                queue_id=queue.queue_id,
-                created_unix_ms=_unix_ms(),
-                settings=settings,
-                start=None if start == settings.start else start,
-            )
-            await self._store.create([group])
-        else:
-            settings = msgspec.structs.replace(settings, start=old.settings.start)
-            if settings == old.settings:
-                return old, False
-            group = msgspec.structs.replace(old, settings=settings)
-            await self._store.change(group)
+        return current
+
+    async def change_group(
+        self,
+        principal: Principal,
+        queue: Queue,
+        name: str,
+        named: Named,
+        *,
+        was: Group | None = None,
+    ) -> tuple[GroupSettings, Group] | None:
+        """See Metadata."""
+        return await self._alone(self._change_group, principal, queue, name, named, was)
+
+    async def _change_group(
+        self, principal: Principal, queue: Queue, name: str, named: Named, was: Group | None
+    ) -> tuple[GroupSettings, Group] | None:
+        current = self._current(principal, queue)
+        old = self.find_group(principal, current, name)
+        if was is not None and (old.group_id, old.settings) != (was.group_id, was.settings):
+            return None
+        settings = change_group_settings(old.settings, named)
+        if settings == old.settings:
+            return settings, old
+        group = msgspec.structs.replace(old, settings=settings)
+        await self._store.change(group)
         self._index.put_group(group)
         self._tell(current, group, deleted=False)
-        return group, old is None
+        return old.settings, group
 
     async def delete_group(
         self, principal: Principal, queue: Queue, name: str, *, row: Membership | None = None

@@ -6,8 +6,9 @@ TocsinError            base: code, HTTP status, text, whether trying again may h
 └── Unknown            the outcome is not known: send again under the same id or sequence
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ CODES: Final = _table(
     Code("not_found", 404, False, "no such resource"),
     Code("method_not_allowed", 405, False, "the resource does not know this method"),
     Code("setting_fixed", 409, False, "this setting cannot change once the queue exists"),
+    Code("settings_differ", 409, False, "it exists with other settings than those that were named"),
+    Code("would_delete", 409, False, "the change would delete messages: confirm how many"),
     Code("out_of_sequence", 409, True, "an earlier message of this producer was not stored"),
     Code("sequence_too_old", 409, False, "this sequence was answered before, or forgotten"),
     Code("already_subscribed", 409, False, "this subscription number is taken"),
@@ -67,12 +70,21 @@ CODES: Final = _table(
 
 
 class TocsinError(Exception):
-    """Base of what Tocsin raises. `code` is a key of CODES; `detail` is a sentence for people."""
+    """Base of what Tocsin raises. `code` is a key of CODES; `detail` is a sentence for people;
+    `more` has further fields of the problem document, for programs."""
 
-    def __init__(self, code: str, detail: str = "", retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        code: str,
+        detail: str = "",
+        retry_after_s: float | None = None,
+        *,
+        more: Mapping[str, Any] | None = None,
+    ) -> None:
         self.code = CODES[code]
         self.detail = detail or self.code.meaning
         self.retry_after_s = retry_after_s
+        self.more = more or {}
         super().__init__(f"{code}: {self.detail}")
 
 

@@ -36,6 +36,13 @@ class Looking(Protocol):
     async def parked(self, place: "GroupPartition") -> "list[ParkedLine]":
         """The parked keys of a (group, partition), by hash; empty when it is unknown."""
 
+    async def trimmable(
+        self, partition: "Partition", *, retention_s: float, keep_all: bool, after: int = 0
+    ) -> tuple[int, int | None]:
+        """How many messages `Storage.trim` would delete with this retention: in a slice of the
+        partition, from the offset `after` on. The offset to go on from comes second; None: that
+        was the last slice."""
+
     async def published(self, places: "Sequence[tuple[Partition, int]]") -> list[int | None]:
         """For each (partition, offset), when the record was published that holds the offset or
         is the first one behind it, in unix milliseconds; None: nothing is retained from there on,

@@ -271,3 +271,22 @@ def start_floor(start: Start, log: PartitionLog) -> int:
     if start == "latest":
         return log.next_offset
     return min(max(start, log.start), log.next_offset)
+
+
+def settled_by_all(cursors: Iterable[GroupCursor], end: int) -> RangeSet:
+    """The offsets below `end` that every group has passed; all of them where there is no group."""
+    settled = RangeSet([(0, end - 1)] if end else [])
+    for cursor in cursors:
+        passed = cursor.passed.copy()
+        if cursor.floor:
+            passed.add(0, cursor.floor - 1)
+        settled = passed if settled.covers(0, end - 1) else _common(settled, passed)
+    return settled
+
+
+def _common(one: RangeSet, other: RangeSet) -> RangeSet:
+    common = one.copy()
+    for first, last in one:
+        for gap in other.gaps(first, last):
+            common.remove(*gap)
+    return common

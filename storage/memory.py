@@ -329,6 +329,15 @@ class MemoryStorage:
             return 0
         return at.trim(self._wall_unix_ms() - int(retention_s * 1000))
 
+    async def trimmable(
+        self, partition: Partition, *, retention_s: float, keep_all: bool, after: int = 0
+    ) -> tuple[int, int | None]:
+        self._check_open()
+        at = self._find(partition)
+        if at is None or (keep_all and not at.cursors):
+            return 0, None
+        return at.trimmable(self._wall_unix_ms() - int(retention_s * 1000), after), None
+
     async def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
         self._check_open()
         at = self._find(partition)

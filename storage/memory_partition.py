@@ -99,19 +99,23 @@ class MemoryPartition:
         self.damage = []
         self.log.drop_all()
 
+    def _may_go(self, stored: StoredRecord, due_unix_ms: int) -> bool:
+        first, last = stored.record.first, stored.record.last
+        return stored.published_unix_ms <= due_unix_ms and all(
+            (last < cursor.floor or cursor.passed.covers(max(first, cursor.floor), last))
+            and not any(first <= offset <= last for offset in self.aside[group_id])
+            for group_id, cursor in self.cursors.items()
+        )
+
+    def trimmable(self, due_unix_ms: int, after: int) -> int:
+        """Count the messages of the records that `trim` would delete, from an offset on."""
+        records = (one for one in self.records if one.record.first >= after)
+        return sum(one.count for one in records if self._may_go(one, due_unix_ms))
+
     def trim(self, due_unix_ms: int) -> int:
         """Delete every record published up to then that every group has settled; the bytes."""
-
-        def may_go(stored: StoredRecord) -> bool:
-            first, last = stored.record.first, stored.record.last
-            return stored.published_unix_ms <= due_unix_ms and all(
-                (last < cursor.floor or cursor.passed.covers(max(first, cursor.floor), last))
-                and not any(first <= offset <= last for offset in self.aside[group_id])
-                for group_id, cursor in self.cursors.items()
-            )
-
-        gone = [stored for stored in self.records if may_go(stored)]
-        self.records = [stored for stored in self.records if not may_go(stored)]
+        gone = [stored for stored in self.records if self._may_go(stored, due_unix_ms)]
+        self.records = [x for x in self.records if not self._may_go(x, due_unix_ms)]
         log = self.log
         log.start = self.records[0].record.first if self.records else log.next_offset
         size = sum(stored.size for stored in gone)

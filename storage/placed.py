@@ -259,6 +259,14 @@ class PlacedStorage:
         """As Looking.standings."""
         return await self._at(place.partition).standings(place, first, last)
 
+    async def trimmable(
+        self, partition: Partition, *, retention_s: float, keep_all: bool, after: int = 0
+    ) -> tuple[int, int | None]:
+        """As Looking.trimmable."""
+        return await self._at(partition).trimmable(
+            partition, retention_s=retention_s, keep_all=keep_all, after=after
+        )
+
     async def parked(self, place: GroupPartition) -> list[ParkedLine]:
         """As Looking.parked."""
         return await self._at(place.partition).parked(place)

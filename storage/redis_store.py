@@ -299,6 +299,17 @@ class RedisStorage:
                 return int(freed)
         return 0
 
+    async def trimmable(
+        self, partition: Partition, *, retention_s: float, keep_all: bool, after: int = 0
+    ) -> tuple[int, int | None]:
+        """As Looking.trimmable."""
+        now = self._wall_unix_ms()
+        count, offset = await self._look(
+            "trimmable", partition.queue_id, partition.number, now,
+            now - int(retention_s * 1000), int(keep_all), after, TRIM_ENTRIES,
+        )  # fmt: skip
+        return int(count), None if offset < 0 else int(offset)
+
     async def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
         """As Storage.seal."""
         named = json.dumps([[*successor] for successor in successors])

@@ -285,6 +285,17 @@ class SqliteStorage:
             freed, slices = freed + gone, slices + 1
         return freed
 
+    async def trimmable(
+        self, partition: Partition, *, retention_s: float, keep_all: bool, after: int = 0
+    ) -> tuple[int, int | None]:
+        """How much `trim` would delete, in slices."""
+        due_unix_ms = self._books.wall_unix_ms() - int(retention_s * 1000)
+        return await self._read(
+            lambda connection: looking.trimmable(
+                connection, partition, due_unix_ms, keep_all=keep_all, after=after
+            )
+        )
+
     async def seal(self, partition: Partition, successors: Sequence[Partition]) -> int:
         """Accept no further append (R27)."""
         return await self._writer.submit(lambda: self._books.seal(partition, successors))

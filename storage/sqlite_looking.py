@@ -1,7 +1,8 @@
 """What the embedded store shows of itself: `push.looking`, on the reading connection."""
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from push import limits
 from push.ports import (
@@ -16,8 +17,11 @@ from push.ports import (
 )
 from push.ranges import RangeSet
 from storage import sqlite_codec as codec
-from storage.cursor import GroupCursor
+from storage.cursor import GroupCursor, settled_by_all
 from storage.sqlite_reader import log_of, unpack_log
+
+TRIMMABLE_ROWS: Final = 1000
+"""Records that one slice of `trimmable` looks at: a reading transaction stays short (R31)."""
 
 
 def partition_states(connection: sqlite3.Connection, queue_id: str) -> list[PartitionState]:
@@ -144,6 +148,61 @@ def _passed(connection: sqlite3.Connection, row_id: int, whole: bytes) -> RangeS
         for first, last in codec.unpack_ranges(ranges):
             passed.add(first, last)
     return passed
+
+
+def trimmable(
+    connection: sqlite3.Connection,
+    partition: Partition,
+    due_unix_ms: int,
+    *,
+    keep_all: bool,
+    after: int,
+) -> tuple[int, int | None]:
+    """What `Storage.trimmable` answers. Reads no payload: its columns are the last ones."""
+    log = log_of(connection, partition)
+    if log is None:
+        return 0, None
+    cursors: dict[int, GroupCursor] = {}
+    for row_id, floor, passed in connection.execute(
+        "SELECT id, floor, passed FROM cursor WHERE partition = ?", (log.row_id,)
+    ).fetchall():
+        cursor = cursors[row_id] = GroupCursor(floor)
+        cursor.passed = _passed(connection, row_id, passed)
+    if keep_all and not cursors:
+        return 0, None
+    settled = settled_by_all(cursors.values(), log.next_offset)
+    messages = 0
+    rows = connection.execute(
+        "SELECT id, count, published_unix_ms FROM record WHERE id BETWEEN ? AND ? "
+        "ORDER BY id LIMIT ?",
+        (
+            codec.record_row_id(log.row_id, max(after, log.start)),
+            codec.record_row_id(log.row_id, log.next_offset),
+            TRIMMABLE_ROWS,
+        ),
+    ).fetchall()
+    for row_id, count, published_unix_ms in rows:
+        first = codec.offset_of(row_id)
+        if published_unix_ms > due_unix_ms:
+            return messages, None  # retention passes in order
+        is_settled = settled.covers(first, first + count - 1)
+        if is_settled and not _stands_aside(connection, cursors, first, first + count - 1):
+            messages += count
+    if len(rows) < TRIMMABLE_ROWS:
+        return messages, None
+    return messages, first + count
+
+
+def _stands_aside(
+    connection: sqlite3.Connection, cursors: Iterable[int], first: int, last: int
+) -> bool:
+    return any(
+        connection.execute(
+            "SELECT 1 FROM side WHERE cursor = ? AND place BETWEEN ? AND ? LIMIT 1",
+            (cursor, first, last),
+        ).fetchone()
+        for cursor in cursors
+    )
 
 
 def parked_keys(connection: sqlite3.Connection, place: GroupPartition) -> list[ParkedLine]:

@@ -14,6 +14,7 @@ from push.ports import Partition
 from push.ranges import RangeSet
 from storage import sqlite_codec as codec
 from storage.appending import PartitionLog
+from storage.cursor import settled_by_all
 from storage.dedup import FORGOTTEN_BUCKETS, IDLE_BUCKETS, line_bucket
 from storage.sqlite_books import Books
 from storage.sqlite_cursors import StoredCursor
@@ -209,7 +210,7 @@ class _Slice:
 
     def run(self) -> bool:
         """Whether there may be more: a bound was reached."""
-        settled = _settled_by_all(self._cursors, self._log)
+        settled = settled_by_all([stored.cursor for stored in self._cursors], self._log.next_offset)
         for first, last in settled:
             for gap in self._examined.gaps(max(first, self._log.start), last):
                 if not self._examine(*gap, settled):
@@ -289,22 +290,3 @@ class _Slice:
 def _any_between(offsets: list[int], first: int, last: int) -> bool:
     place = bisect_left(offsets, first)
     return place < len(offsets) and offsets[place] <= last
-
-
-def _settled_by_all(cursors: list[StoredCursor], log: PartitionLog) -> RangeSet:
-    """What every group has passed; everything when there is none."""
-    settled = RangeSet([(0, log.next_offset - 1)] if log.next_offset else [])
-    for stored in cursors:
-        passed = stored.cursor.passed.copy()
-        if stored.cursor.floor:
-            passed.add(0, stored.cursor.floor - 1)
-        settled = passed if settled.covers(0, log.next_offset - 1) else _common(settled, passed)
-    return settled
-
-
-def _common(one: RangeSet, other: RangeSet) -> RangeSet:
-    common = one.copy()
-    for first, last in one:
-        for gap in other.gaps(first, last):
-            common.remove(*gap)
-    return common

@@ -144,16 +144,27 @@ export interface Verdict {
   readonly reason: string;
 }
 
-/** In camelCase, or as the broker names them: leaseS or lease_s. */
+/** In camelCase, or as the broker names them: leaseS or lease_s. Null: the queue's. */
 export interface GroupSettings {
   semantics?: "at_least_once" | "at_most_once";
-  leaseS?: number;
-  leaseTotalS?: number;
-  attemptsMax?: number;
-  backoffS?: number;
-  backoffMaxS?: number;
-  onExhausted?: "dead_letter" | "park";
-  expiresS?: number;
+  leaseS?: number | null;
+  leaseTotalS?: number | null;
+  attemptsMax?: number | null;
+  backoffS?: number | null;
+  backoffMaxS?: number | null;
+  onExhausted?: "dead_letter" | "park" | null;
+  expiresS?: number | null;
+}
+
+/** A threshold of a queue whose breach is told. */
+export interface Alert {
+  name: string;
+  when: "lag" | "oldest_age_s" | "depth" | "dead_letters" | "parked_keys";
+  above: number;
+  lastsS?: number;
+  group?: string | null;
+  queue?: string | null;
+  webhook?: string | null;
 }
 
 export interface QueueSettings {
@@ -175,7 +186,24 @@ export interface QueueSettings {
   durability?: "local" | "quorum" | "all";
   publishMessagesPerS?: number | null;
   publishBytesPerS?: number | null;
+  alerts?: Alert[];
   [setting: string]: unknown;
+}
+
+/**
+ * Settings of a queue that change; the others stay. `alerts`: all of them, as a list; or by name
+ * those that change, where null takes one away.
+ */
+export interface QueueChange extends Omit<QueueSettings, "partitions" | "alerts"> {
+  alerts?: Alert[] | Record<string, Partial<Omit<Alert, "name">> | null>;
+}
+
+export interface ChangeOptions {
+  /**
+   * As many messages the change may delete, or move to the dead letters; null: as many as there
+   * are. Default: 0. Where it would be more, a WouldDelete is thrown, and nothing is changed.
+   */
+  deletesMax?: number | null;
 }
 
 export interface SubscribeOptions extends GroupSettings {
@@ -499,8 +527,20 @@ export class Client extends EventTarget {
     settings?: { timeoutS?: number; signal?: AbortSignal },
   ): Promise<any>;
 
-  /** Create a queue, or change its settings (those left out have their defaults). */
+  /**
+   * Create a queue, if it is not there, with these settings and the defaults of the others. A queue
+   * that is there never changes by this: `created` of the answer is false then.
+   *
+   * @throws SettingsDiffer: it is there, and one of the settings that are named has another value.
+   */
   createQueue(name: string, settings?: QueueSettings): Promise<Answer>;
+  /**
+   * Change the settings of a queue that are named, and no others. `changes` of the answer has what
+   * each of them was (`before`) and is (`after`).
+   *
+   * @throws WouldDelete. Conflict: `partitions` is fixed. QueueNotFound, InvalidRequest, …
+   */
+  updateQueue(name: string, settings: QueueChange, options?: ChangeOptions): Promise<Answer>;
   queue(name: string): Promise<Answer>;
   /** The descriptions of all queues, by name. */
   queues(): Promise<Answer[]>;
@@ -520,11 +560,24 @@ export class Client extends EventTarget {
   /** The sessions that stand at the broker, by id: all, or up to `limit`. */
   sessions(options?: { limit?: number }): Promise<Answer[]>;
 
-  /** Create a group, or change its settings (those left out are the queue's). */
-  putGroup(
+  /**
+   * Create a group, if it is not there; the settings that are left out are the queue's. A group
+   * that is there never changes by this, and `start`, which only matters when it is made, is
+   * ignored.
+   *
+   * @throws SettingsDiffer: it is there, and one of the settings that are named has another value.
+   */
+  createGroup(
     queue: string,
     group: string,
     settings?: GroupSettings & { start?: Start },
+  ): Promise<Answer>;
+  /** Change the settings of a group that are named, and no others, as `updateQueue`. */
+  updateGroup(
+    queue: string,
+    group: string,
+    settings: GroupSettings,
+    options?: ChangeOptions,
   ): Promise<Answer>;
   group(queue: string, group: string): Promise<Answer>;
   /** Delete it; what it had not settled stays for the others. */
@@ -632,6 +685,25 @@ export class QueueNotFound extends NotFound {}
 export class GroupNotFound extends NotFound {}
 /** It contradicts what is there already. */
 export class Conflict extends BrokerError {}
+/** A setting that was named, of what is there already with another value. */
+export interface Difference {
+  readonly name: string;
+  readonly current: unknown;
+  readonly requested: unknown;
+  /** Nothing changes it any more. */
+  readonly fixed?: boolean;
+}
+/** It exists with other settings than those that were named, and nothing of it was changed. */
+export class SettingsDiffer extends Conflict {
+  readonly differences: readonly Difference[];
+}
+/** A change of settings would delete messages, and was not made. */
+export class WouldDelete extends Conflict {
+  readonly deleted: number;
+  readonly deadLettered: number;
+  /** Both: the `deletesMax` with which it is made. */
+  readonly messages: number;
+}
 /** A reader's position belongs to another queue or another history. */
 export class PositionUnknown extends Conflict {
   /** Of the partitions in which it does; none where the whole queue is another one. */

@@ -197,6 +197,48 @@ local function examine(look, first, last)
   return true
 end
 
+-- args: partition, now and published up to (ms), keep_all, the offset to begin at, entries at most.
+-- How many messages 'trim' would delete of a slice, and where to go on; -1: that was the last one.
+act('trimmable', function(keys, args)
+  local prefix, n, left = prefix_of(keys), args[1], tonumber(args[6])
+  local log = partition_of(prefix, n)
+  if not log then
+    return {0, -1}
+  end
+  local settled, asides, groups = settled_by_all(prefix, n, log)
+  if args[4] == '1' and groups == 0 then
+    return {0, -1}
+  end
+  local now, due, messages = tonumber(args[2]), tonumber(args[3]), 0
+  local todo = common(settled, {tonumber(args[5]), OFFSET_MAX})
+  for place = 1, #todo, 2 do
+    local from = text(todo[place] + 1)
+    while true do
+      local entries = redis.call('XRANGE', prefix .. 'idx:' .. n, from, text(todo[place + 1] + 1),
+        'COUNT', math.max(left, 1))
+      for _, raw in ipairs(entries) do
+        local entry = entry_of(raw)
+        if left <= 0 then
+          return {messages, entry.first}
+        end
+        left = left - 1
+        if entry.published > due and entry.published <= now then
+          return {messages, -1} -- retention passes in order
+        end
+        if entry.published <= due and entry.last <= todo[place + 1]
+          and is_settled(asides, entry.first, entry.last) then
+          messages = messages + entry.count
+        end
+        from = text(entry.last + 2)
+      end
+      if #entries == 0 then
+        break
+      end
+    end
+  end
+  return {messages, -1}
+end, {'no-writes'})
+
 -- args: partition, now and published up to (ms), keep_all, the offset to go on from (0: begin),
 -- entries at most, bytes at most, how long what was examined is remembered (ms). The bytes freed,
 -- and where to go on; -1: nothing is left to do now.

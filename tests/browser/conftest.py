@@ -43,7 +43,7 @@ async def page(browser: Browser) -> Page:
 async def stream(server: Server) -> AsyncIterator[Stream]:
     async with tocsin.connect(server.url) as client:
         await client.create_queue(QUEUE, partitions=4, retention_s=3600)
-        await client.put_group(QUEUE, GROUP)
+        await client.create_group(QUEUE, GROUP)
         yield Stream(client)
 
 

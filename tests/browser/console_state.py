@@ -15,7 +15,10 @@ from tests.browser.house import until
 
 KEYS: Final = tuple(f"k{number}" for number in range(10))
 TRIED_LATER_S: Final = 3600.0
-_LEASE: Final = {"lease_s": 600, "lease_total_s": 3600, "attempts_max": 2, "on_exhausted": "park"}
+_WORK: Final = tocsin.QueueSettings(
+    partitions=4, retention_s=86_400, lease_s=600, lease_total_s=3600, attempts_max=2,
+    on_exhausted="park",
+)  # fmt: skip
 _CONTENT: Final = {"headers": {"kind": "test"}, "content_type": "application/json"}
 Truth = dict[tuple[str, str], dict[str, int]]
 """(queue, group or "") -> what the API calls it -> how many."""
@@ -39,7 +42,7 @@ class Busy:
         """40 messages of ten keys, taken by five groups."""
         client = self.client
         await client.create_queue("empty", partitions=1)
-        await client.create_queue("work", partitions=4, retention_s=86_400, **_LEASE)
+        await client.create_queue("work", **_WORK)
         await client.publish_many(
             "work",
             [
@@ -49,7 +52,7 @@ class Busy:
             ],
         )
         for group in ("billing", "idle", "leaving", "mailing", "pulling"):
-            await client.put_group("work", group)
+            await client.create_group("work", group)
         self.truth["work", ""] = {"depth": 40, "published": 40}
         self.truth["work", "idle"] = {"lag": 40, "in_flight": 0, "consumers": 0, "given": 0}
         await self._billing()
@@ -93,15 +96,16 @@ class Busy:
 
     async def _rest(self) -> None:
         await self.client.create_queue("resting", partitions=2)
-        await self.client.put_group("resting", "sleepers")
+        await self.client.create_group("resting", "sleepers")
         await self.client.publish_many("resting", [{"key": "r", "body": n} for n in range(5)])
         await self.client.pause_queue("resting")
         self.truth["resting", ""] = {"depth": 5, "published": 5, "paused": True}
         self.truth["resting", "sleepers"] = {"lag": 5, "in_flight": 0}
 
     async def _die(self) -> None:
-        settings = {"attempts_max": 1, "lease_s": 600}
-        await self.client.create_queue("dying", partitions=1, retention_s=86_400, **settings)
+        await self.client.create_queue(
+            "dying", partitions=1, retention_s=86_400, attempts_max=1, lease_s=600
+        )
         await self.client.publish_many(
             "dying", [{"key": f"d{n}", "body": n, **_CONTENT} for n in range(3)]
         )

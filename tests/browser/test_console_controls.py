@@ -49,7 +49,7 @@ async def fail(client: tocsin.Client, queue: str, keys: int, **settings: Any) ->
 
 async def test_one_gets_everywhere_and_back(view: Console, client: tocsin.Client) -> None:
     await client.create_queue("orders", partitions=2)
-    await client.put_group("orders", "billing")
+    await client.create_group("orders", "billing")
     await view.open("/queues")
     heading = view.page.locator("h1")
     await view.at("queue-name", queue="orders").click()
@@ -115,7 +115,7 @@ async def test_an_address_leads_there_and_stays_there_over_a_reload(
     view: Console, client: tocsin.Client, address: str, heading: str
 ) -> None:
     await client.create_queue("orders", partitions=2)
-    await client.put_group("orders", "billing")
+    await client.create_group("orders", "billing")
     await view.open(address)
     await expect(view.page.locator("h1")).to_have_text(heading)
     await view.page.reload()
@@ -150,7 +150,7 @@ async def test_a_group_shows_what_holds_for_it_and_what_is_not_the_queues(
     view: Console, client: tocsin.Client
 ) -> None:
     await client.create_queue("ruled", partitions=1, attempts_max=5, lease_s=20)
-    await client.put_group("ruled", "own", attempts_max=3, on_exhausted="park")
+    await client.create_group("ruled", "own", attempts_max=3, on_exhausted="park")
     await view.open("/queues/ruled/groups/own")
     await expect(view.at("group-attempts_max")).to_have_text("3")
     await expect(view.at("group-own", setting="attempts_max")).to_have_text("not the queue's 5")
@@ -221,7 +221,7 @@ async def test_a_queue_is_purged_when_its_name_is_typed_and_not_before(
 ) -> None:
     await client.create_queue("full", partitions=1, retention_s=3600)
     for group in ("one", "other"):
-        await client.put_group("full", group)
+        await client.create_group("full", group)
     await client.publish_many("full", [{"body": n} for n in range(7)])
     await view.open("/queues/full")
     await view.at("queue-purge").click()
@@ -393,10 +393,10 @@ async def cli(url: str, *arguments: str) -> Any:
 async def test_a_key_is_explained_as_the_command_line_explains_it(
     view: Console, client: tocsin.Client, broker: Server
 ) -> None:
-    settings = {"attempts_max": 2, "on_exhausted": "park", "lease_s": 600}
-    await client.create_queue("puzzle", partitions=1, **settings)
+    settings = tocsin.QueueSettings(partitions=1, attempts_max=2, on_exhausted="park", lease_s=600)
+    await client.create_queue("puzzle", **settings)
     await client.publish_many("puzzle", [{"key": key, "body": key} for key in "abc"])
-    await client.put_group("puzzle", "alone")
+    await client.create_group("puzzle", "alone")
     async with client.subscribe("puzzle", "us", auto_extend=False) as messages:
         held = {m.key: m for m in [await asyncio.wait_for(anext(messages), 30) for _ in "abc"]}
         await held["a"].nack(delay_s=0)

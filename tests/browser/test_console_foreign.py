@@ -33,9 +33,9 @@ BINARY = bytes(range(256)) * 4
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def client(broker: Server) -> AsyncIterator[tocsin.Client]:
     """A queue of such messages; each key is parked, and the reason is its text."""
-    settings = {"attempts_max": 1, "on_exhausted": "park", "lease_s": 600}
+    settings = tocsin.QueueSettings(partitions=1, attempts_max=1, on_exhausted="park", lease_s=600)
     async with tocsin.connect(broker.url) as client:
-        await client.create_queue(QUEUE, partitions=1, **settings)
+        await client.create_queue(QUEUE, **settings)
         for text in TEXTS:
             body = {text: [text, LONG]}
             headers = {"note": text[:200]}

@@ -369,7 +369,8 @@ class FakeBroker:
         if len(parts) == 3 and method == "PUT":
             created = name not in self.logs
             self.queue(name)
-            return 201 if created else 200, {**self.describe(name), "settings": body}
+            made = {**self.describe(name), "settings": body, "created": created}
+            return 201 if created else 200, made
         if name not in self.logs:
             return 404, problem("queue_not_found", f"no queue named {name}")
         if len(parts) == 3:
@@ -383,9 +384,11 @@ class FakeBroker:
             del self.groups[name, group]
             return 204, None
         if len(parts) == 5 or parts[5] == "seek":
-            made = self.group(name, group)
-            lag = len(made.waiting) + len(made.given)
-            return 200, {"name": group, "settings": body or {}, "lag": lag}
+            created = (name, group) not in self.groups
+            state = self.group(name, group)
+            lag = len(state.waiting) + len(state.given)
+            described = {"name": group, "settings": body or {}, "lag": lag}
+            return 200, {**described, "created": created} if method == "PUT" else described
         return self.pull(name, self.group(name, group), parts[5], body)
 
     def describe(self, name: str) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from tocsin.cli import main as command
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("orders", "late"), "needs --when, --above"),
-        (("orders", "late", "--when", "lag", "--above", "5"), "--queue or --webhook"),
+        (("orders", "late"), "Say what the alert is"),
         (("orders", "--remove"), "Name the alert"),
         (("orders", "late", "--remove", "--when", "lag"), "nothing but its name"),
         (("orders", "late", "--when", "mood"), "'mood' is not one of"),

@@ -57,7 +57,7 @@ async def test_everything_from_a_script(broker: FakeBroker) -> None:
                 assert [message.body for message in reader] == [{"n": 0}, 1, 2]
                 assert reader.position is not None
                 assert reader.verdicts[0].kind == "resumed"
-            client.put_group("orders", "pullers")
+            client.create_group("orders", "pullers")
             pulled = client.pull("orders", "pullers", messages_max=3)
             receipts_of = [message.receipt for message in pulled]
             assert client.extend_receipts("orders", "pullers", receipts_of).settled == 3
@@ -150,6 +150,31 @@ async def test_waiting_ends_in_time_and_loses_nothing(broker: FakeBroker) -> Non
             broker.silent = True
             with pytest.raises(tocsin.PublishTimeout):
                 client.publish("orders", 1, timeout_s=0.05)
+
+    await script(run)
+
+
+async def test_messages_are_fetched_from_a_script(broker: FakeBroker) -> None:
+    """As many as there are, the first one waited for; together with the iteration."""
+
+    def run() -> None:
+        with tocsin.blocking.connect(broker.url) as client:
+            subscription = client.subscribe("orders", "g")
+            with pytest.raises(RuntimeError, match="with"):
+                subscription.fetch()
+            with subscription as messages:
+                assert messages.fetch(5, wait_s=0.01) == []
+                client.publish_many("orders", [{"body": n} for n in range(20)])
+                bodies = [next(messages).body]
+                while len(bodies) < 20:
+                    fetched = messages.fetch(20 - len(bodies), wait_s=10)
+                    for message in fetched:
+                        message.ack()
+                    bodies += [message.body for message in fetched]
+                assert sorted(bodies) == list(range(20))
+                assert messages.fetch() == []
+            with pytest.raises(tocsin.ClientClosed):
+                messages.fetch()
 
     await script(run)
 

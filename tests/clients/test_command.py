@@ -58,7 +58,7 @@ async def test_a_queue_is_made_listed_and_shown(broker: FakeBroker) -> None:
         broker, "queue", "create", "new", "--partitions", "4", "--retention", "1h 30m",
         "--on-exhausted", "park", "--lease", "90",
     )  # fmt: skip
-    assert made == Ended(0, "Queue new is there, with 4 partitions.\n", "")
+    assert made == Ended(0, "Queue new is created, with 4 partitions.\n", "")
     _, _, settings = broker.calls[-1]
     assert settings == {
         "partitions": 4,

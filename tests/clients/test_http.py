@@ -12,7 +12,7 @@ async def test_queues_are_created_described_and_listed(
     broker: FakeBroker, client: tocsin.Client
 ) -> None:
     made = await client.create_queue("new", partitions=4, lease_s=5)
-    assert made["settings"] == {"partitions": 4, "lease_s": 5}
+    assert (made["settings"]["partitions"], made["settings"]["lease_s"]) == (4, 5)
     assert (await client.queue("new"))["name"] == "new"
     assert [queue["name"] async for queue in client.queues()] == ["new", "orders"]
 
@@ -21,7 +21,7 @@ async def test_groups_are_made_sought_and_deleted(
     broker: FakeBroker, client: tocsin.Client
 ) -> None:
     when = datetime(2026, 1, 1, tzinfo=UTC)
-    await client.put_group("orders", "g", start=when, attempts_max=3)
+    await client.create_group("orders", "g", start=when, attempts_max=3)
     await client.seek_group("orders", "g", "earliest")
     await client.seek_group("orders", "g", when)
     await client.seek_group("orders", "g", 17)
@@ -94,5 +94,5 @@ async def test_a_name_that_would_be_another_path_is_refused_before_it_is_sent(
     with pytest.raises(tocsin.InvalidRequest, match="is not a name"):
         await client.create_queue(name)
     with pytest.raises(tocsin.InvalidRequest, match="is not a name"):
-        await client.put_group("orders", name)
+        await client.create_group("orders", name)
     assert broker.calls == []

@@ -321,6 +321,48 @@ async def test_an_ack_that_is_refused_when_it_is_asked_again_is_of_unknown_outco
             await ticket
 
 
+async def test_messages_are_fetched_as_many_as_there_are(
+    broker: FakeBroker, client: tocsin.Client
+) -> None:
+    """One of each key at a time; the first one is waited for, nothing is not an error, and what is
+    not fetched stays."""
+    async with client.subscribe("orders", "g") as messages:
+        assert await messages.fetch() == []
+        assert await messages.fetch(5, wait_s=0.01) == []
+        waiting = asyncio.ensure_future(messages.fetch(5, wait_s=None))
+        await publish(client, "a", "a", "b", "c")
+        fetched = await waiting
+        while len(fetched) < 3:
+            fetched += await messages.fetch(3 - len(fetched), wait_s=10)
+        assert sorted(str(message.key) for message in fetched) == ["a", "b", "c"]
+        assert await messages.fetch(wait_s=0.01) == []
+        for message in fetched:
+            await message.ack()
+        (last,) = await messages.fetch(wait_s=10)
+        assert (last.key, last.attempt) == ("a", 1)
+        await last.ack(confirm=True)
+        with pytest.raises(ValueError, match="1 or more"):
+            await messages.fetch(0)
+        waiting = asyncio.ensure_future(messages.fetch(wait_s=None))
+        await asyncio.sleep(0)
+    with pytest.raises(tocsin.ClientClosed):
+        await waiting
+    with pytest.raises(tocsin.ClientClosed):
+        await messages.fetch()
+
+
+async def test_a_fetch_that_is_cancelled_takes_nothing(
+    broker: FakeBroker, client: tocsin.Client
+) -> None:
+    async with client.subscribe("orders", "g") as messages:
+        waiting = asyncio.ensure_future(messages.fetch(wait_s=None))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await publish(client, "a")
+        (one,) = await messages.fetch(wait_s=10)
+        assert one.key == "a"
+
+
 async def test_group_settings_are_put_before_joining(
     broker: FakeBroker, client: tocsin.Client
 ) -> None:

@@ -444,11 +444,30 @@ async def test_a_parked_key_is_listed_with_what_waits(store: Storage) -> None:
 
 
 async def trim(store: Storage, retention_s: float = 0, keep_all: bool = True) -> int:
-    """Trim until nothing is left to do; the bytes freed."""
+    """Trim until nothing is left to do; the bytes freed. How many messages that deletes was told
+    before, and afterwards nothing more is."""
+    told = await trimmable(store, retention_s, keep_all)
+    before = (await store.partitions("q-1"))[0].messages
     freed = 0
     while more := await store.trim(P0, retention_s=retention_s, keep_all=keep_all):
         freed += more
+    assert before - (await store.partitions("q-1"))[0].messages == told
+    assert await trimmable(store, retention_s, keep_all) == 0
     return freed
+
+
+async def trimmable(store: Storage, retention_s: float = 0, keep_all: bool = True) -> int:
+    """How many messages `trim` would delete, over all slices."""
+    told, after = 0, 0
+    while True:
+        count, following = await store.trimmable(
+            P0, retention_s=retention_s, keep_all=keep_all, after=after
+        )
+        told += count
+        if following is None:
+            return told
+        assert following > after
+        after = following
 
 
 async def retained(store: Storage) -> list[int]:
@@ -573,3 +592,28 @@ async def test_offsets_go_on_after_everything_was_trimmed(store: Storage) -> Non
 
 async def test_trimming_an_unknown_partition_does_nothing(store: Storage) -> None:
     assert await store.trim(Partition("q-9", 0), retention_s=0, keep_all=False) == 0
+
+
+@pytest.mark.layouts
+async def test_how_much_a_retention_would_delete_is_told_before(
+    store: Storage, clock: Clock
+) -> None:
+    """R12: over more records than one slice looks at, by age, and without a group."""
+    await store.create_queue("q-1", 2)
+    for _ in range(6):
+        await store.append([append(messages=2, published_unix_s=clock.unix_s) for _ in range(200)])
+        clock.unix_s += 10
+    assert await trimmable(store, 0, keep_all=True) == 0
+    assert await trimmable(store, 0, keep_all=False) == 2400
+    assert await trimmable(store, 35, keep_all=False) == 1200
+    await store.create_group("g-1", "q-1", ["earliest", "earliest"])
+    await store.own(G0, token=TOKEN, assignment=1)
+    assert await trimmable(store, 0, keep_all=False) == 0
+    await store.write_cursors([change(settled=[(0, 100), (2001, 2399)])])
+    assert await trimmable(store) == 100 + 398
+    assert await trimmable(store, 35) == 100
+    assert await store.trimmable(Partition("nowhere", 0), retention_s=0, keep_all=False) == (
+        0,
+        None,
+    )
+    await trim(store)

@@ -34,6 +34,7 @@ from gateway.ports import (
 )
 from gateway.receipts import Receipt, Receipts
 from gateway.routing import Outcome
+from gateway.settings_change import Begin, ChangedSettings, Removed
 from gateway.soon import Soon
 from gateway.upkeep_values import (
     FoundDeadLetters,
@@ -54,12 +55,19 @@ from metadata.catalog import (
     Principal,
     Queue,
     QueueSettings,
-    check_change,
     check_name,
 )
 from metadata.client import Metadata, QueueListener
 from metadata.data_keys import DataKey, DataKeys, Still
 from metadata.rights import ALL_KEYS, Keys
+from metadata.settings import (
+    Named,
+    change_group_settings,
+    change_queue_settings,
+    changes,
+    differences,
+    settings_differ,
+)
 from push.errors import Refused, TocsinError
 from push.message import Message, check_message
 from push.unparking import Verb
@@ -123,14 +131,18 @@ class PlainMetadata:
         return [g for (queue_id, _), g in sorted(self.groups.items()) if queue_id == queue.queue_id]
 
     async def put_queue(
-        self, principal: Principal, name: str, settings: QueueSettings
+        self,
+        principal: Principal,
+        name: str,
+        settings: QueueSettings,
+        named: frozenset[str] = frozenset(),
     ) -> tuple[Queue, bool]:
         check_name(name, "queue")
         old = self.queues.get(name)
         if old is not None:
-            check_change(old.settings, settings)
-            self.queues[name] = msgspec.structs.replace(old, settings=settings)
-            return self.queues[name], False
+            if differences(old.settings, settings, named):
+                raise settings_differ(f"the queue {name!r}", old.settings, settings, named)
+            return old, False
         self.queues[name] = Queue(
             queue_id=f"q{next(self.numbers)}",
             name=name,
@@ -161,18 +173,42 @@ class PlainMetadata:
         name: str,
         settings: GroupSettings,
         start: GroupStart | None = None,
+        *,
+        named: frozenset[str] = frozenset(),
     ) -> tuple[Group, bool]:
         check_name(name, "group")
         old = self.groups.get((queue.queue_id, name))
+        if old is not None:
+            if differences(old.settings, settings, named):
+                raise settings_differ(f"the group {name!r}", old.settings, settings, named)
+            return old, False
         group = Group(
-            group_id=old.group_id if old else f"g{next(self.numbers)}",
+            group_id=f"g{next(self.numbers)}",
             name=name,
             queue_id=queue.queue_id,
             created_unix_ms=NOW_UNIX_MS,
             settings=settings,
         )
         self.groups[queue.queue_id, name] = group
-        return group, old is None
+        return group, True
+
+    async def change_queue(
+        self, principal: Principal, name: str, named: Named, *, was: Queue | None = None
+    ) -> tuple[QueueSettings, Queue] | None:
+        old = self.find_queue(principal, name)
+        settings = change_queue_settings(name, old.settings, named)
+        self.queues[name] = msgspec.structs.replace(old, settings=settings)
+        return old.settings, self.queues[name]
+
+    async def change_group(
+        self, principal: Principal, queue: Queue, name: str, named: Named,
+        *, was: Group | None = None,
+    ) -> tuple[GroupSettings, Group] | None:  # fmt: skip
+        old = self.find_group(principal, queue, name)
+        settings = change_group_settings(old.settings, named)
+        new = msgspec.structs.replace(old, settings=settings)
+        self.groups[queue.queue_id, name] = new
+        return old.settings, new
 
     async def delete_group(
         self, principal: Principal, queue: Queue, name: str, *, row: Membership | None = None
@@ -337,6 +373,28 @@ class NoSessions:
         raise Refused("queue_not_found")
 
 
+class PlainSettings:
+    """Changes settings; no change removes anything here."""
+
+    def __init__(self, metadata: PlainMetadata) -> None:
+        self.metadata = metadata
+
+    async def queue(
+        self, principal: Principal, name: str, named: Named, *, deletes_max: int, begin: Begin
+    ) -> ChangedSettings:
+        done = await self.metadata.change_queue(principal, name, named)
+        assert done is not None
+        return ChangedSettings(changes(done[0], done[1].settings), Removed())
+
+    async def group(
+        self, principal: Principal, queue: Queue, name: str, named: Named,
+        *, deletes_max: int, begin: Begin,
+    ) -> ChangedSettings:  # fmt: skip
+        done = await self.metadata.change_group(principal, queue, name, named)
+        assert done is not None
+        return ChangedSettings(changes(done[0], done[1].settings), Removed())
+
+
 class PlainMetrics:
     """gateway.ports.ProcessMetrics: how much stands in each queue."""
 
@@ -470,10 +528,19 @@ class PlainBroker:
     async def describe(self) -> dict[str, object]:
         return {"queues": len(self.metadata.list_queues(Principal("anybody")))}
 
+    @property
+    def settings(self) -> "PlainSettings":
+        assert isinstance(self.metadata, PlainMetadata)
+        return PlainSettings(self.metadata)
+
     async def create_queue(
-        self, principal: Principal, name: str, settings: QueueSettings
+        self,
+        principal: Principal,
+        name: str,
+        settings: QueueSettings,
+        named: frozenset[str] = frozenset(),
     ) -> tuple[Queue, bool]:
-        return await self.metadata.put_queue(principal, name, settings)
+        return await self.metadata.put_queue(principal, name, settings, named)
 
     async def delete_queue(self, principal: Principal, name: str) -> Queue:
         return await self.metadata.delete_queue(principal, name)
@@ -485,8 +552,12 @@ class PlainBroker:
         name: str,
         settings: GroupSettings,
         start: GroupStart | None,
+        *,
+        named: frozenset[str] = frozenset(),
     ) -> tuple[Group, bool]:
-        group, created = await self.metadata.put_group(principal, queue, name, settings)
+        group, created = await self.metadata.put_group(
+            principal, queue, name, settings, named=named
+        )
         if created:
             place = self.progress[group.group_id] = PlainGroup()
             if (start or settings.start) == "latest":

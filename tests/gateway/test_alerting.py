@@ -129,8 +129,7 @@ async def test_an_alert_that_was_taken_back_says_nothing_more(house: House) -> N
     await house.publish(queue, numbered(3))
     alerting = Alerting(house.broker, {})
     await alerting.look(now=0)
-    settings = msgspec.structs.replace(queue.settings, alerts=())
-    await house.broker.create_queue(ANYBODY, queue.name, settings)
+    await house.set_queue(queue.name, alerts=())
     await house.broker.upkeep.purge(ANYBODY, house.find(), None)
     await alerting.look(now=10)
     assert [one["state"] for one in await told(house)] == ["firing"]

@@ -71,8 +71,7 @@ async def test_a_full_dead_letter_queue_holds_the_letter_back(
         await eventually(lambda: house.broker.publisher.commits.total >= 4)
         described = await house.broker.describe_queue(ANYBODY, "orders")
         assert json.dumps(described["groups"]).count('"lag": 1') == 1
-        settings = QueueSettings(partitions=1, messages_max=2)
-        await house.broker.create_queue(ANYBODY, "orders.dead-letters", settings)
+        await house.set_queue("orders.dead-letters", messages_max=2)
     await eventually(lambda: house.broker.dead_letters.moved_total == 1)
     await house.broker.flusher.drain()
     group = house.broker.metadata.find_group(ANYBODY, queue, "billing")

@@ -213,8 +213,10 @@ async def test_a_limit_of_the_queue_is_a_setting_that_can_change() -> None:
         assert (await http.post("/v1/queues/q/messages", json=batch)).status_code == 200
         assert (await http.post("/v1/queues/q/messages", json=batch)).status_code == 429
         await http.put("/v1/queues/q", json={})
+        assert (await http.post("/v1/queues/q/messages", json=batch)).status_code == 429
+        await http.patch("/v1/queues/q", json={"publish_messages_per_s": None})
         assert (await http.post("/v1/queues/q/messages", json=batch)).status_code == 200
-        refused = await http.put("/v1/queues/q", json={"publish_messages_per_s": 0})
+        refused = await http.patch("/v1/queues/q", json={"publish_messages_per_s": 0})
         assert refused.status_code == 400
 
 

@@ -17,7 +17,7 @@ from push.errors import CODES
 from push.message import Message
 from tests.gateway.asgi import client_of
 
-HTTP_METHODS = {"get", "put", "post", "delete"}
+HTTP_METHODS = {"get", "put", "patch", "post", "delete"}
 
 
 @pytest.fixture(scope="module")
@@ -145,11 +145,14 @@ async def test_answers_have_the_fields_the_schemas_require(
     async with client_of(Application(broker, Auth(None))) as http:
         receipts = {"receipts": ["x"]}
         calls: list[tuple[str, str, object, str]] = [
-            ("PUT", queue, {"partitions": 1}, "QueueDescription"),
+            ("PUT", queue, {"partitions": 1}, "CreatedQueue"),
+            ("PUT", queue, {"partitions": 2}, "Problem"),
+            ("PATCH", queue, {"lease_s": 60}, "ChangedQueue"),
             ("GET", queue, None, "QueueDescription"),
             ("GET", "/v1/queues", None, "QueueList"),
             ("POST", f"{queue}/messages", {"messages": [{"body": 1}]}, "PublishAnswer"),
-            ("PUT", group, {}, "GroupDescription"),
+            ("PUT", group, {}, "CreatedGroup"),
+            ("PATCH", group, {"lease_s": 60}, "ChangedGroup"),
             ("GET", group, None, "GroupDescription"),
             ("POST", f"{group}/pull", {}, "PullAnswer"),
             ("POST", f"{group}/seek", {"to": "earliest"}, "GroupDescription"),

@@ -72,14 +72,77 @@ async def until_a_pull_waits(http: Http) -> None:
 # --- Queues ------------------------------------------------------------------------------------
 
 
-async def test_a_queue_is_made_once_and_then_changed(http: Http) -> None:
-    created = await http.put(QUEUE, json={"partitions": 4})
-    assert created.status_code == 201
-    assert created.json()["settings"]["partitions"] == 4
-    again = await http.put(QUEUE, json={"partitions": 4, "lease_s": 60})
-    assert again.status_code == 200
-    assert again.json()["settings"]["lease_s"] == 60
-    assert (await http.get(QUEUE)).json()["settings"]["lease_s"] == 60
+@pytest.mark.parametrize("path", [QUEUE, GROUP])
+async def test_what_is_there_is_never_changed_by_making_it_again(http: Http, path: str) -> None:
+    """With defaults, with what it has, and with other settings, which are told (RFC 9457)."""
+    if path == GROUP:
+        await make_queue(http)
+    created = await http.put(path, json={"attempts_max": 9, "lease_s": 77})
+    assert (created.status_code, created.json()["created"]) == (201, True)
+    assert created.json()["settings"]["attempts_max"] == 9
+    same: list[dict[str, object]] = [{}, {"attempts_max": 9}, {"attempts_max": 9, "lease_s": 77.0}]
+    for body in same:
+        again = await http.put(path, json=body)
+        assert (again.status_code, again.json()["created"]) == (200, False)
+        assert again.json()["settings"] == created.json()["settings"]
+    differing = await http.put(path, json={"attempts_max": 9, "lease_s": 60, "backoff_s": 1})
+    check_problem(differing, "settings_differ")
+    told = {one["name"]: one for one in differing.json()["differences"]}
+    assert told["lease_s"] == {"name": "lease_s", "current": 77.0, "requested": 60.0}
+    assert set(told) == ({"lease_s"} if path == QUEUE else {"lease_s", "backoff_s"})
+    assert "lease_s is 77.0, not 60.0" in differing.json()["detail"]
+    assert (await http.get(path)).json()["settings"] == created.json()["settings"]
+
+
+@pytest.mark.parametrize("path", [QUEUE, GROUP])
+async def test_a_change_names_only_what_changes(http: Http, path: str) -> None:
+    """The answer has what was and what is; null is a value, too."""
+    if path == GROUP:
+        await make_queue(http)
+    check_problem(
+        await http.patch(path, json={}), f"{'queue' if path == QUEUE else 'group'}_not_found"
+    )
+    nullable = "message_ttl_s" if path == QUEUE else "expires_s"
+    before = (await http.put(path, json={"attempts_max": 9, nullable: 70})).json()["settings"]
+    nothing = await http.patch(path, json={"attempts_max": 9})
+    assert (nothing.status_code, nothing.json()["changes"]) == (200, [])
+    changed = await http.patch(path, json={"lease_s": 60, nullable: None})
+    assert changed.status_code == 200
+    told = {one["name"]: (one["before"], one["after"]) for one in changed.json()["changes"]}
+    assert told == {"lease_s": (before["lease_s"], 60.0), nullable: (70.0, None)}
+    assert (changed.json()["deleted"], changed.json()["dead_lettered"]) == (0, 0)
+    assert changed.json()["settings"] == {**before, "lease_s": 60.0, nullable: None}
+    assert (await http.get(path)).json()["settings"] == changed.json()["settings"]
+    contradiction = {"lease_s": 3600, "lease_total_s": 60}
+    wrong: list[object] = [{"lease_s": 0}, {"colour": "red"}, [], contradiction]
+    for body in wrong:
+        check_problem(await http.patch(path, json=body), "invalid_request")
+    query = {"deletes_max": "many"}
+    check_problem(await http.patch(path, json={}, params=query), "invalid_request")
+
+
+async def test_an_alert_is_changed_by_its_name_and_the_others_stay(http: Http) -> None:
+    late = {"name": "late", "when": "oldest_age_s", "above": 60, "queue": "ops"}
+    deep = {"name": "deep", "when": "depth", "above": 9, "lasts_s": 5, "webhook": "pager"}
+    await http.put(QUEUE, json={"alerts": [late, deep]})
+
+    async def change(alerts: object) -> dict[str, Any]:
+        answer = await http.patch(QUEUE, json={"alerts": alerts})
+        assert answer.status_code == 200, answer.text
+        return {one["name"]: one for one in answer.json()["settings"]["alerts"]}
+
+    changed = await change({"deep": {"above": 100}})
+    assert (changed["deep"]["above"], changed["deep"]["lasts_s"]) == (100, 5)
+    assert (changed["late"]["above"], changed["late"]["queue"]) == (60, "ops")
+    more = await change({"more": {"when": "lag", "above": 1, "queue": "ops"}, "late": None})
+    assert list(more) == ["deep", "more"]
+    assert list(await change([late])) == ["late"]
+    for wrong in ({"new": {"above": 3}}, {"late": {"queue": None}}, {"late": {"name": "x"}}):
+        check_problem(await http.patch(QUEUE, json={"alerts": wrong}), "invalid_request")
+    check_problem(
+        await http.patch(QUEUE, json={"alerts": {"-a": {"when": "lag", "above": 1}}}),
+        "invalid_name",
+    )
 
 
 async def test_a_queue_without_a_body_has_all_defaults(http: Http) -> None:
@@ -90,7 +153,12 @@ async def test_a_queue_without_a_body_has_all_defaults(http: Http) -> None:
 
 async def test_a_fixed_setting_does_not_change(http: Http) -> None:
     await http.put(QUEUE, json={"partitions": 4})
-    check_problem(await http.put(QUEUE, json={"partitions": 5}), "setting_fixed")
+    check_problem(await http.patch(QUEUE, json={"partitions": 5}), "setting_fixed")
+    differing = await http.put(QUEUE, json={"partitions": 5})
+    check_problem(differing, "settings_differ")
+    assert differing.json()["differences"] == [
+        {"name": "partitions", "current": 4, "requested": 5, "fixed": True}
+    ]
     assert (await http.get(QUEUE)).json()["settings"]["partitions"] == 4
 
 
@@ -385,7 +453,7 @@ async def test_a_group_is_made_listed_and_deleted(http: Http) -> None:
     created = await http.put(GROUP, json={"lease_s": 10})
     assert created.status_code == 201
     assert created.json()["settings"]["lease_s"] == 10
-    assert (await http.put(GROUP, json={"lease_s": 20})).status_code == 200
+    assert (await http.patch(GROUP, json={"lease_s": 20})).status_code == 200
     assert (await http.get(GROUP)).json()["settings"]["lease_s"] == 20
     gone = await http.delete(GROUP)
     assert (gone.status_code, gone.content) == (204, b"")

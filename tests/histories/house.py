@@ -178,10 +178,16 @@ class House:
         return client_of(Application(self.broker, Auth(None)))
 
     async def queue(self, name: str = "orders", **settings: Any) -> Queue:
-        """A queue, of one partition unless told otherwise."""
-        settings = {"partitions": 1, "backoff_s": 0.01, "backoff_max_s": 0.01, **settings}
-        queue, _ = await self.broker.create_queue(ANYBODY, name, QueueSettings(**settings))
-        return queue
+        """A queue, of one partition unless told otherwise; one that is there gets the settings."""
+        all_ = {"partitions": 1, "backoff_s": 0.01, "backoff_max_s": 0.01, **settings}
+        queue, created = await self.broker.create_queue(ANYBODY, name, QueueSettings(**all_))
+        return queue if created or not settings else await self.set_queue(name, **settings)
+
+    async def set_queue(self, name: str = "orders", **settings: Any) -> Queue:
+        """Change settings of a queue, whatever that deletes."""
+        done = await self.broker.metadata.change_queue(ANYBODY, name, settings)
+        assert done is not None
+        return done[1]
 
     def find(self, name: str = "orders") -> Queue:
         """The queue as it is now."""
@@ -191,10 +197,14 @@ class House:
         self, queue: Queue, name: str = "billing", start: StartFrom | None = None, **settings: Any
     ) -> Group:
         """A group. Durations may be shorter than the API allows, so that tests are."""
-        group, _ = await self.broker.put_group(
+        group, created = await self.broker.put_group(
             ANYBODY, queue, name, GroupSettings(**settings), start
         )
-        return group
+        if created or not settings:
+            return group
+        done = await self.broker.metadata.change_group(ANYBODY, queue, name, settings)
+        assert done is not None
+        return done[1]
 
     def submit(
         self, queue: Queue, messages: Sequence[Message], **options: Any

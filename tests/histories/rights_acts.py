@@ -67,11 +67,13 @@ def _other(queue: str) -> str | None:
 
 REST: Final[Mapping[str, Make]] = {
     "put_queue": lambda w, a, c: Ask("PUT", "", settings_of(c.queue), also=_other(c.queue)),
+    "change_queue": lambda w, a, c: Ask("PATCH", "", settings_of(c.queue), also=_other(c.queue)),
     "get_queue": lambda w, a, c: Ask("GET"),
     "publish": lambda w, a, c: Ask(
         "POST", "/messages", {"messages": [w.message(a, c.queue, key) for key in KEYS]}
     ),
     "put_group": lambda w, a, c: Ask("PUT", _group(c), {"lease_s": 3000 + c.number}),
+    "change_group": lambda w, a, c: Ask("PATCH", _group(c), {"lease_s": 3000 + c.number}),
     "get_group": lambda w, a, c: Ask("GET", _group(c)),
     "delete_group": lambda w, a, c: Ask("DELETE", _group(c)),
     "seek_group": lambda w, a, c: Ask("POST", _group(c, "/seek"), {"to": "earliest"}),

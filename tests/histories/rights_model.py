@@ -25,8 +25,10 @@ Right = tuple[str, str, tuple[str, ...] | None]
 EVERY: Final = "(every key)"
 
 NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
-    "put_queue": ("manage",), "get_queue": ALL_VERBS, "publish": ("publish",),
-    "put_group": ("manage",), "get_group": ALL_VERBS, "delete_group": ("manage",),
+    "put_queue": ("manage",), "change_queue": ("manage",), "get_queue": ALL_VERBS,
+    "publish": ("publish",),
+    "put_group": ("manage",), "change_group": ("manage",), "get_group": ALL_VERBS,
+    "delete_group": ("manage",),
     "seek_group": ("manage",), "pull": ("consume",), "ack": ("consume",), "nack": ("consume",),
     "extend": ("consume",), "list_parked": ("consume", "manage"), "decide_parked": ("manage",),
     "explain_key": ("consume", "manage"), "list_held": ("consume", "manage"),

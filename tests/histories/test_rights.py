@@ -199,6 +199,27 @@ async def test_to_send_dead_letters_elsewhere_is_to_manage_that(
     assert found == status
     if status == 403:
         assert "the right to manage, on the queue 'secret'" in answer["detail"]
+        await house.queue()
+    again = {"dead_letter_queue": named}
+    found, answer = await asked(house, rights, "PATCH", "/v1/queues/orders", again)
+    assert found == (403 if status == 403 else 200)
+    if status == 403:
+        assert "the right to manage, on the queue 'secret'" in answer["detail"]
+
+
+async def test_to_have_an_alert_told_to_a_queue_is_to_publish_there(house: House) -> None:
+    """Whole or in part, one by one or all of them; to change another setting is not."""
+    await house.queue()
+    alert = {"name": "late", "when": "lag", "above": 1, "queue": "ops"}
+    part = {field: alert[field] for field in ("when", "above", "queue")}
+    path = "/v1/queues/orders"
+    few, more = ["manage:orders"], ["manage:orders", "publish:ops"]
+    for alerts in ([alert], {"late": part}, {"late": {"queue": "ops"}}):
+        found, answer = await asked(house, few, "PATCH", path, {"alerts": alerts})
+        assert (found, answer["code"]) == (403, "forbidden")
+        assert (await asked(house, more, "PATCH", path, {"alerts": alerts}))[0] == 200
+    for harmless in ({"late": {"above": 2}}, {"late": None}):
+        assert (await asked(house, few, "PATCH", path, {"alerts": harmless}))[0] == 200
 
 
 async def test_what_another_queue_holds_is_for_who_has_a_right_there(house: House) -> None:

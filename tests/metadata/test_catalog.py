@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 
+from gateway.operation import decode
 from metadata.catalog import (
     GroupSettings,
     Queue,
@@ -14,13 +15,21 @@ from metadata.catalog import (
     check_name,
     check_settings,
     dead_letter_name,
-    parse_settings,
 )
 from metadata.index import CatalogIndex
+from metadata.settings import GroupChange, QueueNaming, named_in
 from push import limits
 from push.errors import Refused
 
 LONGEST = "n" * limits.NAME_BYTES_MAX
+
+
+def parse_settings(
+    data: bytes, kind: type[QueueSettings] | type[GroupSettings]
+) -> QueueSettings | GroupSettings:
+    """What a request that has these bytes asks for."""
+    form = QueueNaming if kind is QueueSettings else GroupChange
+    return kind(**named_in(decode(data or b"{}", msgspec.json.Decoder(form))))
 
 
 @pytest.mark.parametrize("name", ["a", "Z", "0", "orders", "a.b-c_d", "9.", "a" * 5, LONGEST])

@@ -23,6 +23,7 @@ from metadata.catalog import (
 )
 from metadata.client import Metadata
 from metadata.inprocess import FILE, InProcessMetadata
+from metadata.settings import Difference
 from metadata.store import CatalogStore
 from metadata.threaded_store import ThreadedStore
 from push.errors import Fenced, Refused, Unknown
@@ -80,7 +81,7 @@ async def test_a_pause_is_durable_and_no_setting(
         assert queue.paused is paused
         assert catalog.find_queue(ALICE, "orders") == queue
     assert heard == [True, False, True]
-    queue, _ = await catalog.put_queue(ALICE, "orders", QueueSettings(partitions=4, lease_s=9))
+    queue = await set_queue(catalog, "orders", lease_s=9)
     assert queue.paused
     with pytest.raises(Refused, match="queue_not_found"):
         await catalog.pause_queue(BOB, "orders", paused=False)
@@ -112,28 +113,126 @@ async def test_the_same_name_in_two_tenants_is_two_queues(catalog: InProcessMeta
     assert catalog.find_group(ALICE, ours, "g") == group
 
 
-async def test_putting_what_is_there_changes_nothing(catalog: InProcessMetadata) -> None:
-    queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
+async def test_putting_what_is_there_changes_nothing(
+    catalog: InProcessMetadata, keeper: Keeper
+) -> None:
+    """With defaults, with the same settings named, and with others that nobody named: what is there
+    stays, and no listener hears of anything."""
+    kept = QueueSettings(partitions=4, retention_s=604_800, attempts_max=0)
+    queue, _ = await catalog.put_queue(ALICE, "orders", kept)
+    group, _ = await catalog.put_group(ALICE, queue, "g", GroupSettings(lease_s=99))
     told: list[Queue] = []
     catalog.on_queue_changed(lambda queue, group, deleted: told.append(queue))
-    assert await catalog.put_queue(ALICE, "orders", SETTINGS) == (queue, False)
+    for settings, named in (
+        (QueueSettings(), ()), (kept, ("partitions", "retention_s")),
+        (QueueSettings(), ("lease_s",)),
+        (QueueSettings(attempts_max=0, lease_total_s=1), ("attempts_max",)),
+    ):  # fmt: skip
+        again = await catalog.put_queue(ALICE, "orders", settings, frozenset(named))
+        assert again == (queue, False)
+    for of_group, named in (
+        (GroupSettings(), ()), (GroupSettings(lease_s=99.0), ("lease_s",)),
+        (GroupSettings(start="latest"), ("start",)),
+    ):  # fmt: skip
+        same = await catalog.put_group(ALICE, queue, "g", of_group, named=frozenset(named))
+        assert same == (group, False)
     assert told == []
+    reopened_ = await reopened(catalog, keeper)
+    assert reopened_.list_queues(ALICE) == [queue]
+    assert reopened_.list_groups(ALICE, queue) == [group]
+    await reopened_.close()
 
 
-async def test_settings_change_but_for_fixed_ones(catalog: InProcessMetadata) -> None:
-    old, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
-    new, created = await catalog.put_queue(
-        ALICE, "orders", QueueSettings(partitions=4, retention_s=60)
-    )
-    assert not created
-    assert (new.queue_id, new.hash_key, new.settings.retention_s) == (
-        old.queue_id,
-        old.hash_key,
-        60,
-    )
-    with pytest.raises(Refused, match="setting_fixed"):
-        await catalog.put_queue(ALICE, "orders", QueueSettings(partitions=5))
-    assert catalog.find_queue(ALICE, "orders") == new
+async def test_what_is_there_with_other_settings_is_refused_with_the_differences(
+    catalog: InProcessMetadata,
+) -> None:
+    """Only of those that are named, and all of them; nothing changes."""
+    queue, _ = await catalog.put_queue(ALICE, "orders", QueueSettings(partitions=4, retention_s=60))
+    asked = QueueSettings(partitions=16, retention_s=60, message_ttl_s=5)
+    named = frozenset({"partitions", "retention_s", "message_ttl_s"})
+    with pytest.raises(Refused, match="settings_differ") as refused:
+        await catalog.put_queue(ALICE, "orders", asked, named)
+    assert refused.value.more == {
+        "differences": [
+            Difference(name="message_ttl_s", current=None, requested=5),
+            Difference(name="partitions", current=4, requested=16, fixed=True),
+        ]
+    }
+    assert "partitions is 4, not 16" in refused.value.detail
+    group, _ = await catalog.put_group(ALICE, queue, "g", GroupSettings())
+    with pytest.raises(Refused, match="settings_differ") as refused:
+        await catalog.put_group(
+            ALICE, queue, "g", GroupSettings(lease_s=60), named=frozenset({"lease_s"})
+        )
+    assert refused.value.more == {
+        "differences": [Difference(name="lease_s", current=None, requested=60)]
+    }
+    assert catalog.find_queue(ALICE, "orders") == queue
+    assert catalog.find_group(ALICE, queue, "g") == group
+
+
+async def test_a_change_touches_the_settings_that_it_names_and_no_others(
+    catalog: InProcessMetadata, keeper: Keeper
+) -> None:
+    before = QueueSettings(partitions=4, retention_s=60, attempts_max=0, message_ttl_s=9)
+    old, _ = await catalog.put_queue(ALICE, "orders", before)
+    assert await catalog.change_queue(ALICE, "orders", {}) == (before, old)
+    done = await catalog.change_queue(ALICE, "orders", {"retention_s": 5, "message_ttl_s": None})
+    assert done is not None
+    after = msgspec.structs.replace(before, retention_s=5, message_ttl_s=None)
+    assert done == (before, msgspec.structs.replace(old, settings=after))
+    for named, code in (
+        ({"partitions": 5}, "setting_fixed"), ({"lease_s": 9999}, "invalid_request"),
+        ({"dead_letter_queue": "orders"}, "invalid_request"),
+    ):  # fmt: skip
+        with pytest.raises(Refused, match=code):
+            await catalog.change_queue(ALICE, "orders", named)
+    with pytest.raises(Refused, match="queue_not_found"):
+        await catalog.change_queue(BOB, "orders", {"lease_s": 9})
+    await catalog.put_group(ALICE, old, "g", GroupSettings(lease_s=5, attempts_max=3))
+    changed = await set_group(catalog, old, "g", lease_s=None)
+    assert changed.settings == GroupSettings(attempts_max=3)
+    with pytest.raises(Refused, match="group_not_found"):
+        await catalog.change_group(ALICE, old, "h", {"lease_s": 9})
+    with pytest.raises(Refused, match="queue_not_found"):
+        await catalog.change_group(BOB, old, "g", {"lease_s": 9})
+    reopened_ = await reopened(catalog, keeper)
+    assert reopened_.find_queue(ALICE, "orders") == done[1]
+    assert reopened_.find_group(ALICE, old, "g") == changed
+    await reopened_.close()
+
+
+async def test_a_change_that_was_judged_on_other_settings_is_not_made(
+    catalog: InProcessMetadata,
+) -> None:
+    """Nor of a queue that was made anew under the name."""
+    judged, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
+    await set_queue(catalog, "orders", lease_s=9)
+    assert await catalog.change_queue(ALICE, "orders", {"retention_s": 5}, was=judged) is None
+    now = catalog.find_queue(ALICE, "orders")
+    assert now.settings.retention_s == 0
+    group, _ = await catalog.put_group(ALICE, now, "g", GroupSettings())
+    await set_group(catalog, now, "g", lease_s=9)
+    assert await catalog.change_group(ALICE, now, "g", {"lease_s": 5}, was=group) is None
+    await catalog.delete_queue(ALICE, "orders")
+    again, _ = await catalog.put_queue(ALICE, "orders", now.settings)
+    assert await catalog.change_queue(ALICE, "orders", {"retention_s": 5}, was=now) is None
+    done = await catalog.change_queue(ALICE, "orders", {"retention_s": 5}, was=again)
+    assert done is not None
+
+
+async def set_queue(catalog: InProcessMetadata, name: str, **named: object) -> Queue:
+    """Change settings of Alice's queue."""
+    done = await catalog.change_queue(ALICE, name, named)
+    assert done is not None
+    return done[1]
+
+
+async def set_group(catalog: InProcessMetadata, queue: Queue, name: str, **named: object) -> Group:
+    """Change settings of a group of Alice's queue."""
+    done = await catalog.change_group(ALICE, queue, name, named)
+    assert done is not None
+    return done[1]
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a b", "a/b", "a\n", "é", "x" * 129])
@@ -205,7 +304,7 @@ async def test_too_many_queues_or_groups_are_refused(
     two, _ = await catalog.put_queue(BOB, "two", SETTINGS)
     with pytest.raises(Refused, match="too_many"):
         await catalog.put_queue(ALICE, "three", SETTINGS)
-    await catalog.put_queue(ALICE, "one", QueueSettings(partitions=4, retention_s=1))
+    await catalog.put_queue(ALICE, "one", SETTINGS)
     for name in ("g", "h"):
         await catalog.put_group(ALICE, one, name, GroupSettings())
     with pytest.raises(Refused, match="too_many"):
@@ -230,8 +329,8 @@ async def test_a_groups_start_stays_as_it_was_created(catalog: InProcessMetadata
     queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
     group, _ = await catalog.put_group(ALICE, queue, "g", GroupSettings(start="latest"))
     assert await catalog.put_group(ALICE, queue, "g", GroupSettings()) == (group, False)
-    changed, created = await catalog.put_group(ALICE, queue, "g", GroupSettings(lease_s=5))
-    assert not created
+    assert await catalog.put_group(ALICE, queue, "g", GroupSettings(), "earliest") == (group, False)
+    changed = await set_group(catalog, queue, "g", lease_s=5)
     assert changed.group_id == group.group_id
     assert (changed.settings.start, changed.settings.lease_s) == ("latest", 5)
 
@@ -283,9 +382,9 @@ async def test_everything_is_there_after_a_restart(
     catalog: InProcessMetadata, keeper: Keeper
 ) -> None:
     queue, _ = await catalog.put_queue(ALICE, "orders", SETTINGS)
-    changed, _ = await catalog.put_queue(ALICE, "orders", QueueSettings(partitions=4, lease_s=7))
+    changed = await set_queue(catalog, "orders", lease_s=7)
     await catalog.put_group(ALICE, queue, "g", GroupSettings())
-    group, _ = await catalog.put_group(ALICE, queue, "g", GroupSettings(attempts_max=0))
+    group = await set_group(catalog, queue, "g", attempts_max=0)
     await catalog.set_mark("storage", "first")
     await catalog.set_mark("storage", "second")
     receipts = catalog.secret("receipts")
@@ -577,7 +676,7 @@ async def test_listeners_hear_of_every_change_after_it_is_durable(keeper: Keeper
 
     catalog.on_queue_changed(listen)
     queue, _ = await catalog.put_queue(ALICE, "q", SETTINGS)
-    await catalog.put_queue(ALICE, "q", QueueSettings(partitions=4, retention_s=1))
+    await set_queue(catalog, "q", retention_s=1)
     for name in ("alone", "b", "a"):
         await catalog.put_group(ALICE, queue, name, GroupSettings())
     await catalog.delete_group(ALICE, queue, "alone")

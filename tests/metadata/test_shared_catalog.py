@@ -97,10 +97,11 @@ async def test_no_change_is_lost_when_two_gateways_change_at_once(
     """Settings on one, a pause on the other: the later one keeps what the earlier one did."""
     for number in range(20):
         await both[0].put_queue(ALICE, "orders", QueueSettings(partitions=4, lease_s=100))
+        await both[0].change_queue(ALICE, "orders", {"lease_s": 100.0})
         await both[0].pause_queue(ALICE, "orders", paused=False)
         lease_s = float(number + 1)
         await asyncio.gather(
-            both[0].put_queue(ALICE, "orders", QueueSettings(partitions=4, lease_s=lease_s)),
+            both[0].change_queue(ALICE, "orders", {"lease_s": lease_s}),
             both[1].pause_queue(ALICE, "orders", paused=True),
         )
         await becomes(lambda: same(*both))
@@ -167,12 +168,50 @@ async def test_a_change_is_decided_by_how_it_is_now(
     assert there.list_queues(ALICE) == []
     _, created = await there.put_group(ALICE, queue, "g", GroupSettings())
     assert created
-    await here.put_queue(ALICE, "orders", QueueSettings(partitions=4, lease_s=9))
-    back, _ = await there.put_queue(ALICE, "orders", SETTINGS)
-    assert back.settings == SETTINGS
-    assert await here.put_queue(ALICE, "orders", SETTINGS) == (back, False)
+    await here.change_queue(ALICE, "orders", {"lease_s": 9.0})
+    assert await there.change_queue(ALICE, "orders", {"retention_s": 5.0}, was=queue) is None
+    assert there.find_queue(ALICE, "orders").settings.lease_s == 9
+    await here.change_queue(ALICE, "orders", {"attempts_max": 1})
+    done = await there.change_queue(ALICE, "orders", {"retention_s": 5.0})
+    assert done is not None
+    assert done[1].settings == QueueSettings(partitions=4, lease_s=9, attempts_max=1, retention_s=5)
+    assert await here.put_queue(ALICE, "orders", SETTINGS) == (done[1], False)
     await here.close()
     await there.close()
+
+
+async def test_who_has_not_heard_of_a_queue_makes_it_without_changing_it(
+    server: RedisKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first publish, the first dead letter and the first subscribe make what is not known there,
+    with defaults: what another gateway made a moment ago keeps its settings."""
+    monkeypatch.setattr(RedisDatabase, "poll_s", 3600)
+    monkeypatch.setattr(RowStore, "_heard", lambda *_: None)
+    here, there = await server.open(), await server.open()
+    settings = QueueSettings(partitions=4, retention_s=604_800)
+    queue, _ = await here.put_queue(ALICE, "orders", settings)
+    group, _ = await here.put_group(ALICE, queue, "g", GroupSettings(lease_s=60))
+    assert there.list_queues(ALICE) == []
+    assert await there.put_queue(ALICE, "orders", QueueSettings()) == (queue, False)
+    assert await there.put_group(ALICE, queue, "g", GroupSettings()) == (group, False)
+    assert same(here, there)
+    await here.close()
+    await there.close()
+
+
+async def test_two_gateways_change_different_settings_at_once(
+    both: tuple[InProcessMetadata, InProcessMetadata],
+) -> None:
+    """Both changes count."""
+    await both[0].put_queue(ALICE, "orders", SETTINGS)
+    for number in range(1, 21):
+        await asyncio.gather(
+            both[0].change_queue(ALICE, "orders", {"lease_s": float(number)}),
+            both[1].change_queue(ALICE, "orders", {"retention_s": float(number)}),
+        )
+        await becomes(lambda: same(*both))
+        settings = both[0].find_queue(ALICE, "orders").settings
+        assert (settings.lease_s, settings.retention_s) == (number, number)
 
 
 # --- Following ------------------------------------------------------------------------------------
@@ -196,7 +235,7 @@ async def test_every_change_is_known_to_the_other_gateway_within_a_second(
     there.data_keys.on_learned(lambda rows: learned.extend(row.key_id for row in rows))
     queue, _ = await here.put_queue(ALICE, "orders", SETTINGS)
     assert await becomes(lambda: same(*both)) < 1
-    await here.put_queue(ALICE, "orders", QueueSettings(partitions=4, lease_s=9))
+    await here.change_queue(ALICE, "orders", {"lease_s": 9.0})
     await here.put_group(ALICE, queue, "g", GroupSettings())
     await here.put_group(ALICE, queue, "h", GroupSettings())
     await here.tokens.create(TOKEN)

@@ -24,6 +24,7 @@ from typing import Any, Final
 import httpx2
 import pytest
 import tocsin
+from tocsin.settings import Alert
 
 from gateway.server import FILES_KEPT
 from loadtests.server import Server, free_port
@@ -233,8 +234,9 @@ async def files_run_out(world: Faulty) -> AsyncIterator[None]:
 @asynccontextmanager
 async def handlers_fail(world: Faulty) -> AsyncIterator[None]:
     async with client_of(world, "embedded") as client, AsyncExitStack() as stack:
-        for queue, more in (("failing", {}), ("parked", {"on_exhausted": "park"})):
-            await client.create_queue(queue, partitions=1, attempts_max=1, **more)
+        await client.create_queue("failing", partitions=1, attempts_max=1)
+        await client.create_queue("parked", partitions=1, attempts_max=1, on_exhausted="park")
+        for queue in ("failing", "parked"):
             messages = await stack.enter_async_context(client.subscribe(queue, group="billing"))
             await client.publish(queue, 0, key="j")
             await (await anext(messages)).ack()
@@ -297,13 +299,13 @@ async def consumers_come_and_go(world: Faulty) -> AsyncIterator[None]:
 @asynccontextmanager
 async def a_webhook_is_away(world: Faulty) -> AsyncIterator[None]:
     async with client_of(world, "embedded") as client:
-        wanted = {"name": "deep", "when": "depth", "above": 0, "lasts_s": 0, "webhook": "nowhere"}
+        wanted = Alert(name="deep", when="depth", above=0, lasts_s=0, webhook="nowhere")
         await client.create_queue("watched", partitions=1, retention_s=60, alerts=[wanted])
         await client.publish("watched", 1)
         try:
             yield
         finally:
-            await client.create_queue("watched", partitions=1, retention_s=60, alerts=[])
+            await client.update_queue("watched", alerts=[])
 
 
 @asynccontextmanager

@@ -126,6 +126,8 @@ RECEIPTS = [
 ]  # fmt: skip
 CALLS: dict[tuple[str, str], dict[str, list[str]]] = {
     ("PUT", ""): QUEUE_FIELDS,
+    ("PATCH", ""): QUEUE_FIELDS,
+    ("PATCH", "/groups/billing"): {**GROUP_FIELDS, "start": ['"latest"', *NO_NUMBER]},
     ("PUT", "/groups/billing"): GROUP_FIELDS,
     ("PUT", "/groups/other"): GROUP_FIELDS,
     ("POST", "/messages"): {
@@ -238,9 +240,11 @@ async def test_a_bad_name_is_refused_everywhere(server: Server, name: str) -> No
         before = await at.state()
         for method, path in (
             ("PUT", f"/v1/queues/{name}"),
+            ("PATCH", f"/v1/queues/{name}"),
             ("GET", f"/v1/queues/{name}"),
             ("POST", f"/v1/queues/{name}/messages"),
             ("PUT", f"{at.queue}/groups/{name}"),
+            ("PATCH", f"{at.queue}/groups/{name}"),
             ("GET", f"{at.queue}/groups/{name}"),
             ("DELETE", f"{at.queue}/groups/{name}"),
             *(("POST", f"{at.queue}/groups/{name}/{verb}")
@@ -272,7 +276,10 @@ async def test_what_is_not_there_is_said_to_be_not_there(server: Server) -> None
             ("GET", "/v1", "", "not_found"),
             ("GET", f"{at.queue}/messages/1", "", "not_found"),
             ("DELETE", at.queue, "", "method_not_allowed"),
-            ("PATCH", at.queue, "", "method_not_allowed"),
+            ("PATCH", "/v1/queues/nowhere", "", "queue_not_found"),
+            ("PATCH", "/v1/queues/nowhere/groups/g", "", "queue_not_found"),
+            ("PATCH", f"{at.queue}/groups/nobody", "", "group_not_found"),
+            ("PATCH", f"{at.queue}/messages", "", "method_not_allowed"),
             ("PUT", f"{at.queue}/messages", "", "method_not_allowed"),
             ("GET", f"{at.queue}/purge", "", "method_not_allowed"),
             ("GET", f"{at.queue}/messages?group=nobody", "", "group_not_found"),
@@ -307,14 +314,16 @@ async def test_settings_that_contradict_each_other_are_refused(server: Server) -
     async with scene(server) as at:
         before = await at.state()
         name = at.queue.rpartition("/")[2]
-        for settings, code in (
-            ({"partitions": 2}, "setting_fixed"),
-            ({"partitions": 1, "lease_s": 50, "lease_total_s": 49}, "invalid_request"),
-            ({"partitions": 1, "dead_letter_queue": name}, "invalid_request"),
-        ):
-            await at.refused("PUT", at.queue, json.dumps(settings), settings, code)
+        fixed: dict[str, object] = {"partitions": 2}
+        await at.refused("PUT", at.queue, json.dumps(fixed), fixed, "settings_differ")
+        await at.refused("PATCH", at.queue, json.dumps(fixed), fixed, "setting_fixed")
         wrong = {"lease_s": 50, "lease_total_s": 49}
-        await at.refused("PUT", at.group, json.dumps(wrong), wrong, "invalid_request")
+        itself = {"dead_letter_queue": name}
+        for method in ("PUT", "PATCH"):
+            for settings in (wrong, itself):
+                body = json.dumps(settings)
+                await at.refused(method, at.queue, body, settings, "invalid_request")
+            await at.refused(method, at.group, json.dumps(wrong), wrong, "invalid_request")
         assert await at.state() == before
 
 

@@ -121,7 +121,7 @@ async def test_until_empty_is_by_lag_and_not_by_silence(broker: Server) -> None:
 
             async def is_there() -> bool:
                 found = await client.group("orders", "nightly")
-                return found["consumers"] == 2  # type: ignore[no-any-return]
+                return found["consumers"] == 2
 
             await becomes(is_there)
             assert not waiting.done()

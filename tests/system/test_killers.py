@@ -50,7 +50,7 @@ async def test_a_killer_message_is_counted_each_time_and_then_dead_lettered(serv
         await client.create_queue(
             "orders", partitions=1, attempts_max=ATTEMPTS_MAX, backoff_s=0, backoff_max_s=0
         )
-        await client.put_group("orders", "workers")
+        await client.create_group("orders", "workers")
         bodies = ["killer", *range(50), "last"]
         await client.publish_many("orders", [{"body": body, "key": "k"} for body in bodies])
         statuses = []

@@ -122,7 +122,7 @@ async def test_what_was_being_done_when_the_reader_broke_off_comes_again(
 
 async def test_a_gap_where_retention_has_passed_the_position(client: tocsin.Client) -> None:
     await client.create_queue("passed", partitions=2)
-    await client.put_group("passed", "sweeper")
+    await client.create_group("passed", "sweeper")
     await publish(client, "passed", 0)
     async with client.read("passed", start="earliest") as reader:
         await take(reader, 8)
@@ -142,7 +142,7 @@ async def test_a_gap_where_retention_has_passed_the_position(client: tocsin.Clie
 
 async def test_a_gap_in_mid_stream_is_told_before_what_follows(client: tocsin.Client) -> None:
     await client.create_queue("overtaken", partitions=1)
-    await client.put_group("overtaken", "sweeper")
+    await client.create_group("overtaken", "sweeper")
     await publish(client, "overtaken", 0)
     gaps: list[tocsin.Gap] = []
     reading = client.read("overtaken", start="earliest", credit=2, on_gap=gaps.append)
@@ -190,7 +190,7 @@ async def test_a_gap_beside_an_unknown_partition_is_told_all_the_same(
 ) -> None:
     """Going on at the end takes several subscribes: none of them swallows a verdict."""
     await client.create_queue("both", partitions=2)
-    await client.put_group("both", "sweeper")
+    await client.create_group("both", "sweeper")
     await publish(client, "both", 0)
     async with client.read("both", start="earliest") as reader:
         await take(reader, 8)

@@ -85,7 +85,7 @@ async def working(url: str) -> AsyncIterator[Load]:
             await stack.enter_async_context(tocsin.connect(url, linger_s=60)) for _ in range(3)
         ]
         await one.create_queue("q", partitions=8, retention_s=3600)
-        await one.put_group("q", "g")
+        await one.create_group("q", "g")
         consumers = [
             await stack.enter_async_context(client.subscribe("q", "g")) for client in (one, two)
         ]

@@ -48,7 +48,7 @@ async def run_through(server: Server, end: Callable[[Server], object], *, linger
         tocsin.connect(server.url, linger_s=linger_s) as two,
     ):
         await one.create_queue("q", partitions=PARTITIONS)
-        await one.put_group("q", "g")
+        await one.create_group("q", "g")
         async with (
             one.subscribe("q", "g", credit=CREDIT) as first,
             two.subscribe("q", "g", credit=CREDIT) as second,

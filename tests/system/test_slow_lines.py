@@ -40,7 +40,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 async def proxy(server: Server) -> AsyncIterator[Proxy]:
     async with tocsin.connect(server.url) as client:
         await client.create_queue(QUEUE, partitions=1)
-        await client.put_group(QUEUE, GROUP, start="earliest")
+        await client.create_group(QUEUE, GROUP, start="earliest")
     async with Proxy(server.port) as proxy:
         yield proxy
 

@@ -110,7 +110,7 @@ export class Model {
 
   /** What a visitor of before has left is not for a new one, unless somebody is to decide of it. */
   async #makeGroup() {
-    const group = await this.client.putGroup(QUEUE, GROUP, GROUP_SETTINGS);
+    const group = await this.client.createGroup(QUEUE, GROUP, GROUP_SETTINGS);
     if (skipsBacklog(group, this.memory.isNew)) {
       await this.client.seekGroup(QUEUE, GROUP, "latest");
       this.skipped = group.lag;

@@ -15,6 +15,7 @@ const REMEDIES = {
     "Open this page from the broker's own address, or name this origin in TOCSIN_ORIGINS.",
   queue_not_found: "Create the queue first: tocsin queue create NAME.",
   group_not_found: "The group is gone: reload the page, and it is made again.",
+  settings_differ: "It is there with other settings; tocsin queue set and group set change them.",
   not_parked: "It is not parked any more: somebody has decided already, or it was settled.",
   invalid_message: "Change the message and publish it again; nothing was stored.",
   message_too_large: "Make the body smaller; nothing was stored.",

@@ -79,9 +79,15 @@ export class Calls extends EventTarget {
 
   // --- queues -----------------------------------------------------------------------------------
 
-  /** Create a queue, or change its settings (those left out have their defaults). */
+  /** Create a queue, if it is not there, with these settings and the defaults of the others. */
   async createQueue(name, settings = {}) {
     return objectOf(await this.request("PUT", pathTo("queues", name), settingsOf(settings)));
+  }
+
+  /** Change the settings of a queue that are named, and no others. */
+  async updateQueue(name, settings, { deletesMax = 0 } = {}) {
+    const path = pathTo("queues", name) + deletesOf(deletesMax);
+    return objectOf(await this.request("PATCH", path, settingsOf(settings)));
   }
 
   /** A queue's description: settings, holder, partitions, depth, each group's lag. */
@@ -127,10 +133,16 @@ export class Calls extends EventTarget {
 
   // --- groups -----------------------------------------------------------------------------------
 
-  /** Create a group, or change its settings (those left out are the queue's). */
-  async putGroup(queue, group, { start, ...settings } = {}) {
+  /** Create a group, if it is not there; the settings that are left out are the queue's. */
+  async createGroup(queue, group, { start, ...settings } = {}) {
     const body = { ...settingsOf(settings), start: startAt(start) };
     return objectOf(await this.request("PUT", pathTo("queues", queue, "groups", group), body));
+  }
+
+  /** Change the settings of a group that are named, and no others; null: the queue's. */
+  async updateGroup(queue, group, settings, { deletesMax = 0 } = {}) {
+    const path = pathTo("queues", queue, "groups", group) + deletesOf(deletesMax);
+    return objectOf(await this.request("PATCH", path, settingsOf(settings)));
   }
 
   /** A group's description: settings, lag, owners. */
@@ -250,6 +262,11 @@ export class Calls extends EventTarget {
     const { settled, stale = [], invalid = [] } = objectOf(await this.request("POST", path, body));
     return { settled, stale, invalid };
   }
+}
+
+/** How many messages a change may delete, as a query; null: as many as there are. */
+function deletesOf(deletesMax) {
+  return deletesMax === 0 ? "" : queryOf({ deletes_max: deletesMax ?? Number.MAX_SAFE_INTEGER });
 }
 
 function objectOf(value) {

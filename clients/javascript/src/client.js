@@ -218,7 +218,7 @@ export class Client extends Calls {
       part.recall(place);
     }
     const isPlain = Object.keys(settings).length === 0;
-    const prepare = isPlain ? null : () => this.putGroup(queue, group, { start, ...settings });
+    const prepare = isPlain ? null : () => this.createGroup(queue, group, { start, ...settings });
     const subscription = new Subscription(part, checkedHandler(handler), handlers);
     this.#add(part, prepare);
     return subscription;

@@ -15,6 +15,8 @@
  *     │   │   ├── QueueNotFound
  *     │   │   └── GroupNotFound
  *     │   ├── Conflict             it contradicts what is there already
+ *     │   │   ├── SettingsDiffer   it exists with other settings than those that were named
+ *     │   │   ├── WouldDelete      the change of settings would delete messages
  *     │   │   └── PositionUnknown  the position belongs to another queue or another history
  *     │   ├── Busy                 refused now; the same request may succeed later
  *     │   └── OutcomeUnknown       perhaps it happened: send again under the same id
@@ -124,6 +126,38 @@ export class QueueNotFound extends NotFound {}
 export class GroupNotFound extends NotFound {}
 /** The request contradicts what is there already. */
 export class Conflict extends BrokerError {}
+/**
+ * A queue or a group exists with other settings than those that were named for it, and nothing of
+ * it was changed. `differences` has the `name` of each, the `current` value, and the `requested`
+ * one. `updateQueue` and `updateGroup` change settings.
+ */
+export class SettingsDiffer extends Conflict {
+  /** @param {string} code @param {string} [detail] @param {{differences?: object[]}} [more] */
+  constructor(code, detail = "", { differences = [], ...more } = {}) {
+    super(code, detail, more);
+    this.differences = differences;
+  }
+}
+
+/**
+ * A change of settings would delete messages, and was not made. `deleted`: how many;
+ * `deadLettered`: how many it would move to the dead letters. With a `deletesMax` of their sum,
+ * `messages`, it is made.
+ */
+export class WouldDelete extends Conflict {
+  /**
+   * @param {string} code
+   * @param {string} [detail]
+   * @param {{deleted?: number, deadLettered?: number}} [more]
+   */
+  constructor(code, detail = "", { deleted = 0, deadLettered = 0, ...more } = {}) {
+    super(code, detail, more);
+    this.deleted = deleted;
+    this.deadLettered = deadLettered;
+    this.messages = deleted + deadLettered;
+  }
+}
+
 /** Refused now; the same request may succeed later. */
 export class Busy extends BrokerError {}
 /** Perhaps it happened, perhaps not. Doing it again under the same id is safe. */
@@ -213,6 +247,8 @@ const CLASSES = new Map([
   ["session_not_found", NotFound],
   ["not_found", NotFound],
   ["setting_fixed", Conflict],
+  ["settings_differ", SettingsDiffer],
+  ["would_delete", WouldDelete],
   ["sequence_too_old", Conflict],
   ["already_subscribed", Conflict],
   ["not_subscribed", Conflict],
@@ -228,7 +264,8 @@ const CLASSES = new Map([
  *
  * @param {string} code
  * @param {string} [detail]
- * @param {{retry?: boolean, retryAfterS?: number | null}} [more]
+ * @param {{retry?: boolean, retryAfterS?: number | null, differences?: object[],
+ *     deleted?: number, deadLettered?: number}} [more]
  * @returns {BrokerError}
  */
 export function brokerError(code, detail = "", more = {}) {

@@ -171,7 +171,8 @@ export function queryOf(parameters) {
 }
 
 /**
- * Settings as the broker names them: `leaseS` is `lease_s`. Names that are written so already stay.
+ * Settings as the broker names them: `leaseS` is `lease_s`, in alerts, too. Names that are written
+ * so already stay.
  *
  * @param {Record<string, unknown>} settings
  */
@@ -180,7 +181,16 @@ export function settingsOf(settings) {
   return Object.fromEntries(
     said.map(([name, value]) => [
       name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`),
-      value,
+      name === "alerts" ? alertsOf(value) : value,
     ]),
+  );
+}
+
+/** A list of alerts, or by name those that change; null takes one away. */
+function alertsOf(alerts) {
+  if (Array.isArray(alerts)) return alerts.map((alert) => settingsOf(alert));
+  const changes = Object.entries(alerts ?? {});
+  return Object.fromEntries(
+    changes.map(([name, alert]) => [name, alert === null ? null : settingsOf(alert)]),
   );
 }

@@ -19,7 +19,8 @@ export { DeadLetter, PeekedMessage, PulledMessage } from "./calls.js";
 export {
   BrokerError, Busy, CannotConnect, ClientClosed, Conflict, Gap, GroupNotFound, InvalidRequest,
   NotABroker, NotFound, NoToken, OutcomeUnknown, PositionUnknown, PublishManyFailed,
-  PublishTimeout, QueueNotFound, SessionEnded, StaleDelivery, TocsinError, TooLarge, Unauthorized,
+  PublishTimeout, QueueNotFound, SessionEnded, SettingsDiffer, StaleDelivery, TocsinError, TooLarge,
+  Unauthorized, WouldDelete,
 } from "./errors.js";
 export { Message, ReadMessage } from "./message.js";
 export { Reader } from "./reader.js";

@@ -258,6 +258,9 @@ export function exceptionOf(said) {
   return brokerError(text(said.code, "internal"), text(said.detail, ""), {
     retry: said.retry === true,
     retryAfterS: isNumber(said.retry_after_s) ? said.retry_after_s : null,
+    differences: Array.isArray(said.differences) ? said.differences : undefined,
+    deleted: isNumber(said.deleted) ? said.deleted : undefined,
+    deadLettered: isNumber(said.dead_lettered) ? said.dead_lettered : undefined,
   });
 }
 

@@ -3,7 +3,9 @@
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 
-import { connect, GroupNotFound, InvalidRequest, QueueNotFound } from "../../src/index.js";
+import {
+  Conflict, connect, GroupNotFound, InvalidRequest, QueueNotFound, SettingsDiffer, WouldDelete,
+} from "../../src/index.js";
 
 const PARTITIONS = 2;
 let client;
@@ -19,7 +21,7 @@ async function queueOf(keys, settings = {}) {
   count += 1;
   const name = `q${count}`;
   await client.createQueue(name, { partitions: PARTITIONS, backoffS: 0, ...settings });
-  await client.putGroup(name, "g", { start: "earliest" });
+  await client.createGroup(name, "g", { start: "earliest" });
   for (const [number, key] of keys.entries()) {
     await client.publish(name, number, { key, id: `${name}-${number}` });
   }
@@ -50,6 +52,60 @@ test("queues are made, described, listed, paused and resumed", async () => {
   assert.equal((await client.resumeQueue(name)).paused, false);
   assert.equal((await pulled(name, 2)).length, 2);
   await assert.rejects(client.queue("nowhere"), QueueNotFound);
+});
+
+test("an app's calls at its start change nothing, and say what differs", async () => {
+  const made = await client.createQueue("start", { retentionS: 600, attemptsMax: 9 });
+  assert.equal(made.created, true);
+  await client.createGroup("start", "g", { leaseS: 99 });
+  for (const settings of [{}, { attemptsMax: 9 }, { retentionS: 600, attemptsMax: 9 }]) {
+    const again = await client.createQueue("start", settings);
+    assert.deepEqual([again.created, again.settings], [false, made.settings]);
+  }
+  await assert.rejects(client.createQueue("start", { partitions: 3, attemptsMax: 9 }), (error) => {
+    assert.ok(error instanceof SettingsDiffer && error instanceof Conflict);
+    assert.deepEqual(error.differences, [
+      { name: "partitions", current: 16, requested: 3, fixed: true },
+    ]);
+    return error.code === "settings_differ";
+  });
+  const same = client.subscribe("start", "g", { leaseS: 99 });
+  await same.opened;
+  await same.close();
+  const other = client.subscribe("start", "g", { leaseS: 60 });
+  await assert.rejects(other.opened, SettingsDiffer);
+  assert.deepEqual((await client.queue("start")).settings, made.settings);
+  assert.equal((await client.group("start", "g")).settings.lease_s, 99);
+});
+
+test("a change names what changes, and says how many messages it deletes", async () => {
+  const late = { name: "late", when: "lag", above: 5, lastsS: 9, queue: "ops" };
+  const queue = await queueOf(["a", "b", "c"], { retentionS: 600, alerts: [late] });
+  for (const { receipt } of await pulled(queue, 3)) await client.ackReceipts(queue, "g", [receipt]);
+  const changed = await client.updateQueue(queue, {
+    messageTtlS: 60,
+    alerts: { late: { above: 6 }, deep: { when: "depth", above: 1, webhook: "pager" } },
+  });
+  assert.deepEqual(changed.changes.map(({ name }) => name), ["message_ttl_s", "alerts"]);
+  assert.deepEqual(changed.settings.alerts.map(({ name, above }) => [name, above]), [
+    ["late", 6],
+    ["deep", 1],
+  ]);
+  assert.equal(changed.settings.alerts[0].lasts_s, 9);
+  await assert.rejects(client.updateQueue(queue, { retentionS: 0 }), (error) => {
+    assert.ok(error instanceof WouldDelete);
+    return error.messages === 3 && error.deleted === 3 && error.deadLettered === 0;
+  });
+  assert.equal((await client.queue(queue)).settings.retention_s, 600);
+  const options = { deletesMax: 3 };
+  assert.equal((await client.updateQueue(queue, { retentionS: 0 }, options)).deleted, 3);
+  const any = { deletesMax: null };
+  assert.equal((await client.updateQueue(queue, { retentionS: 5 }, any)).dead_lettered, 0);
+  const group = await client.updateGroup(queue, "g", { leaseS: 60 });
+  assert.deepEqual(group.changes, [{ name: "lease_s", before: null, after: 60 }]);
+  assert.equal((await client.updateGroup(queue, "g", { leaseS: null })).settings.lease_s, null);
+  await assert.rejects(client.updateGroup(queue, "nobody", {}), GroupNotFound);
+  await assert.rejects(client.updateQueue("nowhere", {}), QueueNotFound);
 });
 
 test("what is pulled is acked, returned and prolonged by its receipt", async () => {
@@ -83,7 +139,7 @@ test("a key is explained, and what waits and what is in flight is listed", async
   await client.nackReceipts(queue, "g", [first.receipt], { delayS: 60 });
   const [held] = await client.heldKeys(queue, "g");
   assert.deepEqual([held.key, held.reason], ["user-7", "backoff"]);
-  await client.putGroup(queue, "other");
+  await client.createGroup(queue, "other");
   const all = await client.explain(queue, "user-7");
   assert.deepEqual(all.groups.map(({ group }) => group), ["g", "other"]);
   const { groups } = await client.explain(queue, "user-7", { group: "g" });
@@ -94,7 +150,7 @@ test("a key is explained, and what waits and what is in flight is listed", async
 test("the explanation of many groups is put together from its pages", async () => {
   const queue = await queueOf(["k"]);
   const names = Array.from({ length: 120 }, (_, number) => `g${100 + number}`);
-  for (const name of names) await client.putGroup(queue, name);
+  for (const name of names) await client.createGroup(queue, name);
   const { groups } = await client.explain(queue, "k");
   assert.deepEqual(groups.map(({ group }) => group), ["g", ...names]);
 });

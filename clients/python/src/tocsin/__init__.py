@@ -8,6 +8,7 @@ async with tocsin.connect("http://127.0.0.1:8080") as client:
             await message.ack()
 """
 
+from tocsin.answers import GroupDescription, QueueDescription
 from tocsin.client import Client, connect
 from tocsin.errors import (
     BrokerError,
@@ -29,11 +30,13 @@ from tocsin.errors import (
     PublishTimeout,
     QueueNotFound,
     SessionEnded,
+    SettingsDiffer,
     StaleDelivery,
     TocsinError,
     TooLarge,
     Unauthorized,
     UndecodableBody,
+    WouldDelete,
 )
 from tocsin.http import Http, PulledMessage, Settled
 from tocsin.message import Message, ReadMessage
@@ -41,6 +44,7 @@ from tocsin.outgoing import NewMessage
 from tocsin.positions import FilePositions, MemoryPositions, PositionStore, Verdict
 from tocsin.publishing import Receipt
 from tocsin.reader import Reader
+from tocsin.settings import GroupSettings, QueueChange, QueueSettings
 from tocsin.subscription import Subscription
 from tocsin.upkeep import DeadLetter, PeekedMessage
 from tocsin.wire import Durability, Position
@@ -58,7 +62,9 @@ __all__ = [
     "Durability",
     "FilePositions",
     "Gap",
+    "GroupDescription",
     "GroupNotFound",
+    "GroupSettings",
     "Http",
     "InvalidRequest",
     "MemoryPositions",
@@ -77,11 +83,15 @@ __all__ = [
     "PublishManyFailed",
     "PublishTimeout",
     "PulledMessage",
+    "QueueChange",
+    "QueueDescription",
     "QueueNotFound",
+    "QueueSettings",
     "ReadMessage",
     "Reader",
     "Receipt",
     "SessionEnded",
+    "SettingsDiffer",
     "Settled",
     "StaleDelivery",
     "Subscription",
@@ -90,5 +100,6 @@ __all__ = [
     "Unauthorized",
     "UndecodableBody",
     "Verdict",
+    "WouldDelete",
     "connect",
 ]

@@ -19,8 +19,9 @@ def path_to(*parts: str) -> str:
     return "/v1/" + "/".join(quote(part, safe="") for part in parts)
 
 
-def object_of(data: bytes) -> dict[str, Any]:
-    """The JSON object of an answer. Raises CannotConnect: it is none."""
+def object_of(data: bytes) -> Any:
+    """The JSON object of an answer: a dict, of which the caller knows the fields. Raises
+    CannotConnect: it is none."""
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except msgspec.DecodeError as error:

@@ -7,9 +7,17 @@ import secrets
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from ssl import SSLContext
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from tocsin import wire
+from tocsin.answers import (
+    ChangedGroup,
+    ChangedQueue,
+    CreatedGroup,
+    CreatedQueue,
+    GroupDescription,
+    QueueDescription,
+)
 from tocsin.calling import TIMEOUT_S
 from tocsin.carrier import Trace
 from tocsin.choosing import MODES, Mode, Transport
@@ -23,6 +31,7 @@ from tocsin.publishing import Receipt
 from tocsin.reader import OnGap, Reader
 from tocsin.requesting import Token, checked_token, checked_url
 from tocsin.session import NAME, Session
+from tocsin.settings import GroupSettings, QueueChange, QueueSettings
 from tocsin.subscribing import Start
 from tocsin.subscription import Subscription
 from tocsin.trusting import trust
@@ -233,7 +242,7 @@ class Client(Upkeep):
         credit: int = CREDIT,
         start: Start | None = None,
         auto_extend: bool = True,
-        **settings: Any,
+        **settings: Unpack[GroupSettings],
     ) -> Subscription:
         """A place in a group: `async with client.subscribe("orders", group="billing") as messages:
         async for message in messages: ...; await message.ack()`.
@@ -247,12 +256,13 @@ class Client(Upkeep):
                 the group's `lease_total_s`. Without it, what is not handled within a lease returns
                 to the group: then choose a credit below a lease's worth of work.
             start: where a new group starts: "earliest" (default), "latest", or a time.
-            settings: of the group, as in `put_group`; they are put before joining.
+            settings: of the group, as in `create_group`, which is called before joining: a group
+                that is there with other ones stays as it is, and SettingsDiffer is raised.
         """
         session = self._talking()
 
-        async def put_group() -> None:
-            await self._calling().put_group(queue, group, start=start, **settings)
+        async def create_group() -> None:
+            await self._calling().create_group(queue, group, start=start, **settings)
 
         return Subscription(
             session,
@@ -261,7 +271,7 @@ class Client(Upkeep):
             group,
             credit=credit,
             start=start,
-            prepare=put_group if settings else None,
+            prepare=create_group if settings else None,
             auto_extend=auto_extend,
         )
 
@@ -318,38 +328,64 @@ class Client(Upkeep):
 
     # --- over HTTP ------------------------------------------------------------------------------
 
-    async def create_queue(self, name: str, **settings: Any) -> dict[str, Any]:
-        """Create a queue, or change its settings (those left out have their defaults).
-        Settings, durations in seconds: partitions, message_bytes_max, messages_max, bytes_max,
-        overflow, retention_s, message_ttl_s, lease_s, lease_total_s, attempts_max, backoff_s,
-        backoff_max_s, on_exhausted, dead_letter_queue, dedup_window_s, durability, and of all
-        publishers together publish_messages_per_s, publish_bytes_per_s.
+    async def create_queue(self, name: str, **settings: Unpack[QueueSettings]) -> CreatedQueue:
+        """Create a queue, if it is not there, with the settings that are named and the defaults of
+        the others. A queue that is there never changes by this: `created` is False then.
 
         Raises:
-            Conflict: a setting that is fixed at creation would change.
+            SettingsDiffer: it is there, and one of the settings that are named has another value.
             InvalidRequest: a name or a setting breaks a rule.
         """
         return await self._calling().create_queue(name, **settings)
 
-    async def queue(self, name: str) -> dict[str, Any]:
+    async def update_queue(
+        self, name: str, *, deletes_max: int | None = 0, **settings: Unpack[QueueChange]
+    ) -> ChangedQueue:
+        """Change the settings of a queue that are named, and no others. `changes` in the answer has
+        what each of them was and is. Settings of deliveries count for a partition from its next
+        owner on.
+
+        Args:
+            deletes_max: as many messages the change may delete, or move to the dead letters; None:
+                as many as there are.
+
+        Raises:
+            WouldDelete: it would be more, and nothing was changed.
+            Conflict: `partitions` is fixed. QueueNotFound. InvalidRequest.
+        """
+        return await self._calling().update_queue(name, deletes_max=deletes_max, **settings)
+
+    async def queue(self, name: str) -> QueueDescription:
         """A queue's description: settings, holder, partitions, depth, each group's lag."""
         return await self._calling().queue(name)
 
-    def queues(self) -> AsyncIterator[dict[str, Any]]:
+    def queues(self) -> AsyncIterator[QueueDescription]:
         """The descriptions of all queues, by name."""
         return self._calling().queues()
 
-    async def put_group(
-        self, queue: str, group: str, *, start: Start | None = None, **settings: Any
-    ) -> dict[str, Any]:
-        """Create a group, or change its settings (those left out are the queue's).
+    async def create_group(
+        self, queue: str, group: str, *, start: Start | None = None,
+        **settings: Unpack[GroupSettings],
+    ) -> CreatedGroup:  # fmt: skip
+        """Create a group, if it is not there; the settings that are left out are the queue's. A
+        group that is there never changes by this: `created` is False then, and `start`, which only
+        matters when it is made, is ignored.
 
-        Settings, durations in seconds: semantics, lease_s, lease_total_s, attempts_max, backoff_s,
-        backoff_max_s, on_exhausted, expires_s. `start` only matters at creation.
+        Raises:
+            SettingsDiffer: it is there, and one of the settings that are named has another value.
+            QueueNotFound. InvalidRequest.
         """
-        return await self._calling().put_group(queue, group, start=start, **settings)
+        return await self._calling().create_group(queue, group, start=start, **settings)
 
-    async def group(self, queue: str, group: str) -> dict[str, Any]:
+    async def update_group(
+        self, queue: str, group: str, *, deletes_max: int | None = 0,
+        **settings: Unpack[GroupSettings],
+    ) -> ChangedGroup:  # fmt: skip
+        """Change the settings of a group that are named, and no others; None: the queue's. As
+        `update_queue`. Raises GroupNotFound besides."""
+        return await self._calling().update_group(queue, group, deletes_max=deletes_max, **settings)
+
+    async def group(self, queue: str, group: str) -> GroupDescription:
         """A group's description: settings, lag, owners."""
         return await self._calling().group(queue, group)
 
@@ -357,7 +393,7 @@ class Client(Upkeep):
         """Delete a group; what it had not settled stays for the others."""
         await self._calling().delete_group(queue, group)
 
-    async def seek_group(self, queue: str, group: str, to: Start | int) -> dict[str, Any]:
+    async def seek_group(self, queue: str, group: str, to: Start | int) -> GroupDescription:
         """Send a group to its start, its end, a time, or an offset, the same in each partition."""
         return await self._calling().seek_group(queue, group, to)
 

@@ -14,6 +14,8 @@ TocsinError                  base of all
 │   │   ├── QueueNotFound
 │   │   └── GroupNotFound
 │   ├── Conflict             it contradicts what is there already
+│   │   ├── SettingsDiffer   it exists with other settings than those that were named
+│   │   ├── WouldDelete      the change of settings would delete messages
 │   │   └── PositionUnknown  the position belongs to another queue or another history
 │   ├── Busy                 refused now; the same request may succeed later
 │   └── OutcomeUnknown       perhaps it happened: send again under the same id
@@ -26,10 +28,11 @@ TocsinError                  base of all
 └── PositionDamaged          what was kept of a reader's position is none
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from tocsin.answers import Difference
     from tocsin.positions import Verdict
 
 __all__ = [
@@ -52,11 +55,13 @@ __all__ = [
     "PublishTimeout",
     "QueueNotFound",
     "SessionEnded",
+    "SettingsDiffer",
     "StaleDelivery",
     "TocsinError",
     "TooLarge",
     "Unauthorized",
     "UndecodableBody",
+    "WouldDelete",
     "broker_error",
 ]
 
@@ -143,6 +148,28 @@ class GroupNotFound(NotFound):
 
 class Conflict(BrokerError):
     """The request contradicts what is there already."""
+
+
+class SettingsDiffer(Conflict):
+    """A queue or a group exists with other settings than those that were named for it, and nothing
+    of it was changed. `differences` has the name of each, the `current` value, and the `requested`
+    one. `update_queue` and `update_group` change settings."""
+
+    differences: "Sequence[Difference]" = ()
+
+
+class WouldDelete(Conflict):
+    """A change of settings would delete messages, and was not made. `deleted`: how many;
+    `dead_lettered`: how many it would move to the dead letters. With a `deletes_max` of their sum
+    it is made."""
+
+    deleted: int = 0
+    dead_lettered: int = 0
+
+    @property
+    def messages(self) -> int:
+        """All of them: the `deletes_max` with which the change is made."""
+        return self.deleted + self.dead_lettered
 
 
 class PositionUnknown(Conflict):
@@ -265,6 +292,8 @@ _CLASSES: Final[dict[str, type[BrokerError]]] = {
     "session_not_found": NotFound,
     "not_found": NotFound,
     "setting_fixed": Conflict,
+    "settings_differ": SettingsDiffer,
+    "would_delete": WouldDelete,
     "sequence_too_old": Conflict,
     "already_subscribed": Conflict,
     "not_subscribed": Conflict,
@@ -276,9 +305,20 @@ _CLASSES: Final[dict[str, type[BrokerError]]] = {
 
 
 def broker_error(
-    code: str, detail: str = "", *, retry: bool = False, retry_after_s: float | None = None
+    code: str,
+    detail: str = "",
+    *,
+    retry: bool = False,
+    retry_after_s: float | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> BrokerError:
     """The exception for an error code. A code that this version does not know becomes Busy when
-    trying again may help, BrokerError when not."""
+    trying again may help, BrokerError when not. `more`: what its problem document says besides."""
     kind = _CLASSES.get(code, Busy if retry else BrokerError)
-    return kind(code, detail, retry=retry, retry_after_s=retry_after_s)
+    error = kind(code, detail, retry=retry, retry_after_s=retry_after_s)
+    if isinstance(error, SettingsDiffer):
+        error.differences = (more or {}).get("differences", ())
+    elif isinstance(error, WouldDelete):
+        error.deleted = (more or {}).get("deleted", 0)
+        error.dead_lettered = (more or {}).get("dead_lettered", 0)
+    return error

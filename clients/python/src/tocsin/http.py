@@ -5,18 +5,27 @@ import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from ssl import SSLContext
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Unpack
 from urllib.parse import quote
 
 import httpx2
 import msgspec
 
 from tocsin import wire
+from tocsin.answers import (
+    ChangedGroup,
+    ChangedQueue,
+    CreatedGroup,
+    CreatedQueue,
+    GroupDescription,
+    QueueDescription,
+)
 from tocsin.calling import TIMEOUT_S, object_of, path_to
 from tocsin.carrier import SLOWEST_BYTES_PER_S
 from tocsin.errors import Busy, CannotConnect
 from tocsin.message import Content
 from tocsin.requesting import Token, bearer, checked_token, fresh_token, open_http, refusal
+from tocsin.settings import GroupSettings, QueueChange, QueueSettings
 from tocsin.subscribing import Start, start_at
 from tocsin.trusting import trust, why_not_trusted
 from tocsin.upkeep import Upkeep
@@ -160,15 +169,26 @@ class Http(Upkeep):
 
     # --- queues ---------------------------------------------------------------------------------
 
-    async def create_queue(self, name: str, **settings: Any) -> dict[str, Any]:
-        """Create it, or change its settings; returns its description. See Client.create_queue."""
-        return object_of(await self.request("PUT", path_to("queues", name), settings))
+    async def create_queue(self, name: str, **settings: Unpack[QueueSettings]) -> CreatedQueue:
+        """Create it, if it is not there; returns its description. See Client.create_queue."""
+        made: CreatedQueue = object_of(await self.request("PUT", path_to("queues", name), settings))
+        return made
 
-    async def queue(self, name: str) -> dict[str, Any]:
+    async def update_queue(
+        self, name: str, *, deletes_max: int | None = 0, **settings: Unpack[QueueChange]
+    ) -> ChangedQueue:
+        """Change the settings that are named; returns its description, and what has changed. See
+        Client.update_queue."""
+        path = path_to("queues", name) + _deletes(deletes_max)
+        changed: ChangedQueue = object_of(await self.request("PATCH", path, settings))
+        return changed
+
+    async def queue(self, name: str) -> QueueDescription:
         """Its description: settings, holder, partitions, depth, each group's lag."""
-        return object_of(await self.request("GET", path_to("queues", name)))
+        found: QueueDescription = object_of(await self.request("GET", path_to("queues", name)))
+        return found
 
-    async def queues(self) -> AsyncIterator[dict[str, Any]]:
+    async def queues(self) -> AsyncIterator[QueueDescription]:
         """The descriptions of all queues, by name, page by page."""
         path = "/v1/queues"
         while True:
@@ -181,27 +201,45 @@ class Http(Upkeep):
 
     # --- groups ---------------------------------------------------------------------------------
 
-    async def put_group(
-        self, queue: str, group: str, *, start: Start | None = None, **settings: Any
-    ) -> dict[str, Any]:
-        """Create it, or change its settings; returns its description. See Client.put_group."""
-        body = settings if start is None else {**settings, "start": start_at(start)}
-        return object_of(await self.request("PUT", path_to("queues", queue, "groups", group), body))
+    async def create_group(
+        self, queue: str, group: str, *, start: Start | None = None,
+        **settings: Unpack[GroupSettings],
+    ) -> CreatedGroup:  # fmt: skip
+        """Create it, if it is not there; returns its description. See Client.create_group."""
+        body: dict[str, Any] = {**settings}
+        if start is not None:
+            body["start"] = start_at(start)
+        path = path_to("queues", queue, "groups", group)
+        made: CreatedGroup = object_of(await self.request("PUT", path, body))
+        return made
 
-    async def group(self, queue: str, group: str) -> dict[str, Any]:
+    async def update_group(
+        self, queue: str, group: str, *, deletes_max: int | None = 0,
+        **settings: Unpack[GroupSettings],
+    ) -> ChangedGroup:  # fmt: skip
+        """Change the settings that are named; returns its description, and what has changed. See
+        Client.update_group."""
+        path = path_to("queues", queue, "groups", group) + _deletes(deletes_max)
+        changed: ChangedGroup = object_of(await self.request("PATCH", path, settings))
+        return changed
+
+    async def group(self, queue: str, group: str) -> GroupDescription:
         """Its description: settings, lag, owners."""
-        return object_of(await self.request("GET", path_to("queues", queue, "groups", group)))
+        path = path_to("queues", queue, "groups", group)
+        found: GroupDescription = object_of(await self.request("GET", path))
+        return found
 
     async def delete_group(self, queue: str, group: str) -> None:
         """Delete it; what it had not settled stays for the others."""
         await self.request("DELETE", path_to("queues", queue, "groups", group))
 
-    async def seek_group(self, queue: str, group: str, to: Start | int) -> dict[str, Any]:
+    async def seek_group(self, queue: str, group: str, to: Start | int) -> GroupDescription:
         """Send it to its start, its end, a time, or an offset that is the same in every partition.
         Deliveries of before no longer count."""
         place: object = {"offset": to} if isinstance(to, int) else start_at(to)
         path = f"{path_to('queues', queue, 'groups', group)}/seek"
-        return object_of(await self.request("POST", path, {"to": place}))
+        found: GroupDescription = object_of(await self.request("POST", path, {"to": place}))
+        return found
 
     # --- pull -----------------------------------------------------------------------------------
 
@@ -245,3 +283,10 @@ class Http(Upkeep):
 
 _PULLED: Final = msgspec.json.Decoder(_PullAnswer)
 _SETTLED: Final = msgspec.json.Decoder(Settled)
+_DELETES_MAX: Final = (1 << 53) - 1
+"""More messages than there can be."""
+
+
+def _deletes(deletes_max: int | None) -> str:
+    """How many messages a change may delete, as a query; None: as many as there are."""
+    return "" if deletes_max == 0 else f"?deletes_max={deletes_max or _DELETES_MAX}"

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import httpx2
 import msgspec
 
+from tocsin.answers import Difference
 from tocsin.errors import BrokerError, CannotConnect, NotABroker, NoToken, broker_error
 
 Token = str | Callable[[], str | Awaitable[str]] | None
@@ -27,6 +28,9 @@ class _Problem(msgspec.Struct):
     detail: str = ""
     retry: bool = False
     retry_after_s: float | None = None
+    differences: list[Difference] = []
+    deleted: int = 0
+    dead_lettered: int = 0
 
 
 def checked_url(url: str) -> str:
@@ -97,7 +101,11 @@ def refusal(status: int, content: bytes) -> BrokerError | CannotConnect:
         problem = _Problem()
     if problem.code:
         return broker_error(
-            problem.code, problem.detail, retry=problem.retry, retry_after_s=problem.retry_after_s
+            problem.code,
+            problem.detail,
+            retry=problem.retry,
+            retry_after_s=problem.retry_after_s,
+            more=msgspec.structs.asdict(problem),
         )
     if status == 401:
         return broker_error("unauthorized", "the broker does not accept the token")

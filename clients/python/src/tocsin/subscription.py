@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -87,6 +88,34 @@ class Subscription(Subscribing):
             if _may_be_a_killer(message):
                 self._session.flush()
         return message
+
+    async def fetch(self, count: int = 10, wait_s: float | None = 0.0) -> list[Message]:
+        """Up to `count` messages whose keys are free, in the order in which the iteration would
+        hand them out. Waits up to `wait_s` seconds (None: as long as it takes) for the first one;
+        none came: an empty list. Each is acked or nacked by itself; its key gives the next message
+        then.
+
+        Raises:
+            ClientClosed: the subscription, or the client, has been closed.
+            TocsinError: it has ended for another reason.
+        """
+        if count < 1:
+            raise ValueError(f"count is 1 or more, not {count!r}")
+        fetched = self._take(count)
+        if not fetched:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    while not (fetched := self._take(count)):
+                        await self._waiters.wait()
+        return fetched
+
+    def _take(self, count: int) -> list[Message]:
+        if self._failure is not None:
+            raise self._failure
+        taken: list[Message] = []
+        while len(taken) < count and (message := self.next_nowait()) is not None:
+            taken.append(message)
+        return taken
 
     async def run(
         self, handler: Callable[[Message], Awaitable[object]], *, concurrency: int = 1

@@ -8,6 +8,15 @@ from urllib.parse import urlencode
 import msgspec
 
 from tocsin import wire
+from tocsin.answers import (
+    Decided,
+    Explanation,
+    HeldKey,
+    Lease,
+    ParkedKeys,
+    QueueDescription,
+    SessionDescription,
+)
 from tocsin.calling import TIMEOUT_S, object_of, path_to
 from tocsin.errors import CannotConnect
 from tocsin.message import Content
@@ -114,14 +123,18 @@ class Upkeep(ABC):
         self, method: str, path: str, body: object = None, *, timeout_s: float = TIMEOUT_S
     ) -> bytes: ...
 
-    async def pause_queue(self, name: str) -> dict[str, Any]:
+    async def pause_queue(self, name: str) -> QueueDescription:
         """Let nothing of the queue be given out to groups, durably, until it is resumed; returns
         its description. Publishing and readers go on. Paused already: nothing happens."""
-        return object_of(await self._call("POST", f"{path_to('queues', name)}/pause"))
+        path = f"{path_to('queues', name)}/pause"
+        found: QueueDescription = object_of(await self._call("POST", path))
+        return found
 
-    async def resume_queue(self, name: str) -> dict[str, Any]:
+    async def resume_queue(self, name: str) -> QueueDescription:
         """End a pause; returns the queue's description. Not paused: nothing happens."""
-        return object_of(await self._call("POST", f"{path_to('queues', name)}/resume"))
+        path = f"{path_to('queues', name)}/resume"
+        found: QueueDescription = object_of(await self._call("POST", path))
+        return found
 
     async def purge_queue(self, name: str, *, group: str | None) -> int:
         """Drop what stands in a queue at this moment: what a group has not settled or, with None,
@@ -218,13 +231,14 @@ class Upkeep(ABC):
             body["after"] = answer.next
         return done
 
-    async def parked_keys(self, queue: str, group: str, *, limit: int = 100) -> dict[str, Any]:
+    async def parked_keys(self, queue: str, group: str, *, limit: int = 100) -> ParkedKeys:
         """Keys of a group that wait for an operator: `keys`, up to `limit` (at most 1,000), and
         `keys_parked`, how many there are."""
         path = path_to("queues", queue, "groups", group)
-        return object_of(await self._call("GET", f"{path}/parked?limit={limit}"))
+        found: ParkedKeys = object_of(await self._call("GET", f"{path}/parked?limit={limit}"))
+        return found
 
-    async def explain(self, queue: str, key: str, *, group: str | None = None) -> dict[str, Any]:
+    async def explain(self, queue: str, key: str, *, group: str | None = None) -> Explanation:
         """What a key waits for: its `partition`, and in `groups` (all, or the one named) who has
         it, until when, how often its first message was tried, and a stable code, `waits_for`,
         with a sentence, `text`. A key that never was is told where it would go. All fields are in
@@ -241,27 +255,28 @@ class Upkeep(ABC):
             more = object_of(await self._call("GET", path + _query({**query, "after": after})))
             groups += _listed(more, "groups")
             after = more.get("next")
-        return told
+        explained: Explanation = told
+        return explained
 
-    async def held_keys(self, queue: str, group: str) -> AsyncGenerator[dict[str, Any], None]:
+    async def held_keys(self, queue: str, group: str) -> AsyncGenerator[HeldKey, None]:
         """Keys of a group of which messages wait that were come across, each with its `reason`, by
         partition, page by page."""
         path = f"{path_to('queues', queue, 'groups', group)}/held"
         async for key in self._pages(path, "keys"):
             yield key
 
-    async def leases(self, queue: str, group: str) -> AsyncGenerator[dict[str, Any], None]:
+    async def leases(self, queue: str, group: str) -> AsyncGenerator[Lease, None]:
         """What is in flight of a group, by partition and offset, page by page."""
         path = f"{path_to('queues', queue, 'groups', group)}/leases"
         async for lease in self._pages(path, "leases"):
             yield lease
 
-    async def sessions(self) -> AsyncGenerator[dict[str, Any], None]:
+    async def sessions(self) -> AsyncGenerator[SessionDescription, None]:
         """The sessions of the broker that are this principal's, by id, page by page."""
         async for session in self._pages("/v1/sessions", "sessions"):
             yield session
 
-    async def _pages(self, path: str, name: str) -> AsyncGenerator[dict[str, Any], None]:
+    async def _pages(self, path: str, name: str) -> AsyncGenerator[Any, None]:
         after: str | None = None
         while True:
             page = object_of(await self._call("GET", path + _query({"after": after})))
@@ -279,7 +294,7 @@ class Upkeep(ABC):
         *,
         key: str | None = None,
         key_hash: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> Decided:
         """Retry, skip or release a parked key, by its text or its hash; durable when this returns.
         With neither: all of them, as many as one call reaches; `keys_parked` are left.
 
@@ -290,13 +305,14 @@ class Upkeep(ABC):
         if key is None and key_hash is None:
             which = {"all": True}
         path = path_to("queues", queue, "groups", group)
-        return object_of(
+        decided: Decided = object_of(
             await self._call("POST", f"{path}/parked", {"decision": decision, **which})
         )
+        return decided
 
 
-def _listed(page: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    found = page.get(name)
+def _listed(page: Any, name: str) -> list[Any]:
+    found: list[Any] | None = page.get(name)
     if not isinstance(found, list):
         raise CannotConnect(f"what answers is not a Tocsin broker: no {name}")
     return found

@@ -6,9 +6,17 @@ from contextlib import suppress
 from functools import partial
 from ssl import SSLContext
 from types import TracebackType
-from typing import Any
+from typing import Any, Unpack
 
 import tocsin
+from tocsin.answers import (
+    ChangedGroup,
+    ChangedQueue,
+    CreatedGroup,
+    CreatedQueue,
+    GroupDescription,
+    QueueDescription,
+)
 from tocsin.blocking.loop import LoopThread
 from tocsin.blocking.subscriptions import Reader, Subscription
 from tocsin.blocking.upkeep import Upkeep
@@ -30,6 +38,7 @@ from tocsin.publishing import Receipt
 from tocsin.reader import OnGap
 from tocsin.requesting import Token
 from tocsin.session import NAME
+from tocsin.settings import GroupSettings, QueueChange, QueueSettings
 from tocsin.subscribing import Start
 from tocsin.wire import Position
 
@@ -169,7 +178,7 @@ class Client(Upkeep):
         start: Start | None = None,
         auto_extend: bool = True,
         idle_s: float | None = None,
-        **settings: Any,
+        **settings: Unpack[GroupSettings],
     ) -> Subscription:
         """A place in a group: `with client.subscribe("orders", group="billing") as messages: for
         message in messages: ...; message.ack()`. As tocsin.Client.subscribe; with `idle_s` the
@@ -207,31 +216,49 @@ class Client(Upkeep):
 
     # --- over HTTP ------------------------------------------------------------------------------
 
-    def create_queue(self, name: str, **settings: Any) -> dict[str, Any]:
-        """Create a queue, or change its settings. As tocsin.Client.create_queue."""
+    def create_queue(self, name: str, **settings: Unpack[QueueSettings]) -> CreatedQueue:
+        """Create a queue, if it is not there. As tocsin.Client.create_queue."""
         return self._loop.call(lambda: self._client.create_queue(name, **settings))
 
-    def queue(self, name: str) -> dict[str, Any]:
+    def update_queue(
+        self, name: str, *, deletes_max: int | None = 0, **settings: Unpack[QueueChange]
+    ) -> ChangedQueue:
+        """Change the settings of a queue that are named. As tocsin.Client.update_queue."""
+        return self._loop.call(
+            lambda: self._client.update_queue(name, deletes_max=deletes_max, **settings)
+        )
+
+    def queue(self, name: str) -> QueueDescription:
         """A queue's description: settings, holder, partitions, depth, each group's lag."""
         return self._loop.call(lambda: self._client.queue(name))
 
-    def queues(self) -> list[dict[str, Any]]:
+    def queues(self) -> list[QueueDescription]:
         """The descriptions of all queues, by name."""
 
-        async def work() -> list[dict[str, Any]]:
+        async def work() -> list[QueueDescription]:
             return [queue async for queue in self._client.queues()]
 
         return self._loop.call(work)
 
-    def put_group(
-        self, queue: str, group: str, *, start: Start | None = None, **settings: Any
-    ) -> dict[str, Any]:
-        """Create a group, or change its settings. As tocsin.Client.put_group."""
+    def create_group(
+        self, queue: str, group: str, *, start: Start | None = None,
+        **settings: Unpack[GroupSettings],
+    ) -> CreatedGroup:  # fmt: skip
+        """Create a group, if it is not there. As tocsin.Client.create_group."""
         return self._loop.call(
-            lambda: self._client.put_group(queue, group, start=start, **settings)
+            lambda: self._client.create_group(queue, group, start=start, **settings)
         )
 
-    def group(self, queue: str, group: str) -> dict[str, Any]:
+    def update_group(
+        self, queue: str, group: str, *, deletes_max: int | None = 0,
+        **settings: Unpack[GroupSettings],
+    ) -> ChangedGroup:  # fmt: skip
+        """Change the settings of a group that are named. As tocsin.Client.update_group."""
+        return self._loop.call(
+            lambda: self._client.update_group(queue, group, deletes_max=deletes_max, **settings)
+        )
+
+    def group(self, queue: str, group: str) -> GroupDescription:
         """A group's description: settings, lag, owners."""
         return self._loop.call(lambda: self._client.group(queue, group))
 
@@ -239,7 +266,7 @@ class Client(Upkeep):
         """Delete a group; what it had not settled stays for the others."""
         self._loop.call(lambda: self._client.delete_group(queue, group))
 
-    def seek_group(self, queue: str, group: str, to: Start | int) -> dict[str, Any]:
+    def seek_group(self, queue: str, group: str, to: Start | int) -> GroupDescription:
         """Send a group to its start, its end, a time, or an offset, the same in each partition."""
         return self._loop.call(lambda: self._client.seek_group(queue, group, to))
 

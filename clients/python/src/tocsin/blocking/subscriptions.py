@@ -126,6 +126,25 @@ class Subscription(_Open[tocsin.Subscription]):
             raise ClientClosed("the subscription has been closed")
         return Message(self._loop, message)
 
+    def fetch(self, count: int = 10, wait_s: float | None = 0.0) -> list[Message]:
+        """Up to `count` messages whose keys are free; waits up to `wait_s` seconds (None: as long
+        as it takes) for the first one; none came: an empty list. As tocsin.Subscription.fetch.
+
+        Raises:
+            ClientClosed: the subscription, or the client, has been closed.
+        """
+        if not self._is_open:
+            raise RuntimeError("not open yet: `with client.subscribe(...) as messages:`")
+
+        async def fetching() -> list[tocsin.Message]:
+            waited = [self._unclaimed.popleft() for _ in range(min(count, len(self._unclaimed)))]
+            if len(waited) == count:
+                return waited
+            return waited + await self._source.fetch(count - len(waited), 0.0 if waited else wait_s)
+
+        fetched = self._loop.call(fetching, unclaimed=self._unclaimed.extend)
+        return [Message(self._loop, message) for message in fetched]
+
 
 class Reader(_Open[tocsin.Reader]):
     """A reader. Made by `Client.read`; a context manager and iterator, for one thread."""

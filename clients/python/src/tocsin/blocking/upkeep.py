@@ -1,11 +1,22 @@
 """What operators do, from where there is no event loop."""
 
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import TypeVar
 
 import tocsin
+from tocsin.answers import (
+    Decided,
+    Explanation,
+    HeldKey,
+    Lease,
+    ParkedKeys,
+    QueueDescription,
+    SessionDescription,
+)
 from tocsin.blocking.loop import LoopThread
 from tocsin.upkeep import DeadLetter, Decision, PeekedMessage
+
+T = TypeVar("T")
 
 
 class Upkeep:
@@ -14,12 +25,12 @@ class Upkeep:
     _client: tocsin.Client
     _loop: LoopThread
 
-    def pause_queue(self, name: str) -> dict[str, Any]:
+    def pause_queue(self, name: str) -> QueueDescription:
         """Let nothing of the queue be given out to groups, durably, until it is resumed; returns
         its description. Publishing and readers go on. Paused already: nothing happens."""
         return self._loop.call(lambda: self._client.pause_queue(name))
 
-    def resume_queue(self, name: str) -> dict[str, Any]:
+    def resume_queue(self, name: str) -> QueueDescription:
         """End a pause; returns the queue's description. Not paused: nothing happens."""
         return self._loop.call(lambda: self._client.resume_queue(name))
 
@@ -74,28 +85,28 @@ class Upkeep:
             )
         )
 
-    def parked_keys(self, queue: str, group: str, *, limit: int = 100) -> dict[str, Any]:
+    def parked_keys(self, queue: str, group: str, *, limit: int = 100) -> ParkedKeys:
         """Keys of a group that wait for an operator. As tocsin.Client.parked_keys."""
         return self._loop.call(lambda: self._client.parked_keys(queue, group, limit=limit))
 
-    def explain(self, queue: str, key: str, *, group: str | None = None) -> dict[str, Any]:
+    def explain(self, queue: str, key: str, *, group: str | None = None) -> Explanation:
         """What a key waits for, group by group. As tocsin.Client.explain."""
         return self._loop.call(lambda: self._client.explain(queue, key, group=group))
 
-    def held_keys(self, queue: str, group: str) -> list[dict[str, Any]]:
+    def held_keys(self, queue: str, group: str) -> list[HeldKey]:
         """Keys of a group that wait: all of them, in memory. As tocsin.Client.held_keys."""
         return self._all(lambda: self._client.held_keys(queue, group))
 
-    def leases(self, queue: str, group: str) -> list[dict[str, Any]]:
+    def leases(self, queue: str, group: str) -> list[Lease]:
         """What is in flight: all of it, in memory. As tocsin.Client.leases."""
         return self._all(lambda: self._client.leases(queue, group))
 
-    def sessions(self) -> list[dict[str, Any]]:
+    def sessions(self) -> list[SessionDescription]:
         """The sessions of the broker: all of them, in memory. As tocsin.Client.sessions."""
         return self._all(self._client.sessions)
 
-    def _all(self, listing: Callable[[], AsyncIterator[dict[str, Any]]]) -> list[dict[str, Any]]:
-        async def work() -> list[dict[str, Any]]:
+    def _all(self, listing: Callable[[], AsyncIterator[T]]) -> list[T]:
+        async def work() -> list[T]:
             return [one async for one in listing()]
 
         return self._loop.call(work)
@@ -108,7 +119,7 @@ class Upkeep:
         *,
         key: str | None = None,
         key_hash: str | None = None,
-    ) -> dict[str, Any]:
+    ) -> Decided:
         """Retry, skip or release a parked key, or all. As tocsin.Client.decide_parked."""
         return self._loop.call(
             lambda: self._client.decide_parked(queue, group, decision, key=key, key_hash=key_hash)

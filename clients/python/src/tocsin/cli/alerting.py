@@ -1,9 +1,11 @@
 """`tocsin queue alert`: the thresholds of a queue whose breach is told."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import click
 
+from tocsin.answers import ChangedQueue, QueueDescription
 from tocsin.cli.common import (
     Target,
     json_option,
@@ -14,6 +16,9 @@ from tocsin.cli.common import (
     to_json,
 )
 from tocsin.cli.durations import duration, format_duration
+from tocsin.cli.queues import OrNone, given, label, shown
+from tocsin.errors import InvalidRequest
+from tocsin.settings import Alert, AlertChange
 
 WHEN: Final = ("lag", "oldest_age_s", "depth", "dead_letters", "parked_keys")
 
@@ -24,9 +29,16 @@ WHEN: Final = ("lag", "oldest_age_s", "depth", "dead_letters", "parked_keys")
 @click.option("--when", type=click.Choice(WHEN), help="What is looked at.")
 @click.option("--above", type=float, help="Only what is larger is told.")
 @click.option("--lasts", "lasts_s", type=duration, help="And only when it was for so long. [1m]")
-@click.option("--group", metavar="GROUP", help="Of this group. [the one furthest behind]")
-@click.option("--queue", metavar="QUEUE", help="The queue that is told.")
-@click.option("--webhook", metavar="NAME", help="The webhook, as TOCSIN_ALERT_WEBHOOKS calls it.")
+@click.option(
+    "--group", type=OrNone(str), metavar="GROUP", help="Of this group. [the one furthest behind]"
+)
+@click.option("--queue", type=OrNone(str), metavar="QUEUE", help="The queue that is told.")
+@click.option(
+    "--webhook",
+    type=OrNone(str),
+    metavar="NAME",
+    help="The webhook, as TOCSIN_ALERT_WEBHOOKS calls it.",
+)
 @click.option("--remove", is_flag=True, help="Take this alert away.")
 @json_option
 @target_options
@@ -38,45 +50,75 @@ def alert(
 
     When the value has been above the threshold for as long as --lasts says, a message goes to the
     queue of --queue, and the broker calls the webhook of --webhook; another one when it is over.
+    Of an alert that is there, what is not given stays; `none` takes a value back.
 
     \b
     Examples:
       tocsin queue alert orders behind --when oldest_age_s --above 600 --queue ops-alerts
+      tocsin queue alert orders behind --above 900
       tocsin queue alert orders letters --when dead_letters --above 0 --lasts 0s --webhook pager
       tocsin queue alert orders behind --remove
       tocsin queue alert orders
     """
-    given = {field: value for field, value in said.items() if value is not None}
-    if name is None and (remove or given):
+    change = given(said)
+    if name is None and (remove or change):
         raise click.UsageError("Name the alert.")
-    if remove and given:
+    if remove and change:
         raise click.UsageError("What is taken away needs nothing but its name.")
-    if name is not None and not remove and not _is_whole(given):
-        raise click.UsageError("An alert needs --when, --above, and --queue or --webhook.")
-
-    async def work() -> list[dict[str, Any]]:
-        async with target.http() as http:
-            settings = (await http.queue(watched))["settings"]
-            alerts: list[dict[str, Any]] = settings["alerts"]
-            if name is None:
-                return alerts
-            kept = [one for one in alerts if one["name"] != name]
-            if remove and len(kept) == len(alerts):
-                raise click.ClickException(f"The queue {watched} has no alert {name}.")
-            settings["alerts"] = kept if remove else [*kept, {"name": name, **given}]
-            made: list[dict[str, Any]] = (await http.create_queue(watched, **settings))["settings"][
-                "alerts"
-            ]
-            return made
-
-    _show(watched, run(work()), as_json)
-
-
-def _is_whole(given: dict[str, Any]) -> bool:
-    return {"when", "above"} <= given.keys() and bool({"queue", "webhook"} & given.keys())
+    if name is not None and not remove and not change:
+        raise click.UsageError("Say what the alert is, or with --remove take it away.")
+    if name is None:
+        found = run(_described(target, watched))
+        _show(watched, found["settings"]["alerts"], as_json)
+        return
+    wanted: Any = None if remove else change
+    try:
+        changed = run(_changed(target, watched, {name: wanted}))
+    except InvalidRequest as error:
+        if remove or ({"when", "above"} <= change.keys() and {"queue", "webhook"} & change.keys()):
+            raise
+        raise click.UsageError(
+            f"{error.detail}. A new alert needs --when, --above, and --queue or --webhook."
+        ) from None
+    if remove and not changed["changes"]:
+        raise click.ClickException(f"The queue {watched} has no alert {name}.")
+    if not as_json:
+        _print_change(watched, name, changed)
+    _show(watched, changed["settings"]["alerts"], as_json)
 
 
-def _show(queue: str, alerts: list[dict[str, Any]], as_json: bool) -> None:
+async def _described(target: Target, queue: str) -> QueueDescription:
+    async with target.http() as http:
+        return await http.queue(queue)
+
+
+async def _changed(
+    target: Target, queue: str, alerts: Mapping[str, AlertChange | None]
+) -> ChangedQueue:
+    async with target.http() as http:
+        return await http.update_queue(queue, alerts=alerts)
+
+
+def _print_change(queue: str, name: str, changed: ChangedQueue) -> None:
+    """What the alert was and is, field by field."""
+    if not changed["changes"]:
+        click.echo(f"The alert {name} of {queue} is so already: nothing was changed.")
+        return
+    (change,) = changed["changes"]
+    before, after = (
+        next((dict(one) for one in alerts if one["name"] == name), {})
+        for alerts in (change["before"], change["after"])
+    )
+    if not before or not after:
+        click.echo(f"The alert {name} of {queue} is {'created' if after else 'removed'}.")
+        return
+    for field in after:
+        if before[field] != after[field]:
+            was, now = shown(field, before[field]), shown(field, after[field])
+            click.echo(f"{label(field)} of {name}: {was} before, {now} now")
+
+
+def _show(queue: str, alerts: list[Alert], as_json: bool) -> None:
     if as_json:
         click.echo(to_json({"queue": queue, "alerts": alerts}))
         return

@@ -1,9 +1,8 @@
 """`tocsin queue explain`."""
 
-from typing import Any
-
 import click
 
+from tocsin.answers import Explanation, KeyInGroup
 from tocsin.cli.common import (
     Target,
     json_option,
@@ -34,7 +33,7 @@ def explain_key(target: Target, queue: str, key: str, group: str | None, as_json
       tocsin queue explain orders user-7 --group billing --json
     """
 
-    async def work() -> dict[str, Any]:
+    async def work() -> Explanation:
         async with target.http() as http:
             return await http.explain(queue, key, group=group)
 
@@ -53,7 +52,7 @@ def explain_key(target: Target, queue: str, key: str, group: str | None, as_json
             click.echo(f"  {line}")
 
 
-def _lines(one: dict[str, Any]) -> list[str]:
+def _lines(one: KeyInGroup) -> list[str]:
     lines = [one["text"]]
     if one["also"]:
         lines.append("Besides: " + ", ".join(code.replace("_", " ") for code in one["also"]) + ".")
@@ -61,7 +60,9 @@ def _lines(one: dict[str, Any]) -> list[str]:
     head = one["head"]
     if head is not None and head["published_unix_ms"] is not None:
         when = local_time(head["published_unix_ms"])
-        lines.append(f"The first message has the id {printable(head['id'])}, published {when}.")
+        lines.append(
+            f"The first message has the id {printable(head['id'] or '')}, published {when}."
+        )
     if one["since_unix_ms"] is not None:
         lines.append(f"It is so since {local_time(one['since_unix_ms'])}.")
     messages = one["messages"]
@@ -71,7 +72,7 @@ def _lines(one: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _owner(one: dict[str, Any]) -> str:
+def _owner(one: KeyInGroup) -> str:
     owner = one["owner"]
     if owner is None:
         return "nobody here"

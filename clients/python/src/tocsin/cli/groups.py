@@ -1,10 +1,12 @@
-"""`tocsin group`: create, list, show, delete, seek."""
+"""`tocsin group`: create, set, list, show, delete, seek."""
 
 import sys
+from collections.abc import Mapping
 from typing import Any, Final
 
 import click
 
+from tocsin.answers import CreatedGroup, GroupDescription, GroupPartition, QueueDescription
 from tocsin.cli.common import (
     Target,
     json_option,
@@ -20,8 +22,11 @@ from tocsin.cli.common import (
 from tocsin.cli.durations import duration
 from tocsin.cli.queues import (
     Setting,
+    change_or_ask,
+    create_or_explain,
     given,
     local_time,
+    print_changes,
     print_groups,
     setting_options,
     shown_settings,
@@ -34,13 +39,15 @@ GROUP_SETTINGS: Final = (
         click.Choice(["at_least_once", "at_most_once"]),
         "Settle when acked, or before it is given. [at_least_once]",
     ),
-    Setting("lease_s", duration, "A delivery is one consumer's for so long. [the queue's]"),
-    Setting("lease_total_s", duration, "The same with all extends. [the queue's]"),
-    Setting("attempts_max", int, "Attempts before exhaustion; 0: no end. [the queue's]"),
-    Setting("on_exhausted", click.Choice(["dead_letter", "park"]), "Then what. [the queue's]"),
-    Setting("backoff_s", duration, "Wait before the second attempt. [the queue's]"),
-    Setting("backoff_max_s", duration, "Wait at most so long. [the queue's]"),
-    Setting("expires_s", duration, "Delete it after so long without a consumer. [never]"),
+    Setting("lease_s", duration, "A delivery is one consumer's for so long. [the queue's]", True),
+    Setting("lease_total_s", duration, "The same with all extends. [the queue's]", True),
+    Setting("attempts_max", int, "Attempts before exhaustion; 0: no end. [the queue's]", True),
+    Setting(
+        "on_exhausted", click.Choice(["dead_letter", "park"]), "Then what. [the queue's]", True
+    ),
+    Setting("backoff_s", duration, "Wait before the second attempt. [the queue's]", True),
+    Setting("backoff_max_s", duration, "Wait at most so long. [the queue's]", True),
+    Setting("expires_s", duration, "Delete it after so long without a consumer. [never]", True),
 )
 
 
@@ -60,9 +67,10 @@ def group() -> None:
 def create(
     target: Target, /, queue: str, name: str, start: str | None, as_json: bool, **settings: Any
 ) -> None:
-    """Create the group NAME of QUEUE, or change its settings.
+    """Create the group NAME of QUEUE.
 
-    Consuming or pulling creates a group too; this one says how it shall be.
+    Consuming or pulling creates a group too; this one says how it shall be. A group that is there
+    stays as it is; `tocsin group set` changes it.
 
     \b
     Examples:
@@ -70,13 +78,54 @@ def create(
       tocsin group create orders audit --start 2026-11-21T00:00 --semantics at_most_once
     """
 
-    async def work() -> dict[str, Any]:
-        begin = None if start is None else parse_start(start)
-        async with target.http() as http:
-            return await http.put_group(queue, name, start=begin, **given(settings))
+    begin = None if start is None else parse_start(start)
 
-    made = run(work())
-    click.echo(to_json(made) if as_json else f"Group {name} of {queue} is there.")
+    async def work() -> CreatedGroup:
+        async with target.http() as http:
+            return await http.create_group(queue, name, start=begin, **given(settings))
+
+    set_ = f"tocsin group set {queue} {name}"
+    made = create_or_explain(f"Group {name} of {queue}", set_, GROUP_SETTINGS, work())
+    if as_json:
+        click.echo(to_json(made))
+    elif made["created"]:
+        click.echo(f"Group {name} of {queue} is created.")
+    else:
+        click.echo(f"Group {name} of {queue} is there already: it stays as it is.")
+
+
+@group.command("set")
+@click.argument("queue")
+@click.argument("name")
+@setting_options(GROUP_SETTINGS, change=True)
+@click.option("--yes", is_flag=True, help="Do not ask, also where it deletes messages.")
+@json_option
+@target_options
+@pass_target
+def set_group(
+    target: Target, /, queue: str, name: str, yes: bool, as_json: bool, **settings: Any
+) -> None:
+    """Change settings of the group NAME of QUEUE: those that are given; the others stay.
+
+    `none` takes a value back: then the queue's holds. A change that deletes messages, or moves
+    them to the dead letters, says how many before, and asks.
+
+    \b
+    Examples:
+      tocsin group set orders billing --lease 2m
+      tocsin group set orders billing --attempts-max none
+    """
+    change = given(settings)
+    if not change:
+        raise click.UsageError("Say what changes, like --lease 2m.")
+    changed = change_or_ask(
+        f"Group {name} of {queue}", target, yes=yes,
+        update=lambda http, most: http.update_group(queue, name, deletes_max=most, **change),
+    )  # fmt: skip
+    if as_json:
+        click.echo(to_json(changed))
+    else:
+        print_changes(f"Group {name} of {queue}", changed)
 
 
 @group.command("list")
@@ -87,7 +136,7 @@ def create(
 def list_groups(target: Target, queue: str, as_json: bool) -> None:
     """List the groups of QUEUE with their lag."""
 
-    async def work() -> dict[str, Any]:
+    async def work() -> QueueDescription:
         async with target.http() as http:
             return await http.queue(queue)
 
@@ -108,7 +157,7 @@ def list_groups(target: Target, queue: str, as_json: bool) -> None:
 def show(target: Target, queue: str, name: str, as_json: bool) -> None:
     """Show the group NAME of QUEUE: settings, lag, and who owns which partition."""
 
-    async def work() -> dict[str, Any]:
+    async def work() -> GroupDescription:
         async with target.http() as http:
             return await http.group(queue, name)
 
@@ -116,10 +165,11 @@ def show(target: Target, queue: str, name: str, as_json: bool) -> None:
     if as_json:
         click.echo(to_json(found))
         return
+    values: Mapping[str, Any] = found
     fields: dict[str, object] = {"group": found["name"], "lag": f"{found['lag']:,}"}
     if "created_unix_ms" in found:
         fields["created"] = local_time(found["created_unix_ms"])
-    for name_, value in found.items():
+    for name_, value in values.items():
         if name_ == "oldest_unix_ms":
             if value is not None:
                 fields["oldest unsettled"] = local_time(value)
@@ -148,8 +198,8 @@ def _counted(counters: dict[str, int]) -> str:
     return ", ".join(counts) + (f" since {local_time(since)}" if since else "")
 
 
-def _row(place: dict[str, Any]) -> list[object]:
-    owner = place["owner"] or {}
+def _row(place: GroupPartition) -> list[object]:
+    owner: Mapping[str, Any] = place["owner"] or {}
     client = owner.get("client")
     consumer = owner.get("consumer") or place.get("member") or ""  # at another gateway
     name = printable(f"{client} ({consumer})" if client else consumer)
@@ -208,7 +258,7 @@ def seek(target: Target, queue: str, name: str, to: str, as_json: bool) -> None:
     """
     place: Start | int = int(to) if to.isdecimal() and to.isascii() else parse_start(to)
 
-    async def work() -> dict[str, Any]:
+    async def work() -> GroupDescription:
         async with target.http() as http:
             return await http.seek_group(queue, name, place)
 

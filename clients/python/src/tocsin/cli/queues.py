@@ -1,13 +1,24 @@
-"""`tocsin queue`: create, list, show; `upkeep` adds what operators do."""
+"""`tocsin queue`: create, set, list, show; `upkeep` adds what operators do."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from enum import Enum
+from typing import Any, Final, NamedTuple, TypeVar
 
 import click
 
+from tocsin.answers import (
+    ChangedGroup,
+    ChangedQueue,
+    CreatedQueue,
+    GroupFigures,
+    QueueDescription,
+    SettingChange,
+)
 from tocsin.cli.common import (
     CommandT,
+    T,
     Target,
     json_option,
     pass_target,
@@ -19,14 +30,37 @@ from tocsin.cli.common import (
     to_json,
 )
 from tocsin.cli.durations import duration, format_duration
+from tocsin.errors import SettingsDiffer, WouldDelete
+from tocsin.http import Http
+
+ChangedT = TypeVar("ChangedT", ChangedQueue, ChangedGroup)
+
+
+class _Nothing(Enum):
+    NONE = "none"
+
+
+class OrNone(click.ParamType[object]):
+    """A type of which a value may be taken back with the word `none`."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = click.types.convert_type(inner)
+        self.name = self._inner.name
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
+        """The value, or that there is none."""
+        return _Nothing.NONE if value == "none" else self._inner.convert(value, param, ctx)
 
 
 class Setting(NamedTuple):
-    """One setting as a flag."""
+    """One setting as a flag. `nullable`: `none` takes its value back."""
 
     name: str
     type: Any
     help: str
+    nullable: bool = False
 
     @property
     def flag(self) -> str:
@@ -38,12 +72,12 @@ class Setting(NamedTuple):
 QUEUE_SETTINGS: Final = (
     Setting("partitions", int, "How many ordered logs; fixed at creation. [16]"),
     Setting("retention_s", duration, "Keep messages so long after every group is done. [0]"),
-    Setting("message_ttl_s", duration, "Give a message out no longer than this. [no limit]"),
+    Setting("message_ttl_s", duration, "Give a message out no longer than this. [no limit]", True),
     Setting("lease_s", duration, "A delivery is one consumer's for so long. [30s]"),
     Setting("lease_total_s", duration, "The same with all extends. [1h]"),
     Setting("attempts_max", int, "Attempts before a message counts as exhausted; 0: no end. [5]"),
     Setting("on_exhausted", click.Choice(["dead_letter", "park"]), "Then what. [dead_letter]"),
-    Setting("dead_letter_queue", str, "Where dead letters go. [NAME.dead-letters]"),
+    Setting("dead_letter_queue", str, "Where dead letters go. [NAME.dead-letters]", True),
     Setting("backoff_s", duration, "Wait before the second attempt; then doubling. [1s]"),
     Setting("backoff_max_s", duration, "Wait at most so long. [1m]"),
     Setting("message_bytes_max", int, "The largest message. [262144]"),
@@ -52,18 +86,22 @@ QUEUE_SETTINGS: Final = (
     Setting("overflow", click.Choice(["reject", "dead_letter"]), "Beyond them. [reject]"),
     Setting("dedup_window_s", duration, "Remember the ids of messages for so long. [5m]"),
     Setting("durability", click.Choice(["local", "quorum", "all"]), "Of a receipt. [all]"),
-    Setting("publish_messages_per_s", float, "Of all publishers together. [no limit]"),
-    Setting("publish_bytes_per_s", float, "Of all publishers together. [no limit]"),
+    Setting("publish_messages_per_s", float, "Of all publishers together. [no limit]", True),
+    Setting("publish_bytes_per_s", float, "Of all publishers together. [no limit]", True),
 )
 
 
-def setting_options(settings: tuple[Setting, ...]) -> Callable[[CommandT], CommandT]:
-    """A flag per setting; what is not given is None."""
+def setting_options(
+    settings: tuple[Setting, ...], *, change: bool = False
+) -> Callable[[CommandT], CommandT]:
+    """A flag per setting; what is not given is None. `change`: of what is there."""
 
     def decorate(command: CommandT) -> CommandT:
         for setting in reversed(settings):
+            is_nullable = change and setting.nullable
+            kind = OrNone(setting.type) if is_nullable else setting.type
             command = click.option(
-                setting.flag, setting.name, type=setting.type, default=None, help=setting.help
+                setting.flag, setting.name, type=kind, default=None, help=setting.help
             )(command)
         return command
 
@@ -72,12 +110,114 @@ def setting_options(settings: tuple[Setting, ...]) -> Callable[[CommandT], Comma
 
 def given(settings: dict[str, Any]) -> dict[str, Any]:
     """Those that were given."""
-    return {name: value for name, value in settings.items() if value is not None}
+    return {
+        name: None if value is _Nothing.NONE else value
+        for name, value in settings.items()
+        if value is not None
+    }
+
+
+def create_or_explain(
+    what: str, command: str, settings: Sequence[Setting], create: Coroutine[Any, Any, T]
+) -> T:
+    """Create it. Where it is there with other settings, a sentence for each of these, and how to
+    change them with `command`."""
+    try:
+        return run(create)
+    except SettingsDiffer as error:
+        flags = {setting.name: setting.flag for setting in settings}
+        lines = [
+            f"  {flags.get(one['name'], one['name'])}: {shown(one['name'], one['current'])}, "
+            f"not {shown(one['name'], one['requested'])}"
+            for one in error.differences
+        ]
+        fixed = [flags[one["name"]] for one in error.differences if one.get("fixed")]
+        advice = f"`{command}` changes settings."
+        if fixed:
+            advice += f" {', '.join(fixed)} cannot change."
+        raise click.ClickException(
+            f"{what} is there with other settings, and was not changed:\n"
+            + "\n".join([*lines, advice])
+        ) from None
+
+
+def change_or_ask(
+    what: str, target: Target, *, yes: bool,
+    update: Callable[[Http, int | None], Coroutine[Any, Any, ChangedT]],
+) -> ChangedT:  # fmt: skip
+    """Change settings. Where that would delete messages, ask whether it shall; without a terminal,
+    refuse. `update` has how many messages it may delete."""
+
+    async def work(deletes_max: int | None) -> ChangedT:
+        async with target.http() as http:
+            return await update(http, deletes_max)
+
+    deletes_max = None if yes else 0
+    while True:
+        try:
+            return run(work(deletes_max))
+        except WouldDelete as error:
+            does = removal(error.deleted, error.dead_lettered, "would be")
+            if not _is_terminal():
+                raise click.ClickException(
+                    f"{what} was not changed: {does}. With --yes it is done."
+                ) from None
+            click.echo(f"By this change of {what} {does}, for good.", err=True)
+            click.confirm("Change it?", abort=True, err=True)
+            deletes_max = error.messages
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+def removal(deleted: int, dead_lettered: int, verb: str) -> str:
+    """What a change does to messages, in words."""
+    parts = [
+        f"{plural(deleted, 'message')} {verb} deleted" if deleted else "",
+        f"{plural(dead_lettered, 'message')} {verb} moved to the dead letters"
+        if dead_lettered
+        else "",
+    ]
+    return " and ".join(filter(None, parts))
+
+
+def print_changes(what: str, changed: ChangedQueue | ChangedGroup) -> None:
+    """Each setting that has changed, old and new."""
+    if not changed["changes"]:
+        click.echo(f"{what} has these settings already: nothing was changed.")
+        return
+    rows = [(label(one["name"]), *_both(one)) for one in changed["changes"]]
+    print_table(rows, ("SETTING", "BEFORE", "NOW"))
+    does = removal(changed["deleted"], changed["dead_lettered"], "are")
+    if does:
+        click.echo(f"{does}.")
+
+
+def _both(change: SettingChange) -> tuple[str, str]:
+    name = change["name"]
+    return shown(name, change["before"]), shown(name, change["after"])
+
+
+def label(name: str) -> str:
+    """The name of a setting, as it is read."""
+    return name.removesuffix("_s").replace("_", " ")
+
+
+def shown(name: str, value: object) -> str:
+    """The value of a setting, as it is read."""
+    if value is None:
+        return "none"
+    if name.endswith("_s") and not name.endswith("_per_s") and isinstance(value, int | float):
+        return format_duration(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value if isinstance(value, str) else to_json(value)
+    return f"{value:,g}" if isinstance(value, float) else f"{value:,}"
 
 
 @click.group()
 def queue() -> None:
-    """Create queues, look at them and into them, pause and purge them."""
+    """Create queues, change them, look at them and into them, pause and purge them."""
 
 
 @queue.command("create")
@@ -87,10 +227,11 @@ def queue() -> None:
 @target_options
 @pass_target
 def create(target: Target, /, name: str, as_json: bool, **settings: Any) -> None:
-    """Create the queue NAME, or change its settings.
+    """Create the queue NAME.
 
-    A queue that is there gets exactly these settings: what is left out has its default. Deleting
-    one is `tocsin admin delete-queue`, on the broker's machine.
+    A queue that is there stays as it is; where it has another value than one that is given here,
+    nothing happens and the difference is shown. `tocsin queue set` changes settings. Deleting a
+    queue is `tocsin admin delete-queue`, on the broker's machine.
 
     With --overflow reject, --messages-max and --bytes-max bound all that the queue retains. With
     dead_letter they bound what each group has not settled; what --retention keeps of settled
@@ -103,15 +244,52 @@ def create(target: Target, /, name: str, as_json: bool, **settings: Any) -> None
       tocsin queue create payments --attempts-max 10 --on-exhausted park --lease "1m 30s"
     """
 
-    async def work() -> dict[str, Any]:
+    async def work() -> CreatedQueue:
         async with target.http() as http:
             return await http.create_queue(name, **given(settings))
 
-    made = run(work())
+    set_ = f"tocsin queue set {name}"
+    made = create_or_explain(f"Queue {name}", set_, QUEUE_SETTINGS, work())
     if as_json:
         click.echo(to_json(made))
+    elif made["created"]:
+        click.echo(f"Queue {name} is created, with {_partitions(made)}.")
     else:
-        click.echo(f"Queue {name} is there, with {_partitions(made)}.")
+        click.echo(f"Queue {name} is there already, with {_partitions(made)}: it stays as it is.")
+
+
+@queue.command("set")
+@click.argument("name")
+@setting_options(tuple(one for one in QUEUE_SETTINGS if one.name != "partitions"), change=True)
+@click.option("--yes", is_flag=True, help="Do not ask, also where it deletes messages.")
+@json_option
+@target_options
+@pass_target
+def set_queue(target: Target, /, name: str, yes: bool, as_json: bool, **settings: Any) -> None:
+    """Change settings of the queue NAME: those that are given; the others stay.
+
+    A change that deletes messages, or moves them to the dead letters, says how many before, and
+    asks. `none` takes a value back. What concerns deliveries counts for a partition from its next
+    owner on.
+
+    \b
+    Examples:
+      tocsin queue set orders --retention 30d
+      tocsin queue set orders --message-ttl none --attempts-max 10
+      tocsin queue set orders --messages-max 100000 --overflow dead_letter --yes
+    """
+    change = given(settings)
+    if not change:
+        raise click.UsageError(f"Say what changes, like --retention 7d; `tocsin queue show {name}` "
+                               "shows what is.")  # fmt: skip
+    changed = change_or_ask(
+        f"Queue {name}", target, yes=yes,
+        update=lambda http, most: http.update_queue(name, deletes_max=most, **change),
+    )  # fmt: skip
+    if as_json:
+        click.echo(to_json(changed))
+    else:
+        print_changes(f"Queue {name}", changed)
 
 
 @queue.command("list")
@@ -121,7 +299,7 @@ def create(target: Target, /, name: str, as_json: bool, **settings: Any) -> None
 def list_queues(target: Target, as_json: bool) -> None:
     """List the queues: messages retained, groups, and how far the slowest of them is behind."""
 
-    async def work() -> list[dict[str, Any]]:
+    async def work() -> list[QueueDescription]:
         async with target.http() as http:
             return [found async for found in http.queues()]
 
@@ -154,7 +332,7 @@ def list_queues(target: Target, as_json: bool) -> None:
 def show(target: Target, name: str, as_json: bool) -> None:
     """Show the queue NAME: its settings, what it holds, and where its groups stand."""
 
-    async def work() -> dict[str, Any]:
+    async def work() -> QueueDescription:
         async with target.http() as http:
             return await http.queue(name)
 
@@ -175,7 +353,7 @@ def show(target: Target, name: str, as_json: bool) -> None:
     print_groups(found["groups"], name)
 
 
-def print_groups(groups: list[dict[str, Any]], queue: str) -> None:
+def print_groups(groups: list[GroupFigures], queue: str) -> None:
     """Groups with their lag."""
     if not groups:
         click.echo(f"No groups. `tocsin consume {queue} --group NAME` makes one.")
@@ -187,12 +365,10 @@ def print_groups(groups: list[dict[str, Any]], queue: str) -> None:
     print_table(rows, ("GROUP", "LAG", "CONSUMERS", "KEYS PARKED"))
 
 
-def shown_settings(settings: dict[str, Any]) -> dict[str, object]:
+def shown_settings(settings: Mapping[str, object]) -> dict[str, object]:
     """Settings for people: durations with units, and without those that are not set."""
     return {
-        name.removesuffix("_s").replace("_", " "): format_duration(value)
-        if name.endswith("_s") and isinstance(value, int | float)
-        else value
+        label(name): shown(name, value)
         for name, value in settings.items()
         if value is not None and name != "partitions"
     }
@@ -203,11 +379,11 @@ def local_time(unix_ms: int) -> str:
     return datetime.fromtimestamp(unix_ms / 1000).astimezone().isoformat(" ", "seconds")
 
 
-def _paused(found: dict[str, Any]) -> dict[str, object]:
+def _paused(found: QueueDescription) -> dict[str, object]:
     if not found.get("paused"):
         return {}
     return {"paused": f"nothing is given out; `tocsin queue resume {found['name']}` goes on"}
 
 
-def _partitions(found: dict[str, Any]) -> str:
+def _partitions(found: QueueDescription) -> str:
     return plural(len(found["partitions"]), "partition")

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import click
 
+from tocsin.answers import QueueDescription
 from tocsin.cli.common import (
     Target,
     json_option,
@@ -60,7 +61,7 @@ def resume(target: Target, name: str, as_json: bool) -> None:
 
 
 def _pause(target: Target, name: str, as_json: bool, *, paused: bool) -> None:
-    async def work() -> dict[str, Any]:
+    async def work() -> QueueDescription:
         async with target.http() as http:
             return await (http.pause_queue(name) if paused else http.resume_queue(name))
 

@@ -1,0 +1,180 @@
+"""Settings as requests name them: what differs from what is there, and what a change makes of it.
+
+A request names some settings and says nothing of the others. To create what exists changes nothing:
+where a named setting differs, the request is refused with the differences. A change touches the
+settings that it names, and no others. Pure.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from metadata.catalog import (
+    FIXED,
+    GroupSettings,
+    QueueAlert,
+    QueueSettings,
+    check_change,
+    check_group_settings,
+    check_settings,
+)
+from push import limits
+from push.errors import Refused
+
+SettingsT = TypeVar("SettingsT", QueueSettings, GroupSettings)
+Named = Mapping[str, Any]
+"""Settings by name, with their values: those that a request names."""
+NOT_COMPARED: Final = frozenset({"start"})
+"""Where a group starts matters when it is created, and is no difference later."""
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A setting that a request names, of what is there already with another value."""
+
+    name: str
+    current: Any
+    requested: Any
+    fixed: bool = False
+    """Nothing changes it any more."""
+
+
+class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A setting that a request has changed."""
+
+    name: str
+    before: Any
+    after: Any
+
+
+def naming(
+    form: str, settings: type[msgspec.Struct], doc: str,
+    *, types: Mapping[str, Any] | None = None, without: Collection[str] = (),
+) -> Any:  # fmt: skip
+    """A form of these settings that knows which of them a request names. `types`: of settings that
+    have another type in it; `without`: settings that it does not have."""
+    fields = [
+        (one.name, (types or {}).get(one.name, one.type) | UnsetType, UNSET)
+        for one in msgspec.structs.fields(settings)
+        if one.name not in without
+    ]
+    return msgspec.defstruct(
+        form, fields, namespace={"__doc__": doc}, module=__name__,
+        frozen=True, forbid_unknown_fields=True, kw_only=True,
+    )  # fmt: skip
+
+
+AlertChange = naming(
+    "AlertChange", QueueAlert,
+    "What changes of an alert; a new one needs `when` and `above`.",
+    without=("name",),
+)  # fmt: skip
+_ALERTS: Final = msgspec.Meta(max_length=limits.ALERTS_MAX)
+QueueNaming = naming("QueueNaming", QueueSettings, "The settings of a queue that are named.")
+QueueChange = naming(
+    "QueueChange", QueueSettings,
+    "The settings of a queue that change; the others stay. `alerts`: all of them, as a list; or by "
+    "name those that change, where null takes one away and the others stay.",
+    types={
+        "alerts": Annotated[tuple[QueueAlert, ...], _ALERTS]
+        | Annotated[dict[str, AlertChange | None], _ALERTS]  # type: ignore[valid-type]
+    },
+)  # fmt: skip
+GroupChange = naming(
+    "GroupChange", GroupSettings,
+    "The settings of a group that change; the others stay. Null: the queue's.",
+    without=("start",),
+)  # fmt: skip
+
+
+def named_in(request: msgspec.Struct) -> dict[str, Any]:
+    """The settings that a decoded form names."""
+    values = ((name, getattr(request, name)) for name in request.__struct_fields__)
+    return {name: value for name, value in values if value is not UNSET}
+
+
+def alerts_in(named: Named) -> Collection[Any]:
+    """The alerts that a change makes or changes, whole or in part."""
+    alerts = named.get("alerts", ())
+    every = alerts.values() if isinstance(alerts, Mapping) else alerts
+    return [alert for alert in every if alert is not None]
+
+
+def differences(current: SettingsT, asked: SettingsT, named: Collection[str]) -> list[Difference]:
+    """The named settings that have another value, by name."""
+    return [
+        Difference(
+            name=name, current=msgspec.to_builtins(getattr(current, name)),
+            requested=msgspec.to_builtins(getattr(asked, name)), fixed=name in FIXED,
+        )
+        for name in sorted(named)
+        if name not in NOT_COMPARED and getattr(current, name) != getattr(asked, name)
+    ]  # fmt: skip
+
+
+def settings_differ(
+    what: str, current: SettingsT, asked: SettingsT, named: Collection[str]
+) -> Refused:
+    """The refusal to make what is there, which has other settings. `what`: its kind and name."""
+    found = differences(current, asked, named)
+    words = "; ".join(
+        f"{one.name} is {json.dumps(one.current)}, not {json.dumps(one.requested)}" for one in found
+    )
+    return Refused(
+        "settings_differ", f"{what} is there, and nothing of it was changed: {words}",
+        more={"differences": found},
+    )  # fmt: skip
+
+
+def changes(before: msgspec.Struct, after: msgspec.Struct) -> list[SettingChange]:
+    """The settings that are other ones afterwards."""
+    return [
+        SettingChange(
+            name=name, before=msgspec.to_builtins(getattr(before, name)),
+            after=msgspec.to_builtins(getattr(after, name)),
+        )
+        for name in before.__struct_fields__
+        if getattr(before, name) != getattr(after, name)
+    ]  # fmt: skip
+
+
+def change_queue_settings(name: str, current: QueueSettings, named: Named) -> QueueSettings:
+    """The settings of the queue `name` after a change.
+
+    Raises:
+        Refused: setting_fixed; invalid_request, invalid_name: the settings then break a rule.
+    """
+    given = dict(named)
+    if isinstance(given.get("alerts"), Mapping):
+        given["alerts"] = _change_alerts(current.alerts, given["alerts"])
+    changed = msgspec.structs.replace(current, **given)
+    check_change(current, changed)
+    check_settings(name, changed)
+    return changed
+
+
+def _change_alerts(
+    current: tuple[QueueAlert, ...], named: Mapping[str, msgspec.Struct | None]
+) -> tuple[QueueAlert, ...]:
+    alerts = {alert.name: alert for alert in current}
+    for name, change in named.items():
+        if change is None:
+            alerts.pop(name, None)
+            continue
+        given = named_in(change)
+        if name in alerts:
+            alerts[name] = msgspec.structs.replace(alerts[name], **given)
+        elif {"when", "above"} <= given.keys():
+            alerts[name] = QueueAlert(name=name, **given)
+        else:
+            raise Refused("invalid_request", f"the new alert {name!r} needs when and above")
+    return tuple(alerts.values())
+
+
+def change_group_settings(current: GroupSettings, named: Named) -> GroupSettings:
+    """The settings of a group after a change. Raises Refused(invalid_request)."""
+    changed = msgspec.structs.replace(current, **named)
+    check_group_settings(changed)
+    return changed

@@ -1,0 +1,244 @@
+"""`tocsin queue create` and `set`, `tocsin group`, `tocsin queue alert`, and the SDK's calls, over
+the whole broker."""
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+import tocsin
+from tocsin import answers, settings
+from tocsin.cli import queues as commands
+
+from gateway import facts_values, ports, rest_groups, rest_queues
+from metadata import catalog
+from metadata.settings import AlertChange, Difference, GroupChange, QueueChange, SettingChange
+from tests.gateway.test_upkeep_command import Run, http, run, url
+from tests.histories.house import House, delivery, message
+
+__all__ = ["http", "run", "url"]
+
+
+async def settled(house: House, count: int) -> None:
+    """A group of `orders` settles so many messages, each in a record of its own."""
+    queue = house.find("orders")
+    for number in range(count):
+        await house.publish(queue, [message(number)])
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    for place, _, _ in await session.take(count):
+        await house.confirm(consumer, delivery(place))
+    consumer.leave()
+
+
+def lines(output: str) -> list[list[str]]:
+    """The words of each line."""
+    return [line.split() for line in output.splitlines()]
+
+
+# --- The command line -----------------------------------------------------------------------------
+
+
+async def test_creating_a_queue_twice_leaves_it_as_it_is(house: House, run: Run) -> None:
+    made = await run("queue", "create", "ret", "--retention", "7d", "--partitions", "2")
+    assert (made.exit_code, made.output) == (0, "Queue ret is created, with 2 partitions.\n")
+    before = house.find("ret").settings
+    again = await run("queue", "create", "ret")
+    assert again.output == "Queue ret is there already, with 2 partitions: it stays as it is.\n"
+    assert json.loads((await run("queue", "create", "ret", "--json")).output)["created"] is False
+    other = await run("queue", "create", "ret", "--partitions", "16", "--retention", "1h")
+    assert other.exit_code == 1
+    assert "Queue ret is there with other settings, and was not changed:" in other.output
+    assert ["--partitions:", "2,", "not", "16"] in lines(other.output)
+    assert ["--retention:", "7d,", "not", "1h"] in lines(other.output)
+    assert "`tocsin queue set ret` changes settings. --partitions cannot change." in other.output
+    assert house.find("ret").settings == before
+
+
+async def test_set_changes_what_is_given_and_prints_old_and_new(house: House, run: Run) -> None:
+    await run("queue", "create", "orders", "--retention", "7d", "--message-ttl", "1h")
+    changed = await run(
+        "queue", "set", "orders", "--retention", "30d", "--message-ttl", "none",
+        "--publish-messages-per-s", "10",
+    )  # fmt: skip
+    assert changed.exit_code == 0, changed.output
+    assert lines(changed.output) == [
+        ["SETTING", "BEFORE", "NOW"], ["retention", "7d", "30d"],
+        ["message", "ttl", "1h", "none"], ["publish", "messages", "per", "none", "10"],
+    ]  # fmt: skip
+    same = await run("queue", "set", "orders", "--retention", "30d")
+    assert same.output == "Queue orders has these settings already: nothing was changed.\n"
+    as_json = json.loads((await run("queue", "set", "orders", "--lease", "1m", "--json")).output)
+    assert as_json["changes"] == [{"name": "lease_s", "before": 30.0, "after": 60.0}]
+    for arguments, code, text in (
+        (("orders",), 2, "Say what changes"), (("nowhere", "--lease", "1m"), 1, "queue_not_found"),
+        (("orders", "--partitions", "3"), 2, "No such option"),
+        (("orders", "--lease", "none"), 2, "is not a duration"),
+        (("orders", "--lease", "2h"), 1, "lease_total_s"),
+    ):  # fmt: skip
+        result = await run("queue", "set", *arguments)
+        assert (result.exit_code, text in result.output) == (code, True), result.output
+
+
+async def test_set_says_how_many_messages_it_deletes_and_asks(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a terminal it needs --yes; with one the answer decides."""
+    await run("queue", "create", "orders", "--retention", "7d", "--partitions", "1")
+    await settled(house, 7)
+    wanted = ("queue", "set", "orders", "--retention", "0s")
+    refused = await run(*wanted)
+    assert refused.exit_code == 1
+    assert "Queue orders was not changed: 7 messages would be deleted. With --yes" in refused.output
+    monkeypatch.setattr(commands, "_is_terminal", lambda: True)
+    no = await run(*wanted, given="n\n")
+    assert (no.exit_code, "7 messages would be deleted, for good" in no.output) == (1, True)
+    assert house.find("orders").settings.retention_s == 604_800
+    yes = await run(*wanted, given="y\n")
+    assert yes.exit_code == 0, yes.output
+    assert ["retention", "7d", "0ms"] in lines(yes.output)
+    assert "7 messages are deleted." in yes.output
+    monkeypatch.undo()
+    await run("queue", "set", "orders", "--retention", "7d")
+    await settled(house, 3)
+    done = await run(*wanted, "--yes")
+    assert (done.exit_code, "messages are deleted." in done.output) == (0, True)
+
+
+async def test_a_group_is_created_once_and_set(house: House, run: Run) -> None:
+    await house.queue()
+    made = await run("group", "create", "orders", "g", "--lease", "99s")
+    assert made.output == "Group g of orders is created.\n"
+    again = await run("group", "create", "orders", "g", "--start", "latest")
+    assert again.output == "Group g of orders is there already: it stays as it is.\n"
+    other = await run("group", "create", "orders", "g", "--lease", "60", "--attempts-max", "3")
+    assert other.exit_code == 1
+    assert ["--attempts-max:", "none,", "not", "3"] in lines(other.output)
+    assert "`tocsin group set orders g` changes settings." in other.output
+    changed = await run("group", "set", "orders", "g", "--lease", "none", "--attempts-max", "3")
+    assert ["lease", "1m", "39s", "none"] in lines(changed.output)
+    assert ["attempts", "max", "none", "3"] in lines(changed.output)
+    assert (await run("group", "set", "orders", "g")).exit_code == 2
+
+
+async def test_an_alert_is_set_field_by_field(house: House, run: Run) -> None:
+    """What is not given stays, of it and of all others."""
+    await house.queue(retention_s=77, attempts_max=9)
+    late = ("queue", "alert", "orders", "late")
+    for arguments in (("--above", "5"), ("--when", "lag", "--above", "5")):
+        no = await run(*late, *arguments)
+        assert (no.exit_code, "A new alert needs --when" in no.output) == (2, True), no.output
+    made = await run(*late, "--when", "lag", "--above", "5", "--queue", "ops", "--lasts", "7s")
+    assert made.output.startswith("The alert late of orders is created.\n")
+    deep = ("queue", "alert", "orders", "deep", "--when", "depth", "--above", "1")
+    await run(*deep, "--webhook", "w")
+    changed = await run(*late, "--above", "900", "--group", "g")
+    assert lines(changed.output)[:2] == [
+        ["above", "of", "late:", "5", "before,", "900", "now"],
+        ["group", "of", "late:", "none", "before,", "g", "now"],
+    ]
+    (alert, other) = house.find().settings.alerts
+    assert (alert.above, alert.group, alert.queue, alert.lasts_s) == (900, "g", "ops", 7)
+    assert (other.name, other.webhook) == ("deep", "w")
+    assert (await run(*late, "--group", "none")).exit_code == 0
+    same = await run(*late, "--above", "900")
+    assert "is so already" in same.output
+    gone = await run(*late, "--remove")
+    assert gone.output.startswith("The alert late of orders is removed.\n")
+    assert (await run(*late, "--remove")).exit_code == 1
+    now = house.find().settings
+    assert (now.retention_s, now.attempts_max, len(now.alerts)) == (77, 9, 1)
+
+
+# --- The SDK --------------------------------------------------------------------------------------
+
+
+async def test_an_app_calls_the_same_at_each_start(house: House, http: tocsin.Http) -> None:
+    """With defaults, with what it has, with another number of partitions, and for a group."""
+    made = await http.create_queue("ret", retention_s=604_800)
+    assert made["created"]
+    await http.create_group("ret", "g", lease_s=99)
+    for _ in range(2):
+        assert (await http.create_queue("ret"))["created"] is False
+        assert (await http.create_queue("ret", retention_s=604_800))["created"] is False
+        with pytest.raises(tocsin.SettingsDiffer) as differ:
+            await http.create_queue("ret", partitions=8, retention_s=604_800)
+        assert differ.value.differences == [
+            {"name": "partitions", "current": 16, "requested": 8, "fixed": True}
+        ]
+        assert isinstance(differ.value, tocsin.Conflict)
+        assert (await http.create_group("ret", "g"))["created"] is False
+        with pytest.raises(tocsin.SettingsDiffer, match=r"lease_s is 99\.0, not 60\.0"):
+            await http.create_group("ret", "g", lease_s=60)
+    assert (await http.queue("ret"))["settings"] == made["settings"]
+    assert (await http.group("ret", "g"))["settings"]["lease_s"] == 99
+
+
+async def test_the_sdk_changes_what_it_names(house: House, http: tocsin.Http) -> None:
+    await house.queue(retention_s=600)
+    await settled(house, 3)
+    with pytest.raises(tocsin.WouldDelete) as would:
+        await http.update_queue("orders", retention_s=0)
+    assert (would.value.deleted, would.value.dead_lettered, would.value.messages) == (3, 0, 3)
+    done = await http.update_queue("orders", deletes_max=would.value.messages, retention_s=0)
+    assert (done["deleted"], done["changes"]) == (
+        3, [{"name": "retention_s", "before": 600.0, "after": 0.0}],
+    )  # fmt: skip
+    assert (await http.update_queue("orders", deletes_max=None, retention_s=9))["deleted"] == 0
+    alerts: dict[str, settings.AlertChange | None] = {
+        "a": {"when": "lag", "above": 1, "queue": "ops"}, "b": None,
+    }  # fmt: skip
+    assert (await http.update_queue("orders", alerts=alerts))["settings"]["alerts"][0]["above"] == 1
+    group = await http.update_group("orders", "billing", lease_s=60)
+    assert group["changes"][0]["after"] == 60
+    inherits = await http.update_group("orders", "billing", lease_s=None)
+    assert inherits["settings"]["lease_s"] is None
+
+
+def of_struct(form: Any) -> set[str]:
+    """The fields of a broker's struct."""
+    return {field.name for field in msgspec.structs.fields(form)}
+
+
+@pytest.mark.parametrize(
+    ("typed", "form", "without"),
+    [
+        (settings.QueueSettings, catalog.QueueSettings, set()),
+        (settings.QueueChange, QueueChange, {"partitions"}),
+        (settings.GroupSettings, GroupChange, set()),
+        (settings.Alert, catalog.QueueAlert, set()),
+        (settings.AlertChange, AlertChange, set()),
+        (answers.AllQueueSettings, catalog.QueueSettings, set()),
+        (answers.AllGroupSettings, catalog.GroupSettings, set()),
+        (answers.QueueDescription, rest_queues.QueueDescription, set()),
+        (answers.CreatedQueue, rest_queues.CreatedQueue, set()),
+        (answers.ChangedQueue, rest_queues.ChangedQueue, set()),
+        (answers.GroupDescription, rest_groups.GroupDescription, set()),
+        (answers.CreatedGroup, rest_groups.CreatedGroup, set()),
+        (answers.ChangedGroup, rest_groups.ChangedGroup, set()),
+        (answers.QueuePartition, facts_values.QueuePartition, set()),
+        (answers.GroupPartition, facts_values.GroupPartition, set()),
+        (answers.GroupFigures, facts_values.QueueGroup, set()),
+        (answers.QueueCounters, facts_values.QueueCounters, set()),
+        (answers.GroupCounters, facts_values.GroupCounters, set()),
+        (answers.DeadLetterQueue, facts_values.DeadLetterQueue, set()),
+        (answers.Owner, facts_values.OwnerDescription, set()),
+        (answers.Explanation, facts_values.Explained, {"next"}),
+        (answers.KeyInGroup, facts_values.KeyInGroup, set()),
+        (answers.HeldKey, facts_values.HeldKey, set()),
+        (answers.Lease, facts_values.Lease, set()),
+        (answers.ParkedKey, ports.ParkedKey, set()),
+        (answers.ParkedKeys, ports.ParkedKeys, set()),
+        (answers.Decided, ports.Decided, set()),
+        (answers.SessionDescription, facts_values.SessionDescription, set()),
+        (answers.SubscriptionDescription, facts_values.SubscriptionDescription, set()),
+        (answers.Difference, Difference, set()),
+        (answers.SettingChange, SettingChange, set()),
+    ],
+)
+def test_the_sdks_types_name_what_the_broker_has(typed: Any, form: Any, without: set[str]) -> None:
+    assert set(typed.__annotations__) | _inherited(typed) == of_struct(form) - without
+
+
+def _inherited(typed: Any) -> set[str]:
+    return set(typed.__required_keys__) | set(typed.__optional_keys__)
