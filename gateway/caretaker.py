@@ -43,6 +43,9 @@ class Nobody:
     def revoked(self, slot: Slot, taken: list[Taken], reason: str) -> None:
         """Never called: nothing is in flight."""
 
+    def lapsed(self, given_at: float) -> None:
+        """Never called: nothing is in flight."""
+
     def holds(self, more: int) -> None:
         """Never called: nothing is in flight."""
 

@@ -26,6 +26,7 @@ from push.ports import OWNER_BYTES
 from push.ranges import Range
 from push.record import Record
 from push.resuming import hold, number_of
+from push.signs import Signs
 
 if TYPE_CHECKING:
     from gateway.group import GroupRuntime
@@ -62,10 +63,15 @@ class Consumer:
         self.left = False
         self._ended: Refused | None = None
         """Why its group is gone."""
+        self._is_of_before = held
+        """It may name what a gateway before this one gave it."""
         self.stays = self._suspended = held
         """Its session has no transport, or has not said yet what it holds."""
         self._adopting: Said | None = None
         """What it said last that it holds, as long as that is being found out about."""
+        self._signs = Signs()
+        self._held_late: asyncio.TimerHandle | None = None
+        """Runs while it has to say what it holds, and could."""
 
     @property
     def linger_s(self) -> float:
@@ -85,7 +91,7 @@ class Consumer:
         link = self._link
         return OwnerDescription(
             consumer=self.name, session=link.session_id, subscription=self.subscription,
-            client=link.client, transport=link.transport,
+            client=link.client, transport=link.transport, unresponsive=self.is_unresponsive,
         )  # fmt: skip
 
     def subscription_facts(self) -> SubscriptionDescription:
@@ -97,6 +103,7 @@ class Consumer:
                 granted=credit.granted, used=credit.sent, open=credit.available - self._reserved
             ),
             in_flight=self._in_flight, partitions=sorted(self.slots),
+            unresponsive=self.is_unresponsive or None,
         )  # fmt: skip
 
     # --- Giving --------------------------------------------------------------------------------
@@ -111,6 +118,8 @@ class Consumer:
         """The session knows of the subscription: pushes may come."""
         self.opened = True
         self.pump()
+        if self.stays:
+            self.await_held()
 
     def available(self) -> int:
         """Messages it may be given now: as far as credit goes, and room for leases (P9)."""
@@ -148,6 +157,8 @@ class Consumer:
     def grant(self, granted_total: int) -> None:
         """Credit, counted absolutely (R25). Raises Refused(too_many)."""
         self._credit.grant(granted_total)
+        if self._signs.is_unresponsive and not self._suspended:
+            self._is_back()
         self.pump()
 
     def pump(self) -> None:
@@ -229,6 +240,8 @@ class Consumer:
         settled = Settled()
         touched: dict[int, Slot] = {}
         now = asyncio.get_running_loop().time()
+        if deliveries or started:
+            self._sign(now)
         self.start(started)
         for delivery in deliveries:
             slot, number = self._slot(delivery, settled)
@@ -254,6 +267,7 @@ class Consumer:
         settled = Settled()
         touched: dict[int, Slot] = {}
         now = asyncio.get_running_loop().time()
+        self._sign(now)
         for delivery in deliveries:
             slot, number = self._slot(delivery, settled)
             if slot is not None:
@@ -275,6 +289,7 @@ class Consumer:
         settled = Settled()
         touched: dict[int, Slot] = {}
         now = asyncio.get_running_loop().time()
+        self._sign(now)
         self.start(started)
         for delivery in deliveries:
             slot, number = self._slot(delivery, settled)
@@ -308,23 +323,72 @@ class Consumer:
             if number is not None:
                 return slot, number
         newer = slot is not None and delivery[1] > slot.delivery.epoch
-        known = delivery[0] in self._runtime.epochs and (
-            delivery[1] <= self._runtime.epochs[delivery[0]]
-        )
-        is_stale = known and not newer
+        is_stale = not newer and self._was_given(delivery[0], delivery[1])
         (settled.stale if is_stale else settled.not_delivered).append(delivery)
         if is_stale:
             self._runtime.count_stale()
         return None, 0
 
+    def _was_given(self, partition: int, epoch: int) -> bool:
+        """Whether there may have been such a delivery, under an epoch that is over. Of a partition
+        that nobody has had since this gateway began, who was here before may name any."""
+        newest = self._runtime.epochs.get(partition)
+        if newest is None:
+            return self._is_of_before and partition in self._runtime.queue.members
+        return epoch <= newest
+
+    # --- Whether it works ----------------------------------------------------------------------
+
+    @property
+    def is_unresponsive(self) -> bool:
+        """As Member.is_unresponsive."""
+        return self._signs.is_unresponsive
+
+    def _sign(self, now: float) -> None:
+        if self._signs.sign(now=now):
+            self._rebalance()
+
+    def _is_back(self) -> None:
+        if self._signs.back(now=asyncio.get_running_loop().time()):
+            self._rebalance()
+
+    def lapsed(self, given_at: float) -> None:
+        """As Owner.lapsed. Without a transport it can give no sign: its session lingers."""
+        if not self._suspended and self._signs.lapsed(given_at):
+            self._rebalance()
+
+    def _rebalance(self) -> None:
+        if not self.left:
+            self._runtime.rebalance()
+
+    def await_held(self) -> None:
+        """It can say what it holds, and has HELD_TIMEOUT_S from now to do so, or to go on with it;
+        else its partitions go to those who work."""
+        self._stop_waiting()
+        if self._suspended and not self.left:
+            loop = asyncio.get_running_loop()
+            self._held_late = loop.call_later(limits.HELD_TIMEOUT_S, self._give_up)
+
+    def _give_up(self) -> None:
+        self.stays = False
+        self._signs.give_up()
+        self._rebalance()
+
+    def _stop_waiting(self) -> None:
+        if self._held_late is not None:
+            self._held_late.cancel()
+            self._held_late = None
+
     def deleted(self, why: Refused) -> None:
         """Its group is gone: the session hears of it; who is away, when it says what it holds."""
+        self._stop_waiting()
         self.left, self._ended = True, why
         self._link.send(frames.error(why, subscription=self.subscription))
 
     def moved_away(self) -> None:
         """As Member.moved_away: its session is over here, with all its subscriptions."""
         self.left, self._adopting = True, None
+        self._stop_waiting()
         self._link.moved_away()
 
     def end(self, why: Refused) -> None:
@@ -341,6 +405,7 @@ class Consumer:
 
     def suspend(self) -> None:
         """The session's transport is gone. It keeps its place and what it holds."""
+        self._stop_waiting()
         self._suspended = True
         self._adopting = None
 
@@ -362,6 +427,7 @@ class Consumer:
         if offsets_in(said.before) > limits.NAMED_AS_HELD_MAX:
             raise Refused("invalid_request", "more deliveries than a subscription ever has")
         self._credit.received(received)
+        self._stop_waiting()
         self._runtime.part.claim(self.name)
         if self._ended is not None:  # nobody may have heard it; nothing will ever be pushed
             self._link.send(frames.error(self._ended, subscription=self.subscription))
@@ -393,9 +459,10 @@ class Consumer:
     def _go_on(self) -> None:
         self._suspended, self._adopting = False, None
         self.pump()
+        self._is_back()
         if self.stays:
             self.stays = False
-            self._runtime.rebalance()
+            self._rebalance()
 
     def leave(self, *, moves: bool = False) -> None:
         """Go at once; what is unsettled returns to the group. `moves`: this gateway goes down, and
@@ -403,4 +470,5 @@ class Consumer:
         if not self.left:
             self.left = True
             self._adopting = None
+            self._stop_waiting()
             self._runtime.leave(self, moves=moves)

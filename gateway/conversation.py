@@ -262,6 +262,7 @@ class Conversation:
             outlet.pause_reading()
         self._welcome(self._session.subscribed)
         self._parts.subscriptions.judge()
+        self._parts.subscriptions.await_held()
 
     # --- Effects --------------------------------------------------------------------------------
 

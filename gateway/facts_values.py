@@ -58,6 +58,8 @@ class OwnerDescription(msgspec.Struct, frozen=True, kw_only=True):
     """What its `hello` called it."""
     transport: Transport | None = None
     """null: it has none, and its session lingers."""
+    unresponsive: bool = False
+    """Its leases end without a sign of its handlers: others get its partitions, if any work."""
 
 
 class GroupPartition(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,6 +176,8 @@ class SubscriptionDescription(msgspec.Struct, frozen=True, kw_only=True, omit_de
     in_flight: int | None = None
     partitions: list[int] | None = None
     """Which it owns."""
+    unresponsive: bool | None = None
+    """true: its leases end without a sign of its handlers, and others get its partitions."""
     keys: int | None = None
     """How many it asked for; left out: it reads every one."""
     behind: list[int] | None = None

@@ -47,6 +47,10 @@ class Member(Owner, Protocol):
     """It has still to say what it holds of its partitions: none moves away before."""
 
     @property
+    def is_unresponsive(self) -> bool:
+        """Its handlers are not heard of: others have its partitions, if any work."""
+
+    @property
     def linger_s(self) -> float:
         """How long its place waits for it when the gateway is gone; 0: not at all."""
 
@@ -228,7 +232,7 @@ class GroupRuntime:
         return number in self.assignment and self._stays(self.assignment[number])
 
     def rebalance(self) -> None:
-        """A member does not stay any more: its partitions may move."""
+        """A member does not stay any more, is unresponsive, or is back: partitions may move."""
         self.part.write_soon()
 
     # --- As its part of the row sees it: group_part.Host -----------------------------------------

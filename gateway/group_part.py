@@ -57,6 +57,10 @@ class Seat(Protocol):
         """It has still to say what it holds of its partitions: none moves away before."""
 
     @property
+    def is_unresponsive(self) -> bool:
+        """Its handlers are not heard of."""
+
+    @property
     def linger_s(self) -> float:
         """How long its place waits for it when the gateway is gone; 0: not at all."""
 
@@ -293,6 +297,7 @@ class GroupPart:
             gateway=here,
             members=members,
             staying={seat.name for seat in self._host.seats() if seat.stays},
+            unresponsive={seat.name for seat in self._host.seats() if seat.is_unresponsive},
             lingers=lingers,
             absent=self._absent.names,
             has=self._host.has(),

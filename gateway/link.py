@@ -164,6 +164,9 @@ class Consumer(Protocol):
     def suspend(self) -> None:
         """The session's transport is gone: give nothing until `hold`."""
 
+    def await_held(self) -> None:
+        """The client is there again, and has a while from now to say what it holds."""
+
     def hold(
         self, received: int, deliveries: DeliveryList
     ) -> DeliveryList | Awaitable[DeliveryList]:

@@ -56,7 +56,7 @@ class PullConsumer:
         self.runtime = runtime
         self.name = f"pulls-{gateway}" if gateway else "pulls"
         self.linger_s = 0.0
-        self.left = self.stays = False
+        self.left = self.stays = self.is_unresponsive = False
         self.owner = os.urandom(OWNER_BYTES)
         self.place = runtime.log.place(runtime.queue, runtime.group.name)
         self.slots: dict[int, Slot] = {}
@@ -190,6 +190,9 @@ class PullConsumer:
         self._in_flight += more
         if was_full:
             self.pump()
+
+    def lapsed(self, given_at: float) -> None:
+        """Pulls leave by another rule: when none has come for a while (R24)."""
 
     def revoked(self, slot: Slot, taken: list[Taken], reason: str) -> None:
         """Nobody to tell: the receipts are stale from now on."""

@@ -98,6 +98,7 @@ class Returning:
         if frame.more:
             self._parts.setdefault(number, []).extend(frame.deliveries)
             self._named[number] = self._named.get(number, 0) + more
+            self._subscriptions.await_held(number)
             self._host.send(frames.ok(frame.ref))
             return
         revoked = self._subscriptions.held(frame, [*self._parts.get(number, ()), *frame.deliveries])

@@ -295,7 +295,10 @@ class Slot:
             return
         now = asyncio.get_running_loop().time()
         along: list[Taken] = []
+        lapsed_at = self.delivery.lapsed_at
         taken = self.delivery.expire(now=now, wall_unix_ms=int(time.time() * 1000), along=along)
+        if self.delivery.lapsed_at > lapsed_at:
+            self.owner.lapsed(self.delivery.lapsed_at)
         if taken:
             self.owner.revoked(self, taken, "the lease ended")
             self.log.expired(taken, along)

@@ -45,6 +45,9 @@ class Owner(Protocol):
     def revoked(self, slot: "Slot", taken: list[Taken], reason: str) -> None:
         """These are no longer its own (R17)."""
 
+    def lapsed(self, given_at: float) -> None:
+        """The lease of something that was given then, by the loop's clock, has ended by time."""
+
     def holds(self, more: int) -> None:
         """So many more of its deliveries are in flight; below 0: so many fewer, because they were
         settled, returned, or cut off."""

@@ -248,6 +248,12 @@ class Subscriptions:
             self.leave(number)
         return readers
 
+    def await_held(self, *subscriptions: int) -> None:
+        """The client is there again, and has to say what it holds; of these, or of all."""
+        for number in subscriptions or self._consumers:
+            if number in self._consumers:
+                self._consumers[number].await_held()
+
     def held(
         self, frame: frames.Held, deliveries: DeliveryList
     ) -> DeliveryList | Awaitable[DeliveryList]:

@@ -168,6 +168,9 @@ class Membership(msgspec.Struct, frozen=True, kw_only=True):
     works on a catalog, and all are."""
     staying: tuple[str, ...] = ()
     """Of the members of several gateways: have still to say what they hold (R22), sorted."""
+    unresponsive: tuple[str, ...] = ()
+    """Of the members: their handlers are not heard of, so others have their partitions, if any
+    work; sorted."""
     draining: dict[int, Drain] = {}
     """Partition → who has still to let go of it before its consumer begins (R20)."""
     begun_anew: int = 0

@@ -31,6 +31,8 @@ class Part:
     members: Collection[str]
     staying: Collection[str] = ()
     """Of the members: have still to say what they hold, and keep what they have until then."""
+    unresponsive: Collection[str] = ()
+    """Of the members: are given nothing as long as others are not so."""
     lingers: Mapping[str, float] = field(default_factory=dict)
     """As in Membership: of the members, and of those who are absent."""
     absent: Collection[str] = ()
@@ -102,6 +104,8 @@ def next_row(row: Membership, part: Part, partitions: Sequence[int]) -> Membersh
     present = sorted(theirs.union(part.members))
     absent = set(part.absent).difference(present)
     staying = theirs.intersection(row.staying).union(part.staying)
+    unresponsive = theirs.intersection(row.unresponsive).union(part.unresponsive)
+    working = [name for name in present if name not in unresponsive] or present
     lingers = {name: linger_s for name, linger_s in row.lingers.items() if name in theirs}
     # Who has still to say what it holds keeps also what it was to let go of (R22).
     kept = {n: d.member for n, d in row.draining.items() if d.member in staying | absent}
@@ -109,9 +113,10 @@ def next_row(row: Membership, part: Part, partitions: Sequence[int]) -> Membersh
         joined,
         generation=row.generation,
         members=tuple(sorted(absent.union(present))),
-        assignment=assign_around(partitions, present, row.assignment | kept, staying | absent),
+        assignment=assign_around(partitions, working, row.assignment | kept, staying | absent),
         lingers=lingers | {n: s for n, s in part.lingers.items() if n not in theirs},
         staying=tuple(sorted(staying)) if part.gateway else (),
+        unresponsive=tuple(sorted(unresponsive)),
     )
     if part.gateway:
         new = msgspec.structs.replace(new, draining=_draining(row, new, part))

@@ -54,6 +54,8 @@ class Delivery:
         self.tally = tally or Tally()
         self.draining = False
         self.drain_deadline = float("inf")
+        self.lapsed_at = float("-inf")
+        """When that was given, of all whose lease has ended by itself, which was given last."""
         self.leases = Leases()
         self.waiting = Waiting(
             place, owned, token,
@@ -314,6 +316,7 @@ class Delivery:
         self.waiting.begin(now, wall_unix_ms)
         taken: list[Taken] = []
         due = self.leases.due(now)
+        self.lapsed_at = max((push.given_at for push, _ in due), default=self.lapsed_at)
         if now >= self.drain_deadline:
             due = [(push, push.open) for push in list(self.leases.pushes.values())]
         for push, mask in due:

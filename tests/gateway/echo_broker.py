@@ -111,6 +111,9 @@ class EchoPlace:
     def suspend(self) -> None:
         """It goes on pushing into whatever the session has."""
 
+    def await_held(self) -> None:
+        """It never is late."""
+
     def hold(self, received: int, deliveries: DeliveryList) -> DeliveryList:
         return []
 

@@ -401,12 +401,37 @@ async def test_who_is_waited_for_and_had_nothing_is_given_nothing(durable_house:
     names = [f"{n:022}" for n in range(20)]
     for name in names:
         await Mover(house, name=name).join()
+    await eventually(lambda: len(runtime_of(house).row.lingers) == len(names))
     await house.restart()
     rival = await other(house)
     runtime = house.broker.groups.runtimes[billing(house).group_id]
     assert sorted(runtime.absent) == [f"{name}.1" for name in names]
     await house.publish(queue, numbered(1))
     assert [body for _, body, _ in await rival.take(1)] == [0]
+
+
+async def test_what_was_acked_and_has_moved_to_somebody_who_is_awaited_is_stale(
+    durable_house: House,
+) -> None:
+    """R21: nobody has owned the partition since the gateway began; the client that says its ack
+    again was given that all the same."""
+    house = durable_house
+    await house.group(await house.queue(partitions=2))
+    client, awaited = Mover(house), Mover(house, name="another-one-of-22-signs")
+    await client.join()
+    await house.publish(house.find(), [message(n, f"k{n}") for n in range(20)])
+    given = [place for place, _, _ in await client.given(20)]
+    assert await client.acked(*whole(given)) == (20, [])
+    await awaited.join()
+    runtime = runtime_of(house)
+    await eventually(lambda: sum(bool(one.slots) for one in runtime.members.values()) == 2)
+    ((moved, _),) = [one for one in runtime.assignment.items() if one[1].startswith("another")]
+    await house.restart()
+    back = client.moved()
+    await back.rejoin()
+    assert await back.held() == []
+    again = whole([place for place in given if place[0] == moved])
+    assert await back.acked(*again) == (0, again)
 
 
 async def test_what_is_held_moves_to_nobody_before_it_was_said_what_it_is(

@@ -160,7 +160,7 @@ async def test_every_partition_is_shown_with_its_owner_or_without(house: House) 
         assert place["owner"] == {
             "consumer": place["owner"]["consumer"], "session": session.session_id,
             "subscription": int(place["owner"]["consumer"].rpartition(".")[2]),
-            "client": session.client, "transport": "websocket",
+            "client": session.client, "transport": "websocket", "unresponsive": False,
         }  # fmt: skip
         slot = house.broker.groups.runtimes[group.group_id].slots[place["partition"]]
         assert (place["epoch"], place["in_flight"]) == (

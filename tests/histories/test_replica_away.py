@@ -171,7 +171,7 @@ async def test_whose_change_was_not_answered_goes_on_with_what_it_has(town: Town
 
     one.metadata.real.change_membership = lost
     with pytest.raises(Unknown):
-        await one.consumer(group, "second")
+        await one.consumer(group, "second", held=True)
     one.metadata.real.change_membership = real
     owned = [*town.owned]
     await failed_over(town)

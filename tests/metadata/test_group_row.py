@@ -50,6 +50,34 @@ def test_who_drains_goes_on_when_the_next_owner_is_another_one() -> None:
     assert next_row(new, Part("z", ["c"], gone=["x"]), [0]).draining == {}
 
 
+def test_whoever_is_unresponsive_loses_its_partitions_to_those_who_work() -> None:
+    before = row({"x": ("a", "b"), "y": ("c",)}, {0: "a", 1: "b", 2: "c"})
+    part = Part("x", ["a", "b"], unresponsive=["a"], has=[0, 1])
+    new = next_row(before, part, [0, 1, 2])
+    assert (new.members, new.unresponsive) == (("a", "b", "c"), ("a",))
+    assert set(new.assignment.values()) == {"b", "c"}
+    assert {new.assignment[1], new.assignment[2]} == {"b", "c"}, "these need not move"
+    elsewhere = next_row(new, Part("y", ["c"], has=[2]), [0, 1, 2])
+    assert elsewhere.assignment == new.assignment, "all gateways compute the same"
+    back = next_row(elsewhere, Part("x", ["a", "b"], has=[0, 1]), [0, 1, 2])
+    assert (back.unresponsive, set(back.assignment.values())) == ((), {"a", "b", "c"})
+
+
+def test_where_all_are_unresponsive_they_keep_what_they_have() -> None:
+    before = row({"x": ("a",), "y": ("b",)}, {0: "a", 1: "b"})
+    new = next_row(before, Part("x", ["a"], unresponsive=["a"], has=[0]), [0, 1])
+    assert set(new.assignment.values()) == {"b"}
+    new = next_row(new, Part("y", ["b"], unresponsive=["b"], has=[1]), [0, 1])
+    assert (new.unresponsive, len(set(new.assignment.values()))) == (("a", "b"), 2)
+    alone = next_row(row({}, {}), Part("", ["a"], unresponsive=["a"]), [0, 1])
+    assert alone.assignment == {0: "a", 1: "a"}
+    assert next_row(alone, Part("", ["a", "b"], unresponsive=["a"]), [0, 1]).assignment == {
+        0: "b", 1: "b",
+    }  # fmt: skip
+    left = next_row(new, Part("y", [], has=[1]), [0, 1])
+    assert (left.members, left.unresponsive, left.assignment) == (("a",), ("a",), {0: "a", 1: "a"})
+
+
 def test_who_moves_keeps_what_it_was_to_let_go_of() -> None:
     """R22: it has not said yet what it holds of that."""
     before = row(
@@ -80,6 +108,8 @@ class Gateways(RuleBasedStateMachine):
         super().__init__()
         self.row = row({}, {})
         self.here: dict[str, set[str]] = {name: set() for name in "xyz"}
+        self.unheard: set[str] = set()
+        """Members whose handlers are not heard of; their gateway alone knows that."""
         self.seen: dict[str, Membership] = dict.fromkeys("xyz", self.row)
         self.has: dict[str, set[int]] = {name: set() for name in "xyz"}
         self.dead: set[str] = set()
@@ -90,7 +120,10 @@ class Gateways(RuleBasedStateMachine):
             told = self.seen[gateway].gateways.get(gateway, ())
             if name in told and gateway_of(self.row, name) not in (None, gateway):
                 self.here[gateway].discard(name)
-        part = Part(gateway, self.here[gateway], has=self.has[gateway], gone=gone)
+        part = Part(
+            gateway, self.here[gateway], has=self.has[gateway], gone=gone,
+            unresponsive=self.here[gateway] & self.unheard,
+        )  # fmt: skip
         new = next_row(self.row, part, list(PARTITIONS))
         assert new.generation == self.row.generation + (new is not self.row)
         assert next_row(new, part, list(PARTITIONS)) is new, "who has written has nothing to add"
@@ -106,6 +139,12 @@ class Gateways(RuleBasedStateMachine):
     def leaves(self, gateway: str, member: str) -> None:
         if gateway not in self.dead:
             self.here[gateway].discard(member)
+            self.look(gateway)
+
+    @rule(gateway=GATEWAYS, member=MEMBERS)
+    def is_heard_of_or_not(self, gateway: str, member: str) -> None:
+        if gateway not in self.dead and member in self.here[gateway]:
+            self.unheard ^= {member}
             self.look(gateway)
 
     @rule(gateway=GATEWAYS)
@@ -154,8 +193,11 @@ class Gateways(RuleBasedStateMachine):
         assert sorted(names) == list(self.row.members)
         shares = Counter(self.row.assignment.values())
         assert set(shares) <= set(names)
+        working = [name for name in names if name not in self.row.unresponsive] or names
+        assert set(self.row.unresponsive) <= set(names)
+        assert set(shares) <= set(working), "P8: nothing waits for who says nothing"
         if names:
-            counts = [shares[name] for name in names]
+            counts = [shares[name] for name in working]
             assert sum(counts) == len(PARTITIONS)
             assert max(counts) - min(counts) <= 1
 

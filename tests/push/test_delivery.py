@@ -898,6 +898,23 @@ def test_a_drain_cuts_off_leases_that_are_longer() -> None:
     assert world.expire(30) == [(1, 0)]
 
 
+def test_what_a_drain_cuts_off_has_not_lapsed() -> None:
+    """R14: time took it away before its lease had ended; what the lease ended has."""
+    world = World(1, 2, lease_s=3600)
+    began = world.delivery.lapsed_at
+    world.give()
+    world.delivery.drain(deadline=130.0)
+    world.now = 130.0
+    assert world.delivery.expire(now=world.now, wall_unix_ms=world.wall)
+    assert world.delivery.lapsed_at == began == float("-inf")
+    world = World(1, 2, lease_s=30)
+    given_at = world.now
+    world.give()
+    world.now += 30.0
+    assert world.delivery.expire(now=world.now, wall_unix_ms=world.wall)
+    assert world.delivery.lapsed_at == given_at
+
+
 def test_a_draining_partition_settles_what_is_in_flight() -> None:
     world = World(A, B)
     world.give(1)
