@@ -34,6 +34,8 @@ LATER: Final = frozenset({"storage_unavailable", "storage_full", "unknown"})
 """Codes of what may go well the next time."""
 GONE: Final = ("queue_not_found", "group_not_found")
 """What was to be made was dropped."""
+UNSEEN: Final = "the storage does not have it: it is being made, or was deleted just now"
+"""To whoever has found a queue or group in the catalog a moment before."""
 T = TypeVar("T")
 Place = tuple[str, str | None]
 """(queue id, group id); None: the queue itself."""
@@ -59,6 +61,14 @@ class Agreement:
         if not deleted:
             place = (queue.queue_id, group.group_id if group is not None else None)
             self._due[place] = asyncio.get_running_loop().time() + DUE_S
+
+    def is_unmade(self, queue: Queue) -> bool:
+        """Whether the catalog has this queue, which the storage does not have: then its maker was
+        cut off in between, and it is made now. False: it was deleted."""
+        is_there = self._metadata.queue_by_id(queue.queue_id) is not None
+        if is_there:
+            self._due[queue.queue_id, None] = asyncio.get_running_loop().time()
+        return is_there
 
     async def start(self) -> None:
         """Finish what is unfinished; then go on in the background.

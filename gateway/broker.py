@@ -103,7 +103,9 @@ class Broker:
         self.limiter.on_refused = self._limited
         self.stock = Stock(looking, is_shared=metadata.is_shared)
         log = self.delivery_log
-        self.publisher = Publisher(storage, self.tail, self.counting, log, in_parts=may_be_away)
+        self.publisher = Publisher(
+            storage, self.tail, self.counting, self.agreement.is_unmade, log, in_parts=may_be_away
+        )
         self.dead_letters = DeadLetters(looking, self.publisher, self._dead_letter_queue)
         self._graves = Graves(metadata, self._dead_letter_queue, self.publisher.burials)
         context = Context(

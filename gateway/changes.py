@@ -3,13 +3,14 @@
 A change that has begun is finished, also when its caller is cancelled (its client went away, a slot
 ended) or was told that the metadata is late. Creating and deleting go through the catalog first;
 what a crash, or an answer that nobody got, leaves undone in the storage then, is done by every
-gateway that knows of it (`gateway.agreement`).
+gateway that knows of it (`gateway.agreement`). The storage's half may be done twice: where the
+storage is away for a moment, it is tried again before its caller hears of that.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from gateway.guarded_calls import Late
 from gateway.starts import starts_of
@@ -28,6 +29,12 @@ from push.errors import TocsinError
 from push.ports import Storage
 
 logger = logging.getLogger("tocsin.changes")
+AGAIN_S: Final = 2.0
+"""For so long the storage's half is tried again."""
+AGAIN_BASE_S: Final = 0.05
+"""Before the second time; doubles from time to time."""
+AGAIN: Final = frozenset({"storage_unavailable", "unknown"})
+"""Codes of what may go well a moment later."""
 T = TypeVar("T")
 
 
@@ -61,7 +68,7 @@ class Changes:
             except Late as late:
                 self._start(self._follow(late.outcome, storage))
                 raise
-            await storage(changed)
+            await _again(storage, changed)
             return changed
 
         return await self.whole(change())
@@ -70,7 +77,7 @@ class Changes:
         self, catalog: "asyncio.Future[T]", storage: Callable[[T], Awaitable[None]]
     ) -> None:
         try:
-            await storage(await asyncio.shield(catalog))
+            await _again(storage, await asyncio.shield(catalog))
         except TocsinError as error:
             logger.warning("a change that came late: %s", error)
 
@@ -145,3 +152,19 @@ class Changes:
             await self._metadata.forget(queue_id, group_id)
         except TocsinError as error:
             logger.warning("%s is gone and stays on the list: %s", group_id or queue_id, error)
+
+
+async def _again(storage: Callable[[T], Awaitable[None]], changed: T) -> None:
+    """Do the storage's half, again and again for AGAIN_S where the storage is away."""
+    clock = asyncio.get_running_loop().time
+    give_up_at, pause_s = clock() + AGAIN_S, AGAIN_BASE_S
+    while True:
+        try:
+            await storage(changed)
+        except TocsinError as error:
+            if error.code.name not in AGAIN or clock() + pause_s > give_up_at:
+                raise
+        else:
+            return
+        await asyncio.sleep(pause_s)
+        pause_s *= 2

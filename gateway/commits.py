@@ -21,13 +21,14 @@ from gateway.deliverylog.publishes import Placed
 from gateway.routing import OpenRecord, Pending
 from gateway.spans import Stages
 from gateway.tail import Tail
+from metadata.catalog import Queue
 from push import limits
 from push.breaker import Breaker
 from push.company import Company
 from push.errors import Refused, TocsinError, Unknown
 from push.histogram import MESSAGES, Histogram
 from push.lanes import Lane
-from push.ports import Append, Appended, Partition, Storage
+from push.ports import Append, Appended, NotStored, Partition, Storage
 from push.record import Header, Record
 
 logger = logging.getLogger("tocsin.commits")
@@ -46,6 +47,9 @@ of their own."""
 _LOOK_S: Final = 0.25
 """Between two looks at how old the commits under way are."""
 FAILURES: Final = frozenset({"unknown", "storage_unavailable", "internal"})
+UNMADE_S: Final = 0.25
+"""After so long a message is to come again whose queue is not made in the storage yet."""
+_NOWHERE: Final = NotStored("queue_not_found")
 
 
 class Owner(Protocol):
@@ -53,6 +57,9 @@ class Owner(Protocol):
 
     def hold_up(self, partition: Partition, header: Header) -> None:
         """These messages were not stored, or nobody knows (R7)."""
+
+    def is_unmade(self, queue: Queue) -> bool:
+        """Whether a queue that the storage does not have is yet to be made there."""
 
     def placed(self, placed: Placed) -> None:
         """A commit has ended, and this is where its messages are."""
@@ -315,10 +322,11 @@ class Commits:
         self.messages.add(sum(len(record.builder) for _, record in commit.batch))
         placed = Placed(stages, is_late=commit.is_answered)
         self.total += 1
-        for (partition, record), append, header, result in zip(
+        for (partition, record), append, header, said in zip(
             commit.batch, commit.appends, commit.headers, results, strict=True
         ):
             self._appended(partition)
+            result = self._seen(record, said)
             if isinstance(result, TocsinError):
                 if not commit.is_answered:
                     self._owner.hold_up(partition, header)
@@ -334,6 +342,15 @@ class Commits:
             self._owner.released(record)
             self._answer(record, append, header, result, is_answered=commit.is_answered)
         self._owner.placed(placed)
+
+    def _seen(self, record: OpenRecord, result: Appended | TocsinError) -> Appended | TocsinError:
+        """The result, or where the storage has no such queue and the catalog does, a refusal that
+        says to come again: it is not seen for a moment, and not gone."""
+        if isinstance(result, TocsinError) or result.outcomes is None:
+            return result
+        if result.outcomes[:1] != (_NOWHERE,) or not self._owner.is_unmade(record.route.queue):
+            return result
+        return Refused("storage_unavailable", "the queue is being made", UNMADE_S)
 
     def _judge(self, commit: Commit, results: Sequence[Appended | TocsinError]) -> None:
         if commit.ticket is None or commit.is_answered:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.agreement import UNSEEN
 from gateway.groups import Groups
 from gateway.upkeep_values import Look, Peeked, PeekedMessage, Place
 from metadata.catalog import Group, Queue
@@ -66,8 +67,8 @@ class Walk:
         states = {state.partition.number: state for state in found}
         for number in self._numbers:
             state = states.get(number)
-            if state is None:  # the queue was deleted
-                raise Refused("queue_not_found")
+            if state is None:
+                raise Refused("storage_unavailable", UNSEEN)
             at = self._begin(state)
             while at < state.certified:
                 if left <= 0:
@@ -149,8 +150,8 @@ class Standpoint:
             place = GroupPartition(self._group.group_id, partition)
             last = offset + limits.RECORD_MESSAGES_MAX - 1
             found = await self._storage.standings(place, offset, last)
-            if not found:  # the group was deleted
-                raise Refused("group_not_found")
+            if not found:
+                raise Refused("storage_unavailable", UNSEEN)
             known = self._stored = (partition, offset, found)
         return known[2][offset - known[1]]
 

@@ -43,10 +43,12 @@ class Publisher:
     """See the module."""
 
     def __init__(
-        self, storage: Storage, tail: Tail, counting: Counting, log: DeliveryLog = OFF, *,
-        in_parts: bool = False,
+        self, storage: Storage, tail: Tail, counting: Counting, is_unmade: Callable[[Queue], bool],
+        log: DeliveryLog = OFF, *, in_parts: bool = False,
     ) -> None:  # fmt: skip
-        """`in_parts`: as CommitLanes."""
+        """`is_unmade`: whether a queue that the storage does not have is yet to be made there.
+        `in_parts`: as CommitLanes."""
+        self.is_unmade = is_unmade
         self._counting, self._log = counting, log
         self._routes: dict[str, Route] = {}
         self._remembered = Remembered()

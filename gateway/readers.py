@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from gateway import frames
+from gateway.agreement import UNSEEN
 from gateway.counting import Counting
 from gateway.deliverylog.log import OFF, DeliveryLog
 from gateway.hit_rate import HitRate
@@ -50,7 +51,7 @@ class Readers:
 
         Raises:
             Refused: position_unknown: the position is of another queue; invalid_request: it names
-                no partitions; queue_not_found.
+                no partitions; storage_unavailable: the storage has no such queue.
         """
         if start is not None and position is not None:
             raise Refused("invalid_request", "start and position exclude each other")
@@ -59,8 +60,8 @@ class Readers:
         states: Sequence[PartitionState] = ()
         if readers is None or start != "latest":
             states = await self._storage.partitions(queue.queue_id)
-            if not states:  # deleted meanwhile
-                raise Refused("queue_not_found")
+            if not states:
+                raise Refused("storage_unavailable", UNSEEN)
         told: list[dict[str, object]] = []
         if position is not None:
             starts, told = _resume(queue, position, states)

@@ -160,7 +160,9 @@ class HttpAsker:
         now = asyncio.get_running_loop().time()
         while idle:
             connection = idle.pop()
-            if now - connection.idle_since < IDLE_S and not connection.reader.at_eof():
+            reader = connection.reader
+            has_ended = reader.at_eof() or reader.exception() is not None
+            if now - connection.idle_since < IDLE_S and not has_ended:
                 return connection
             self._drop(connection)
         return None

@@ -223,6 +223,7 @@ class Held:
             await self._let_go()
         if self._link is not None and self._link.is_open:
             return self._link
+        await self._let_go()
         clock = asyncio.get_running_loop().time
         if clock() < self._not_before_s:
             raise unavailable(self._why)

@@ -93,7 +93,16 @@ class Link:
         """How many of them confirm what they do not have on their disks yet."""
         self.syncs = ""
         """The primary's count of whole syncs when the replicas were asked for that."""
-        self.is_open = True
+        self._is_closed = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still stands, as far as this side can know. One whose server has ended it
+        meanwhile does not, and nothing of what would be sent over it could have happened."""
+        if self._is_closed:
+            return False
+        reader = self._connection._reader  # of redis-py, which asks it nothing between replies
+        return reader is not None and not reader.at_eof() and reader.exception() is None
 
     async def ask(self, commands: Sequence[bytes], timeout_s: float) -> list[Any]:
         """Send them in one go; their replies in order, errors of Redis as values among them.
@@ -129,5 +138,5 @@ class Link:
 
     async def close(self) -> None:
         """Let go of the socket at once, without a word."""
-        self.is_open = False
+        self._is_closed = True
         await self._connection.disconnect(nowait=True)

@@ -43,6 +43,9 @@ class Looks:
                     raise unavailable("the storage is closed")
                 was_idle, moves = bool(self._idle), self._moves
                 link = self._idle.pop() if self._idle else await self._connect()
+                if not link.is_open:  # its server has ended it: that is no attempt
+                    await link.close()
+                    continue
                 try:
                     (reply,) = await link.ask([command], self._silence_s)
                 except (RedisError, OSError) as error:

@@ -32,6 +32,8 @@ class Many:
         Raises RedisError, OSError: nobody knows what has happened.
         """
         link = self._links.get(place)
+        if link is not None and not link.is_open:
+            await link.close()
         if link is None or not link.is_open:
             link = self._links[place] = await self._reach.link(address_of(place))
         return await link.ask(commands, self._reply_s)

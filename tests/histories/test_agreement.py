@@ -277,3 +277,61 @@ async def test_a_group_that_others_have_to_make_begins_as_was_asked(town: Town) 
     group = second.broker.metadata.find_group(ANYBODY, second.find(), "billing")
     assert await first_given(second, group) == 3
     making.cancel()
+
+
+# --- What is not seen for a moment ----------------------------------------------------------------
+
+
+def failing_times(house: MadHouse, change: str, error: Exception, times: int) -> list[str]:
+    """The next calls of the storage of this name fail. Returns the list of those that did."""
+    failed: list[str] = []
+
+    def fail(name: str) -> Exception | None:
+        if name != change or len(failed) >= times:
+            return None
+        failed.append(name)
+        return error
+
+    house.storage.fail = fail
+    return failed
+
+
+@mad
+async def test_a_storage_that_is_away_for_a_moment_is_asked_again(house: MadHouse) -> None:
+    """The storage's half may be done twice; whoever asked for the change hears of nothing."""
+    errors = (Unknown("Connection closed by server."), Refused("storage_unavailable", ""))
+    for error in errors:
+        for change in ("create_queue", "create_group", "drop_group", "drop_queue"):
+            failed = failing_times(house, change, error, 3)
+            queue = await house.queue(partitions=1)
+            await house.group(queue)
+            assert await house.publish(queue, numbered(1)) == [(0, 0, False)]
+            await house.broker.delete_group(ANYBODY, queue, "billing")
+            await house.broker.delete_queue(ANYBODY, "orders")
+            assert failed == [change] * 3
+            assert await house.memory.partitions(queue.queue_id) == []
+
+
+@mad
+async def test_a_queue_that_the_storage_has_not_made_yet_is_not_gone(house: MadHouse) -> None:
+    """Its maker was cut off between catalog and storage: producers are told to come again, and
+    readers too; it is made without anybody asking for it, and then takes what comes."""
+    failing_times(house, "create_queue", Refused("storage_unavailable", ""), 1000)
+    with pytest.raises(Refused, match="storage_unavailable"):
+        await house.queue(partitions=1)
+    queue = house.find()
+    assert await house.publish(queue, numbered(2)) == ["storage_unavailable"] * 2
+    with pytest.raises(Refused, match="storage_unavailable"):
+        await house.read(queue, start="earliest")
+    house.storage.fail = lambda name: None
+    assert await house.publish(queue, numbered(1)) == ["storage_unavailable"]
+    took_s = await becomes(lambda: house.broker.agreement.waiting == 0)
+    assert took_s < 2, "whoever publishes hurries it on"
+    assert await house.publish(queue, numbered(1)) == [(0, 0, False)]
+
+
+@mad
+async def test_a_queue_that_was_deleted_is_gone(house: MadHouse) -> None:
+    queue = await house.queue(partitions=1)
+    await house.broker.delete_queue(ANYBODY, "orders")
+    assert await house.publish(queue, numbered(1)) == ["queue_not_found"]

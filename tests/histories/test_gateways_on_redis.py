@@ -6,12 +6,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from gateway import agreement
-from metadata.catalog import ANYBODY, Group, GroupSettings
+from metadata.catalog import ANYBODY, Group, GroupSettings, QueueSettings
 from metadata.client import Metadata
 from metadata.heartbeats import GONE_S
+from metadata.tokens import TokenRecord
 from push.errors import Refused, Unknown
 from tests.histories import redis_gateways
 from tests.histories.house import Session, delivery, message
@@ -25,6 +27,10 @@ from tests.storage.shards import answers_are_lost
 from tests.waiting import becomes
 
 SESSION = "a-session-of-22-signs_"
+TOKEN = TokenRecord(
+    token_id="abcdefgh", kind="token", name="billing", tenant="a", rights=("publish:*",),
+    created_unix_ms=1, digest=b"d" * 32,
+)  # fmt: skip
 
 
 class Gateway(redis_gateways.Gateway):
@@ -129,6 +135,35 @@ async def test_a_session_moves_and_its_gateway_goes_down(gateways: list[Gateway]
     await session.take(8)
     assert third.bodies == []
     assert sorted(session.bodies) == list(range(8, 16))
+
+
+async def test_a_server_that_was_killed_and_is_back_is_found_at_once(
+    node: Node, gateways: list[Gateway]
+) -> None:
+    """What stands to it from before does not count: the first change of each kind goes through, at
+    every gateway, and nothing that is there is gone for a moment."""
+    one, two = gateways
+    group = await group_of(gateways)
+    _, member = await one.consumer(group, "s1")
+    await publish(one, 4)
+    node.kill()
+    await asyncio.sleep(0.1)  # the sockets' ends arrive
+    node.start()
+    assert not any(isinstance(said, str) for said in await one.publish(one.find(), [message(4)]))
+    for gateway, name in ((one, "first"), (two, "second")):
+        metadata = gateway.broker.metadata
+        queue, is_new = await gateway.broker.create_queue(
+            ANYBODY, name, QueueSettings(partitions=1)
+        )
+        assert is_new
+        await gateway.broker.put_group(ANYBODY, queue, "billing", GroupSettings(), None)
+        await metadata.tokens.create(msgspec.structs.replace(TOKEN, token_id=(name * 4)[:16]))
+        assert not any(isinstance(said, str) for said in await gateway.publish(queue, [message(0)]))
+    for gateway in gateways:
+        for name in ("orders", "first", "second"):
+            await gateway.broker.queue_for_publish(ANYBODY, name, [message(0)])
+    await two.consumer(group, "s2")
+    member.leave()
 
 
 async def test_a_gateway_that_beats_no_longer_is_taken_over_from(gateways: list[Gateway]) -> None:

@@ -117,7 +117,9 @@ class Town:
         self, shard: Partly, storage: RedisStorage | None = None, tail: Tail | None = None
     ) -> None:
         self.storage = storage or storage_of(shard)
-        self.publisher = Publisher(self.storage, tail or Tail(self.storage), Counting())
+        self.publisher = Publisher(
+            self.storage, tail or Tail(self.storage), Counting(), lambda queue: False
+        )
 
     def submit(self, to: Queue, count: int = 1, **more: Any) -> "asyncio.Future[list[str]]":
         """What becomes of each message."""
