@@ -133,12 +133,7 @@ class Broker:
         )  # fmt: skip
         self.flusher.on_written = self.janitor.touched
         self.flusher.go_behind(self.publisher.commits)
-        self.hit_rates: dict[str, Shown] = {
-            "tail": self.tail.hit_rate,
-            "places_of_keys": self.publisher.places,
-            "frames_of_readers": self.readers.encoded,
-            **self.metadata.hit_rates,
-        }
+        self.hit_rates: dict[str, Shown] = self._caches()
         """Of all caches; those of other parts are added by whoever puts them together."""
         self.backups: Backups | None = None  # None: what it keeps is not in files of this machine
         self.keyring: Keyring | None = None  # None: nothing here is sealed
@@ -148,6 +143,14 @@ class Broker:
         """What is closed last."""
         self.drain_sessions: Callable[[], Awaitable[None]] | None = None
         """Sends the sessions elsewhere; set by whoever has sessions."""
+
+    def _caches(self) -> dict[str, Shown]:
+        return {
+            "tail": self.tail.hit_rate,
+            "places_of_keys": self.publisher.places,
+            "frames_of_readers": self.readers.encoded,
+            **self.metadata.hit_rates,
+        }
 
     @classmethod
     async def open(cls, config: Config, *, on_fatal: Callable[[str], None]) -> "Broker":
