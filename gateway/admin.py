@@ -93,8 +93,11 @@ class AdminSocket:
         broker: BrokerPort,
         routes: Sequence[BaseRoute] = (),
         books: Books | None = None,
+        *,
+        url: str = "",
     ) -> None:
-        """`routes`: further ones."""
+        """`routes`: further ones. `url`: where the broker's clients find it."""
+        self._url = url
         self._audit = (books or Books()).audit
         self._data_dir = data_dir
         self._routes = tuple(routes)
@@ -116,6 +119,9 @@ class AdminSocket:
         if self._listener is not None:
             await self._listener.finish(1)
             clear(self._data_dir)
+
+    async def _where(self, _request: Request) -> Response:
+        return reply({"url": self._url})
 
     def _application(self) -> ASGIApp:
         broker, audit = self._broker, self._audit
@@ -164,6 +170,7 @@ class AdminSocket:
                 Route("/park", park, methods=["POST"]),
                 Route("/backup", backup, methods=["POST"]),
                 Route("/status", status, methods=["GET"]),
+                Route("/broker", self._where, methods=["GET"]),
                 *self._routes,
             ],
             redirect_slashes=False,
@@ -289,6 +296,11 @@ def parked(data_dir: Path, place: dict[str, str], limit: int) -> dict[str, Any]:
 def unpark(data_dir: Path, place: dict[str, str], decision: dict[str, object]) -> dict[str, Any]:
     """Decide about parked keys: the body and the answer are those of HTTP. Raises AdminError."""
     return _ask(data_dir, "POST", "/park", {**place, "decide": decision})
+
+
+def url_of(data_dir: Path) -> str:
+    """Where clients find the broker on this data folder. Raises AdminError."""
+    return str(_ask(data_dir, "GET", "/broker", None)["url"])
 
 
 def status(data_dir: Path) -> dict[str, Any]:

@@ -7,10 +7,12 @@ from typing import Any, Final
 
 import click
 import msgspec
+from tocsin.cli.common import plural
 
 from gateway import admin as admin_socket
 from gateway import restoring
 from gateway.admin_options import (
+    broker_of,
     data_dir_of,
     data_dir_option,
     json_option,
@@ -75,7 +77,7 @@ def backup(folder: Path, data_dir: str | None, as_json: bool) -> None:
     """
     progress = _Progress()
     try:
-        manifest = admin_socket.backup(data_dir_of(data_dir), folder, progress)
+        manifest = admin_socket.backup(broker_of(data_dir), folder, progress)
     except admin_socket.AdminError as error:
         raise click.ClickException(str(error)) from None
     finally:
@@ -85,7 +87,7 @@ def backup(folder: Path, data_dir: str | None, as_json: bool) -> None:
         return
     size = sum(file["bytes"] for file in manifest["files"].values())
     took_s = (manifest["ended_unix_ms"] - manifest["began_unix_ms"]) / 1000
-    click.echo(f"Backed up {size:,} bytes in {took_s:.1f} s to {manifest['folder']}.")
+    click.echo(f"Backed up {plural(size, 'byte')} in {took_s:.1f} s to {manifest['folder']}.")
 
 
 @click.command()
@@ -123,7 +125,7 @@ def verify(folder: Path, master_key_file: str | None, as_json: bool) -> None:
             how = "opened" if verified.opened else "not opened: without the master key"
             counts += f"; payloads of {verified.sealed:,} records sealed, {how}"
             counts += "" if verified.opened else f" {verified.master_key_id}"
-        result = f"{len(verified.findings)} findings" if verified.findings else "sound"
+        result = plural(len(verified.findings), "finding") if verified.findings else "sound"
         click.echo(f"{folder}: {result}. Rows: {counts or 'none'}.")
     if verified.findings:
         sys.exit(1)
@@ -158,9 +160,11 @@ def restore(folder: Path, data_dir: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(to_json(_fields(restored)))
         return
-    damaged = f" {restored.damaged} damaged rows came with it." if restored.damaged else ""
+    damaged = (
+        f" {plural(restored.damaged, 'damaged row')} came with it." if restored.damaged else ""
+    )
     click.echo(
-        f"Restored {_many(restored.queues, 'queue')} to {restored.data_dir}, incarnation "
+        f"Restored {plural(restored.queues, 'queue')} to {restored.data_dir}, incarnation "
         f"{restored.incarnation}.{damaged} Start it: tocsin serve --data-dir {restored.data_dir}"
     )
     if restored.master_key_id:
@@ -168,7 +172,7 @@ def restore(folder: Path, data_dir: str | None, as_json: bool) -> None:
     if restored.tokens:
         click.echo(
             "It lets in whom it let in when the backup was made, with "
-            f"{_many(restored.tokens, 'token')}: revoke anew what was revoked since, "
+            f"{plural(restored.tokens, 'token')}: revoke anew what was revoked since, "
             "`tocsin admin token list` shows them."
         )
 
@@ -188,10 +192,6 @@ def note_restore(data_dir: Path, backup: Path, incarnation: str) -> None:
         trail.close()
     except OSError as error:
         click.echo(f"Warning: the audit trail cannot be written: {error}.", err=True)
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def _fields(value: msgspec.Struct) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 from typing import Any
 
 import click
+from tocsin.cli.common import plural
 
 from gateway import admin as admin_socket
-from gateway.admin_options import data_dir_of, data_dir_option, json_option, tenant_option, to_json
+from gateway.admin_options import broker_of, data_dir_option, json_option, tenant_option, to_json
 
 
 @click.command()
@@ -24,7 +25,7 @@ def partitions(queue: str | None, tenant: str, data_dir: str | None, as_json: bo
     """
     asked: dict[str, object] | None = {"queue": queue, "tenant": tenant} if queue else None
     try:
-        answer = admin_socket.placed(data_dir_of(data_dir), asked)
+        answer = admin_socket.placed(broker_of(data_dir), asked)
     except admin_socket.AdminError as error:
         raise click.ClickException(str(error)) from None
     if as_json:
@@ -33,7 +34,7 @@ def partitions(queue: str | None, tenant: str, data_dir: str | None, as_json: bo
         for one in answer["partitions"]:
             where = f"at {one['cluster']}" if "cluster" in one else "here"
             offsets = f"offsets {one['start']} to {one['end']}"
-            held = f"{one['messages']} messages, {one['bytes']} bytes"
+            held = f"{plural(one['messages'], 'message')}, {plural(one['bytes'], 'byte')}"
             click.echo(f"{one['partition']}  {where}  {held}, {offsets}")
     elif not answer["clusters"]:
         click.echo("This broker keeps its messages in its data folder.")
@@ -45,7 +46,7 @@ def partitions(queue: str | None, tenant: str, data_dir: str | None, as_json: bo
 def _lines_of(one: dict[str, Any]) -> list[str]:
     state = one["state"] if one["since_unix_ms"] is not None else "no manager has looked yet"
     zone = f" in {one['zone']}" if one["zone"] else ""
-    has = f"{one['partitions']} partitions of {one['queues']} queues"
+    has = f"{plural(one['partitions'], 'partition')} of {plural(one['queues'], 'queue')}"
     catalog = ", and the catalog" if one["has_catalog"] else ""
     lines = [f"{one['name']}{zone}  {state}, {_memory(one)}; {has}{catalog}"]
     if one["why"]:
@@ -59,6 +60,6 @@ def _memory(one: dict[str, Any]) -> str:
     if one["used_bytes"] is None:
         return "its memory is not known"
     if not one["bound_bytes"]:
-        return f"{one['used_bytes']} bytes taken, without a bound"
+        return f"{plural(one['used_bytes'], 'byte')} taken, without a bound"
     share = round(100 * one["used_bytes"] / one["bound_bytes"])
-    return f"{share} % of {one['bound_bytes']} bytes taken"
+    return f"{share} % of {plural(one['bound_bytes'], 'byte')} taken"

@@ -6,11 +6,12 @@ from typing import Any
 
 import click
 import msgspec
+from tocsin.cli.common import confirm, print_fields, shown_name, shown_value, yes_option
 
 from gateway import admin as admin_socket
 from gateway import logs, server
 from gateway.admin_options import (
-    data_dir_of,
+    broker_of,
     data_dir_option,
     json_option,
     say,
@@ -143,31 +144,22 @@ def admin() -> None:
 
 @admin.command("delete-queue")
 @click.argument("name")
-@click.option("--confirm", default=None, metavar="NAME", help="The name again, instead of asking.")
+@yes_option
 @tenant_option
 @data_dir_option
 @json_option
-def delete_queue(
-    name: str, confirm: str | None, tenant: str, data_dir: str | None, as_json: bool
-) -> None:
+def delete_queue(name: str, yes: bool, tenant: str, data_dir: str | None, as_json: bool) -> None:
     """Delete the queue NAME with its messages and groups, for good.
 
     \b
     Examples:
       tocsin admin delete-queue orders
-      tocsin admin delete-queue orders --confirm orders     in a script
+      tocsin admin delete-queue orders --yes     in a script
     """
-    if confirm is None:
-        if not sys.stdin.isatty():
-            raise click.UsageError(
-                f"Deleting {name} asks for its name again: without a terminal, give --confirm."
-            )
-        click.echo(f"This deletes the queue {name} with all its messages and groups, for good.")
-        confirm = click.prompt("Its name again", type=str)
-    if confirm != name:
-        raise click.ClickException(f"{confirm!r} is not {name!r}: nothing was deleted.")
+    folder = broker_of(data_dir)
+    confirm(f"deletes the queue {name} with all its messages and groups", name, yes=yes)
     try:
-        answer = admin_socket.delete_queue(data_dir_of(data_dir), name, confirm, tenant)
+        answer = admin_socket.delete_queue(folder, name, name, tenant)
     except admin_socket.AdminError as error:
         raise click.ClickException(str(error)) from None
     click.echo(to_json(answer) if as_json else f"Deleted {answer['deleted']}.")
@@ -179,16 +171,26 @@ def delete_queue(
 def status(data_dir: str | None, as_json: bool) -> None:
     """Say how the broker is."""
     try:
-        answer = admin_socket.status(data_dir_of(data_dir))
+        answer = admin_socket.status(broker_of(data_dir))
     except admin_socket.AdminError as error:
         raise click.ClickException(str(error)) from None
     if as_json:
         click.echo(to_json(answer))
         return
-    width = max(map(len, answer), default=0)
+    print_fields(shown_status(answer))
+
+
+def shown_status(answer: dict[str, Any], path: str = "") -> dict[str, object]:
+    """What a broker says of itself, for people: a line for each figure, times and durations as
+    people write them."""
+    shown: dict[str, object] = {}
     for name, value in answer.items():
-        shown = value if isinstance(value, str | int | float) else to_json(value)
-        click.echo(f"{name:<{width}}  {shown}")
+        called = f"{path} {name.replace('_', ' ')}".strip()
+        if isinstance(value, dict):
+            shown |= shown_status(value, called)
+        else:
+            shown[f"{path} {shown_name(name)}".strip()] = shown_value(name, value)
+    return shown
 
 
 for _command in (

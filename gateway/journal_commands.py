@@ -1,6 +1,5 @@
 """`tocsin admin usage` and `tocsin admin audit`: they read the files, with or without a broker."""
 
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -10,16 +9,16 @@ from typing import Any, Final
 
 import click
 import msgspec
+from tocsin.cli.common import plural
+from tocsin.cli.times import local_time, parse_time, unix_ms
 
 from gateway import audit_trail
-from gateway.admin_options import data_dir_of, data_dir_option, json_option, to_json
+from gateway.admin_options import data_dir_option, folder_of, json_option, to_json
 from gateway.books import FOLDER, NAME
 from gateway.journal import files_of, lines_of
 from gateway.usage import UsageLine
 
 BAR_WIDTH: Final = 20
-_UNITS: Final = {"m": 60, "h": 3600, "d": 86_400}
-_AGO: Final = re.compile(r"([0-9]{1,6})([mhd])")
 _LINE: Final = msgspec.json.Decoder(UsageLine)
 _SUMMED: Final = (
     "requests", "messages_in", "bytes_in", "duplicates", "messages_out", "bytes_out",
@@ -30,34 +29,27 @@ _BY: Final[dict[str, tuple[tuple[str, ...], _By]]] = {
     "principal": (("tenant", "principal", "queue"), lambda x: (x.tenant, x.principal, x.queue)),
     "queue": (("tenant", "queue"), lambda x: (x.tenant, x.queue)),
     "tenant": (("tenant",), lambda x: (x.tenant,)),
-    "minute": (("minute",), lambda x: (_shown_time(x.minute_unix_ms),)),
+    "minute": (("minute",), lambda x: (_minute(x.minute_unix_ms),)),
 }
 
 since_option: Final = click.option(
     "--since",
     default=None,
     metavar="TIME",
-    help="From then on: 30m, 12h or 7d ago, or a time like 2026-11-21 or 2026-11-21T14:00 (UTC).",
+    help="From then on: 30m, 12h or 7d ago, or a time like 2026-11-21 or 2026-11-21T14:00, which "
+    "is local unless it ends in an offset or Z.",
 )
 
 
 def since_unix_ms(text: str | None, *, wall: float) -> int:
-    """What `--since` means. None: from the beginning. Raises click.UsageError."""
+    """What `--since` means. None: from the beginning. Raises click.BadParameter."""
     if text is None:
         return 0
-    match = _AGO.fullmatch(text)
-    if match is not None:
-        return int((wall - int(match[1]) * _UNITS[match[2]]) * 1000)
-    try:
-        when = datetime.fromisoformat(text)
-    except ValueError:
-        raise click.UsageError(
-            f"--since is {text!r}; it must be like 30m, 12h, 7d, 2026-11-21 or 2026-11-21T14:00."
-        ) from None
-    return int((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() * 1000)
+    return unix_ms(parse_time(text, now=datetime.fromtimestamp(wall, UTC)))
 
 
-def _shown_time(unix_ms: int) -> str:
+def _minute(unix_ms: int) -> str:
+    """A minute in UTC, for machines as well: two of a clock that is put back do not become one."""
     return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -120,7 +112,7 @@ def usage(since: str | None, by: str, data_dir: str | None, as_json: bool) -> No
       tocsin admin usage --by queue --json | jq -r '.queue'
     """
     started = since_unix_ms(since, wall=time.time())
-    rows = summed(read_usage(data_dir_of(data_dir), started), by)
+    rows = summed(read_usage(folder_of(data_dir), started), by)
     if as_json:
         for row in rows:
             click.echo(to_json(row))
@@ -198,7 +190,7 @@ def audit(context: click.Context, since: str | None, data_dir: str | None, as_js
     if context.invoked_subcommand is not None:
         return
     started = since_unix_ms(since, wall=time.time())
-    for fields in _read(lambda: audit_trail.read(data_dir_of(data_dir), started)):
+    for fields in _read(lambda: audit_trail.read(folder_of(data_dir), started)):
         click.echo(to_json(fields) if as_json else shown_act(fields))
 
 
@@ -213,7 +205,7 @@ def shown_act(fields: dict[str, Any]) -> str:
     times = f" × {fields['count']}" if fields.get("count") else ""
     details = f" {to_json(fields['details'])}" if fields.get("details") else ""
     act = f"{fields['action']} {what}".rstrip()
-    return f"{_shown_time(fields['unix_ms'])}  {who}: {act}: {fields['outcome']}{times}{details}"
+    return f"{local_time(fields['unix_ms'])}  {who}: {act}: {fields['outcome']}{times}{details}"
 
 
 @audit.command()
@@ -225,18 +217,19 @@ def verify(data_dir: str | None, as_json: bool) -> None:
     Lines that are missing at the end, and a trail that was written anew as a whole, no chain can
     show: keep the last number and hash elsewhere, and compare.
     """
-    found = _read(lambda: audit_trail.verify(data_dir_of(data_dir)))
+    found = _read(lambda: audit_trail.verify(folder_of(data_dir)))
     if as_json:
         click.echo(to_json({"ok": not found.findings, **msgspec.to_builtins(found)}))
     else:
         for finding in found.findings:
             click.echo(f"Broken: {finding}.")
         torn = f", {found.torn} cut off by a crash" if found.torn else ""
-        result = f"{len(found.findings)} findings" if found.findings else "whole"
+        result = plural(len(found.findings), "finding") if found.findings else "whole"
         if found.lines:
+            lines = plural(found.lines, "line")
             click.echo(
-                f"The trail is {result}: {found.lines:,} lines{torn}, numbers {found.first} to "
-                f"{found.last}, hash {found.hash}"
+                f"The trail is {result}: {lines}{torn}, numbers {found.first} to {found.last}, "
+                f"hash {found.hash}"
             )
         else:
             click.echo("There is no trail.")

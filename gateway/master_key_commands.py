@@ -1,14 +1,15 @@
 """`tocsin admin master-key`: which master key a broker has, and another one for it."""
 
-import datetime
 import os
 from pathlib import Path
 from typing import Any, Final
 
 import click
+from tocsin.cli.common import plural
+from tocsin.cli.times import local_time
 
 from gateway import admin as admin_socket
-from gateway.admin_options import data_dir_of, data_dir_option, json_option, to_json
+from gateway.admin_options import broker_of, data_dir_option, json_option, to_json
 from gateway.key_file import read_keys
 from push.errors import Refused
 
@@ -26,7 +27,7 @@ def master_key() -> None:
 def show(data_dir: str | None, as_json: bool) -> None:
     """Say which master key the broker has, and which data keys. Never shows a key."""
     try:
-        answer = admin_socket.master_key(data_dir_of(data_dir))
+        answer = admin_socket.master_key(broker_of(data_dir))
     except admin_socket.AdminError as error:
         raise click.ClickException(str(error)) from None
     if as_json:
@@ -43,10 +44,12 @@ def show(data_dir: str | None, as_json: bool) -> None:
 
 
 def _line(row: dict[str, Any], answer: dict[str, Any]) -> str:
-    when = datetime.datetime.fromtimestamp(row["created_unix_ms"] / 1000, datetime.UTC)
-    line = f"  {row['key_id']}  made {when:%Y-%m-%d %H:%M:%S} UTC"
+    line = f"  {row['key_id']}  made {local_time(row['created_unix_ms'])}"
     if row["seals"]:
-        sealed = f"{answer['sealed_messages']:,} messages, {answer['sealed_bytes']:,} bytes"
+        sealed = (
+            f"{plural(answer['sealed_messages'], 'message')}, "
+            f"{plural(answer['sealed_bytes'], 'byte')}"
+        )
         line += f", in use: {sealed}"
     return line
 
@@ -82,7 +85,7 @@ def rotate(new_key_file: Path | None, data_dir: str | None, as_json: bool) -> No
     try:
         if new_key_file is not None:
             new = read_keys(new_key_file)[0].hex()
-        answer = admin_socket.rotate_master_key(data_dir_of(data_dir), new)
+        answer = admin_socket.rotate_master_key(broker_of(data_dir), new)
     except (admin_socket.AdminError, Refused) as error:
         raise click.ClickException(str(error)) from None
     if as_json:

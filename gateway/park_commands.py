@@ -1,13 +1,14 @@
 """`tocsin admin park`: list the keys that wait for an operator, and decide about them."""
 
 from collections.abc import Callable
-from datetime import datetime
 from typing import Any
 
 import click
+from tocsin.cli.common import plural
+from tocsin.cli.times import local_time
 
 from gateway import admin as admin_socket
-from gateway.admin_options import data_dir_of, data_dir_option, json_option, tenant_option, to_json
+from gateway.admin_options import broker_of, data_dir_option, json_option, tenant_option, to_json
 from gateway.rest_parked import KEYS_DEFAULT
 from push import limits
 
@@ -44,7 +45,7 @@ def list_parked(limit: int, data_dir: str | None, as_json: bool, **place: str) -
       tocsin admin park list orders billing --tenant acme
       tocsin admin park list orders billing --json | jq -r '.keys[].key'
     """
-    answer = _asked(lambda: admin_socket.parked(data_dir_of(data_dir), place, limit))
+    answer = _asked(lambda: admin_socket.parked(broker_of(data_dir), place, limit))
     if as_json:
         click.echo(to_json(answer))
         return
@@ -62,11 +63,11 @@ def _nothing(place: dict[str, str]) -> str:
 
 
 def _line(key: dict[str, Any]) -> str:
-    since = datetime.fromtimestamp(key["since_unix_ms"] / 1000).astimezone()
     head = f"offset {key['offset']}" if "offset" in key else "nothing"
+    since = local_time(key["since_unix_ms"])
     return (
-        f"{_name(key)}: {key['reason']} since {since:%Y-%m-%d %H:%M:%S}; {key['messages']:,} "
-        f"waiting, first {head} of partition {key['partition']}, {key['attempts']} attempts"
+        f"{_name(key)}: {key['reason']} since {since}; {key['messages']:,} waiting, first {head} "
+        f"of partition {key['partition']}, {plural(key['attempts'], 'attempt')}"
     )
 
 
@@ -94,12 +95,12 @@ def _decision(verb: str, done: str, help_text: str) -> None:
         decision: dict[str, object] = {"decision": verb}
         decision |= {name: value for name, value in which.items() if value}
         place = {"queue": queue, "group": group, "tenant": tenant}
-        answer = _asked(lambda: admin_socket.unpark(data_dir_of(data_dir), place, decision))
+        answer = _asked(lambda: admin_socket.unpark(broker_of(data_dir), place, decision))
         if as_json:
             click.echo(to_json(answer))
             return
         for found in answer["keys"]:
-            click.echo(f"{done} {_name(found)}: {found['messages']:,} messages waited.")
+            click.echo(f"{done} {_name(found)}: {plural(found['messages'], 'message')} waited.")
         for refused in answer.get("refused", ()):
             click.echo(
                 f"{refused['keys']:,} of partition {refused['partition']} stay parked: "

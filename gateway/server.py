@@ -127,7 +127,7 @@ class Server:
         self._port: int = bound.getsockname()[1]
         routes = token_routes(broker.metadata.tokens, auth, time.time, books.audit)
         self._scraped: MetricsServer | None = None
-        self._admin = AdminSocket(config.data_dir, broker, routes, books)
+        self._admin = AdminSocket(config.data_dir, broker, routes, books, url=self.url)
         self._listener = Listener(
             application,
             bound,

@@ -1,20 +1,17 @@
 """`tocsin admin token`: make, list and revoke API tokens."""
 
-import re
 import time
 from collections.abc import Callable
-from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 import click
+from tocsin.cli.durations import duration
+from tocsin.cli.times import local_time
 
 from gateway import admin as admin_socket
-from gateway.admin_options import data_dir_of, data_dir_option, json_option, to_json
+from gateway.admin_options import broker_of, data_dir_option, json_option, to_json
 from gateway.limit_values import limits_of
 from metadata.rights import RightsError, parse_right
-
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "y": 365 * 86_400}
-_DURATION: Final = re.compile(r"([0-9]{1,6})([smhdy])")
 
 
 @click.group()
@@ -30,10 +27,10 @@ def token() -> None:
 def _lasts_s(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
     if text is None:
         return None
-    match = _DURATION.fullmatch(text)
-    if match is None or not int(match[1]):
-        raise click.BadParameter(f"{text!r} is no time like 90d, 12h, 30m, 45s or 1y")
-    return float(int(match[1]) * _UNITS[match[2]])
+    lasts_s = duration(text)
+    if not lasts_s:
+        raise click.BadParameter("a token that is over at once lets nobody in")
+    return lasts_s
 
 
 def _rights(
@@ -89,7 +86,7 @@ def create(data_dir: str | None, as_json: bool, **wanted: Any) -> None:
       tocsin admin token create meter-7 --right 'publish:readings' --certificate meter-7.example
       TOCSIN_TOKEN=$(tocsin admin token create ci --right 'publish,consume:test.*' --expires 1h)
     """
-    answer = _asked(lambda: admin_socket.create_token(data_dir_of(data_dir), wanted))
+    answer = _asked(lambda: admin_socket.create_token(broker_of(data_dir), wanted))
     if answer["warning"] is not None:
         click.echo(f"Warning: {answer['warning']}.", err=True)
     if as_json:
@@ -113,7 +110,7 @@ def list_tokens(data_dir: str | None, as_json: bool) -> None:
       tocsin admin token list
       tocsin admin token list --json | jq -r '.tokens[] | select(.name == "ci").token_id'
     """
-    answer = _asked(lambda: admin_socket.tokens(data_dir_of(data_dir)))
+    answer = _asked(lambda: admin_socket.tokens(broker_of(data_dir)))
     if as_json:
         click.echo(to_json(answer))
         return
@@ -134,7 +131,7 @@ def revoke(token_id: str, data_dir: str | None, as_json: bool) -> None:
     Examples:
       tocsin admin token revoke k3v9x2ma
     """
-    answer = _asked(lambda: admin_socket.revoke_token(data_dir_of(data_dir), token_id))
+    answer = _asked(lambda: admin_socket.revoke_token(broker_of(data_dir), token_id))
     if as_json:
         click.echo(to_json(answer))
     else:
@@ -156,7 +153,7 @@ def _line(one: dict[str, Any]) -> str:
 
 
 def _time(unix_ms: int) -> str:
-    return f"{datetime.fromtimestamp(unix_ms / 1000).astimezone():%Y-%m-%d %H:%M}"
+    return local_time(unix_ms)
 
 
 def _asked(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:

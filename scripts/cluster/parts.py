@@ -36,6 +36,8 @@ class Part:
     is_ready: Callable[[], bool] = lambda: True
     stop_timeout_s: float = STOP_TIMEOUT_S
     """So long it has to end when it is told to."""
+    stays_down_s: float = PAUSE_S
+    """So long it stays down when it has ended."""
     program: Program = field(init=False)
     starts: int = 0
     _is_back: bool = True
@@ -63,9 +65,12 @@ class Part:
             return self._came_back(now)
         if self._due_at is None:
             lived_s = now - self._started_at
-            self._pause_s = PAUSE_S if lived_s > SOON_S else min(2 * self._pause_s, PAUSE_S_MAX)
-            self._due_at = now + self._pause_s
-            return f"{self.name} {ending(self.program.exit_code())}, and is started again"
+            again_s = min(2 * self._pause_s, PAUSE_S_MAX)
+            self._pause_s = PAUSE_S if lived_s > SOON_S else again_s
+            pause_s = max(self._pause_s, self.stays_down_s)
+            self._due_at = now + pause_s
+            when = f" in {pause_s:.0f} s" if pause_s >= 1 else ""
+            return f"{self.name} {ending(self.program.exit_code())}, and is started again{when}"
         if now >= self._due_at:
             self.start(now)
             self._is_back = False
@@ -79,7 +84,8 @@ class Part:
         except TimeoutError:
             return ""
         self._is_back = True
-        return f"{self.name} is ready again: {now - self._started_at:.1f} s"
+        took_s = now - self._started_at
+        return f"{self.name} is ready again, process {self.program.pid}: {took_s:.1f} s"
 
     def wait_ready(self) -> None:
         """Raises PartFailed."""

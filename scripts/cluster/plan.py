@@ -15,7 +15,7 @@ from typing import Final
 
 from loadtests.server import SERVE, tocsin
 from scripts.cluster.parts import Part, PartFailed, Parts
-from scripts.cluster.stores import PORTS, REPLICAS, SENTINELS, Store
+from scripts.cluster.stores import PORTS, REPLICAS, SENTINELS, STAYS_DOWN_S, Store
 from tests.servers.balancing import Place, haproxy_command
 from tests.servers.binaries import Binary
 from tests.servers.node import until
@@ -225,7 +225,8 @@ def page(cluster: Cluster, parts: Parts) -> str:
         f"  . {words}  in another shell: addresses, passwords, and tocsin on PATH",
         f"  tocsin queue list; tocsin consume {first} --read",
         "  tocsin admin clusters  each store and its servers, and what the managers do",
-        "  kill -9 PROCESS        and see who goes on; it is started again, and said here",
+        "  kill -9 PROCESS        and see who goes on; it is started again, and said here;",
+        f"                         a store's in {STAYS_DOWN_S:.0f} s: another is primary by then",
         "  kill -STOP PROCESS     a primary that hangs is replaced in ten seconds; -CONT ends it",
         "",
         "Stop all of it with Ctrl-C. Nothing is kept.",

@@ -11,7 +11,7 @@ from typing import Final
 
 import redis
 
-from scripts.cluster.parts import Part
+from scripts.cluster.parts import PAUSE_S, Part
 from tests.servers.binaries import Binary
 from tests.servers.node import Login, Node, fields, in_sync
 from tests.servers.shipped import MASTER, SHIPPED, SMALLER
@@ -19,6 +19,9 @@ from tests.servers.shipped import MASTER, SHIPPED, SMALLER
 REPLICAS: Final = 2
 SENTINELS: Final = 3
 PORTS: Final = 1 + REPLICAS + SENTINELS
+STAYS_DOWN_S: Final = 15.0
+"""A node that was killed: longer than a failover takes (5 s until a primary counts as gone, and
+some seconds more), so that there is one to see; started at once it would be primary again."""
 STOP_TIMEOUT_S: Final = 3.0
 """A server that writes its first append-only file does not end, and what it has goes anyway."""
 _HERE: Final = "127.0.0.1"
@@ -101,6 +104,7 @@ class Store:
         return Part(
             name, [*words, *["--sentinel"] * is_sentinel], self.logs, f"{_HERE}:{port}",
             is_ready=answers, stop_timeout_s=STOP_TIMEOUT_S,
+            stays_down_s=PAUSE_S if is_sentinel else STAYS_DOWN_S,
         )  # fmt: skip
 
     def _asked(self, port: int) -> Node:

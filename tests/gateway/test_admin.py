@@ -57,7 +57,7 @@ async def test_a_queue_is_deleted_of_the_tenant_that_is_named(
 ) -> None:
     other = Principal("somebody", "blue")
     await broker.create_queue(other, "letters", QueueSettings())
-    arguments = ("letters", "--confirm", "letters", "--data-dir", str(data_dir))
+    arguments = ("letters", "--yes", "--data-dir", str(data_dir))
     assert (await run("delete-queue", *arguments, "--tenant", "blue")).exit_code == 0
     assert "letters" not in [queue.name for queue in broker.metadata.list_queues(other)]
     assert names(broker) == ["orders"]
@@ -187,8 +187,8 @@ async def test_a_backup_that_ends_with_its_broker_is_told(tmp_path: Path) -> Non
 async def test_the_command_deletes_with_the_name_given_twice(
     data_dir: Path, broker: BrokerPort
 ) -> None:
-    result = await run("delete-queue", "orders", "--confirm", "orders", "--data-dir", str(data_dir))
-    assert (result.exit_code, result.output) == (0, "Deleted orders.\n")
+    result = await run("delete-queue", "orders", "--yes", "--data-dir", str(data_dir))
+    assert (result.exit_code, result.stdout) == (0, "Deleted orders.\n")
     assert names(broker) == []
 
 
@@ -199,19 +199,17 @@ async def test_the_command_asks_for_the_name_on_a_terminal(
     arguments = ("delete-queue", "orders", "--data-dir", str(data_dir))
     wrong = await run(*arguments, stdin="order\n")
     assert wrong.exit_code == 1
-    assert "nothing was deleted" in wrong.output
+    assert "nothing was done" in wrong.output
     assert names(broker) == ["orders"]
     right = await run(*arguments, stdin="orders\n")
     assert right.exit_code == 0, right.output
     assert names(broker) == []
 
 
-async def test_without_a_terminal_the_command_wants_confirm(
-    data_dir: Path, broker: BrokerPort
-) -> None:
+async def test_without_a_terminal_the_command_wants_yes(data_dir: Path, broker: BrokerPort) -> None:
     result = await run("delete-queue", "orders", "--data-dir", str(data_dir), stdin="orders\n")
     assert result.exit_code == 2
-    assert "--confirm" in result.output
+    assert "--yes" in result.output
     assert names(broker) == ["orders"]
 
 
@@ -221,10 +219,63 @@ async def test_the_data_folder_comes_from_the_environment(
     monkeypatch.setenv("TOCSIN_DATA_DIR", str(data_dir))
     monkeypatch.setenv("TOCSIN_PORT", "not a number")  # which is no business of this command
     assert (await run("status")).exit_code == 0
-    assert (await run("status", "--json")).output.startswith("{")
+    assert (await run("status", "--json")).stdout.startswith("{")
 
 
 async def test_a_command_that_failed_says_why_in_a_sentence(tmp_path: Path) -> None:
     result = await run("status", "--data-dir", str(tmp_path))
     assert result.exit_code == 1
     assert result.output.startswith("Error: No broker runs on ")
+
+
+async def test_every_answer_names_the_broker(broker: BrokerPort, tmp_path: Path) -> None:
+    """On stderr, so that what a script reads is the answer alone."""
+    socket = AdminSocket(tmp_path, broker, url="http://127.0.0.1:18080")
+    await socket.start()
+    try:
+        for arguments in (("status",), ("partitions",)):
+            result = await run(*arguments, "--json", "--data-dir", str(tmp_path))
+            assert result.stderr == f"Broker http://127.0.0.1:18080 on {tmp_path}.\n"
+    finally:
+        await socket.stop()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("http://127.0.0.1:18080", "http://127.0.0.1:18080", True),
+        ("http://127.0.0.1:18080", "http://localhost:18080/", True),
+        ("http://0.0.0.0:18080", "http://127.0.0.1:18080", True),
+        ("http://127.0.0.1:18080", "http://127.0.0.1:18081", False),
+        ("http://0.0.0.0:18080", "http://192.0.2.7:18080", False),
+        ("http://127.0.0.1:18080", "https://broker.invalid:18080", False),
+        ("https://127.0.0.1:443", "https://127.0.0.1", True),
+    ],
+)
+async def test_a_broker_that_is_not_the_one_of_the_environment_is_not_touched(
+    broker: BrokerPort, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: tuple[str, str, bool]
+) -> None:  # fmt: skip
+    """TOCSIN_URL names one, the data folder another: which is meant is asked, unless a flag says
+    it."""
+    listens, wanted, is_meant = case
+    await broker.create_queue(ANYBODY, "orders", QueueSettings(partitions=1))
+    monkeypatch.setenv("TOCSIN_URL", wanted)
+    monkeypatch.setenv("TOCSIN_DATA_DIR", str(tmp_path))
+    socket = AdminSocket(tmp_path, broker, url=listens)
+    await socket.start()
+    try:
+        result = await run("delete-queue", "orders", "--yes")
+        assert (result.exit_code, names(broker)) == ((0, []) if is_meant else (2, ["orders"]))
+        if not is_meant:
+            assert wanted in result.stderr
+            assert listens in result.stderr
+            told = await run("delete-queue", "orders", "--yes", "--data-dir", str(tmp_path))
+            assert (told.exit_code, names(broker)) == (0, [])
+    finally:
+        await socket.stop()
+
+
+async def test_the_status_has_times_and_durations_as_people_write_them(data_dir: Path) -> None:
+    told = (await run("status", "--data-dir", str(data_dir))).stdout
+    assert not {"{", "[", "None", "True", "False", "unix ms"} & set(told)
+    assert "unix_ms" not in told

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import resource
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -392,25 +393,31 @@ async def test_usage_waits_for_a_full_disk(tmp_path: Path) -> None:
 # --- The command --------------------------------------------------------------------------------
 
 
-async def test_the_command_tells_people_and_machines(tmp_path: Path) -> None:
+async def test_the_command_tells_people_and_machines(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times are local, with their offset, and read in the same way."""
+    monkeypatch.setenv("TZ", "Europe/Vienna")
+    request.addfinalizer(time.tzset)  # when the variable is as it was
+    time.tzset()
     books = books_of(tmp_path)
     books.audit.note("token.create", ALICE, subject="tk-1", details={"rights": ["read:*"]})
     books.audit.access.refused(Who(address="198.51.100.9"), "unauthorized")
     books.audit.turn()
     await books.stop()
     run = CliRunner().invoke
-    plain = run(admin, ["audit", "--data-dir", str(tmp_path)]).output.splitlines()
+    plain = run(admin, ["audit", "--data-dir", str(tmp_path)]).stdout.splitlines()
     assert plain == [
-        "2025-11-21T12:00:00Z  alice of acme (192.0.2.7): token.create tk-1: ok "
+        "2025-11-21 13:00:00+01:00  alice of acme (192.0.2.7): token.create tk-1: ok "
         '{"rights":["read:*"]}',
-        "2025-11-21T12:00:00Z  somebody (198.51.100.9): access: unauthorized × 1",
+        "2025-11-21 13:00:00+01:00  somebody (198.51.100.9): access: unauthorized × 1",
     ]
-    machine = run(admin, ["audit", "--json", "--data-dir", str(tmp_path)]).output.splitlines()
+    machine = run(admin, ["audit", "--json", "--data-dir", str(tmp_path)]).stdout.splitlines()
     assert [json.loads(line)["number"] for line in machine] == [1, 2]
-    later = run(admin, ["audit", "--since", "2025-11-21T12:00:01", "--data-dir", str(tmp_path)])
-    assert later.output == ""
+    later = run(admin, ["audit", "--since", "2025-11-21T13:00:01", "--data-dir", str(tmp_path)])
+    assert later.stdout == ""
     assert run(admin, ["audit", "--since", "soon", "--data-dir", str(tmp_path)]).exit_code == 2
     whole = run(admin, ["audit", "verify", "--data-dir", str(tmp_path)])
-    assert (whole.exit_code, "whole: 2 lines, numbers 1 to 2" in whole.output) == (0, True)
+    assert (whole.exit_code, "whole: 2 lines, numbers 1 to 2" in whole.stdout) == (0, True)
     nothing = run(admin, ["audit", "verify", "--data-dir", str(tmp_path / "none")])
-    assert (nothing.exit_code, nothing.output) == (0, "There is no trail.\n")
+    assert (nothing.exit_code, nothing.stdout) == (0, "There is no trail.\n")

@@ -104,7 +104,7 @@ async def test_a_backup_is_sound_and_for_its_owner_alone(backup: Path, broker: B
     assert manifest.incarnation == await broker.storage.incarnation()
     assert manifest.began_unix_ms <= manifest.ended_unix_ms
     result = await run("verify", backup, "--json")
-    verified = json.loads(result.output)
+    verified = json.loads(result.stdout)
     assert (result.exit_code, verified["ok"], verified["findings"]) == (0, True, [])
     assert verified["rows"]["queues"] == 1
 
@@ -113,9 +113,9 @@ async def test_a_backup_says_what_it_has_made_to_people_and_to_machines(
     broker: Broker, tmp_path: Path
 ) -> None:
     told = await run("backup", tmp_path / "one", "--data-dir", tmp_path / "data")
-    assert told.output.startswith("Backed up ")
+    assert told.stdout.startswith("Backed up ")
     told = await run("backup", tmp_path / "two", "--data-dir", tmp_path / "data", "--json")
-    assert set(json.loads(told.output)["files"]) == set(FILES)
+    assert set(json.loads(told.stdout)["files"]) == set(FILES)
 
 
 async def test_a_backup_goes_into_an_empty_folder_only(backup: Path, tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ async def test_a_file_that_is_not_as_long_as_it_was_is_found(
     else:
         path.write_bytes(data[:-1] if change == "cut off" else data + b"\0")
     verified = await run("verify", backup)
-    assert (verified.exit_code, name in verified.output) == (1, True)
+    assert (verified.exit_code, name in verified.stdout) == (1, True)
     assert name in is_refused(backup, tmp_path / "restored")
 
 
@@ -295,7 +295,7 @@ async def test_damage_that_was_backed_up_is_found_in_the_rows(
     await run("backup", tmp_path / "backup", "--data-dir", tmp_path / "data")
     result = await run("verify", tmp_path / "backup", "--json")
     assert result.exit_code == 1
-    assert json.loads(result.output)["damaged"] == {"record": 1}
+    assert json.loads(result.stdout)["damaged"] == {"record": 1}
 
 
 # --- Restoring -----------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ async def test_a_running_brokers_folder_is_neither_restored_into_nor_verified(
 
 async def test_a_restored_folder_opens_with_what_was_there(backup: Path, tmp_path: Path) -> None:
     result = await run("restore", backup, "--data-dir", tmp_path / "restored", "--json")
-    restored = json.loads(result.output)
+    restored = json.loads(result.stdout)
     assert (result.exit_code, restored["queues"], restored["damaged"]) == (0, 1, 0)
     assert restored["incarnation"] != restored["incarnation_before"]
     assert (await run("verify", tmp_path / "restored")).exit_code == 0

@@ -52,10 +52,10 @@ async def run(broker: Broker, *arguments: str) -> Result:
 async def test_where_a_queues_partitions_are(broker: Broker) -> None:
     done = await run(broker, "orders")
     assert done.exit_code == 0, done.output
-    assert [line.split("  ")[:2] for line in done.output.splitlines()] == [
+    assert [line.split("  ")[:2] for line in done.stdout.splitlines()] == [
         ["0", "at a"], ["1", "at b"], ["2", "at a"], ["3", "at b"],
     ]  # fmt: skip
-    shown: dict[str, Any] = json.loads((await run(broker, "orders", "--json")).output)
+    shown: dict[str, Any] = json.loads((await run(broker, "orders", "--json")).stdout)
     assert [one["cluster"] for one in shown["partitions"]] == ["a", "b", "a", "b"]
     assert "queue_not_found" in (await run(broker, "other")).output
 
@@ -68,10 +68,10 @@ async def test_what_each_cluster_has(broker: Broker) -> None:
     broker._clusters = clusters
     done = await run(broker)
     assert done.exit_code == 0, done.output
-    assert done.output.splitlines() == [
-        "a in north  hot, 85 % of 100 bytes taken; 2 partitions of 1 queues, and the catalog",
-        "b  no manager has looked yet, its memory is not known; 2 partitions of 1 queues",
+    assert done.stdout.splitlines() == [
+        "a in north  hot, 85 % of 100 bytes taken; 2 partitions of 1 queue, and the catalog",
+        "b  no manager has looked yet, its memory is not known; 2 partitions of 1 queue",
         "  now  it does not answer this broker",
     ]
-    shown = json.loads((await run(broker, "--json")).output)
+    shown = json.loads((await run(broker, "--json")).stdout)
     assert shown == {"clusters": msgspec.to_builtins(FOUND)}

@@ -46,11 +46,11 @@ async def broker(data_dir: Path, file: Path) -> AsyncIterator[Broker]:
 async def test_show_names_keys_and_shows_none(broker: Broker, data_dir: Path, file: Path) -> None:
     result = await run("master-key", "show", "--data-dir", data_dir)
     assert result.exit_code == 0, result.output
-    first, count, line = result.output.splitlines()
+    first, count, line = result.stdout.splitlines()
     assert first == f"Master key {OLD_ID}, from {file}."
     assert count == "Data keys: 1."
     assert line.endswith("in use: 6 messages, 124 bytes")
-    shown = json.loads((await run("master-key", "show", "--data-dir", data_dir, "--json")).output)
+    shown = json.loads((await run("master-key", "show", "--data-dir", data_dir, "--json")).stdout)
     assert (shown["from"], shown["data_keys"]) == ("file", 1)
     assert OLD.hex() not in result.output + str(shown)
 
@@ -77,7 +77,7 @@ async def test_rotate_takes_a_key_from_a_file_or_the_environment(
     rotate = ("master-key", "rotate", "--data-dir", data_dir)
     (tmp_path / "new").write_text(NEW.hex())
     result = await run(*rotate, "--new-key-file", tmp_path / "new", "--json")
-    assert json.loads(result.output)["master_key_id"] == NEW_ID
+    assert json.loads(result.stdout)["master_key_id"] == NEW_ID
     result = await run(*rotate, "--new-key-file", tmp_path / "none")
     assert (result.exit_code, "is not there" in result.output) == (1, True)
     monkeypatch.setenv("TOCSIN_NEW_MASTER_KEY", OLD.hex())
@@ -123,7 +123,7 @@ async def test_verify_opens_what_is_sealed_where_it_has_the_key(
     result = await run("verify", backup, "--master-key-file", tmp_path / "other")
     assert (result.exit_code, "is another one" in result.output) == (1, True)
     monkeypatch.setenv("TOCSIN_MASTER_KEY", OLD.hex())
-    verified = json.loads((await run("verify", backup, "--json")).output)
+    verified = json.loads((await run("verify", backup, "--json")).stdout)
     assert (verified["opened"], verified["sealed"], verified["ok"]) == (True, 2, True)
 
 

@@ -133,19 +133,19 @@ async def test_the_command_lists_and_decides(session: Session, run: Callable[...
     listed = await run("list", "orders", "billing")
     assert listed.exit_code == 0, listed.output
     assert "user-7: exhausted since 20" in listed.output
-    assert "2 waiting, first offset 0 of partition 0, 1 attempts" in listed.output
-    shown = json.loads((await run("list", "orders", "billing", "--json")).output)
+    assert "2 waiting, first offset 0 of partition 0, 1 attempt" in listed.output
+    shown = json.loads((await run("list", "orders", "billing", "--json")).stdout)
     assert shown["keys_parked"] == 2
     assert "And 1 more" in (await run("list", "orders", "billing", "--limit", "1")).output
     done = await run("release", "orders", "billing", "user-7")
-    assert (done.exit_code, done.output) == (0, "Released user-7: 2 messages waited.\n")
+    assert (done.exit_code, done.stdout) == (0, "Released user-7: 2 messages waited.\n")
     hashed = next(key["key_hash"] for key in shown["keys"] if key["key"] == "user-8")
     done = await run("skip", "orders", "billing", "--hash", hashed, "--json")
-    assert json.loads(done.output)["decision"] == "skip"
+    assert json.loads(done.stdout)["decision"] == "skip"
     for arguments in (("list", "orders", "billing"), ("retry", "orders", "billing", "--all")):
         assert (
             await run(*arguments)
-        ).output == "Nothing is parked in the group billing of orders.\n"
+        ).stdout == "Nothing is parked in the group billing of orders.\n"
 
 
 async def test_a_command_that_is_wrong_says_why(session: Session, run: Callable[..., Any]) -> None:
@@ -178,7 +178,7 @@ async def test_another_tenants_keys_are_reached_by_its_name_alone(
     await house.broker.flusher.drain()
 
     async def listed(*more: str) -> set[str]:
-        shown = json.loads((await run("list", "orders", "billing", "--json", *more)).output)
+        shown = json.loads((await run("list", "orders", "billing", "--json", *more)).stdout)
         return {key["key"] for key in shown["keys"]}
 
     of_acme = ("--tenant", "acme")
@@ -186,7 +186,7 @@ async def test_another_tenants_keys_are_reached_by_its_name_alone(
     assert await listed(*of_acme) == {"user-7", "hers"}
     assert "not_parked" in (await run("skip", "orders", "billing", "hers")).output
     done = await run("retry", "orders", "billing", "user-7", *of_acme)
-    assert done.output == "Retrying user-7: 1 messages waited.\n"
+    assert done.stdout == "Retrying user-7: 1 message waited.\n"
     assert (await listed(*of_acme), await listed()) == ({"hers"}, {"user-7", "user-8"})
     nobody = await run("list", "orders", "billing", "--tenant", "nobody")
     assert (nobody.exit_code, "queue_not_found" in nobody.output) == (1, True)

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 import tocsin
 from tocsin import answers, settings
-from tocsin.cli import queues as commands
 
 from gateway import facts_values, ports, rest_groups, rest_queues
 from metadata import catalog
@@ -64,7 +63,7 @@ async def test_set_changes_what_is_given_and_prints_old_and_new(house: House, ru
     assert changed.exit_code == 0, changed.output
     assert lines(changed.output) == [
         ["SETTING", "BEFORE", "NOW"], ["retention", "7d", "30d"],
-        ["message", "ttl", "1h", "none"], ["publish", "messages", "per", "none", "10"],
+        ["message", "ttl", "1h", "none"], ["publish", "messages", "per", "s", "none", "10"],
     ]  # fmt: skip
     same = await run("queue", "set", "orders", "--retention", "30d")
     assert same.output == "Queue orders has these settings already: nothing was changed.\n"
@@ -90,11 +89,11 @@ async def test_set_says_how_many_messages_it_deletes_and_asks(
     refused = await run(*wanted)
     assert refused.exit_code == 1
     assert "Queue orders was not changed: 7 messages would be deleted. With --yes" in refused.output
-    monkeypatch.setattr(commands, "_is_terminal", lambda: True)
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
     no = await run(*wanted, given="n\n")
     assert (no.exit_code, "7 messages would be deleted, for good" in no.output) == (1, True)
     assert house.find("orders").settings.retention_s == 604_800
-    yes = await run(*wanted, given="y\n")
+    yes = await run(*wanted, given="orders\n")
     assert yes.exit_code == 0, yes.output
     assert ["retention", "7d", "0ms"] in lines(yes.output)
     assert "7 messages are deleted." in yes.output

@@ -232,7 +232,7 @@ async def test_a_token_is_made_shown_once_and_revoked(operator: Admin) -> None:
         assert token not in told.output
         assert "digest" not in told.output
     revoked = await operator.run("revoke", kept.token_id)
-    assert revoked.output == f"Revoked {kept.token_id} of billing.\n"
+    assert revoked.stdout == f"Revoked {kept.token_id} of billing.\n"
     assert operator.tokens.listed() == []
     again = await operator.run("revoke", kept.token_id)
     assert again.exit_code == 1
@@ -258,8 +258,8 @@ async def test_a_certificate_is_mapped_and_no_token_is_made(operator: Admin) -> 
     [
         (["create", "a"], "--right"),
         (["create", "a", "--right", "fly:moon"], "is no right"),
-        (["create", "a", "--right", "read:x", "--expires", "soon"], "no time like"),
-        (["create", "a", "--right", "read:x", "--expires", "0d"], "no time like"),
+        (["create", "a", "--right", "read:x", "--expires", "soon"], "for '--expires'"),
+        (["create", "a", "--right", "read:x", "--expires", "0d"], "for '--expires'"),
         (
             ["create", "a", "--right", "read:x", "--limits", "messages=soon"],
             "a rate is like 1000/s",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -108,7 +109,12 @@ def test_a_cluster_starts_goes_on_and_leaves_nothing(tmp_path: Path) -> None:
         os.kill(found["gateway-1"], signal.SIGKILL)
         said = run.line()["text"]
         assert said == "gateway-1 was ended by signal 9, and is started again"
-        assert run.line()["text"].startswith("gateway-1 is ready again: ")
+        back = re.fullmatch(
+            r"gateway-1 is ready again, process (\d+): [\d.]+ s", run.line()["text"]
+        )
+        assert back is not None
+        assert int(back[1]) != found["gateway-1"]
+        assert "serve" in Path(f"/proc/{back[1]}/cmdline").read_text()
         for number in range(6):  # the balancer may not know yet: another one gets it
             messages = [{"body": number}]
             answer = httpx2.post(

@@ -147,9 +147,7 @@ async def test_sums_are_what_was_done_and_nothing_that_is_secret_is_written(
         )
         run("token", server, "revoke", made["token_id"])
         run("master-key", server, "rotate", "--json")
-        deleted = CliRunner().invoke(
-            admin, ["delete-queue", "orders", "--confirm", "orders", *where(server)]
-        )
+        deleted = CliRunner().invoke(admin, ["delete-queue", "orders", "--yes", *where(server)])
         assert deleted.exit_code == 0
     check_usage(server, counted, pulled_bytes, polls, time.time() - begun)
     check_acts(server)

@@ -4,7 +4,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Final, Literal, TypeVar
 
@@ -17,6 +17,7 @@ RESUBSCRIBE_S: Final = 0.5
 LEAVE_TIMEOUT_S: Final = 5.0
 
 Start = Literal["earliest", "latest"] | datetime
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SelfT = TypeVar("SelfT", bound="Subscribing")
 
 
@@ -226,7 +227,15 @@ class Subscribing(ABC):
 
 
 def start_at(start: Start | None) -> Literal["earliest", "latest"] | wire.StartAt | None:
-    """A start as frames and requests say it. A time without a zone is local."""
+    """A start as frames and requests say it. A time without a zone is local.
+
+    Raises:
+        ValueError: no clock of this machine has it.
+    """
     if isinstance(start, datetime):
-        return wire.StartAt(int(start.timestamp() * 1000))
+        try:
+            when = start if start.tzinfo is not None else start.astimezone()
+        except (OverflowError, OSError, ValueError):
+            raise ValueError(f"{start} is no local time; give it a zone") from None
+        return wire.StartAt((when - _EPOCH) // timedelta(milliseconds=1))
     return start

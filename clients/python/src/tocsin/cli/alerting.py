@@ -12,11 +12,12 @@ from tocsin.cli.common import (
     pass_target,
     print_table,
     run,
+    shown_name,
     target_options,
     to_json,
 )
 from tocsin.cli.durations import duration, format_duration
-from tocsin.cli.queues import OrNone, given, label, shown
+from tocsin.cli.queues import OrNone, given, shown
 from tocsin.errors import InvalidRequest
 from tocsin.settings import Alert, AlertChange
 
@@ -115,7 +116,7 @@ def _print_change(queue: str, name: str, changed: ChangedQueue) -> None:
     for field in after:
         if before[field] != after[field]:
             was, now = shown(field, before[field]), shown(field, after[field])
-            click.echo(f"{label(field)} of {name}: {was} before, {now} now")
+            click.echo(f"{shown_name(field)} of {name}: {was} before, {now} now")
 
 
 def _show(queue: str, alerts: list[Alert], as_json: bool) -> None:

@@ -6,15 +6,16 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import partial
 from typing import Any, Final, TypeVar
 
 import click
 import msgspec
 
+from tocsin.cli.durations import format_duration
 from tocsin.cli.interrupts import quiet_interrupt
 from tocsin.cli.streams import watched_output
+from tocsin.cli.times import local_time, parse_time
 from tocsin.client import URL_DEFAULT, Client, connect
 from tocsin.http import Http
 from tocsin.requesting import checked_url
@@ -80,6 +81,30 @@ def _target_options(
 def json_option(command: CommandT) -> CommandT:
     """--json."""
     return click.option("--json", "as_json", is_flag=True, help="JSON, for machines.")(command)
+
+
+def yes_option(command: CommandT) -> CommandT:
+    """--yes, of what destroys something: see confirm."""
+    return click.option("--yes", is_flag=True, help="Do not ask for the name again.")(command)
+
+
+def confirm(what: str, name: str, *, yes: bool) -> None:
+    """Have the name of what is destroyed typed again, unless --yes was given.
+
+    Raises:
+        click.UsageError: nobody can be asked.
+        click.ClickException: it was not that name.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            f"This {what}, for good, and asks for the name again: without a terminal, give --yes."
+        )
+    click.echo(f"This {what}, for good.", err=True)
+    again = click.prompt(f"Type {name} to go on", type=str, err=True)
+    if again != name:
+        raise click.ClickException(f"{again!r} is not {name!r}: nothing was done.")
 
 
 pass_target = click.make_pass_decorator(Target, ensure=True)
@@ -168,8 +193,36 @@ def print_fields(fields: dict[str, object]) -> None:
         click.echo(f"{name:<{width}}  {value}")
 
 
+def shown_value(name: str, value: object) -> str:
+    """A value for people, by the unit at the end of its name."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        if name.endswith("_unix_ms"):
+            return local_time(int(value))
+        if name.endswith("_per_s"):
+            return f"{value:,g}"
+        if name.endswith("_s"):
+            return format_duration(value)
+        number = f"{value:,}" if isinstance(value, int) else f"{value:,g}"
+        return f"{number} bytes" if name.endswith(("_bytes", "bytes_max")) else number
+    if isinstance(value, list | tuple):
+        return ", ".join(shown_value("", one) for one in value) or "none"
+    return value if isinstance(value, str) else to_json(value)
+
+
+def shown_name(name: str) -> str:
+    """A field's name for people: its unit stands with the value."""
+    if not name.endswith("_per_s"):
+        for unit in ("_unix_ms", "_s"):
+            name = name.removesuffix(unit)
+    return name.replace("_", " ")
+
+
 def parse_start(text: str) -> Start:
-    """earliest, latest, or an ISO time (without a zone: local).
+    """earliest, latest, or a time (see tocsin.cli.times).
 
     Raises:
         click.BadParameter: it is none of them.
@@ -179,11 +232,9 @@ def parse_start(text: str) -> Start:
     if text == "latest":
         return "latest"
     try:
-        return datetime.fromisoformat(text).astimezone()
-    except ValueError:
-        raise click.BadParameter(
-            f"{text!r} is neither earliest nor latest nor a time like 2026-11-21T09:30"
-        ) from None
+        return parse_time(text)
+    except click.BadParameter as error:
+        raise click.BadParameter(f"neither earliest nor latest: {error.message}") from None
 
 
 def printable(text: str) -> str:

@@ -18,7 +18,7 @@ from tocsin.cli.common import (
 )
 from tocsin.cli.printing import json_line
 from tocsin.cli.progress import Progress
-from tocsin.cli.queues import local_time
+from tocsin.cli.times import local_time
 from tocsin.cli.upkeep import shown_body, shown_key
 from tocsin.errors import TocsinError
 from tocsin.upkeep import DeadLetter

@@ -13,7 +13,7 @@ from tocsin.cli.common import (
     target_options,
     to_json,
 )
-from tocsin.cli.queues import local_time
+from tocsin.cli.times import local_time
 
 
 @click.command("explain")

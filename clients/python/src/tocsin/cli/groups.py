@@ -1,6 +1,5 @@
 """`tocsin group`: create, set, list, show, delete, seek."""
 
-import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -9,15 +8,20 @@ import click
 from tocsin.answers import CreatedGroup, GroupDescription, GroupPartition, QueueDescription
 from tocsin.cli.common import (
     Target,
+    confirm,
     json_option,
     parse_start,
     pass_target,
+    plural,
     print_fields,
     print_table,
     printable,
     run,
+    shown_name,
+    shown_value,
     target_options,
     to_json,
+    yes_option,
 )
 from tocsin.cli.durations import duration
 from tocsin.cli.queues import (
@@ -25,12 +29,12 @@ from tocsin.cli.queues import (
     change_or_ask,
     create_or_explain,
     given,
-    local_time,
     print_changes,
     print_groups,
     setting_options,
     shown_settings,
 )
+from tocsin.cli.times import local_time
 from tocsin.subscribing import Start
 
 GROUP_SETTINGS: Final = (
@@ -98,7 +102,7 @@ def create(
 @click.argument("queue")
 @click.argument("name")
 @setting_options(GROUP_SETTINGS, change=True)
-@click.option("--yes", is_flag=True, help="Do not ask, also where it deletes messages.")
+@yes_option
 @json_option
 @target_options
 @pass_target
@@ -176,8 +180,7 @@ def show(target: Target, queue: str, name: str, as_json: bool) -> None:
         elif name_ == "counters":
             fields["counted"] = _counted(value)
         elif name_ not in _SHOWN_APART:
-            shown = value if isinstance(value, str | int | float) else to_json(value)
-            fields[name_.replace("_", " ")] = shown
+            fields[shown_name(name_)] = shown_value(name_, value)
     print_fields({**fields, **shown_settings(found["settings"])})
     places = [place for place in found.get("partitions", ()) if "waits_for" in place]
     if places:
@@ -210,7 +213,7 @@ def _row(place: GroupPartition) -> list[object]:
 @group.command("delete")
 @click.argument("queue")
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@yes_option
 @json_option
 @target_options
 @pass_target
@@ -222,19 +225,18 @@ def delete(target: Target, queue: str, name: str, yes: bool, as_json: bool) -> N
       tocsin group delete orders billing
       tocsin group delete orders billing --yes     in a script
     """
-    if not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError(
-                f"Deleting the group {name} asks whether it shall: without a terminal, give --yes."
-            )
-        click.confirm(f"Forget where the group {name} stands in {queue}?", abort=True, err=True)
+    what = f"makes the broker at {target.url} forget where the group {name} of {queue} stands"
+    confirm(what, name, yes=yes)
 
     async def work() -> None:
         async with target.http() as http:
             await http.delete_group(queue, name)
 
     run(work())
-    click.echo(to_json({"deleted": name}) if as_json else f"Group {name} of {queue} is deleted.")
+    if as_json:
+        click.echo(to_json({"deleted": name}))
+    else:
+        click.echo(f"Group {name} of {queue} is deleted at {target.url}.")
 
 
 @group.command("seek")
@@ -266,4 +268,5 @@ def seek(target: Target, queue: str, name: str, to: str, as_json: bool) -> None:
     if as_json:
         click.echo(to_json(found))
     else:
-        click.echo(f"Group {name} of {queue} goes on at {to}; {found['lag']:,} messages are ahead.")
+        ahead = plural(found["lag"], "message")
+        click.echo(f"Group {name} of {queue} goes on at {to}, with {ahead} ahead.")

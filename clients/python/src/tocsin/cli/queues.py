@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from datetime import datetime
 from enum import Enum
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -20,16 +19,21 @@ from tocsin.cli.common import (
     CommandT,
     T,
     Target,
+    confirm,
     json_option,
     pass_target,
     plural,
     print_fields,
     print_table,
     run,
+    shown_name,
+    shown_value,
     target_options,
     to_json,
+    yes_option,
 )
-from tocsin.cli.durations import duration, format_duration
+from tocsin.cli.durations import duration
+from tocsin.cli.times import local_time
 from tocsin.errors import SettingsDiffer, WouldDelete
 from tocsin.http import Http
 
@@ -158,17 +162,12 @@ def change_or_ask(
             return run(work(deletes_max))
         except WouldDelete as error:
             does = removal(error.deleted, error.dead_lettered, "would be")
-            if not _is_terminal():
+            if not sys.stdin.isatty():
                 raise click.ClickException(
                     f"{what} was not changed: {does}. With --yes it is done."
                 ) from None
-            click.echo(f"By this change of {what} {does}, for good.", err=True)
-            click.confirm("Change it?", abort=True, err=True)
+            confirm(f"changes {what} at {target.url}, by which {does}", what.split()[1], yes=False)
             deletes_max = error.messages
-
-
-def _is_terminal() -> bool:
-    return sys.stdin.isatty()
 
 
 def removal(deleted: int, dead_lettered: int, verb: str) -> str:
@@ -187,7 +186,7 @@ def print_changes(what: str, changed: ChangedQueue | ChangedGroup) -> None:
     if not changed["changes"]:
         click.echo(f"{what} has these settings already: nothing was changed.")
         return
-    rows = [(label(one["name"]), *_both(one)) for one in changed["changes"]]
+    rows = [(shown_name(one["name"]), *_both(one)) for one in changed["changes"]]
     print_table(rows, ("SETTING", "BEFORE", "NOW"))
     does = removal(changed["deleted"], changed["dead_lettered"], "are")
     if does:
@@ -199,20 +198,19 @@ def _both(change: SettingChange) -> tuple[str, str]:
     return shown(name, change["before"]), shown(name, change["after"])
 
 
-def label(name: str) -> str:
-    """The name of a setting, as it is read."""
-    return name.removesuffix("_s").replace("_", " ")
-
-
 def shown(name: str, value: object) -> str:
     """The value of a setting, as it is read."""
     if value is None:
         return "none"
-    if name.endswith("_s") and not name.endswith("_per_s") and isinstance(value, int | float):
-        return format_duration(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return value if isinstance(value, str) else to_json(value)
-    return f"{value:,g}" if isinstance(value, float) else f"{value:,}"
+    if name == "alerts" and isinstance(value, list):
+        return ", ".join(one["name"] for one in value) or "none"
+    if value == 0 and name in _UNBOUND:
+        return _UNBOUND[name]
+    return shown_value(name, value)
+
+
+_UNBOUND: Final = {"attempts_max": "no end", "messages_max": "no bound", "bytes_max": "no bound"}
+"""What 0 of a setting means."""
 
 
 @click.group()
@@ -261,7 +259,7 @@ def create(target: Target, /, name: str, as_json: bool, **settings: Any) -> None
 @queue.command("set")
 @click.argument("name")
 @setting_options(tuple(one for one in QUEUE_SETTINGS if one.name != "partitions"), change=True)
-@click.option("--yes", is_flag=True, help="Do not ask, also where it deletes messages.")
+@yes_option
 @json_option
 @target_options
 @pass_target
@@ -368,15 +366,10 @@ def print_groups(groups: list[GroupFigures], queue: str) -> None:
 def shown_settings(settings: Mapping[str, object]) -> dict[str, object]:
     """Settings for people: durations with units, and without those that are not set."""
     return {
-        label(name): shown(name, value)
+        shown_name(name): shown(name, value)
         for name, value in settings.items()
         if value is not None and name != "partitions"
     }
-
-
-def local_time(unix_ms: int) -> str:
-    """A time for people."""
-    return datetime.fromtimestamp(unix_ms / 1000).astimezone().isoformat(" ", "seconds")
 
 
 def _paused(found: QueueDescription) -> dict[str, object]:

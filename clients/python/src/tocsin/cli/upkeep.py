@@ -8,6 +8,7 @@ import click
 from tocsin.answers import QueueDescription
 from tocsin.cli.common import (
     Target,
+    confirm,
     json_option,
     pass_target,
     plural,
@@ -16,9 +17,10 @@ from tocsin.cli.common import (
     run,
     target_options,
     to_json,
+    yes_option,
 )
 from tocsin.cli.printing import json_line
-from tocsin.cli.queues import local_time
+from tocsin.cli.times import local_time
 from tocsin.message import Content
 from tocsin.upkeep import PeekedMessage
 
@@ -77,7 +79,7 @@ def _pause(target: Target, name: str, as_json: bool, *, paused: bool) -> None:
 @click.command("purge")
 @click.argument("name")
 @click.option("--group", metavar="GROUP", help="Only for this group; the others keep theirs.")
-@click.option("--yes", is_flag=True, help="Do not ask for the name again.")
+@yes_option
 @json_option
 @target_options
 @pass_target
@@ -94,26 +96,17 @@ def purge(target: Target, name: str, group: str | None, yes: bool, as_json: bool
       tocsin queue purge orders --yes           in a script
     """
     what = f"what the group {group} has not settled in {name}" if group else f"everything in {name}"
-    if not yes:
-        if not _is_terminal():
-            raise click.UsageError(
-                f"Purging {name} asks for its name again: without a terminal, give --yes."
-            )
-        click.echo(f"This drops {what}, for good.", err=True)
-        again = click.prompt("The queue's name again", type=str, err=True)
-        if again != name:
-            raise click.ClickException(f"{again!r} is not {name!r}: nothing was dropped.")
+    confirm(f"drops {what}, at {target.url}", name, yes=yes)
 
     async def work() -> int:
         async with target.http() as http:
             return await http.purge_queue(name, group=group)
 
     count = run(work())
-    click.echo(to_json({"messages": count}) if as_json else f"Dropped {plural(count, 'message')}.")
-
-
-def _is_terminal() -> bool:
-    return sys.stdin.isatty()
+    if as_json:
+        click.echo(to_json({"messages": count}))
+    else:
+        click.echo(f"Dropped {plural(count, 'message')} of {name} at {target.url}.")
 
 
 @click.command("peek")

@@ -1,0 +1,52 @@
+"""Times as people write and read them, in every command alike.
+
+A time that is typed is local unless it ends in an offset (`2026-11-21T09:30+01:00`, or `Z`); or it
+says how long ago it was (`30m`, `12h`, `7d`). A time that is printed is local and has its offset.
+"""
+
+import contextlib
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import click
+
+from tocsin.cli.durations import parse_duration
+
+EXAMPLES: Final = "2026-11-21, 2026-11-21T09:30, 2026-11-21T09:30Z, or 12h for twelve hours ago"
+_AGO: Final = re.compile(r"[0-9.]+ *[a-z]+( *[0-9.]+ *[a-z]+)*")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_MS: Final = 253_402_300_799_999
+"""The last millisecond of the year 9999, which is the last one that has a date."""
+
+
+def parse_time(text: str, *, now: datetime | None = None) -> datetime:
+    """The time that `text` says, with an offset. `now`: what a time ago counts from.
+
+    Raises:
+        click.BadParameter: it says none, or one that no calendar of ours has.
+    """
+    try:
+        if _AGO.fullmatch(text.strip().lower()):
+            return (now or datetime.now(UTC)) - timedelta(seconds=parse_duration(text))
+        when = datetime.fromisoformat(text.strip())
+        # A time of the first or the last days may have no neighbour in another zone.
+        return when if when.tzinfo is not None else when.astimezone()
+    except (ValueError, OverflowError, OSError):
+        raise click.BadParameter(f"{text!r} is no time; write {EXAMPLES}") from None
+
+
+def unix_ms(when: datetime) -> int:
+    """Milliseconds since 1970 of a time with an offset, also where the platform's clock ends."""
+    return (when - _EPOCH) // timedelta(milliseconds=1)
+
+
+def local_time(unix_ms: int) -> str:
+    """A time for people: local, with its offset."""
+    if not 0 <= unix_ms <= _LAST_MS:
+        return f"{unix_ms:,} ms since 1970"
+    when = _EPOCH + timedelta(milliseconds=unix_ms)
+    # On the last day it is the next year already in some zones: then in UTC.
+    with contextlib.suppress(OverflowError, ValueError, OSError):
+        when = when.astimezone()
+    return when.isoformat(" ", "seconds")
