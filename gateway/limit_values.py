@@ -4,8 +4,9 @@
 
 A rate is `<number>/s` (or /min, /h), with `+<burst>` where more may come at once; k, M and G are
 thousands, millions and thousands of millions. Unless it says so the burst is what passes in a
-second. It is never less than what one request or frame may hold: that would never fit (R5: what is
-admitted is admitted whole). A bound is a plain number.
+second, and one at least. Of bytes it is never less than one publish may hold, because one message
+would never fit otherwise. Of a publish with more messages than the burst has, as many are admitted
+as it has (R5). A bound is a plain number.
 """
 
 import re
@@ -27,10 +28,11 @@ Bound = Literal["sessions", "in_flight"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 BURSTS_MIN: Final[dict[str, int]] = {
     "frames": 2 * limits.FRAMES_PER_MESSAGE_MAX,
-    "messages": limits.MESSAGES_PER_PUBLISH_MAX,
     "bytes": limits.FRAME_BYTES_MAX,
 }
-"""What one publish may hold, and more than a session is heard of at once."""
+"""What one message may hold, and more than a session is heard of at once."""
+IN_FLIGHT_MIN: Final = limits.MESSAGES_PER_PUBLISH_MAX
+"""What one publish may hold."""
 OF_PRINCIPAL: Final = (
     "connections", "requests", "messages", "bytes", "sessions", "in_flight",
 )  # fmt: skip
@@ -108,13 +110,13 @@ def _rate(name: str, said: str) -> Rate:
     per_s, least = _PERIODS[match[2]], BURSTS_MIN.get(name, 1)
     burst = max(least, -(-units // per_s)) if match[3] is None else _number(match[3])
     if not least <= burst <= _UNITS_MAX:
-        why = ", as many as one publish may hold" if name in OF_QUEUE else ""
+        why = ", as many as one message may have" if name == "bytes" else ""
         raise ValueError(f"{name}: a burst is at least {least}{why}, not {match[3]}")
     return Rate(units, per_s, burst)
 
 
 def _bound(name: str, said: str) -> int:
-    least = BURSTS_MIN["messages"] if name == "in_flight" else 1
+    least = IN_FLIGHT_MIN if name == "in_flight" else 1
     number = _number(said) if re.fullmatch(_NUMBER, said) else 0
     if not least <= number <= _UNITS_MAX:
         raise ValueError(f"{name} is {said!r}; it is a whole number, at least {least}")

@@ -50,11 +50,18 @@ class Allowance(Protocol):
     def take(self, kind: Kind, cost: int = 1, *, now: float) -> None:
         """Raises Refused(rate_limited) with `retry_after_s`; nothing is charged then."""
 
+    def at_once(self, queue: Queue, *, now: float) -> int | None:
+        """How many messages of one publish are admitted at most; None: all. The others are answered
+        with what `beyond` says."""
+
+    def beyond(self, queue: Queue, messages: Sequence[Message], *, now: float) -> Refused:
+        """Why these, which came behind those that were admitted at once, are not; counted."""
+
     def publish(
         self, queue: Queue, messages: Sequence[Message], *, now: float
     ) -> Callable[[], None]:
-        """These are to be published, together. What is returned is to be called once when they
-        have their answer.
+        """These are to be published, together, and no more than `at_once`. What is returned is to
+        be called once when they have their answer.
 
         Raises:
             Refused: rate_limited, too_many_in_flight; nothing is charged then.
@@ -279,6 +286,15 @@ class _Charged:
         if self._claims:
             self._limiter.charge(self._found(now), kind, cost, now)
 
+    def at_once(self, queue: Queue, *, now: float) -> int | None:
+        """As Allowance.at_once."""
+        return self._fresh_till(queue, now).at_once
+
+    def beyond(self, queue: Queue, messages: Sequence[Message], *, now: float) -> Refused:
+        """As Allowance.beyond."""
+        self._limiter.on_refused(queue, len(messages))
+        return self._limiter.over(self._fresh_till(queue, now).debtors, messages, now)
+
     def publish(
         self, queue: Queue, messages: Sequence[Message], *, now: float
     ) -> Callable[[], None]:
@@ -301,6 +317,8 @@ class _Charged:
     ) -> Callable[[], None] | None:
         """As Allowance.publish_all."""
         till, count = self._fresh_till(queue, now), len(messages)
+        if till.at_once is not None and count > till.at_once:
+            return None
         if _over_in_flight(till, count) or not till.pour(messages, now, publishes=publishes):
             return None
         return self._owed(till, count)

@@ -158,24 +158,25 @@ class Publishing:
         self._hand_in(whole, queue, keys, publishes.frames, owed)
         return True
 
-    def _charge(self, frame: frames.Publish, queue: Queue) -> Callable[[], None]:
-        """What is to be called when it is answered. Raises Refused; then what comes behind it is
-        refused, too, and charged to nobody."""
-        count, sequence = len(frame.messages), frame.sequence
+    def _charge(self, frame: frames.Publish, queue: Queue, count: int) -> Callable[[], None]:
+        """Charge its first `count` messages: what is to be called when they are answered. Raises
+        Refused; then what comes behind it is refused, too, and charged to nobody."""
+        sequence = frame.sequence
         stream = self._streams.get(queue.queue_id) if self._streams else None
         if (
             stream is not None
             and sequence is not None
-            and not stream.admits(sequence, count, frame.resolved)
+            and not stream.admits(sequence, len(frame.messages), frame.resolved)
         ):
             raise Refused("out_of_sequence")
         try:
             host = self._host
-            owed = host.charges.allowance.publish(queue, frame.messages, now=host.heard_at)
+            admitted = frame.messages[:count]
+            owed = host.charges.allowance.publish(queue, admitted, now=host.heard_at)
         except Refused:
             if sequence is not None:
                 stream = stream or self._new_stream(queue)
-                stream.refuse(sequence, count)
+                stream.refuse(sequence, len(frame.messages))
             raise
         if stream is not None and sequence is not None:
             stream.accept(sequence, count)
@@ -191,19 +192,32 @@ class Publishing:
         return stream
 
     def _submit(self, frame: frames.Publish, queue: Queue, keys: Keys) -> None:
-        self._hand_in(frame, queue, keys, (frame,), self._charge(frame, queue))
+        host, count = self._host, len(frame.messages)
+        most = host.charges.allowance.at_once(queue, now=host.heard_at)
+        if most is None or count <= most:
+            self._hand_in(frame, queue, keys, (frame,), self._charge(frame, queue, count))
+            return
+        # What a rate admits at once goes; the rest is refused in its place, and comes again (R5).
+        owed = self._charge(frame, queue, most)
+        beyond = host.charges.allowance.beyond(queue, frame.messages[most:], now=host.heard_at)
+        if frame.sequence is not None:
+            stream = self._streams.get(queue.queue_id) or self._new_stream(queue)
+            stream.refuse(frame.sequence + most, count - most)
+        first = msgspec.structs.replace(frame, messages=frame.messages[:most])
+        self._hand_in(first, queue, keys, (frame,), owed, beyond=(beyond, count - most))
 
     def _hand_in(
         self, whole: frames.Publish, queue: Queue, keys: Keys, asked: Sequence[frames.Publish],
-        owed: Callable[[], None],
+        owed: Callable[[], None], *, beyond: tuple[Refused, int] | None = None,
     ) -> None:  # fmt: skip
-        """Publish `whole`, which is what the frames `asked` have: each of them gets its answer."""
+        """Publish `whole`, which is what the frames `asked` have: each of them gets its answer.
+        `beyond`: why so many messages behind it were refused."""
         self._host.asked(len(asked))
         try:
             self._host.broker.publisher.submit(
                 queue,
                 whole.messages,
-                partial(self._published, asked, whole.queue, owed),
+                partial(self._published, asked, whole.queue, owed, beyond),
                 producer=None if whole.sequence is None else self.producer,
                 sequence=whole.sequence,
                 resolved=whole.resolved,
@@ -224,14 +238,21 @@ class Publishing:
         return self._sender.origin(log, self._host, queue, frame)
 
     def _published(
-        self, asked: Sequence[frames.Publish], queue: str, owed: Callable[[], None], answer: Answer
-    ) -> None:
+        self, asked: Sequence[frames.Publish], queue: str, owed: Callable[[], None],
+        beyond: tuple[Refused, int] | None, answer: Answer,
+    ) -> None:  # fmt: skip
         owed()
-        answer.counted_in(self._host.account.of(queue))
+        counter = self._host.account.of(queue)
+        answer.counted_in(counter)
         receipts: list[object] = [
             outcome if isinstance(outcome, tuple) else frames.error_fields(outcome)
             for outcome in answer.outcomes
         ]
+        if beyond is not None:
+            refused, count = beyond
+            receipts += [frames.error_fields(refused)] * count
+            for _ in range(count):
+                counter.refused(refused.code.name)
         end, place = receipts_end(answer.id_prefix, answer.durability), 0
         for frame in asked:
             count = len(frame.messages)

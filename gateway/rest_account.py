@@ -5,6 +5,8 @@ asks and for the queue in the path. `carry_out` runs an operation; one that has 
 line in the audit trail, to which the handler adds by `about` what is worth knowing.
 """
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +23,7 @@ from gateway.problems import refusal
 from gateway.usage import Counter
 from metadata.catalog import NAME, Queue
 from metadata.client import has_queue
+from push.errors import TocsinError
 from push.ring import key_hash
 
 _ACT: Final = "tocsin.act"
@@ -120,6 +123,16 @@ def shown_keys(which: WhichKey, queue: Queue) -> dict[str, Any]:
     if which.key is not None:
         return {"key_hash": shown_hash(which.key, queue)}
     return {"all": True} if which.every else {"key_hash": f"{which.key_hash:016x}"}
+
+
+@contextmanager
+def asking(request: Request, named: Mapping[str, Any]) -> Iterator[None]:
+    """Inside, settings are asked for: where that is refused, the trail has what was asked."""
+    try:
+        yield
+    except TocsinError:
+        act_of(request).about(asked=msgspec.to_builtins(dict(named)))
+        raise
 
 
 def changes(before: msgspec.Struct | None, after: msgspec.Struct) -> dict[str, Any]:

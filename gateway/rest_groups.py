@@ -23,7 +23,7 @@ from gateway.operation import (
     reply,
 )
 from gateway.ports import BrokerPort, PulledMessage, PullSettled, SeekTo
-from gateway.rest_account import act_of, changes, counter_of, who_asks
+from gateway.rest_account import act_of, asking, changes, counter_of, who_asks
 from gateway.rest_queues import DELETES_MAX_PARAMETER, beginning, changed_fields, deletes_max
 from metadata.catalog import Group, GroupSettings, GroupStart, Queue
 from metadata.settings import GroupChange, SettingChange, named_in, naming
@@ -178,7 +178,8 @@ async def put_group(broker: BrokerPort, request: Request) -> Response:
     word: Any = {"start": start} if isinstance(start, str) else {}
     queue, who = find_queue(broker, request), principal(request)
     settings = GroupSettings(**named, **word)
-    _, created = await broker.put_group(who, queue, name, settings, at, named=frozenset(named))
+    with asking(request, named):
+        _, created = await broker.put_group(who, queue, name, settings, at, named=frozenset(named))
     changed = changes(None, settings) if created else {}
     act_of(request).about(created=created, changed=changed)
     described = await broker.describe_group(who, queue, name)
@@ -192,9 +193,10 @@ async def change_group(broker: BrokerPort, request: Request) -> Response:
     name = group_name(request)
     named = named_in(decode(await read_body(request), _CHANGE))
     queue, who = find_queue(broker, request), principal(request)
-    done = await broker.settings.group(
-        who, queue, name, named, deletes_max=deletes_max(request), begin=beginning(request)
-    )
+    with asking(request, named):
+        done = await broker.settings.group(
+            who, queue, name, named, deletes_max=deletes_max(request), begin=beginning(request)
+        )
     described = await broker.describe_group(who, queue, name)
     return reply({**described, **changed_fields(request, done)})
 

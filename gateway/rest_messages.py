@@ -95,17 +95,20 @@ async def _published(
     allowed = [one for one in messages if keys.is_all or keys.allow(one.key)]
     queue = await broker.queue_for_publish(principal(request), name, allowed)
     loop, charged = asyncio.get_running_loop(), allowance(request)
+    messages, rest = _at_once(messages, charged.at_once(queue, now=loop.time()))
     try:
         owed = charged.publish(queue, messages, now=loop.time())
     except Refused as refused:
         if not await charged.heard(refused):
             raise
         owed = charged.publish(queue, messages, now=loop.time())
+    beyond = charged.beyond(queue, rest, now=loop.time()) if rest else None
+    counter = counter_of(request.scope, request.app.books, broker)
     future: asyncio.Future[Answered] = loop.create_future()
 
     def answered(answer: Answered) -> None:
         owed()
-        answer.counted_in(counter_of(request.scope, request.app.books, broker))
+        answer.counted_in(counter)
         if not future.done():  # cancelled: nobody waits any more
             future.set_result(answer)
 
@@ -118,7 +121,20 @@ async def _published(
         raise
     answer = await future
     met = {"durability": answer.durability} if answer.durability else {}
-    return reply({"results": _results(answer), **met})
+    results = _results(answer)
+    if beyond is not None:
+        results += [{"error": error_fields(beyond)}] * len(rest)
+        for _ in rest:
+            counter.refused(beyond.code.name)
+    return reply({"results": results, **met})
+
+
+def _at_once(
+    messages: Sequence[Message], most: int | None
+) -> tuple[Sequence[Message], Sequence[Message]]:
+    """What a rate admits at once of these, and the rest, which is refused in its place (R5)."""
+    most = len(messages) if most is None else most
+    return messages[:most], messages[most:]
 
 
 def _results(answer: Answered) -> list[Mapping[str, object]]:

@@ -25,7 +25,7 @@ from gateway.operation import (
     rights,
 )
 from gateway.ports import BrokerPort
-from gateway.rest_account import act_of, changes
+from gateway.rest_account import act_of, asking, changes
 from gateway.settings_change import ChangedSettings, Removed
 from gateway.slices import Slices
 from metadata.catalog import (
@@ -126,8 +126,9 @@ async def put_queue(broker: BrokerPort, request: Request) -> Response:
     name = queue_name(request)
     named = named_in(decode(await read_body(request), _NAMING))
     settings = QueueSettings(**named)
-    _check_others(request, name, settings.dead_letter_queue, settings.alerts)
-    _, created = await broker.create_queue(principal(request), name, settings, frozenset(named))
+    with asking(request, named):
+        _check_others(request, name, settings.dead_letter_queue, settings.alerts)
+        _, created = await broker.create_queue(principal(request), name, settings, frozenset(named))
     changed = changes(None, settings) if created else {}
     act_of(request).about(created=created, changed=changed)
     described_ = await described(broker, request, name)
@@ -141,11 +142,12 @@ async def change_queue(broker: BrokerPort, request: Request) -> Response:
     `publish`."""
     name = queue_name(request)
     named = named_in(decode(await read_body(request), _CHANGE))
-    _check_others(request, name, named.get("dead_letter_queue"), alerts_in(named))
-    done = await broker.settings.queue(
-        principal(request), name, named,
-        deletes_max=deletes_max(request), begin=beginning(request),
-    )  # fmt: skip
+    with asking(request, named):
+        _check_others(request, name, named.get("dead_letter_queue"), alerts_in(named))
+        done = await broker.settings.queue(
+            principal(request), name, named,
+            deletes_max=deletes_max(request), begin=beginning(request),
+        )  # fmt: skip
     return reply({**await described(broker, request, name), **changed_fields(request, done)})
 
 

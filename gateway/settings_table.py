@@ -9,8 +9,8 @@ from gateway.setting import Setting
 from gateway.watching_settings import WATCHING
 
 _LIMITS: Final = (
-    "limits separated by commas, of {}: a rate like 1000/s or 10M/min+40M (with its burst: at "
-    "least 1000 messages, 2097152 bytes), for sessions and in_flight a number; or empty"
+    "limits separated by commas, of {}: a rate like 1000/s or 10M/min+40M (with its burst; of "
+    "bytes at least 2097152), for sessions and in_flight a number; or empty"
 )
 
 SETTINGS: Final = (

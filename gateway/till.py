@@ -13,7 +13,9 @@ Pour = Callable[[Sequence[tuple[Bucket, int]], int], bool]
 class Till:
     """Found once for many of them."""
 
-    __slots__ = ("_limits", "_pour", "bytes", "counted", "debtors", "messages", "settings")
+    __slots__ = (
+        "_limits", "_pour", "at_once", "bytes", "counted", "debtors", "messages", "settings",
+    )  # fmt: skip
 
     def __init__(
         self, debtors: Sequence[Debtor], of_queue: Debtor | None, settings: object,
@@ -28,6 +30,8 @@ class Till:
         """Those whose messages in flight have a bound."""
         buckets = [debtor.buckets for debtor in self.debtors]
         self.messages = [own["messages"] for own in buckets if "messages" in own]
+        self.at_once = min((bucket.rate.burst for bucket in self.messages), default=None)
+        """So many messages of one publish are admitted at most; None: all."""
         self.bytes = [own["bytes"] for own in buckets if "bytes" in own]
 
     @property

@@ -205,6 +205,25 @@ def test_over_a_limit_one_frame_at_a_time_goes_when_the_broker_has_said() -> Non
     assert len(harness.take(again)) == 2  # as ever
 
 
+def test_what_is_over_a_limit_in_a_frame_comes_again_in_frames_of_what_passes_at_once() -> None:
+    harness = Harness()
+    for text in "abcdefgh":
+        harness.add(text)
+    (sent,) = harness.take()
+    over = wire.ErrorBody("rate_limited", "", True, 2.0)
+    harness.lane.answered(receipts(sent, [0, 0], [0, 1], [0, 2], *[over] * 5), now=0.0)
+    due = harness.lane.next_deadline()
+    assert due is not None
+    assert 2.0 <= due <= 2.2
+    (sent,) = harness.take(due)
+    assert (sent.sequence, sent.messages) == (3, ["d", "e", "f"])
+    assert harness.take(due) == []
+    harness.lane.answered(receipts(sent, [0, 3], [0, 4], [0, 5]), now=due)
+    (sent,) = harness.take(due)
+    assert (sent.sequence, sent.messages) == (6, ["g", "h"])
+    harness.lane.check()
+
+
 def test_who_comes_in_time_and_is_refused_asks_for_less_and_later() -> None:
     """Others were faster: small frames get through where large ones never would."""
     harness = Harness()

@@ -242,7 +242,7 @@ def test_a_flag_goes_before_the_environment() -> None:
         ("TOCSIN_HEARTBEAT_S", "0.5"),
         ("TOCSIN_LIMIT_PRINCIPAL", "messages=1000"),
         ("TOCSIN_LIMIT_PRINCIPAL", "failures=1/s"),
-        ("TOCSIN_LIMIT_ADDRESS", "messages=1000/s+999"),
+        ("TOCSIN_LIMIT_ADDRESS", "messages=1000/s+0"),
         ("TOCSIN_LIMIT_QUEUE", "sessions=10"),
         ("TOCSIN_LIMIT_SESSION", "messages=1000/s"),
         ("TOCSIN_ALERT_WEBHOOKS", "https://p.example/x"),

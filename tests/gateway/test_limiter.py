@@ -40,7 +40,9 @@ def messages(count: int, body: bytes = b"1") -> list[Message]:
         ("", NONE),
         ("  ", NONE),
         ("messages=5000/s", Limits(messages=Rate(5000, 1, 5000))),
-        ("messages=5/s", Limits(messages=Rate(5, 1, 1000))),
+        ("messages=5/s", Limits(messages=Rate(5, 1, 5))),
+        ("messages=5/min", Limits(messages=Rate(5, 60, 1))),
+        ("messages=5/s+1", Limits(messages=Rate(5, 1, 1))),
         ("messages=5/min+2k", Limits(messages=Rate(5, 60, 2000))),
         ("bytes=10M/s", Limits(bytes=Rate(10_000_000, 1, 10_000_000))),
         ("bytes=1/h", Limits(bytes=Rate(1, 3600, 2_097_152))),
@@ -67,8 +69,8 @@ def test_limits_are_read(text: str, limits: Limits) -> None:
         ("messages=1.5/s", "like 1000/s"),
         ("messages=1/day", "like 1000/s"),
         ("messages=1K/s", "like 1000/s"),
-        ("messages=1/s+999", "a burst is at least 1000, as many as one publish may hold"),
-        ("bytes=1/s+2097151", "a burst is at least 2097152"),
+        ("messages=1/s+0", "a burst is at least 1"),
+        ("bytes=1/s+2097151", "a burst is at least 2097152, as many as one message may have"),
         ("connections=1/s+0", "a burst is at least 1"),
         ("messages=1/s,messages=2/s", "twice"),
         ("messages=1/s,", "one of"),
@@ -85,10 +87,11 @@ def test_what_is_no_limit_is_refused_by_name(text: str, why: str) -> None:
         parse_limits(text)
 
 
-def test_a_burst_holds_whatever_one_publish_may_hold() -> None:
-    """So a legal publish is never too large for a limit."""
+def test_a_burst_follows_the_rate_unless_it_is_given() -> None:
+    """One message passes whatever the rate is, and one that is as large as may be."""
     assert parse_limits("messages=1/s+1000,bytes=1/s+2097152") != NONE
-    assert per_second("messages", 0.001) == Rate(1, 1000, 1000)
+    assert per_second("messages", 0.001) == Rate(1, 1000, 1)
+    assert per_second("messages", 10) == Rate(10_000, 1000, 10)
     assert per_second("messages", 2500.5) == Rate(2_500_500, 1000, 2501)
     assert per_second("bytes", 1e12) == Rate(10**15, 1000, 10**12)
     assert per_second("bytes", None) is None
@@ -185,13 +188,14 @@ def test_a_queue_whose_settings_change_keeps_what_it_has_used() -> None:
     allowance = limiter.allowance(WHO, None)
     allowance.publish(queue(QueueSettings(publish_messages_per_s=1000)), messages(900), now=0.0)
     slower = queue(QueueSettings(publish_messages_per_s=100))
-    allowance.publish(slower, messages(100), now=0.0)
     with pytest.raises(Refused) as refused:
         allowance.publish(slower, messages(10), now=0.0)
     assert refused.value.retry_after_s == pytest.approx(0.1)
+    assert allowance.at_once(slower, now=0.0) == 100
     allowance.publish(queue(), messages(1000), now=0.0)  # no limit any more
+    assert allowance.at_once(queue(), now=0.0) is None
     limiter.forget_queue("q")
-    allowance.publish(slower, messages(1000), now=0.0)  # made anew under its id: never in fact
+    allowance.publish(slower, messages(100), now=0.0)  # made anew under its id: never in fact
 
 
 def test_a_credential_may_have_less_than_its_principal() -> None:

@@ -79,6 +79,25 @@ def test_behind_what_was_refused_nothing_of_the_queue_is_stored(broker: EchoBrok
     assert [one.sequence for one in broker.submitted] == [0, 0, 900, 1100, 1400]
 
 
+def test_of_more_than_a_burst_what_it_holds_is_admitted_in_order(broker: EchoBroker) -> None:
+    """R5, R7: the others are refused in their places, and nothing behind them is stored before."""
+    socket = socket_of(broker, "messages=10/s")
+    socket.say(publish(1, *range(25), sequence=0))
+    first = socket.answer()
+    assert [isinstance(one, list) for one in first["receipts"]] == [True] * 10 + [False] * 15
+    assert {one["code"] for one in first["receipts"][10:]} == {"rate_limited"}
+    assert first["receipts"][10]["retry_after_s"] == pytest.approx(1, abs=0.01)
+    assert said(socket, 1, 25) == "out_of_sequence"
+    assert said(socket, 10, 10, now=0.5) == "rate_limited"
+    assert said(socket, 10, 10, now=1.0, resolved=10) == "ok"
+    assert said(socket, 1, 25, now=2.0, resolved=20) == "out_of_sequence"
+    assert said(socket, 5, 20, now=2.0, resolved=20) == "ok"
+    assert said(socket, 1, 25, now=2.0, resolved=25) == "ok"
+    assert [(one.sequence, len(one.messages)) for one in broker.submitted] == [
+        (0, 10), (10, 10), (20, 5), (25, 1),
+    ]  # fmt: skip
+
+
 def test_what_is_out_of_sequence_is_charged_to_nobody(broker: EchoBroker) -> None:
     socket = socket_of(broker)
     assert said(socket, 600, 0) == "ok"
@@ -210,7 +229,12 @@ async def test_a_limit_of_the_queue_is_a_setting_that_can_change() -> None:
         described = (await http.get("/v1/queues/q")).json()["settings"]
         assert {name: described[name] for name in settings} == settings
         batch = {"messages": [{"body": 1}] * 1000}
-        assert (await http.post("/v1/queues/q/messages", json=batch)).status_code == 200
+        admitted = await http.post("/v1/queues/q/messages", json=batch)
+        first, *others = admitted.json()["results"]
+        assert (admitted.status_code, first["offset"], len(others)) == (200, 0, 999)
+        assert {one["error"]["code"] for one in others} == {"rate_limited"}
+        assert others[0]["error"]["retry_after_s"] == pytest.approx(2, abs=0.1)
+        assert (await http.get("/v1/queues/q")).json()["depth"] == 1
         assert (await http.post("/v1/queues/q/messages", json=batch)).status_code == 429
         await http.put("/v1/queues/q", json={})
         assert (await http.post("/v1/queues/q/messages", json=batch)).status_code == 429

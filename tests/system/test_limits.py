@@ -80,6 +80,38 @@ async def test_a_producer_over_its_limit_gets_everything_through_in_order_and_on
     assert SOONEST_S * 0.98 <= took_s <= LATEST_S
 
 
+@pytest.mark.parametrize("way", ["one by one", "together", "HTTP"])
+async def test_a_limit_lets_no_more_through_at_once_than_it_allows_a_second(
+    plain: Server, way: str
+) -> None:
+    """However they come: singly, in one publish, or over HTTP; and all get through, in order."""
+    queue, rate, count = f"slow-{way.replace(' ', '-')}", 10, 35
+    async with tocsin.connect(plain.url) as client, http_to(plain) as http:
+        await client.create_queue(queue, partitions=1, publish_messages_per_s=rate)
+        began = time.monotonic()
+        if way == "HTTP":
+            body = {"messages": [{"body": number} for number in range(count)]}
+            answer = (await http.post(f"/v1/queues/{queue}/messages", json=body)).json()
+            stored = [one for one in answer["results"] if "offset" in one]
+            assert (len(stored), len(answer["results"])) == (rate, count)
+            assert answer["results"][rate]["error"]["code"] == "rate_limited"
+            assert (await client.queue(queue))["depth"] == rate
+            return
+        batch = [{"body": number, "key": "k"} for number in range(count)]
+        if way == "together":
+            publishing = asyncio.ensure_future(client.publish_many(queue, batch))
+        else:
+            each = [client.publish(queue, one["body"], key="k") for one in batch]
+            publishing = asyncio.ensure_future(asyncio.gather(*each))
+        while not publishing.done():
+            depth = (await client.queue(queue))["depth"]
+            assert depth <= rate + rate * (time.monotonic() - began)
+            await asyncio.wait((publishing,), timeout=0.05)
+        assert len(await publishing) == count
+        assert time.monotonic() - began >= (count - rate) / rate * 0.98
+        assert [one.body async for one in bodies(client, queue, count)] == list(range(count))
+
+
 async def test_two_producers_share_a_limit_and_both_get_through(plain: Server) -> None:
     """One publishes much at once, the other one by one: neither starves."""
     async with tocsin.connect(plain.url) as many, tocsin.connect(plain.url) as few:

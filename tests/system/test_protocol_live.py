@@ -167,6 +167,31 @@ async def test_a_reader_is_told_what_the_protocol_shows(
     assert verdict["verdict"] == "unknown"  # R2
 
 
+async def test_settings_change_as_the_protocol_shows(http: httpx2.AsyncClient) -> None:
+    requests = {one.detail.partition(":")[2]: json.loads(one.body) for one in examples("request")}
+    answers = [(one.detail, json.loads(one.body)) for one in examples("answer")]
+    problems = {body["code"]: body for detail, body in answers if detail.endswith(":Problem")}
+    (change,) = [body for detail, body in answers if detail.endswith(":SettingChange")]
+    queue = "/v1/queues/changing"
+    assert (await http.put(queue, json={"retention_s": 604_800})).status_code == 201
+    differs = (await http.put(queue, json={"retention_s": 0})).json()
+    assert differs.keys() == problems["settings_differ"].keys()
+    assert differs["differences"] == problems["settings_differ"]["differences"]
+    for number in range(3):
+        await http.post(f"{queue}/messages", json={"messages": [{"body": number}]})
+    alerts = {"behind": {"when": "lag", "above": 900, "queue": "ops"}}
+    changing = {**requests["QueueChange"], "alerts": alerts}
+    changed = (await http.patch(queue, json=changing)).json()["changes"]
+    assert changed[0] == change
+    again = await http.patch(queue, json=requests["QueueChange"])
+    assert [one["name"] for one in again.json()["changes"]] == []
+    await http.patch(queue, json={"retention_s": 0})
+    would = (await http.patch(queue, json={"retention_s": 60})).json()
+    assert would.keys() == problems["would_delete"].keys()
+    confirmed = await http.patch(queue, json={"retention_s": 60}, params={"deletes_max": 3})
+    assert confirmed.json()["deleted"] == would["deleted"] == 3
+
+
 async def test_http_goes_as_the_protocol_shows(http: httpx2.AsyncClient) -> None:
     """Each request example, and the fields of each answer example."""
     requests = {one.detail.partition(":")[2]: json.loads(one.body) for one in examples("request")}
@@ -175,7 +200,11 @@ async def test_http_goes_as_the_protocol_shows(http: httpx2.AsyncClient) -> None
 
     problem = await http.get(queue)
     assert problem.headers["content-type"] == "application/problem+json"
-    assert problem.json().keys() == answers["Problem"].keys()
+    problems = [
+        json.loads(one.body) for one in examples("answer") if one.detail.endswith(":Problem")
+    ]
+    plain = next(one for one in problems if one["code"] == "queue_not_found")
+    assert problem.json().keys() == plain.keys()
     assert (await http.put(queue, json=requests["QueueSettings"])).status_code == 201
     assert (await http.put(group, json=requests["GroupRequest"])).status_code == 201
     done = (await http.post(f"{queue}/messages", json=requests["PublishRequest"])).json()

@@ -39,7 +39,7 @@ def acts_of(server: Server) -> list[dict[str, Any]]:
 async def over_http(http: httpx2.AsyncClient) -> int:
     """10 requests of this queue, 3 of none; returns the bytes that two pulled messages were."""
     assert (await http.put(PATH, json={"partitions": 1, "lease_s": 5})).status_code == 201
-    assert (await http.put(PATH, json={"partitions": 1, "lease_s": 9})).status_code == 200
+    assert (await http.patch(PATH, json={"lease_s": 9})).status_code == 200
     assert (await http.put(PATH, json={"partitions": 2})).status_code == 409
     for name in ("pulled", "pushed"):
         assert (await http.put(f"{PATH}/groups/{name}", json={})).status_code == 201
@@ -176,7 +176,7 @@ def check_usage(
     assert orders["duplicates"] == counted["duplicates"] == 1
     assert counted["refused"] == 1
     assert orders["refusals_by_code"] == {
-        "invalid_message": 1, "setting_fixed": 1, "invalid_json": 1, "group_not_found": 1,
+        "invalid_message": 1, "settings_differ": 1, "invalid_json": 1, "group_not_found": 1,
     }  # fmt: skip
     assert orders["refusals"] == 4
     # Two pulled; four pushed and one of these again; four read.
@@ -197,17 +197,17 @@ def check_acts(server: Server) -> None:
     acts = acts_of(server)
     told = [(one["action"], one["outcome"]) for one in acts if one["action"] != "access"]
     assert told == [
-        ("broker.start", "ok"), ("queue.put", "ok"), ("queue.put", "ok"),
-        ("queue.put", "setting_fixed"), ("group.put", "ok"), ("group.put", "ok"),
+        ("broker.start", "ok"), ("queue.put", "ok"), ("queue.change", "ok"),
+        ("queue.put", "settings_differ"), ("group.put", "ok"), ("group.put", "ok"),
         ("queue.purge", "begun"), ("queue.purge", "ok"), ("group.delete", "begun"),
         ("group.delete", "ok"), ("group.delete", "group_not_found"), ("token.create", "ok"),
         ("token.revoke", "ok"), ("master_key.rotate", "ok"), ("queue.delete", "begun"),
         ("queue.delete", "ok"), ("broker.stop", "ok"),
     ]  # fmt: skip
-    changed = [one["details"]["changed"] for one in acts if one["action"] == "queue.put"]
-    assert changed == [
-        {"partitions": [16, 1], "lease_s": [30.0, 5.0]}, {"lease_s": [5.0, 9.0]},
-        {"partitions": [1, 2], "lease_s": [9.0, 30.0]},
+    of_queue = [one["details"] for one in acts if one["action"] in ("queue.put", "queue.change")]
+    assert of_queue == [
+        {"created": True, "changed": {"partitions": [16, 1], "lease_s": [30.0, 5.0]}},
+        {"changed": {"lease_s": [5.0, 9.0]}}, {"asked": {"partitions": 2}},
     ]  # fmt: skip
     by = {one["action"]: one for one in acts}
     assert (by["group.put"]["principal"], by["group.put"]["address"]) == ("operator", "127.0.0.1")

@@ -200,7 +200,13 @@ export class Lane {
         this.#settle(entry, receiptOf(entry, outcome, answer));
       } else {
         const isError = outcome !== undefined && !Array.isArray(outcome);
-        refused = this.#refuse(entry, isError ? exceptionOf(outcome) : missing(), now) || refused;
+        const error = isError ? exceptionOf(outcome) : missing();
+        if (error.code === LIMITED && now >= this.#notBefore) {
+          // As many as came before it pass at once: ask for no more of them at a time.
+          this.#limited = 0;
+          this.#slowDown(Math.max(1, index), 1000 * (error.retryAfterS ?? 0), now);
+        }
+        refused = this.#refuse(entry, error, now) || refused;
       }
     });
     if (!refused) this.#wentWell();

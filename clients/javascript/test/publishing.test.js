@@ -105,6 +105,22 @@ const limited = (afterS) =>
 const behind = () => brokerError("out_of_sequence", "", { retry: true });
 const stored = (count) => new Array(count).fill([0, 0]);
 
+test("what is over a limit in a frame comes again, in frames of what passes at once", () => {
+  const { made, add, take } = lane({ messagesPerPublishMax: 8 });
+  for (let n = 0; n < 8; n += 1) add();
+  const [first] = take();
+  const over = { code: "rate_limited", detail: "", retry: true, retry_after_s: 2 };
+  made.answered(answer(first.ref, [...stored(3), ...new Array(5).fill(over)]), 0);
+  const due = made.nextDeadline();
+  assert.ok(due >= 2000 && due <= 2200, `when the broker has said: ${due}`);
+  const [again] = take(due);
+  assert.deepEqual(said(again).slice(1), [3, 3]);
+  assert.deepEqual(take(due), []);
+  made.answered(answer(again.ref, stored(3)), due);
+  const [last] = take(due);
+  assert.deepEqual(said(last).slice(1), [6, 2]);
+});
+
 test("over a limit one frame at a time goes, when the broker has said", () => {
   const { made, add, take } = lane({ messagesPerPublishMax: 2 });
   for (let n = 0; n < 6; n += 1) add();

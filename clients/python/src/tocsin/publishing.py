@@ -233,6 +233,11 @@ class Lane:
                 self._settle(entry, receipt)
             else:
                 error = _missing() if isinstance(outcome, list) else outcome.exception()
+                if error.code == LIMITED and now >= self._not_before:
+                    # As many as came before it pass at once: ask for no more of them at a time.
+                    self._limited = 0
+                    passed = entry.sequence - run[0].sequence
+                    self._slow_down(max(1, passed), error.retry_after_s or 0.0, now)
                 refused |= self._refuse(entry, error, now)
         for entry in run[len(answer.receipts) :]:  # a broken answer: nothing is known of these
             refused |= self._refuse(entry, _missing(), now)
