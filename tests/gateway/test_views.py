@@ -17,6 +17,7 @@ from metadata.catalog import ANYBODY
 from metadata.rights import parse_rights
 from push.errors import Refused
 from tests.gateway.asgi import client_of
+from tests.histories.house import House
 
 QUEUE = "/v1/queues/orders"
 GROUP = f"{QUEUE}/groups/billing"
@@ -156,14 +157,15 @@ async def test_groups_are_not_for_those_who_only_read_or_publish(
         assert (await ask("read,consume:orders", "GET", path)).status_code == 200
 
 
-async def test_a_letter_names_its_group_to_those_who_see_groups(broker: BrokerPort) -> None:
-    async with asking(broker) as ask:
+async def test_a_letter_names_its_group_to_those_who_see_groups(house: House) -> None:
+    async with asking(house.broker) as ask:
         message = await pull(ask)
         await ask(EVERY, "POST", f"{GROUP}/nack", {"receipts": [message["receipt"]]})
         path = f"{QUEUE}/dead-letters?key={message['key']}"
         letters: list[Any] = []
         async with asyncio.timeout(20):
             while not letters:
+                await asyncio.sleep(0)
                 letters = (await ask(EVERY, "GET", path)).json()["messages"]
         assert letters[0]["origin"]["group"] == "billing"
         (letter,) = (await ask(f"read:orders:{message['key']}", "GET", path)).json()["messages"]
