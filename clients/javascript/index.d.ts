@@ -21,7 +21,9 @@ export interface Environment {
   random: () => number;
   /** Where `resume` writes; null: nowhere. */
   storage: Pick<Storage, "getItem" | "setItem" | "removeItem"> | null;
-  /** Tells pagehide, pageshow, online and visibilitychange; null: there is no page. */
+  /**
+   * Tells pagehide, pageshow, freeze, resume, online and visibilitychange; null: there is no page.
+   */
   page: Pick<EventTarget, "addEventListener" | "removeEventListener"> | null;
 }
 

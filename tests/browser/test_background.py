@@ -1,14 +1,17 @@
 """A page in a background tab, its timers throttled by the browser, or frozen: nothing is lost, and
 nothing comes twice."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+import tocsin
 
 from loadtests.proxy import Proxy
 from tests.browser.hidden_tab import Tab, UsersChromium, opened
 from tests.browser.house import Stream, opening, until_carried_by
 from tests.browser.test_bad_networks import healed, hole
+from tests.waiting import becomes
 
 _TICKS = """new Promise((resolve) => {
   let ticks = 0;
@@ -69,3 +72,52 @@ async def test_a_frozen_tab_goes_on_when_it_is_looked_at_again(
         await tab.to_front()
         await stream.goes_on(tab)
     await stream.arrives(tab)
+
+
+_CONSUMER = """(async () => {
+  const { connect } = await import("/assets/tocsin/index.js");
+  window.client = await connect();
+  window.bodies = [];
+  await client.subscribe("shared", "g", ({ body }) => { bodies.push(body); }).opened;
+})()"""
+
+
+async def test_a_frozen_tab_gives_its_places_to_those_who_work(
+    users_chromium: UsersChromium, proxy: Proxy
+) -> None:
+    """P8: at once, not when leases end (30 s); thawed, it is given its share again."""
+    numbers = iter(range(1000))
+    async with tocsin.connect(proxy.url) as client:
+        await client.create_queue("shared", partitions=8)
+        tab = await users_chromium.tab()
+        await tab.visit(f"{proxy.url}/healthz")
+        await tab.evaluate(_CONSUMER)
+        await users_chromium.tab()
+        async with client.subscribe("shared", "g") as working:
+            handled: set[object] = set()
+
+            async def work() -> None:
+                async for message in working:
+                    handled.add(message.body)
+                    await message.ack()
+
+            async def publish() -> set[int]:
+                bodies = {next(numbers) for _ in range(64)}
+                await client.publish_many("shared", [{"key": f"k{n}", "body": n} for n in bodies])
+                return bodies
+
+            async def shared() -> None:
+                async with asyncio.timeout(30):
+                    while not await tab.evaluate("bodies.length"):
+                        await publish()
+                        await asyncio.sleep(0.1)
+
+            task = asyncio.create_task(work())
+            await shared()
+            await tab.freeze(frozen=True)
+            published = await publish()
+            await becomes(lambda: published <= handled, within_s=10)
+            await tab.freeze(frozen=False)
+            await tab.evaluate("void (bodies.length = 0)")
+            await shared()
+            task.cancel()

@@ -67,6 +67,8 @@ export class Client extends Calls {
   #number = 0;
   #hasStood = false;
   #isSuspended = false;
+  /** The page is frozen, or kept as it is, and has given up its places. */
+  #isPaused = false;
   /** @type {Set<Consumer | ReadPart>} */
   #parts = new Set();
   #listeners;
@@ -102,7 +104,9 @@ export class Client extends Calls {
     this.#claims = new Timer(environment);
     this.#listeners = [
       ["pagehide", (event) => this.#left(event)],
-      ["pageshow", (event) => this.#back(event)],
+      ["pageshow", (event) => this.#back(event.persisted)],
+      ["freeze", () => this.#left({ persisted: true })],
+      ["resume", () => this.#back(true)],
       ["online", () => this.hurry()],
       ["visibilitychange", () => this.#looked()],
     ];
@@ -111,7 +115,7 @@ export class Client extends Calls {
   /** Connect once; part of `connect`. */
   async open() {
     for (const [name, listener] of this.#listeners) {
-      this.#environment.page?.addEventListener(name, listener);
+      this.#environment.page?.addEventListener(name, listener, true); // some do not bubble
     }
     try {
       await this.#session.open();
@@ -136,7 +140,7 @@ export class Client extends Calls {
    */
   async close() {
     for (const [name, listener] of this.#listeners) {
-      this.#environment.page?.removeEventListener(name, listener);
+      this.#environment.page?.removeEventListener(name, listener, true);
     }
     this.#claims.cancel();
     this.#http.close(new ClientClosed());
@@ -291,9 +295,12 @@ export class Client extends Calls {
     return this.#keeper.recall();
   }
 
-  /** The page is left: for a reload, for another page, or for good. Nobody knows. */
+  /**
+   * The page is left: for a reload, for another page, or for good. Nobody knows. Or it is
+   * `persisted`: nothing of it runs for a while, or ever again, and its socket would stay open.
+   */
   #left(event) {
-    if (this.#session.failure !== null || this.#isSuspended) return;
+    if (this.#session.failure !== null || this.#isSuspended || this.#isPaused) return;
     this.#keeper?.restore(); // where no session stands yet
     this.#session.flush();
     const isKept = this.#keeper !== null && this.#hasStood && this.#keeper.write({
@@ -310,6 +317,9 @@ export class Client extends Calls {
       this.#session.suspend();
     } else if (!event.persisted) {
       this.#session.bequeath();
+    } else if (this.#hasStood) {
+      this.#isPaused = true;
+      this.#session.pause();
     }
   }
 
@@ -323,9 +333,12 @@ export class Client extends Calls {
     if (globalThis.document?.visibilityState !== "hidden") this.hurry();
   }
 
-  /** The page is there again, as it was. */
-  #back(event) {
-    if (event.persisted && this.#isSuspended && this.#keeper !== null) {
+  /** The page is there again; `persisted`: as it was. */
+  #back(persisted) {
+    if (this.#isPaused) {
+      this.#isPaused = false;
+      this.#session.wake();
+    } else if (persisted && this.#isSuspended && this.#keeper !== null) {
       this.#isSuspended = false;
       if (!this.#keeper.takeBack()) {
         this.#session.forget(freshName(this.#environment));

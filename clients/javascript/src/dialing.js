@@ -136,8 +136,8 @@ export class Dialer {
     await carrier.closed;
   }
 
-  /** The page is left, or frozen: end the carrier so that the broker keeps the session. */
-  suspend() {
+  /** The page is left, or frozen: end the carrier; the broker keeps the session by this code. */
+  suspend(code = codes.LEAVING) {
     this.#isSuspended = true;
     this.#departures += 1;
     this.#stopWaiting();
@@ -146,7 +146,7 @@ export class Dialer {
     const { carrier } = this;
     this.carrier = null;
     carrier?.listen(null);
-    carrier?.close(codes.LEAVING, "the page is left");
+    carrier?.close(code, "the page is left");
   }
 
   /** The page is there again. */

@@ -132,6 +132,20 @@ export class Session {
     this.#settings.changed("the page is left");
   }
 
+  /**
+   * Nothing of the page runs from now on, and perhaps never again: end the session, so that what it
+   * holds returns and others have its places at once.
+   */
+  pause() {
+    this.flush();
+    const isPolled = this.transport === "long-poll";
+    if (isPolled) this.#carrier.bequeath(); // the carrier's own good-bye would take too long
+    this.#dialer.suspend(isPolled ? codes.LEAVING : codes.GOOD_BYE);
+    this.sessionId = "";
+    this.lost();
+    this.#settings.changed("the page is frozen");
+  }
+
   /** The page ends for good: a session that nobody else would end is ended. */
   bequeath() {
     this.flush();

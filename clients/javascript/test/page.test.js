@@ -102,9 +102,47 @@ test("a page that may keep nothing begins anew, and works", async () => {
   world.storage.isFull = true;
   const client = await opened(world);
   world.tell("pagehide");
-  assert.ok(client.isConnected, "it is not given up");
+  assert.ok(!client.isConnected, "its places are others' while it is kept");
   world.tell("pageshow");
+  await world.pass(1000);
+  await world.carry();
   assert.ok(client.isConnected);
+});
+
+for (const [goes, comes] of [["pagehide", "pageshow"], ["freeze", "resume"]]) {
+  test(`between ${goes} and ${comes} others have its places, and it begins anew`, async () => {
+    const world = tab();
+    const client = await opened(world, { resume: undefined });
+    const { producer, sessionId } = client;
+    const messages = client.subscribe("q", "g");
+    world.broker.publish("a");
+    await world.carry();
+    const message = messages.nextNowait();
+    assert.ok(message.isHeld);
+    world.tell(goes);
+    world.tell(goes === "freeze" ? "pagehide" : "freeze"); // the other one may follow
+    assert.ok(!client.isConnected);
+    await world.pass(60_000);
+    assert.equal(world.links, 1, "nothing is tried meanwhile");
+    world.tell(comes);
+    await world.pass(1000);
+    await world.carry();
+    assert.ok(client.isConnected);
+    assert.ok(!message.isHeld, "its session has ended, and what it was given is others'");
+    assert.notEqual(client.sessionId, sessionId);
+    assert.equal(client.producer, producer, "what was published goes on under its numbers");
+    assert.equal(world.links, 2);
+  });
+}
+
+test("a page that is frozen while it connects for the first time goes on connecting", async () => {
+  const world = tab();
+  const { environment } = world;
+  const connecting = connect(URL, { transport: "websocket", environment });
+  world.tell("freeze");
+  world.tell("resume");
+  await world.carry();
+  assert.ok((await connecting).isConnected);
 });
 
 test("of two clients of one name the last one that wrote goes on, and the other anew", async () => {
