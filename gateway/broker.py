@@ -180,6 +180,16 @@ class Broker:
         return broker
 
     @property
+    def gateway(self) -> str:
+        """As BrokerPort.gateway."""
+        return self.groups.presence.gateway
+
+    @property
+    def gateways(self) -> tuple[str, ...]:
+        """As BrokerPort.gateways."""
+        return self.groups.presence.there()
+
+    @property
     def soon(self) -> Soon:
         """As link.Broker.soon."""
         return self.tail.soon

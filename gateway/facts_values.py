@@ -205,9 +205,13 @@ class SessionDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Sessions, by id."""
+    """Sessions of one gateway, by id."""
 
     sessions: list[SessionDescription]
+    gateway: str = ""
+    """The gateway that answers; left out: there are never others."""
+    gateways: tuple[str, ...] = ()
+    """All that are there, with this one: the others have sessions of their own."""
     next: str | None = None
     """There are more: ask again with `?after=<this>`."""
 

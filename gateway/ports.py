@@ -391,6 +391,14 @@ class BrokerPort(Protocol):
     async def describe(self) -> dict[str, object]:
         """The whole broker, for `tocsin admin status`."""
 
+    @property
+    def gateway(self) -> str:
+        """The name of this gateway; "": there are never others."""
+
+    @property
+    def gateways(self) -> tuple[str, ...]:
+        """The names of all that are there, with this one; none: there are never others."""
+
     async def ready(self) -> list[str]:
         """What is not ready, one sentence each; empty: ready."""
 

@@ -120,12 +120,16 @@ class Presence:
             there, key=lambda one: blake2b(f"{one} {group_id}".encode()).digest()
         )
 
+    def there(self) -> tuple[str, ...]:
+        """All gateways that are there, with this one; none: there are never others."""
+        return tuple(sorted({*self._heartbeats.there(), self.gateway})) if self.is_shared else ()
+
     def facts(self) -> dict[str, object]:
         """For looking at."""
         if not self.is_shared:
             return {}
-        there = {*self._heartbeats.there(), self.gateway}
-        return {"gateway": self.gateway, "gateways": sorted(there), "is_alone": self.is_alone}
+        there = list(self.there())
+        return {"gateway": self.gateway, "gateways": there, "is_alone": self.is_alone}
 
     # --- Beating ---------------------------------------------------------------------------------
 

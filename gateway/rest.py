@@ -78,8 +78,10 @@ class Access:
         wall: Callable[[], float],
         *,
         limiter: Limiter,
+        broker: BrokerPort,
     ) -> None:
         self._app = app
+        self._broker = broker
         self._auth = auth
         self._limiter = limiter
         self._wall = wall
@@ -138,12 +140,15 @@ class Access:
     def _is_public(self, path: str) -> bool:
         return path in self._public or path.startswith(self._below)
 
-    def finishing(self, send: Send) -> Send:
-        """Adds what every answer has, problems included."""
+    def finishing(self, scope: Scope, send: Send) -> Send:
+        """Adds what every answer has, problems included; and to whom it knows, who answers."""
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
+                if ADMISSION in scope and (gateways := self._broker.gateways):
+                    headers["Tocsin-Gateway"] = self._broker.gateway
+                    headers["Tocsin-Gateways"] = ", ".join(gateways)
                 for name, text in SECURITY_HEADERS:
                     headers.setdefault(name, text)
                 if self._leaving():  # the next request is for another gateway (P14)
@@ -210,6 +215,7 @@ class Application:
             lambda: broker.draining,
             wall,
             limiter=limiter or Limiter(),
+            broker=broker,
         )
         self._problems: ASGIApp = Problems(Accounts(self.access, self.books, broker))
         self._outermost: ASGIApp = self._finish
@@ -219,7 +225,7 @@ class Application:
                 allow_origins=list(map(configured_origin, origins)),
                 allow_methods=("GET", "PUT", "PATCH", "POST", "DELETE"),
                 allow_headers=("Authorization", "Content-Type", "traceparent", "tracestate"),
-                expose_headers=("Retry-After",),
+                expose_headers=("Retry-After", "Tocsin-Gateway", "Tocsin-Gateways"),
                 max_age=600,
             )
 
@@ -233,7 +239,7 @@ class Application:
             await self._outermost(scope, receive, send)
 
     async def _finish(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._problems(scope, receive, self.access.finishing(send))
+        await self._problems(scope, receive, self.access.finishing(scope, send))
 
 
 def _routes(broker: BrokerPort, operations: Sequence[Operation]) -> list[BaseRoute]:

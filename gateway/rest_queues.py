@@ -104,6 +104,10 @@ class QueueList(msgspec.Struct):
     """There are more: ask again with `?after=<this>`."""
     unavailable: list[str] | msgspec.UnsetType = msgspec.UNSET
     """Queues of which a storage cluster does not answer; left out: there are none."""
+    gateway: str | msgspec.UnsetType = msgspec.UNSET
+    """The gateway that answers, whose counters these are; left out: there are never others."""
+    gateways: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """All that are there, with this one: the others count for themselves."""
 
 
 _NAMING: Final = msgspec.json.Decoder(QueueNaming)
@@ -226,6 +230,8 @@ async def list_queues(broker: BrokerPort, request: Request) -> Response:
     more: dict[str, object] = {"next": names[page - 1]} if len(names) > page else {}
     if unavailable:
         more["unavailable"] = unavailable
+    if broker.gateways:
+        more |= {"gateway": broker.gateway, "gateways": broker.gateways}
     return reply({"queues": shown, **more})
 
 

@@ -65,7 +65,9 @@ async def list_sessions(broker: BrokerPort, request: Request) -> Response:
         raise Refused("invalid_request", "after: a session's id, as `next` names it")
     whole = rights(request).is_everywhere("manage")
     sessions = _polls(request).sessions
-    return reply(sessions.listed(principal(request), limit, after, whole_tenant=whole))
+    listed = sessions.listed(principal(request), limit, after, whole_tenant=whole)
+    here = msgspec.structs.replace(listed, gateway=broker.gateway, gateways=broker.gateways)
+    return reply(here)
 
 
 async def open_session(broker: BrokerPort, request: Request) -> Response:

@@ -434,6 +434,8 @@ class PlainBroker:
         self.limiter = Limiter()
         self.draining = False
         self.not_ready: list[str] = []
+        self.gateway = ""
+        self.gateways: tuple[str, ...] = ()
         self.auto_create = auto_create
         self.logs: dict[str, list[Message]] = {}
         self.progress: dict[str, PlainGroup] = {}

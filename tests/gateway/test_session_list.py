@@ -211,3 +211,14 @@ async def test_a_wrong_question_is_refused(http: httpx2.AsyncClient, query: str)
     answer = await http.get(f"/v1/sessions?{query}")
     assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
     assert (await http.get("/v1/sessions?limit=1000")).status_code == 200
+
+
+async def test_of_several_gateways_the_one_that_answers_is_named(
+    house: House, http: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = await http.get("/v1/sessions")
+    assert answer.json() == {"sessions": []}, "there is one broker, which needs no name"
+    monkeypatch.setattr(house.broker.groups.presence, "is_shared", True)
+    monkeypatch.setattr(house.broker.groups.presence, "gateway", "3f2a")
+    answer = await http.get("/v1/sessions")
+    assert answer.json() == {"sessions": [], "gateway": "3f2a", "gateways": ["3f2a"]}

@@ -166,6 +166,27 @@ async def test_a_server_that_was_killed_and_is_back_is_found_at_once(
     member.leave()
 
 
+async def test_an_answer_says_which_gateway_it_is_of_and_which_others_there_are(
+    gateways: list[Gateway],
+) -> None:
+    """Sessions and counters are those of one: who adds them up knows whose are missing."""
+    names = [gateway.broker.groups.presence.gateway for gateway in gateways]
+    await becomes(lambda: all(len(gateway.broker.gateways) == 2 for gateway in gateways))
+    await group_of(gateways)
+    for gateway, name in zip(gateways, names, strict=True):
+        async with gateway.http() as http:
+            queues = await http.get("/v1/queues")
+            assert queues.json()["gateway"] == name
+            assert queues.json()["gateways"] == sorted(names)
+            one = await http.get("/v1/queues/orders")
+            assert one.headers["tocsin-gateway"] == name
+            assert one.headers["tocsin-gateways"] == ", ".join(sorted(names))
+            assert "tocsin-gateway" not in (await http.get("/healthz")).headers
+    await gateways[1].stop()
+    await becomes(lambda: gateways[0].broker.gateways == (names[0],))
+    await gateways[1].open()
+
+
 async def test_a_gateway_that_beats_no_longer_is_taken_over_from(gateways: list[Gateway]) -> None:
     """P6, P7: the metadata does not answer it; the storage does, and refuses what it settles."""
     one, two = gateways

@@ -60,6 +60,10 @@ export class Api {
   constructor(environment = globalThis) {
     this.environment = environment;
     this.skewMs = 0;
+    /** The gateway that answered last, and all that are there; empty: there is one broker. */
+    this.gateway = "";
+    /** @type {string[]} */
+    this.gateways = [];
     this.requests = 0;
     this.bytes = 0;
   }
@@ -103,6 +107,7 @@ export class Api {
     try {
       const [answer, text] = await this.#fetch(method, path, body, ending.signal);
       this.#setClock(answer);
+      this.#setGateways(answer);
       const status = isState && answer.status === 503 ? 200 : answer.status;
       return readAnswer(status, text, exact);
     } catch (error) {
@@ -128,6 +133,14 @@ export class Api {
     const skewMs = told + 500 - Date.now();
     if (Math.abs(skewMs) < CLOCK_SURE_MS) this.skewMs = 0;
     else if (Math.abs(skewMs - this.skewMs) > CLOCK_SURE_MS) this.skewMs = skewMs;
+  }
+
+  /** An answer to who is not known yet names none. @param {Response} answer */
+  #setGateways(answer) {
+    const gateway = answer.headers?.get("tocsin-gateway") ?? "";
+    if (!gateway) return;
+    this.gateway = gateway;
+    this.gateways = (answer.headers.get("tocsin-gateways") ?? "").split(", ").filter(Boolean);
   }
 
   /** @param {string} method @param {string} path @param {unknown} body @param {AbortSignal} signal

@@ -3,6 +3,7 @@
 
 import { getIn } from "../shared/access.js";
 import { byId, make, setText } from "../shared/dom.js";
+import { plural } from "../shared/format.js";
 import { Api, ApiError, notUnderstood } from "./api.js";
 import { setAttribute, setBadge, setShown } from "./elements.js";
 import { tell } from "./dialog.js";
@@ -111,6 +112,7 @@ class Console {
         // All of it at once: nothing moves afterwards.
         view.element.classList.remove("is-new", "is-gone");
         show(view, answer);
+        showGateways(this.api);
         this.link.answered(view.periodMs !== null);
         this.#settle(false);
       },
@@ -185,6 +187,21 @@ function show(view, answer) {
   } catch (error) {
     throw error instanceof ApiError ? error : notUnderstood(String(error));
   }
+}
+
+/** Whose figures these are, where there are several gateways. @param {Api} api */
+function showGateways({ gateway, gateways }) {
+  const element = byId("gateways");
+  const others = gateways.filter((one) => one !== gateway);
+  setShown(element, gateways.length > 0);
+  const alone = "No other one is there.";
+  const more = `${plural(others.length, "other gateway")} (${others.join(", ")}) ` +
+    `${others.length === 1 ? "has its" : "have their"} own, which are not shown here.`;
+  setText(
+    element,
+    `Sessions, rates, leases and counters are those of the gateway ${gateway}. ` +
+      `${others.length ? more : alone} Depth, lag and messages are everybody's.`,
+  );
 }
 
 /** @param {any} state of `/readyz`; null: it was not answered */

@@ -14,6 +14,7 @@ import { glossary, headOf, link, listOf } from "./common.js";
 
 const PER_CALL = 1000;
 const SESSIONS_MAX = 20_000;
+const NOBODY = "Nobody is here.";
 
 export class SessionsView {
   /** @param {import("./common.js").Context} context */
@@ -31,7 +32,7 @@ export class SessionsView {
     this.table = new Table({
       id: "session",
       caption: "Sessions",
-      empty: "Nobody is here.",
+      empty: NOBODY,
       keyOf: (session) => session.session,
       dataOf: (session) => ({ session: session.session }),
       filter: { label: "Filter by client, id, queue or group", textOf },
@@ -62,6 +63,8 @@ export class SessionsView {
   /** @param {any[]} sessions */
   show(sessions) {
     this.figures.update(sessions);
+    const isOne = this.context.api.gateways.length <= 1;
+    this.table.settings.empty = isOne ? NOBODY : "Nobody is at this gateway.";
     this.table.update(sessions);
   }
 
