@@ -2,16 +2,11 @@
 the whole broker."""
 
 import json
-from typing import Any
 
-import msgspec
 import pytest
 import tocsin
-from tocsin import answers, settings
+from tocsin import settings
 
-from gateway import facts_values, ports, rest_groups, rest_queues
-from metadata import catalog
-from metadata.settings import AlertChange, Difference, GroupChange, QueueChange, SettingChange
 from tests.gateway.test_upkeep_command import Run, http, run, url
 from tests.histories.house import House, delivery, message
 
@@ -192,52 +187,3 @@ async def test_the_sdk_changes_what_it_names(house: House, http: tocsin.Http) ->
     assert group["changes"][0]["after"] == 60
     inherits = await http.update_group("orders", "billing", lease_s=None)
     assert inherits["settings"]["lease_s"] is None
-
-
-def of_struct(form: Any) -> set[str]:
-    """The fields of a broker's struct."""
-    return {field.name for field in msgspec.structs.fields(form)}
-
-
-@pytest.mark.parametrize(
-    ("typed", "form", "without"),
-    [
-        (settings.QueueSettings, catalog.QueueSettings, set()),
-        (settings.QueueChange, QueueChange, {"partitions"}),
-        (settings.GroupSettings, GroupChange, set()),
-        (settings.Alert, catalog.QueueAlert, set()),
-        (settings.AlertChange, AlertChange, set()),
-        (answers.AllQueueSettings, catalog.QueueSettings, set()),
-        (answers.AllGroupSettings, catalog.GroupSettings, set()),
-        (answers.QueueDescription, rest_queues.QueueDescription, set()),
-        (answers.CreatedQueue, rest_queues.CreatedQueue, set()),
-        (answers.ChangedQueue, rest_queues.ChangedQueue, set()),
-        (answers.GroupDescription, rest_groups.GroupDescription, set()),
-        (answers.CreatedGroup, rest_groups.CreatedGroup, set()),
-        (answers.ChangedGroup, rest_groups.ChangedGroup, set()),
-        (answers.QueuePartition, facts_values.QueuePartition, set()),
-        (answers.GroupPartition, facts_values.GroupPartition, set()),
-        (answers.GroupFigures, facts_values.QueueGroup, set()),
-        (answers.QueueCounters, facts_values.QueueCounters, set()),
-        (answers.GroupCounters, facts_values.GroupCounters, set()),
-        (answers.DeadLetterQueue, facts_values.DeadLetterQueue, set()),
-        (answers.Owner, facts_values.OwnerDescription, set()),
-        (answers.Explanation, facts_values.Explained, {"next"}),
-        (answers.KeyInGroup, facts_values.KeyInGroup, set()),
-        (answers.HeldKey, facts_values.HeldKey, set()),
-        (answers.Lease, facts_values.Lease, set()),
-        (answers.ParkedKey, ports.ParkedKey, set()),
-        (answers.ParkedKeys, ports.ParkedKeys, set()),
-        (answers.Decided, ports.Decided, set()),
-        (answers.SessionDescription, facts_values.SessionDescription, set()),
-        (answers.SubscriptionDescription, facts_values.SubscriptionDescription, set()),
-        (answers.Difference, Difference, set()),
-        (answers.SettingChange, SettingChange, set()),
-    ],
-)
-def test_the_sdks_types_name_what_the_broker_has(typed: Any, form: Any, without: set[str]) -> None:
-    assert set(typed.__annotations__) | _inherited(typed) == of_struct(form) - without
-
-
-def _inherited(typed: Any) -> set[str]:
-    return set(typed.__required_keys__) | set(typed.__optional_keys__)

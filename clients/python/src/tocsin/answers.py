@@ -113,6 +113,7 @@ class Owner(TypedDict):
     subscription: int | None
     client: str | None
     transport: str | None
+    unresponsive: bool
 
 
 class _GroupPartition(TypedDict, total=False):
@@ -365,6 +366,7 @@ class SubscriptionDescription(_SubscriptionDescription, total=False):
 
     in_flight: int
     partitions: list[int]
+    unresponsive: bool
     keys: int
     behind: list[int]
 
