@@ -35,6 +35,7 @@ from gateway.janitor import Janitor
 from gateway.keyring import Keyring
 from gateway.limiter import limiter_of
 from gateway.metrics.measuring import Measuring
+from gateway.orphaned_letters import OrphanedLetters
 from gateway.overflow import Overflow
 from gateway.parking import Parking
 from gateway.ports import BackupProgress, SeekTo
@@ -109,7 +110,7 @@ class Broker:
         self.dead_letters = DeadLetters(looking, self.publisher, self._dead_letter_queue)
         self._graves = Graves(metadata, self._dead_letter_queue, self.publisher.burials)
         context = Context(
-            looking, self.tail, self.flusher, log, self.deadlines, self.dead_letters.bury,
+            looking, self.tail, self.flusher, log, self.deadlines, self.dead_letters.move,
             self.counting,
         )  # fmt: skip
         self.groups = Groups(context, metadata)
@@ -127,10 +128,7 @@ class Broker:
         self.holding = Holding(looking, self.groups)
         self.readers = Readers(looking, self.tail, log, self.counting)
         self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")), asking)
-        self.janitor = Janitor(
-            storage, metadata, Overflow(context, self.groups, metadata, caretaker),
-            Expiry(self.groups, metadata, self._delete_expired), changed=self.stock.changed,
-        )  # fmt: skip
+        self.janitor = self._janitor_of(context, caretaker)
         self.flusher.on_written = self.janitor.touched
         self.flusher.go_behind(self.publisher.commits)
         self.hit_rates: dict[str, Shown] = self._caches()
@@ -151,6 +149,15 @@ class Broker:
             "frames_of_readers": self.readers.encoded,
             **self.metadata.hit_rates,
         }
+
+    def _janitor_of(self, context: Context, caretaker: Caretaker) -> Janitor:
+        return Janitor(
+            self.storage, self.metadata,
+            Overflow(context, self.groups, self.metadata, caretaker),
+            Expiry(self.groups, self.metadata, self._delete_expired),
+            OrphanedLetters(context, self.groups, self.metadata, caretaker),
+            changed=self.stock.changed,
+        )  # fmt: skip
 
     @classmethod
     async def open(cls, config: Config, *, on_fatal: Callable[[str], None]) -> "Broker":

@@ -71,7 +71,7 @@ class Caretaker:
     async def own(
         self, queue: Queue, group: Group, partition: Partition
     ) -> AsyncIterator[Slot | None]:
-        """A slot of its own; afterwards what dies in it is buried, all is written and the slot
+        """A slot of its own; afterwards what dies in it is moved, all is written and the slot
         ended. After an error it ends as it is. None: the group has consumers, here or at another
         gateway, or the caretaker owns the place already.
 
@@ -107,7 +107,7 @@ class Caretaker:
         )  # fmt: skip
         try:
             yield slot
-            slot.end_when_buried()
+            slot.end_when_moved()
             await gone.wait()
         finally:
             slot.abandon()

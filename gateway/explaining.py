@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.describing import owner_of, owner_wanted, without_room
-from gateway.explaining_words import sentence
+from gateway.explaining_words import dead_letters_sentence, sentence
 from gateway.facts_values import (
     Explained,
     HeadDescription,
@@ -28,6 +28,7 @@ from gateway.slot import Slot
 from metadata.catalog import Group, Principal, Queue
 from metadata.client import Metadata
 from push import limits
+from push.dead import DeadRanges
 from push.explaining import InFlight, Waits, in_flight_of, inherited_until, left_of, waits_of
 from push.ports import Cursor, GroupPartition, Partition, Storage
 from push.ranges import RangeSet
@@ -61,6 +62,10 @@ class Standing:
     flying: InFlight | None = None
     in_flight: int = 0
     waiting: int = 0
+    dying: int = 0
+    """Messages that are on their way to the dead letters."""
+    dead_letters_wait: str | None = None
+    """Why their queue does not take them."""
     before: int | None = None
     also: list[KeyWaits] = field(default_factory=list)
     since_unix_ms: int | None = None
@@ -149,7 +154,9 @@ class Explaining:
             first = side[0] if side else None
         if line is not None and line.parked:
             cursor = await self._storage.cursor(place)
-        return Seen(group, slot, cursor, first, slot.delivery.frontier)
+        start = slot.delivery.frontier
+        dead = slot.delivery.waiting.dead_first
+        return Seen(group, slot, cursor, first, start if dead is None else min(start, dead))
 
     # --- Judging -------------------------------------------------------------------------------
 
@@ -171,6 +178,8 @@ class Explaining:
             blocked.append("backlog")
         if standing.code == "in_flight":
             return standing
+        if standing.code == "dead_letter":
+            return standing  # nothing else would let it go sooner
         if standing.head is None and standing.code != "parked":
             standing.code = "nothing" if standing.is_exact else "unknown"
             standing.also = [] if standing.is_exact else blocked
@@ -197,8 +206,13 @@ class Explaining:
         if slot.delivery.draining:
             return [*blocked, "draining"]  # whatever room its owner has: the next one gives it
         if is_in_log and not slot.delivery.wants_log:  # a bound of what may wait is reached
-            full = len(slot.delivery.waiting.lines.by_key) >= limits.LINES_PER_PARTITION_MAX
-            blocked.append("gate" if full else "commit")
+            waiting = slot.delivery.waiting
+            if len(waiting.dead) >= limits.DEAD_RANGES_MAX:
+                blocked.append("dead_letter")
+            elif len(waiting.lines.by_key) >= limits.LINES_PER_PARTITION_MAX:
+                blocked.append("gate")
+            else:
+                blocked.append("commit")
         room = without_room(slot)
         return blocked if room is None or room in blocked else [*blocked, room]
 
@@ -235,12 +249,17 @@ class Explaining:
                     epoch=standing.epoch,
                     waits_for=standing.code,
                     also=standing.also,
-                    text=sentence(standing.code, head, standing.until_unix_ms, standing.before),
+                    text=sentence(standing.code, head, standing.until_unix_ms, standing.before)
+                    + dead_letters_sentence(standing.dying, standing.dead_letters_wait),
                     since_unix_ms=standing.since_unix_ms,
                     until_unix_ms=standing.until_unix_ms,
                     head=head,
                     before=standing.before,
-                    messages=KeyMessages(in_flight=standing.in_flight, waiting=standing.waiting),
+                    messages=KeyMessages(
+                        in_flight=standing.in_flight,
+                        waiting=standing.waiting,
+                        dying=standing.dying,
+                    ),
                     is_exact=standing.is_exact,
                 )
             )
@@ -269,10 +288,15 @@ def _in_memory(slot: Slot, seen: Seen, found: Found, key: int) -> Standing:
     wall_ms = int(time.time() * 1000)
     waits = waits_of(delivery, key, now, wall_ms, seen.side_first)
     log = [offset for offset in found.offsets if not delivery.scan.has_passed(offset)]
+    dead = [offset for offset in found.offsets if delivery.waiting.is_dead(offset)]
     left = left_of(delivery, key)
     standing = Standing("nothing", in_flight=len(flying))
     standing.waiting = count_owned(slot, key, found).messages
     standing.is_exact = found.is_whole
+    standing.dying = len(dead)
+    if slot.dead_letters_wait is not None:
+        error = slot.dead_letters_wait
+        standing.dead_letters_wait = f"{error.code.name}: {error.detail}"
     if flying and (waits.first is None or flying[0].offset < waits.first):
         standing.code, standing.flying = "in_flight", flying[0]
         standing.head = flying[0].offset
@@ -291,6 +315,8 @@ def _in_memory(slot: Slot, seen: Seen, found: Found, key: int) -> Standing:
         until = inherited_until(delivery, log[0], now, wall_ms)
         if until is not None:
             standing.code, standing.until_unix_ms = "backoff", wall_unix_ms(until)[0]
+    elif dead:
+        standing.code, standing.head = "dead_letter", dead[0]
     if standing.head is not None:
         standing.attempts = delivery.waiting.attempts.get(standing.head, 0)
     return standing
@@ -313,14 +339,19 @@ def _at_rest(seen: Seen, found: Found, key: int) -> Standing:
     if cursor is None:  # the group, or its queue, is being made or deleted
         standing.is_exact = False
         return standing
-    passed = RangeSet(cursor.passed)
-    log = [offset for offset in found.behind(cursor.floor) if offset not in passed]
+    passed, going = RangeSet(cursor.passed), DeadRanges(cursor.dead)
+    unpassed = [offset for offset in found.behind(cursor.floor) if offset not in passed]
+    log = [offset for offset in unpassed if offset not in going]
+    dead = [offset for offset in found.offsets if offset in going]
+    standing.dying = len(dead)
     heads = [*log[:1], *([seen.side_first] if seen.side_first is not None else [])]
     standing.waiting = count_at_rest(cursor, key, found).messages
     standing.head = min(heads, default=None)
     marks = {mark.key_hash: mark for mark in cursor.parked}
     if key in marks:
         standing.code, standing.since_unix_ms = "parked", marks[key].since_unix_ms
+    elif standing.head is None and dead:
+        standing.code, standing.head = "dead_letter", dead[0]
     if standing.head is None:
         return standing
     retry = next((one for one in cursor.retries if one.offset == standing.head), None)

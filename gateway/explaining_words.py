@@ -28,6 +28,15 @@ def sentence(
     return f"{which} waits: {_WHY[code]}{tried}"
 
 
+def dead_letters_sentence(dying: int, why: str | None) -> str:
+    """What is said besides of messages of the key that are on their way to the dead letters; `why`
+    their queue does not take them. Empty: there are none, or they will be there at once."""
+    if not dying or why is None:
+        return ""
+    what = "One message of the key is" if dying == 1 else f"{dying:,} messages of the key are"
+    return f" {what} on the way to the dead letters, whose queue does not take them ({why})."
+
+
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count:,} times"
 

@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from gateway.dead_letter_headers import letter_headers
 from gateway.routing import any_storable
 from metadata.catalog import Principal, Queue, QueueSettings
 from metadata.client import Metadata
@@ -19,8 +20,6 @@ from push import limits
 from push.errors import Refused
 from push.message import Message
 
-HEADER: Final = "tocsin-dead-letter-"
-"""What the names of the headers begin with that dead letters have besides their own."""
 REASON: Final = "queue_deleted"
 
 
@@ -33,12 +32,9 @@ class Burial(msgspec.Struct, frozen=True):
 
     def letter(self, message: Message) -> Message:
         """What is stored in its place."""
-        headers = {
-            **(message.headers or {}),
-            HEADER + "reason": REASON,
-            HEADER + "queue": self.grave.name,
-            HEADER + "attempts": "0",
-        }
+        headers = letter_headers(
+            message.headers, reason=REASON, queue=self.grave.name, attempts="0"
+        )
         return msgspec.structs.replace(message, headers=headers, ttl_s=None)
 
     def names(self, messages: Sequence[Message]) -> list[str | None]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from gateway.heads import Budget
 from gateway.slot import Slot
 from push import limits
+from push.dead import DeadRanges
 from push.explaining import waiting_of
 from push.lines import loose
 from push.ports import Cursor, GroupPartition, Partition, Storage
@@ -85,8 +86,9 @@ def count_owned(slot: Slot, key: int, found: Found) -> Count:
 
 def count_at_rest(cursor: Cursor, key: int, found: Found) -> Count:
     """The same where nobody owns it, as it is durable."""
-    passed = RangeSet(cursor.passed)
-    log = [offset for offset in found.behind(cursor.floor) if offset not in passed]
+    passed, dead = RangeSet(cursor.passed), DeadRanges(cursor.dead)
+    behind = found.behind(cursor.floor)
+    log = [offset for offset in behind if offset not in passed and offset not in dead]
     return Count(len(log) + dict(cursor.lines).get(key, 0), found.is_whole)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from gateway.expiry import Expiry
+from gateway.orphaned_letters import OrphanedLetters
 from gateway.overflow import Overflow
 from metadata.client import Metadata
 from push.errors import TocsinError
@@ -19,6 +20,9 @@ logger = logging.getLogger("tocsin.janitor")
 EVERY_S: Final = 1.0
 ALL_EVERY: Final = 60
 """Rounds between two looks at every partition."""
+ORPHANS_AT: Final = 5
+"""In which of these rounds dead letters are looked for that nobody moves: soon after a start, but
+not before consumers are back."""
 
 
 class Janitor:
@@ -30,6 +34,7 @@ class Janitor:
         metadata: Metadata,
         overflow: Overflow,
         expiry: Expiry,
+        orphans: OrphanedLetters,
         *,
         changed: Callable[[str], None],
     ) -> None:
@@ -39,6 +44,7 @@ class Janitor:
         self._metadata = metadata
         self._overflow = overflow
         self._expiry = expiry
+        self._orphans = orphans
         self._touched: set[Partition] = set()
         self._said: dict[str, str] = {}
         """Why expiry and trimming were cut off, as was said last."""
@@ -69,6 +75,8 @@ class Janitor:
             # Apart: what is settled goes also where an abandoned group cannot be looked at.
             await self._unless_cut_off("expiry", self._expire(is_all=rounds % ALL_EVERY == 0))
             await self._unless_cut_off("trimming", self.look())
+            is_all = rounds % ALL_EVERY == ORPHANS_AT
+            await self._unless_cut_off("moving dead letters", self._orphans.look(is_all=is_all))
 
     async def _unless_cut_off(self, what: str, part: Awaitable[None]) -> None:
         """What is left undone is done in a later round."""

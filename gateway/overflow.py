@@ -17,7 +17,6 @@ from gateway.slot import Slot
 from gateway.slot_context import Context
 from metadata.catalog import Group, Principal, Queue
 from metadata.client import Metadata
-from push import limits
 from push.ports import CursorState, Partition, PartitionState
 
 
@@ -91,7 +90,7 @@ class Overflow:
                     partition = Partition(queue_id, number)
                     async with self._caretaker.own(queue, group, partition) as own:
                         if own is not None:
-                            own.evict(min(count, limits.DYING_PER_PARTITION_MAX))
+                            own.evict(count)
         return again
 
     async def _backlogs(
@@ -115,8 +114,8 @@ class Overflow:
                 delivery = slot.delivery
                 # Each of the two may count what is settled already: the cursor until it is
                 # written, the consumer until it has passed what the one before it had settled.
-                dying = len(delivery.waiting.dying)
-                unsettled = min(max(0, unsettled - dying), delivery.unsettled)
+                dying = delivery.waiting.dead_count
+                unsettled = min(max(0, unsettled + cursor.dead - dying), delivery.unsettled)
                 ahead = 0 if delivery.draining else min(ahead, delivery.end - delivery.frontier)
             elif number in there:
                 backlogs[number] = _Backlog(unsettled, ahead, None, is_elsewhere=True)
@@ -143,8 +142,9 @@ def messages_max(queue: Queue, states: list[PartitionState]) -> int | None:
 
 
 def _left(state: PartitionState, cursor: CursorState) -> tuple[int, int]:
-    """(messages not settled, those of them that no owner has passed)."""
-    ahead = max(0, state.certified - cursor.floor - cursor.settled_above)
+    """(messages not settled nor on their way to the dead letters, those of them that no owner has
+    passed)."""
+    ahead = max(0, state.certified - cursor.floor - cursor.settled_above - cursor.dead)
     return ahead + cursor.aside, ahead
 
 

@@ -13,14 +13,14 @@ them.
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from gateway.graves import HEADER
+from gateway.dead_letter_headers import HEADER, earlier_deaths, revived_headers, said_of
 from gateway.groups import Groups
 from gateway.looking import Standpoint, Walk, content_of, fields_of
 from gateway.publisher import Publisher
@@ -69,14 +69,10 @@ class _Letter:
         return self.record.header.sizes[self.offset - self.record.first]
 
     def revived(self) -> Message:
-        """The message that it was."""
-        headers = {
-            name: text
-            for name, text in (self.message.headers or {}).items()
-            if not name.startswith(HEADER)
-        }
+        """The message that it was, which may have been a dead letter already."""
+        headers = revived_headers(self.message.headers)
         name = self.header("id") or self.message.id
-        return msgspec.structs.replace(self.message, id=name, headers=headers or None)
+        return msgspec.structs.replace(self.message, id=name, headers=headers)
 
     def described(self, queue: Queue) -> FoundDeadLetter:
         """As an operator sees it."""
@@ -86,16 +82,21 @@ class _Letter:
         }
         return FoundDeadLetter(
             **content,
-            origin=Origin(
-                queue=self.header("queue"),
-                group=self.header("group"),
-                partition=whole_number(self.header("partition")) or 0,
-                offset=whole_number(self.header("offset")) or 0,
-            ),
+            origin=_origin(said_of(self.message.headers)),
             reason=self.header("reason"),
             attempts=whole_number(self.header("attempts")) or 0,
             nack=self.header("nack") or None,
+            earlier=[_origin(said) for said in earlier_deaths(self.message.headers)],
         )
+
+
+def _origin(said: Mapping[str, str]) -> Origin:
+    return Origin(
+        queue=said.get("queue", ""),
+        group=said.get("group", ""),
+        partition=whole_number(said.get("partition", "")) or 0,
+        offset=whole_number(said.get("offset", "")) or 0,
+    )
 
 
 class Redriving:

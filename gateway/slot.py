@@ -7,7 +7,7 @@ out what the rules ask for: pushes, reads, cursor writes, dead letters. It holds
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gateway.confirms import Confirmed, Confirms
 from gateway.decisions import Decisions
@@ -48,9 +48,9 @@ class Slot:
         self.ended = False
         self.blocked = ""
         """What held it up last, while there was something to give."""
-        self._end_when_buried = False
-        self.burying = asyncio.Lock()
-        """Held while a dead letter is put on its way: they leave in order."""
+        self._end_when_moved = False
+        self.dead_letters_wait: TocsinError | None = None
+        """Why the dead-letter queue did not take what was to be moved; None: it did."""
         self.reasons: dict[int, str] = {}
         """What the last nack of an offset gave as its reason."""
         self.decisions = Decisions()
@@ -66,6 +66,7 @@ class Slot:
             pushes=delivery.leases.pushes, tally=delivery.tally,
         )  # fmt: skip
         context.tail.follow(partition, self._certified)
+        self._move_dead_letters()  # the owner before may have left some
 
     # --- Giving --------------------------------------------------------------------------------
 
@@ -183,9 +184,7 @@ class Slot:
         delivery = self.delivery
         if delivery.dirty:
             self._context.flusher.mark(self, urgent=delivery.urgent)
-        if delivery.waiting.dying:
-            for dead in delivery.take_dead_letters():
-                self.fetch.job(f"dead {dead.offset}", self._bury(dead))
+        self._move_dead_letters()
         self._context.deadlines.set(self, delivery.next_deadline())
         unparking = delivery.waiting.unparking
         self.log.parked(unparking.take_parked())
@@ -199,14 +198,35 @@ class Slot:
             more, self._in_flight = in_flight - self._in_flight, in_flight
             self.owner.holds(more)
 
-    async def _bury(self, dead: DeadLetter) -> None:
-        """Move one message to the dead letters; it is there when this returns, or gone."""
-        await self._context.bury(self, dead)
-        now = asyncio.get_running_loop().time()
-        if dead.offset in self.delivery.waiting.dying:
-            self.log.buried(dead)
-        self.delivery.dead_lettered(dead.offset, now=now)
-        self._after(now)
+    def _move_dead_letters(self) -> None:
+        if self.delivery.waiting.has_dead_letters and self.moves_dead_letters:
+            self.fetch.job("dead", self._context.move(self))
+
+    @property
+    def moves_dead_letters(self) -> bool:
+        """Whether it begins to move more: who is about to end leaves that to the next owner."""
+        return not self.ended and (self._end_when_moved or not self.delivery.drained)
+
+    def letter_id(self, dead: DeadLetter) -> str:
+        """Under which id a message stands in the dead letters."""
+        return f"{self.id_prefix}{dead.offset}.{self.group.group_id}"
+
+    def dead_lettered(self, letters: Sequence[DeadLetter], *, are_gone: bool = False) -> None:
+        """These, ascending, stand in the dead letters; or `are_gone`, and there is nothing to
+        move."""
+        first = 0
+        for place, letter in enumerate(letters):
+            behind = letters[place + 1] if place + 1 < len(letters) else None
+            if behind is not None and (letter.offset + 1, letter.reason) == behind[:2]:
+                continue
+            low, high = letters[first].offset, letter.offset
+            if not are_gone:
+                self.log.dead_lettered(low, high, letter.reason)
+            self.delivery.dead_lettered(low, high)
+            first = place + 1
+        for letter in letters if self.reasons else ():
+            self.reasons.pop(letter.offset, None)
+        self._after(asyncio.get_running_loop().time())
 
     def evict(self, count: int) -> bool:
         """The queue overflows by so many messages; see Delivery.evict. True: some were moved."""
@@ -364,9 +384,9 @@ class Slot:
             self.delivery.drain(deadline=deadline)
             self._after(asyncio.get_running_loop().time())
 
-    def end_when_buried(self) -> None:
-        """Give nothing; end when everything that is dying has arrived in the dead letters."""
-        self._end_when_buried = True
+    def end_when_moved(self) -> None:
+        """Give nothing; end when everything that is dead has arrived in the dead letters."""
+        self._end_when_moved = True
         self.drain(asyncio.get_running_loop().time())
 
     def abandon(self, *, moves: bool = False) -> None:
@@ -381,7 +401,7 @@ class Slot:
         delivery = self.delivery
         if (
             delivery.drained
-            and not (self._end_when_buried and delivery.waiting.dying)
+            and not (self._end_when_moved and delivery.waiting.dead_count)
             and not self.ended
             and not delivery.dirty
             and not delivery.waiting.pending.under_way
@@ -392,6 +412,8 @@ class Slot:
         if self.ended:
             return
         self.ended = True
+        if self.delivery.waiting.dead_count:
+            self._context.orphans.add(self.queue.queue_id)
         self._count_in_flight()
         self.fetch.cancel()
         self._context.tail.unfollow(self.partition, self._certified)

@@ -15,7 +15,6 @@ from gateway.tail import Tail
 from push.giving import GiveOut, Taken
 from push.ports import Storage
 from push.record import Record
-from push.waiting import DeadLetter
 
 if TYPE_CHECKING:
     from gateway.slot import Slot
@@ -81,12 +80,14 @@ class Context:
     flusher: Flusher
     log: DeliveryLog
     deadlines: Deadlines
-    bury: "Callable[[Slot, DeadLetter], Coroutine[Any, Any, None]]"
-    """Append it to the dead-letter queue, durably, once."""
+    move: "Callable[[Slot], Coroutine[Any, Any, None]]"
+    """Move what is dead in the slot's partition to the dead-letter queue, durably, once."""
     counting: Counting
     random: Random = field(default_factory=Random)
     gives_until: float = float("inf")
     """The moment of the loop's clock from which on others must take this gateway for gone, and it
     gives out nothing; see gateway.presence."""
+    orphans: set[str] = field(default_factory=set)
+    """Queues, by id, of which slots have ended while dead letters were not moved."""
     stale_settlements: int = 0
     """Acks, nacks and extends of epochs that are over, delivery by delivery as they were named."""

@@ -93,8 +93,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """Where a dead letter was a message."""
 
     queue: str
-    group: str | msgspec.UnsetType = msgspec.UNSET
-    """Left out: the rights of whoever asks show no groups."""
+    group: str
     partition: int
     offset: int
 
@@ -108,6 +107,8 @@ class FoundDeadLetter(Shown, frozen=True, kw_only=True, omit_defaults=True):
     attempts: int
     nack: str | None = None
     """What its last nack gave as the reason."""
+    earlier: list[Origin] = []
+    """Where it was a message before, if it was a dead letter there already: the first one first."""
 
 
 class FoundDeadLetters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -118,19 +119,6 @@ class FoundDeadLetters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     messages: list[FoundDeadLetter]
     next: str | None = None
     """There may be more: look again `after` this place. Left out: that was all."""
-
-
-def without_groups(found: FoundDeadLetters) -> FoundDeadLetters:
-    """The same letters without the group in which each has died, and without its words."""
-    letters = [
-        msgspec.structs.replace(
-            letter,
-            origin=msgspec.structs.replace(letter.origin, group=msgspec.UNSET),
-            nack=None,
-        )
-        for letter in found.messages
-    ]
-    return msgspec.structs.replace(found, messages=letters)
 
 
 class Redriven(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -29,6 +29,7 @@ from loadtests import (
     trial_hostile,
     trial_kills,
     trial_noisy,
+    trial_overflow,
     trial_page,
     trial_proxy,
     trial_schema,
@@ -382,6 +383,24 @@ def counted(messages: int, ends: tuple[trial_counted.End, ...], as_json: bool) -
     """
     plan = trial_counted.Plan(messages, ends or trial_counted.ENDS)
     _try(trial_counted.counted(plan, _progress), as_json)
+
+
+@trials.command()
+@click.option(
+    "--rounds", type=click.IntRange(1, 100_000), default=trial_overflow.ROUNDS, show_default=True,
+    help="Of each kind.",
+)  # fmt: skip
+@click.option(
+    "--kind", "kinds", multiple=True, type=click.Choice(trial_overflow.KINDS),
+    help="Only rounds of this kind; may be given several times. Without: both.",
+)  # fmt: skip
+@_seed
+@_json
+def overflow(rounds: int, kinds: tuple[trial_overflow.Kind, ...], seed: int, as_json: bool) -> None:
+    """Queues overflow into their dead letters while consumers hand over, and join: first
+    deliveries are in order, and nothing is both acked and dead-lettered. About ten minutes."""
+    plan = trial_overflow.Plan(rounds, seed, kinds or trial_overflow.KINDS)
+    _try(trial_overflow.overflow(plan, _progress), as_json)
 
 
 def _progress(text: str) -> None:

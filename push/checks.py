@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from push.delivery import Delivery
 from push.leases import ADOPTED
 from push.lines import loose
+from push.ports import Dead
 from push.ranges import RangeSet
 
 
@@ -87,6 +88,13 @@ def _check_lines(delivery: Delivery, in_flight: dict[int, int]) -> None:
     assert waiting.lines.held == sum(len(line.waiting) for line in lines.values()), "P9"
     dying = {offset: key for key, line in lines.items() for offset in line.dying}
     assert waiting.dying == dying
+    decided = {*_offsets(waiting.pending.going_to_die())}
+    runs = {o for first, last in waiting.dying_runs for o in range(first, last + 1)}
+    assert {*dying, *runs} <= decided, "P1: it dies and nobody writes that down"
+
+
+def _offsets(dead: Iterable[Dead]) -> Iterable[int]:
+    return (offset for one in dead for offset in range(one.first, one.last + 1))
 
 
 def _check_order(delivery: Delivery, in_flight: dict[int, int]) -> None:
@@ -138,7 +146,7 @@ def _check_writes(delivery: Delivery) -> None:
 
 
 def _check_places(delivery: Delivery, in_flight: dict[int, int], outside: Outside) -> None:
-    """P1, R18: below the frontier nothing is forgotten, and nothing is in two places."""
+    """P1, P5, R18: below the frontier nothing is forgotten, and nothing is in two places."""
     places: dict[int, list[str]] = {}
 
     def at(place: str, offsets: Iterable[int]) -> None:
@@ -146,7 +154,8 @@ def _check_places(delivery: Delivery, in_flight: dict[int, int], outside: Outsid
             places.setdefault(offset, []).append(place)
 
     at("in flight", in_flight)
-    at("dying", delivery.waiting.dying)
+    at("dying", _offsets(delivery.waiting.pending.going_to_die()))
+    at("dead", _offsets(delivery.waiting.dead))
     for line in delivery.waiting.lines.by_key.values():
         at("waiting", line.waiting)
         at("leaving", line.leaving)

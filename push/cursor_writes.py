@@ -9,7 +9,8 @@ from itertools import chain
 from typing import Final
 
 from push import limits
-from push.ports import CursorWrite, GroupPartition, Parked, Retry, Side
+from push.dead import DeadRanges
+from push.ports import CursorWrite, Dead, GroupPartition, Parked, Retry, Side
 from push.ranges import Range, coalesce
 
 SETTLED_LOOSE_MAX: Final = 4096
@@ -21,8 +22,9 @@ class PendingWrite:
     """Collects changes; `take` hands them out as one write, `confirm` or `restore` ends it."""
 
     __slots__ = (
-        "_aside", "_coalesce_at", "_ended", "_epoch", "_parked", "_place", "_record", "_retries",
-        "_settled", "_starving", "_taken", "_token", "_unparked", "aside_count", "ending",
+        "_aside", "_coalesce_at", "_dead", "_ended", "_epoch", "_parked", "_place", "_record",
+        "_retries", "_settled", "_starving", "_taken", "_token", "_unparked", "aside_count",
+        "ending",
     )  # fmt: skip
 
     def __init__(
@@ -35,6 +37,7 @@ class PendingWrite:
         self._settled: list[Range] = []
         self._coalesce_at = SETTLED_LOOSE_MAX
         self._ended: list[Range] = []
+        self._dead: list[Dead] = []
         self._retries: dict[int, Retry] = {}
         self._record: dict[int, int] = {}
         self._aside: dict[int, list[int]] = {}
@@ -50,7 +53,10 @@ class PendingWrite:
     @property
     def dirty(self) -> bool:
         """Whether `take` would have something, once nothing is under way."""
-        changed = self._settled or self._retries or self._parked or self._unparked
+        changed = (
+            self._settled or self._retries or self._parked or self._unparked or self._dead
+            or self._ended
+        )  # fmt: skip
         return bool(changed) or self.aside_due
 
     @property
@@ -88,7 +94,25 @@ class PendingWrite:
     def end(self, offset: int) -> None:
         """The offset, which was given out, is settled, and by no ack."""
         self.settle(offset, offset)
+        self.will_end(offset)
+
+    def will_end(self, offset: int) -> None:
+        """The offset, which was given out, will be settled, and by no ack: it is dead."""
         self._ended.append((offset, offset))
+
+    def die(self, first: int, last: int, reason: str) -> None:
+        """first..last go to the dead letters, as soon as that is durable."""
+        self._dead.append(Dead(first, last, reason))
+
+    def going_to_die(self) -> Iterator[Dead]:
+        """What goes to the dead letters and is not known to be written."""
+        under_way = self._taken[0].dead if self._taken else ()
+        return chain(under_way, self._dead)
+
+    @property
+    def is_deciding(self) -> bool:
+        """Whether something that is to go to the dead letters waits to be written."""
+        return bool(self._dead)
 
     def note(self, retry: Retry) -> None:
         """Remember attempts and backoff; nobody waits for it."""
@@ -150,23 +174,24 @@ class PendingWrite:
             parked=tuple(Parked(k, why, wall_unix_ms) for k, why in self._parked.items()),
             unparked=tuple(self._unparked),
             ended=tuple(coalesce(self._ended)),
+            dead=tuple(DeadRanges(self._dead)),
         )  # fmt: skip
         self._taken = (write, self._record)
         self._settled, self._coalesce_at = [], SETTLED_LOOSE_MAX
-        self._ended = []
+        self._ended, self._dead = [], []
         self._retries, self._record = {}, {}
         self._parked, self._unparked = {}, {}
         return write
 
-    def confirm(self) -> tuple[dict[int, int], dict[int, int], tuple[int, ...]]:
-        """It is durable. Returns offset → key of what may be given now, in order, the count set
-        aside by key, and the keys that are not parked any more."""
+    def confirm(self) -> tuple[CursorWrite, dict[int, int], dict[int, int]]:
+        """It is durable. Returns it, offset → key of what may be given now, in order, and the count
+        set aside by key."""
         assert self._taken is not None
         write, record = self._taken
         self._taken = None
         aside = {side.key_hash: len(side.offsets) for side in write.aside}
         self.aside_count -= sum(aside.values())
-        return record, aside, write.unparked
+        return write, record, aside
 
     def restore(self) -> None:
         """It is not durable: everything goes with the next write, older facts first."""
@@ -176,6 +201,7 @@ class PendingWrite:
         self._taken = None
         self._settled = [*write.settled, *self._settled]
         self._ended = [*write.ended, *self._ended]
+        self._dead = [*write.dead, *self._dead]
         self._retries = {**{retry.offset: retry for retry in write.retries}, **self._retries}
         self._record = {**record, **self._record}
         for side in write.aside:

@@ -12,7 +12,8 @@ and time, and carries out what it asks for:
   `waiting.side_wanted` say what to read for them.
 * `take_write` returns the one cursor change that is to be made durable next; `written` confirms
   it. What may only happen after it is durable (a redelivery, R16) waits for that.
-* `take_dead_letters` returns messages to move; `dead_lettered` confirms each.
+* `take_dead_letters` returns messages to move, once it is durable that they go to the dead
+  letters; `dead_lettered` confirms that they stand there.
 * `next_deadline` says when to call `expire`.
 
 Times: `now` is monotonic seconds, `wall_unix_ms` unix milliseconds (R3).
@@ -48,7 +49,6 @@ class Delivery:
         """`tally`: the group's; None: nobody looks at it."""
         self.place = place
         self.epoch = owned.epoch
-        self.before = Before(owned.previous, owned.cursor.floor, bool(owned.cursor.lines))
         self.generation = owned.generation
         self.settings = settings
         self.tally = tally or Tally()
@@ -63,6 +63,7 @@ class Delivery:
             tally=self.tally,
         )  # fmt: skip
         self.scan = Scan(owned, settings, self.leases, self.waiting, now)
+        self.before = Before(owned.previous, self.scan.frontier, bool(owned.cursor.lines))
         self._began = now
 
     def __repr__(self) -> str:
@@ -122,7 +123,8 @@ class Delivery:
 
     def evict(self, count: int, *, now: float) -> int:
         """The queue overflows: up to `count` of the oldest messages that were not given yet go to
-        the dead letters instead. Returns how many do."""
+        the dead letters instead. Returns how many do. Nothing behind them is given out before that
+        is durable (P3)."""
         return 0 if self.draining else self.scan.evict(count, now)
 
     # --- Giving from lines ---------------------------------------------------------------------
@@ -152,11 +154,16 @@ class Delivery:
         if record is None:
             waiting.lost(line, offset, now)
             return None
-        del line.leaving[offset]
         expires = record.expires_unix_ms(offset)
         if expires and expires <= wall_unix_ms:  # R13
+            del line.leaving[offset]
             waiting.die(line, offset, "expired")
             return None
+        if line.dying:  # what is before it may come back, until it is durable that it does not
+            waiting.call_back(line, offset - 1)
+            waiting.lines.settle_down(line, now)
+            return None
+        del line.leaving[offset]
         place = offset - record.first
         push = self.leases.give(
             offset, offset, record.header.key_hashes[place : place + 1],
@@ -212,7 +219,7 @@ class Delivery:
             if push is not None and push.open >> (offset - push.first) & 1:
                 self._settle_open(push, 1 << (offset - push.first), now)
                 append_offset(judged.settled, offset)
-            elif offset in self.waiting.dying:
+            elif self.waiting.is_dead(offset):
                 append_offset(judged.stale, offset)
             elif offset in self.waiting.returned:
                 late = self.waiting.settle_late(number, offset, now)
@@ -377,9 +384,10 @@ class Delivery:
 
     @property
     def urgent(self) -> bool:
-        """Whether something waits for the write: a redelivery, or room to set aside."""
+        """Whether something waits for the write: a redelivery, room to set aside, or a dead letter
+        that is put on its way then."""
         pending = self.waiting.pending
-        return pending.recording_count > 0 or pending.aside_due
+        return pending.recording_count > 0 or pending.aside_due or pending.is_deciding
 
     def take_write(self, *, wall_unix_ms: int) -> CursorWrite | None:
         """The cursor change to make durable now; None: nothing, or one is under way."""
@@ -393,10 +401,11 @@ class Delivery:
         """The write failed or is unknown: it is kept and goes with the next (R29)."""
         self.waiting.pending.restore()
 
-    def take_dead_letters(self) -> list[DeadLetter]:
-        """Messages to move to the dead letters; each stays unsettled until `dead_lettered`."""
-        return self.waiting.take_dead_letters()
+    def take_dead_letters(self, count_max: int) -> list[DeadLetter]:
+        """Messages to move to the dead letters, by offset; each stays unsettled until
+        `dead_lettered`. That they go there is durable, and nobody else is given them (P5)."""
+        return self.waiting.take_dead_letters(count_max)
 
-    def dead_lettered(self, offset: int, *, now: float) -> None:
-        """It stands in the dead letters, durably: settled here."""
-        self.tally.dead_lettered += self.waiting.dead_lettered(offset, now)
+    def dead_lettered(self, first: int, last: int) -> None:
+        """first..last stand in the dead letters, durably, or are gone: settled here."""
+        self.waiting.dead_lettered(first, last)

@@ -143,7 +143,16 @@ ASIDE_UNWRITTEN_MAX: Final = 1024
 half of it at a time goes. [Eight times fewer at once: each key's came to a page of the storage for
 itself, and a tenth of all bytes written were such pages.]"""
 DYING_PER_PARTITION_MAX: Final = 1024
-"""Messages on their way to the dead letters at once; beyond, the partition waits."""
+"""Messages of keys of which it is being written down that they go to the dead letters; beyond, the
+partition waits."""
+DEAD_RANGES_MAX: Final = 4096
+"""Ranges of messages on their way to the dead letters, per group and partition; beyond, the
+partition waits until some have arrived. A backlog that expires is one range."""
+DEAD_RUN_MIN: Final = 16
+"""So many expired messages in a row go as one range. Fewer go one by one: each holds up its key
+until that is durable, and nobody else's."""
+DEAD_PER_MOVE_MAX: Final = 512
+"""Dead letters that one partition of a group puts on their way together."""
 LINES_PER_PARTITION_MAX: Final = 100_000
 """Keys that may be gated at once per (group, partition); beyond, the partition waits."""
 TAIL_CACHE_BYTES_MAX: Final = 32 * 1_048_576

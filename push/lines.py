@@ -83,7 +83,7 @@ class Line:
         self.pull = 0
         """The pull that carries what is in flight; the same pull may carry more of the key."""
         self.dying: set[int] = set()
-        """On the way to the dead letters."""
+        """They go to the dead letters, which is not durable yet."""
         self.parked = False
         self.parked_here = False
         """By this owner, which knows the head; what one before it parked, the storage knows."""
@@ -130,6 +130,20 @@ class Line:
             or self.aside_unwritten
             or self.parked
             or self.dying
+        )
+
+    @property
+    def is_dying_only(self) -> bool:
+        """Whether the key is shut by nothing but messages that go to the dead letters: one behind
+        them that has expired goes with them."""
+        return bool(self.dying) and not (
+            self.waiting
+            or self.in_flight
+            or self.leaving
+            or self.aside
+            or self.aside_unwritten
+            or self.parked
+            or self.inherited
         )
 
     @property

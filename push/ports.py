@@ -135,6 +135,15 @@ class Parked:
     since_unix_ms: int
 
 
+class Dead(NamedTuple):
+    """Messages of first..last that go to the dead letters: decided, and nobody is given them any
+    more. `reason`: exhausted, expired, overflow, skipped …"""
+
+    first: int
+    last: int
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class ParkedLine:
     """For looking at: a parked key, and what stands in its side line."""
@@ -168,6 +177,9 @@ class Cursor:
     parked: tuple[Parked, ...] = ()
     ended: tuple[Range, ...] = ()
     """Settled, after they were given out, by no ack; see CursorWrite."""
+    dead: tuple[Dead, ...] = ()
+    """By offset: what goes to the dead letters, and is not known to stand there. Not settled; most
+    of it is not passed either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +201,9 @@ class CursorWrite:
     Applied in this order: `settled` (absolute ranges, also removes retries and side line entries
     of these offsets), `retries` (a row per offset; one of a settled offset is refused and comes
     back in the answer), `aside` (appended to the keys' side lines and thereby passed), `parked`,
-    `unparked` (key hashes: the mark goes, the line stays).
+    `unparked` (key hashes: the mark goes, the line stays), `dead` (what is settled by then is
+    refused and comes back in the answer; what stands in a side line leaves it, and is passed. Its
+    records stay until it is settled).
     """
 
     place: GroupPartition
@@ -200,14 +214,16 @@ class CursorWrite:
     aside: tuple[Side, ...] = ()
     parked: tuple[Parked, ...] = ()
     unparked: tuple[int, ...] = ()
+    dead: tuple[Dead, ...] = ()
     ended: tuple[Range, ...] = ()
-    """Of `settled`: what was given out and then settled by no ack (dead-lettered, skipped, gone).
+    """Of `settled` or `dead`: what was given out and then settled by no ack (dead-lettered, gone).
     The cursor keeps ENDED_RANGES_MAX of these, for the next owner to tell a late ack (R21)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """`refused`: offsets of `retries` that are settled already and must not be given (R16).
+    """`refused`: offsets of `retries` and of `dead` that are settled already: they must not be
+    given (R16), and have no dead letter (P5).
     `fenced`: nothing was written, a newer owner exists."""
 
     refused: tuple[int, ...] = ()
@@ -265,13 +281,16 @@ class CursorState:
     parked: int
     aside_first: int | None = None
     """The lowest offset that stands in a side line; None: none does."""
+    dead: int = 0
+    """Number of those that go to the dead letters, and are not known to stand there."""
 
 
 class Standing(NamedTuple):
     """For looking at: where a message stands for a group, as far as it is durable. `waiting` and
-    `parked` are those of side lines; what an owner holds in memory is `ready` here."""
+    `parked` are those of side lines; what an owner holds in memory is `ready` here. `dying`: on its
+    way to the dead letters."""
 
-    state: Literal["ready", "settled", "waiting", "parked"]
+    state: Literal["ready", "settled", "waiting", "parked", "dying"]
     attempts: int = 0
     """Those that are counted."""
     nack: str | None = None

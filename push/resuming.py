@@ -108,7 +108,7 @@ def _has_returned(delivery: Delivery, number: int, offset: int) -> bool:
     waiting = delivery.waiting
     return (
         offset in waiting.returned
-        or offset in waiting.dying
+        or waiting.is_dead(offset)
         or offset in waiting.ended
         or delivery.leases.given_again(offset)
     )
@@ -159,7 +159,7 @@ def adopt(
         number, key = claimed.get(offset), keys.get(offset)
         if delivery.scan.has_passed(offset):
             was_passed = offset < before.floor or offset >= delivery.frontier
-            is_ended = offset in delivery.waiting.ended
+            is_ended = offset in delivery.waiting.ended or delivery.waiting.is_dead(offset)
             if number is not None and was_passed and not before.has_sides and not is_ended:
                 settled.setdefault(number, []).append(offset)
                 continue

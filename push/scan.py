@@ -22,7 +22,8 @@ class Scan:
     """See the module. Everything below `frontier` is settled, in flight, or waits."""
 
     __slots__ = (
-        "_adopted", "_leases", "_passed", "_rescan_end", "_settings", "_waiting", "end", "frontier",
+        "_adopted", "_halted", "_in_row", "_leases", "_passed", "_rescan_end", "_settings",
+        "_waiting", "end", "frontier",
     )  # fmt: skip
 
     def __init__(
@@ -31,10 +32,15 @@ class Scan:
         self._settings = settings
         self._leases = leases
         self._waiting = waiting
-        self._passed = RangeSet(owned.cursor.passed)
+        dead = [(one.first, one.last) for one in owned.cursor.dead]
+        self._passed = RangeSet([*owned.cursor.passed, *dead])
+        self._halted = False
+        """What is at the frontier may go out when it is durable that what is before it is dead."""
+        self._in_row = 0
+        """Expired messages that were come across one after another."""
         self._adopted: list[int] = []
         """Offsets that were adopted (R22), while the frontier may be below one."""
-        self._rescan_end = max((last + 1 for _, last in owned.cursor.passed), default=0)
+        self._rescan_end = max((last + 1 for _, last in self._passed), default=0)
         self.end = owned.certified
         self.frontier = owned.cursor.floor
         if self._rescan_end > self.frontier:
@@ -45,11 +51,17 @@ class Scan:
     @property
     def wants_log(self) -> bool:
         """Whether the record at `frontier` is wanted (credit aside)."""
+        return self._may_pass and not (self._halted and len(self._waiting.dying_runs))
+
+    @property
+    def _may_pass(self) -> bool:
+        """Whether something is there, and every bound on what may wait has room for it."""
         waiting = self._waiting
         return (
             self.frontier < self.end
             and waiting.pending.aside_count < limits.ASIDE_UNWRITTEN_MAX
             and len(waiting.dying) < limits.DYING_PER_PARTITION_MAX
+            and len(waiting.dead) < limits.DEAD_RANGES_MAX
             # A rescan brings back lines that there were before, and closed ones wait for its end.
             and (len(waiting.lines.by_key) < limits.LINES_PER_PARTITION_MAX or self._rescan_end > 0)
         )
@@ -111,11 +123,14 @@ class Scan:
     def evict(self, count: int, now: float) -> int:
         """See `Delivery.evict`."""
         evicted = 0
-        while evicted < count and self.wants_log:
-            line = self._waiting.lines.line(loose(self.frontier))
-            self._waiting.die(line, self.frontier, "overflow")
-            self._move(self.frontier + 1, now)
-            evicted += 1
+        while evicted < count and self._may_pass:
+            first = self.frontier
+            last = min(self.end - 1, first + count - evicted - 1)
+            last = self._passed.gaps(first, last)[0][1]
+            self._waiting.die_run(first, last, "overflow")
+            self._move(last + 1, now)
+            evicted += last - first + 1
+            self._halted = True
         return evicted
 
     def give(self, record: Record, credit: int, now: float, wall_unix_ms: int) -> list[GiveOut]:
@@ -124,7 +139,13 @@ class Scan:
         self.skip_to(min(record.first, self.end), now)
         outs: list[GiveOut] = []
         end = min(record.last, self.end - 1)
+        self._halted = False
         while self.frontier <= end and credit > 0 and self.wants_log:
+            if self._bury_expired(record, end, now, wall_unix_ms):
+                continue
+            if len(self._waiting.dying_runs):
+                self._halted = True
+                break
             first = self.frontier
             last = min(end, first + min(credit, limits.PUSH_MESSAGES_MAX) - 1)
             last = min(last, record.bytes_until(first, limits.PUSH_BYTES_MAX))
@@ -143,6 +164,47 @@ class Scan:
                 credit -= out.count
                 outs.append(out)
         return outs
+
+    def _bury_expired(self, record: Record, end: int, now: float, wall_unix_ms: int) -> bool:
+        """Let die what has expired at the frontier (R13), up to `end`; whether anything has.
+
+        A few by themselves, each of which holds up its key until that is durable. Many in a row go
+        as one range, which holds up the log behind them instead: nothing is kept of each, however
+        many there are.
+        """
+        first, waiting = self.frontier, self._waiting
+        last = min(end, self._passed.gaps(first, end)[0][1]) if len(self._passed) else end
+        last = self._expired_until(record, first, last, wall_unix_ms)
+        if last < first:
+            self._in_row = 0
+            return False
+        self._in_row += last - first + 1
+        if self._in_row >= limits.DEAD_RUN_MIN:
+            waiting.die_run(first, last, "expired")
+        else:
+            for offset in range(first, last + 1):
+                key = record.key_hash(offset) or loose(offset)
+                waiting.die(waiting.lines.line(key), offset, "expired")
+        self._move(last + 1, now)
+        return True
+
+    def _expired_until(self, record: Record, first: int, last: int, wall_unix_ms: int) -> int:
+        """The end of the run of messages from `first` on that have expired, and whose keys nothing
+        shuts but others that die; below `first`: there is none."""
+        if not 0 < record.expires_min_unix_ms() <= wall_unix_ms:
+            return first - 1
+        low, high = first - record.first, last - record.first + 1
+        column = record.header.expires_unix_ms[low:high]
+        if not (min(column) > 0 and max(column) <= wall_unix_ms):
+            alive = (i for i, at in enumerate(column) if not 0 < at <= wall_unix_ms)
+            last = first + next(alive) - 1
+        lines = self._waiting.lines
+        if lines.by_key and last >= first:
+            hashes = record.header.key_hashes[low : last - record.first + 1]
+            for offset in lines.gated(hashes, first):
+                if not lines.by_key[hashes[offset - first]].is_dying_only:
+                    return offset - 1
+        return last
 
     def _exceptional(
         self, record: Record, first: int, last: int, hashes: "array[int]", wall_unix_ms: int
@@ -210,11 +272,12 @@ class Scan:
         """Whether a message of the log may be given now; else it is put where it belongs."""
         waiting = self._waiting
         line = waiting.lines.by_key.get(key) if key else None
-        if line is not None and not self._lets_through(line):
+        expires = record.expires_unix_ms(offset)
+        is_expired = bool(expires) and expires <= wall_unix_ms
+        if line is not None and not self._lets_through(line, is_expired=is_expired):
             waiting.join(line, offset, now)
             return False
-        expires = record.expires_unix_ms(offset)
-        if expires and expires <= wall_unix_ms:  # R13: judged now, when it would be given out
+        if is_expired:  # R13: judged now, when it would be given out
             waiting.die(waiting.lines.line(key or loose(offset)), offset, "expired")
             return False
         if offset in waiting.attempts:
@@ -226,14 +289,17 @@ class Scan:
             line.in_flight.add(offset)
         return True
 
-    def _lets_through(self, line: Line) -> bool:
-        """Whether a key that this very pull carries may send another one with it."""
+    def _lets_through(self, line: Line, *, is_expired: bool) -> bool:
+        """Whether a key that this very pull carries may send another one with it; or one that has
+        expired dies behind others that do."""
+        if is_expired and line.is_dying_only:
+            return True
         return (
             line.exclusive
             and line.pull == self._waiting.pull
             and not line.waiting
             and not line.leaving
-            and not line.dying
+            and (is_expired or not line.dying)
             and not line.overflowed
         )
 

@@ -41,7 +41,7 @@ class Standings:
         attempts = self._waiting.attempts.get(offset, stored.attempts)
         if offset in self._in_flight:
             return "in_flight", attempts
-        if offset in self._waiting.dying:
+        if self._waiting.is_dead(offset):
             return "dying", attempts
         line = self._waiting.lines.by_key.get(key_hash or loose(offset))
         if offset in self._in_line or (line is not None and stored.state != "ready"):

@@ -1,10 +1,10 @@
 """Operators' decisions about parked keys (R17, R18): retry, skip, release.
 
-    parked ──decide──▶ all of it durably aside ──▶ skip: the head is dead-lettered
-                                               ──▶ one cursor write ──opened──▶ the line goes on
+    parked ──decide──▶ all of it durably aside ──▶ one cursor write ──opened──▶ the line goes on
 
 A key stays parked, here and in the storage, until the one write is durable that unparks it and
-says what became of its head. So a crash finds it parked, or decided, and nothing in between.
+says what becomes of its head: that it is tried once more, or that it goes to the dead letters. So a
+crash finds it parked, or decided, and nothing in between; and of two decisions one is made.
 """
 
 import weakref
@@ -24,7 +24,7 @@ goes to the dead letters. release: the attempts of all that was parked are forgo
 class Unparking:
     """See the module. Belongs to one `Waiting`."""
 
-    __slots__ = ("_burying", "_heads", "_opened", "_parked", "_released", "_waiting")
+    __slots__ = ("_heads", "_opened", "_parked", "_released", "_waiting")
 
     def __init__(self, waiting: "Waiting") -> None:
         # Not held: what refers to itself in a circle stays until the garbage collector comes, and
@@ -32,8 +32,6 @@ class Unparking:
         self._waiting: Waiting = weakref.proxy(waiting)
         self._heads: dict[int, int | None] = {}
         """Key → its head, of decisions that are on their way."""
-        self._burying: set[int] = set()
-        """Keys of which the head is on its way to the dead letters."""
         self._opened: list[int] = []
         self._parked: list[int] = []
         self._released: set[int] = set()
@@ -64,14 +62,10 @@ class Unparking:
 
     def go_on(self, line: Line) -> None:
         """Something that a decision may have waited for has happened. Nothing of the line may be
-        on its way in from the side line, or to the dead letters: it would be read again. No
-        decision: nothing happens."""
+        on its way in from the side line: it would be read again. No decision: nothing happens."""
         decision, key, pending = line.decision, line.key, self._waiting.pending
         if decision is None or line.loading is not None or line.dying:
             return
-        if key in self._burying:
-            self._burying.remove(key)
-            pending.unpark(key)
         if key in self._heads:
             return
         # What the storage names may be settled and not known there yet, where it was parked here.
@@ -79,15 +73,13 @@ class Unparking:
         stored = None if line.parked_here else decision.stored
         head = min((o for o in (stored, line.head, unwritten) if o is not None), default=None)
         if head is not None and decision.verb == "skip":
-            if head != unwritten:  # else when it is written
-                self._heads[key] = head
-                self._burying.add(key)
-                line.aside -= 1
-                self._waiting.die(line, head, "skipped")
-            return
-        self._heads[key] = head
-        if head is not None:
+            if head == unwritten:
+                return  # when it is written
+            line.aside -= 1
+            self._waiting.doom(head, "skipped")
+        elif head is not None:
             pending.note(Retry(head, 0))
+        self._heads[key] = head
         pending.unpark(key)
 
     def opened(self, line: Line, now: float) -> None:

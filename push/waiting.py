@@ -6,20 +6,20 @@ and adds the log and the leases.
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from push import limits
 from push.backoff import clamp_due
 from push.cursor_writes import PendingWrite
+from push.dead import DeadRanges
 from push.lines import Line, Lines
-from push.ports import Cursor, GroupPartition, Owned, Retry, Written
+from push.ports import Cursor, CursorWrite, Dead, GroupPartition, Owned, Retry, Written
 from push.ranges import RangeSet
 from push.tally import Tally
 from push.unparking import Unparking
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetter(NamedTuple):
     """A message to move to the dead letters. `reason`: exhausted, expired, overflow or skipped."""
 
     offset: int
@@ -31,9 +31,9 @@ class Waiting:
     """See the module. `now` is monotonic seconds."""
 
     __slots__ = (
-        "__weakref__", "_begun", "_dead", "_inherited", "_rescanned", "attempts", "attempts_max",
-        "due_unix_ms", "dying", "ended", "giveable", "lines", "not_before", "park", "pending",
-        "pull", "returned", "tally", "unparking",
+        "__weakref__", "_begun", "_inherited", "_rescanned", "_untaken", "attempts", "attempts_max",
+        "dead", "due_unix_ms", "dying", "dying_runs", "ended", "giveable", "lines", "not_before",
+        "park", "pending", "pull", "returned", "tally", "unparking",
     )  # fmt: skip
 
     def __init__(
@@ -49,7 +49,13 @@ class Waiting:
         self.returned: dict[int, tuple[int, int]] = {}
         """Offset → (push it was given in last, key), until it is given again or settled."""
         self.dying: dict[int, int] = {}
-        """Offset → key of what is on its way to the dead letters."""
+        """Offset → key of what goes to the dead letters, which is not durable yet."""
+        self.dying_runs = RangeSet()
+        """The same of stretches of the log, whatever their keys: nothing of the log is given out
+        behind them meanwhile."""
+        self.dead = DeadRanges(owned.cursor.dead)
+        """What goes to the dead letters, durably, and is not known to stand there. Nobody is given
+        it any more, whoever owns this next (P5)."""
         self.ended = RangeSet(owned.cursor.ended)
         """What was given out and is settled, but by no ack: late ones are stale (R21). Beyond
         ENDED_RANGES_MAX the lowest ranges become one."""
@@ -57,7 +63,8 @@ class Waiting:
         """(key, offset) that may be sent as soon as there is credit and the record is read."""
         self.pull = 0
         """The pull that is being served (R24)."""
-        self._dead: list[DeadLetter] = []
+        self._untaken = DeadRanges(owned.cursor.dead)
+        """Of what is dead: what nobody was told to move."""
         self.not_before: dict[int, float] = {}  # offset → when an inherited backoff ends
         self.unparking = Unparking(self)
         self._inherit(owned.cursor)
@@ -178,6 +185,7 @@ class Waiting:
                 self._all_aside(line)
             else:
                 self._take(line, offset)
+                self.call_back(line, offset)
                 self.die(line, offset, "exhausted")
 
     def _all_aside(self, line: Line) -> None:
@@ -202,29 +210,80 @@ class Waiting:
         line.dues.pop(offset, None)
         self.lines.held -= 1
 
+    # --- Dying ---------------------------------------------------------------------------------
+
     def die(self, line: Line, offset: int, reason: str) -> None:
-        """It goes to the dead letters; its line waits until it has arrived there."""
-        self.call_back(line, offset)
+        """It goes to the dead letters; its line waits until that is durable."""
         line.dying.add(offset)
         self.dying[offset] = line.key
-        self._dead.append(DeadLetter(offset, reason, self.attempts.get(offset, 0)))
+        self.doom(offset, reason)
 
-    def take_dead_letters(self) -> list[DeadLetter]:
-        """Messages to move; each stays unsettled until `dead_lettered`."""
-        dead, self._dead = self._dead, []
-        return dead
+    def doom(self, offset: int, reason: str) -> None:
+        """The next write says that it goes to the dead letters. Whoever was given it and acks it
+        late is told that this does not count (R21)."""
+        if offset in self.returned:
+            self._mark_ended(offset)
+            self.pending.will_end(offset)
+        self.pending.die(offset, offset, reason)
 
-    def dead_lettered(self, offset: int, now: float) -> bool:
-        """It stands in the dead letters, durably. False: it was not on its way there."""
-        key = self.dying.pop(offset, None)
-        if key is None:
-            return False
-        line = self.lines.line(key)
-        line.dying.discard(offset)
-        self._end(offset)
-        self.unparking.go_on(line)
-        self.lines.settle_down(line, now)
-        return True
+    def die_run(self, first: int, last: int, reason: str) -> None:
+        """first..last of the log, of which nothing was given here, go to the dead letters."""
+        self.dying_runs.add(first, last)
+        self.pending.die(first, last, reason)
+
+    def _died(self, write: CursorWrite, refused: tuple[int, ...], now: float) -> None:
+        """It is durable what of a write is dead, but for `refused`: that was settled before."""
+        for one in write.dead:
+            self.dying_runs.remove(one.first, one.last)
+            for part in RangeSet((o, o) for o in refused).gaps(one.first, one.last):
+                dead = Dead(*part, one.reason)
+                self.dead.add(dead)
+                self._untaken.add(dead)
+        decided = RangeSet((one.first, one.last) for one in write.dead)
+        for offset in [offset for offset in self.dying if offset in decided]:
+            line = self.lines.line(self.dying.pop(offset))
+            line.dying.discard(offset)
+            if self.dead.of(offset) == "expired":
+                line.widen()  # nothing has failed, and others may have expired behind it
+            if offset in refused:
+                self.forget(offset)
+            self.unparking.go_on(line)
+            self.lines.settle_down(line, now)
+
+    def is_dead(self, offset: int) -> bool:
+        """Whether it goes to the dead letters, durably or not yet, and is not known to be there."""
+        return offset in self.dying or offset in self.dying_runs or offset in self.dead
+
+    @property
+    def has_dead_letters(self) -> bool:
+        """Whether `take_dead_letters` has any."""
+        return bool(self._untaken)
+
+    @property
+    def dead_count(self) -> int:
+        """How many messages go to the dead letters and are not known to be there."""
+        return len(self.dying) + self.dying_runs.size() + self.dead.size()
+
+    @property
+    def dead_first(self) -> int | None:
+        """The lowest offset that is dead, durably; None: nothing is."""
+        return next((one.first for one in self.dead), None)
+
+    def take_dead_letters(self, count_max: int) -> list[DeadLetter]:
+        """The first messages to move, by offset; each stays unsettled until `dead_lettered`."""
+        return [
+            DeadLetter(offset, one.reason, self.attempts.get(offset, 0))
+            for one in self._untaken.take(count_max)
+            for offset in range(one.first, one.last + 1)
+        ]
+
+    def dead_lettered(self, first: int, last: int) -> None:
+        """first..last stand in the dead letters, or are gone: settled here."""
+        if self.dead.remove(first, last):
+            self.settle(first, last)
+            if self.attempts or self.returned:
+                for offset in range(first, last + 1):
+                    self.forget(offset)
 
     # --- Going out -----------------------------------------------------------------------------
 
@@ -263,7 +322,7 @@ class Waiting:
     def recorded(self, answer: Written, now: float) -> None:
         """The write that was taken last is durable."""
         sides = self.pending.sides_under_way
-        recorded, aside, unparked = self.pending.confirm()
+        write, recorded, aside = self.pending.confirm()
         for side in sides:
             self.lines.by_key[side.key_hash].lower(side.offsets[0])
         for key, count in aside.items():
@@ -273,7 +332,9 @@ class Waiting:
             line.opens_after = max(0, line.opens_after - count)
             self.unparking.go_on(line)
             self.lines.settle_down(line, now)
-        for key in unparked:
+        if write.dead:
+            self._died(write, answer.refused, now)
+        for key in write.unparked:
             self.unparking.opened(self.lines.by_key[key], now)
         for offset, key in recorded.items():
             line = self.lines.by_key[key]
@@ -404,9 +465,12 @@ class Waiting:
     def _end(self, offset: int) -> None:
         """No ack has settled it, and none will: whoever was given it is told so (R21)."""
         if offset in self.returned:
-            self.ended.add(offset, offset)
-            self.ended.cut_down(limits.ENDED_RANGES_MAX)
+            self._mark_ended(offset)
             self.pending.end(offset)
         else:
             self.settle(offset, offset)
         self.forget(offset)
+
+    def _mark_ended(self, offset: int) -> None:
+        self.ended.add(offset, offset)
+        self.ended.cut_down(limits.ENDED_RANGES_MAX)

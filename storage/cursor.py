@@ -10,10 +10,12 @@ from itertools import chain
 from typing import Final
 
 from push import limits
+from push.dead import DeadRanges
 from push.errors import Fenced, Refused
 from push.ports import (
     Cursor,
     CursorWrite,
+    Dead,
     Parked,
     Retry,
     Side,
@@ -47,14 +49,16 @@ class Change:
     unparked: list[int] = field(default_factory=list)
     ended: bool = False
     """Whether what has ended is other ranges now."""
+    dead: bool = False
+    """Whether what goes to the dead letters is other ranges now."""
 
 
 class GroupCursor:
     """A group's cursor in one partition, with what fences it."""
 
     __slots__ = (
-        "assignment", "ended", "epoch", "floor", "lines", "parked", "passed", "previous", "retries",
-        "token",
+        "assignment", "dead", "ended", "epoch", "floor", "lines", "parked", "passed", "previous",
+        "retries", "token",
     )  # fmt: skip
 
     def __init__(self, floor: int) -> None:
@@ -72,6 +76,8 @@ class GroupCursor:
         self.parked: dict[int, Parked] = {}
         self.ended = RangeSet()
         """What was given out and then settled by no ack, ENDED_RANGES_MAX ranges of it (R21)."""
+        self.dead = DeadRanges()
+        """What goes to the dead letters, and is not known to stand there: not settled."""
 
     def own(self, *, token: bytes, assignment: int, epoch_seen: int) -> int | None:
         """Raise the epoch for a new owner (R15). Returns the epoch before, if that was this
@@ -108,6 +114,7 @@ class GroupCursor:
             lines=tuple(sorted(self.lines.items())),
             parked=tuple(sorted(self.parked.values(), key=lambda parked: parked.key_hash)),
             ended=tuple(self.ended),
+            dead=tuple(self.dead),
         )
 
     def unsettled(self, end: int) -> int:
@@ -118,6 +125,8 @@ class GroupCursor:
         """Where a message stands; `aside`: the key hash of the side line that it stands in."""
         retry = self.retries.get(offset) or Retry(offset, 0)
         tried = (retry.attempts, retry.nack)
+        if offset in self.dead:
+            return Standing("dying", *tried)
         if aside is not None:
             return Standing("parked" if aside in self.parked else "waiting", *tried)
         if self._is_passed(offset):
@@ -127,7 +136,7 @@ class GroupCursor:
     def weight(self) -> int:
         """How much memory it takes, in entries."""
         beside = len(self.retries) + len(self.lines) + len(self.parked) + len(self.ended)
-        return 4 + len(self.passed) + beside
+        return 4 + len(self.passed) + beside + len(self.dead)
 
     def apply(self, write: CursorWrite, find_aside: FindAside) -> Change:
         """Apply a write that `check_write` let pass; the same write again changes nothing (R29).
@@ -147,6 +156,8 @@ class GroupCursor:
             change.ended = self.ended != before
         if self.retries:
             self._forget_retries(write.settled, change)
+        for first, last in write.settled if self.dead else ():
+            change.dead |= self.dead.remove(first, last)
         self.floor = self.passed.pop_prefix(self.floor)
         self._retry(write.retries, find_aside, change)
         if write.aside:
@@ -159,6 +170,8 @@ class GroupCursor:
         for key_hash in write.unparked:
             if self.parked.pop(key_hash, None) is not None:
                 change.unparked.append(key_hash)
+        if write.dead:
+            self._die(write.dead, find_aside, change)
         return change
 
     def _settle(self, first: int, last: int, find_aside: FindAside, change: Change) -> None:
@@ -235,6 +248,32 @@ class GroupCursor:
         self.passed.add_all(new)
         change.passed += new
 
+    def _die(self, dead: tuple[Dead, ...], find_aside: FindAside, change: Change) -> None:
+        """What is settled is refused; what stands in a side line leaves it."""
+        refused: list[int] = []
+        for first, last, reason in dead:
+            low = max(first, self.floor)
+            parts = self.passed.gaps(low, last) if low <= last else []
+            settled = last - first + 1 - sum(end - begin + 1 for begin, end in parts)
+            if settled:
+                aside = {
+                    offset: key_hash
+                    for offset, key_hash in chain(find_aside(first, last), change.aside.items())
+                    if first <= offset <= last and offset not in change.aside_gone
+                } if self.lines else {}  # fmt: skip
+                for offset, key_hash in aside.items():
+                    if change.aside.pop(offset, None) is None:
+                        change.aside_gone[offset] = key_hash
+                    self._shorten(key_hash)
+                parts += [(offset, offset) for offset in aside]
+                stay = RangeSet([*parts, *self.dead.ranges()])
+                refused += [o for gap in stay.gaps(first, last) for o in range(gap[0], gap[1] + 1)]
+            for part in parts:
+                change.dead |= self.dead.add(Dead(*part, reason))
+        if refused:
+            all_refused = (*change.written.refused, *refused)
+            change.written = replace(change.written, refused=all_refused)
+
 
 def check_write(write: CursorWrite, certified: int) -> None:
     """A write may only name offsets below the certified end (R10).
@@ -244,6 +283,7 @@ def check_write(write: CursorWrite, certified: int) -> None:
     """
     highest = max((last for _, last in write.settled), default=-1)
     highest = max(highest, max((last for _, last in write.ended), default=-1))
+    highest = max(highest, max((one.last for one in write.dead), default=-1))
     highest = max(highest, max((retry.offset for retry in write.retries), default=-1))
     for side in write.aside:
         highest = max(highest, max(side.offsets, default=-1))
@@ -252,7 +292,7 @@ def check_write(write: CursorWrite, certified: int) -> None:
             "invalid_request",
             f"offset {highest} is not certified; the certified end is {certified}",
         )
-    for first, last in (*write.settled, *write.ended):
+    for first, last in (*write.settled, *write.ended, *(one[:2] for one in write.dead)):
         if not 0 <= first <= last:
             raise Refused("invalid_request", f"{first}..{last} is not a range of offsets")
     for retry in write.retries:
@@ -280,6 +320,8 @@ def settled_by_all(cursors: Iterable[GroupCursor], end: int) -> RangeSet:
         passed = cursor.passed.copy()
         if cursor.floor:
             passed.add(0, cursor.floor - 1)
+        for first, last in cursor.dead.ranges():
+            passed.remove(first, last)
         settled = passed if settled.covers(0, end - 1) else _common(settled, passed)
     return settled
 

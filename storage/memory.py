@@ -362,6 +362,7 @@ class MemoryStorage:
                 settled_above=cursor.passed.size(),
                 aside=sum(cursor.lines.values()),
                 parked=len(cursor.parked),
+                dead=cursor.dead.size(),
                 aside_first=min(at.aside[group_id], default=None),
             )
             for at in self._queues.get(queue_id, [])

@@ -104,6 +104,7 @@ class MemoryPartition:
         return stored.published_unix_ms <= due_unix_ms and all(
             (last < cursor.floor or cursor.passed.covers(max(first, cursor.floor), last))
             and not any(first <= offset <= last for offset in self.aside[group_id])
+            and not any(low <= last and first <= high for low, high in cursor.dead.ranges())
             for group_id, cursor in self.cursors.items()
         )
 

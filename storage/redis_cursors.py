@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from push.dead import dead_of
 from push.errors import Unknown
 from push.ports import (
     OWNER_BYTES,
@@ -101,7 +102,7 @@ class RedisCursors:
     ) -> tuple[_Kept, dict[int, int]] | None:
         args = [*_at(place), *_flat(ranges)]
         answer = await self._shard.look("cursor", [queue_key(place.partition.queue_id)], args)
-        return (_kept_of(answer), _aside(answer[12])) if answer else None
+        return (_kept_of(answer), _aside(answer[13])) if answer else None
 
     async def write(self, writes: Sequence[CursorWrite]) -> list[Written]:
         """As Storage.write_cursors: writes to one place in their order, places side by side."""
@@ -166,6 +167,7 @@ class RedisCursors:
             aside: dict[int, int] = {}
             if kept.cursor.lines:
                 ranges = [*write.settled, *((r.offset, r.offset) for r in write.retries)]
+                ranges += [(one.first, one.last) for one in write.dead]
                 args = [*_at(write.place), *_flat(ranges)]
                 key = queue_key(write.place.partition.queue_id)
                 aside = _aside(await self._shard.look("aside", [key], args))
@@ -208,8 +210,9 @@ class RedisCursors:
                 aside=aside,
                 parked=parked,
                 aside_first=least if least >= 0 else None,
+                dead=dead_of(dead.decode()).size(),
             )
-            for number, epoch, floor, passed, aside, parked, least in rows
+            for number, epoch, floor, passed, aside, parked, least, dead in rows
         ]
 
     async def standings(self, place: GroupPartition, first: int, last: int) -> list[Standing]:
@@ -268,6 +271,7 @@ def _highest(write: CursorWrite) -> int:
     """The highest offset that a write names; -1: none."""
     offsets = [last for _, last in write.settled]
     offsets += [retry.offset for retry in write.retries]
+    offsets += [one.last for one in write.dead]
     for side in write.aside:
         offsets += side.offsets
     return max(offsets, default=-1)
@@ -328,6 +332,7 @@ def _kept_of(answer: Sequence[Any]) -> _Kept:
     for key_hash, row in _pairs(parked):
         cursor.parked[int(key_hash)] = _parked(key_hash, row)
     cursor.ended = _ranges(answer[11])
+    cursor.dead = dead_of(answer[12].decode())
     return _Kept(cursor, version, answer[9], answer[10])
 
 
@@ -348,7 +353,7 @@ def _write_args(write: CursorWrite, kept: _Kept, change: Change) -> list[Arg]:
     ]
     args: list[Arg] = [
         *_at(write.place), write.epoch, write.token, kept.version, cursor.floor,
-        _text(cursor.passed), _text(cursor.ended) if change.ended else "",
+        _text(cursor.passed), _text(cursor.ended) if change.ended else "", cursor.dead.text(),
     ]  # fmt: skip
     for items in lists:
         args += [len(items), *items]

@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from push.dead import dead_of
 from push.ports import Parked, Retry
 from storage import sqlite_codec as codec
 from storage.cursor import Change, GroupCursor
@@ -19,6 +20,7 @@ _INSERT_SIDE: Final = insert("side", "cursor, place, key_hash, checksum", rows_m
 """They come by the hundreds (P8)."""
 _INSERT_LINE: Final = insert("side_line", "cursor, key_hash, entries, checksum")
 _INSERT_PARKED: Final = insert("parked", "cursor, key_hash, reason, since_unix_ms, checksum")
+_INSERT_DEAD: Final = insert("dead", "cursor, ranges, checksum")
 _INSERT_ENDED: Final = insert("ended", "cursor, ranges, checksum")
 Key = tuple[int, int]
 """(cursor row, offset or key hash)"""
@@ -44,6 +46,7 @@ class Beside:
         self._lines: dict[Key, int] = {}
         self._parked: dict[Key, Parked | None] = {}
         self._ended: dict[int, bytes] = {}
+        self._dead: dict[int, str] = {}
 
     def load(self, row_id: int, cursor: GroupCursor, name: str) -> None:
         """Complete a cursor that was read from this row; `name` is for reports of damage."""
@@ -74,6 +77,7 @@ class Beside:
                 self._report(f"damaged: why a key is parked in {name}")
             key_hash = codec.unsigned(parked[0])
             cursor.parked[key_hash] = Parked(key_hash, *parked[1:])
+        self._load_dead(row_id, cursor, name)
         for ranges, checksum in select(
             "SELECT ranges, checksum FROM ended WHERE cursor = ?", (row_id,)
         ).fetchall():
@@ -81,6 +85,15 @@ class Beside:
                 cursor.ended = codec.unpack_ranges(ranges)
             else:
                 self._report(f"damaged: what has ended in {name}; late acks of it count")
+
+    def _load_dead(self, row_id: int, cursor: GroupCursor, name: str) -> None:
+        for ranges, checksum in self._transaction.connection.execute(
+            "SELECT ranges, checksum FROM dead WHERE cursor = ?", (row_id,)
+        ).fetchall():
+            if codec.row_checksum(row_id, ranges) == checksum:
+                cursor.dead = dead_of(ranges)
+            else:
+                self._report(f"damaged: what goes to the dead letters in {name}: it comes again")
 
     def find_aside(self, row_id: int, first: int, last: int) -> list[tuple[int, int]]:
         """(offset, key hash) of the offsets in first..last that stand in a side line."""
@@ -114,6 +127,8 @@ class Beside:
             self._parked[(row_id, parked.key_hash)] = parked
         for key_hash in change.unparked:
             self._parked[(row_id, key_hash)] = None
+        if change.dead:
+            self._dead[row_id] = cursor.dead.text()
         if change.ended:
             self._ended[row_id] = codec.pack_ranges(cursor.ended)
 
@@ -125,6 +140,8 @@ class Beside:
             self._flush_retries()
         if self._parked:
             self._flush_parked()
+        if self._dead:
+            self._flush_dead()
         if self._ended:
             rows = [
                 (row, ranges, codec.row_checksum(row, blob=ranges))
@@ -132,6 +149,19 @@ class Beside:
             ]
             _INSERT_ENDED.execute(self._transaction.begin(), rows)
             self._ended.clear()
+
+    def _flush_dead(self) -> None:
+        connection = self._transaction.begin()
+        rows: list[codec.Row] = [
+            (row, ranges, codec.row_checksum(row, ranges))
+            for row, ranges in self._dead.items()
+            if ranges
+        ]
+        _INSERT_DEAD.execute(connection, rows)
+        for row, ranges in self._dead.items():
+            if not ranges:
+                connection.execute("DELETE FROM dead WHERE cursor = ?", (row,))
+        self._dead.clear()
 
     def _flush_retries(self) -> None:
         connection = self._transaction.begin()

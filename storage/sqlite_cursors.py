@@ -226,7 +226,8 @@ class CursorBooks:
         self._beside.note(stored.row_id, stored.cursor, change)
         for offset in change.aside_gone:
             self.on_settled_aside(stored.partition_row, offset)
-        if change.retries or change.aside or change.parked or change.aside_gone or change.ended:
+        is_beside = change.retries or change.aside or change.aside_gone or change.parked
+        if is_beside or change.ended or change.dead:
             self._weigh(stored)
 
     # --- Settled by all ------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from push import limits
+from push.dead import DeadRanges, dead_of
 from push.ports import (
     Cursor,
     CursorState,
@@ -42,12 +43,13 @@ def cursor_states(
         "SELECT cursor.id, number, epoch, floor, passed, "
         "(SELECT coalesce(sum(entries), 0) FROM side_line WHERE cursor = cursor.id), "
         "(SELECT count(*) FROM parked WHERE cursor = cursor.id), "
-        "(SELECT min(place) FROM side WHERE cursor = cursor.id) "
+        "(SELECT min(place) FROM side WHERE cursor = cursor.id), "
+        "(SELECT ranges FROM dead WHERE cursor = cursor.id) "
         "FROM partition JOIN cursor ON cursor.partition = partition.id "
         "WHERE queue_id = ? AND group_id = ? ORDER BY number",
         (queue_id, group_id),
     ).fetchall()
-    for row_id, number, epoch, floor, passed, aside, parked, first in rows:
+    for row_id, number, epoch, floor, passed, aside, parked, first, dead in rows:
         cursor = GroupCursor(floor)
         cursor.passed = _passed(connection, row_id, passed)
         cursor.floor = cursor.passed.pop_prefix(floor)
@@ -61,6 +63,7 @@ def cursor_states(
                 aside=aside,
                 parked=parked,
                 aside_first=first,
+                dead=dead_of(dead or "").size(),
             )
         )
     return states
@@ -81,6 +84,7 @@ def standings(
     ):
         cursor.retries[row[0]] = codec.unpack_retry(*row)
     cursor.ended = _ended(connection, row_id)
+    cursor.dead = _dead(connection, row_id)
     aside: dict[int, int] = {}
     for offset, key_hash, since_unix_ms in connection.execute(
         "SELECT place, side.key_hash, since_unix_ms FROM side LEFT JOIN parked "
@@ -114,6 +118,7 @@ def cursor_of(connection: sqlite3.Connection, place: GroupPartition) -> Cursor |
         mark = Parked(codec.unsigned(key_hash), reason, since_unix_ms)
         cursor.parked[mark.key_hash] = mark
     cursor.ended = _ended(connection, row_id)
+    cursor.dead = _dead(connection, row_id)
     return cursor.snapshot()
 
 
@@ -137,6 +142,14 @@ def _ended(connection: sqlite3.Connection, row_id: int) -> RangeSet:
     """What was given out and then settled by no ack."""
     row = connection.execute("SELECT ranges FROM ended WHERE cursor = ?", (row_id,)).fetchone()
     return codec.unpack_ranges(row[0]) if row is not None else RangeSet()
+
+
+def _dead(connection: sqlite3.Connection, row_id: int) -> DeadRanges:
+    """What of a cursor goes to the dead letters."""
+    dead = DeadRanges()
+    for (ranges,) in connection.execute("SELECT ranges FROM dead WHERE cursor = ?", (row_id,)):
+        dead = dead_of(ranges)
+    return dead
 
 
 def _passed(connection: sqlite3.Connection, row_id: int, whole: bytes) -> RangeSet:
@@ -168,6 +181,7 @@ def trimmable(
     ).fetchall():
         cursor = cursors[row_id] = GroupCursor(floor)
         cursor.passed = _passed(connection, row_id, passed)
+        cursor.dead = _dead(connection, row_id)
     if keep_all and not cursors:
         return 0, None
     settled = settled_by_all(cursors.values(), log.next_offset)

@@ -24,7 +24,7 @@ SQLITE_MIN: Final = (3, 37, 0)
 """STRICT tables; UPDATE FROM is older."""
 STEPS: Final[tuple[str, ...]] = tuple(
     resources.files("storage").joinpath(name).read_text(encoding="utf-8")
-    for name in ("sqlite.sql", "sqlite_2.sql")
+    for name in ("sqlite.sql", "sqlite_2.sql", "sqlite_3.sql")
 )
 """SQL that makes schema version 1 of nothing, 2 of 1, and so on. A step is never changed once it
 has been released: the next version is one more step."""

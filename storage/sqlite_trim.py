@@ -28,9 +28,10 @@ may be one slice to each, and what is trimmed must not fall behind."""
 SLICES: Final = 8
 """Of a partition, until others have their turn."""
 _GARBAGE_ROWS: Final = 1000
-_CURSOR_TABLES: Final = ("side", "side_line", "retry", "parked", "ended", "cursor_log")
+_CURSOR_TABLES: Final = ("side", "side_line", "retry", "parked", "ended", "dead", "cursor_log")
 _KEYS: Final = {
-    "side_line": "key_hash", "parked": "key_hash", "ended": "cursor", "cursor_log": "number",
+    "side_line": "key_hash", "parked": "key_hash", "ended": "cursor", "dead": "cursor",
+    "cursor_log": "number",
 }  # fmt: skip
 """By table, what tells rows of a cursor from each other, where that is no `place`."""
 _EMPTY_LINE = update("producer", "id, bucket, resolved, top, sequences, checksum")

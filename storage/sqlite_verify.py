@@ -78,16 +78,18 @@ _TABLES: Final[dict[str, tuple[str, Callable[[codec.Found], bool]]]] = {
     "side_line": ("cursor, key_hash, entries, checksum", _plain_is_sound),
     "parked": ("cursor, key_hash, reason, since_unix_ms, checksum", _plain_is_sound),
     "ended": ("cursor, ranges, checksum", _ended_is_sound),
+    "dead": ("cursor, ranges, checksum", _plain_is_sound),
 }
 """Each table with what its rows' soundness is seen from."""
 
 
 def _tables(schema_version: int) -> dict[str, tuple[str, Callable[[codec.Found], bool]]]:
     """As _TABLES, of a store that a program of before may have written."""
-    if schema_version >= 2:
-        return _TABLES
+    tables = {name: one for name, one in _TABLES.items() if schema_version > 2 or name != "dead"}
+    if schema_version > 1:
+        return tables
     before = ("cursor, place, attempts, due_unix_ms, checksum", _plain_is_sound)
-    return {name: one for name, one in {**_TABLES, "retry": before}.items() if name != "ended"}
+    return {name: one for name, one in {**tables, "retry": before}.items() if name != "ended"}
 
 
 @dataclass(slots=True)

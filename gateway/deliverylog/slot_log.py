@@ -17,7 +17,6 @@ from push.giving import GiveOut, Judged, Taken, append_offset
 from push.leases import Push, ranges_of
 from push.ranges import Range
 from push.tally import Tally
-from push.waiting import DeadLetter
 
 _CAUSES: Final[dict[str, Cause]] = {
     "credit": "credit", "in_flight": "in_flight", "socket": "socket", "paused": "paused",
@@ -189,12 +188,13 @@ class SlotLog:
         for push in self._pushes.values() if self._log.is_on else ():
             self._settled("returned", push.number, ranges_of(push.open, push.first))
 
-    def buried(self, dead: DeadLetter) -> None:
-        """It stands in the dead letters, and is settled here."""
-        self._causes.pop(dead.offset, None)
+    def dead_lettered(self, first: int, last: int, reason: str) -> None:
+        """first..last stand in the dead letters, and are settled here."""
+        for offset in range(first, last + 1) if self._causes else ():
+            self._causes.pop(offset, None)
         if self._log.is_on:
-            one: Named = [self._number, None, dead.offset, dead.offset]
-            self._place.settled("dead_lettered", one, 1, reason=dead.reason)
+            run: Named = [self._number, None, first, last]
+            self._place.settled("dead_lettered", run, last - first + 1, reason=reason)
 
     def parked(self, heads: Iterable[int]) -> None:
         """The keys of these were parked."""

@@ -130,7 +130,7 @@ end
 local function cursor_of(prefix, n, group)
   local log = partition_of(prefix, n)
   local row = redis.call('HMGET', cursor_key('c', prefix, n, group),
-    'version', 'epoch', 'token', 'assignment', 'floor', 'passed', 'ended')
+    'version', 'epoch', 'token', 'assignment', 'floor', 'passed', 'ended', 'dead')
   if not log or not row[1] then
     return {}
   end
@@ -139,7 +139,7 @@ local function cursor_of(prefix, n, group)
     redis.call('HGETALL', cursor_key('cr', prefix, n, group)),
     redis.call('HGETALL', cursor_key('cn', prefix, n, group)),
     redis.call('HGETALL', cursor_key('cp', prefix, n, group)),
-    log.certified, log.generation, row[7] or '',
+    log.certified, log.generation, row[7] or '', row[8] or '',
   }
 end
 

@@ -57,9 +57,9 @@ end
 
 local LINE = '%s:%s'
 
--- args: partition, group, epoch, token, version, floor, passed, ended ('': as it is), then lists:
--- retries (offset, row), offsets of retries that go, side lines (offset, key hash), those that go, lengths of lines (key
--- hash, count), lines that go, parked (key hash, row), unparked. 1; 0: fenced; -1: the cursor has
+-- args: partition, group, epoch, token, version, floor, passed, ended ('': as it is), dead, then
+-- lists: retries (offset, row), offsets of retries that go, side lines (offset, key hash), those that
+-- go, lengths of lines (key hash, count), lines that go, parked (key hash, row), unparked. 1; 0: fenced; -1: the cursor has
 -- another version, so that it must be decided again. Nothing happened in both.
 change('write_cursor', function(prefix, args)
   local n, group = args[1], args[2]
@@ -72,11 +72,11 @@ change('write_cursor', function(prefix, args)
     return -1
   end
   redis.call('HSET', key, 'version', text(tonumber(row[3]) + 1),
-    'floor', args[6], 'passed', args[7])
+    'floor', args[6], 'passed', args[7], 'dead', args[9])
   if args[8] ~= '' then
     redis.call('HSET', key, 'ended', args[8])
   end
-  local list, at = list_from(args, 9)
+  local list, at = list_from(args, 10)
   in_parts('HSET', cursor_key('cr', prefix, n, group), list)
   list, at = list_from(args, at)
   in_parts('HDEL', cursor_key('cr', prefix, n, group), list)

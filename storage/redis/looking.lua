@@ -164,19 +164,19 @@ look('aside', function(prefix, args)
 end)
 
 -- args: group. For each partition that it has a cursor in: partition, epoch, floor, passed, number
--- aside, number parked, the first aside or -1.
+-- aside, number parked, the first aside or -1, what goes to the dead letters.
 look('cursors', function(prefix, args)
   local rows = {}
   for n = 0, (partitions_of(prefix) or 0) - 1 do
     local row = redis.call('HMGET', cursor_key('c', prefix, n, args[1]),
-      'epoch', 'floor', 'passed')
+      'epoch', 'floor', 'passed', 'dead')
     if row[1] then
       local aside = cursor_key('ca', prefix, n, args[1])
       local least = redis.call('ZRANGE', aside, 0, 0)[1]
       rows[#rows + 1] = {
         n, tonumber(row[1]), tonumber(row[2]), row[3], redis.call('ZCARD', aside),
         redis.call('HLEN', cursor_key('cp', prefix, n, args[1])),
-        least and tonumber(string.match(least, '^%d+')) or -1,
+        least and tonumber(string.match(least, '^%d+')) or -1, row[4] or '',
       }
     end
   end

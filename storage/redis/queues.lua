@@ -16,7 +16,7 @@ local function replace(prefix, n, group, floor)
   redis.call('HINCRBY', key, 'epoch', 1)
   redis.call('HINCRBY', key, 'version', 1)
   redis.call('HSET', key, 'token', '', 'floor', text(floor), 'passed', '',
-    'ended', '')
+    'ended', '', 'dead', '')
   forget_beside(prefix, n, group)
 end
 

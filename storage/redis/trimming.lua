@@ -14,6 +14,21 @@ local function ranges_of(passed)
   return ranges
 end
 
+-- The same of what several reasons have, each in order.
+local function sorted_ranges_of(dead)
+  local pairs_of, ranges = {}, {}
+  for first, last in string.gmatch(dead, '(%d+)%-(%d+)') do
+    pairs_of[#pairs_of + 1] = {tonumber(first), tonumber(last)}
+  end
+  table.sort(pairs_of, function(one, other)
+    return one[1] < other[1]
+  end)
+  for _, pair in ipairs(pairs_of) do
+    ranges[#ranges + 1], ranges[#ranges + 2] = pair[1], pair[2]
+  end
+  return ranges
+end
+
 local function add(ranges, first, last)
   if first > last then
     return
@@ -74,18 +89,22 @@ local function without(one, other)
   return left
 end
 
--- What every group has passed of what is certified; all of that where there is none. And of the
--- groups that have something aside, the keys of it.
+-- What every group has passed of what is certified, but for what is on its way to the dead letters;
+-- all of that where there is none. And of the groups that have something aside, the keys of it.
 local function settled_by_all(prefix, n, log)
   local settled, asides, count = {}, {}, 0
   add(settled, log.start, log.certified - 1)
   for _, name in ipairs(redis.call('SMEMBERS', prefix .. 'groups')) do
-    local row = redis.call('HMGET', cursor_key('c', prefix, n, name), 'floor', 'passed')
+    local row = redis.call('HMGET', cursor_key('c', prefix, n, name), 'floor', 'passed', 'dead')
     if row[1] then
       count = count + 1
       local passed = {}
       add(passed, 0, tonumber(row[1]) - 1)
-      settled = common(settled, joined(passed, ranges_of(row[2])))
+      passed = joined(passed, ranges_of(row[2]))
+      if row[3] and row[3] ~= '' then
+        passed = without(passed, sorted_ranges_of(row[3]))
+      end
+      settled = common(settled, passed)
       local aside = cursor_key('ca', prefix, n, name)
       if redis.call('EXISTS', aside) == 1 then
         asides[#asides + 1] = aside

@@ -35,6 +35,9 @@ class Group:
     aside: dict[int, int] = field(default_factory=dict)
     retries: dict[int, Retry] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
+    dead: dict[int, str] = field(default_factory=dict)
+    dead_passed: set[int] = field(default_factory=set)
+    """Of these: what had been set aside."""
 
 
 class Model:
@@ -117,8 +120,8 @@ class Model:
             producer.refused.clear()
 
     def write(
-        self, group: str, settled: range, retries: list[Retry], aside: dict[int, int],
-        ended: range,
+        self, group: str, settled: range, retries: list[Retry], aside: dict[int, int], *,
+        ended: range, dead: range, reason: str,
     ) -> list[int]:  # fmt: skip
         at = self.groups[group]
         at.ended.update(ended)
@@ -126,6 +129,8 @@ class Model:
             at.settled.add(offset)
             at.aside.pop(offset, None)
             at.retries.pop(offset, None)
+            at.dead.pop(offset, None)
+            at.dead_passed.discard(offset)
         refused = [retry.offset for retry in retries if retry.offset in at.settled]
         for retry in retries:
             if retry.offset not in at.settled:
@@ -133,12 +138,18 @@ class Model:
                 kept = before.nack if before is not None and retry.nack is None else retry.nack
                 at.retries[retry.offset] = replace(retry, nack=kept)
         for offset, key_hash in aside.items():
-            if offset not in at.settled and offset not in at.aside:
+            if offset not in self.passed(group):
                 at.aside[offset] = key_hash
+        refused += [offset for offset in dead if offset in at.settled]
+        for offset in set(dead) - at.settled:
+            at.dead.setdefault(offset, reason)
+            if at.aside.pop(offset, None) is not None:
+                at.dead_passed.add(offset)
         return refused
 
     def passed(self, group: str) -> set[int]:
-        return self.groups[group].settled | set(self.groups[group].aside)
+        at = self.groups[group]
+        return at.settled | set(at.aside) | at.dead_passed
 
     def floor(self, group: str) -> int:
         floor = 0

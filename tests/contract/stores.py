@@ -11,7 +11,9 @@ from push.ports import (
     Append,
     Appended,
     CursorWrite,
+    Dead,
     GroupPartition,
+    Parked,
     Partition,
     Retry,
     Side,
@@ -210,6 +212,8 @@ def change(
     retries: Sequence[Retry] = (),
     aside: Sequence[Side] = (),
     ended: Sequence[Range] = (),
+    parked: Sequence[Parked] = (),
+    dead: Sequence[Dead] = (),
 ) -> CursorWrite:
     """A cursor write of the owner that `with_group` made."""
     return CursorWrite(
@@ -220,4 +224,6 @@ def change(
         retries=tuple(retries),
         aside=tuple(aside),
         ended=tuple(ended),
+        parked=tuple(parked),
+        dead=tuple(dead),
     )

@@ -9,6 +9,7 @@ from push import limits
 from push.errors import Fenced, Refused
 from push.ports import (
     Cursor,
+    Dead,
     GroupPartition,
     Parked,
     ParkedLine,
@@ -353,6 +354,88 @@ async def test_what_has_ended_is_kept_within_a_bound(
 
 
 @pytest.mark.layouts
+# --- Dead letters -------------------------------------------------------------------------------
+
+
+@pytest.mark.layouts
+async def test_what_is_dead_is_known_to_the_next_owner_until_it_is_settled(store: Storage) -> None:
+    """P3, P5: decided under one epoch, it stands under the next: that one gives it to nobody."""
+    await with_group(store, messages=10)
+    dead = (Dead(2, 5, "overflow"), Dead(7, 7, "expired"))
+    await store.write_cursors([change(dead=dead)])
+    assert (await cursor(store)).dead == dead
+    assert (await cursor(store)).floor == 0, "it is not settled"
+    (state, _) = await store.cursors("q-1", "g-1")
+    assert state.dead == 5
+    states = [one.state for one in await store.standings(G0, 1, 3)]
+    assert states == ["ready", "dying", "dying"]
+    looked = await store.cursor(G0)
+    assert looked is not None
+    assert looked.dead == dead
+    owned = await store.own(G0, token=TOKEN, assignment=1)
+    write = change(settled=[(0, 3), (7, 7)], epoch=owned.epoch)
+    await store.write_cursors([write])
+    assert (await cursor(store)).dead == (Dead(4, 5, "overflow"),)
+
+
+async def test_what_is_settled_has_no_dead_letter(store: Storage) -> None:
+    """P5: it is refused and told, as of a retry; what is dead already stays so for one reason."""
+    await with_group(store, messages=10)
+    await store.write_cursors([change(settled=[(2, 3)])])
+    (written,) = await store.write_cursors([change(dead=(Dead(1, 4, "expired"),))])
+    assert written.refused == (2, 3)
+    (written,) = await store.write_cursors([change(dead=(Dead(0, 4, "overflow"),))])
+    assert written.refused == (2, 3)
+    dead = (Dead(0, 0, "overflow"), Dead(1, 1, "expired"), Dead(4, 4, "expired"))
+    assert (await cursor(store)).dead == dead
+
+
+async def test_who_is_fenced_decides_about_no_dead_letter(store: Storage) -> None:
+    """P5, P7, R15: of overflow and a consumer that joins, one decides."""
+    await with_group(store, messages=4)
+    await store.own(G0, token=b"another owner", assignment=1)
+    (written,) = await store.write_cursors([change(dead=(Dead(0, 3, "overflow"),))])
+    assert written.fenced
+    assert (await cursor(store)).dead == ()
+
+
+async def test_what_is_dead_leaves_its_side_line_and_pins_its_record(store: Storage) -> None:
+    """R12, P1: it is read for its letter, whoever owns it then; and the parked key has another
+    head."""
+    await with_group(store, messages=3)
+    aside = [Side(KEY, (0, 1))]
+    parked = [Parked(KEY, "exhausted", 9)]
+    await store.write_cursors([change(settled=[(2, 2)], aside=aside, parked=parked)])
+    await store.write_cursors([change(dead=(Dead(0, 0, "skipped"),))])
+    assert await store.read_side(G0, KEY, -1, 10) == (1,)
+    (line,) = await store.parked(G0)
+    assert (line.messages, line.head) == (1, 1)
+    await store.write_cursors([change(settled=[(1, 1)])])
+    await trim(store)
+    assert await retained(store) == [0]
+    await store.write_cursors([change(settled=[(0, 0)])])
+    await trim(store)
+    assert await retained(store) == []
+
+
+async def test_a_seek_forgets_what_is_dead(store: Storage) -> None:
+    """It is sought: all of it is given again, or passed."""
+    await with_group(store, messages=4)
+    await store.write_cursors([change(dead=(Dead(0, 3, "overflow"),))])
+    await store.seek("g-1", "q-1", ["earliest", "earliest"])
+    assert (await cursor(store)).dead == ()
+
+
+async def test_what_is_not_certified_does_not_die(store: Storage) -> None:
+    """R10."""
+    await with_group(store, messages=4)
+    with pytest.raises(Refused, match="certified"):
+        await store.write_cursors([change(dead=(Dead(3, 4, "overflow"),))])
+
+
+# --- Side lines ---------------------------------------------------------------------------------
+
+
 async def test_a_side_line_is_passed_and_kept_in_order(store: Storage) -> None:
     """R18."""
     await with_group(store, messages=10)

@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 from push.ports import (
     OWNER_BYTES,
     CursorWrite,
+    Dead,
     GroupPartition,
     Partition,
     Retry,
@@ -211,6 +212,8 @@ class Histories(RuleBasedStateMachine):
         assert above == {n for n in self.model.passed(group) if n > floor}
         assert {retry.offset: retry for retry in cursor.retries} == at.retries
         assert {n for first, last in cursor.ended for n in range(first, last + 1)} == at.ended
+        dead = {n: one.reason for one in cursor.dead for n in range(one.first, one.last + 1)}
+        assert dead == at.dead
         counts: dict[int, int] = {}
         for key_hash in at.aside.values():
             counts[key_hash] = counts.get(key_hash, 0) + 1
@@ -240,6 +243,9 @@ class Histories(RuleBasedStateMachine):
         retries = [Retry(offset, first + 1, last, nack) for offset in retried]
         ended = range(first, data.draw(st.integers(first, last + 1)))
         aside = data.draw(st.dictionaries(offsets, st.sampled_from([5, 1 << 63]), max_size=4))
+        low = data.draw(offsets)
+        dead = range(low, data.draw(st.integers(low, self.model.next_offset)))
+        reason = data.draw(st.sampled_from(["expired", "overflow"]))
         at = self.model.groups[group]
         write = CursorWrite(
             GroupPartition(group, self.partition),
@@ -249,10 +255,11 @@ class Histories(RuleBasedStateMachine):
             retries=tuple(retries),
             aside=tuple(Side(key, (offset,)) for offset, key in aside.items()),
             ended=((ended[0], ended[-1]),) if ended else (),
+            dead=(Dead(dead[0], dead[-1], reason),) if dead else (),
         )
         (written,) = self.each("write_cursors", [write])
         assert list(written.refused) == self.model.write(
-            group, range(first, last + 1), retries, aside, ended
+            group, range(first, last + 1), retries, aside, ended=ended, dead=dead, reason=reason
         )
         for key in (5, 1 << 63):
             line = self.each("read_side", write.place, key, -1, 100)
@@ -304,6 +311,7 @@ class Histories(RuleBasedStateMachine):
             at = self.model.groups[group]
             assert looked.floor == self.model.floor(group)
             assert (looked.epoch, looked.aside) == (at.epoch, len(at.aside))
+            assert looked.dead == len(at.dead)
 
 
 def test_all_storages_behave_like_the_naive_model() -> None:

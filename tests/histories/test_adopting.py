@@ -315,7 +315,7 @@ async def test_overflow_leaves_to_a_client_what_it_holds(durable_house: House, t
         await back.rejoin(credit=0)
     assert await back.held(*whole(held)) == []
     await house.broker.janitor.look()
-    await eventually(lambda: not runtime_of(house).slots[0].delivery.waiting.dying)
+    await eventually(lambda: not runtime_of(house).slots[0].delivery.waiting.dead_count)
     assert await settled(house) == 3
     assert await back.acked(*whole(held)) == (2, [])
 

@@ -12,6 +12,7 @@ import pytest
 from gateway import explaining
 from gateway.facts_values import Explained, KeyInGroup
 from gateway.looking import peek
+from gateway.slot import Slot
 from gateway.upkeep_values import Look
 from metadata.catalog import ANYBODY, Queue
 from push import limits
@@ -172,18 +173,48 @@ async def test_what_is_on_its_way_to_the_dead_letters_is_said(
     await house.publish(queue, numbered(2, "a"))
     arrives = asyncio.Event()
 
-    async def later(*_: object) -> None:
-        await arrives.wait()
-
     slot = next(iter(consumer.slots.values()))
-    monkeypatch.setattr(slot._context, "bury", later)
+    move = slot._context.move
+
+    async def later(slot: Slot) -> None:
+        await arrives.wait()
+        await move(slot)
+
+    monkeypatch.setattr(slot._context, "move", later)
     consumer.nack(delivery((await session.take(2))[0][0]), 0, None)
+    await session.take(3)
+    one = await alone(house, queue)
+    assert (one.waits_for, counted(one), one.messages.dying) == ("in_flight", (1, 0), 1)
+    await house.confirm(consumer, delivery(session.given[2][0]))
     one = await alone(house, queue)
     assert one.head is not None
-    assert (one.waits_for, one.head.offset, counted(one)) == ("dead_letter", 0, (0, 2))
+    assert (one.waits_for, one.head.offset, counted(one)) == ("dead_letter", 0, (0, 0))
     arrives.set()
+    await eventually(lambda: not slot.delivery.waiting.dead_count)
+    assert (await alone(house, queue)).waits_for == "nothing"
+
+
+async def test_a_full_dead_letter_queue_is_named(house: House) -> None:
+    """Whoever asks why a message is not settled learns that its dead letters are full, also where
+    other messages of the key go on."""
+    await house.queue("full", messages_max=1)
+    await house.group(house.find("full"))
+    await house.publish(house.find("full"), [message("first")])
+    queue = await house.queue(attempts_max=1, dead_letter_queue="full")
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, numbered(2, "a"))
+    consumer.nack(delivery((await session.take(2))[0][0]), 0, None)
+    slot = next(iter(consumer.slots.values()))
+    await eventually(lambda: slot.dead_letters_wait is not None)
     await session.take(3)
-    assert (await alone(house, queue)).waits_for == "in_flight"
+    one = await alone(house, queue)
+    assert one.waits_for == "in_flight"
+    assert "queue_full" in one.text
+    await house.confirm(consumer, delivery(session.given[2][0]))
+    one = await alone(house, queue)
+    assert one.waits_for == "dead_letter"
+    assert "queue_full" in one.text
 
 
 async def test_what_is_being_made_durable_is_said(

@@ -123,7 +123,7 @@ async def test_leases_that_end_and_dead_letters_are_counted(house: House) -> Non
     consumer.start(delivery(places[0]))
     consumer.extend(delivery(places[1]), [], 30)
     await eventually(lambda: house.broker.dead_letters.moved_total == 1)
-    await eventually(lambda: not next(iter(consumer.slots.values())).delivery.waiting.dying)
+    await eventually(lambda: not next(iter(consumer.slots.values())).delivery.waiting.dead_count)
     assert moved(before, await shown_group(house, queue, group)) == {
         "given": 2, "expired": 1, "dead_lettered": 1,
     }  # fmt: skip

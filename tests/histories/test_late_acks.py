@@ -9,6 +9,7 @@ import pytest
 
 from gateway.consumer import Consumer
 from gateway.ports import WhichKey
+from gateway.slot import Slot
 from metadata.catalog import ANYBODY, Group, Queue
 from push.letters import PERHAPS, STALE, Letter
 from tests.histories.house import House, Place, Session, delivery, eventually, message
@@ -124,17 +125,17 @@ async def test_a_late_ack_by_receipt_is_stale_too(house: House) -> None:
 
 async def test_an_ack_of_what_is_dying_is_stale_already(house: House) -> None:
     """R21: the dead letters cannot be written yet; nothing is said that has to be taken back."""
-    is_shut, buried = asyncio.Event(), house.broker.dead_letters.bury
+    is_shut, moved = asyncio.Event(), house.broker.dead_letters.move
 
-    async def bury(*args: Any) -> None:
+    async def move(slot: Slot) -> None:
         await is_shut.wait()
-        await buried(*args)
+        await moved(slot)
 
     _, _, _, consumer, (place,) = await given(house, attempts_max=1)
     (slot,) = consumer.slots.values()
-    slot._context.bury = bury
+    slot._context.move = move
     consumer.nack(delivery(place), None, None)
-    await eventually(lambda: slot.delivery.waiting.dying)
+    await eventually(lambda: slot.delivery.waiting.dead_count)
     assert await house.confirm(consumer, delivery(place)) == (0, 1)
     is_shut.set()
     await dead_lettered(house)

@@ -59,7 +59,8 @@ async def drink(session: Session, consumer: Consumer, count: int) -> list[Any]:
 
 
 async def dead_letters(house: House, count: int) -> list[tuple[Any, str]]:
-    """(body, reason) of what stands in the dead-letter queue."""
+    """(body, reason) of what stands in the dead-letter queue, as soon as it is so many."""
+    await eventually(lambda: house.broker.dead_letters.moved_total >= count)
     reader, _ = await house.read(house.find("orders.dead-letters"), start="earliest")
     await reader.get(count)
     return [

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from gateway import looking
+from gateway.slot import Slot
 from gateway.upkeep_values import Look, Peeked, Place
 from metadata.catalog import ANYBODY, Queue
 from push import limits
@@ -140,15 +141,18 @@ async def test_what_goes_to_the_dead_letters_is_said(
     await house.publish(queue, [message(0)])
     arrives = asyncio.Event()
 
-    async def later(*_: object) -> None:
-        await arrives.wait()
-
     context = next(iter(consumer.slots.values()))._context
-    monkeypatch.setattr(context, "bury", later)
+    move = context.move
+
+    async def later(slot: Slot) -> None:
+        await arrives.wait()
+        await move(slot)
+
+    monkeypatch.setattr(context, "move", later)
     consumer.nack(delivery((await session.take(1))[0][0]), 0, None)
     assert await states(house, queue) == [(0, "dying", 1)]
     arrives.set()
-    await eventually(lambda: not next(iter(consumer.slots.values())).delivery.waiting.dying)
+    await eventually(lambda: not next(iter(consumer.slots.values())).delivery.waiting.dead_count)
     assert await states(house, queue) == []
 
 

@@ -72,6 +72,8 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.patch.setattr(limits, "PUSH_MESSAGES_MAX", push)
         self.patch.setattr(limits, "LINE_WINDOW_MAX", window)
         self.patch.setattr(limits, "DYING_PER_PARTITION_MAX", 2 * held)
+        self.patch.setattr(limits, "DEAD_RANGES_MAX", 2 * held)
+        self.patch.setattr(limits, "DEAD_RUN_MIN", min(held, 4))
         self.settings = DeliverySettings(
             lease_s=10, lease_total_s=25, attempts_max=attempts_max, backoff_s=4, backoff_max_s=16,
             park=park, pulls=self.pulls,
@@ -116,8 +118,15 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     def observe(self) -> None:
         """After every act: what the delivery decided by itself."""
-        for letter in self.delivery.take_dead_letters():
-            self.model.dies(letter, self.now)
+        going = [
+            (offset, one.reason)
+            for one in self.delivery.waiting.pending.going_to_die()
+            for offset in range(one.first, one.last + 1)
+        ]
+        for offset, reason in going:
+            self.model.dies(offset, reason, self.now)
+        for letter in self.delivery.take_dead_letters(1000):
+            self.model.is_dead(letter)
             self.letters[letter.offset] = None
         for key, line in self.delivery.waiting.lines.by_key.items():
             if line.parked:
@@ -130,7 +139,9 @@ class DeliveryMachine(RuleBasedStateMachine):
             if message.elsewhere and message.state == "waiting" and not self.in_memory(message):
                 message.state = "settled"
         dying = {m.offset for m in self.model.messages if m.state == "dying"}
-        assert dying == self.letters.keys(), "R19, R13: dead and nobody was told"
+        assert dying == {offset for offset, _ in going}, "R19, R13: it dies and nobody writes that"
+        dead = {m.offset for m in self.model.messages if m.state == "dead"}
+        assert dead == self.letters.keys(), "P1: dead and nobody was told"
 
     def in_flight(self) -> list[Told]:
         return [m for m in self.model.messages if m.state == "flight"]
@@ -419,7 +430,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     def bury(self, pick: int) -> None:
         offset = list(self.letters)[pick % len(self.letters)]
         del self.letters[offset]
-        self.delivery.dead_lettered(offset, now=self.now)
+        self.delivery.dead_lettered(offset, offset)
         self.model.ends(self.model.messages[offset])
         self.observe()
 

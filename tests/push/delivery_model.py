@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from push import limits
+from push.dead import DeadRanges
 from push.giving import DeliverySettings, GiveOut, Judged
 from push.leases import ADOPTED
 from push.lines import loose
-from push.ports import Cursor, CursorWrite, Owned, Parked, Retry, Written
+from push.ports import Cursor, CursorWrite, Dead, Owned, Parked, Retry, Written
 from push.ranges import RangeSet
 from push.record import Record, RecordBuilder
 from push.waiting import DeadLetter
@@ -48,12 +49,15 @@ class Store:
         self.aside: dict[int, int] = {}
         self.retries: dict[int, Retry] = {}
         self.parked: dict[int, Parked] = {}
+        self.dead: dict[int, str] = {}
+        self.dead_passed: set[int] = set()
+        """Of these: what stood aside, and is passed therefore."""
 
     def own(self, certified: int, *, again: bool = False) -> Owned:
         """`again`: by the owner of before (R22)."""
         previous = self.epoch if again else None
         self.epoch += 1
-        passed = RangeSet((o, o) for o in self.settled | self.aside.keys())
+        passed = RangeSet((o, o) for o in self.settled | self.aside.keys() | self.dead_passed)
         floor = passed.pop_prefix(0)
         lines: dict[int, int] = {}
         for key in self.aside.values():
@@ -65,6 +69,7 @@ class Store:
             tuple(lines.items()),
             tuple(self.parked.values()),
             tuple(RangeSet((o, o) for o in self.ended)),
+            tuple(DeadRanges(Dead(o, o, reason) for o, reason in self.dead.items())),
         )
         return Owned(self.epoch, cursor, certified, generation=1, previous=previous)
 
@@ -72,6 +77,8 @@ class Store:
         self.settled.add(offset)
         self.retries.pop(offset, None)
         self.aside.pop(offset, None)
+        self.dead.pop(offset, None)
+        self.dead_passed.discard(offset)
 
     def apply(self, write: CursorWrite) -> Written:
         if write.epoch != self.epoch:
@@ -80,9 +87,8 @@ class Store:
             for offset in range(first, last + 1):
                 self.settle(offset)
         for first, last in write.ended:
-            assert self.settled >= {*range(first, last + 1)}, (
-                "R21: it has ended, and is not settled"
-            )
+            over = self.settled | {o for one in write.dead for o in range(one.first, one.last + 1)}
+            assert over >= {*range(first, last + 1)}, "R21: it has ended, and is not settled"
             self.ended.update(range(first, last + 1))
         refused = []
         for retry in write.retries:
@@ -99,6 +105,14 @@ class Store:
             self.parked[mark.key_hash] = mark
         for key in write.unparked:
             self.parked.pop(key, None)
+        for first, last, reason in write.dead:
+            for offset in range(first, last + 1):
+                if offset in self.settled:
+                    refused.append(offset)
+                    continue
+                self.dead[offset] = reason
+                if self.aside.pop(offset, None) is not None:
+                    self.dead_passed.add(offset)
         return Written(tuple(refused))
 
     def read_side(self, key: int, after: int, count_max: int) -> tuple[int, ...]:
@@ -114,7 +128,8 @@ class Told:
     key: int
     expires_unix_ms: int
     state: str = "log"
-    """log, flight, waiting (given or skipped, and not in flight), dying, settled"""
+    """log, flight, waiting (given or skipped, and not in flight), dying (it goes to the dead
+    letters, and that is not durable), dead (it is), settled"""
     gone: bool = False
     """No longer in the log."""
     tried: bool = False
@@ -130,6 +145,8 @@ class Told:
     elsewhere: bool = False
     """Settled in the storage by somebody else (a session that moved)."""
     overflowed: bool = False
+    was_given: bool = False
+    """By whichever owner."""
     forgiven: bool = False
     """Released with its line, and not in memory yet."""
     given_at: float = 0.0
@@ -138,8 +155,8 @@ class Told:
 
     @property
     def line(self) -> int:
-        """The line it waits or dies in; what overflows holds nothing up."""
-        return loose(self.offset) if self.overflowed or not self.key else self.key
+        """The line it waits or dies in."""
+        return self.key or loose(self.offset)
 
 
 @dataclass
@@ -159,6 +176,8 @@ class Model:
     heads: dict[int, int] = field(default_factory=dict)
     """Line → its head, when a decision about it was made."""
     drain_deadline: float = float("inf")
+    first_given: dict[int, int] = field(default_factory=dict)
+    """Line → the highest offset of it that was given out first, by whichever owner."""
     adopted: set[int] = field(default_factory=set)
     """Offsets that were adopted under this epoch."""
 
@@ -219,23 +238,28 @@ class Model:
                 assert other.pull == pull, f"R24: {other} is in flight and {message} is given"
 
     def _in_flight(self, message: Told, number: int, now: float, pull: int) -> None:
+        if not message.was_given:
+            before = self.first_given.get(message.line, -1)
+            assert before < message.offset, f"P3: {message} is given first behind {before}"
+            message.was_given, self.first_given[message.line] = True, message.offset
         message.state, message.push, message.pull = "flight", number, pull
         message.given_at, message.deadline = now, now + self.settings.lease_s
         message.started = self.settings.pulls
 
     def _pass_over(self, message: Told, now: float, pull: int) -> None:
         """It was not given: there must be a reason (P8)."""
-        behind = self.of_line(message.line, "waiting", "dying")
+        expires = message.expires_unix_ms
+        is_expired = bool(expires) and expires <= wall_unix_ms(now)
+        behind = self.of_line(message.line, "waiting", *([] if is_expired else ["dying"]))
         in_flight = self.of_line(message.line, "flight")
         closed = any(m.of_line or (self.settings.pulls and m.pull != pull) for m in in_flight)
-        expires = message.expires_unix_ms
         if message.gone:
             message.state = "settled"
         elif behind or closed or message.line in self.parked or message.tried:
             message.state = "waiting"
             if message.line not in self.parked:
                 self.comes_back(message)  # what was released before it was come to
-        elif expires and expires <= wall_unix_ms(now):
+        elif is_expired:
             message.state = "dying"
         else:
             raise AssertionError(f"P8: {message} was passed over for no reason")
@@ -281,7 +305,7 @@ class Model:
         message = self.messages[offset]
         if message.state == "settled":
             return "stale" if message.ended else "settled"
-        if message.state == "dying" or message.push != number:
+        if message.state in ("dying", "dead") or message.push != number:
             return "stale"
         if message.state == "waiting" and (
             message.line in self.parked or self.earlier(message, "waiting", "dying")
@@ -293,7 +317,7 @@ class Model:
     def ends(self, message: Told) -> None:
         """It is settled, in the dead letters or gone, and no ack did that: late ones are told."""
         message.state = "settled"
-        message.ended = message.push != 0
+        message.ended |= message.push != 0
 
     def covers(self, number: int, offset: int) -> bool:
         first, last, skips = self.pushes.get(number, (0, -1, frozenset()))
@@ -418,24 +442,31 @@ class Model:
 
     # --- What the delivery decided -------------------------------------------------------------
 
-    def dies(self, letter: DeadLetter, now: float) -> None:
-        message = self.messages[letter.offset]
+    def dies(self, offset: int, reason: str, now: float) -> None:
+        """It was decided, and is to be written."""
+        message = self.messages[offset]
         assert message.state in ("waiting", "dying"), f"{message} is a dead letter"
-        if letter.reason == "exhausted":
+        if reason == "exhausted":
             assert self.exhausted(message), f"R19: {message}"
             assert not self.settings.park
-            assert letter.attempts == message.attempts
-        elif letter.reason == "skipped":
-            assert self.decisions.get(message.line) == "skip", letter
+        elif reason == "skipped":
+            assert self.decisions.get(message.line) == "skip", message
             assert not self.earlier(message, "waiting", "dying"), f"P3: {message} is no head"
-            assert letter.attempts == message.attempts
-        elif letter.reason == "overflow":
-            assert message.overflowed, letter
+        elif reason == "overflow":
+            assert message.overflowed, message
         else:
             expires = message.expires_unix_ms
-            assert letter.reason == "expired", letter
+            assert reason == "expired", message
             assert 0 < expires <= wall_unix_ms(now), f"R13: {message}"
         message.state = "dying"
+
+    def is_dead(self, letter: DeadLetter) -> None:
+        """It is to be moved."""
+        message = self.messages[letter.offset]
+        assert message.state in ("dying", "dead"), f"P5: {message} is a dead letter"
+        assert self.store.dead.get(letter.offset) == letter.reason, f"P5: {letter} is not durable"
+        assert letter.attempts == message.attempts, f"R19: {letter}, {message}"
+        message.state = "dead"
 
     def parks(self, line: int) -> None:
         if line not in self.parked:
@@ -443,9 +474,9 @@ class Model:
             exhausted = [m for m in self.of_line(line, "waiting") if self.exhausted(m)]
             assert exhausted, f"R19: {line}"
             once = self.messages[self.once[line]] if line in self.once else exhausted[0]
-            assert once.state in ("settled", "dying") or exhausted[0].offset <= once.offset, (
-                f"R19: {once} was not tried once more"
-            )
+            assert (
+                once.state in ("settled", "dying", "dead") or exhausted[0].offset <= once.offset
+            ), f"R19: {once} was not tried once more"
             self.parked.add(line)
             self._void(line)
 
@@ -492,6 +523,8 @@ class Model:
             message.ended = message.offset in self.store.ended
             if message.offset in self.store.settled:
                 message.state = "settled"
+            elif message.offset in self.store.dead:
+                message.state = "dead"
             else:
                 message.state = "waiting" if message.offset in self.store.aside else "log"
 

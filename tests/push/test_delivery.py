@@ -7,7 +7,7 @@ from push import limits
 from push.checks import check
 from push.delivery import Delivery
 from push.giving import DeliverySettings, GiveOut
-from push.ports import GroupPartition, Partition, Retry
+from push.ports import Dead, GroupPartition, Partition, Retry
 from push.record import Record
 from push.waiting import DeadLetter
 from tests.push.delivery_model import Store, make_record, wall_unix_ms
@@ -124,10 +124,11 @@ class World:
         return self.own()
 
     def bury(self) -> list[DeadLetter]:
-        """The dead letters arrive where they go."""
-        letters = self.delivery.take_dead_letters()
+        """It is durable what goes to the dead letters, and they arrive there."""
+        self.write()
+        letters = self.delivery.take_dead_letters(1000)
         for letter in letters:
-            self.delivery.dead_lettered(letter.offset, now=self.now)
+            self.delivery.dead_lettered(letter.offset, letter.offset)
         check(self.delivery)
         return letters
 
@@ -219,6 +220,13 @@ def test_what_expires_on_its_way_out_holds_back_what_is_behind_it() -> None:
     assert offsets(world.retry()) == [2]
 
 
+def test_what_has_expired_between_others_is_left_out_of_their_push() -> None:
+    """R13."""
+    world = World(A, B, C, expires={1: 50.0})
+    assert offsets(world.give()) == [0, 2]
+    assert world.bury() == [DeadLetter(1, "expired", 0)]
+
+
 def test_a_key_waits_until_its_expired_message_is_in_the_dead_letters() -> None:
     """P1, P3."""
     world = World(A, A, B, expires={0: 50.0})
@@ -238,10 +246,16 @@ def test_what_is_not_in_the_log_any_more_is_passed() -> None:
     assert world.store.settled == {0, 1}
 
 
-def test_what_overflows_goes_to_the_dead_letters_and_holds_nothing_up() -> None:
+def test_what_overflows_goes_to_the_dead_letters_and_holds_up_nothing_then() -> None:
+    """P3: until then the log waits, for nobody knows the keys of what overflows. [Its successor
+    gives it, behind what came after it of its key.]"""
     world = World(A, A, B)
     world.give(1)
     assert world.delivery.evict(1, now=world.now) == 1
+    assert not world.delivery.wants_log
+    assert offsets(world.give()) == []
+    assert world.delivery.take_dead_letters(10) == []
+    world.write()
     assert offsets(world.give()) == [2]
     assert world.delivery.evict(5, now=world.now) == 0
     assert world.bury() == [DeadLetter(1, "overflow", 0)]
@@ -250,6 +264,84 @@ def test_what_overflows_goes_to_the_dead_letters_and_holds_nothing_up() -> None:
     world.delivery.drain(deadline=200.0)
     world.publish(A)
     assert world.delivery.evict(1, now=world.now) == 0
+
+
+def test_what_overflows_and_is_not_moved_yet_is_the_next_owners_to_move_and_not_to_give() -> None:
+    """P3, P5, R15: what is decided under one epoch stands under the next. [The letter is under way;
+    the successor gives the message, and it is acked as well.]"""
+    world = World(A, B, A)
+    world.delivery.evict(2, now=world.now)
+    world.write()
+    assert [letter.offset for letter in world.delivery.take_dead_letters(1)] == [0]
+    world.lose_holder()
+    assert world.bury() == [DeadLetter(0, "overflow", 0), DeadLetter(1, "overflow", 0)]
+    assert offsets(world.give()) == [2]
+    world.write()
+    assert world.store.settled == {0, 1}
+
+
+def test_what_was_decided_under_an_epoch_that_had_ended_is_nothing() -> None:
+    """P5, R15: the write is refused, and no letter goes out; the next owner gives it."""
+    world = World(A, B)
+    world.delivery.evict(2, now=world.now)
+    late = world.delivery
+    world.own()
+    write = late.take_write(wall_unix_ms=world.wall)
+    assert write is not None
+    assert world.store.apply(write).fenced
+    assert late.take_dead_letters(10) == []
+    assert offsets(world.give()) == [0, 1]
+
+
+def test_a_backlog_that_has_expired_dies_as_one_range() -> None:
+    """R13: whatever its records, its keys and its length; what is fresh behind it goes out when
+    that is durable, before any letter has arrived. [It is moved one by one, and a fresh message
+    waits for as long.]"""
+    world = World(A, expires={0: 50.0})
+    for _ in range(1, 300):
+        world.publish(A, expires={0: 50.0})
+    for _ in range(3):
+        world.publish(A, *[B] * 699, expires=dict.fromkeys(range(700), 50.0))
+    world.publish(A, B)
+    assert offsets(world.give()) == []
+    assert world.delivery.take_dead_letters(10) == []
+    write = world.delivery.take_write(wall_unix_ms=world.wall)
+    assert write is not None
+    assert write.dead == (Dead(0, 2399, "expired"),)
+    world.delivery.written(world.store.apply(write), now=world.now)
+    fresh = offsets(world.give())
+    world.write()
+    assert fresh + offsets(world.retry()) == [2400, 2401]
+    world.write()
+    letters = world.delivery.take_dead_letters(5000)
+    assert [letter.offset for letter in letters] == [*range(2400)]
+
+
+def test_what_has_expired_behind_a_message_that_waits_does_not_die_before_it() -> None:
+    """R17: it is judged when it would be given out."""
+    world = World(A)
+    world.give()
+    world.nack(1, 0, 30.0)
+    world.publish(*[A] * 40, B, expires=dict.fromkeys(range(40), 50.0))
+    assert offsets(world.give()) == [41]
+    assert world.bury() == []
+
+
+def test_a_line_of_what_has_expired_dies_many_at_a_time() -> None:
+    """R13: one write for what was sent at once, and more each time."""
+    world = World(*[A] * 100, expires=dict.fromkeys(range(1, 100), 120.0), lease_s=10)
+    world.give()
+    world.nack(1, 0, 0.0)
+    world.now = 130.0
+    (out,) = world.retry()
+    assert world.ack(out.push, 0) == "settled"
+    rounds = 0
+    while world.delivery.waiting.lines.by_key:
+        assert world.retry() == []
+        world.write()
+        rounds += 1
+    assert rounds < 12
+    assert len(world.bury()) == 99
 
 
 def test_a_line_passes_what_is_not_in_the_log_any_more() -> None:
@@ -714,14 +806,19 @@ def test_give_back_counts_nothing() -> None:
 # --- Exhausted: dead letters, parking ------------------------------------------------------------
 
 
-def test_a_key_goes_on_when_its_dead_letter_has_arrived() -> None:
+def test_a_key_goes_on_when_it_is_durable_what_goes_to_the_dead_letters() -> None:
+    """P3: not before; and it need not have arrived there. [The dead-letter queue is full: nothing
+    of the key is given for as long.]"""
     world = World(A, A, B, attempts_max=1)
     world.give()
     world.nack(1, 0)
-    assert world.retry() == []
-    (letter,) = world.delivery.take_dead_letters()
-    assert world.delivery.take_dead_letters() == []
-    world.delivery.dead_lettered(letter.offset, now=world.now)
+    world.delivery.plan_retries(1000, now=world.now)
+    assert world.send() == []
+    assert world.delivery.take_dead_letters(10) == []
+    world.write()
+    (letter,) = world.delivery.take_dead_letters(10)
+    assert world.delivery.take_dead_letters(10) == []
+    world.delivery.dead_lettered(letter.offset, letter.offset)
     (out,) = world.retry()
     assert out.first == 1
     assert world.ack(out.push, 1) == "settled"

@@ -4,7 +4,7 @@ import pytest
 
 from push import limits
 from push.checks import check
-from push.ports import Retry
+from push.ports import Dead, Retry
 from push.unparking import Verb
 from tests.push.test_delivery import A, B, World, offsets
 
@@ -91,23 +91,30 @@ def test_a_retry_that_fails_parks_the_key_whatever_the_limit() -> None:
     assert world.retry() == []
 
 
-def test_what_was_skipped_is_settled_in_the_write_that_unparks() -> None:
-    """P1: it is in the dead letters, or still the head of a parked key."""
+def test_what_was_skipped_goes_to_the_dead_letters_in_the_write_that_unparks() -> None:
+    """P1, P5: it is the head of a parked key, or dead, and nothing in between: whatever becomes of
+    its owner, a later retry is told that there is nothing to retry."""
     world = parked(A, A, A)
     decide(world, "skip")
     world.publish(A)
-    world.give()  # joins the line, and is written
-    world.write()
-    assert set(world.store.parked) == {A}
-    assert sorted(world.store.aside) == [0, 1, 2, 3]
-    (letter,) = world.delivery.take_dead_letters()
-    assert (letter.offset, letter.reason, letter.attempts) == (0, "skipped", 1)
-    world.delivery.dead_lettered(0, now=world.now)
+    world.give()  # joins the line
     write = world.delivery.take_write(wall_unix_ms=world.wall)
     assert write is not None
-    assert (write.settled, write.unparked) == (((0, 0),), (A,))
+    assert (write.dead, write.unparked) == ((Dead(0, 0, "skipped"),), (A,))
+    assert world.delivery.take_dead_letters(10) == []
     world.delivery.written(world.store.apply(write), now=world.now)
+    world.write()
+    assert not world.store.parked
+    assert sorted(world.store.aside) == [1, 2, 3]
+    world.lose_holder()
+    assert not decide(world, "retry")
+    (letter,) = world.delivery.take_dead_letters(10)
+    assert (letter.offset, letter.reason, letter.attempts) == (0, "skipped", 1)
+    world.expire()
     assert offsets(world.retry()) == [1]
+    world.delivery.dead_lettered(0, 0)
+    world.write()
+    assert 0 in world.store.settled
 
 
 def test_what_returns_to_a_parked_key_goes_first_when_it_is_released() -> None:
@@ -299,5 +306,5 @@ def test_what_is_not_parked_or_is_decided_already_is_refused() -> None:
     assert not decide(world, "skip")
     world.write()
     assert not decide(world, "retry")
-    assert world.delivery.take_dead_letters() == []
+    assert world.delivery.take_dead_letters(10) == []
     assert offsets(world.retry()) == [0]

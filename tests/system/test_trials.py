@@ -11,6 +11,8 @@ from loadtests.trial import Finding
 from loadtests.trial_churn import churn
 from loadtests.trial_credentials import revoke
 from loadtests.trial_guesses import guesses
+from loadtests.trial_overflow import Plan as OverflowPlan
+from loadtests.trial_overflow import overflow
 from loadtests.trial_seal import Plan as SealPlan
 from loadtests.trial_seal import seal
 from loadtests.trial_stalled import stalled
@@ -69,3 +71,8 @@ async def test_the_metadata_stalls_and_who_publishes_and_consumes_does_not_notic
 async def test_a_queue_that_is_flooded_is_told_so_and_another_one_goes_on() -> None:
     """P1, P9: without an error for the other one, and what was accepted of the flood is stored."""
     hold(await trial_noisy.noisy(trial_noisy.Plan(0.6, 1, 0.1, nices=(0,)), print))
+
+
+async def test_what_overflows_is_dead_or_acked_and_in_order() -> None:
+    """P1, P3, P5: consumers hand over and join while their queue overflows."""
+    hold(await overflow(OverflowPlan(rounds=8, batches=25), print))

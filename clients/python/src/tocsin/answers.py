@@ -83,15 +83,11 @@ class DeadLetterQueue(TypedDict):
     messages: int | None
 
 
-class _Queue(TypedDict):
+class QueueDescription(TypedDict):
+    """A queue as the broker describes it."""
+
     name: str
     queue_id: str
-
-
-class QueueDescription(_Queue, total=False):
-    """A queue as the broker describes it. What one's rights do not show is left out: with a right
-    on some keys only all but `name` and `queue_id`."""
-
     holder: str
     created_unix_ms: int
     paused: bool
@@ -116,16 +112,12 @@ class Owner(TypedDict):
     unresponsive: bool
 
 
-class _GroupPartition(TypedDict, total=False):
-    owner: Owner | None
-    member: str | None
-
-
-class GroupPartition(_GroupPartition):
-    """Where a group stands in a partition. `waits_for`: what it waits for, "": for nothing. Whose
-    it is (`owner`, `member`) is left out where one's rights do not show it."""
+class GroupPartition(TypedDict):
+    """Where a group stands in a partition. `waits_for`: what it waits for, "": for nothing."""
 
     partition: int
+    owner: Owner | None
+    member: str | None
     epoch: int
     next_offset: int
     certified: int
@@ -139,19 +131,15 @@ class GroupPartition(_GroupPartition):
     draining: bool
 
 
-class _GroupMembers(TypedDict, total=False):
-    members: list[str]
-    absent: list[str]
-
-
-class GroupDescription(GroupFigures, _GroupMembers):
-    """A group as the broker describes it. The consumers (`members`, `absent`) are left out where
-    one's rights do not show them."""
+class GroupDescription(GroupFigures):
+    """A group as the broker describes it."""
 
     group_id: str
     queue: str
     created_unix_ms: int
     settings: AllGroupSettings
+    members: list[str]
+    absent: list[str]
     partitions: list[GroupPartition]
 
 
