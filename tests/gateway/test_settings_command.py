@@ -6,6 +6,7 @@ import json
 import pytest
 import tocsin
 from tocsin import settings
+from tocsin.cli import queues as commands
 
 from tests.gateway.test_upkeep_command import Run, http, run, url
 from tests.histories.house import House, delivery, message
@@ -97,6 +98,15 @@ async def test_set_says_how_many_messages_it_deletes_and_asks(
     await settled(house, 3)
     done = await run(*wanted, "--yes")
     assert (done.exit_code, "messages are deleted." in done.output) == (0, True)
+
+
+def test_what_is_removed_is_said_in_words() -> None:
+    assert commands.removal(1, 0, is_done=True) == "1 message is deleted"
+    assert commands.removal(2, 1, is_done=True) == (
+        "2 messages are deleted and 1 message is moved to the dead letters"
+    )
+    assert commands.removal(0, 1, is_done=False) == "1 message would be moved to the dead letters"
+    assert commands.removal(0, 0, is_done=True) == ""
 
 
 async def test_a_group_is_created_once_and_set(house: House, run: Run) -> None:

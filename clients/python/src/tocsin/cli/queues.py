@@ -161,7 +161,7 @@ def change_or_ask(
         try:
             return run(work(deletes_max))
         except WouldDelete as error:
-            does = removal(error.deleted, error.dead_lettered, "would be")
+            does = removal(error.deleted, error.dead_lettered, is_done=False)
             if not sys.stdin.isatty():
                 raise click.ClickException(
                     f"{what} was not changed: {does}. With --yes it is done."
@@ -170,14 +170,14 @@ def change_or_ask(
             deletes_max = error.messages
 
 
-def removal(deleted: int, dead_lettered: int, verb: str) -> str:
-    """What a change does to messages, in words."""
-    parts = [
-        f"{plural(deleted, 'message')} {verb} deleted" if deleted else "",
-        f"{plural(dead_lettered, 'message')} {verb} moved to the dead letters"
-        if dead_lettered
-        else "",
-    ]
+def removal(deleted: int, dead_lettered: int, *, is_done: bool) -> str:
+    """What a change does, or would do, to messages, in words; empty: nothing."""
+
+    def part(count: int, what: str) -> str:
+        verb = ("is" if count == 1 else "are") if is_done else "would be"
+        return f"{plural(count, 'message')} {verb} {what}" if count else ""
+
+    parts = part(deleted, "deleted"), part(dead_lettered, "moved to the dead letters")
     return " and ".join(filter(None, parts))
 
 
@@ -188,7 +188,7 @@ def print_changes(what: str, changed: ChangedQueue | ChangedGroup) -> None:
         return
     rows = [(shown_name(one["name"]), *_both(one)) for one in changed["changes"]]
     print_table(rows, ("SETTING", "BEFORE", "NOW"))
-    does = removal(changed["deleted"], changed["dead_lettered"], "are")
+    does = removal(changed["deleted"], changed["dead_lettered"], is_done=True)
     if does:
         click.echo(f"{does}.")
 
