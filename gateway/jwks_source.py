@@ -7,6 +7,7 @@ cannot make us ask. What cannot be read leaves the keys as they are, for STALE_S
 """
 
 import asyncio
+import codecs
 import http.client
 import logging
 import os
@@ -133,7 +134,7 @@ class JwksSource:
 
 def _read_file(path: Path) -> bytes:
     with path.open("rb") as file:
-        return file.read(KEYS_BYTES_MAX + 1)
+        return file.read(KEYS_BYTES_MAX + 1).removeprefix(codecs.BOM_UTF8)
 
 
 def fetch(url: str) -> bytes:

@@ -42,7 +42,7 @@ def read_keys(path: Path) -> list[bytes]:
         raise _unusable(path, f"cannot be read: {error.strerror}") from None
     if len(raw) > FILE_BYTES_MAX:
         raise _unusable(path, "is too large to be one")
-    lines = [line.strip() for line in raw.decode(errors="replace").splitlines()]
+    lines = [line.strip() for line in raw.decode("utf-8-sig", errors="replace").splitlines()]
     texts = [line for line in lines if line and not line.startswith("#")]
     try:
         keys = [key for text in texts for key in master_key(text)]

@@ -92,8 +92,8 @@ def rotate(new_key_file: Path | None, data_dir: str | None, as_json: bool) -> No
         click.echo(to_json(answer))
         return
     click.echo(
-        f"{answer['data_keys']:,} data keys are wrapped under the master key "
-        f"{answer['master_key_id']} now, before {answer['master_key_id_before']}."
+        f"Wrapped under the master key {answer['master_key_id']} now, before "
+        f"{answer['master_key_id_before']}: {plural(answer['data_keys'], 'data key')}."
     )
     if answer["file"] is not None:
         click.echo(f"{answer['file']} has both: copy it, and keep the old one for older backups.")

@@ -432,3 +432,84 @@ def test_progress_is_plain_lines_without_a_terminal() -> None:
         shown.update(count, count)
     shown.close()
     assert screen.text == "published 600 messages, 100/s\npublished 1,200 messages, 100/s\n"
+
+
+# --- Bytes that are not what they seem ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [("--lines",), ("--json-lines", "--key-field", "k")], ids=str)
+async def test_a_byte_order_mark_is_no_part_of_the_first_line(
+    broker: FakeBroker, flags: tuple[str, ...]
+) -> None:
+    line = b'{"k":"a"}'
+    done = await tocsin_(
+        broker, "publish", "orders", *flags, given=b"\xef\xbb\xbf" + line + b"\n" + line
+    )
+    assert done.code == 0, done.err
+    first, second = broker.bodies("orders")
+    assert first == second
+
+
+def test_a_byte_order_mark_within_a_file_stays() -> None:
+    splitter = LineSplitter()
+    mark = b"\xef\xbb\xbf"
+    assert [*splitter.feed(mark[:2]), *splitter.feed(mark[2:] + b"a\n" + mark + b"b\n")] == [
+        b"a", mark + b"b",
+    ]  # fmt: skip
+
+
+async def test_a_negative_number_is_an_argument(broker: FakeBroker) -> None:
+    for arguments in (
+        ("publish", "orders", "-5"),
+        ("publish", "orders", "-1.5e3", "--key", "k"),
+        ("publish", "--key", "-7", "orders", "-6"),
+        ("publish", "orders", "--", "-4"),
+    ):
+        assert (await tocsin_(broker, *arguments)).code == 0
+    assert broker.bodies("orders") == [-5, -1.5e3, -6, -4]
+    assert [message.key for _, _, message in broker.logs["orders"]] == [None, "k", "-7", None]
+    assert (await tocsin_(broker, "publish", "orders", "-x")).code == 2
+    await tocsin_(broker, "queue", "explain", "orders", "-5", "--json")
+    assert "-5" in broker.calls[-1][1]
+
+
+async def test_a_key_may_have_a_comma(broker: FakeBroker) -> None:
+    for key in ("a,b", "a", "b", "c"):
+        await tocsin_(broker, "publish", "orders", key, "--key", key)
+    read = ("consume", "orders", "--read", "--start", "earliest", "--until-idle", "100ms")
+    assert (await tocsin_(broker, *read, "--key", "a,b", "--keys", "c")).out == "a,b\nc\n"
+    assert (await tocsin_(broker, *read, "--keys", "a,b")).out == "a\nb\n"
+    assert (await tocsin_(broker, *read, "--key", "")).code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("publish", "orders", "1", "--key", "k\udcff"), "key: "),
+        (("publish", "orders", "1", "--id", "k\udcff"), "id: "),
+        (("publish", "orders", "1", "--header", "a=\udcff"), "headers: "),
+        (("publish", "orders", "k\udcff"), "body: "),
+        (("queue", "explain", "orders", "k\udcff"), "is not Unicode text"),
+        (("queue", "show", "k\udcff"), "is not Unicode text"),
+        (("queue", "peek", "orders", "--key", "k\udcff"), "is not Unicode text"),
+        (("dead-letters", "list", "orders", "--key", "k\udcff"), "is not Unicode text"),
+        (("group", "show", "orders", "k\udcff"), "is not Unicode text"),
+        (("pull", "orders", "k\udcff"), "is not Unicode text"),
+        (("consume", "orders", "--group", "k\udcff"), "is not Unicode text"),
+        (("consume", "orders", "--read", "--keys", "k\udcff"), "is not Unicode text"),
+        (("publish", "k\udcff", "1"), "is not Unicode text"),
+    ],
+)
+async def test_bad_bytes_are_blamed_on_what_has_them(
+    broker: FakeBroker, arguments: tuple[str, ...], said: str
+) -> None:
+    done = await tocsin_(broker, *arguments)
+    assert done.code == 1
+    assert said in done.err
+    assert done.err.count("\n") == 1, done.err
+
+
+async def test_a_line_that_no_queue_takes_is_named_with_the_bound(broker: FakeBroker) -> None:
+    done = await tocsin_(broker, "publish", "orders", given=b"x" * (1_048_576 + 1) + b"\n")
+    assert done.code == 1
+    assert "longer than 1 MiB (1,048,576 bytes), which no queue takes" in done.err

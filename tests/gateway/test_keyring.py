@@ -116,6 +116,8 @@ def test_keys_are_read_as_hex_or_base64_with_remarks(tmp_path: Path) -> None:
     path = tmp_path / "k"
     path.write_text(f"# ours\n\n{NEW.hex()}\n {base64.b64encode(OLD).decode()} \n")
     assert read_keys(path) == [NEW, OLD]
+    path.write_text(f"\ufeff{NEW.hex()}\n")  # as some editors begin a file
+    assert read_keys(path) == [NEW]
     assert parse_new_key(NEW.hex().upper() + "\n") == NEW
     assert parse_new_key(base64.urlsafe_b64encode(b"\xff" * 32).decode()) == b"\xff" * 32
 

@@ -62,8 +62,9 @@ async def test_rotate_makes_a_key_in_front_of_the_old_one(
     assert result.exit_code == 0, result.output
     new, old = read_keys(file)
     assert old == OLD
-    assert f"under the master key {LocalMasterKey(new).key_id} now, before {OLD_ID}." in (
-        result.output
+    assert (
+        f"under the master key {LocalMasterKey(new).key_id} now, before {OLD_ID}: 1 data key."
+        in (result.output)
     )
     assert f"{file} has both" in result.output
     assert new.hex() not in result.output

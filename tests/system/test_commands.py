@@ -3,6 +3,7 @@ client's commands holds for the server's, and a command ends when its work does.
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
@@ -15,8 +16,10 @@ import tocsin
 
 from loadtests.server import Server, free_port
 from loadtests.server import tocsin as command
+from tests.layout.tree import text
 from tests.waiting import becomes
 
+README = text(Path("README.md"))
 UNWANTED = re.compile("Traceback|Exception ignored|Task exception|never awaited")
 FULL = "Error: the output cannot be written: No space left on device.\n"
 CLOSED = "Error: the output cannot be written: it is closed.\n"
@@ -100,6 +103,35 @@ async def _answers(url: str, process: "subprocess.Popen[bytes]") -> None:
         return False
 
     await becomes(there, 30)
+
+
+def test_the_first_commands_of_the_readme_work_whatever_files_are_called(
+    broker: Server, tmp_path: Path
+) -> None:
+    """As systemd calls its files: with a backslash; others have quotes, or bytes of no text."""
+    folder = os.fsencode(tmp_path / "usr")
+    os.mkdir(folder)
+    names = [b"dev-disk-by\\x2did.swap", b'a "quoted" one', b"two\nlines", b"caf\xe9", b"plain"]
+    for name in names:
+        Path(os.fsdecode(os.path.join(folder, name))).touch()
+    (made,) = re.findall(r"^python3 - > /tmp/files.jsonl <<'END'\n.*?^END\n", README, re.M | re.S)
+    out = tmp_path / "files.jsonl"
+    script = made.replace("/tmp/files.jsonl", str(out)).replace("/usr", os.fsdecode(folder))
+    subprocess.run(["sh", "-c", script], check=True)
+    assert len({json.loads(line)["file"] for line in out.read_text().splitlines()}) == len(names)
+    assert run(broker, "queue", "create", "files", "--retention", "1d").returncode == 0
+    done = run(
+        broker, "publish", "files", "--file", str(out), "--json-lines", "--key-field", "folder"
+    )
+    assert (done.returncode, done.stdout.split(" in ")[0]) == (0, "Published 5 messages")
+
+
+def test_the_readme_uses_nothing_before_it_is_there() -> None:
+    commands = re.findall(r"^```sh\n(.*?)^```", README, re.M | re.S)
+    told = "\n".join(commands)
+    first_use = told.index("$TOCSIN_TOKEN") if "$TOCSIN_TOKEN" in told else len(told)
+    assert first_use >= told.index("export TOCSIN_TOKEN=")
+    assert "/backup/" not in told
 
 
 async def test_until_empty_is_by_lag_and_not_by_silence(broker: Server) -> None:

@@ -16,7 +16,17 @@ def path_to(*parts: str) -> str:
     for part in parts:
         if part in ("", ".", ".."):  # which quoting cannot keep from meaning another path
             raise broker_error("invalid_name", f"{part!r} is not a name")
-    return "/v1/" + "/".join(quote(part, safe="") for part in parts)
+    return "/v1/" + "/".join(quote(checked_text(part), safe="") for part in parts)
+
+
+def checked_text(text: str) -> str:
+    """The text. Raises InvalidRequest: it has half of a character (a lone surrogate), and so no
+    bytes that could be sent."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise broker_error("invalid_request", f"{text!r} is not Unicode text") from None
+    return text
 
 
 def object_of(data: bytes) -> Any:

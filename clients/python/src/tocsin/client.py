@@ -18,7 +18,7 @@ from tocsin.answers import (
     GroupDescription,
     QueueDescription,
 )
-from tocsin.calling import TIMEOUT_S
+from tocsin.calling import TIMEOUT_S, checked_text
 from tocsin.carrier import Trace
 from tocsin.choosing import MODES, Mode, Transport
 from tocsin.errors import ClientClosed
@@ -260,6 +260,8 @@ class Client(Upkeep):
                 that is there with other ones stays as it is, and SettingsDiffer is raised.
         """
         session = self._talking()
+        for text in (queue, group):
+            checked_text(text)
 
         async def create_group() -> None:
             await self._calling().create_group(queue, group, start=start, **settings)
@@ -311,6 +313,8 @@ class Client(Upkeep):
             save_every, save_every_s: the position is saved when so many messages are done, or so
                 many seconds have passed, and when the reader is closed.
         """
+        for text in (queue, *(keys or ())):
+            checked_text(text)
         return Reader(
             self._talking(),
             next(self._numbers),

@@ -51,7 +51,27 @@ def encode_message(message: NewMessage) -> bytes:
     try:
         return wire.encode(outgoing)
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
-        raise InvalidRequest("invalid_message", f"body: {error}") from error
+        raise InvalidRequest("invalid_message", f"{_culprit(message)}: {error}") from error
+
+
+def _culprit(message: NewMessage) -> str:
+    """Which field has no JSON form: a text with half of a character (a byte that is not UTF-8, of
+    a command line), else the body."""
+    texts = [("key", message.key), ("id", message.id), ("content_type", message.content_type)]
+    for name, value in (message.headers or {}).items():
+        texts += [("headers", name), ("headers", value)]
+    for field, text in texts:
+        if text is not None and not _is_text(text):
+            return field
+    return "body"
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check(message: NewMessage) -> None:

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from tocsin import wire
+from tocsin.calling import checked_text
 from tocsin.clock import BrokerClock
 from tocsin.errors import InvalidRequest, PublishManyFailed, PublishTimeout, TocsinError, TooLarge
 from tocsin.outgoing import NewMessage, encode_message
@@ -219,6 +220,7 @@ class Publisher:
             raise self._session.failure
         line = self._lines.get(queue)
         if line is None:
+            checked_text(queue)
             line = self._lines[queue] = _Line(Lane(queue, rng=self._rng, bounds=self._bounds()))
             line.lane.tells_time = self._clock.is_told
         return line

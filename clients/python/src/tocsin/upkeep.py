@@ -17,7 +17,7 @@ from tocsin.answers import (
     QueueDescription,
     SessionDescription,
 )
-from tocsin.calling import TIMEOUT_S, object_of, path_to
+from tocsin.calling import TIMEOUT_S, checked_text, object_of, path_to
 from tocsin.errors import CannotConnect
 from tocsin.message import Content
 
@@ -321,6 +321,9 @@ def _listed(page: Any, name: str) -> list[Any]:
 def _query(parameters: dict[str, object]) -> str:
     """Those that are given."""
     given = {name: value for name, value in parameters.items() if value is not None}
+    for value in given.values():
+        if isinstance(value, str):
+            checked_text(value)
     return f"?{urlencode(given)}" if given else ""
 
 

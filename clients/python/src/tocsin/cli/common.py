@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -76,6 +77,25 @@ def _target_options(
         help=f"Where the broker is. (env TOCSIN_URL; else {URL_DEFAULT})",
     )  # fmt: skip
     return url(token(command))
+
+
+class Negatives(click.Command):
+    """A command whose argument may be a negative number, which is no option: `publish orders -5`.
+    Another argument that begins with a dash stands behind `--`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take the last negative number for an argument, where no option wants it."""
+        try:
+            return super().parse_args(ctx, list(args))
+        except click.NoSuchOption:
+            places = [place for place, text in enumerate(args) if _NEGATIVE.fullmatch(text)]
+            if not places or "--" in args:
+                raise
+            rest = args[: places[-1]] + args[places[-1] + 1 :]
+            return super().parse_args(ctx, [*rest, "--", args[places[-1]]])
+
+
+_NEGATIVE: Final = re.compile(r"-[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 
 
 def json_option(command: CommandT) -> CommandT:

@@ -56,6 +56,10 @@ WAITS_FOR: Final = {
 @click.option("--read", is_flag=True, help="Get every message, settle nothing, join no group.")
 @click.option("--keys", metavar="A,B", help="With --read: only messages of these keys.")
 @click.option(
+    "--key", "one_by_one", metavar="KEY", multiple=True,
+    help="The same, for a key that has a comma in it. May be repeated.",
+)  # fmt: skip
+@click.option(
     "--start", metavar="WHERE",
     help="earliest, latest or a time like 2026-11-21T09:30. A group's counts only when it is new "
     "(earliest); --read: latest.",
@@ -88,6 +92,7 @@ def consume(
     group: str | None,
     read: bool,
     keys: str | None,
+    one_by_one: tuple[str, ...],
     start: str | None,
     count: int | None,
     until_empty: bool,
@@ -112,8 +117,9 @@ def consume(
         raise click.UsageError(
             "Say how: --group NAME shares the messages, --read gets all of them."
         )
-    if keys is not None and not read:
-        raise click.UsageError("--keys goes with --read; a group gets all keys.")
+    wanted = _keys(keys, one_by_one)
+    if wanted is not None and not read:
+        raise click.UsageError("--keys and --key go with --read; a group gets all keys.")
     if until_empty and read:
         raise click.UsageError("--until-empty goes with --group; a reader settles nothing.")
     begin = None if start is None else parse_start(start)
@@ -123,7 +129,6 @@ def consume(
     def open_messages(client: Client) -> AbstractAsyncContextManager[Subscription | Reader]:
         if group is not None:
             return client.subscribe(queue, group, credit=credit, start=begin)
-        wanted = None if keys is None else keys.split(",")
         return client.read(queue, wanted, start=begin or "latest", credit=credit, on_gap=_tell_gap)
 
     line = json_line if as_json or form == "json" else text_line
@@ -139,6 +144,14 @@ def consume(
         raise click.ClickException(
             f"{plural(stale, 'message')} had expired before the ack, and will come again."
         )
+
+
+def _keys(together: str | None, one_by_one: tuple[str, ...]) -> list[str] | None:
+    """The keys of --keys and --key; None: neither was given."""
+    keys = [*([] if together is None else together.split(",")), *one_by_one]
+    if "" in keys:
+        raise click.UsageError("A key has at least one character.")
+    return keys or None
 
 
 def _tell_gap(gap: Gap) -> None:

@@ -4,6 +4,7 @@ import click
 
 from tocsin.answers import Explanation, KeyInGroup
 from tocsin.cli.common import (
+    Negatives,
     Target,
     json_option,
     pass_target,
@@ -16,7 +17,7 @@ from tocsin.cli.common import (
 from tocsin.cli.times import local_time
 
 
-@click.command("explain")
+@click.command("explain", cls=Negatives)
 @click.argument("queue")
 @click.argument("key")
 @click.option("--group", metavar="GROUP", help="Only for this group.")

@@ -12,8 +12,11 @@ from tocsin.cli.streams import InputFailed
 from tocsin.outgoing import NewMessage
 
 READ_BYTES: Final = 256 * 1024
-LINE_BYTES_MAX: Final = 2 * 1_048_576 - 1024
-"""A longer line cannot be a message; it is passed over without being held."""
+LINE_BYTES_MAX: Final = 1_048_576
+"""The largest body that a queue may be set to take (its message_bytes_max; 256 KiB unless set). A
+longer line cannot be a message; it is passed over without being held."""
+BOM: Final = b"\xef\xbb\xbf"
+"""What some editors write at the beginning of a file in UTF-8; no part of the first line."""
 
 
 class BadLine(ValueError):
@@ -69,6 +72,7 @@ class LineSplitter:
     def __init__(self) -> None:
         self._rest = b""
         self._is_overlong = False
+        self._is_first = True
 
     def feed(self, data: bytes) -> list[bytes | None]:
         """The lines that are complete, without their ends."""
@@ -91,7 +95,11 @@ class LineSplitter:
     def _end(self, line: bytes) -> bytes | None:
         line = self._rest + line
         if self._is_overlong or len(line) > LINE_BYTES_MAX:
+            self._is_first = False
             return None
+        if self._is_first:
+            line = line.removeprefix(BOM)
+            self._is_first = False
         return line.removesuffix(b"\r")
 
 
@@ -122,7 +130,7 @@ class Maker:
             BadLine: and why.
         """
         if line is None:
-            raise BadLine(f"longer than the {LINE_BYTES_MAX:,} bytes a message may have")
+            raise BadLine(f"longer than 1 MiB ({LINE_BYTES_MAX:,} bytes), which no queue takes")
         if not self._as_json:
             try:
                 text = line.decode()

@@ -63,6 +63,9 @@ class Verbs(click.Group):
             return super().invoke(ctx)
         except TocsinError as error:
             raise click.ClickException(explain(error)) from error
+        except UnicodeEncodeError as error:
+            # Of the command line; a path may have such bytes, and is no text that is sent.
+            raise click.ClickException(f"{error.object!r} is not text in UTF-8.") from None
         except KeyboardInterrupt:
             sys.exit(128 + signal.SIGINT)  # quietly, where click would begin a line
 

@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from tocsin.cli.common import (
+    Negatives,
     Target,
     json_option,
     pass_target,
@@ -38,7 +39,7 @@ CLOSE_S: Final = 1.0
 """In which what is under way has its outcome when the client is closed."""
 
 
-@click.command()
+@click.command(cls=Negatives)
 @click.argument("queue")
 @click.argument("body", required=False)
 @click.option("--key", help="The key of every message: those of one key stay in order.")
