@@ -66,9 +66,9 @@ class GroupPartition(msgspec.Struct, frozen=True, kw_only=True):
     """A partition, as it is for a group."""
 
     partition: int
-    owner: OwnerDescription | None
-    member: str | None
-    """Whose it is, or is to be, at whichever gateway; None: nobody's."""
+    owner: OwnerDescription | msgspec.UnsetType | None = msgspec.UNSET
+    member: str | msgspec.UnsetType | None = msgspec.UNSET
+    """Whose it is, or is to be, at whichever gateway; null: nobody's."""
     epoch: int
     next_offset: int
     """Everything below is settled, in flight or waits in memory or aside."""

@@ -10,8 +10,8 @@ from typing import Final, Literal, cast
 from metadata.rights import VERBS, Rights, Verb
 
 Need = Literal[
-    "publish", "consume", "read", "manage", "consume or manage", "manage every", "observe every",
-    "any", "own", "nothing",
+    "publish", "consume", "read", "manage", "consume or manage", "consume or manage or observe",
+    "manage every", "observe every", "any", "own", "nothing",
 ]  # fmt: skip
 NEEDS: Final[Mapping[Need, str]] = {
     "publish": "`publish` on the queue, for each message on its key",
@@ -19,9 +19,10 @@ NEEDS: Final[Mapping[Need, str]] = {
     "read": "`read` on the queue; where it is one on some keys only, for one of these",
     "manage": "`manage` on the queue",
     "consume or manage": "`consume` or `manage` on the queue",
+    "consume or manage or observe": "`consume`, `manage` or `observe` on the queue",
     "manage every": "`manage` on every queue: `manage:*`",
     "observe every": "`observe` or `manage` on every queue: `observe:*`",
-    "any": "any right on the queue; lists show the queues on which there is one",
+    "any": "any right on the queue, which decides what is shown of it",
     "own": "nothing: it is about what is one's own",
     "nothing": "nothing beyond being let in",
 }

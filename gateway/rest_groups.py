@@ -21,10 +21,12 @@ from gateway.operation import (
     principal,
     read_body,
     reply,
+    rights,
 )
 from gateway.ports import BrokerPort, PulledMessage, PullSettled, SeekTo
 from gateway.rest_account import act_of, asking, changes, counter_of, who_asks
 from gateway.rest_queues import DELETES_MAX_PARAMETER, beginning, changed_fields, deletes_max
+from gateway.views import group_view
 from metadata.catalog import Group, GroupSettings, GroupStart, Queue
 from metadata.settings import GroupChange, SettingChange, named_in, naming
 from push import limits
@@ -48,7 +50,7 @@ GroupRequest = msgspec.defstruct(
 """GroupSettings, but `start` may also be a time: that is where the group starts, not a setting."""
 
 
-class GroupDescription(msgspec.Struct):
+class GroupDescription(msgspec.Struct, kw_only=True):
     """A group as `GET …/groups/{group}` describes it; more fields may come."""
 
     name: str
@@ -66,21 +68,22 @@ class GroupDescription(msgspec.Struct):
     oldest_unix_ms: int | None
     """When the oldest message was published that it has not settled; null: it has settled all."""
     counters: GroupCounters
-    members: list[str]
-    """The consumers here."""
-    absent: list[str]
-    """Those that are not here, and whose partitions wait for them."""
     partitions: list[GroupPartition]
     """Each with its owner, and what it waits for."""
+    members: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """The consumers here; left out, as `absent` and each partition's `owner` and `member`: the
+    rights of whoever asks do not show them."""
+    absent: list[str] | msgspec.UnsetType = msgspec.UNSET
+    """Those that are not here, and whose partitions wait for them."""
 
 
-class CreatedGroup(GroupDescription):
+class CreatedGroup(GroupDescription, kw_only=True):
     """A group that was asked for. `created` false: it was there, and nothing of it was changed."""
 
     created: bool
 
 
-class ChangedGroup(GroupDescription):
+class ChangedGroup(GroupDescription, kw_only=True):
     """A group of which settings were changed: those that have another value now, how many messages
     the change deletes, and how many it moves to the dead letters."""
 
@@ -182,7 +185,7 @@ async def put_group(broker: BrokerPort, request: Request) -> Response:
         _, created = await broker.put_group(who, queue, name, settings, at, named=frozenset(named))
     changed = changes(None, settings) if created else {}
     act_of(request).about(created=created, changed=changed)
-    described = await broker.describe_group(who, queue, name)
+    described = await _described(broker, request, queue, name)
     return reply({**described, "created": created}, 201 if created else 200)
 
 
@@ -197,14 +200,22 @@ async def change_group(broker: BrokerPort, request: Request) -> Response:
         done = await broker.settings.group(
             who, queue, name, named, deletes_max=deletes_max(request), begin=beginning(request)
         )
-    described = await broker.describe_group(who, queue, name)
+    described = await _described(broker, request, queue, name)
     return reply({**described, **changed_fields(request, done)})
 
 
 async def get_group(broker: BrokerPort, request: Request) -> Response:
     """One group."""
     name, queue = group_name(request), find_queue(broker, request)
-    return reply(await broker.describe_group(principal(request), queue, name))
+    return reply(await _described(broker, request, queue, name))
+
+
+async def _described(
+    broker: BrokerPort, request: Request, queue: Queue, name: str
+) -> dict[str, object]:
+    """A group, as far as the rights of the request show it. Raises Refused(group_not_found)."""
+    described = await broker.describe_group(principal(request), queue, name)
+    return group_view(described, rights(request), queue.name)
 
 
 async def delete_group(broker: BrokerPort, request: Request) -> Response:
@@ -226,7 +237,7 @@ async def seek_group(broker: BrokerPort, request: Request) -> Response:
     act_of(request).about(to=to)
     await act_of(request).begin()
     await broker.seek_group(who, queue, name, to)
-    return reply(await broker.describe_group(who, queue, name))
+    return reply(await _described(broker, request, queue, name))
 
 
 def _seek_to(to: Literal["earliest", "latest"] | SeekPlace) -> SeekTo:
@@ -405,7 +416,7 @@ OPERATIONS: Final = (
         "Describe a group.",
         get_group,
         {200: Answer("The group.", GroupDescription)},
-        needs="any",
+        needs="consume or manage or observe",
         errors=(*_FIND, "group_not_found"),
     ),
     Operation(

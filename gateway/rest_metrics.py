@@ -1,4 +1,4 @@
-"""REST: metrics, for a Prometheus: of this gateway to operators, of one queue to its holder."""
+"""REST: metrics, for a Prometheus: of this gateway to operators, and of a queue."""
 
 from typing import Final
 
@@ -10,6 +10,7 @@ from gateway.metrics.exposition import OPEN, TEXT, exposed, is_open
 from gateway.metrics.samples import Samples
 from gateway.operation import Answer, Operation, admission, find_queue, rights
 from gateway.ports import BrokerPort
+from gateway.views import shows_depth
 from metadata.catalog import dead_letter_name, other_dead_letter_queue
 
 
@@ -27,7 +28,7 @@ async def queue_metrics(broker: BrokerPort, request: Request) -> Response:
     through it, depth and lag are of all of it."""
     queue = find_queue(broker, request)
     is_other = other_dead_letter_queue(queue.name, queue.settings.dead_letter_queue) is not None
-    sees = not is_other or rights(request).sees(dead_letter_name(queue))
+    sees = not is_other or shows_depth(rights(request), dead_letter_name(queue))
     return await answer(request, await broker.metrics.of_queue(queue, sees_dead_letters=sees))
 
 
@@ -55,7 +56,7 @@ OPERATIONS: Final = (
         "Metrics of a queue.",
         queue_metrics,
         {200: Answer(_WORDS, str, "text/plain")},
-        needs="any",
+        needs="consume or manage or observe",
         errors=("invalid_name", "queue_not_found"),
     ),
 )

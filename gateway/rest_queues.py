@@ -28,13 +28,12 @@ from gateway.ports import BrokerPort
 from gateway.rest_account import act_of, asking, changes
 from gateway.settings_change import ChangedSettings, Removed
 from gateway.slices import Slices
+from gateway.views import queue_view, verbs_on_all
 from metadata.catalog import (
-    DEAD_LETTERS,
     QueueSettings,
     check_name,
     other_dead_letter_queue,
 )
-from metadata.rights import Rights
 from metadata.settings import QueueChange, QueueNaming, SettingChange, alerts_in, named_in
 from push import limits
 from push.errors import Refused
@@ -49,41 +48,34 @@ LEFT_OUT: Final = ("settings", "partitions", "dead_letters")
 """What a brief list leaves out: more than half of it."""
 
 
-class _Queue(msgspec.Struct, kw_only=True):
+class QueueDescription(msgspec.Struct, kw_only=True):
+    """A queue as `GET /v1/queues/{queue}` describes it; more fields may come. Fields that the
+    rights of whoever asks do not show are left out."""
+
     name: str
     queue_id: str
-    holder: str
+    holder: str | msgspec.UnsetType = msgspec.UNSET
     """The principal that created it."""
-    created_unix_ms: int
-    paused: bool
+    created_unix_ms: int | msgspec.UnsetType = msgspec.UNSET
+    paused: bool | msgspec.UnsetType = msgspec.UNSET
     """Nothing is given out to its groups; see `POST /v1/queues/{queue}/pause`."""
-    depth: int
+    settings: QueueSettings | msgspec.UnsetType = msgspec.UNSET
+    """Without `alerts` where the rights do not show them."""
+    partitions: list[QueuePartition] | msgspec.UnsetType = msgspec.UNSET
+    depth: int | msgspec.UnsetType = msgspec.UNSET
     """Messages that are retained."""
-    bytes: int
-    oldest_unix_ms: int | None
+    bytes: int | msgspec.UnsetType = msgspec.UNSET
+    oldest_unix_ms: int | msgspec.UnsetType | None = msgspec.UNSET
     """When the oldest of them was published; null: there is none."""
-    counters: QueueCounters
-    groups: list[QueueGroup]
+    counters: QueueCounters | msgspec.UnsetType = msgspec.UNSET
+    dead_letters: DeadLetterQueue | msgspec.UnsetType = msgspec.UNSET
+    groups: list[QueueGroup] | msgspec.UnsetType = msgspec.UNSET
     """By name."""
 
 
-class QueueDescription(_Queue, kw_only=True):
-    """A queue as `GET /v1/queues/{queue}` describes it; more fields may come."""
-
-    settings: QueueSettings
-    partitions: list[QueuePartition]
-    dead_letters: DeadLetterQueue
-
-
-class ListedQueue(_Queue, kw_only=True):
-    """The same in the list of all queues, where `?brief=true` leaves out most of it."""
-
-    settings: QueueSettings | msgspec.UnsetType = msgspec.UNSET
-    """Left out: the list is brief."""
-    partitions: list[QueuePartition] | msgspec.UnsetType = msgspec.UNSET
-    """Left out: the list is brief."""
-    dead_letters: DeadLetterQueue | msgspec.UnsetType = msgspec.UNSET
-    """Left out: the list is brief."""
+class ListedQueue(QueueDescription, kw_only=True):
+    """The same in the list of all queues, where `?brief=true` leaves out `settings`, `partitions`
+    and `dead_letters`."""
 
 
 class CreatedQueue(QueueDescription, kw_only=True):
@@ -200,17 +192,13 @@ async def get_queue(broker: BrokerPort, request: Request) -> Response:
 
 
 async def described(broker: BrokerPort, request: Request, name: str) -> dict[str, Any]:
-    """A queue, as who asks may see it. Raises Refused(queue_not_found)."""
-    return _seen(await broker.describe_queue(principal(request), name), rights(request))
-
-
-def _seen(queue: dict[str, Any], allowed: Rights) -> dict[str, Any]:
-    """How much another queue holds is for who has a right there."""
-    dead = queue["dead_letters"]["queue"]
-    is_other = queue["settings"]["dead_letter_queue"] == dead != queue["name"] + DEAD_LETTERS
-    if is_other and not allowed.sees(dead):
-        return {**queue, "dead_letters": {"queue": dead, "messages": None}}
-    return queue
+    """A queue, as far as the rights of the request show it. Where they show that it is there and
+    no more, the storage is not asked. Raises Refused(queue_not_found)."""
+    allowed = rights(request)
+    if not verbs_on_all(allowed, name):
+        queue = broker.find_queue(principal(request), name)
+        return {"name": queue.name, "queue_id": queue.queue_id}
+    return queue_view(await broker.describe_queue(principal(request), name), allowed)
 
 
 async def list_queues(broker: BrokerPort, request: Request) -> Response:

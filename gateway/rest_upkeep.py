@@ -24,7 +24,16 @@ from gateway.operation import (
 from gateway.ports import BrokerPort
 from gateway.rest_account import act_of, shown_hash
 from gateway.rest_queues import QueueDescription, described
-from gateway.upkeep_values import FoundDeadLetters, Look, Peeked, Place, Purged, Redriven
+from gateway.upkeep_values import (
+    FoundDeadLetters,
+    Look,
+    Peeked,
+    Place,
+    Purged,
+    Redriven,
+    without_groups,
+)
+from gateway.views import shows_groups
 from metadata.catalog import check_name, other_dead_letter_queue
 from push import limits
 from push.errors import Refused
@@ -94,10 +103,11 @@ async def purge_queue(broker: BrokerPort, request: Request) -> Response:
 
 async def peek_queue(broker: BrokerPort, request: Request) -> Response:
     """Messages as they stand, taken from nobody. With `group`: those that it has not settled, and
-    what each waits for."""
+    what each waits for, which needs `consume` or `manage`, too: it is what the group does."""
     group = request.query_params.get("group")
     if group is not None:
         check_name(group, "group")
+        rights(request).check_one_of(("consume", "manage"), queue_name(request))
     look = _look(request, PEEK_DEFAULT)
     _check_read(request, look)
     queue = find_queue(broker, request)
@@ -109,7 +119,10 @@ async def list_dead_letters(broker: BrokerPort, request: Request) -> Response:
     look = _look(request, LETTERS_DEFAULT)
     _check_read(request, look)
     queue = find_queue(broker, request)
-    return reply(await broker.upkeep.dead_letters(principal(request), queue, look))
+    found = await broker.upkeep.dead_letters(principal(request), queue, look)
+    if not shows_groups(rights(request), queue.name):
+        found = without_groups(found)
+    return reply(found)
 
 
 async def redrive_dead_letters(broker: BrokerPort, request: Request) -> Response:

@@ -93,7 +93,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """Where a dead letter was a message."""
 
     queue: str
-    group: str
+    group: str | msgspec.UnsetType = msgspec.UNSET
+    """Left out: the rights of whoever asks show no groups."""
     partition: int
     offset: int
 
@@ -119,6 +120,19 @@ class FoundDeadLetters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     messages: list[FoundDeadLetter]
     next: str | None = None
     """There may be more: look again `after` this place. Left out: that was all."""
+
+
+def without_groups(found: FoundDeadLetters) -> FoundDeadLetters:
+    """The same letters without the group in which each has died, and without its words."""
+    letters = [
+        msgspec.structs.replace(
+            letter,
+            origin=msgspec.structs.replace(letter.origin, group=msgspec.UNSET),
+            nack=None,
+        )
+        for letter in found.messages
+    ]
+    return msgspec.structs.replace(found, messages=letters)
 
 
 class Redriven(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

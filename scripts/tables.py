@@ -19,6 +19,8 @@ from gateway import frames  # noqa: E402
 from gateway.metrics.registry import METRICS, Metric  # noqa: E402
 from gateway.needs import NEEDS  # noqa: E402
 from gateway.rest import OPERATIONS  # noqa: E402
+from gateway.views import TABLE  # noqa: E402
+from metadata.rights import VERBS  # noqa: E402
 from push import limits  # noqa: E402
 from push.errors import CODES  # noqa: E402
 
@@ -65,6 +67,14 @@ def needs() -> list[str]:
     return rows
 
 
+def shown() -> list[str]:
+    """The rows that say which figures a right shows."""
+    return [
+        f"| `{name}` | {', '.join(f'`{verb}`' for verb in VERBS if verb in verbs)} |"
+        for name, verbs in TABLE.items()
+    ]
+
+
 def metric(one: Metric) -> str:
     """The row of a metric."""
     labels = ", ".join(f"`{label}`" for label in one.labels)
@@ -88,6 +98,7 @@ def main() -> None:
     text = fill(path.read_text(), "| code | HTTP | retry | meaning |", errors)
     text = fill(text, "| code | meaning |", closes)
     text = fill(text, "| needs | of these operations |", needs())
+    text = fill(text, "| shown | with |", shown())
     head = "| metric | kind | labels | of | |"
     text = fill(text, head, [metric(one) for one in METRICS.values()])
     path.write_text(re.sub(r"^\| `([A-Z_]+)` \| \d+ \|", bound, text, flags=re.MULTILINE))

@@ -176,6 +176,11 @@ def _check_answer(
         assert shown == {(actor.tenant, choice.queue)}
         return
     found = json_of(answer)
+    if (
+        name in ("get_queue", "put_queue", "change_queue", "pause_queue", "resume_queue")
+        and "name" in found
+    ):
+        _check_shown(actor, found)
     verb = {"pull": "consume", "peek_queue": "read", "list_dead_letters": "read"}.get(name)
     for body in bodies_in(found):
         assert verb is not None, f"{name} shows bodies"
@@ -193,15 +198,29 @@ def _check_answer(
         assert code_of(answer) in ("invalid_receipt", "group_not_found"), answer.text
 
 
+def _check_shown(actor: Actor, queue: Mapping[str, Any]) -> None:
+    """It has what this actor's rights show, and nothing else."""
+    alerts = {"alerts"} & {*queue.get("settings", ())}
+    said = {"created", "changes", "deleted", "dead_lettered"}  # of the call, not of the queue
+    assert {*queue} - said | alerts == actor.sees(queue["name"]), (actor, queue)
+    letters = queue.get("dead_letters", {"queue": queue["name"] + ".dead-letters"})
+    if letters["queue"] != queue["name"] + ".dead-letters":
+        assert letters["messages"] is None or "depth" in actor.sees(letters["queue"])
+
+
 # --- What names no queue ------------------------------------------------------------------------
 
 
 async def list_queues(world: World, actor: Actor, choice: Choice) -> bool:
     """Those on which there is a right, and no other one."""
-    answer = await world.rest(actor, "GET", "/v1/queues", brief="true")
+    brief = bool(choice.number % 2)
+    answer = await world.rest(actor, "GET", "/v1/queues", brief=str(brief).lower())
     if not actor.is_let_in:
         assert code_of(answer) == "unauthorized"
         return False
+    for queue in json_of(answer)["queues"]:
+        if not brief:
+            _check_shown(actor, queue)
     names = {queue["name"] for queue in json_of(answer)["queues"]}
     every = world.queues_of(actor.tenant)
     assert names == {name for name in every if actor.may_some(("publish", *_REST_VERBS), name)}

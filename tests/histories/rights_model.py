@@ -17,6 +17,16 @@ NAMES: Final = ("orders", "feed", "shared", *OWN_NAMES.values())
 TENANTS: Final = tuple(OWN_NAMES)
 VERBS: Final = ("publish", "consume", "read", "manage")
 ALL_VERBS: Final[tuple[str, ...]] = VERBS
+FIGURES: Final[tuple[str, ...]] = ("consume", "manage")
+"""With `observe`, which nobody has here: they show what groups are about."""
+SHOWN: Final[Mapping[str, tuple[str, ...]]] = {
+    "holder": ("manage",), "settings": VERBS, "alerts": ("manage",), "created_unix_ms": VERBS,
+    "paused": VERBS, "depth": ("consume", "read", "manage"), "groups": FIGURES,
+    "bytes": ("consume", "read", "manage"), "oldest_unix_ms": ("consume", "read", "manage"),
+    "partitions": ("consume", "read", "manage"), "counters": ("consume", "read", "manage"),
+    "dead_letters": ("consume", "read", "manage"), "name": (), "queue_id": (),
+}  # fmt: skip
+"""The fields of a queue, and the verbs of which one, on every key, shows it; (): any right does."""
 SETTINGS: Final[Mapping[str, dict[str, object]]] = {
     "feed": {"on_exhausted": "park", "dead_letter_queue": "shared"},
 }
@@ -27,14 +37,14 @@ EVERY: Final = "(every key)"
 NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
     "put_queue": ("manage",), "change_queue": ("manage",), "get_queue": ALL_VERBS,
     "publish": ("publish",),
-    "put_group": ("manage",), "change_group": ("manage",), "get_group": ALL_VERBS,
+    "put_group": ("manage",), "change_group": ("manage",), "get_group": FIGURES,
     "delete_group": ("manage",),
     "seek_group": ("manage",), "pull": ("consume",), "ack": ("consume",), "nack": ("consume",),
     "extend": ("consume",), "list_parked": ("consume", "manage"), "decide_parked": ("manage",),
     "explain_key": ("consume", "manage"), "list_held": ("consume", "manage"),
     "list_leases": ("consume", "manage"), "pause_queue": ("manage",), "resume_queue": ("manage",),
     "purge_queue": ("manage",), "peek_queue": ("read",), "list_dead_letters": ("read",),
-    "redrive_dead_letters": ("manage",), "queue_metrics": ALL_VERBS,
+    "redrive_dead_letters": ("manage",), "queue_metrics": FIGURES,
 }  # fmt: skip
 """Of the operations that name a queue: one of these verbs on it."""
 
@@ -63,6 +73,11 @@ class Actor:
         """Whether the verb is allowed there, on this key; without one: as a whole."""
         keys = self.keys(verb, queue)
         return keys is None or key in keys
+
+    def sees(self, queue: str) -> set[str]:
+        """The fields of a queue that are shown to this actor."""
+        whole = {verb for verb in VERBS if self.keys(verb, queue) is None}
+        return {name for name, verbs in SHOWN.items() if not verbs or whole & {*verbs}}
 
     def may_some(self, verbs: Collection[str], queue: str) -> bool:
         """Whether one of them is allowed there, on some key."""

@@ -17,7 +17,9 @@ from gateway.deliverylog.lines import encode as encode_line
 from gateway.metrics.registry import METRICS
 from gateway.needs import NEEDS
 from gateway.rest import OPERATIONS
+from gateway.views import TABLE
 from metadata.catalog import QueueSettings
+from metadata.rights import VERBS
 from push import limits
 from push.errors import CODES, TocsinError
 from tests.layout.tree import ROOT, section, table_rows, text
@@ -219,6 +221,14 @@ def test_the_table_of_needs_is_that_of_the_operations() -> None:
     for need, meaning in NEEDS.items():
         named = [f"`{one.method} {one.path}`" for one in OPERATIONS if one.needs == need]
         assert rows[meaning] == ", ".join(named)
+
+
+def test_the_table_of_what_a_right_shows_is_that_of_the_views() -> None:
+    figures = section("PROTOCOL.md", "HTTP").partition("### Figures")[2]
+    rows = dict(table_rows(figures)[: len(TABLE)])
+    assert [name.strip("`") for name in rows] == list(TABLE)
+    for name, verbs in TABLE.items():
+        assert rows[f"`{name}`"] == ", ".join(f"`{verb}`" for verb in VERBS if verb in verbs)
 
 
 def test_the_table_of_metrics_is_that_of_the_code() -> None:

@@ -95,8 +95,8 @@ export function transportOf(transport) {
  */
 export function stateOfQueue(queue) {
   if (queue.paused) return { word: "paused", kind: "warn" };
-  const all = Array.isArray(queue.groups) ? queue.groups : [];
-  const groups = all.filter((group) => !isOwnGroup(group));
+  if (!Array.isArray(queue.groups)) return { word: "not shown", kind: "" }; // by one's rights
+  const groups = queue.groups.filter((group) => !isOwnGroup(group));
   const parked = groups.reduce((sum, group) => sum + (group.keys_parked || 0), 0);
   if (parked) return { word: `${parked} parked`, kind: "bad" };
   const isLeft = groups.some((group) => group.lag > 0 && group.consumers === 0 && !group.in_flight);

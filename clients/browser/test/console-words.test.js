@@ -67,7 +67,7 @@ test("the state of a queue is the worst there is", () => {
   const group = { name: "g", lag: 0, consumers: 1, keys_parked: 0 };
   assert.equal(stateOfQueue({ groups: [group] }).word, "running");
   assert.equal(stateOfQueue({ groups: [] }).word, "no group");
-  assert.equal(stateOfQueue({}).word, "no group");
+  assert.equal(stateOfQueue({}).word, "not shown");
   const own = { ...group, name: "tocsin.redrive", lag: 5, consumers: 0 };
   assert.equal(stateOfQueue({ groups: [own] }).word, "no group");
   const left = { ...group, lag: 1, consumers: 0 };

@@ -229,6 +229,7 @@ export class GroupView {
 
 /** @param {any} owner @param {string|null} [member] whose it is, or is to be, wherever */
 function ownerName(owner, member) {
+  if (owner === undefined) return "not shown"; // by one's rights
   if (!owner) return member ? "nobody here" : "nobody";
   return owner.client || (owner.transport === "pull" ? "whoever pulls" : "unnamed");
 }

@@ -114,7 +114,7 @@ export class Overview {
 
 /** @param {any} row */
 function textOf({ queue }) {
-  return `${queue.name} ${queue.holder} ${stateOfQueue(queue).word}`;
+  return `${queue.name} ${queue.holder ?? ""} ${stateOfQueue(queue).word}`;
 }
 
 /** @param {any[]} rows */

@@ -24,6 +24,15 @@ import { QueueSettings, sinceOf } from "./settings.js";
 const RATES = ["published", "given", "settled"];
 const WORDS = ["Depth", "Retained", "Lag", "Published", "Given", "Settled"];
 
+/**
+ * The rows of a list; none where one's rights do not show it.
+ * @param {any} queue
+ * @param {string} name
+ */
+function shownRows(queue, name) {
+  return queue[name] === undefined ? [] : rowsOf(queue, name);
+}
+
 export class QueueView {
   /** @param {import("./common.js").Context} context */
   constructor(context) {
@@ -51,7 +60,7 @@ export class QueueView {
   show(queue) {
     this.queue = queue;
     const counted = countersOf(queue);
-    const groups = rowsOf(queue, "groups");
+    const groups = shownRows(queue, "groups");
     const lags = Object.fromEntries(groups.map((group) => [`lag ${group.name}`, group.lag]));
     const values = { ...counted.values, depth: queue.depth, ...lags };
     this.history.add(this.context.elapsed(), counted.era, values);
@@ -63,7 +72,7 @@ export class QueueView {
     const shown = Object.keys(lags).slice(0, LINES_MAX - 1);
     this.depths.update(["depth", ...shown], this.history.columns(["depth", ...shown]));
     this.groups.update(groups);
-    const partitions = rowsOf(queue, "partitions");
+    const partitions = shownRows(queue, "partitions");
     this.partitions.update(partitions);
     setText(this.partitionsTitle, plural(partitions.length, "partition"));
     this.settings.update(queue);

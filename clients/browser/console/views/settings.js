@@ -39,7 +39,8 @@ export class QueueSettings {
   /** @param {any} queue */
   update(queue) {
     setTime(this.created, queue.created_unix_ms, this.now());
-    const facts = { holder: queue.holder, ...queue.settings };
+    const own = queue.holder === undefined ? {} : { holder: queue.holder };
+    const facts = { ...own, ...queue.settings };
     const text = JSON.stringify([facts, queue.dead_letters]);
     if (text === this.drawn) return;
     this.drawn = text;
@@ -55,8 +56,13 @@ export class QueueSettings {
   }
 }
 
-/** @param {HTMLElement} part @param {{queue: string, messages: number | null}} letters */
-function drawLetters(part, { queue, messages }) {
+/**
+ * @param {HTMLElement} part
+ * @param {{queue: string, messages: number | null} | undefined} letters undefined: one may not see
+ */
+function drawLetters(part, letters) {
+  if (!letters) return;
+  const { queue, messages } = letters;
   if (messages === null) {
     setText(part, `none yet: ${queue} is made for the first dead letter, or does not answer`);
     return;

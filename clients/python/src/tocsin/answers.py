@@ -83,11 +83,15 @@ class DeadLetterQueue(TypedDict):
     messages: int | None
 
 
-class QueueDescription(TypedDict):
-    """A queue as the broker describes it."""
-
+class _Queue(TypedDict):
     name: str
     queue_id: str
+
+
+class QueueDescription(_Queue, total=False):
+    """A queue as the broker describes it. What one's rights do not show is left out: with a right
+    on some keys only all but `name` and `queue_id`."""
+
     holder: str
     created_unix_ms: int
     paused: bool
@@ -112,12 +116,16 @@ class Owner(TypedDict):
     unresponsive: bool
 
 
-class GroupPartition(TypedDict):
-    """Where a group stands in a partition. `waits_for`: what it waits for, "": for nothing."""
-
-    partition: int
+class _GroupPartition(TypedDict, total=False):
     owner: Owner | None
     member: str | None
+
+
+class GroupPartition(_GroupPartition):
+    """Where a group stands in a partition. `waits_for`: what it waits for, "": for nothing. Whose
+    it is (`owner`, `member`) is left out where one's rights do not show it."""
+
+    partition: int
     epoch: int
     next_offset: int
     certified: int
@@ -131,15 +139,19 @@ class GroupPartition(TypedDict):
     draining: bool
 
 
-class GroupDescription(GroupFigures):
-    """A group as the broker describes it."""
+class _GroupMembers(TypedDict, total=False):
+    members: list[str]
+    absent: list[str]
+
+
+class GroupDescription(GroupFigures, _GroupMembers):
+    """A group as the broker describes it. The consumers (`members`, `absent`) are left out where
+    one's rights do not show them."""
 
     group_id: str
     queue: str
     created_unix_ms: int
     settings: AllGroupSettings
-    members: list[str]
-    absent: list[str]
     partitions: list[GroupPartition]
 
 

@@ -144,7 +144,11 @@ def list_groups(target: Target, queue: str, as_json: bool) -> None:
         async with target.http() as http:
             return await http.queue(queue)
 
-    groups = run(work())["groups"]
+    found = run(work())
+    if "groups" not in found:
+        needed = f"this needs the right to consume, manage or observe, on the queue {queue!r}"
+        raise click.ClickException(needed)
+    groups = found["groups"]
     if as_json:
         for one in groups:
             click.echo(to_json(one))
@@ -202,7 +206,7 @@ def _counted(counters: dict[str, int]) -> str:
 
 
 def _row(place: GroupPartition) -> list[object]:
-    owner: Mapping[str, Any] = place["owner"] or {}
+    owner: Mapping[str, Any] = place.get("owner") or {}
     client = owner.get("client")
     consumer = owner.get("consumer") or place.get("member") or ""  # at another gateway
     name = printable(f"{client} ({consumer})" if client else consumer)

@@ -73,6 +73,8 @@ class Setting(NamedTuple):
         return "--" + name.replace("_", "-")
 
 
+NOT_SHOWN: Final = "-"
+"""In place of a figure that one's rights do not show."""
 QUEUE_SETTINGS: Final = (
     Setting("partitions", int, "How many ordered logs; fixed at creation. [16]"),
     Setting("retention_s", duration, "Keep messages so long after every group is done. [0]"),
@@ -312,10 +314,12 @@ def list_queues(target: Target, as_json: bool) -> None:
     rows = [
         (
             found["name"] + (" (paused)" if found.get("paused") else ""),
-            len(found["partitions"]),
-            found["depth"],
-            len(found["groups"]),
-            max((one["lag"] for one in found["groups"]), default=0),
+            len(found["partitions"]) if "partitions" in found else NOT_SHOWN,
+            found.get("depth", NOT_SHOWN),
+            len(found["groups"]) if "groups" in found else NOT_SHOWN,
+            max((one["lag"] for one in found["groups"]), default=0)
+            if "groups" in found
+            else NOT_SHOWN,
         )
         for found in queues
     ]
@@ -338,17 +342,18 @@ def show(target: Target, name: str, as_json: bool) -> None:
     if as_json:
         click.echo(to_json(found))
         return
-    print_fields(
-        {
-            "queue": found["name"],
-            "messages": f"{found['depth']:,} in {_partitions(found)}",
-            "created": f"{local_time(found['created_unix_ms'])} by {found['holder']}",
-            **_paused(found),
-            **shown_settings(found["settings"]),
-        }
-    )
-    click.echo()
-    print_groups(found["groups"], name)
+    fields: dict[str, object] = {"queue": found["name"]}
+    if "depth" in found:
+        fields["messages"] = f"{found['depth']:,} in {_partitions(found)}"
+    if "created_unix_ms" in found:
+        by = f" by {found['holder']}" if "holder" in found else ""
+        fields["created"] = f"{local_time(found['created_unix_ms'])}{by}"
+    print_fields({**fields, **_paused(found), **shown_settings(found.get("settings", {}))})
+    if "groups" in found:
+        click.echo()
+        print_groups(found["groups"], name)
+    else:
+        click.echo("Its groups are shown to who may consume, manage or observe it.")
 
 
 def print_groups(groups: list[GroupFigures], queue: str) -> None:
