@@ -212,7 +212,7 @@ def _answer(request: Request, file: File) -> Response:
     }
     if file.media_type.startswith("text/html"):
         headers["Content-Security-Policy"] = POLICY  # on a 304 too, where it replaces the kept one
-    if _is_known(request.headers.get("if-none-match", ""), file.etag):
+    if _is_known(",".join(request.headers.getlist("if-none-match")), file.etag):
         return Response(status_code=304, headers=headers)
     return Response(file.body, headers={**headers, "Content-Type": file.media_type})
 

@@ -34,9 +34,9 @@ async def queue_metrics(broker: BrokerPort, request: Request) -> Response:
 
 async def answer(request: Request, samples: Samples) -> Response:
     """As text, in the format that was asked for."""
-    as_open = is_open(request.headers.get("accept", ""))
+    as_open = is_open(request.headers.getlist("accept"))
     text = await exposed(samples, as_open=as_open)
-    return Response(text, headers={"Content-Type": OPEN if as_open else TEXT})
+    return Response(text, headers={"Content-Type": OPEN if as_open else TEXT, "Vary": "Accept"})
 
 
 _WORDS: Final = "Prometheus' text format, or OpenMetrics where `Accept` names it."

@@ -7,7 +7,8 @@ Sources: https://prometheus.io/docs/instrumenting/exposition_formats/ and
 https://prometheus.io/docs/specs/om/open_metrics_spec/
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from gateway.metrics.registry import Metric
@@ -21,9 +22,60 @@ _LINES_PER_LOOK: Final = 200
 """Between two looks whether it is somebody else's turn."""
 
 
-def is_open(accept: str) -> bool:
-    """Whether the header `Accept` of a request wants OpenMetrics."""
-    return "application/openmetrics-text" in accept
+_RANGE: Final = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*")+')
+_PARAMETER: Final = re.compile(
+    r';[ \t]*(?P<name>[^\s;=]+)[ \t]*=[ \t]*(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<token>[^\s;,]*))'
+)
+_WEIGHT: Final = re.compile(r"0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?")
+_OPEN_FORM: Final = ("application", "openmetrics-text", {"version": "1.0.0", "charset": "utf-8"})
+_TEXT_FORM: Final = ("text", "plain", {"version": "0.0.4", "charset": "utf-8"})
+_Form = tuple[str, str, Mapping[str, str]]
+ACCEPT_CHARS_MAX: Final = 4096
+"""Of the header `Accept`; what stands behind is not read."""
+
+
+def is_open(accept: Iterable[str]) -> bool:
+    """Whether a request wants OpenMetrics more than the text format, by its `Accept` headers
+    (RFC 9110, section 12.5.1). Equally: if it names OpenMetrics. Neither: the text format."""
+    ranges = list(_ranges(",".join(accept)[:ACCEPT_CHARS_MAX]))
+    wanted, named = _weight(_OPEN_FORM, ranges)
+    other, _ = _weight(_TEXT_FORM, ranges)
+    return wanted > other or (wanted == other > 0 and named)
+
+
+def _ranges(accept: str) -> Iterator[tuple[str, str, dict[str, str], float]]:
+    """The media ranges of the header: type, subtype, parameters, weight. What is none is left
+    out."""
+    for found in _RANGE.finditer(accept):
+        kind, _, rest = found[0].partition(";")
+        major, slash, minor = kind.strip().lower().partition("/")
+        if not slash or not major or not minor:
+            continue
+        parameters = {
+            one["name"].lower(): (one["token"] if one["quoted"] is None else one["quoted"]).lower()
+            for one in _PARAMETER.finditer(f";{rest}")
+        }
+        weight = parameters.pop("q", "1")
+        if _WEIGHT.fullmatch(weight):
+            yield major, minor, parameters, float(weight)
+
+
+def _weight(
+    form: _Form, ranges: Iterable[tuple[str, str, dict[str, str], float]]
+) -> tuple[float, bool]:
+    """How much a form is wanted, by the most specific range that it is in, and whether that range
+    names it. Parameters that no form has (`escaping`) say nothing."""
+    best, weight = -1, 0.0
+    for major, minor, parameters, asked in ranges:
+        if major not in ("*", form[0]) or minor not in ("*", form[1]):
+            continue
+        own = {name: value for name, value in parameters.items() if name in form[2]}
+        if any(form[2][name] != value for name, value in own.items()):
+            continue
+        specific = 0 if major == "*" else 1 if minor == "*" else 2 + len(own)
+        if specific > best or (specific == best and asked > weight):
+            best, weight = specific, asked
+    return weight, best >= 2
 
 
 async def exposed(samples: Samples, *, as_open: bool) -> bytes:

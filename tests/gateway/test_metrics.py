@@ -17,6 +17,7 @@ from gateway.metrics.measuring import Measuring
 from gateway.metrics.places import REST, Places
 from gateway.metrics.registry import METRICS, series
 from gateway.metrics.samples import Samples
+from gateway.metrics.serving import application
 from gateway.needs import Need, check_need
 from gateway.rest import Application
 from metadata.catalog import ANYBODY, Principal, QueueSettings
@@ -415,3 +416,61 @@ def test_who_may_observe_may_do_nothing_else() -> None:
     for need in OTHERS:
         with pytest.raises(Refused):
             check_need(need, rights, "orders")
+
+
+PROMETHEUS = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,"
+    "application/openmetrics-text;version=0.0.1;q=0.4,"
+    "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;q=0.1"
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "wants_open"),
+    [
+        ([PROMETHEUS], True),
+        (["application/openmetrics-text"], True),
+        (["APPLICATION/OpenMetrics-Text; VERSION=1.0.0; Q=0.9, text/plain;q=0.5"], True),
+        (["text/plain;q=0.5", "application/openmetrics-text;version=1.0.0"], True),
+        (['application/openmetrics-text; version="1.0.0" ; charset="UTF-8"'], True),
+        (["application/*"], True),
+        (["application/openmetrics-text, text/plain"], True),
+        (["text/plain;q=0, */*"], True),
+        (["*/*;q=0.1,text/*;q=0.01"], True),
+        ([], False),
+        (["*/*"], False),
+        (["text/html,*/*;q=0.8"], False),
+        (["application/openmetrics-text;q=0"], False),
+        (["application/openmetrics-text;q=0, */*"], False),
+        (["application/openmetrics-text; q=0.000"], False),
+        (["application/openmetrics-text;q=0.2,text/plain;q=0.3"], False),
+        (["application/openmetrics-text;version=0.0.1,text/plain;version=0.0.4;q=0.5"], False),
+        (["application/openmetrics-text-strict"], False),
+        (["x-application/openmetrics-text"], False),
+        (['text/plain;note="application/openmetrics-text"'], False),
+        (['text/plain;note="a,application/openmetrics-text"'], False),
+        (["application/openmetrics-text;q=2"], False),
+        (["application/openmetrics-text;q=no"], False),
+        (["openmetrics-text, ;q=1, /, application/"], False),
+    ],
+)
+async def test_a_scrape_gets_the_format_that_it_wants_more(
+    http: httpx2.AsyncClient, lines: list[str], wants_open: bool
+) -> None:
+    """RFC 9110, section 12.5.1; of this gateway and of a queue, and at the port for metrics."""
+    assert (await http.put("/v1/queues/orders")).status_code == 201
+    headers = [("Accept", line) for line in lines] or [("Accept", "")]
+    transport = httpx2.ASGITransport(app=application(nothing, None))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as alone:
+        for client, path in (
+            (http, "/metrics"), (http, "/v1/queues/orders/metrics"), (alone, "/metrics"),
+        ):  # fmt: skip
+            answer = await client.get(path, headers=headers)
+            assert answer.status_code == 200
+            assert answer.headers["content-type"] == (OPEN if wants_open else TEXT)
+            assert answer.headers["vary"] == "Accept"
+            assert answer.text.endswith("# EOF\n") is wants_open
+
+
+async def nothing() -> Samples:
+    return Samples()
