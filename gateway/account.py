@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable
 
 from gateway import frames
 from gateway.admission import Admission
-from gateway.audit import Who
+from gateway.audit import Who, why_of
 from gateway.books import Books
 from gateway.facts_values import Transport
 from gateway.usage import Counter
 from metadata.catalog import Principal
 from push import limits
+from push.errors import TocsinError
 
 Exists = Callable[[Principal, str], bool]
 """Whether there is a queue of this name, to this principal."""
@@ -60,10 +61,10 @@ class Account:
         other._address, other.who = self._address, self.who
         self.closed()
 
-    def not_admitted(self, code: str) -> None:
+    def not_admitted(self, error: TocsinError) -> None:
         """A credential was not good."""
-        self._books.audit.access.refused(self.who, code)
-        self.own.refused(code)
+        self._books.audit.not_let_in(self.who, error.code.name, *why_of(error))
+        self.own.refused(error.code.name)
 
     # --- Counting -------------------------------------------------------------------------------
 

@@ -27,12 +27,14 @@ import msgspec
 
 from gateway.admission import Admission
 from gateway.audit_trail import Entry, Trail
+from gateway.auth import NotLetIn
 from gateway.client_names import name_of
 from metadata.catalog import Principal
 from push import limits
 from push.errors import TocsinError
 
 logger = logging.getLogger("tocsin.audit")
+access_logger = logging.getLogger("tocsin.auth")
 OK: Final = "ok"
 ACCESS: Final = "access"
 BEGUN: Final = "begun"
@@ -73,6 +75,14 @@ LOCAL: Final = Who(Principal("administrator"), "admin socket")
 """Whoever may write the data folder."""
 
 
+def why_of(error: Exception) -> tuple[str | None, str | None]:
+    """Of a credential that was refused, the word that says why, and its name where that is
+    certain."""
+    if isinstance(error, NotLetIn):
+        return error.why, error.credential
+    return None, None
+
+
 class AccessCounts:
     """How often who was let in, or was not, or made a ticket for a browser, since the last `take`.
     Pure.
@@ -84,7 +94,8 @@ class AccessCounts:
     def __init__(self, keys_max: int = limits.ACCESS_KEYS_MAX) -> None:
         self._keys_max = keys_max
         self._granted: dict[tuple[Who, str], int] = {}
-        self._refused: dict[tuple[Who, str], int] = {}
+        self._refused: dict[tuple[Who, str, str | None], int] = {}
+        """By whose, the code and the word that says why."""
         self._more: dict[str, int] = {}
         """By outcome, what belongs to who is counted with nobody else."""
 
@@ -96,20 +107,29 @@ class AccessCounts:
         else:
             self._more[OK] = self._more.get(OK, 0) + 1
 
-    def refused(self, who: Who, code: str) -> None:
-        """None was presented, or a bad one. Who has a whole site of addresses is one stranger."""
-        if who.principal is None and who.address is not None:
-            who = Who(address=name_of(who.address) or who.address)
-        key = (who, code)
+    def refused(
+        self, who: Who, code: str, why: str | None = None, credential: str | None = None
+    ) -> bool:
+        """Count a credential that was not good, or none; return whether it is the first of its kind
+        since the last `take`. A whole site of addresses is one stranger."""
+        if who.principal is None:
+            address = who.address and (name_of(who.address) or who.address)
+            who = Who(credential=credential, address=address)
+        key = (who, code, why)
         if key in self._refused or len(self._refused) < self._keys_max:
             self._refused[key] = self._refused.get(key, 0) + 1
-        else:
-            self._more[code] = self._more.get(code, 0) + 1
+            return self._refused[key] == 1
+        self._more[code] = self._more.get(code, 0) + 1
+        return False
 
     def take(self, unix_ms: int) -> list[Entry]:
         """An entry for each, at this time; then counting begins anew."""
-        counted = [(who, act, OK, count) for (who, act), count in self._granted.items()]
-        counted += [(who, ACCESS, code, count) for (who, code), count in self._refused.items()]
+        counted: list[tuple[Who, str, str, int, str | None]] = [
+            (who, act, OK, count, None) for (who, act), count in self._granted.items()
+        ]
+        counted += [
+            (who, ACCESS, code, count, why) for (who, code, why), count in self._refused.items()
+        ]
         more = [
             Entry(
                 unix_ms=unix_ms, action=ACCESS, outcome=code, count=count,
@@ -120,8 +140,15 @@ class AccessCounts:
         self._granted, self._refused, self._more = {}, {}, {}
         return [
             *(
-                Entry(unix_ms=unix_ms, action=action, outcome=outcome, count=count, **who.fields())
-                for who, action, outcome, count in counted
+                Entry(
+                    unix_ms=unix_ms,
+                    action=action,
+                    outcome=outcome,
+                    count=count,
+                    details=None if why is None else {"why": why},
+                    **who.fields(),
+                )
+                for who, action, outcome, count, why in counted
             ),
             *more,
         ]
@@ -184,6 +211,18 @@ class Audit:
                 subject=subject, details=details, **who.fields(),
             )
         )  # fmt: skip
+
+    def not_let_in(
+        self, who: Who, code: str, why: str | None = None, credential: str | None = None
+    ) -> None:
+        """Somebody has presented no good credential: counted for the trail, and said in the log
+        once in a minute for each address and cause."""
+        if self.access.refused(who, code, why, credential):
+            access_logger.info(
+                "not let in: %s (%s), from %s%s",
+                why or "origin", code, who.address or "an unknown address",
+                f", with {credential}" if credential else "",
+            )  # fmt: skip
 
     @asynccontextmanager
     async def act(

@@ -31,6 +31,7 @@ Tokens are never logged and never part of an error.
 """
 
 import hmac
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
@@ -41,7 +42,15 @@ from gateway.limit_values import limits_of
 from gateway.origins import configured_origin, foreign, is_loopback, is_own, not_here, parse_origin
 from metadata.catalog import ANYBODY, Principal
 from metadata.client import Tokens
-from metadata.tokens import TokenRecord, credential_of, is_ours, judge, judge_certificate, rights_of
+from metadata.tokens import (
+    TokenRecord,
+    credential_of,
+    is_ours,
+    judge,
+    judge_certificate,
+    rights_of,
+    why_not,
+)
 from push import limits
 from push.errors import Refused
 
@@ -55,16 +64,29 @@ DETAIL: Final = (
     "Authorization: Bearer <token> or in a WebSocket's hello; `tocsin ticket` lets a browser in"
 )
 """All that anybody learns who has none or wrong ones."""
+REVOKED_KEPT_MAX: Final = 10_000
+"""Ids of revoked tokens that are remembered, since this gateway began."""
 _OWN_SITES: Final = (None, "same-origin", "none")
 """Values of Sec-Fetch-Site: an older browser, our page, an address that the user typed in."""
 _TOKEN: Final = credential_of("")
 
 
+class NotLetIn(Refused):
+    """A credential that is not good. `why` is a word for the audit trail and the log; whoever
+    presents it is told DETAIL, whatever is wrong."""
+
+    def __init__(self, why: str, credential: str | None = None) -> None:
+        """`credential`: the name of the one that was presented, where that is certain."""
+        self.why = why
+        self.credential = credential
+        super().__init__("unauthorized", DETAIL)
+
+
 class Judge(Protocol):
     """Judges JWTs (gateway.jwts)."""
 
-    def judge(self, text: str, *, wall: float) -> Admission | None:
-        """What it gives at `wall`; None: nothing."""
+    def verdict(self, text: str, *, wall: float) -> Admission | str:
+        """What it gives at `wall`; a text: nothing, and why."""
 
     def trusts(self, credential: str) -> bool:
         """Whether the key behind this credential is still one that is trusted."""
@@ -97,6 +119,7 @@ class Auth:
         self.cookies = Cookies(secret + b"\0" + (self._token or b""))
         self.tickets = Tickets()
         self.admitted = Admitted()
+        self._revoked: OrderedDict[str, None] = OrderedDict()
 
     def admit(
         self,
@@ -161,17 +184,32 @@ class Auth:
         """
         if self.is_open:
             return LET_IN
-        admission = None if presented is None else self._by_token(presented, wall)
-        if admission is None:
-            raise Refused("unauthorized", DETAIL)
-        return admission
+        if presented is None:
+            raise NotLetIn("none")
+        return self._by_token(presented, wall)
 
     def check_ticket(self, ticket: str, *, now: float, wall: float) -> Admission:
         """What a ticket gives, once. Raises Refused(unauthorized)."""
         admission = self.tickets.use(ticket, now=now)
-        if admission is None or not self.is_live(admission.credential):
-            raise Refused("unauthorized", DETAIL)
+        if admission is None:
+            raise NotLetIn("ticket")
+        if not self.is_live(admission.credential):
+            raise NotLetIn("revoked", admission.credential)
         return admission
+
+    def nothing_good(self, headers: Mapping[str, str], certificate: str | None) -> NotLetIn:
+        """The answer to a request in whose headers `admission_of` has found nothing: no cookie and
+        no certificate that is good."""
+        if certificate is not None:
+            return NotLetIn("certificate")
+        has_cookie = self.cookies.name in (_one(headers, "cookie") or "")
+        return NotLetIn("cookie" if has_cookie else "none")
+
+    def note_revoked(self, record: TokenRecord) -> None:
+        """A token has been revoked: remember it, so that the trail can say so of its use."""
+        self._revoked[record.token_id] = None
+        while len(self._revoked) > REVOKED_KEPT_MAX:
+            self._revoked.popitem(last=False)
 
     def check_spoken(self, presented: str | None, *, now: float, wall: float) -> Admission:
         """What a client says inside a session: a token, or a ticket. Raises as check_token."""
@@ -201,18 +239,29 @@ class Auth:
         name, tenant = admission.principal.name, admission.principal.tenant
         return Pass(admission.credential, name, tenant, [str(g) for g in admission.rights.grants])
 
-    def _by_token(self, presented: str, wall: float) -> Admission | None:
+    def _by_token(self, presented: str, wall: float) -> Admission:
+        """Raises Refused: unauthorized, metadata_unavailable."""
         if len(presented) > limits.JWT_BYTES_MAX:  # longer than any good one (P9)
-            return None
+            raise NotLetIn("form")
         # In constant time: how far a guess is right must not be measurable.
         if self._token is not None and hmac.compare_digest(
             presented.encode("utf-8", "surrogatepass"), self._token
         ):
             return OPERATORS
         if self._tokens is not None and is_ours(presented):
-            _check_known(self._tokens)
-            return self._of_record(judge(presented, self._tokens.find, wall=wall), wall)
-        return self._jwts.judge(presented, wall=wall) if self._jwts is not None else None
+            tokens = self._tokens
+            _check_known(tokens)
+            admission = self._of_record(judge(presented, tokens.find, wall=wall), wall)
+            if admission is None:
+                revoked = self._revoked.__contains__
+                raise NotLetIn(*why_not(presented, tokens.find, revoked, wall=wall))
+            return admission
+        if self._jwts is None:
+            raise NotLetIn("unknown")
+        verdict = self._jwts.verdict(presented, wall=wall)
+        if isinstance(verdict, str):
+            raise NotLetIn(verdict)
+        return verdict
 
     def _of_record(self, record: TokenRecord | None, wall: float) -> Admission | None:
         lasts_s = record.lasts_s(wall=wall) if record is not None else None
@@ -295,7 +344,7 @@ def bearer_token(headers: Mapping[str, str]) -> str | None:
     scheme, _, token = header.partition(" ")
     token = token.strip(" ")
     if scheme.lower() != "bearer" or not token:
-        raise Refused("unauthorized", DETAIL)
+        raise NotLetIn("form")
     return token
 
 
@@ -310,5 +359,5 @@ def _one(headers: Mapping[str, str], name: str) -> str | None:
 def several(name: str) -> Refused:
     """The answer to two headers of this name (lower case)."""
     if name in ("authorization", "cookie"):
-        return Refused("unauthorized", DETAIL)
+        return NotLetIn("several")
     return Refused("invalid_request", f"several {name} headers")

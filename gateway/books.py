@@ -17,11 +17,12 @@ from typing import Final
 
 import msgspec
 
-from gateway.audit import NOT_LET_IN, Audit, Who
+from gateway.audit import NOT_LET_IN, Audit, Who, why_of
 from gateway.audit_trail import Trail
 from gateway.journal import Journal
 from gateway.usage import Usage, UsageLine
 from push import limits
+from push.errors import TocsinError
 
 logger = logging.getLogger("tocsin.usage")
 FOLDER: Final = "usage"
@@ -81,13 +82,14 @@ class Books:
             wall=wall,
         )
 
-    def handshake_refused(self, code: str, address: str | None) -> None:
+    def handshake_refused(self, error: TocsinError, address: str | None) -> None:
         """A WebSocket was not opened, which is a request of nobody known."""
+        code = error.code.name
         counter = self.usage.counter(None, None, None)
         counter.requests += 1
         counter.refused(code)
         if code in NOT_LET_IN:
-            self.audit.access.refused(Who(address=address), code)
+            self.audit.not_let_in(Who(address=address), code, *why_of(error))
 
     def start(self) -> None:
         """From now on minutes end."""

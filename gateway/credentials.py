@@ -8,7 +8,7 @@ from gateway.jwks_source import JwksSource
 from gateway.jwt_keys import Keys
 from gateway.jwts import Jwts, Terms
 from metadata.client import Metadata
-from metadata.tokens import rights_of
+from metadata.tokens import TokenRecord, rights_of
 
 
 class Credentials:
@@ -40,7 +40,11 @@ class Credentials:
             jwts=self.jwts,
             secret=metadata.secret("access"),
         )
-        metadata.tokens.on_revoked(lambda record: self._admitted.revoke(record.credential))
+        metadata.tokens.on_revoked(self._revoked)
+
+    def _revoked(self, record: TokenRecord) -> None:
+        self.auth.note_revoked(record)
+        self._admitted.revoke(record.credential)
 
     @property
     def _admitted(self) -> Admitted:

@@ -11,7 +11,7 @@ from websockets.typing import Subprotocol
 
 from gateway.addresses import NO_PROXIES, UNKNOWN, Addresses, ClientAddress
 from gateway.admission import Admission
-from gateway.auth import DETAIL, Auth
+from gateway.auth import Auth, NotLetIn
 from gateway.client_names import name_of
 from gateway.http11 import WEBSOCKET_PATH, raw_problem
 from gateway.limiter import UNLIMITED, Limiter
@@ -37,7 +37,7 @@ class Handshake(NamedTuple):
     admission: Admission | None
     """None: a token is owed in `hello`."""
     address: ClientAddress = UNKNOWN
-    code: str | None = None
+    error: Refused | None = None
     """Why it is not accepted."""
 
 
@@ -99,7 +99,7 @@ def _admit(
     if tickets and not auth.is_open and "authorization" not in request.headers:
         auth.check_origin(request.headers, is_tls=peer.is_tls)
         if len(tickets) > 1:
-            raise Refused("unauthorized", DETAIL)
+            raise NotLetIn("several")
         admission: Admission | None = auth.check_ticket(tickets[0], now=now, wall=wall)
     else:
         admission = auth.admission_of(
@@ -121,4 +121,4 @@ def _admit(
 def _refuse(error: Refused, status: int, peer: ClientAddress) -> Handshake:
     logger.info("a WebSocket handshake was refused: %s", error)
     response = raw_problem(error, *_HEADERS.get(status, ()), status=status)
-    return Handshake(False, response, None, peer, error.code.name)
+    return Handshake(False, response, None, peer, error)

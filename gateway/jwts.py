@@ -43,6 +43,13 @@ _OPTIONS: Final[Any] = {
     "verify_iat": False,
     "enforce_minimum_key_length": True,
 }
+_WHY: Final[Mapping[type[Exception], str]] = {
+    jwt.InvalidSignatureError: "signature",
+    jwt.InvalidAudienceError: "audience",
+    jwt.InvalidIssuerError: "issuer",
+    jwt.MissingRequiredClaimError: "claims",
+    jwt.InvalidKeyError: "key",
+}
 logger = logging.getLogger("tocsin.auth")
 
 
@@ -60,7 +67,12 @@ class Terms(NamedTuple):
 
 
 class Wrong(Exception):
-    """Why a token is not believed; for the log at its lowest level, never for who presents it."""
+    """A token that is not believed. `why` is a word for the audit trail and the log, the text a
+    sentence for the log at its lowest level; neither is for whoever presents it."""
+
+    def __init__(self, why: str, text: str) -> None:
+        self.why = why
+        super().__init__(text)
 
 
 class _Kept(NamedTuple):
@@ -131,6 +143,11 @@ class Jwts:
 
     def judge(self, text: str, *, wall: float) -> Admission | None:
         """What a token gives at `wall` (unix seconds); None: nothing."""
+        verdict = self.verdict(text, wall=wall)
+        return None if isinstance(verdict, str) else verdict
+
+    def verdict(self, text: str, *, wall: float) -> Admission | str:
+        """What a token gives at `wall` (unix seconds); a text: nothing, and this word says why."""
         digest = sha256(text.encode("utf-8", "surrogatepass")).digest()
         kept = self._kept.get(digest)
         if kept is not None:
@@ -142,23 +159,23 @@ class Jwts:
                 kept = self._verified(text)
             except Wrong as wrong:
                 logger.debug("a JWT is not believed: %s", wrong)
-                return None
+                return wrong.why
             if len(self._kept) >= limits.JWTS_KEPT_MAX:
                 self._kept.popitem(last=False)
             self._kept[digest] = kept
         if not kept.begins <= wall < kept.ends:
-            return None
+            return "expired" if wall >= kept.ends else "not_yet"
         return kept.admission._replace(lasts_s=kept.ends - wall)
 
     def _verified(self, text: str) -> _Kept:
         if len(text) > limits.JWT_BYTES_MAX or not _FORM.fullmatch(text):
-            raise Wrong("it has not the form of one, or is too long")
+            raise Wrong("form", "it has not the form of one, or is too long")
         head, _, _ = text.partition(".")
         try:
             # Of the first part alone: the others are read below, once.
             header = _SIGNATURES.get_unverified_header(f"{head}..")
         except (jwt.PyJWTError, ValueError, RecursionError) as error:
-            raise Wrong(f"its header: {error}") from None
+            raise Wrong("form", f"its header: {error}") from None
         key = self._key_of(header)
         try:
             claims = _DECODER.decode(
@@ -170,7 +187,7 @@ class Jwts:
                 options=_OPTIONS,
             )
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError) as error:
-            raise Wrong(str(error)) from None
+            raise Wrong(_why_of(error), str(error)) from None
         ends, begins = _time(claims, "exp"), _time(claims, "nbf", 0.0) - LEEWAY_S
         principal = Principal(_subject(claims), self._tenant(claims))
         rights = self._rights(claims)
@@ -178,29 +195,29 @@ class Jwts:
 
     def _key_of(self, header: Mapping[str, Any]) -> Key:
         if "crit" in header or "b64" in header:
-            raise Wrong("its header calls something critical")
+            raise Wrong("critical", "its header calls something critical")
         type_of = header.get("typ", "JWT")
         if not isinstance(type_of, str) or type_of.lower() not in _TYPES:
-            raise Wrong("it is for another purpose (typ)")
+            raise Wrong("purpose", "it is for another purpose (typ)")
         kid = header.get("kid")
         key = self._keys.by_kid.get(kid) if kid is None or isinstance(kid, str) else None
         if key is None:
             self._unknown()
-            raise Wrong("its key is not known (kid)")
+            raise Wrong("key", "its key is not known (kid)")
         if header.get("alg") != key.algorithm:
-            raise Wrong(f"its key is for {key.algorithm} (alg)")
+            raise Wrong("algorithm", f"its key is for {key.algorithm} (alg)")
         return key
 
     def _tenant(self, claims: Mapping[str, Any]) -> str:
         tenant = claims.get(self._terms.tenant_claim, "default")
         if not isinstance(tenant, str) or not NAME.fullmatch(tenant):
-            raise Wrong("the claim with the tenant is no name")
+            raise Wrong("tenant", "the claim with the tenant is no name")
         return tenant
 
     def _rights(self, claims: Mapping[str, Any]) -> Rights:
         more = claims.get(self._terms.rights_claim, [])
         if not isinstance(more, list) or not all(isinstance(one, str) for one in more):
-            raise Wrong("the claim with the rights is no list of texts")
+            raise Wrong("rights", "the claim with the rights is no list of texts")
         texts: list[str] = []
         for template in self._terms.templates:
             try:
@@ -210,7 +227,14 @@ class Jwts:
         try:
             return _rights_of((*texts, *more))
         except RightsError as error:
-            raise Wrong(str(error)) from None
+            raise Wrong("rights", str(error)) from None
+
+
+def _why_of(error: Exception) -> str:
+    for kind, why in _WHY.items():
+        if isinstance(error, kind):
+            return why
+    return "form"
 
 
 @lru_cache(maxsize=1024)
@@ -221,9 +245,10 @@ def _rights_of(texts: tuple[str, ...]) -> Rights:
 def _subject(claims: Mapping[str, Any]) -> str:
     subject = claims["sub"]
     if not isinstance(subject, str) or not 1 <= len(subject) <= SUBJECT_CHARS_MAX:
-        raise Wrong(f"its subject is no text of 1 to {SUBJECT_CHARS_MAX} characters")
+        raise Wrong("subject", f"its subject is no text of 1 to {SUBJECT_CHARS_MAX} characters")
     if subject in RESERVED or not subject.isprintable():
-        raise Wrong("its subject is a name of the broker's own, or has control characters")
+        what = "its subject is a name of the broker's own, or has control characters"
+        raise Wrong("subject", what)
     return subject
 
 
@@ -231,7 +256,7 @@ def _time(claims: Mapping[str, Any], name: str, absent: float | None = None) -> 
     """Unix seconds (RFC 7519, 2: NumericDate)."""
     value = claims.get(name, absent)
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e12:
-        raise Wrong(f"its {name} is no time")
+        raise Wrong("claims", f"its {name} is no time")
     if not isfinite(value):
-        raise Wrong(f"its {name} is no time")
+        raise Wrong("claims", f"its {name} is no time")
     return float(value)

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from gateway.admission import Admission
-from gateway.auth import DETAIL
+from gateway.auth import NotLetIn
 from gateway.incoming import Incoming
 from gateway.limiter import Allowance
 from gateway.needs import Need, check_need
@@ -222,7 +222,7 @@ def _check_still(request: Request, after_s: float) -> None:
     found = admission(request)
     left_s = found.lasts_s - after_s
     if left_s <= 0 or not request.app.auth.is_live(found.credential):
-        raise Refused("unauthorized", DETAIL)
+        raise NotLetIn("ended", found.credential)
     request.scope[ADMISSION] = found._replace(lasts_s=left_s)
 
 

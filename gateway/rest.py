@@ -34,7 +34,7 @@ from gateway import (
 )
 from gateway.addresses import client_address
 from gateway.admission import Admission
-from gateway.auth import DETAIL, Auth, several
+from gateway.auth import Auth, several
 from gateway.books import Books
 from gateway.client_names import name_of
 from gateway.incoming import Incoming
@@ -47,7 +47,6 @@ from gateway.problems import SECURITY_HEADERS, Problems
 from gateway.rest_account import Accounts, carry_out
 from gateway.tracing import NoTracer, Tracer, answering, trace_of
 from metadata.catalog import check_name
-from push.errors import Refused
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
     *rest_queues.OPERATIONS,
@@ -128,7 +127,7 @@ class Access:
                 is_tls=client.is_tls,
             )
         if admission is None:
-            raise Refused("unauthorized", DETAIL)
+            raise self._auth.nothing_good(headers, client.certificate_name)
         return admission
 
     def guessing(self, scope: Scope) -> AbstractContextManager[None]:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from gateway.access import ACCESS_S, TICKET_BYTES, TICKET_S, set_cookie, write_ticket
 from gateway.addresses import client_address
 from gateway.audit import Who
-from gateway.auth import DETAIL
+from gateway.auth import NotLetIn
 from gateway.operation import Answer, Operation, admission, decode, read_body, reply
 from gateway.ports import BrokerPort
 from gateway.rest_account import who_asks
@@ -73,7 +73,7 @@ async def enter(broker: BrokerPort, request: Request) -> Response:
         body = await read_body(request, limits.ACCESS_REQUEST_BYTES_MAX)
         ticket = decode(body, _ENTRY).ticket
         if ticket is None:
-            raise Refused("unauthorized", DETAIL)
+            raise NotLetIn("none")
         now = asyncio.get_running_loop().time()
         with app.access.guessing(request.scope):
             admitted = app.auth.check_ticket(ticket, now=now, wall=wall)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.addresses import client_address
-from gateway.audit import NOT_LET_IN, Act, Who
+from gateway.audit import NOT_LET_IN, Act, Who, why_of
 from gateway.books import Books
 from gateway.operation import ADMISSION, Operation, check_rights, find_names
 from gateway.ports import BrokerPort, WhichKey
@@ -40,22 +40,23 @@ class Accounts:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises what the application raises."""
         code: str | None = None
+        why: tuple[str | None, str | None] = (None, None)
         try:
             await self._app(scope, receive, send)
         except Exception as error:
-            code = _code_of(error)
+            code, why = _code_of(error), why_of(error)
             raise
         finally:
-            self._count(scope, code)
+            self._count(scope, code, why)
 
-    def _count(self, scope: Scope, code: str | None) -> None:
+    def _count(self, scope: Scope, code: str | None, why: tuple[str | None, str | None]) -> None:
         counter = counter_of(scope, self._books, self._broker)
         counter.requests += 1
         if code is not None:
             counter.refused(code)
         who = who_asks(scope)
         if code in NOT_LET_IN and who.principal is None:
-            self._books.audit.access.refused(who, code)
+            self._books.audit.not_let_in(who, code, *why)
         elif who.principal is not None:
             self._books.audit.access.granted(who)
 

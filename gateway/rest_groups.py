@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.auth import DETAIL, Auth
+from gateway.auth import Auth, NotLetIn
 from gateway.facts_values import GroupCounters, GroupPartition
 from gateway.frames import Number, StartAt
 from gateway.operation import (
@@ -299,7 +299,7 @@ async def _pull_while_there(
     try:
         await asyncio.wait((pulling, leaving, waiting.end), return_when=asyncio.FIRST_COMPLETED)
         if waiting.end.done():
-            raise Refused("unauthorized", DETAIL)
+            raise NotLetIn("revoked", admitted.credential)
         kept = not leaving.done()
         return pulling.result() if kept else []
     finally:  # also when the server, stopping at once, cancels this request

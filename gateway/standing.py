@@ -41,7 +41,7 @@ class Standing:
         try:
             found = self._judge(token, address, now)
         except Refused as error:
-            self.account.not_admitted(error.code.name)
+            self.account.not_admitted(error)
             raise
         self.take(found)
         return found
@@ -52,7 +52,12 @@ class Standing:
         Raises:
             Refused: unauthorized, rate_limited; forbidden: it is another principal's.
         """
-        found = self._judge(token, address, now)
+        try:
+            found = self._judge(token, address, now)
+        except Refused as error:
+            if error.code.name == "unauthorized":
+                self.account.not_admitted(error)
+            raise
         if self.admission is None or found.principal != self.admission.principal:
             raise Refused("forbidden", "a session stays its principal's: open another one")
         self.take(found)

@@ -31,6 +31,7 @@ from gateway.registry import Registry
 from gateway.rfc6455 import PING, close_frame, control_frame, text_frame
 from gateway.sessions import fresh_session_id
 from push import limits
+from push.errors import Refused
 
 UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
 """Pushes stop at WRITE_BUFFER_BYTES_MAX. What goes on growing behind it are answers that the client
@@ -164,8 +165,8 @@ class WebSocketConnection(Reading):
         if handshake.is_accepted:
             self._open(handshake.admission)
         else:
-            code = handshake.code or "invalid_request"
-            around.books.handshake_refused(code, self.address.text or None)
+            error = handshake.error or Refused("invalid_request")
+            around.books.handshake_refused(error, self.address.text or None)
             self._transport.close()
 
     def _open(self, admission: Admission | None) -> None:

@@ -135,6 +135,26 @@ def judge(
     return record
 
 
+def why_not(
+    text: str,
+    find: Callable[[str], TokenRecord | None],
+    revoked: Callable[[str], bool],
+    *,
+    wall: float,
+) -> tuple[str, str | None]:
+    """Why `judge` finds a token bad: a word, and the credential it was, where that is certain.
+    `revoked`: whether a token of this id is known to have been revoked."""
+    token_id = id_of(text)
+    if token_id is None:
+        return "form", None
+    record = find(token_id)
+    if record is None:
+        return ("revoked", credential_of(token_id)) if revoked(token_id) else ("unknown", None)
+    if record.kind != "token" or not hmac.compare_digest(digest_of(text), record.digest):
+        return "secret", None
+    return ("expired" if record.lasts_s(wall=wall) is None else "limits"), record.credential
+
+
 def judge_certificate(found: Iterable[TokenRecord], *, wall: float) -> TokenRecord | None:
     """Of the records for a verified certificate's name the newest one that is good at `wall`."""
     good = [one for one in found if one.lasts_s(wall=wall) is not None]

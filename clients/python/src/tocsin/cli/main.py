@@ -70,6 +70,13 @@ class Verbs(click.Group):
             sys.exit(128 + signal.SIGINT)  # quietly, where click would begin a line
 
 
+_ADVICE: Final = {
+    "unauthorized": " Show a token that the broker knows, in TOCSIN_TOKEN or with --token.",
+    "forbidden": " Whoever runs the broker makes a token with that right.",
+}
+"""What to do about an Unauthorized, by its code."""
+
+
 def explain(error: TocsinError) -> str:
     """What went wrong and what to do about it, in a sentence."""
     text = str(error)
@@ -77,7 +84,7 @@ def explain(error: TocsinError) -> str:
         text = text.rstrip(".")
         return f"{text}. Is the broker running there? `tocsin serve` starts one; --url names it."
     if isinstance(error, Unauthorized):
-        return f"{text}. Give the broker's token in TOCSIN_TOKEN or with --token."
+        return f"{text.rstrip('.')}.{_ADVICE.get(error.code, '')}"
     if isinstance(error, QueueNotFound):
         return f"{text}. `tocsin queue create` makes one, `tocsin queue list` shows what is there."
     return text if text.endswith(".") else f"{text}."
