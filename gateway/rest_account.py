@@ -44,7 +44,8 @@ class Accounts:
         try:
             await self._app(scope, receive, send)
         except Exception as error:
-            code, why = _code_of(error), why_of(error)
+            code = _code_of(error)
+            why = why_of(error)
             raise
         finally:
             self._count(scope, code, why)
