@@ -395,7 +395,7 @@ OPERATIONS: Final = (
         },
         needs="manage",
         request=GroupRequest,
-        errors=(*_FIND, *_BODY, "settings_differ", "too_many"),
+        errors=(*_FIND, *_BODY, "settings_differ", "limit_reached"),
         act="group.put",
     ),
     Operation(
@@ -448,7 +448,7 @@ OPERATIONS: Final = (
         {200: Answer("The messages, each with its receipt.", PullAnswer)},
         needs="consume",
         request=PullRequest,
-        errors=(*_FIND, *_BODY, "too_many", "draining"),
+        errors=(*_FIND, *_BODY, "too_many", "limit_reached", "draining"),
     ),
     _settling("ack", "Settle messages.", ack, AckRequest),
     _settling("nack", "Return messages.", nack, NackRequest),

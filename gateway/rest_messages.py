@@ -170,7 +170,7 @@ OPERATIONS: Final = (
             "invalid_request",
             "queue_not_found",
             "request_too_large",
-            "too_many",
+            "limit_reached",
             "rate_limited",
             "too_many_in_flight",
             "draining",

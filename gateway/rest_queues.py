@@ -267,7 +267,7 @@ OPERATIONS: Final = (
             "invalid_request",
             "settings_differ",
             "request_too_large",
-            "too_many",
+            "limit_reached",
         ),
         act="queue.put",
     ),

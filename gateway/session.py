@@ -182,7 +182,7 @@ class Session:
                 refusal = Refused("overloaded", "an earlier subscribe is under way: say it again")
         if refusal is None and len(self._subscriptions) >= limits.SUBSCRIPTIONS_PER_SESSION_MAX:
             refusal = Refused(
-                "too_many",
+                "limit_reached",
                 f"a session has at most {limits.SUBSCRIPTIONS_PER_SESSION_MAX} subscriptions",
             )
         if refusal is not None:
@@ -198,7 +198,7 @@ class Session:
             return None  # an absolute counter that only grows: an older frame says nothing (R25)
         if frame.granted - granted > limits.CREDIT_MAX:
             refusal = Refused(
-                "too_many",
+                "limit_reached",
                 f"subscription {frame.subscription}: credit grows by at most {limits.CREDIT_MAX}",
             )
             return Reply.to(refusal)

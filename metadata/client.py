@@ -68,8 +68,8 @@ class Metadata(Protocol):
         """Create it (True), or find it (False): what is there never changes by this. `named`: the
         settings that whoever asks wants to be so.
 
-        Raises Refused: invalid_name, invalid_request, too_many; settings_differ: it is there, and
-        one of those `named` has another value.
+        Raises Refused: invalid_name, invalid_request, limit_reached; settings_differ: it is there,
+        and one of those `named` has another value.
         """
 
     async def change_queue(
@@ -100,7 +100,7 @@ class Metadata(Protocol):
     ) -> tuple[Group, bool]:
         """Create it (True), or find it (False), as `put_queue`. Where it starts only matters at
         creation: `start`, or what the settings say. Raises Refused: invalid_name, invalid_request,
-        too_many, queue_not_found, settings_differ."""
+        limit_reached, queue_not_found, settings_differ."""
 
     async def change_group(
         self,
@@ -219,8 +219,8 @@ class Tokens(Protocol):
         """Every tenant's, by tenant and name: for the operator, never for a client."""
 
     async def create(self, record: TokenRecord) -> None:
-        """It admits from now on, durably. Raises Refused: invalid_name, invalid_request; too_many,
-        also when its id is taken: draw another one."""
+        """It admits from now on, durably. Raises Refused: invalid_name, invalid_request,
+        limit_reached; too_many: its id is taken, draw another one."""
 
     async def revoke(self, token_id: str) -> TokenRecord:
         """It admits nobody from now on, durably; what it was. Raises Refused(not_found)."""

@@ -159,7 +159,7 @@ class InProcessMetadata:
         if old is not None:
             raise settings_differ(f"the queue {name!r}", old.settings, settings, named)
         if len(self._index) >= QUEUES_MAX:
-            raise Refused("too_many", f"at most {QUEUES_MAX} queues")
+            raise Refused("limit_reached", f"at most {QUEUES_MAX} queues")
         queue_id = await self._store.fresh_id()
         queue = Queue(
             queue_id=queue_id,
@@ -267,7 +267,7 @@ class InProcessMetadata:
             what = f"the group {name!r} of the queue {current.name!r}"
             raise settings_differ(what, old.settings, settings, named)
         if len(self._index.groups(queue.queue_id)) >= GROUPS_PER_QUEUE_MAX:
-            raise Refused("too_many", f"at most {GROUPS_PER_QUEUE_MAX} groups of a queue")
+            raise Refused("limit_reached", f"at most {GROUPS_PER_QUEUE_MAX} groups of a queue")
         group = Group(
             group_id=await self._store.fresh_id(),
             name=name,

@@ -64,7 +64,7 @@ class TokenBook:
 
     async def _create(self, record: TokenRecord) -> None:
         if len(self._index) >= TOKENS_MAX:
-            raise Refused("too_many", f"at most {TOKENS_MAX} tokens: revoke what is not used")
+            raise Refused("limit_reached", f"at most {TOKENS_MAX} tokens: revoke what is not used")
         if self._index.find(record.token_id) is not None:
             raise Refused("too_many", f"there is a token {record.token_id} already")
         await self._store.put_token(record)

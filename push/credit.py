@@ -11,7 +11,7 @@ class Credit:
     in. An expired or revoked delivery changes neither: the client grants anew for it.
 
     Raises:
-        Refused: invalid_request: more sent than granted; too_many: see `grant`.
+        Refused: invalid_request: more sent than granted; limit_reached: see `grant`.
     """
 
     __slots__ = ("granted", "sent")
@@ -31,13 +31,13 @@ class Credit:
         """Raise what is granted in total. A lower or equal total is old news: nothing happens.
 
         Raises:
-            Refused: too_many: more than CREDIT_MAX would be available.
+            Refused: limit_reached: more than CREDIT_MAX would be available.
         """
         if total <= self.granted:
             return
         if total > self.sent + CREDIT_MAX:
             raise Refused(
-                "too_many",
+                "limit_reached",
                 f"granted {total} in total with {self.sent} sent: at most {CREDIT_MAX} may be open",
             )
         self.granted = total

@@ -189,7 +189,7 @@ class Books:
         there = {log.partition.number for log in self.queue(queue_id)}
         numbers = [number for number in range(partitions) if number not in there]
         if self._next_partition_row + len(numbers) > PARTITION_ROWS_MAX:
-            raise Refused("too_many", "the storage has no room for more partitions")
+            raise Refused("limit_reached", "the storage has no room for more partitions")
         rows: list[codec.Row] = []
         for number in numbers:
             log = PartitionLog(Partition(queue_id, number), row_id=self._next_partition_row)

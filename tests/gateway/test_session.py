@@ -211,7 +211,7 @@ def test_too_many_subscriptions_are_refused() -> None:
     for number in range(limits.SUBSCRIPTIONS_PER_SESSION_MAX):
         assert isinstance(say(session, {**SUBSCRIBE, "subscription": number})[0], frames.Subscribe)
     (reply,) = say(session, {**SUBSCRIBE, "ref": 4, "subscription": 100_000})
-    assert error_of(reply) == ("too_many", 4)
+    assert error_of(reply) == ("limit_reached", 4)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_credit_only_grows_and_within_its_bound() -> None:
     ]
     session.granted(1, 150 + limits.CREDIT_MAX)
     (reply,) = credit(151 + 2 * limits.CREDIT_MAX)
-    assert error_of(reply) == ("too_many", None)
+    assert error_of(reply) == ("limit_reached", None)
     assert credit(149 + limits.CREDIT_MAX) == []
     (reply,) = say(session, {"type": "credit", "subscription": 2, "granted": 1})
     assert error_of(reply) == ("not_subscribed", None)

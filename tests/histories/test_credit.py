@@ -57,7 +57,7 @@ async def test_credit_has_a_bound(house: House) -> None:
     session, consumer = await house.subscribe(queue, group, credit=1)
     await house.publish(queue, numbered(3))
     await session.get(1)
-    with pytest.raises(Refused, match="too_many"):
+    with pytest.raises(Refused, match="limit_reached"):
         consumer.grant(10_002)
     assert len(session.bodies) == 1
     consumer.grant(10_001)

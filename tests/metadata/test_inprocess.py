@@ -302,12 +302,12 @@ async def test_too_many_queues_or_groups_are_refused(
     monkeypatch.setattr(metadata.inprocess, "GROUPS_PER_QUEUE_MAX", 2)
     one, _ = await catalog.put_queue(ALICE, "one", SETTINGS)
     two, _ = await catalog.put_queue(BOB, "two", SETTINGS)
-    with pytest.raises(Refused, match="too_many"):
+    with pytest.raises(Refused, match="limit_reached"):
         await catalog.put_queue(ALICE, "three", SETTINGS)
     await catalog.put_queue(ALICE, "one", SETTINGS)
     for name in ("g", "h"):
         await catalog.put_group(ALICE, one, name, GroupSettings())
-    with pytest.raises(Refused, match="too_many"):
+    with pytest.raises(Refused, match="limit_reached"):
         await catalog.put_group(ALICE, one, "i", GroupSettings())
     await catalog.put_group(BOB, two, "i", GroupSettings())
 

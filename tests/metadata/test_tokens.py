@@ -173,7 +173,7 @@ async def test_an_id_is_not_taken_twice_and_tokens_are_bounded(
     await catalog.tokens.create(record("bbbbbbbb"))
     with pytest.raises(Refused, match="at most 2") as refused:
         await catalog.tokens.create(record("cccccccc"))
-    assert refused.value.code.name == "too_many"
+    assert refused.value.code.name == "limit_reached"
     assert [one.name for one in catalog.tokens.listed()] == ["billing", "billing"]
 
 

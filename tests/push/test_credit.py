@@ -27,17 +27,17 @@ def test_a_repeated_or_late_grant_changes_nothing() -> None:
 
 def test_a_grant_is_bounded_by_what_would_be_open() -> None:
     credit = Credit(CREDIT_MAX)
-    with pytest.raises(Refused, match="too_many"):
+    with pytest.raises(Refused, match="limit_reached"):
         credit.grant(CREDIT_MAX + 1)
     assert credit.available == CREDIT_MAX
     credit.spend(1)
     credit.grant(CREDIT_MAX + 1)
-    with pytest.raises(Refused, match="too_many"):
+    with pytest.raises(Refused, match="limit_reached"):
         credit.grant(CREDIT_MAX + 2)
 
 
 def test_the_first_grant_has_the_same_bound() -> None:
-    with pytest.raises(Refused, match="too_many"):
+    with pytest.raises(Refused, match="limit_reached"):
         Credit(CREDIT_MAX + 1)
 
 

@@ -168,7 +168,7 @@ FIELDS: dict[tuple[str, str], list[str]] = {
 }  # fmt: skip
 CODES = {
     "invalid_json", "invalid_request", "invalid_name", "invalid_message", "queue_not_found",
-    "already_subscribed", "not_subscribed", "position_unknown", "too_many",
+    "already_subscribed", "not_subscribed", "position_unknown", "limit_reached",
 }  # fmt: skip
 
 
@@ -512,7 +512,7 @@ async def test_subscribing_twice_is_refused_and_the_first_goes_on(server: Server
         await at.talk.say(json.dumps(readers[:128]), json.dumps(readers[128:]))
         answers = [await at.talk.get("ok", "error", ref=1000 + n) for n in range(254)]
         assert [one["type"] for one in answers] == ["ok"] * 253 + ["error"]
-        assert answers[-1]["code"] == "too_many"
+        assert answers[-1]["code"] == "limit_reached"
         answer = await at.talk.ask(type="unsubscribe", ref=12, subscription=1000)
         assert answer["type"] == "ok"
         answer = await at.talk.ask(type="unsubscribe", ref=13, subscription=1000)
@@ -540,7 +540,7 @@ async def test_a_credit_that_is_refused_leaves_the_subscription_alive(server: Se
     async with scene(server) as at:
         await at.talk.tell(type="credit", subscription=1, granted=10_004)
         (answer,) = await at.talk.answers()
-        assert answer["code"] == "too_many"
+        assert answer["code"] == "limit_reached"
         for number in range(4):
             message = {"key": "k", "body": number}
             await at.talk.ask(type="publish", ref=1, queue=at.queue, messages=[message])

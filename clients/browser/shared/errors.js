@@ -23,6 +23,7 @@ const REMEDIES = {
   queue_full: "Wait until consumers have worked some of it off, or raise the queue's bounds.",
   storage_full: "Free some space on the broker's disk; consuming goes on meanwhile.",
   overloaded: "Wait a moment and try again.",
+  limit_reached: "Close or delete something of this kind first; waiting does not help.",
   too_many: "Wait a moment and try again.",
   rate_limited: "Wait a moment and try again, or have the limit raised; nothing was stored.",
   too_many_in_flight: "Wait a moment and try again.",

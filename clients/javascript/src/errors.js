@@ -14,7 +14,7 @@
  *     │   ├── NotFound             no such thing
  *     │   │   ├── QueueNotFound
  *     │   │   └── GroupNotFound
- *     │   ├── Conflict             it contradicts what is there already
+ *     │   ├── Conflict             it contradicts what is there already, or a bound is reached
  *     │   │   ├── SettingsDiffer   it exists with other settings than those that were named
  *     │   │   ├── WouldDelete      the change of settings would delete messages
  *     │   │   └── PositionUnknown  the position belongs to another queue or another history
@@ -254,6 +254,7 @@ const CLASSES = new Map([
   ["not_subscribed", Conflict],
   ["not_delivered", Conflict],
   ["not_parked", Conflict],
+  ["limit_reached", Conflict],
   ["position_unknown", PositionUnknown],
   ["unknown", OutcomeUnknown],
 ]);

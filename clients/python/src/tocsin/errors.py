@@ -13,7 +13,7 @@ TocsinError                  base of all
 │   ├── NotFound             no such thing
 │   │   ├── QueueNotFound
 │   │   └── GroupNotFound
-│   ├── Conflict             it contradicts what is there already
+│   ├── Conflict             it contradicts what is there already, or a bound is reached
 │   │   ├── SettingsDiffer   it exists with other settings than those that were named
 │   │   ├── WouldDelete      the change of settings would delete messages
 │   │   └── PositionUnknown  the position belongs to another queue or another history
@@ -147,7 +147,8 @@ class GroupNotFound(NotFound):
 
 
 class Conflict(BrokerError):
-    """The request contradicts what is there already."""
+    """The request contradicts what is there already, or a bound is reached that waiting does not
+    change: `detail` says which."""
 
 
 class SettingsDiffer(Conflict):
@@ -299,6 +300,7 @@ _CLASSES: Final[dict[str, type[BrokerError]]] = {
     "not_subscribed": Conflict,
     "not_delivered": Conflict,
     "not_parked": Conflict,
+    "limit_reached": Conflict,
     "position_unknown": PositionUnknown,
     "unknown": OutcomeUnknown,
 }
