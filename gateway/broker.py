@@ -35,6 +35,7 @@ from gateway.janitor import Janitor
 from gateway.keyring import Keyring
 from gateway.limiter import limiter_of
 from gateway.metrics.measuring import Measuring
+from gateway.nack_reasons import NackReasons
 from gateway.orphaned_letters import OrphanedLetters
 from gateway.overflow import Overflow
 from gateway.parking import Parking
@@ -70,6 +71,7 @@ from push.errors import Refused, TocsinError
 from push.message import Message
 from push.pooling import Pool
 from push.ports import Partition, Storage
+from push.sealing import PLAIN, Sealer
 
 
 def _letters(
@@ -89,7 +91,7 @@ class Broker:
 
     def __init__(
         self, config: Config, metadata: Metadata, storage: Storage, pool: Pool | None = None,
-        *, may_be_away: bool = False,
+        *, may_be_away: bool = False, sealer: Sealer = PLAIN,
     ) -> None:  # fmt: skip
         self.config = config
         self.metadata = metadata = GuardedMetadata(metadata)
@@ -100,6 +102,7 @@ class Broker:
         self.tail, self.flusher, self.delivery_log = Tail(storage), Flusher(storage), DeliveryLog()
         looking = guarded(storage)
         self.deadlines, self.counting = Deadlines(), Counting()
+        self.nack_reasons = NackReasons(sealer)
         self.limiter = limiter_of(config, SharedLimits(pool) if pool is not None else None)
         self.limiter.on_refused = self._limited
         self.stock = Stock(looking, is_shared=metadata.is_shared)
@@ -111,21 +114,20 @@ class Broker:
         self._graves = Graves(metadata, self._dead_letter_queue, self.publisher.burials)
         context = Context(
             looking, self.tail, self.flusher, log, self.deadlines, self.dead_letters.move,
-            self.counting,
-        )  # fmt: skip
+            self.counting, self.nack_reasons)  # fmt: skip
         self.groups = Groups(context, metadata)
         self._describing = Describing(self.stock, metadata, self.groups, self.counting)
         self.metrics, self.alerting = Measuring(self), Alerting(self, config.alert_webhooks)
         caretaker = Caretaker(context, self.groups, metadata)
         self.inboxes, asking = _letters(storage, looking, self.groups)
-        self.parking = Parking(looking, self.groups, caretaker, asking)
+        self.parking = Parking(looking, self.groups, caretaker, asking, self.nack_reasons)
         self.upkeep = Upkeep(
             looking, metadata, self.changes, self.groups,
             publisher=self.publisher, touched=self._touch,
         )  # fmt: skip
         self.settings = SettingsChanges(looking, metadata, self.changes, self.groups)
-        self.explaining = Explaining(looking, self.groups, metadata)
-        self.holding = Holding(looking, self.groups)
+        self.explaining = Explaining(looking, self.groups, metadata, self.nack_reasons)
+        self.holding = Holding(looking, self.groups, self.nack_reasons)
         self.readers = Readers(looking, self.tail, log, self.counting)
         self.pulls = Pulls(self.groups, Receipts(metadata.secret("receipts")), asking)
         self.janitor = self._janitor_of(context, caretaker)
@@ -170,6 +172,7 @@ class Broker:
         broker = cls(
             config, stores.metadata, stores.storage, stores.pool,
             may_be_away=stores.may_be_away,
+            sealer=stores.keyring.sealer if stores.keyring is not None else PLAIN,
         )  # fmt: skip
         broker.keyring, broker.backups, broker._rest = stores.keyring, stores.backups, stores.rest
         broker._clusters = stores.clusters

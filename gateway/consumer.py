@@ -261,8 +261,12 @@ class Consumer:
             when_durable(touched, now, settled, confirmed)
         return settled
 
-    def nack(self, deliveries: DeliveryList, delay_s: float | None, reason: str | None) -> Settled:
-        """Return; each is a counted attempt. `reason` is kept for the dead letters."""
+    def nack(
+        self, deliveries: DeliveryList, delay_s: float | None, reason: str | None, *,
+        reject: bool = False, confirmed: Callable[[Settled], None] | None = None,
+    ) -> Settled:  # fmt: skip
+        """Return; each is a counted attempt, with `reject` the last one. `reason` is kept with
+        them; `confirmed` as in `ack`."""
         check_deliveries(deliveries)
         settled = Settled()
         touched: dict[int, Slot] = {}
@@ -275,9 +279,11 @@ class Consumer:
                 place = (delivery[0], delivery[1], delivery[2])
                 for index in range(3, len(delivery) - 1, 2):
                     first, last = delivery[index], delivery[index + 1]
-                    judged = slot.nack(number, first, last, now, delay_s=delay_s, reason=reason)
+                    judged = slot.nack(
+                        number, first, last, now, delay_s=delay_s, reason=reason, reject=reject
+                    )
                     settled.add(place, judged)
-        when_durable(touched, now, settled, None)
+        when_durable(touched, now, settled, confirmed)
         return settled
 
     def extend(
@@ -464,11 +470,16 @@ class Consumer:
             self.stays = False
             self._rebalance()
 
-    def leave(self, *, moves: bool = False) -> None:
+    def leave(self, *, moves: bool = False, done: Callable[[], None] | None = None) -> None:
         """Go at once; what is unsettled returns to the group. `moves`: this gateway goes down, and
-        the client keeps what it holds and goes on at the next one."""
+        the client keeps what it holds and goes on at the next one. For `done` see gateway.link."""
+        slots = dict(self.slots)
         if not self.left:
             self.left = True
             self._adopting = None
             self._stop_waiting()
             self._runtime.leave(self, moves=moves)
+        if done is not None:
+            now = asyncio.get_running_loop().time()
+            touched = {number: slot for number, slot in slots.items() if not slot.ended}
+            when_durable(touched, now, Settled(), lambda _: done())

@@ -108,6 +108,7 @@ class DeadLetters:
             return [], None
         target = await self._queue_of(slot.queue)
         before = await self._look(target)
+        await slot.find_reasons(batch)
         letters = [_letter(slot, one, messages[one.offset]) for one in batch]
         answer = await self._publish(slot, target, batch, letters)
         left: list[DeadLetter] = []

@@ -24,6 +24,7 @@ from gateway.facts_values import (
 from gateway.groups import Groups
 from gateway.heads import Budget, Heads
 from gateway.in_log import Found, count_at_rest, count_owned, find
+from gateway.nack_reasons import NackReasons
 from gateway.slot import Slot
 from metadata.catalog import Group, Principal, Queue
 from metadata.client import Metadata
@@ -80,8 +81,11 @@ class Standing:
 class Explaining:
     """See the module."""
 
-    def __init__(self, storage: Storage, groups: Groups, metadata: Metadata) -> None:
+    def __init__(
+        self, storage: Storage, groups: Groups, metadata: Metadata, reasons: NackReasons
+    ) -> None:
         self._storage = storage
+        self._reasons = reasons
         self._groups = groups
         self._metadata = metadata
         self._heads = Heads(storage)
@@ -218,6 +222,12 @@ class Explaining:
 
     # --- Showing -------------------------------------------------------------------------------
 
+    async def _nack(self, partition: Partition, group: Group, standing: Standing) -> str | None:
+        if standing.head is None or not standing.attempts:
+            return None
+        place = GroupPartition(group.group_id, partition)
+        return await self._reasons.at(self._storage, place, standing.head)
+
     async def _described(
         self, partition: Partition, key: str, standings: list[tuple[Seen, Standing]]
     ) -> list[KeyInGroup]:
@@ -237,6 +247,7 @@ class Explaining:
                     published_unix_ms=facts.published_unix_ms if facts is not None else None,
                     expires_unix_ms=facts.expires_unix_ms if facts is not None else None,
                     attempts=standing.attempts,
+                    nack=await self._nack(partition, seen.group, standing),
                     in_flight=_lease(standing.flying) if standing.flying is not None else None,
                 )
                 if facts is not None and facts.key != key:

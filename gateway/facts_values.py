@@ -40,6 +40,8 @@ class GroupCounters(msgspec.Struct, frozen=True, kw_only=True):
     """Of these, at least so many had been given before."""
     settled: int
     nacked: int
+    rejected: int
+    """Of these, for good: their consumers said that no further attempt can help."""
     expired: int
     """Leases that ended by time."""
     dead_lettered: int
@@ -246,6 +248,8 @@ class HeadDescription(msgspec.Struct, frozen=True, kw_only=True):
     """0: never."""
     attempts: int
     """Those that failed and are counted."""
+    nack: str | None
+    """The reason that its last nack gave; null: none did."""
     in_flight: LeaseDescription | None
 
 
@@ -313,6 +317,8 @@ class HeldKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempts: int
     """Failed attempts of the first one that waits."""
     in_flight: int
+    nack: str | None = None
+    """The reason that its last nack gave; left out: none did."""
     key: str | None = None
     """Its text; left out: there is none, or it is not known."""
     offset: int | None = None

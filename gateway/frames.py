@@ -146,12 +146,15 @@ class Ack(_ClientFrame, tag="ack"):
 
 
 class Nack(_ClientFrame, tag="nack"):
-    """Return. It comes again after `delay_s`, or the queue's backoff; its key waits for it."""
+    """Return. It comes again after `delay_s`, or the queue's backoff; its key waits for it. With
+    `ref` it is answered when count, delay and reason are durable."""
 
     subscription: Subscription
     deliveries: Deliveries
     delay_s: Annotated[float, msgspec.Meta(ge=0, le=limits.DELAY_S_MAX)] | None = None
-    reason: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
+    reason: Annotated[str, msgspec.Meta(max_length=limits.REASON_CHARS_MAX)] | None = None
+    reject: bool = False
+    """No further attempt can help: it is dead-lettered, or its key parked, at once."""
     ref: Ref | None = None
 
 

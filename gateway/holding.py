@@ -17,6 +17,7 @@ from gateway.facts_values import HeldKey, HeldKeys, Lease, LeaseList
 from gateway.groups import Groups
 from gateway.heads import Budget, Heads
 from gateway.in_log import Count, count_at_rest, count_owned, find
+from gateway.nack_reasons import NackReasons
 from gateway.slot import Slot
 from gateway.upkeep_values import HeldPlace, Place
 from metadata.catalog import Group, Queue
@@ -40,8 +41,9 @@ class _Looks:
 class Holding:
     """See the module."""
 
-    def __init__(self, storage: Storage, groups: Groups) -> None:
+    def __init__(self, storage: Storage, groups: Groups, reasons: NackReasons) -> None:
         self._storage = storage
+        self._reasons = reasons
         self._groups = groups
         self._heads = Heads(storage)
 
@@ -71,6 +73,7 @@ class Holding:
                 keys, unknown = await self._at_rest(queue, place, low, room, looks)
                 left_out += unknown
             heads = await self._heads.read(place.partition, _offsets(keys), looks.heads)
+            nacks = await self._nacks(place, keys)
             for key in keys:
                 if len(shown) == limit or (shown and key.offset not in (None, *heads)):
                     last = HeldPlace(shown[-1].partition, int(shown[-1].key_hash, 16))
@@ -79,8 +82,18 @@ class Holding:
                     heads |= await self._heads.read(place.partition, [key.offset], Budget(1))
                 facts = heads.get(key.offset) if key.offset is not None else None
                 text = facts.key if facts is not None else None
-                shown.append(msgspec.structs.replace(key, key=text))
+                nack = await self._reasons.open(place.partition, nacks.get(key.offset))
+                shown.append(msgspec.structs.replace(key, key=text, nack=nack))
         return HeldKeys(keys=shown, left_out=left_out)
+
+    async def _nacks(
+        self, place: GroupPartition, keys: Sequence[HeldKey]
+    ) -> dict[int | None, bytes | None]:
+        """By offset, the reasons of what was tried, as they are stored."""
+        if not any(key.attempts for key in keys):
+            return {}
+        cursor = await self._storage.cursor(place)
+        return {one.offset: one.nack for one in cursor.retries} if cursor is not None else {}
 
     async def _owned(
         self, slot: Slot, place: GroupPartition, low: int, count: int, looks: _Looks

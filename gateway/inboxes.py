@@ -154,8 +154,12 @@ class Inboxes:
         if slot is not None:
             batch.touched[number] = slot
             counted = [
-                judge(slot, letter.verb, one, letter.seconds, now) for one in letter.deliveries()
-            ]
+                judge(
+                    slot, letter.verb, one, letter.seconds, now,
+                    reason=letter.reason, reject=letter.reject,
+                )
+                for one in letter.deliveries()
+            ]  # fmt: skip
             said = "".join(SETTLED if one else STALE for one in counted)
             return _Verdicts(said, letter.epoch if letter.verb == "extend" else None)
         if not has_ended(runtime, number, letter.epoch):

@@ -33,15 +33,16 @@ def has_ended(runtime: GroupRuntime | None, number: int, epoch: int) -> bool:
 
 
 def judge(
-    slot: Slot, verb: Verb, delivery: tuple[int, int], seconds: float | None, now: float
-) -> bool:
-    """Whether it counted; else the (push, offset) has ended. `seconds`: see Letter."""
+    slot: Slot, verb: Verb, delivery: tuple[int, int], seconds: float | None, now: float, *,
+    reason: str | None = None, reject: bool = False,
+) -> bool:  # fmt: skip
+    """Whether it counted; else the (push, offset) has ended. For the others see Letter."""
     push, offset = delivery
     judged: Judged
     if verb == "ack":
         judged = slot.ack(push, offset, offset, now)
     elif verb == "nack":
-        judged = slot.nack(push, offset, offset, now, delay_s=seconds)
+        judged = slot.nack(push, offset, offset, now, delay_s=seconds, reason=reason, reject=reject)
     else:
         lease_s = seconds or slot.delivery.settings.lease_s
         judged = slot.delivery.extend(push, offset, offset, lease_s=lease_s, now=now)

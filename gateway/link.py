@@ -152,8 +152,10 @@ class Consumer(Protocol):
         """`confirmed` is called once what settled is durable, perhaps before this returns."""
 
     def nack(
-        self, deliveries: DeliveryList, delay_s: float | None, reason: str | None
-    ) -> Settled: ...
+        self, deliveries: DeliveryList, delay_s: float | None, reason: str | None, *,
+        reject: bool = False, confirmed: Callable[[Settled], None] | None = None,
+    ) -> Settled:  # fmt: skip
+        """`confirmed` as in `ack`: count, delay and reason are durable then."""
 
     def extend(
         self, deliveries: DeliveryList, started: DeliveryList, lease_s: float | None
@@ -183,8 +185,10 @@ class Consumer(Protocol):
     def end(self, why: Refused) -> None:
         """It is nobody's any more: its client hears why, what is unsettled returns."""
 
-    def leave(self, *, moves: bool = False) -> None:
-        """`moves`: this gateway goes down, and its client goes on at the next one."""
+    def leave(self, *, moves: bool = False, done: Callable[[], None] | None = None) -> None:
+        """`moves`: this gateway goes down, and its client goes on at the next one. `done` is called
+        once, when all that was settled or returned of its deliveries is durable, or is known to be
+        somebody else's by then."""
 
 
 class Reader(Protocol):

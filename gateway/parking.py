@@ -16,6 +16,7 @@ from gateway.caretaker import Caretaker
 from gateway.groups import Groups
 from gateway.heads import Budget
 from gateway.in_log import Count, count_waiting
+from gateway.nack_reasons import NackReasons
 from gateway.ports import Decided, ParkedKey, ParkedKeys, RefusedKeys, WhichKey
 from gateway.pursuing import Pursuing
 from gateway.slot import Slot
@@ -41,10 +42,12 @@ class Parking:
     """See the module."""
 
     def __init__(
-        self, storage: Storage, groups: Groups, caretaker: Caretaker, asking: Asking | None
-    ) -> None:
+        self, storage: Storage, groups: Groups, caretaker: Caretaker, asking: Asking | None,
+        reasons: NackReasons,
+    ) -> None:  # fmt: skip
         """`asking`: owners at other gateways; None: there are none."""
         self._storage = storage
+        self._reasons = reasons
         self._groups = groups
         self._pursuing = Pursuing(storage, groups, caretaker, asking)
 
@@ -96,6 +99,7 @@ class Parking:
             messages=count.messages,
             offset=line.head,
             attempts=line.attempts,
+            nack=await self._reasons.open(partition, line.nack),
             expires_unix_ms=expires_unix_ms or None,
             is_exact=count.is_exact,
         )

@@ -65,17 +65,21 @@ class PullSettled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ParkedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A key of which the head exhausted its attempts, and which waits for an operator (R18)."""
+    """A key of which the head exhausted its attempts or was rejected, and which waits for an
+    operator (R18)."""
 
     partition: int
     key_hash: str
     """16 hexadecimal digits: names it where it has no text."""
     reason: str
+    """`exhausted` or `rejected`."""
     since_unix_ms: int
     messages: int
     """How many wait: the head and all behind it."""
     attempts: int
     """Those of the head."""
+    nack: str | None = None
+    """The reason that the last nack of the head gave; left out: none did."""
     offset: int | None = None
     """Of the head; left out: nothing waits there."""
     key: str | None = None
@@ -241,9 +245,11 @@ class Pulling(Protocol):
         """Settle; durable when this returns."""
 
     async def nack(
-        self, queue: Queue, group: Group, receipts: list[str], delay_s: float | None
-    ) -> PullSettled:
-        """Return them; they come again after `delay_s` seconds, or the group's backoff."""
+        self, queue: Queue, group: Group, receipts: list[str], delay_s: float | None, *,
+        reason: str | None = None, reject: bool = False,
+    ) -> PullSettled:  # fmt: skip
+        """Return them; they come again after `delay_s` seconds, or the group's backoff, or
+        (`reject`) not at all. Durable when this returns, with the reason."""
 
     async def extend(
         self, queue: Queue, group: Group, receipts: list[str], lease_s: float | None

@@ -41,8 +41,9 @@ class PullSettling:
         self._asking = asking
 
     async def settle(
-        self, queue: Queue, group: Group, texts: list[str], verb: Verb, seconds: float | None
-    ) -> PullSettled:
+        self, queue: Queue, group: Group, texts: list[str], verb: Verb, seconds: float | None, *,
+        reason: str | None = None, reject: bool = False,
+    ) -> PullSettled:  # fmt: skip
         """Judge each receipt by the slot that gave it; answer when the effect is durable.
 
         Raises:
@@ -62,7 +63,9 @@ class PullSettling:
             slot = slot_of(runtime, *place)
             if slot is not None:
                 delivery = (receipt.push, receipt.offset)
-                asked.counted[index] = judge(slot, verb, delivery, seconds, now)
+                asked.counted[index] = judge(
+                    slot, verb, delivery, seconds, now, reason=reason, reject=reject
+                )
                 asked.touched[receipt.partition] = slot
             elif self._asking is None or has_ended(runtime, *place):
                 asked.counted[index] = False
@@ -77,6 +80,8 @@ class PullSettling:
                     epoch=epoch,
                     runs=runs_of([(one.push, one.offset) for _, one in named]),
                     seconds=seconds,
+                    reason=reason,
+                    reject=reject,
                 ),
                 asked.counted,
             )

@@ -323,10 +323,14 @@ class Pulls:
         return await self._settling.settle(queue, group, receipts, "ack", None)
 
     async def nack(
-        self, queue: Queue, group: Group, receipts: list[str], delay_s: float | None
-    ) -> PullSettled:
-        """Return them; they come again after `delay_s` or the backoff."""
-        return await self._settling.settle(queue, group, receipts, "nack", delay_s)
+        self, queue: Queue, group: Group, receipts: list[str], delay_s: float | None, *,
+        reason: str | None = None, reject: bool = False,
+    ) -> PullSettled:  # fmt: skip
+        """Return them; they come again after `delay_s` or the backoff, or (`reject`) not at all.
+        Durable when this returns."""
+        return await self._settling.settle(
+            queue, group, receipts, "nack", delay_s, reason=reason, reject=reject
+        )
 
     async def extend(
         self, queue: Queue, group: Group, receipts: list[str], lease_s: float | None

@@ -134,10 +134,13 @@ class AckRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NackRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Receipts of messages that come again, after `delay_s` or the group's backoff."""
+    """Receipts of messages that come again, after `delay_s` or the group's backoff, or (`reject`)
+    not at all: dead-lettered at once, or their keys parked. `reason` is kept with them."""
 
     receipts: ReceiptTexts
     delay_s: Annotated[float, msgspec.Meta(ge=0, le=limits.DELAY_S_MAX)] | None = None
+    reason: Annotated[str, msgspec.Meta(max_length=limits.REASON_CHARS_MAX)] | None = None
+    reject: bool = False
 
 
 class ExtendRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -341,7 +344,14 @@ async def nack(broker: BrokerPort, request: Request) -> Response:
     """Return messages to the group."""
     wanted = decode(await read_body(request), _NACK)
     queue, group = _place(broker, request)
-    return await _settle(broker.pulls.nack(queue, group, wanted.receipts, wanted.delay_s))
+    if wanted.reject and wanted.delay_s is not None:
+        raise Refused("invalid_request", "delay_s: what is rejected is not tried again")
+    return await _settle(
+        broker.pulls.nack(
+            queue, group, wanted.receipts, wanted.delay_s,
+            reason=wanted.reason, reject=wanted.reject,
+        )
+    )  # fmt: skip
 
 
 async def extend(broker: BrokerPort, request: Request) -> Response:

@@ -1,5 +1,6 @@
 """A session's acks, nacks and extends: carried out by its consumers, answered."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -7,6 +8,7 @@ from gateway import frames
 from gateway.account import Account
 from gateway.link import Settled
 from gateway.subscriptions import Settling, Subscriptions, settling_answer
+from push.errors import Refused
 
 
 class Host(Protocol):
@@ -38,25 +40,33 @@ class SettlingFrames:
 
     def ack(self, frame: frames.Ack) -> None:
         """With a `ref` it is answered when it is durable."""
+        self._settle(frame, partial(self._subscriptions.ack, frame))
+
+    def nack(self, frame: frames.Nack) -> None:
+        """Return to the group; with a `ref` it is answered when that is durable."""
+        if frame.reject and frame.delay_s is not None:
+            raise Refused("invalid_request", "delay_s: what is rejected is not tried again")
+        self._settle(frame, partial(self._subscriptions.nack, frame))
+
+    def _settle(
+        self, frame: frames.Ack | frames.Nack,
+        act: Callable[[Callable[[Settled], None] | None], Settled],
+    ) -> None:  # fmt: skip
         if frame.ref is None:
-            self._answer(frame, self._subscriptions.ack(frame, None))
+            self._answer(frame, act(None))
             return
         self._host.asked(1)
         try:
-            self._subscriptions.ack(frame, partial(self._confirmed, frame))
+            act(partial(self._confirmed, frame))
         except BaseException:
             self._host.asked(-1)
             raise
 
-    def _confirmed(self, frame: frames.Ack, settled: Settled) -> None:
+    def _confirmed(self, frame: frames.Ack | frames.Nack, settled: Settled) -> None:
         answer = settling_answer(frame, settled)
         assert answer is not None  # it has a ref
         self._count(settled)
         self._host.answered(answer)
-
-    def nack(self, frame: frames.Nack) -> None:
-        """Return to the group."""
-        self._answer(frame, self._subscriptions.nack(frame))
 
     def extend(self, frame: frames.Extend) -> None:
         """Prolong leases, mark what has started."""

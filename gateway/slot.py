@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from gateway.confirms import Confirmed, Confirms
 from gateway.decisions import Decisions
@@ -52,7 +53,8 @@ class Slot:
         self.dead_letters_wait: TocsinError | None = None
         """Why the dead-letter queue did not take what was to be moved; None: it did."""
         self.reasons: dict[int, str] = {}
-        """What the last nack of an offset gave as its reason."""
+        """What the last nack of an offset gave as its reason, of the latest; the storage has them
+        all."""
         self.decisions = Decisions()
         self._in_flight = 0  # as its owner knows
         self._at_most_once = group.settings.semantics == "at_most_once"
@@ -228,6 +230,19 @@ class Slot:
             self.reasons.pop(letter.offset, None)
         self._after(asyncio.get_running_loop().time())
 
+    async def find_reasons(self, letters: Sequence[DeadLetter]) -> None:
+        """Why these were nacked last, where they were: under an owner before, or long ago."""
+        unknown = {one.offset for one in letters if one.attempts} - self.reasons.keys()
+        if not unknown:
+            return
+        with suppress(TocsinError):  # they go without
+            cursor = await self._context.storage.cursor(self.place)
+            for retry in cursor.retries if cursor is not None else ():
+                if retry.offset in unknown and retry.nack is not None:
+                    reason = await self._context.reasons.open(self.partition, retry.nack)
+                    if reason is not None:
+                        self.reasons[retry.offset] = reason
+
     def evict(self, count: int) -> bool:
         """The queue overflows by so many messages; see Delivery.evict. True: some were moved."""
         now = asyncio.get_running_loop().time()
@@ -266,18 +281,23 @@ class Slot:
 
     def nack(
         self, push: int, first: int, last: int, now: float, *,
-        delay_s: float | None, reason: str | None = None,
+        delay_s: float | None, reason: str | None = None, reject: bool = False,
     ) -> Judged:  # fmt: skip
-        """Return; see Delivery.nack. Revokes at once what returns with it. `reason` goes with the
-        message when it ends in the dead letters."""
+        """Return; see Delivery.nack. Revokes at once what returns with it. `reason` is kept with
+        the message, and goes with it when it ends in the dead letters."""
+        sealed = None
+        if reason is not None:
+            sealed = self._context.reasons.seal(self.partition, reason)
         judged, revoked = self.delivery.nack(
             push, first, last,
             delay_s=delay_s, draw=self._context.random.random, now=now,
-            wall_unix_ms=int(time.time() * 1000),
+            wall_unix_ms=int(time.time() * 1000), reason=sealed, reject=reject,
         )  # fmt: skip
         if reason is not None:
             for low, high in judged.settled:
-                self.reasons.update(dict.fromkeys(range(low, high + 1), reason))
+                for offset in range(low, high + 1):
+                    self.reasons.pop(offset, None)
+                    self.reasons[offset] = reason
             while len(self.reasons) > limits.DYING_PER_PARTITION_MAX:
                 del self.reasons[next(iter(self.reasons))]
         self.log.nacked(push, judged, revoked)

@@ -10,6 +10,7 @@ from gateway.deadlines import Deadlines
 from gateway.deliverylog.lines import Cause
 from gateway.deliverylog.log import DeliveryLog
 from gateway.flusher import Flusher
+from gateway.nack_reasons import NackReasons
 from gateway.spans import Stages
 from gateway.tail import Tail
 from push.giving import GiveOut, Taken
@@ -83,6 +84,7 @@ class Context:
     move: "Callable[[Slot], Coroutine[Any, Any, None]]"
     """Move what is dead in the slot's partition to the dead-letter queue, durably, once."""
     counting: Counting
+    reasons: NackReasons = field(default_factory=NackReasons)
     random: Random = field(default_factory=Random)
     gives_until: float = float("inf")
     """The moment of the loop's clock from which on others must take this gateway for gone, and it

@@ -1,5 +1,6 @@
 """A session's subscriptions, as its frames ask for them: opened, given credit, left; answered."""
 
+from functools import partial
 from typing import Protocol
 
 from gateway import frames
@@ -25,6 +26,12 @@ class Host(Protocol):
 
     def report_bug(self, ref: int | None) -> None:
         """From within an exception that nobody expected: log it, and answer `internal`."""
+
+    def asked(self, count: int) -> None:
+        """So many more answers are owed to the client."""
+
+    def answered(self, frame: bytes) -> None:
+        """One that is owed."""
 
     def settled(self) -> None:
         """Something was settled or returned: who drains may be done."""
@@ -78,10 +85,12 @@ class Subscribing:
         return self._host.carrier is None or self._host.carrier is not carrier
 
     def leave(self, frame: frames.Unsubscribe) -> None:
-        """Its deliveries return to the group."""
-        self._subscriptions.leave(frame.subscription)
+        """Its deliveries return to the group. Answered when all that was said of them is durable,
+        and what had started has been counted."""
+        self._host.asked(1)
+        done = partial(self._host.answered, frames.ok(frame.ref))
+        self._subscriptions.leave(frame.subscription, done=done)
         self._returning.left(frame.subscription)
-        self._host.send(frames.ok(frame.ref))
         self._host.settled()
 
     def grant(self, frame: frames.Credit) -> None:

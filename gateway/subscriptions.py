@@ -182,9 +182,12 @@ class Subscriptions:
         """Settle; `confirmed` is called when that is durable."""
         return self._consumer(frame).ack(frame.deliveries, frame.started, confirmed)
 
-    def nack(self, frame: frames.Nack) -> Settled:
-        """Return to the group."""
-        return self._consumer(frame).nack(frame.deliveries, frame.delay_s, frame.reason)
+    def nack(self, frame: frames.Nack, confirmed: Callable[[Settled], None] | None) -> Settled:
+        """Return to the group; `confirmed` is called when that is durable."""
+        return self._consumer(frame).nack(
+            frame.deliveries, frame.delay_s, frame.reason,
+            reject=frame.reject, confirmed=confirmed,
+        )  # fmt: skip
 
     def extend(self, frame: frames.Extend) -> Settled:
         """Prolong leases, mark what has started."""
@@ -262,14 +265,19 @@ class Subscriptions:
 
     # --- Leaving --------------------------------------------------------------------------------
 
-    def leave(self, subscription: int, *, moves: bool = False) -> None:
-        """End one; what is unsettled returns to its group. `moves`: see Consumer.leave."""
+    def leave(
+        self, subscription: int, *, moves: bool = False, done: Callable[[], None] | None = None
+    ) -> None:
+        """End one; what is unsettled returns to its group. For `moves` and `done` see
+        Consumer.leave."""
         self._needed.pop(subscription, None)
         consumer = self._consumers.pop(subscription, None)
         if consumer is not None:
-            consumer.leave(moves=moves)
-        else:
-            self._readers.pop(subscription).close()
+            consumer.leave(moves=moves, done=done)
+            return
+        self._readers.pop(subscription).close()
+        if done is not None:
+            done()
 
     def leave_all(self, *, moves: bool = False) -> None:
         """End all of them. Raises nothing: where one cannot leave, the others must all the same,
@@ -285,7 +293,9 @@ class Subscriptions:
 def settling_answer(frame: Settling, settled: Settled) -> bytes | None:
     """One answer for one frame. Without a `ref` only what is wrong with it is said: None."""
     if not settled.durable:
-        return frames.error(Unknown("a new owner came in between: ack again"), frame.ref)
+        return frames.error(
+            Unknown("a new owner came in between: what comes again is not settled"), frame.ref
+        )
     if settled.not_delivered:
         return frames.error(
             Refused("not_delivered"),

@@ -246,9 +246,12 @@ class Delivery:
     def nack(
         self, number: int, first: int, last: int, *, delay_s: float | None,
         draw: Callable[[], float], now: float, wall_unix_ms: int,
+        reason: bytes | None = None, reject: bool = False,
     ) -> tuple[Judged, list[Taken]]:  # fmt: skip
         """Return first..last of push `number`, each a counted attempt, to be tried again after
-        `delay_s` or (None) the backoff, with jitter from `draw` (numbers in [0, 1)).
+        `delay_s` or (None) the backoff, with jitter from `draw` (numbers in [0, 1)). `reject`: not
+        to be tried again; each goes the way of what has exhausted its attempts, at once. `reason`
+        is remembered with them.
 
         Returns the judgement and what is revoked with it: later ones of the same keys (R17).
         """
@@ -259,7 +262,7 @@ class Delivery:
             if push is None or not push.open >> (offset - push.first) & 1:
                 append_offset(judged.stale, offset)
                 continue
-            wait_s = delay_s
+            wait_s = 0.0 if reject else delay_s
             if wait_s is None:
                 wait_s = backoff_s(
                     self.waiting.attempts.get(offset, 0) + 1,
@@ -267,9 +270,11 @@ class Delivery:
                     max_s=self.settings.backoff_max_s,
                     draw=draw(),
                 )
-            self.waiting.count(offset, wall_unix_ms + int(wait_s * 1000))
+            due_unix_ms = wall_unix_ms + int(wait_s * 1000)
+            self.waiting.count(offset, due_unix_ms, reason=reason, reject=reject)
             revoked += self._return(push, offset, now + wait_s, now)
             self.tally.nacked += 1
+            self.tally.rejected += reject
             append_offset(judged.settled, offset)
         return judged, revoked
 

@@ -46,6 +46,10 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     """In the order of the request: the verdict about one may depend on those before it."""
     seconds: float | None = None
     """A nack's delay or an extend's lease; None: the group's."""
+    reason: str | None = None
+    """Of a nack."""
+    reject: bool = False
+    """Of a nack: no further attempt can help."""
     version: Literal[1] = 1
 
     def deliveries(self) -> list[tuple[int, int]]:

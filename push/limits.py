@@ -193,6 +193,8 @@ KEYS_PER_LOOK_MAX: Final = 1000
 SIDE_LOAD_MAX: Final = 16
 """Offsets of a side line read at a time: many lines may be read at once, and what is read is held
 in memory."""
+REASON_CHARS_MAX: Final = 1024
+"""Of a nack. It is stored with each message that it returns."""
 FINISHED_PUSHES_MAX: Final = 1024
 """Settled pushes whose extent is remembered: a repeated ack is told from an invented one."""
 ENDED_RANGES_MAX: Final = 256

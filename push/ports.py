@@ -114,8 +114,12 @@ class Retry:
     offset: int
     attempts: int
     due_unix_ms: int = 0
-    nack: str | None = None
-    """The reason that the last nack which gave one had. In a write None keeps what is stored."""
+    nack: bytes | None = None
+    """The reason that the last nack which gave one had, as the gateway sealed it. In a write None
+    keeps what is stored."""
+    rejected: bool = False
+    """Its consumer said that no further attempt can help: it is exhausted, however often it was
+    tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,7 @@ class ParkedLine:
     """The first offset of the side line; None: nothing stands there."""
     attempts: int
     """Those of the head."""
-    nack: str | None = None
+    nack: bytes | None = None
     """Of the head; see Retry."""
 
 
@@ -293,7 +297,7 @@ class Standing(NamedTuple):
     state: Literal["ready", "settled", "waiting", "parked", "dying"]
     attempts: int = 0
     """Those that are counted."""
-    nack: str | None = None
+    nack: bytes | None = None
     """See Retry."""
     ended: bool = False
     """Of what is settled: by no ack, after it was given out; see CursorWrite."""

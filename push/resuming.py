@@ -206,8 +206,7 @@ def _may_go_on(delivery: Delivery, key: int, offset: int, now: float) -> bool:
     """Whether an unsettled message may have been in flight when the owner before ended: it neither
     awaits its retry, nor has its end come, nor stands its key in a line."""
     waiting = delivery.waiting
-    attempts = waiting.attempts.get(offset, 0)
-    if 0 < waiting.attempts_max <= attempts or waiting.not_before.get(offset, 0.0) > now:
+    if waiting.is_exhausted(offset) or waiting.not_before.get(offset, 0.0) > now:
         return False
     return (key or loose(offset)) not in waiting.lines.by_key
 

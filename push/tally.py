@@ -22,6 +22,8 @@ class Tally:
     settled: int = 0
     """By an ack that took effect; the same ack again is not counted again."""
     nacked: int = 0
+    rejected: int = 0
+    """Of these, by nacks that said that no further attempt can help."""
     expired: int = 0
     """Leases that ended by time, their own or a drain's. What was revoked with them is not
     counted."""
@@ -50,6 +52,7 @@ class Tally:
 
 
 COUNTED: Final = (
-    "given", "redelivered", "settled", "nacked", "expired", "dead_lettered", "parked",
+    "given", "redelivered", "settled", "nacked", "rejected", "expired", "dead_lettered",
+    "parked",
 )  # fmt: skip
 """Its plain counters."""

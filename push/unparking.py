@@ -38,13 +38,13 @@ class Unparking:
         """Keys that were released: what the previous owner tried of them, and this one had not
         come to in the log, does not count either."""
 
-    def park(self, line: Line, head: int) -> None:
-        """The line is exhausted by this offset: it waits for an operator. An earlier release is
-        over."""
+    def park(self, line: Line, head: int, why: str) -> None:
+        """The line waits for an operator, since this offset is not tried again. An earlier release
+        is over."""
         self._parked.append(head)
         line.parked, line.parked_here, line.forgiven = True, True, False
         self._released.discard(line.key)
-        self._waiting.pending.park(line.key, "exhausted")
+        self._waiting.pending.park(line.key, why)
 
     def decide(self, key: int, verb: Verb, stored: int | None, now: float) -> bool:
         """Unpark the key of this hash. `stored`: the first offset of its side line, as the storage
@@ -118,7 +118,7 @@ class Unparking:
         return line.once < 0
 
     def _forgive(self, offset: int) -> None:
-        if self._waiting.attempts.get(offset):
+        if self._waiting.attempts.get(offset):  # as what was rejected has, too
             self._waiting.forgive(offset)
             self._waiting.pending.note(Retry(offset, 0))
 

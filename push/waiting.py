@@ -6,6 +6,7 @@ and adds the log and the leases.
 """
 
 from bisect import bisect_left
+from dataclasses import replace
 from typing import NamedTuple
 
 from push import limits
@@ -20,7 +21,8 @@ from push.unparking import Unparking
 
 
 class DeadLetter(NamedTuple):
-    """A message to move to the dead letters. `reason`: exhausted, expired, overflow or skipped."""
+    """A message to move to the dead letters. `reason`: exhausted, rejected, expired, overflow or
+    skipped."""
 
     offset: int
     reason: str
@@ -33,7 +35,7 @@ class Waiting:
     __slots__ = (
         "__weakref__", "_begun", "_inherited", "_rescanned", "_untaken", "attempts", "attempts_max",
         "dead", "due_unix_ms", "dying", "dying_runs", "ended", "giveable", "lines", "not_before",
-        "park", "pending", "pull", "returned", "tally", "unparking",
+        "park", "pending", "pull", "rejected", "returned", "tally", "unparking",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +48,8 @@ class Waiting:
         self.attempts: dict[int, int] = {}
         """Counted attempts of what is not settled; absent: none."""
         self.due_unix_ms: dict[int, int] = {}
+        self.rejected: set[int] = set()
+        """Unsettled offsets that no further attempt can help, as their consumer said."""
         self.returned: dict[int, tuple[int, int]] = {}
         """Offset → (push it was given in last, key), until it is given again or settled."""
         self.dying: dict[int, int] = {}
@@ -77,6 +81,8 @@ class Waiting:
         for retry in cursor.retries:
             self.attempts[retry.offset] = retry.attempts
             self.due_unix_ms[retry.offset] = retry.due_unix_ms
+            if retry.rejected:
+                self.rejected.add(retry.offset)
         for mark in cursor.parked:
             self.lines.line(mark.key_hash).parked = True
         for key, count in cursor.lines:
@@ -147,11 +153,16 @@ class Waiting:
         line.put_back(offset)
         self.lines.held += 1
 
-    def count(self, offset: int, due_unix_ms: int) -> None:
-        """One more attempt of it is counted; `due_unix_ms`: not again before."""
+    def count(
+        self, offset: int, due_unix_ms: int, *, reason: bytes | None = None, reject: bool = False
+    ) -> None:
+        """One more attempt of it is counted; `due_unix_ms`: not again before. `reject`: it is the
+        last one. `reason`: why it failed."""
         self.attempts[offset] = self.attempts.get(offset, 0) + 1
         self.due_unix_ms[offset] = due_unix_ms
-        self.pending.note(self._retry(offset))
+        if reject:
+            self.rejected.add(offset)
+        self.pending.note(replace(self._retry(offset), nack=reason))
 
     def await_retry(self, line: Line, offset: int, due: float, now: float) -> None:
         """What came back is given again from `due` on, or its end has come. Nothing of its key
@@ -176,17 +187,22 @@ class Waiting:
         line.window = 1
         if due > now:
             line.dues[offset] = due
-        attempts = self.attempts.get(offset, 0)
-        if 0 < self.attempts_max <= attempts or (offset == line.once and attempts):
+        tried_once_more = offset == line.once and self.attempts.get(offset)
+        if tried_once_more or self.is_exhausted(offset):
+            why = "rejected" if offset in self.rejected else "exhausted"
             if self.park:
                 if not line.parked:
-                    self.unparking.park(line, offset)
+                    self.unparking.park(line, offset, why)
                     self.tally.parked += 1
                 self._all_aside(line)
             else:
                 self._take(line, offset)
                 self.call_back(line, offset)
-                self.die(line, offset, "exhausted")
+                self.die(line, offset, why)
+
+    def is_exhausted(self, offset: int) -> bool:
+        """Whether it is not tried again: it was tried as often as it may be, or rejected."""
+        return 0 < self.attempts_max <= self.attempts.get(offset, 0) or offset in self.rejected
 
     def _all_aside(self, line: Line) -> None:
         """A parked line is all side line; it is read again from there when it is parked no
@@ -317,7 +333,10 @@ class Waiting:
             self.lines.settle_down(line, now)
 
     def _retry(self, offset: int) -> Retry:
-        return Retry(offset, self.attempts.get(offset, 0), self.due_unix_ms.get(offset, 0))
+        return Retry(
+            offset, self.attempts.get(offset, 0), self.due_unix_ms.get(offset, 0),
+            rejected=offset in self.rejected,
+        )  # fmt: skip
 
     def recorded(self, answer: Written, now: float) -> None:
         """The write that was taken last is durable."""
@@ -415,12 +434,14 @@ class Waiting:
         """Nothing of its tries matters any more."""
         self.attempts.pop(offset, None)
         self.due_unix_ms.pop(offset, None)
+        self.rejected.discard(offset)
         self.returned.pop(offset, None)
         self.not_before.pop(offset, None)
 
     def forgive(self, offset: int) -> None:
-        """It was tried, and that does not count: no attempts, no backoff."""
+        """It was tried, and that does not count: no attempts, no backoff, no rejection."""
         self.attempts[offset] = self.due_unix_ms[offset] = 0
+        self.rejected.discard(offset)
         self.not_before.pop(offset, None)
 
     def settled_in_flight(self, key: int, offset: int, now: float) -> None:

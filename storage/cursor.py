@@ -10,6 +10,7 @@ from itertools import chain
 from typing import Final
 
 from push import limits
+from push.cursor_writes import with_reason
 from push.dead import DeadRanges
 from push.errors import Fenced, Refused
 from push.ports import (
@@ -27,6 +28,7 @@ from push.ports import (
 from push.ranges import Range, RangeSet
 from storage.appending import PartitionLog
 
+_ENTRY_BYTES: Final = 100
 NUMBER_MAX: Final = (1 << 62) - 1
 """Stores keep signed 64-bit numbers."""
 FindAside = Callable[[int, int], Iterable[tuple[int, int]]]
@@ -57,8 +59,8 @@ class GroupCursor:
     """A group's cursor in one partition, with what fences it."""
 
     __slots__ = (
-        "assignment", "dead", "ended", "epoch", "floor", "lines", "parked", "passed", "previous",
-        "retries", "token",
+        "_reason_bytes", "assignment", "dead", "ended", "epoch", "floor", "lines", "parked",
+        "passed", "previous", "retries", "token",
     )  # fmt: skip
 
     def __init__(self, floor: int) -> None:
@@ -71,6 +73,8 @@ class GroupCursor:
         self.floor = floor
         self.passed = RangeSet()
         self.retries: dict[int, Retry] = {}
+        """To be changed by `put_retry` and `pop_retry`."""
+        self._reason_bytes = 0
         self.lines: dict[int, int] = {}
         """key hash -> how many offsets stand in its side line; never 0."""
         self.parked: dict[int, Parked] = {}
@@ -78,6 +82,18 @@ class GroupCursor:
         """What was given out and then settled by no ack, ENDED_RANGES_MAX ranges of it (R21)."""
         self.dead = DeadRanges()
         """What goes to the dead letters, and is not known to stand there: not settled."""
+
+    def put_retry(self, retry: Retry) -> None:
+        """Keep it in the place of what was known of its offset."""
+        self.pop_retry(retry.offset)
+        self.retries[retry.offset] = retry
+        self._reason_bytes += len(retry.nack or b"")
+
+    def pop_retry(self, offset: int) -> None:
+        """Forget it; not there: nothing happens."""
+        retry = self.retries.pop(offset, None)
+        if retry is not None:
+            self._reason_bytes -= len(retry.nack or b"")
 
     def own(self, *, token: bytes, assignment: int, epoch_seen: int) -> int | None:
         """Raise the epoch for a new owner (R15). Returns the epoch before, if that was this
@@ -136,7 +152,8 @@ class GroupCursor:
     def weight(self) -> int:
         """How much memory it takes, in entries."""
         beside = len(self.retries) + len(self.lines) + len(self.parked) + len(self.ended)
-        return 4 + len(self.passed) + beside + len(self.dead)
+        reasons = self._reason_bytes // _ENTRY_BYTES
+        return 4 + len(self.passed) + beside + len(self.dead) + reasons
 
     def apply(self, write: CursorWrite, find_aside: FindAside) -> Change:
         """Apply a write that `check_write` let pass; the same write again changes nothing (R29).
@@ -204,7 +221,7 @@ class GroupCursor:
             ranges = RangeSet(settled)
             gone = [offset for offset in retries if offset in ranges]
         for offset in gone:
-            retries.pop(offset, None)  # ranges may overlap
+            self.pop_retry(offset)  # ranges may overlap
         change.retries_gone += gone
 
     def _retry(self, retries: tuple[Retry, ...], find_aside: FindAside, change: Change) -> None:
@@ -213,11 +230,8 @@ class GroupCursor:
             if self._is_settled(retry.offset, find_aside, change):
                 refused.append(retry.offset)  # R16
             else:
-                before = self.retries.get(retry.offset)
-                noted = retry
-                if before is not None and retry.nack is None:
-                    noted = replace(retry, nack=before.nack)
-                self.retries[retry.offset] = noted
+                noted = with_reason(retry, self.retries.get(retry.offset))
+                self.put_retry(noted)
                 change.retries.append(noted)
         if refused:
             change.written = replace(change.written, refused=tuple(refused))

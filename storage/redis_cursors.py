@@ -292,15 +292,18 @@ def _text(ranges: RangeSet) -> str:
 
 
 def _retry(offset: int, row: bytes) -> Retry:
-    attempts, _, rest = row.partition(b":")
-    due, _, reason = rest.partition(b":")
-    return Retry(offset, int(attempts), int(due), reason.decode() or None)
+    attempts, due, *more = row.split(b":", 3)
+    rejected, reason = more or (b"0", b"")
+    return Retry(offset, int(attempts), int(due), reason or None, rejected == b"1")
 
 
 def _retry_row(retry: Retry) -> bytes:
-    """What `_retry` reads. No lone surrogates."""
-    reason = f":{retry.nack}" if retry.nack else ""
-    return f"{retry.attempts}:{retry.due_unix_ms}{reason}".encode(errors="replace")
+    """What `_retry` reads: attempts, when it is due, and if there is more to say, whether it was
+    rejected, and the reason."""
+    row = b"%d:%d" % (retry.attempts, retry.due_unix_ms)
+    if retry.nack is None and not retry.rejected:
+        return row
+    return b"%b:%d:%b" % (row, retry.rejected, retry.nack or b"")
 
 
 def _pairs(flat: Sequence[bytes]) -> Iterable[tuple[bytes, bytes]]:
@@ -327,7 +330,7 @@ def _kept_of(answer: Sequence[Any]) -> _Kept:
     cursor.epoch, cursor.token, cursor.assignment = epoch, token, assignment
     cursor.passed = _ranges(passed)
     for offset, row in _pairs(retries):
-        cursor.retries[int(offset)] = _retry(int(offset), row)
+        cursor.put_retry(_retry(int(offset), row))
     cursor.lines = {int(key_hash): int(count) for key_hash, count in _pairs(lines)}
     for key_hash, row in _pairs(parked):
         cursor.parked[int(key_hash)] = _parked(key_hash, row)

@@ -15,7 +15,7 @@ from storage import sqlite_codec as codec
 from storage.cursor import Change, GroupCursor
 from storage.sqlite_statement import delete_each, insert
 
-_INSERT_RETRY: Final = insert("retry", "cursor, place, attempts, due_unix_ms, reason, checksum")
+_INSERT_RETRY: Final = insert("retry", f"cursor, {codec.RETRY_COLUMNS}, checksum")
 _INSERT_SIDE: Final = insert("side", "cursor, place, key_hash, checksum", rows_max=256)
 """They come by the hundreds (P8)."""
 _INSERT_LINE: Final = insert("side_line", "cursor, key_hash, entries, checksum")
@@ -55,7 +55,7 @@ class Beside:
             f"SELECT {codec.RETRY_COLUMNS}, checksum FROM retry WHERE cursor = ?", (row_id,)
         ).fetchall():
             if codec.retry_checksum(row_id, *retry) == checksum:
-                cursor.retries[retry[0]] = codec.unpack_retry(*retry)
+                cursor.put_retry(codec.unpack_retry(*retry))
             else:
                 self._report(f"damaged: attempts of a message in {name}; they are counted anew")
         for key_hash, entries, checksum in select(

@@ -88,23 +88,27 @@ def unpack_ranges(blob: bytes) -> RangeSet:
 # --- Retry ------------------------------------------------------------------------------------
 
 
-RETRY_COLUMNS: Final = "place, attempts, due_unix_ms, reason"
+RETRY_COLUMNS: Final = "place, attempts, due_unix_ms, rejected, reason"
 
 
-def pack_retry(retry: Retry) -> tuple[int, int, int, str]:
-    """RETRY_COLUMNS; no reason is empty."""
-    reason = (retry.nack or "").encode(errors="replace").decode()  # no lone surrogates
-    return retry.offset, retry.attempts, retry.due_unix_ms, reason
+def pack_retry(retry: Retry) -> tuple[int, int, int, int, bytes | None]:
+    """RETRY_COLUMNS."""
+    return retry.offset, retry.attempts, retry.due_unix_ms, int(retry.rejected), retry.nack
 
 
-def unpack_retry(offset: int, attempts: int, due_unix_ms: int, reason: str) -> Retry:
+def unpack_retry(
+    offset: int, attempts: int, due_unix_ms: int, rejected: int, reason: bytes | None
+) -> Retry:
     """What `pack_retry` packed."""
-    return Retry(offset, attempts, due_unix_ms, reason or None)
+    return Retry(offset, attempts, due_unix_ms, reason, bool(rejected))
 
 
-def retry_checksum(cursor: int, *columns: int | str) -> int:
-    """The checksum of RETRY_COLUMNS: without a reason that of schema version 1, which had none."""
-    return row_checksum(cursor, *(columns if columns[-1] else columns[:-1]))
+def retry_checksum(cursor: int, *columns: Any) -> int:
+    """The checksum of RETRY_COLUMNS. Where the last two say nothing, that of schema version 1."""
+    *numbers, rejected, reason = columns
+    if not rejected and reason is None:
+        return row_checksum(cursor, *numbers)
+    return row_checksum(cursor, *numbers, rejected, reason is None, blob=reason or b"")
 
 
 # --- Partition ---------------------------------------------------------------------------------

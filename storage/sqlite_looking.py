@@ -82,7 +82,7 @@ def standings(
         f"SELECT {codec.RETRY_COLUMNS} FROM retry WHERE cursor = ? AND place BETWEEN ? AND ?",
         span_,
     ):
-        cursor.retries[row[0]] = codec.unpack_retry(*row)
+        cursor.put_retry(codec.unpack_retry(*row))
     cursor.ended = _ended(connection, row_id)
     cursor.dead = _dead(connection, row_id)
     aside: dict[int, int] = {}
@@ -107,7 +107,7 @@ def cursor_of(connection: sqlite3.Connection, place: GroupPartition) -> Cursor |
     cursor.floor = cursor.passed.pop_prefix(cursor.floor)
     select = connection.execute
     for row in select(f"SELECT {codec.RETRY_COLUMNS} FROM retry WHERE cursor = ?", (row_id,)):
-        cursor.retries[row[0]] = codec.unpack_retry(*row)
+        cursor.put_retry(codec.unpack_retry(*row))
     for key_hash, entries in select(
         "SELECT key_hash, entries FROM side_line WHERE cursor = ?", (row_id,)
     ):
@@ -228,7 +228,7 @@ def parked_keys(connection: sqlite3.Connection, place: GroupPartition) -> list[P
         "(SELECT cursor.id FROM cursor JOIN partition ON partition.id = cursor.partition "
         "WHERE queue_id = ? AND number = ? AND group_id = ?)) "
         "SELECT line.key_hash, line.reason, since_unix_ms, coalesce(entries, 0), head, "
-        "coalesce(attempts, 0), nullif(retry.reason, '') FROM line "
+        "coalesce(attempts, 0), retry.reason FROM line "
         "LEFT JOIN side_line ON side_line.cursor = line.cursor "
         "AND side_line.key_hash = line.key_hash "
         "LEFT JOIN retry ON retry.cursor = line.cursor AND retry.place = head",

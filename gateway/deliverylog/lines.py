@@ -139,7 +139,7 @@ class Settled(_Span, tag="settled", kw_only=True, gc=False):
     """None: its session had none at that moment."""
     outcome: Ended
     reason: str | None = None
-    """Of dead letters: exhausted, expired, overflow, skipped."""
+    """Of dead letters: exhausted, rejected, expired, overflow, skipped."""
     settled_unix_us: int
     pushes: Pushes
     """A time of None: that is not known."""

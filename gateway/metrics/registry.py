@@ -72,8 +72,8 @@ _QUEUES: Final = (
            "Messages in its queue for dead letters. Not of queues that share a label."),
     _queue("tocsin_queue_paused", "gauge", "How many of these queues are paused."),
     _group("tocsin_group_messages_total", "counter",
-           "What became of messages here: given, redelivered, settled, nacked, expired, "
-           "dead_lettered; and parked, of keys.", "event"),
+           "What became of messages here: given, redelivered, settled, nacked, rejected (of "
+           "these), expired, dead_lettered; and parked, of keys.", "event"),
     _group("tocsin_group_dispatch_seconds", "histogram",
            "From certified to handed to a consumer, of what was not tried before."),
     _group("tocsin_group_settle_seconds", "histogram",

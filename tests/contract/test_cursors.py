@@ -298,16 +298,16 @@ async def test_the_reason_of_a_nack_stays_with_what_was_tried(store: Storage) ->
     """As the last nack that gave one said; a write that says nothing of it leaves it. It is shown
     with where the message stands, and with the key where that is parked."""
     await with_group(store, messages=4)
-    reasons = ["card declined", "a:b, \u00e9\u2028", "third"]
+    reasons = [b"card declined", b"a:b:\x00\xff", b"third"]
     whys = [Retry(n, 1, 50, reason) for n, reason in enumerate(reasons)]
     await store.write_cursors([change(retries=[*whys, Retry(3, 1)])])
-    await store.write_cursors([change(retries=[Retry(0, 2, 90), Retry(2, 2, 90, "of today")])])
+    today = Retry(2, 2, 90, b"of today", rejected=True)
+    await store.write_cursors([change(retries=[Retry(0, 2, 90), today])])
     assert (await cursor(store)).retries == (
-        Retry(0, 2, 90, "card declined"), Retry(1, 1, 50, reasons[1]), Retry(2, 2, 90, "of today"),
-        Retry(3, 1),
+        Retry(0, 2, 90, b"card declined"), Retry(1, 1, 50, reasons[1]), today, Retry(3, 1),
     )  # fmt: skip
     found = await store.standings(G0, 0, 3)
-    assert [one.nack for one in found] == ["card declined", reasons[1], "of today", None]
+    assert [one.nack for one in found] == [b"card declined", reasons[1], b"of today", None]
     mark = replace(change(epoch=2, token=b"looks", aside=[Side(KEY, (1,)), Side(5, (3,))]),
                    parked=(Parked(KEY, "exhausted", 5), Parked(5, "exhausted", 5)))  # fmt: skip
     await store.write_cursors([mark])

@@ -239,8 +239,8 @@ class Histories(RuleBasedStateMachine):
         first = data.draw(offsets)
         last = min(first + data.draw(st.integers(0, 8)), self.model.next_offset - 1)
         retried = data.draw(st.lists(offsets, max_size=3, unique=True))
-        nack = data.draw(st.sampled_from([None, "why", "a:b"]))
-        retries = [Retry(offset, first + 1, last, nack) for offset in retried]
+        nack = data.draw(st.sampled_from([None, b"why", b"\x01a:b"]))
+        retries = [Retry(offset, first + 1, last, nack, last % 2 == 0) for offset in retried]
         ended = range(first, data.draw(st.integers(first, last + 1)))
         aside = data.draw(st.dictionaries(offsets, st.sampled_from([5, 1 << 63]), max_size=4))
         low = data.draw(offsets)

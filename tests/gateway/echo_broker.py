@@ -168,8 +168,16 @@ class EchoPlace:
             confirmed(answer)
         return answer
 
-    def nack(self, deliveries: DeliveryList, delay_s: float | None, reason: str | None) -> Settled:
-        return self.settle(deliveries)
+    def nack(
+        self, deliveries: DeliveryList, delay_s: float | None, reason: str | None, *,
+        reject: bool = False, confirmed: Callable[[Settled], None] | None = None,
+    ) -> Settled:  # fmt: skip
+        answer = self.settle(deliveries)
+        if confirmed is not None and self.waiting is not None:
+            self.waiting.append((confirmed, answer))
+        elif confirmed is not None:
+            confirmed(answer)
+        return answer
 
     def extend(
         self, deliveries: DeliveryList, started: DeliveryList, lease_s: float | None
@@ -186,7 +194,9 @@ class EchoPlace:
     def unsettled(self) -> int:
         return len(self.open)
 
-    def leave(self, *, moves: bool = False) -> None:
+    def leave(self, *, moves: bool = False, done: Callable[[], None] | None = None) -> None:
+        if done is not None:
+            done()
         assert not self.is_gone.is_set(), "left twice"
         self.is_gone.set()
 

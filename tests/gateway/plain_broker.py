@@ -718,8 +718,9 @@ class PlainBroker:
         return self._judge(queue, group, receipts, settle=True, give_back=True)
 
     async def nack(
-        self, queue: Queue, group: Group, receipts: list[str], delay_s: float | None
-    ) -> PullSettled:
+        self, queue: Queue, group: Group, receipts: list[str], delay_s: float | None, *,
+        reason: str | None = None, reject: bool = False,
+    ) -> PullSettled:  # fmt: skip
         return self._judge(queue, group, receipts, settle=False, give_back=True)
 
     async def extend(

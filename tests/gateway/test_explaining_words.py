@@ -38,7 +38,7 @@ def test_a_wait_is_said_in_full_seconds_and_never_too_short(
     monkeypatch.setattr(time, "time", lambda: NOW_MS / 1000)
     head = HeadDescription(
         offset=121, id="7d9f", published_unix_ms=NOW_MS, expires_unix_ms=0, attempts=2,
-        in_flight=None,
+        nack=None, in_flight=None,
     )  # fmt: skip
     assert sentence("backoff", head, NOW_MS + wait_ms, None) == (
         f"Offset 121, its first message, is tried again {text}. It has failed 2 times."

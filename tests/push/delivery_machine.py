@@ -352,11 +352,13 @@ class DeliveryMachine(RuleBasedStateMachine):
         assert same(actual, expected), f"R21: {actual}, not {expected}"
         self.observe()
 
-    @rule(push=PICK, pick=PICK, delay_s=st.sampled_from([None, 0.0, 3.0, 20.0]))
-    def nack(self, push: int, pick: int, delay_s: float | None) -> None:
+    @rule(push=PICK, pick=PICK, delay_s=st.sampled_from([None, 0.0, 3.0, 20.0, "reject"]))
+    def nack(self, push: int, pick: int, delay_s: "float | str | None") -> None:
         number, first, last = self.something(push, pick)
         verdicts: dict[int, str] = {}
         expected: list[tuple[int, int]] = []
+        reject = delay_s == "reject"
+        seconds = delay_s if isinstance(delay_s, float) else None
         for offset in range(first, last + 1):
             if self.model.skips(number, offset):
                 continue
@@ -365,13 +367,14 @@ class DeliveryMachine(RuleBasedStateMachine):
             if self.model.in_flight(number, offset):
                 verdicts[offset] = "settled"
                 attempt = self.model.messages[offset].attempts + 1
-                wait_s = delay_s
+                wait_s = 0.0 if reject else seconds
                 if wait_s is None:
                     wait_s = backoff_s(attempt, base_s=4, max_s=16, draw=0.5)
-                expected += self.model.come_back(offset, self.now + wait_s, True)
+                expected += self.model.come_back(offset, self.now + wait_s, True, reject)
         actual, revoked = self.delivery.nack(
             number, first, last,
-            delay_s=delay_s, draw=lambda: 0.5, now=self.now, wall_unix_ms=self.wall,
+            delay_s=seconds, draw=lambda: 0.5, now=self.now, wall_unix_ms=self.wall,
+            reject=reject,
         )  # fmt: skip
         assert same(actual, judged(verdicts)), f"{actual}, not {verdicts}"
         assert sorted(revoked) == sorted(expected), f"R17: {revoked} revoked, not {expected}"

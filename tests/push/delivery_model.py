@@ -135,6 +135,7 @@ class Told:
     tried: bool = False
     """The previous owner noted attempts, or a redelivery."""
     attempts: int = 0
+    rejected: bool = False
     due: float = 0.0
     push: int = 0
     """The last push it was given in, under this epoch; 0: none."""
@@ -186,6 +187,8 @@ class Model:
 
     def exhausted(self, message: Told) -> bool:
         if self.once.get(message.line) == message.offset and message.attempts:
+            return True
+        if message.rejected:
             return True
         return 0 < self.settings.attempts_max <= message.attempts
 
@@ -348,9 +351,12 @@ class Model:
                 verdicts[offset] = "settled" if self.in_flight(number, offset) else "stale"
         return judged(verdicts)
 
-    def come_back(self, offset: int, due: float, counted: bool) -> list[tuple[int, int]]:
+    def come_back(
+        self, offset: int, due: float, counted: bool, rejected: bool = False
+    ) -> list[tuple[int, int]]:
         """A delivery returned, and with it the later ones of its key. Returns the latter (R17)."""
         message = self.messages[offset]
+        message.rejected |= rejected
         message.state, message.due = "waiting", due
         message.attempts += counted
         revoked = []
@@ -446,8 +452,9 @@ class Model:
         """It was decided, and is to be written."""
         message = self.messages[offset]
         assert message.state in ("waiting", "dying"), f"{message} is a dead letter"
-        if reason == "exhausted":
+        if reason in ("exhausted", "rejected"):
             assert self.exhausted(message), f"R19: {message}"
+            assert (reason == "rejected") == message.rejected
             assert not self.settings.park
         elif reason == "skipped":
             assert self.decisions.get(message.line) == "skip", message
@@ -492,6 +499,7 @@ class Model:
             head = self.heads.pop(line)
             assert self.store.retries[head].attempts == 0, "R16: the head is as it was"
             self.messages[head].attempts, self.messages[head].due = 0, 0.0
+            self.messages[head].rejected = False
             if verb == "retry":
                 self.once[line] = head
         for message in (*waiting, *self.of_line(line, "log")):
@@ -503,6 +511,7 @@ class Model:
             message.forgiven = False
             if message.attempts:
                 message.attempts, message.due = 0, 0.0
+                message.rejected = False
 
     def new_owner(self) -> None:
         """Everything that is not durable is forgotten."""
@@ -517,6 +526,7 @@ class Model:
             noted = self.store.retries.get(message.offset)
             message.tried = noted is not None
             message.attempts = noted.attempts if noted else 0
+            message.rejected = noted.rejected if noted else False
             message.due = (noted.due_unix_ms - WALL0_UNIX_MS) / 1000 if noted else 0.0
             message.push, message.of_line, message.overflowed = 0, False, False
             message.forgiven = False

@@ -172,7 +172,7 @@ async def test_a_store_of_version_1_is_sound_and_goes_on(embedded: Embedded) -> 
     assert found.retries == (Retry(0, 2, 50),)
     assert (await store.own(G0, token=TOKEN, assignment=1)).cursor == found
     await store.write_cursors([change(settled=[(1, 1)], ended=[(1, 1)])])
-    await store.write_cursors([change(retries=[Retry(0, 3, 60, "why")])])
+    await store.write_cursors([change(retries=[Retry(0, 3, 60, b"why")])])
     await embedded.close()
     report = verify_store(embedded.path, lambda _seen, _of: None)
     assert (report.findings, report.rows["retry"], report.rows["ended"]) == ([], 1, 1)

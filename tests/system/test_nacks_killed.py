@@ -1,0 +1,97 @@
+"""A broker that is killed as soon as it has answered a nack: count, delay and reason are there when
+it is started again (R16, R19, R24)."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtests.server import SERVE, Server
+from tests.system.talk import http_to, talking
+
+DELAY_S = 3600
+GROUP = "/v1/queues/orders/groups/billing"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """Runs; what is killed leaves nothing to say in its log."""
+    server = Server(tmp_path / "data", command=SERVE)
+    server.spawn()
+    try:
+        server.wait_ready()
+        yield server
+    finally:
+        server.discard()
+
+
+def again(server: Server) -> None:
+    """Killed at this moment, and started anew."""
+    server.kill()
+    server.spawn()
+    server.wait_ready()
+
+
+async def prepare(server: Server, **settings: Any) -> None:
+    async with http_to(server) as http:
+        await http.put("/v1/queues/orders", json={"partitions": 1, **settings})
+        await http.put(GROUP, json={})
+        sent = {"messages": [{"key": "k", "body": 0}]}
+        assert (await http.post("/v1/queues/orders/messages", json=sent)).status_code == 200
+
+
+async def nacked_by_socket(server: Server, **nack: Any) -> None:
+    """Killed in the moment of the answer."""
+    async with talking(server) as talk:
+        await talk.ask(
+            type="subscribe", ref=1, subscription=1, queue="orders", group="billing", credit=1
+        )
+        push = await talk.get("push")
+        place = [push["partition"], push["epoch"], push["push"], push["offset"], push["offset"]]
+        answer = await talk.ask(type="nack", ref=2, subscription=1, deliveries=[place], **nack)
+        again(server)
+    assert answer["settled"] == 1
+
+
+async def nacked_by_receipt(server: Server, **nack: Any) -> None:
+    """Killed in the moment of the answer."""
+    async with http_to(server) as http:
+        pulled = (await http.post(f"{GROUP}/pull", json={"wait_s": 5})).json()["messages"]
+        receipts = [one["receipt"] for one in pulled]
+        answer = await http.post(f"{GROUP}/nack", json={"receipts": receipts, **nack})
+        again(server)
+    assert answer.json()["settled"] == 1
+
+
+NACKS = pytest.mark.parametrize("nacked", [nacked_by_socket, nacked_by_receipt])
+
+
+@NACKS
+async def test_a_nack_that_was_answered_is_there_after_a_kill(server: Server, nacked: Any) -> None:
+    """[Over a WebSocket, killed within 20 ms, count, delay and reason were gone each time.]"""
+    await prepare(server)
+    began_unix_ms = time.time() * 1000
+    await nacked(server, delay_s=DELAY_S, reason="card declined")
+    async with http_to(server) as http:
+        empty = await http.post(f"{GROUP}/pull", json={"wait_s": 1})
+        (held,) = (await http.get(f"{GROUP}/held")).json()["keys"]
+        (told,) = (await http.get("/v1/queues/orders/explain?key=k")).json()["groups"]
+    assert empty.json()["messages"] == [], "its delay counts still"
+    assert (held["reason"], held["attempts"], held["nack"]) == ("backoff", 1, "card declined")
+    assert held["until_unix_ms"] > began_unix_ms + 0.9 * DELAY_S * 1000
+    assert told["head"]["nack"] == "card declined"
+
+
+@NACKS
+async def test_a_rejection_that_was_answered_is_there_after_a_kill(
+    server: Server, nacked: Any
+) -> None:
+    await prepare(server, on_exhausted="park")
+    await nacked(server, reject=True, reason="no such account")
+    async with http_to(server) as http:
+        (parked,) = (await http.get(f"{GROUP}/parked")).json()["keys"]
+    assert (parked["reason"], parked["attempts"], parked["nack"]) == (
+        "rejected", 1, "no such account",
+    )  # fmt: skip
