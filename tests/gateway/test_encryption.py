@@ -9,6 +9,7 @@ import pytest
 
 from gateway import encryption
 from gateway.encryption import NONCES_AT_ONCE, RecordSealer
+from gateway.nack_reasons import NackReasons
 from push import limits
 from push.errors import Refused
 from push.ports import Partition
@@ -191,3 +192,35 @@ def test_the_successor_is_asked_for_once_and_ahead_of_time(field: str, most: int
     setattr(ring.current, field, most)
     ring.seal(P0, HEADER, b"{", 1)
     assert told == ["low", "next"]
+
+
+# --- Reasons of nacks ---------------------------------------------------------------------------
+
+
+async def test_the_reason_of_a_nack_is_sealed_as_what_it_may_quote_is() -> None:
+    """P13: it opens for its partition and nowhere else; damaged, it is not shown."""
+    reasons = NackReasons(sealer())
+    stored = reasons.seal(P0, "no account 4711 \u00e9")
+    assert stored is not None
+    assert b"4711" not in stored
+    assert await reasons.open(P0, stored) == "no account 4711 \u00e9"
+    assert await NackReasons(RecordSealer(open_key)).open(P0, stored) == "no account 4711 \u00e9"
+    assert await reasons.open(P1, stored) is None
+    assert await reasons.open(P0, stored[:-1]) is None
+    assert await reasons.open(P0, None) is None
+
+
+async def test_a_reason_that_was_stored_plain_stays_readable() -> None:
+    """Encryption was switched on later."""
+    stored = NackReasons().seal(P0, "card declined")
+    assert stored is not None
+    assert await NackReasons(sealer()).open(P0, stored) == "card declined"
+    assert await NackReasons().open(P0, b"card declined") is None
+
+
+async def test_a_reason_that_cannot_be_sealed_is_not_kept() -> None:
+    """The nack counts all the same; nothing is written in the clear."""
+    tired = sealer()
+    assert tired.current is not None
+    tired.current.until = 0.0
+    assert NackReasons(tired).seal(P0, "card declined") is None
