@@ -2,8 +2,11 @@
 
 import math
 import time
+from typing import Final
 
 from gateway.facts_values import HeadDescription, KeyWaits
+
+REASON_SHOWN_MAX: Final = 200
 
 
 def sentence(
@@ -14,6 +17,8 @@ def sentence(
         return _NO_HEAD.get(code, "Its first message is not known; " + _WHY[code])
     which = f"Offset {head.offset}, its first message,"
     tried = f" It has failed {_times(head.attempts)}." if head.attempts else ""
+    if head.nack is not None:
+        tried += f" Its last nack said: “{_short(head.nack)}”."
     match code:
         case "in_flight":
             lease = head.in_flight
@@ -35,6 +40,12 @@ def dead_letters_sentence(dying: int, why: str | None) -> str:
         return ""
     what = "One message of the key is" if dying == 1 else f"{dying:,} messages of the key are"
     return f" {what} on the way to the dead letters, whose queue does not take them ({why})."
+
+
+def _short(reason: str) -> str:
+    """As much of it as a line takes."""
+    text = " ".join(reason.split())
+    return text if len(text) <= REASON_SHOWN_MAX else f"{text[: REASON_SHOWN_MAX - 1]}…"
 
 
 def _times(count: int) -> str:

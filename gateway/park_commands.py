@@ -17,9 +17,9 @@ from push import limits
 def park() -> None:
     """List parked keys of a group, and decide about them.
 
-    Where a queue or group says `on_exhausted: park`, a key whose message failed its last attempt
-    waits, with all that follows it in the key's order, until an operator retries, skips or
-    releases it. Other keys go on.
+    Where a queue or group says `on_exhausted: park`, a key whose message failed its last attempt,
+    or was rejected, waits, with all that follows it in the key's order, until an operator retries,
+    skips or releases it. Other keys go on.
     """
 
 
@@ -65,9 +65,10 @@ def _nothing(place: dict[str, str]) -> str:
 def _line(key: dict[str, Any]) -> str:
     head = f"offset {key['offset']}" if "offset" in key else "nothing"
     since = local_time(key["since_unix_ms"])
+    said = f"; its last nack: {key['nack']!r}" if "nack" in key else ""
     return (
         f"{_name(key)}: {key['reason']} since {since}; {key['messages']:,} waiting, first {head} "
-        f"of partition {key['partition']}, {plural(key['attempts'], 'attempt')}"
+        f"of partition {key['partition']}, {plural(key['attempts'], 'attempt')}{said}"
     )
 
 

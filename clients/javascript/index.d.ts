@@ -309,6 +309,13 @@ export class Message extends Content {
    */
   nack(how?: { delayS?: number | null; reason?: string | null }): Promise<void>;
   /**
+   * Return it for good: no further attempt can help. It moves to the dead letters at once, or its
+   * key is parked where the queue says so, as after its last attempt.
+   *
+   * @throws as `nack` does.
+   */
+  reject(reason?: string | null): Promise<void>;
+  /**
    * Prolong the lease to `leaseS` seconds from now (the group's, if left out). Resolves when the
    * broker has agreed.
    *
@@ -389,7 +396,7 @@ export class PeekedMessage extends Content {
 export class DeadLetter extends Content {
   private constructor();
   readonly origin: { queue: string; group: string; partition: number; offset: number };
-  /** exhausted, expired, overflow or skipped. */
+  /** exhausted, rejected, expired, overflow or skipped. */
   readonly reason: string;
   readonly attempts: number;
   /** What its last nack gave as the reason. */
@@ -636,7 +643,13 @@ export class Client extends EventTarget {
     queue: string,
     group: string,
     receipts: readonly string[],
-    options?: { delayS?: number },
+    options?: { delayS?: number; reason?: string },
+  ): Promise<Settled>;
+  rejectReceipts(
+    queue: string,
+    group: string,
+    receipts: readonly string[],
+    options?: { reason?: string },
   ): Promise<Settled>;
   extendReceipts(
     queue: string,

@@ -25,7 +25,9 @@ class Nobody:
     async def ack_confirmed(self, message: Message) -> None:
         raise AssertionError
 
-    def nack(self, message: Message, delay_s: float | None, reason: str | None) -> None:
+    def nack(
+        self, message: Message, delay_s: float | None, reason: str | None, *, reject: bool = False
+    ) -> None:
         raise AssertionError
 
     async def extend(self, message: Message, lease_s: float | None) -> None:

@@ -382,6 +382,7 @@ _USER: Final[dict[str, Callable[[SdkReplay, Line], Any]]] = {
     "next": SdkReplay._take,
     "ack": SdkReplay._settle,
     "nack": SdkReplay._settle,
+    "reject": SdkReplay._settle,
     "extend": SdkReplay._settle,
     "leave": SdkReplay._leave,
     "close": SdkReplay._close,

@@ -2,6 +2,7 @@
 
 import time
 
+import msgspec
 import pytest
 
 from gateway.explaining_words import duration, sentence
@@ -43,3 +44,15 @@ def test_a_wait_is_said_in_full_seconds_and_never_too_short(
     assert sentence("backoff", head, NOW_MS + wait_ms, None) == (
         f"Offset 121, its first message, is tried again {text}. It has failed 2 times."
     )
+
+
+def test_a_sentence_says_why_it_failed_last() -> None:
+    """In one line, however long the reason is."""
+    head = HeadDescription(
+        offset=121, id="7d9f", published_unix_ms=NOW_MS, expires_unix_ms=0, attempts=1,
+        nack="card\n declined", in_flight=None,
+    )  # fmt: skip
+    said = "It has failed once. Its last nack said: “card declined”."
+    assert sentence("parked", head, None, None).endswith(said)
+    long = msgspec.structs.replace(head, nack="x" * 1024)
+    assert sentence("parked", long, None, None).endswith(f"“{'x' * 199}…”.")

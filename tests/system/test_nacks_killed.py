@@ -1,12 +1,15 @@
 """A broker that is killed as soon as it has answered a nack: count, delay and reason are there when
 it is started again (R16, R19, R24)."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tocsin
+import tocsin.blocking
 
 from loadtests.server import SERVE, Server
 from tests.system.talk import http_to, talking
@@ -95,3 +98,43 @@ async def test_a_rejection_that_was_answered_is_there_after_a_kill(
     assert (parked["reason"], parked["attempts"], parked["nack"]) == (
         "rejected", 1, "no such account",
     )  # fmt: skip
+
+
+# --- Through the SDK -----------------------------------------------------------------------------
+
+
+async def test_a_handler_rejects_through_the_sdk(server: Server) -> None:
+    """In asyncio and blocking, and by receipt; who looks at the dead letters sees why."""
+    async with tocsin.connect(server.url) as client:
+        await client.create_queue("orders", partitions=1)
+        await client.create_group("orders", "billing")
+        sent = [{"body": n, "key": f"k{n}"} for n in range(3)]
+        await client.publish_many("orders", sent)
+        async with client.subscribe("orders", group="billing", credit=1) as messages:
+            message = await anext(messages)
+            with pytest.raises(tocsin.InvalidRequest):
+                await message.reject("x" * 1025)
+            with pytest.raises(tocsin.InvalidRequest):
+                await message.reject("\ud800")
+            await message.reject("asyncio")
+            with pytest.raises(tocsin.StaleDelivery):
+                await message.ack()
+        await asyncio.to_thread(reject_blocking, server.url)
+        (pulled,) = await client.pull("orders", "billing", wait_s=5)
+        done = await client.reject_receipts("orders", "billing", [pulled.receipt], reason="receipt")
+        assert done.settled == 1
+        async with asyncio.timeout(10):
+            letters: list[tocsin.DeadLetter] = []
+            while len(letters) < len(sent):
+                letters = [one async for one in client.dead_letters("orders")]
+    assert [(one.reason, one.nack) for one in letters] == [
+        ("rejected", "asyncio"), ("rejected", "blocking"), ("rejected", "receipt"),
+    ]  # fmt: skip
+
+
+def reject_blocking(url: str) -> None:
+    with (
+        tocsin.blocking.connect(url) as client,
+        client.subscribe("orders", group="billing", credit=1) as messages,
+    ):
+        next(iter(messages)).reject("blocking")

@@ -36,6 +36,7 @@ const WAITS = {
 /** @type {Record<string, string>} */
 const DEATHS = {
   exhausted: "failed its last attempt",
+  rejected: "its consumer said that no attempt can help",
   expired: "its time to live was over",
   overflow: "the queue was full",
   skipped: "an operator skipped it",

@@ -50,7 +50,7 @@ export class DeadLetter extends Shown {
     super(said);
     /** Where it was a message: queue, group, partition, offset. */
     this.origin = said.origin;
-    /** exhausted, expired, overflow or skipped. */
+    /** exhausted, rejected, expired, overflow or skipped. */
     this.reason = said.reason ?? "";
     this.attempts = said.attempts ?? 0;
     /** What its last nack gave as the reason. */
@@ -232,9 +232,17 @@ export class Calls extends EventTarget {
     return this.#settle(queue, group, "ack", { receipts });
   }
 
-  /** Return pulled messages: they come again after `delayS` seconds, or the backoff. */
-  async nackReceipts(queue, group, receipts, { delayS } = {}) {
-    return this.#settle(queue, group, "nack", { receipts, delay_s: delayS });
+  /**
+   * Return pulled messages: they come again after `delayS` seconds, or the backoff. `reason` is
+   * kept with them; durable when this resolves.
+   */
+  async nackReceipts(queue, group, receipts, { delayS, reason } = {}) {
+    return this.#settle(queue, group, "nack", { receipts, delay_s: delayS, reason });
+  }
+
+  /** Return pulled messages for good: dead-lettered, or their keys parked, at once. */
+  async rejectReceipts(queue, group, receipts, { reason } = {}) {
+    return this.#settle(queue, group, "nack", { receipts, reason, reject: true });
   }
 
   /** Prolong the leases of pulled messages to `leaseS` seconds from now, or the group's. */

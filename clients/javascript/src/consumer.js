@@ -105,8 +105,8 @@ export class Consumer extends Joining {
   }
 
   /** Queue a nack. */
-  async nack(message, delayS, reason) {
-    this.ledger.nack(message, this.now, { delayS, reason });
+  async nack(message, how) {
+    this.ledger.nack(message, this.now, how);
     this.session.dirty(this);
   }
 

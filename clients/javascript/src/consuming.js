@@ -303,7 +303,7 @@ export class Ledger {
    *
    * @param {Message} message
    * @param {number} now
-   * @param {{delayS?: number, reason?: string}} how
+   * @param {{delayS?: number, reason?: string, reject?: boolean}} how
    */
   nack(message, now, how) {
     this.checkHeld(message, now);

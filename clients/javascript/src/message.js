@@ -220,7 +220,20 @@ export class Message extends Content {
   nack({ delayS, reason } = {}) {
     const wrong = wrongNack(delayS, reason);
     if (wrong !== null) return Promise.reject(wrong);
-    return quietly(this.held.settler.nack(this, delayS, reason));
+    return quietly(this.held.settler.nack(this, { delayS, reason }));
+  }
+
+  /**
+   * Return it for good: no further attempt can help. It moves to the dead letters at once, or its
+   * key is parked where the queue says so, as after its last attempt.
+   *
+   * @param {string | null} [reason]
+   * @returns {Promise<void>} rejects as `nack` does.
+   */
+  reject(reason) {
+    const wrong = wrongNack(null, reason);
+    if (wrong !== null) return Promise.reject(wrong);
+    return quietly(this.held.settler.nack(this, { reason, reject: true }));
   }
 
   /**

@@ -77,7 +77,12 @@ export class Settlements {
     this.#confirm.push({ message, ticket });
   }
 
-  /** It is to come again. @param {{delayS?: number, reason?: string}} how */
+  /**
+   * It is to come again, or (`reject`) goes the way of what has failed for good.
+   *
+   * @param {any} message
+   * @param {{delayS?: number, reason?: string, reject?: boolean}} how
+   */
   nack(message, how) {
     this.#nacked.push({ message, how });
   }
@@ -129,7 +134,7 @@ export class Settlements {
   #nacks(nextRef, closed) {
     const alike = new Map();
     for (const { message, how } of this.#nacked) {
-      const name = JSON.stringify([how.delayS, how.reason]);
+      const name = JSON.stringify([how.delayS, how.reason, how.reject]);
       if (!alike.has(name)) alike.set(name, { how, messages: [] });
       alike.get(name).messages.push(message);
     }
@@ -142,7 +147,8 @@ export class Settlements {
         closed.ask(ref, chunk);
         frames.push({
           type: "nack", subscription: this.subscription, ref,
-          delay_s: how.delayS, reason: how.reason, deliveries: columns(chunk),
+          delay_s: how.delayS, reason: how.reason, reject: how.reject,
+          deliveries: columns(chunk),
         });
       }
     }

@@ -203,6 +203,7 @@ export class GroupView {
       timeColumn("until", "Until", (row) => row.until_unix_ms, now, until),
       timeColumn("since", "Since", (row) => row.since_unix_ms, now),
       countColumn("attempts", "Failed", "attempts"),
+      textColumn("nack", "Last nack", (row) => String(row.nack ?? "")),
       waitingColumn(),
       countColumn("in-flight", "In flight", "in_flight"),
       countColumn("offset", "First offset", "offset"),

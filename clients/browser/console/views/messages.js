@@ -182,7 +182,7 @@ export class DeadLettersView extends Looking {
   }
 
   notes() {
-    const reasons = ["exhausted", "expired", "overflow", "skipped", "queue_deleted"];
+    const reasons = ["exhausted", "rejected", "expired", "overflow", "skipped", "queue_deleted"];
     const options = reasons.map((value) => make("option", { value }));
     return [make("datalist", { id: "death-reasons" }, ...options)];
   }

@@ -80,7 +80,8 @@ export class ParkedView {
     const about = make("p", {
       class: "soft small",
       text:
-        "A parked key failed its last attempt. Its first message and all behind it wait, in order. "
+        "A parked key failed its last attempt, or was rejected. Its first message and all "
+        + "behind it wait, in order. "
         + "Retry tries the first once more; skip moves the first to the dead letters and goes on "
         + "with the rest; release begins anew with all attempts.",
     });
@@ -100,6 +101,7 @@ export class ParkedView {
       timeColumn("since", "Parked for", (row) => row.since_unix_ms, now),
       timeColumn("expires", "Expires", (row) => row.expires_unix_ms, now, expiry),
       textColumn("reason", "Reason", (row) => String(row.reason ?? "")),
+      textColumn("nack", "Last nack", (row) => String(row.nack ?? "")),
       countColumn("partition", "Partition", "partition"),
       countColumn("offset", "First offset", "offset"),
       {

@@ -155,9 +155,9 @@ export class User {
 
   async settle(line, { confirm, delay_s: delayS, reason, lease_s: leaseS }) {
     const message = this.#found(this.#things, line.get("of"));
-    const call = new Call(
-      (async () => message[line.get("do")](defined({ confirm, delayS, reason, leaseS })))(),
-    );
+    const verb = line.get("do");
+    const said = verb === "reject" ? reason : defined({ confirm, delayS, reason, leaseS });
+    const call = new Call((async () => message[verb](said))());
     if (line.has("as")) {
       this.#calls.set(line.get("as"), call);
       return;
@@ -232,6 +232,7 @@ const VERBS = {
   next: "next",
   ack: "settle",
   nack: "settle",
+  reject: "settle",
   extend: "settle",
   leave: "leave",
   close: "close",

@@ -41,6 +41,7 @@ class GroupCounters(TypedDict):
     redelivered: int
     settled: int
     nacked: int
+    rejected: int
     expired: int
     dead_lettered: int
     parked: int
@@ -222,6 +223,7 @@ class KeyHead(TypedDict):
     published_unix_ms: int | None
     expires_unix_ms: int | None
     attempts: int
+    nack: str | None
     in_flight: Delivery | None
 
 
@@ -279,6 +281,7 @@ class HeldKey(_HeldKey, total=False):
     until_unix_ms: int
     since_unix_ms: int
     behind_offset: int
+    nack: str
     is_exact: bool
 
 
@@ -309,9 +312,11 @@ class _ParkedKey(TypedDict):
 
 
 class ParkedKey(_ParkedKey, total=False):
-    """A key of which the head exhausted its attempts, and which waits for an operator."""
+    """A key of which the head exhausted its attempts or was rejected, and which waits for an
+    operator."""
 
     offset: int
+    nack: str
     key: str
     expires_unix_ms: int
     is_exact: bool

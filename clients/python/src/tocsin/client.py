@@ -413,10 +413,21 @@ class Client(Upkeep):
         return await self._calling().ack_receipts(queue, group, receipts)
 
     async def nack_receipts(
-        self, queue: str, group: str, receipts: Sequence[str], *, delay_s: float | None = None
+        self, queue: str, group: str, receipts: Sequence[str], *, delay_s: float | None = None,
+        reason: str | None = None,
+    ) -> Settled:  # fmt: skip
+        """Return pulled messages: they come again after `delay_s` seconds, or the backoff.
+        `reason` is kept with them; durable when this returns."""
+        return await self._calling().nack_receipts(
+            queue, group, receipts, delay_s=delay_s, reason=reason
+        )
+
+    async def reject_receipts(
+        self, queue: str, group: str, receipts: Sequence[str], *, reason: str | None = None
     ) -> Settled:
-        """Return pulled messages: they come again after `delay_s` seconds, or the backoff."""
-        return await self._calling().nack_receipts(queue, group, receipts, delay_s=delay_s)
+        """Return pulled messages for good: they move to the dead letters, or their keys are parked,
+        at once."""
+        return await self._calling().reject_receipts(queue, group, receipts, reason=reason)
 
     async def extend_receipts(
         self, queue: str, group: str, receipts: Sequence[str], *, lease_s: float | None = None

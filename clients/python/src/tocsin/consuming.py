@@ -293,7 +293,7 @@ class Ledger:
 
     def nack(
         self, message: Message, *, now: float, delay_s: float | None = None,
-        reason: str | None = None,
+        reason: str | None = None, reject: bool = False,
     ) -> None:  # fmt: skip
         """Return a message that was handed out; the later ones of its key that are held go too.
 
@@ -303,7 +303,7 @@ class Ledger:
         self.check_held(message, now=now)
         self._close(message, State.NACKED)
         self._closed.close(message)
-        self.settlements.nack(message, (delay_s, reason))
+        self.settlements.nack(message, (delay_s, reason, reject))
 
     def check_held(self, message: Message, *, now: float) -> None:
         """Raises StaleDelivery unless the message was handed out and is still this consumer's."""

@@ -261,10 +261,21 @@ class Http(Upkeep):
         return await self._settle(queue, group, "ack", {"receipts": receipts})
 
     async def nack_receipts(
-        self, queue: str, group: str, receipts: Sequence[str], *, delay_s: float | None = None
+        self, queue: str, group: str, receipts: Sequence[str], *, delay_s: float | None = None,
+        reason: str | None = None,
+    ) -> Settled:  # fmt: skip
+        """Return pulled messages: they come again after `delay_s` seconds, or the backoff.
+        `reason` is kept with them; durable when this returns."""
+        body = {"receipts": receipts, "delay_s": delay_s, "reason": reason}
+        return await self._settle(queue, group, "nack", body)
+
+    async def reject_receipts(
+        self, queue: str, group: str, receipts: Sequence[str], *, reason: str | None = None
     ) -> Settled:
-        """Return pulled messages: they come again after `delay_s` seconds, or the backoff."""
-        return await self._settle(queue, group, "nack", {"receipts": receipts, "delay_s": delay_s})
+        """Return pulled messages for good: they move to the dead letters, or their keys are parked,
+        at once."""
+        body = {"receipts": receipts, "reason": reason, "reject": True}
+        return await self._settle(queue, group, "nack", body)
 
     async def extend_receipts(
         self, queue: str, group: str, receipts: Sequence[str], *, lease_s: float | None = None

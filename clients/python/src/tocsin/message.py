@@ -128,7 +128,9 @@ class Settler(Protocol):
     async def ack_confirmed(self, message: "Message") -> None:
         """Ack, and wait until it is durable."""
 
-    def nack(self, message: "Message", delay_s: float | None, reason: str | None) -> None:
+    def nack(
+        self, message: "Message", delay_s: float | None, reason: str | None, *, reject: bool = False
+    ) -> None:
         """Queue a nack."""
 
     async def extend(self, message: "Message", lease_s: float | None) -> None:
@@ -219,10 +221,19 @@ class Message(Content):
         if delay_s is not None and not 0 <= delay_s <= DELAY_S_MAX:
             detail = f"delay_s is between 0 and {DELAY_S_MAX:g} seconds, not {delay_s!r}"
             raise InvalidRequest("invalid_request", detail)
-        if reason is not None and len(reason) > REASON_CHARS_MAX:
-            detail = f"reason has at most {REASON_CHARS_MAX} characters, not {len(reason)}"
-            raise InvalidRequest("invalid_request", detail)
+        _check_reason(reason)
         self.held.settler.nack(self, delay_s, reason)
+
+    async def reject(self, reason: str | None = None) -> None:
+        """Return it for good: no further attempt can help. It moves to the dead letters at once, or
+        its key is parked where the queue says so, as after its last attempt.
+
+        Raises:
+            StaleDelivery: it is no longer this consumer's.
+            InvalidRequest: a `reason` of more than 1,024 characters.
+        """
+        _check_reason(reason)
+        self.held.settler.nack(self, None, reason, reject=True)
 
     async def extend(self, lease_s: float | None = None) -> None:
         """Prolong the lease to `lease_s` seconds from now (None: the group's). Returns when the
@@ -236,3 +247,15 @@ class Message(Content):
             detail = f"lease_s is above 0 and at most {LEASE_S_MAX:g} seconds, not {lease_s!r}"
             raise InvalidRequest("invalid_request", detail)
         await self.held.settler.extend(self, lease_s)
+
+
+def _check_reason(reason: str | None) -> None:
+    if reason is None:
+        return
+    if len(reason) > REASON_CHARS_MAX:
+        detail = f"reason has at most {REASON_CHARS_MAX} characters, not {len(reason)}"
+        raise InvalidRequest("invalid_request", detail)
+    try:
+        reason.encode()
+    except UnicodeEncodeError:  # it would take with it what travels in the same message
+        raise InvalidRequest("invalid_request", "reason is no text: a lone surrogate") from None

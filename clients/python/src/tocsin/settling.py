@@ -22,8 +22,8 @@ was handled may come again if the gateway is killed then, too."""
 NAMED_MESSAGES_MAX: Final = 100_000
 """More than a subscription holds; of what was acked and not heard, so much is named."""
 Ticket = object
-_Return = tuple[float | None, str | None]
-"""A nack's delay_s and reason."""
+_Return = tuple[float | None, str | None, bool]
+"""A nack's delay_s and reason, and whether it rejects."""
 
 
 class Settlements:
@@ -64,7 +64,7 @@ class Settlements:
         self._confirm.append((message, ticket))
 
     def nack(self, message: Message, how: _Return) -> None:
-        """It is to come again."""
+        """It is to come again, or (rejected) goes the way of what has failed for good."""
         self._nacked.setdefault(how, []).append(message)
 
     # --- what goes out --------------------------------------------------------------------------
@@ -118,7 +118,8 @@ class Settlements:
                 self._nacking[ref] = how, nacked
                 closed.ask(ref, nacked)
                 yield wire.Nack(
-                    subscription=self.subscription, ref=ref, delay_s=how[0], reason=how[1],
+                    subscription=self.subscription, ref=ref,
+                    delay_s=how[0], reason=how[1], reject=how[2],
                     deliveries=columns((m.held.place, m.offset) for m in nacked),
                 )  # fmt: skip
         self._nacked.clear()

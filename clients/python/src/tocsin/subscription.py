@@ -188,9 +188,13 @@ class Subscription(Subscribing):
         self._session.dirty(self)
         await confirmed
 
-    def nack(self, message: Message, delay_s: float | None, reason: str | None) -> None:
+    def nack(
+        self, message: Message, delay_s: float | None, reason: str | None, *, reject: bool = False
+    ) -> None:
         """Queue a nack. Raises StaleDelivery."""
-        self._ledger.nack(message, now=self._loop.time(), delay_s=delay_s, reason=reason)
+        self._ledger.nack(
+            message, now=self._loop.time(), delay_s=delay_s, reason=reason, reject=reject
+        )
         self._session.dirty(self)
 
     async def extend(self, message: Message, lease_s: float | None) -> None:

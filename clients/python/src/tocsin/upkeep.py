@@ -96,7 +96,7 @@ class DeadLetter(Content):
         super().__init__(_head(letter), letter.offset, letter)
         self.origin = letter.origin
         self.reason = letter.reason
-        """exhausted, expired, overflow or skipped."""
+        """exhausted, rejected, expired, overflow or skipped."""
         self.attempts = letter.attempts
         self.nack = letter.nack
         """What its last nack gave as the reason."""
@@ -213,7 +213,7 @@ class Upkeep(ABC):
 
         Args:
             key: only those of this key.
-            reason: only those that died of this: exhausted, expired, overflow, skipped.
+            reason: only those that died of this: exhausted, rejected, expired, overflow, skipped.
             limit: how many at most; None: all there are.
             progress: called with how many went so far, now and then.
         """

@@ -132,6 +132,7 @@ class Nack(_Sent, tag="nack"):
     deliveries: DeliveryList
     delay_s: float | None = None
     reason: str | None = None
+    reject: bool = False
     ref: int | None = None
 
 

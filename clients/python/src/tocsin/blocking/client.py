@@ -284,11 +284,24 @@ class Client(Upkeep):
         return self._loop.call(lambda: self._client.ack_receipts(queue, group, receipts))
 
     def nack_receipts(
-        self, queue: str, group: str, receipts: Sequence[str], *, delay_s: float | None = None
-    ) -> Settled:
-        """Return pulled messages: they come again after `delay_s` seconds, or the backoff."""
+        self, queue: str, group: str, receipts: Sequence[str], *, delay_s: float | None = None,
+        reason: str | None = None,
+    ) -> Settled:  # fmt: skip
+        """Return pulled messages: they come again after `delay_s` seconds, or the backoff.
+        `reason` is kept with them; durable when this returns."""
         return self._loop.call(
-            lambda: self._client.nack_receipts(queue, group, receipts, delay_s=delay_s)
+            lambda: self._client.nack_receipts(
+                queue, group, receipts, delay_s=delay_s, reason=reason
+            )
+        )
+
+    def reject_receipts(
+        self, queue: str, group: str, receipts: Sequence[str], *, reason: str | None = None
+    ) -> Settled:
+        """Return pulled messages for good: they move to the dead letters, or their keys are parked,
+        at once."""
+        return self._loop.call(
+            lambda: self._client.reject_receipts(queue, group, receipts, reason=reason)
         )
 
     def extend_receipts(

@@ -43,6 +43,11 @@ class Message(Content):
         messages of its key wait for it. Raises StaleDelivery."""
         self._loop.call(lambda: self._settling.nack(delay_s, reason))
 
+    def reject(self, reason: str | None = None) -> None:
+        """Return it for good: it moves to the dead letters at once, or its key is parked where the
+        queue says so. Raises StaleDelivery."""
+        self._loop.call(lambda: self._settling.reject(reason))
+
     def extend(self, lease_s: float | None = None) -> None:
         """Prolong the lease to `lease_s` seconds from now (None: the group's). Returns when the
         broker has agreed. Raises StaleDelivery."""

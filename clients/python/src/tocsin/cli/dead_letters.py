@@ -23,16 +23,16 @@ from tocsin.cli.upkeep import shown_body, shown_key
 from tocsin.errors import TocsinError
 from tocsin.upkeep import DeadLetter
 
-REASONS = click.Choice(["exhausted", "expired", "overflow", "skipped"])
+REASONS = click.Choice(["exhausted", "rejected", "expired", "overflow", "skipped"])
 
 
 @click.group("dead-letters")
 def dead_letters() -> None:
     """List what no consumer could handle, and send it back.
 
-    A message that exhausts its attempts, expires, overflows or is skipped moves to the queue's
-    dead-letter queue, NAME.dead-letters unless a setting says otherwise. There it stays, and can be
-    consumed as from any queue.
+    A message that exhausts its attempts, is rejected, expires, overflows or is skipped moves to the
+    queue's dead-letter queue, NAME.dead-letters unless a setting says otherwise. There it stays,
+    and can be consumed as from any queue.
     """
 
 
