@@ -129,6 +129,21 @@ test("what is pulled is acked, returned and prolonged by its receipt", async () 
   assert.deepEqual(mixed, { settled: 1, stale: [], invalid: ["what"] });
 });
 
+test("what is rejected by its receipt is dead-lettered at once, with the reason", async () => {
+  const queue = await queueOf(["a", "b"]);
+  const [{ receipt }, { receipt: other }] = await pulled(queue, 2);
+  const done = await client.rejectReceipts(queue, "g", [receipt], { reason: "no such account" });
+  assert.deepEqual(done, { settled: 1, stale: [], invalid: [] });
+  let letters = [];
+  while (letters.length === 0) letters = await client.deadLetters(queue);
+  const [letter] = letters;
+  assert.deepEqual([letter.reason, letter.nackReason], ["rejected", "no such account"]);
+  assert.equal(letter.attempts, 1);
+  await client.nackReceipts(queue, "g", [other], { delayS: 60, reason: "card declined" });
+  const [held] = await client.heldKeys(queue, "g");
+  assert.deepEqual([held.reason, held.nack], ["backoff", "card declined"]);
+});
+
 test("a key is explained, and what waits and what is in flight is listed", async () => {
   const queue = await queueOf(["user-7", "user-7", "user-8"]);
   const given = await pulled(queue, 3);
