@@ -119,7 +119,7 @@ def state_of_queue(queue: Json) -> str:
     if queue["paused"]:
         return "paused"
     if parked:
-        return f"{parked} parked"
+        return f"{parked} {'key' if parked == 1 else 'keys'} parked"
     if any(group["lag"] and not group["consumers"] and not group["in_flight"] for group in groups):
         return "no consumer"
     return "running" if groups else "no group"
@@ -135,7 +135,8 @@ def state_of_group(group: Json) -> str:
     if group["name"].startswith("tocsin."):
         return "the broker's own"
     if group["keys_parked"]:
-        return f"{group['keys_parked']} parked"
+        parked = group["keys_parked"]
+        return f"{parked} {'key' if parked == 1 else 'keys'} parked"
     if group["consumers"] or group["in_flight"]:
         return "has consumers"
     return "no consumer" if group["lag"] else "idle"

@@ -9,7 +9,11 @@ const OF_GROUP_ALONE = ["start", "semantics", "expires_s"];
 export function settingText(name, value) {
   if (value === null || value === undefined) return "none";
   if (name === "alerts" && Array.isArray(value)) return value.map(alertText).join("; ") || "none";
+  if (typeof value === "boolean") return value ? "yes" : "no";
   if (typeof value !== "number") return String(value);
+  if (name.endsWith("_per_s")) {
+    return `${name.includes("bytes") ? formatBytes(value) : formatCount(value)} per second`;
+  }
   if (name.endsWith("_s")) return value % 1 ? formatMs(value * 1000) : formatSeconds(value);
   if (name === "messages_max" || name === "bytes_max") {
     if (!value) return "no bound";
@@ -30,7 +34,7 @@ function alertText({ name, when, above, lasts_s, group, queue, webhook }) {
 
 /** The name of a setting, as it is read. @param {string} name */
 export function settingLabel(name) {
-  return name.replace(/_s$/, "").replaceAll("_", " ");
+  return name.replace(/(_per)?_s$/, "").replaceAll("_", " ");
 }
 
 /**

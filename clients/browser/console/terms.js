@@ -64,7 +64,6 @@ const SAME = {
   "Published since start": "Published",
   "Redelivered since start": "Redelivered",
   "Dead-lettered since start": "Dead-lettered",
-  "Bytes": "Size",
   "Parked": "Parked keys",
   "Why": "Waits for",
   "First offset": "Offset",

@@ -1,6 +1,8 @@
 // @ts-check
 /** The broker's codes as words that a reader understands at once. Pure. */
 
+import { plural } from "../shared/format.js";
+
 /** @typedef {"good" | "warn" | "bad" | "accent" | ""} Kind */
 /** @typedef {{word: string, kind: Kind, means: string}} Word */
 
@@ -99,7 +101,7 @@ export function stateOfQueue(queue) {
   if (!Array.isArray(queue.groups)) return { word: "not shown", kind: "" }; // by one's rights
   const groups = queue.groups.filter((group) => !isOwnGroup(group));
   const parked = groups.reduce((sum, group) => sum + (group.keys_parked || 0), 0);
-  if (parked) return { word: `${parked} parked`, kind: "bad" };
+  if (parked) return { word: `${plural(parked, "key")} parked`, kind: "bad" };
   const isLeft = groups.some((group) => group.lag > 0 && group.consumers === 0 && !group.in_flight);
   if (isLeft) return { word: "no consumer", kind: "bad" };
   if (!groups.length) return { word: "no group", kind: "" };

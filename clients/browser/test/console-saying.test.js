@@ -64,6 +64,10 @@ test("settings with their units", () => {
   assert.equal(settingText("message_bytes_max", 1024), "1.0 KiB");
   assert.equal(settingText("dead_letter_queue", "my_dead"), "my_dead");
   assert.equal(settingText("expires_s", null), "none");
+  assert.equal(settingText("publish_messages_per_s", 50), "50 per second"); // no duration
+  assert.equal(settingText("publish_bytes_per_s", 2048), "2.0 KiB per second");
+  assert.equal(settingLabel("publish_messages_per_s"), "publish messages");
+  assert.equal(settingText("is_old", true), "yes");
   assert.equal(settingLabel("lease_total_s"), "lease total");
   assert.equal(settingText("alerts", []), "none");
   const late = { name: "late", when: "oldest_age_s", above: 90, lasts_s: 30, group: "billing" };

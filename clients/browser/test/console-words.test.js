@@ -73,7 +73,9 @@ test("the state of a queue is the worst there is", () => {
   const left = { ...group, lag: 1, consumers: 0 };
   assert.equal(stateOfQueue({ groups: [group, left] }).word, "no consumer");
   assert.equal(stateOfQueue({ groups: [{ ...left, in_flight: 1 }] }).word, "running"); // pulled
-  assert.equal(stateOfQueue({ groups: [left, { ...group, keys_parked: 2 }] }).word, "2 parked");
+  const two = { ...group, keys_parked: 2 };
+  assert.equal(stateOfQueue({ groups: [left, two] }).word, "2 keys parked");
+  assert.equal(stateOfQueue({ groups: [{ ...group, keys_parked: 1 }] }).word, "1 key parked");
   assert.equal(stateOfQueue({ paused: true, groups: [left] }).word, "paused");
 });
 

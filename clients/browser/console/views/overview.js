@@ -30,7 +30,7 @@ export class Overview {
     this.history = context.histories.of(ALL);
     this.figures = new Figures("total", TOTALS);
     this.rates = new Plot("total-rates", "Messages per second", rate);
-    this.depth = new Plot("total-depth", "Depth", formatCount);
+    this.depth = new Plot("total-depth", "Depth and lag", formatCount);
     this.table = this.#table();
     const plots = make("div", { class: "plots" }, this.rates.element, this.depth.element);
     const head = headOf({ name: "Queues" });
@@ -104,7 +104,7 @@ export class Overview {
         countColumn("depth", "Depth", (row) => row.queue.depth),
         countColumn("lag", "Largest lag", (row) => row.counted.lagMost),
         ...rates,
-        countColumn("bytes", "Bytes", (row) => row.queue.bytes, formatBytes),
+        countColumn("bytes", "Size", (row) => row.queue.bytes, formatBytes),
         timeColumn("oldest", "Oldest", (row) => row.queue.oldest_unix_ms, now),
       ],
     });

@@ -1,7 +1,7 @@
 // @ts-check
 /** The columns of a queue's tables. */
 
-import { formatBytes, formatCount } from "../../shared/format.js";
+import { formatBytes, plural } from "../../shared/format.js";
 import { badge, setBadge } from "../elements.js";
 import { formatRoute } from "../route.js";
 import { isOwnGroup } from "../words.js";
@@ -42,7 +42,7 @@ export function groupColumns(queue, now) {
 /** @param {any} group @returns {[string, "good" | "warn" | "bad" | "accent" | ""]} */
 export function stateOfGroup(group) {
   if (isOwnGroup(group)) return ["the broker's own", ""];
-  if (group.keys_parked) return [`${formatCount(group.keys_parked)} parked`, "bad"];
+  if (group.keys_parked) return [`${plural(group.keys_parked, "key")} parked`, "bad"];
   if (group.lag > 0 && !group.consumers && !group.in_flight) return ["no consumer", "bad"];
   if (!group.consumers && !group.in_flight) return ["idle", ""];
   return ["has consumers", "good"];
@@ -54,7 +54,7 @@ export const PARTITIONS = [
   countColumn("end", "Next offset", "end"),
   countColumn("certified", "Certified up to", "certified"),
   countColumn("messages", "Messages", "messages"),
-  countColumn("bytes", "Bytes", "bytes", formatBytes),
+  countColumn("bytes", "Size", "bytes", formatBytes),
   countColumn("generation", "Generation", "generation"),
   textColumn("cluster", "Cluster", (partition) => partition.cluster ?? ""),
 ];
