@@ -18,6 +18,7 @@ import uvloop
 
 from loadtests import (
     stuck_keys,
+    trial_bulk,
     trial_calm,
     trial_churn,
     trial_console,
@@ -211,6 +212,29 @@ def calm(seconds: float, rate: int, as_json: bool) -> None:
     a checkout: the broker that stalls is one of the tests.
     """
     _try(trial_calm.calm(trial_calm.Plan(seconds, rate), _progress), as_json)
+
+
+@trials.command()
+@click.option(
+    "--lines", type=click.IntRange(1_000), default=trial_bulk.LINES, show_default=True,
+    help="Of the file that is loaded.",
+)  # fmt: skip
+@click.option(
+    "--rate", type=click.IntRange(1, 1_000), default=trial_bulk.RATE, show_default=True,
+    help="Messages a second of the trickle.",
+)  # fmt: skip
+@click.option(
+    "--rounds", type=click.IntRange(1, 100), default=trial_bulk.ROUNDS, show_default=True,
+    help="Of the trickle alone, the load alone, and both.",
+)  # fmt: skip
+@_json
+def bulk(lines: int, rate: int, rounds: int, as_json: bool) -> None:
+    """A file is loaded by the command beside a trickle to another queue.
+
+    The load keeps its rate and the trickle its latency, each compared with itself alone in the
+    same run. About three minutes.
+    """
+    _try(trial_bulk.bulk(trial_bulk.Plan(lines, rate, rounds), _progress), as_json)
 
 
 @trials.command()

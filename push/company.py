@@ -21,26 +21,30 @@ CROWD_SHARE: Final = 8
 """A queue floods when it has so much waiting, no other one has brought eight times as much, and all
 that do not flood have together brought an eighth of what those have that do. What was brought is of
 the last second: what waits at one moment differs as much between queues that bring the same."""
-ROOMS_AHEAD: Final = 3
-"""What of each queue that floods waits for the commits after the next one, in times of what one of
-them takes: enough for records that are worth a row each."""
-ROOMS_HELD: Final = 16
-"""What a queue that floods may have waiting; more of it is refused."""
+AHEAD_BYTES: Final = 1024 * 1024
+"""Weight of each flooding queue that waits for the commits after the next one. A commit beside a
+flood takes one of its records, the oldest; a record costs its commit about as much as two hundred
+messages do, so the records of 16 partitions have to grow before their turn comes. More of the flood
+is not read meanwhile."""
+AHEAD_BYTES_MAX: Final = 8 * AHEAD_BYTES
+"""Weight of a flooding queue that may wait; more of it is refused. Several times what a producer
+has in flight, so that whoever does not hear of `has_enough` is refused and our SDKs are not."""
 HELD_S: Final = 0.01
 """So long those that flood get nothing, because what others have brought is under way; longer only
 if they have nothing more to bring meanwhile, for nobody looks at the clock. What they had begun
 meanwhile would be in front of its answer and of its push, in the storage's thread and in the loop;
 so others wait for what was there when they came, and for nothing that came later."""
 REST_S: Final = 0.006
-"""So long after anything began in a lane nothing begins there that only those who flood are in, as
-long as others come there: what of the flood goes with theirs costs them a little, what is under way
-when they come costs them a commit, and later a slice of what is carried into the file. Beside a
-flood another queue's p99 was 3.0 to 3.5 ms with it, 3.2 to 4.9 with 4 ms, 4.2 to 5.0 without, and
-1.7 to 2.7 alone; of 200,000 messages/s that the flood has alone it had 17,000, 22,000 and 22,000 to
-54,000 (stretches of `trials noisy`, 26 November)."""
+"""Where others come often, nothing begins in a lane for so long after anything began there, unless
+it is theirs: what of the flood goes with theirs costs them a little, what is under way when they
+come costs them a commit, and later a slice of what is carried into the file.
+measured: docs/benchmarks/noisy.md"""
 OTHERS_S: Final = 0.05
-"""So long after others brought something they come: who does so more rarely finds one commit in
-front of theirs, and does not cost those that flood most of what they would have."""
+"""Others come for so long after they brought something."""
+OFTEN_S: Final = 0.012
+"""Others come often where they bring something after no more than this. A flood that rested for
+those who come more rarely would lose much, and they find one commit of one record before theirs,
+of what would be several milliseconds."""
 _TICK_S: Final = 0.000_5
 """Less is no rest: uvloop counts whole milliseconds, so that half of one or less would be asked for
 again in every turn of the loop."""
@@ -95,6 +99,8 @@ class Company(Generic[OwnerT]):
         """By lane: when anybody did."""
         self._others_at: defaultdict[int, float] = defaultdict(lambda: float("-inf"))
         """By lane: when one did that does not flood."""
+        self._others_gap_s: defaultdict[int, float] = defaultdict(lambda: float("inf"))
+        """By lane: between the last two such."""
         self._last: set[OwnerT] = set()
         self._shared_until = float("-inf")
         self._crowded_until = float("-inf")
@@ -142,10 +148,10 @@ class Company(Generic[OwnerT]):
         return others and now < self._crowded_until and now < self._went_at[lane] + HELD_S
 
     def rest_s(self, owners: Iterable[OwnerT], *, now: float, lane: int = 0) -> float:
-        """For how long nothing begins in a lane yet, where only these have something waiting; 0: it
-        may begin now."""
+        """Return for how many seconds nothing begins in a lane where only `owners` have something
+        waiting. 0: it may begin now; so it is where others come rarely, or not."""
         until = min(self._crowded_until, self._others_at[lane] + OTHERS_S)
-        if now >= until or self.are_others(owners):
+        if now >= until or self._others_gap_s[lane] > OFTEN_S or self.are_others(owners):
             return 0.0
         rest_s = self._began_at[lane] + REST_S - now
         return rest_s if rest_s >= _TICK_S else 0.0
@@ -154,13 +160,13 @@ class Company(Generic[OwnerT]):
         """Whether nothing more of those that flood is needed yet, where `size` waits."""
         if now >= self._crowded_until:
             return False
-        return size >= (1 + ROOMS_AHEAD * len(self._floods)) * self.room(now=now)
+        return size >= AHEAD_BYTES * len(self._floods)
 
     def has_too_much(self, owner: OwnerT, size: int, *, now: float) -> bool:
         """Whether he floods, and `size` of his that waits is all that may."""
         if now >= self._crowded_until or owner not in self._floods:
             return False
-        return size >= ROOMS_HELD * self.room(now=now)
+        return size >= AHEAD_BYTES_MAX
 
     def choose(
         self, waiting: Sequence[tuple[OwnerT, int]], *, now: float, lane: int = 0
@@ -201,6 +207,7 @@ class Company(Generic[OwnerT]):
         if gone:
             self._began_at[lane] = now
         if self.are_others(gone):
+            self._others_gap_s[lane] = now - self._others_at[lane]
             self._others_at[lane] = now
         return places
 

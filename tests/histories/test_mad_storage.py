@@ -14,7 +14,7 @@ from gateway.ports import WhichKey
 from gateway.routing import Answer
 from metadata.catalog import Group, Queue
 from push import limits
-from push.company import COMPANY_S, HELD_S, OTHERS_S, REST_S, ROOMS_HELD
+from push.company import AHEAD_BYTES_MAX, COMPANY_S, HELD_S, OTHERS_S, REST_S
 from push.errors import Refused, TocsinError, Unknown
 from push.message import Message
 from push.ports import Partition
@@ -428,8 +428,8 @@ async def test_who_floods_beside_others_is_refused_early(house: MadHouse) -> Non
     """P9, P12: on both sides of what may wait, and as long as there are others; those are not."""
     steady = await house.queue("steady")
     flood = await house.queue("flood", partitions=16)
-    most = ROOMS_HELD * limits.COMMIT_BYTES_CROWDED
-    for count, is_refused in ((most // 1000 - 20, False), (most // 1000 + 50, True)):
+    most = AHEAD_BYTES_MAX
+    for count, is_refused in ((most // 1050, False), (most // 1000, True)):
         house.storage.stall("append")
         answers = [house.submit(flood, large(1))]
         await asyncio.sleep(0.001)

@@ -7,14 +7,15 @@ from hypothesis import strategies as st
 
 from push import limits
 from push.company import (
+    AHEAD_BYTES,
+    AHEAD_BYTES_MAX,
     COMPANY_S,
     CROWD_BYTES_MIN,
     CROWD_SHARE,
     HELD_S,
+    OFTEN_S,
     OTHERS_S,
     REST_S,
-    ROOMS_AHEAD,
-    ROOMS_HELD,
     Company,
 )
 
@@ -197,25 +198,23 @@ def test_the_room_follows_what_small_commits_take_within_bounds() -> None:
         assert made.room(now=5.0) == pytest.approx(size, rel=0.01)
 
 
-def test_enough_waits_when_it_is_what_the_next_few_take() -> None:
+def test_enough_waits_when_the_records_of_a_flood_have_grown() -> None:
     """On both sides; two that flood have twice as much ahead; nobody floods: never."""
     made = crowd()
-    room = made.room(now=0.0)
-    assert made.has_enough((1 + ROOMS_AHEAD) * room, now=0.0)
-    assert not made.has_enough((1 + ROOMS_AHEAD) * room - 1, now=0.0)
+    assert made.has_enough(AHEAD_BYTES, now=0.0)
+    assert not made.has_enough(AHEAD_BYTES - 1, now=0.0)
     made = company()
     made.choose([("a", CROWD_BYTES_MIN), ("b", CROWD_BYTES_MIN), *LITTLE], now=0.1)
-    assert made.has_enough((1 + 2 * ROOMS_AHEAD) * room, now=0.1)
-    assert not made.has_enough((1 + 2 * ROOMS_AHEAD) * room - 1, now=0.1)
+    assert made.has_enough(2 * AHEAD_BYTES, now=0.1)
+    assert not made.has_enough(2 * AHEAD_BYTES - 1, now=0.1)
     assert not made.has_enough(1 << 40, now=0.1 + COMPANY_S)
 
 
-def test_who_floods_has_so_much_waiting_and_no_more() -> None:
+def test_a_flood_has_so_much_waiting_and_no_more() -> None:
     """P9: on both sides; whoever does not flood is not asked, nor anybody where nobody floods."""
     made = crowd()
-    most = ROOMS_HELD * made.room(now=0.0)
-    assert made.has_too_much("flood", most, now=0.0)
-    assert not made.has_too_much("flood", most - 1, now=0.0)
+    assert made.has_too_much("flood", AHEAD_BYTES_MAX, now=0.0)
+    assert not made.has_too_much("flood", AHEAD_BYTES_MAX - 1, now=0.0)
     assert not made.has_too_much("little", 1 << 40, now=0.0)
     assert not made.has_too_much("flood", 1 << 40, now=COMPANY_S)
 
@@ -239,9 +238,16 @@ def test_those_that_flood_get_nothing_while_others_have_something_under_way() ->
     assert not made.holds(others=True, now=0.0)
 
 
-def test_those_that_flood_rest_behind_whatever_began_as_long_as_others_come() -> None:
+def often(now: float = 0.0) -> Company[str]:
+    """One that is flooded, and others have just come for the second time in a short while."""
+    made = crowd(now - OFTEN_S)
+    made.choose([*FLOOD, *LITTLE], now=now)
+    return made
+
+
+def test_those_that_flood_rest_behind_whatever_began_as_long_as_others_come_often() -> None:
     """P8: on both sides of each bound; each lane for itself; with others they go at once."""
-    made = crowd()
+    made = often()
     assert made.rest_s(["flood"], now=0.001) == pytest.approx(REST_S - 0.001)
     assert made.rest_s(["flood"], now=REST_S) == 0.0
     assert made.rest_s(["flood", "little"], now=0.001) == 0.0
@@ -264,11 +270,21 @@ def test_those_that_flood_rest_behind_whatever_began_as_long_as_others_come() ->
     assert made.rest_s(["a"], now=0.0) == 0.0
 
 
+def test_a_flood_does_not_rest_for_those_who_come_rarely() -> None:
+    """P8: on both sides of how often they come."""
+    made = often()
+    made.choose_beside(LITTLE, now=OFTEN_S)
+    assert made.rest_s(["flood"], now=OFTEN_S + 0.001) > 0.0
+    made.choose_beside(LITTLE, now=2 * OFTEN_S + 0.001)
+    assert made.rest_s(["flood"], now=2 * OFTEN_S + 0.002) == 0.0
+    assert crowd().rest_s(["flood"], now=0.001) == 0.0
+
+
 def test_a_rest_is_over_when_the_clock_of_milliseconds_says_so() -> None:
     """As uvloop's does: sums of such times are not exact, and a timer of nothing fires at once, and
     again in every turn."""
-    made = crowd()
-    for began in range(900, 5_000):
+    made = often()
+    for began in range(10, 5_000):
         made.choose([*FLOOD, *LITTLE], now=began / 1000)
         ends = began + round(REST_S * 1000)
         assert made.rest_s(["flood"], now=ends / 1000) == 0.0

@@ -1,0 +1,242 @@
+"""A bulk load beside a trickle: `tocsin publish --file` keeps its rate, the trickle its latency.
+
+Queue `trickle` gets some messages a second on a schedule, published and handled with the SDK;
+the latency of a message counts from when it was due to the start of its handler. Queue `bulk` gets
+the lines of a file from the command. Each round has three stretches: the trickle alone, the load
+alone, and both together. Judged are the medians of the rounds' ratios. The broker has cores of its
+own and all clients share the others; the load gets what the trickle's clients leave there
+(SCHED_IDLE), alone and beside the trickle alike, as if it were on a machine of its own.
+"""
+
+import asyncio
+import json
+import os
+import tempfile
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any, Final
+
+import tocsin
+
+from loadtests.busy import IDLE, apart, give_way
+from loadtests.histogram import Histogram
+from loadtests.load import LoadFailed
+from loadtests.rest import Rest
+from loadtests.server import tocsin as command
+from loadtests.trial import Finding, Progress, broker, uncollected
+
+LINES: Final = 200_000
+RATE: Final = 50
+ROUNDS: Final = 5
+KEPT_MIN: Final = 0.4
+"""The least share of its rate alone that the load keeps beside the trickle."""
+P99_RATIO_MAX: Final = 2.0
+"""The most that the trickle's p99 grows by beside the load."""
+_ALONE_S: Final = 10.0
+_FOLDERS: Final = 2_000
+_WAIT_S: Final = 60.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much and how often."""
+
+    lines: int = LINES
+    rate: int = RATE
+    rounds: int = ROUNDS
+    alone_s: float = _ALONE_S
+    seed: int = 1
+
+
+@dataclass
+class _Found:
+    """Figures of all rounds."""
+
+    alone: Histogram = field(default_factory=Histogram)
+    beside: Histogram = field(default_factory=Histogram)
+    p99_ratios: list[float] = field(default_factory=list)
+    kept: list[float] = field(default_factory=list)
+    rates_alone: list[int] = field(default_factory=list)
+    rates_beside: list[int] = field(default_factory=list)
+
+
+class _Trickle:
+    """The queue that must not notice, through the SDK."""
+
+    def __init__(self, url: str, rate: int) -> None:
+        self._rate = rate
+        self._client = tocsin.connect(url)
+        self.latency = Histogram()
+        self.published = 0
+        self.handled = 0
+
+    async def __aenter__(self) -> "_Trickle":
+        await self._client.__aenter__()
+        await self._client.create_queue("trickle", partitions=4)
+        self._messages = self._client.subscribe("trickle", group="g")
+        await self._messages.__aenter__()
+        self._handling = asyncio.create_task(self._handle())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._handling.cancel()
+        await asyncio.gather(self._handling, return_exceptions=True)
+        await self._messages.__aexit__(None, None, None)
+        await self._client.__aexit__(None, None, None)
+
+    async def _handle(self) -> None:
+        async for message in self._messages:
+            self.latency.record(time.monotonic_ns() - message.body["due_ns"])
+            self.handled += 1
+            await message.ack()
+
+    async def run(self, until: asyncio.Event) -> None:
+        """Publish on the schedule until it is set; then until everything is handled."""
+        publishing: set[asyncio.Task[Any]] = set()
+        began_ns, sent = time.monotonic_ns(), 0
+        while not until.is_set():
+            due_ns = began_ns + sent * 1_000_000_000 // self._rate
+            await asyncio.sleep(max(0.0, (due_ns - time.monotonic_ns()) / 1e9))
+            one = self._client.publish("trickle", {"due_ns": due_ns}, key=f"k{sent % 100}")
+            publishing.add(asyncio.create_task(one))
+            sent += 1
+            self.published += 1
+            publishing = {task for task in publishing if not _is_stored(task)}
+        await asyncio.gather(*publishing)
+        deadline = time.monotonic() + _WAIT_S
+        while self.handled < self.published:
+            if self._handling.done():
+                self._handling.result()
+            if time.monotonic() > deadline:
+                raise LoadFailed(f"{self.published - self.handled} of the trickle did not come")
+            await asyncio.sleep(0.01)
+
+    async def run_for(self, seconds: float) -> None:
+        """As `run`, for so long."""
+        until = asyncio.Event()
+        asyncio.get_running_loop().call_later(seconds, until.set)
+        await self.run(until)
+
+
+def _is_stored(task: asyncio.Task[Any]) -> bool:
+    """Whether a publish has ended; one that failed raises."""
+    if task.done():
+        task.result()
+    return task.done()
+
+
+def write_lines(path: Path, count: int, seed: int) -> None:
+    """A file of JSON lines with a folder as their key, as a listing of a machine's files has."""
+    random = Random(seed)
+    with path.open("w") as file:
+        for number in range(count):
+            folder = f"/usr/share/folder-{random.randrange(_FOLDERS)}/of/some/depth"
+            line = {"folder": folder, "file": f"file-{number}.txt", "bytes": number}
+            file.write(json.dumps(line) + "\n")
+
+
+async def _load(url: str, path: Path) -> dict[str, Any]:
+    """The command's own summary. Raises LoadFailed."""
+    environment = {name: text for name, text in os.environ.items() if "TOCSIN" not in name}
+    process = await asyncio.create_subprocess_exec(
+        *command("--url", url, "publish", "bulk", "--file", str(path), "--json-lines",
+                 "--key-field", "folder", "--timeout", "10m", "--json"),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment,
+        preexec_fn=partial(give_way, IDLE),
+    )  # fmt: skip
+    try:
+        out, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode:
+        raise LoadFailed(f"tocsin publish: {errors.decode()[-400:]}")
+    summary: dict[str, Any] = json.loads(out)
+    return summary
+
+
+async def bulk(plan: Plan, progress: Progress) -> Finding:
+    """Run it."""
+    finding = Finding("bulk")
+    found = _Found()
+    with tempfile.TemporaryDirectory(prefix="tocsin-bulk-") as folder:
+        path = Path(folder) / "lines.jsonl"
+        write_lines(path, plan.lines, plan.seed)
+        async with broker("bulk") as server:
+            rest = Rest(server.url)
+            await rest.call("PUT", "/v1/queues/bulk", {"partitions": 16})
+            with uncollected(), apart(server.pid) as cores:
+                async with _Trickle(server.url, plan.rate) as trickle:
+                    await trickle.run_for(min(1.0, plan.alone_s))
+                    for _ in range(plan.rounds):
+                        await _round(server.url, path, trickle, found, plan, progress)
+                    handled, published = trickle.handled, trickle.published
+            described = await rest.call("GET", "/v1/queues/bulk")
+            rest.close()
+    counters = described["counters"]
+    finding.conditions |= {
+        "cores": cores, "lines": plan.lines, "trickle_per_s": plan.rate, "rounds": plan.rounds,
+    }  # fmt: skip
+    _conclude(finding, found)
+    finding.figures["bulk_refused"] = counters["refused"]
+    finding.check(
+        "every line was stored once", counters["published"] == 2 * plan.rounds * plan.lines,
+        f"{counters['published']:,} of {2 * plan.rounds * plan.lines:,}",
+    )  # fmt: skip
+    finding.check(
+        "every message of the trickle was handled", handled == published, f"{handled:,}"
+    )
+    return finding
+
+
+async def _round(
+    url: str, path: Path, trickle: _Trickle, found: _Found, plan: Plan, progress: Progress
+) -> None:
+    """The trickle alone, the load alone, both."""
+    trickle.latency.clear()
+    await trickle.run_for(plan.alone_s)
+    p99_alone = trickle.latency.percentile(99)
+    found.alone.add(trickle.latency)
+    alone = await _load(url, path)
+    trickle.latency.clear()
+    until = asyncio.Event()
+    loading = asyncio.create_task(_load(url, path))
+    loading.add_done_callback(lambda _: until.set())
+    await trickle.run(until)
+    beside = await loading
+    p99_beside = trickle.latency.percentile(99)
+    found.beside.add(trickle.latency)
+    rates = [round(load["published"] / load["seconds"]) for load in (alone, beside)]
+    found.rates_alone.append(rates[0])
+    found.rates_beside.append(rates[1])
+    found.kept.append(round(rates[1] / rates[0], 2))
+    found.p99_ratios.append(round(p99_beside / max(1, p99_alone), 2))
+    progress(
+        f"bulk: {rates[0]:,} lines/s alone, {rates[1]:,} beside the trickle "
+        f"({found.kept[-1]:.0%}); the trickle's p99 {p99_alone / 1e6:.1f} ms alone, "
+        f"{p99_beside / 1e6:.1f} beside the load ({found.p99_ratios[-1]:.2f} x)"
+    )
+
+
+def _conclude(finding: Finding, found: _Found) -> None:
+    finding.figures["bulk_alone_per_s"] = round(median(found.rates_alone))
+    finding.figures["bulk_beside_per_s"] = round(median(found.rates_beside))
+    finding.figures["bulk_kept"] = found.kept
+    for name, latency in (("alone", found.alone), ("beside", found.beside)):
+        for percent in (50, 99):
+            figure = round(latency.percentile(percent) / 1e6, 2)
+            finding.figures[f"trickle_{name}_p{percent}_ms"] = figure
+    finding.figures["trickle_p99_ratios"] = found.p99_ratios
+    kept, ratio = median(found.kept), median(found.p99_ratios)
+    finding.check(
+        f"the load keeps at least {KEPT_MIN:.0%} of its rate alone", kept >= KEPT_MIN,
+        f"{kept:.0%}, of {found.kept}", timed=True,
+    )  # fmt: skip
+    finding.check(
+        f"the trickle's p99 is at most {P99_RATIO_MAX:g} x its own alone", ratio <= P99_RATIO_MAX,
+        f"{ratio:.2f} x, of {found.p99_ratios}", timed=True,
+    )  # fmt: skip
