@@ -187,9 +187,7 @@ async def bulk(plan: Plan, progress: Progress) -> Finding:
         "every line was stored once", counters["published"] == 2 * plan.rounds * plan.lines,
         f"{counters['published']:,} of {2 * plan.rounds * plan.lines:,}",
     )  # fmt: skip
-    finding.check(
-        "every message of the trickle was handled", handled == published, f"{handled:,}"
-    )
+    finding.check("every message of the trickle was handled", handled == published, f"{handled:,}")
     return finding
 
 

@@ -223,7 +223,27 @@ async def test_who_looks_is_told_in_time_that_the_storage_does_not_answer(house:
                     assert answer.status_code == 503, (look, stalled)
                     assert answer.json()["code"] == "storage_unavailable"
             house.storage.well()
-    assert {name for name in READS if house.storage.calls[name]} >= READS - {"offset_at"}
+    unread = {"offset_at", "trimmable"}
+    assert {name for name in READS if house.storage.calls[name]} >= READS - unread
+
+
+@mad
+async def test_who_changes_what_is_kept_is_told_in_time_that_nobody_can_count(
+    house: MadHouse,
+) -> None:
+    """P12: how many messages a change deletes is asked of the storage; nothing changes until it has
+    answered."""
+    path = "/v1/queues/orders"
+    await house.queue("orders", retention_s=3600)
+    async with house.http() as http:
+        house.storage.stall("trimmable")
+        async with asyncio.timeout(limits.READ_DEADLINE_S + 0.01):
+            answer = await http.patch(path, json={"retention_s": 60})
+        assert (answer.status_code, answer.json()["code"]) == (503, "storage_unavailable")
+        house.storage.well()
+        assert (await http.get(path)).json()["settings"]["retention_s"] == 3600
+        assert (await http.patch(path, json={"retention_s": 60})).status_code == 200
+        assert (await http.get(path)).json()["settings"]["retention_s"] == 60
 
 
 # --- A queue that floods --------------------------------------------------------------------------
