@@ -173,7 +173,7 @@ async def bulk(plan: Plan, progress: Progress) -> Finding:
                 async with _Trickle(server.url, plan.rate) as trickle:
                     await trickle.run_for(min(1.0, plan.alone_s))
                     for _ in range(plan.rounds):
-                        await _round(server.url, path, trickle, found, plan, progress)
+                        await _round(server.url, path, trickle, found, plan=plan, progress=progress)
                     handled, published = trickle.handled, trickle.published
             described = await rest.call("GET", "/v1/queues/bulk")
             rest.close()
@@ -192,7 +192,7 @@ async def bulk(plan: Plan, progress: Progress) -> Finding:
 
 
 async def _round(
-    url: str, path: Path, trickle: _Trickle, found: _Found, plan: Plan, progress: Progress
+    url: str, path: Path, trickle: _Trickle, found: _Found, *, plan: Plan, progress: Progress
 ) -> None:
     """The trickle alone, the load alone, both."""
     trickle.latency.clear()
