@@ -56,7 +56,7 @@ class Plan:
     """What runs as the broker; another one is a negative control."""
 
 
-class _Taker(Client):
+class Taker(Client):
     """A consumer, or a reader of a whole queue, that remembers what it was given and has settled.
 
     `deaf`: it has left; what was on its way to it then is not its own any more.
@@ -175,7 +175,7 @@ class _Round:
     def __init__(self, url: str, name: str, plan: Plan, random: Random) -> None:
         self._url, self._name, self._plan, self._random = url, name, plan, random
         self._rest = Rest(url)
-        self._takers: list[_Taker] = []
+        self._takers: list[Taker] = []
         self._published = 0
 
     async def run(self, kind: Kind, outcome: Outcome) -> None:
@@ -207,8 +207,8 @@ class _Round:
                 type="publish", queue=self._name, messages=messages[first : first + 1000]
             )
 
-    async def _taker(self, credit: int, *, pause_s: float = 0.0) -> _Taker:
-        taker = _Taker(f"{self._name}-{len(self._takers)}", credit, pause_s=pause_s)
+    async def _taker(self, credit: int, *, pause_s: float = 0.0) -> Taker:
+        taker = Taker(f"{self._name}-{len(self._takers)}", credit, pause_s=pause_s)
         self._takers.append(taker)
         await taker.take(self._url, self._name, "workers")
         return taker
@@ -255,10 +255,10 @@ class _Round:
                 raise LoadFailed(f"{self._name}: the group still lags after {_DRAIN_S:.0f} s")
             await asyncio.sleep(0.05)
 
-    async def _letters(self) -> _Taker:
+    async def _letters(self) -> Taker:
         """All dead letters of the queue."""
         name = f"{self._name}.dead-letters"
-        reader = _Taker(f"{self._name}-reader", 10_000)
+        reader = Taker(f"{self._name}-reader", 10_000)
         try:
             found = await self._rest.call("GET", f"/v1/queues/{name}")
         except RuntimeError:
@@ -273,7 +273,7 @@ class _Round:
             await asyncio.sleep(0.01)
         return reader
 
-    def _judge(self, outcome: Outcome, reader: _Taker) -> None:
+    def _judge(self, outcome: Outcome, reader: Taker) -> None:
         outcome.rounds += 1
         outcome.published += self._published
         letters = [number for number, _, _ in reader.given]

@@ -24,6 +24,7 @@ from loadtests import (
     trial_console,
     trial_counted,
     trial_credentials,
+    trial_expiry,
     trial_fuzz,
     trial_guard,
     trial_guesses,
@@ -425,6 +426,18 @@ def overflow(rounds: int, kinds: tuple[trial_overflow.Kind, ...], seed: int, as_
     deliveries are in order, and nothing is both acked and dead-lettered. About ten minutes."""
     plan = trial_overflow.Plan(rounds, seed, kinds or trial_overflow.KINDS)
     _try(trial_overflow.overflow(plan, _progress), as_json)
+
+
+@trials.command()
+@click.option(
+    "--messages", type=click.IntRange(1000, 10_000_000), default=trial_expiry.MESSAGES,
+    show_default=True, help="Of the backlog.",
+)  # fmt: skip
+@_json
+def expiry(messages: int, as_json: bool) -> None:
+    """A backlog expires, and a fresh message stands behind it: how soon it is given, and how fast
+    the backlog moves to the dead letters."""
+    _try(trial_expiry.expiry(trial_expiry.Plan(messages), _progress), as_json)
 
 
 def _progress(text: str) -> None:
