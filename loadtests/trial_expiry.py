@@ -70,13 +70,15 @@ class Outcome:
 async def _publish(url: str, queue: str, case: Case, count: int) -> None:
     producer = Client(f"{queue}-producer")
     await producer.open(url, None)
-    places = asyncio.Semaphore(64)
+    places = asyncio.Semaphore(max(1, min(64, 16_000 // case.batch)))
 
     async def one(first: int) -> None:
         async with places:
             numbers = range(first, min(first + case.batch, count))
             messages = [{"key": f"k{n % case.keys}", "body": n, "ttl_s": TTL_S} for n in numbers]
-            await producer.ask(type="publish", queue=queue, messages=messages)
+            answer = await producer.ask(type="publish", queue=queue, messages=messages)
+            if b'"code":' in answer:
+                raise LoadFailed(f"{queue}: a publish was refused: {answer[:400]!r}")
 
     try:
         await asyncio.gather(*(one(first) for first in range(0, count, case.batch)))

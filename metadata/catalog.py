@@ -4,6 +4,7 @@ Pure: validation and the question which settings may change. Durations are secon
 """
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -199,6 +200,29 @@ def other_dead_letter_queue(name: str, named: str | None) -> str | None:
     """The queue that is named for the dead letters of the queue `name`, where it is not the one
     that belongs to it by its name: rights on `name` say nothing about it. None: it is."""
     return None if named in (None, name + DEAD_LETTERS) else named
+
+
+def check_circle(queue: Queue, find: Callable[[str], Queue | None]) -> None:
+    """Refuse dead letters that would come back to where they died, after however many queues.
+
+    `find`: the queue of a name. Those that are made for the first of their dead letters, and are
+    not there yet, have none of their own.
+
+    Raises:
+        Refused: invalid_request; the text has the circle.
+    """
+    way, at = [queue.name], dead_letter_name(queue)
+    while at not in way:
+        way.append(at)
+        found = find(at)
+        if found is None:
+            return
+        at = dead_letter_name(found)
+    if at == queue.name:
+        raise Refused(
+            "invalid_request",
+            f"dead_letter_queue: dead letters would go in a circle: {' → '.join([*way, at])}",
+        )
 
 
 def check_settings(name: str, settings: QueueSettings) -> None:

@@ -10,6 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,7 @@ from metadata.catalog import (
     Principal,
     Queue,
     QueueSettings,
+    check_circle,
     check_group_settings,
     check_name,
     check_settings,
@@ -173,6 +175,7 @@ class InProcessMetadata:
             hash_key=secrets.token_bytes(HASH_KEY_BYTES),
             clusters=self.placing(queue_id, settings),
         )
+        check_circle(queue, partial(self._index.find_queue, principal.tenant))
         await self._store.create([queue])
         self._index.put_queue(queue)
         self._tell(queue, None, deleted=False)
@@ -194,6 +197,8 @@ class InProcessMetadata:
         if settings == old.settings:
             return settings, old
         queue = msgspec.structs.replace(old, settings=settings)
+        if settings.dead_letter_queue != old.settings.dead_letter_queue:
+            check_circle(queue, partial(self._index.find_queue, principal.tenant))
         await self._store.change(queue)
         self._index.put_queue(queue)
         self._tell(queue, None, deleted=False)

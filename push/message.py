@@ -153,6 +153,11 @@ def _size(text: str, what: str) -> int:
         raise Refused("invalid_message", f"{what}: {error}") from None
 
 
+RESERVED: Final = "tocsin-"
+"""What names of headers begin with that the broker alone gives. [A client copies what a dead letter
+says of itself into a new message, and whoever looks for letters is told where another one died.]"""
+
+
 def _check_rare(message: Message) -> None:
     if message.id is not None and not 0 < _size(message.id, "id") <= limits.ID_BYTES_MAX:
         raise Refused("invalid_message", f"an id has 1 to {limits.ID_BYTES_MAX} bytes")
@@ -167,6 +172,13 @@ def _check_rare(message: Message) -> None:
     if message.sent_unix_ms is not None and not 0 <= message.sent_unix_ms < 1 << 53:
         raise Refused("invalid_message", "sent_unix_ms is a time in milliseconds since 1970")
     if message.headers is not None:
+        reserved = [name for name in message.headers if name.lower().startswith(RESERVED)]
+        if reserved:
+            raise Refused(
+                "invalid_message",
+                f"header {reserved[0][:80]!r}: names that begin with {RESERVED} are the broker's; "
+                "leave them out",
+            )
         if len(message.headers) > limits.HEADERS_MAX:
             raise Refused("invalid_message", f"at most {limits.HEADERS_MAX} headers")
         size = sum(

@@ -202,16 +202,14 @@ async def test_a_full_queue_takes_the_first_ones_and_keeps_the_order(house: Hous
     queue = await mortal(house)
     await bury(house, queue, [message(n) for n in (0, int("1" * 700), 2, 3)])
     await house.broker.upkeep.purge(ANYBODY, queue, None)
-    settings = QueueSettings(partitions=1, attempts_max=1, bytes_max=500)
-    queue, _ = await house.broker.create_queue(ANYBODY, "orders", settings)
+    queue = await house.set_queue(bytes_max=500)
     with pytest.raises(Refused, match="1 messages went back, and then") as refused:
         await redrive(house, queue)
     assert refused.value.code.name == "queue_full"
     assert [one.offset for one in await dead(house, queue)] == [1, 2, 3]
     with pytest.raises(Refused, match="queue_full"):
         await redrive(house, queue)
-    settings = QueueSettings(partitions=1, attempts_max=1)
-    queue, _ = await house.broker.create_queue(ANYBODY, "orders", settings)
+    queue = await house.set_queue(bytes_max=0)
     assert await redrive(house, queue) == 3
     assert [body for body, _ in await stands(house, queue)] == [0, int("1" * 700), 2, 3]
 
@@ -284,6 +282,27 @@ async def test_what_dies_again_is_a_letter_again(house: House) -> None:
     (again,) = await dead(house, queue)
     assert (again.id, again.origin.offset, again.headers) == ("i", 1, None)
     assert await redrive(house, queue) == 1
+
+
+async def test_a_letter_that_died_among_the_dead_letters_goes_back_the_way_it_came(
+    house: House,
+) -> None:
+    """P1: to the first dead-letter queue, where it says again what it said there, and from there to
+    the first queue."""
+    queue = await mortal(house)
+    first = await house.queue(DEAD, attempts_max=1, dead_letter_queue="second")
+    await bury(house, queue, [message(0, "a", id="i", headers={"own": "x"})])
+    undertaker = await house.group(first, "undertaker")
+    session, consumer = await house.subscribe(first, undertaker)
+    consumer.nack(delivery((await session.take(1))[0][0]), 0, None)
+    await eventually(lambda: house.broker.dead_letters.moved_total == 2)
+    consumer.leave()
+    (letter,) = await dead(house, first)
+    assert [one.queue for one in (*letter.earlier, letter.origin)] == [queue.name, first.name]
+    assert await redrive(house, first) == 1
+    *_, back = await dead(house, queue)
+    assert (back.id, back.origin.queue, back.headers) == ("i", queue.name, {"own": "x"})
+    assert back.offset == 1, "it is another letter than the one that died there"
 
 
 async def test_without_dead_letters_nothing_goes_back(house: House) -> None:

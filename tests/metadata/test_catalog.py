@@ -11,6 +11,7 @@ from metadata.catalog import (
     Queue,
     QueueSettings,
     check_change,
+    check_circle,
     check_group_settings,
     check_name,
     check_settings,
@@ -169,3 +170,25 @@ def test_the_index_forgets_a_queue_with_its_groups() -> None:
     index = CatalogIndex([queue("a")])
     assert index.remove_queue(queue("a")) == []
     assert (len(index), index.queues("default"), index.queue("aaaaaaaaaa")) == (0, [], None)
+
+
+def test_dead_letters_do_not_go_in_a_circle() -> None:
+    """However many queues it has; one that is not there yet has no dead letters of its own."""
+    there = {
+        name: catalog_queue(name, dead)
+        for name, dead in {"b": "c", "c": "a", "d": None, "x": "y", "y": "x"}.items()
+    }
+    with pytest.raises(Refused, match="a → b → c → a"):
+        check_circle(catalog_queue("a", "b"), there.get)
+    check_circle(catalog_queue("a", "d"), there.get)
+    check_circle(catalog_queue("a", "new"), there.get)
+    check_circle(catalog_queue("a", "x"), there.get)  # a circle of before, and not its own
+
+
+def catalog_queue(name: str, dead_letters: str | None) -> Queue:
+    """A queue whose dead letters go there."""
+    return Queue(
+        queue_id=name, name=name, tenant="t", holder="h", created_unix_ms=0,
+        settings=QueueSettings(dead_letter_queue=dead_letters), ring_epoch=1, members=(0,),
+        hash_key=bytes(16),
+    )  # fmt: skip

@@ -51,6 +51,7 @@ def headers(count: int, size: int) -> dict[str, str]:
 
 GOOD = {
     "the least": message(),
+    "a header that is nearly reserved": message(headers={"tocsin": "x", "x-tocsin-dead": "y"}),
     "body of the largest size": message(b'"' + b"x" * (BYTES_MAX - 2) + b'"'),
     "binary body of the largest size": Message(
         body_base64=base64.b64encode(bytes(BYTES_MAX)).decode()
@@ -75,6 +76,10 @@ GOOD = {
 }
 
 BAD = {
+    "a header of the broker's own": (
+        message(headers={"Tocsin-Dead-Letter-Queue": "x"}),
+        "invalid_message",
+    ),
     "no body": (Message(), "invalid_message"),
     "two bodies": (message(b"1", body_base64=""), "invalid_message"),
     "body one byte over": (message(b'"' + b"x" * (BYTES_MAX - 1) + b'"'), "message_too_large"),
