@@ -30,7 +30,7 @@ from push.ring import key_hash
 from push.unparking import Verb
 
 DECIDE_TIMEOUT_S: Final = 20.0
-"""For a decision to become durable; a skip waits for the dead-letter queue."""
+"""For a decision to become durable."""
 AT_ONCE: Final = 64
 """Partitions in which a decision is under way at a time: one whose owner is silent holds up no
 other."""
@@ -131,8 +131,10 @@ class Parking:
         decided = {(number, _name(key)) for number, one in pursuits.items() for key in one.decided}
         if not decided and errors:
             raise next(iter(errors.values()))
-        if not decided and not which.every:
-            raise Refused("not_parked", f"{which} was unparked by somebody else meanwhile")
+        others = {number: one.others for number, one in pursuits.items() if one.others}
+        if not decided and others:
+            what = "all of it" if which.every else str(which)
+            raise Refused("not_parked", f"{what} was unparked by somebody else meanwhile")
         refused = [
             RefusedKeys(
                 partition=number,
@@ -142,10 +144,19 @@ class Parking:
             )
             for number, error in errors.items()
         ]
+        refused += [
+            RefusedKeys(
+                partition=number,
+                keys=count,
+                code="not_parked",
+                detail="somebody else has decided about these meanwhile",
+            )
+            for number, count in others.items()
+        ]
         return Decided(
             decision=verb,
             keys=[key for key in keys if (key.partition, key.key_hash) in decided],
-            keys_parked=len(found) - len(now) + sum(one.keys for one in refused),
+            keys_parked=len(found) - len(now) + sum(len(one.left) for one in pursuits.values()),
             refused=refused,
         )
 

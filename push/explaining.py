@@ -112,8 +112,8 @@ def waits_of(
 
 
 def waiting_in(line: Line) -> int:
-    """How many messages wait in a line, not in flight."""
-    held = len(line.waiting) + len(line.leaving) + len(line.dying)
+    """How many messages wait in a line, neither in flight nor on the way to the dead letters."""
+    held = len(line.waiting) + len(line.leaving)
     return held + line.aside + line.aside_unwritten
 
 

@@ -3,8 +3,11 @@
     left ──an owner says: durable──▶ decided
       │ ◀─it ended, and the key is parked as it was: nothing happened──┐
       ├──an owner took it up, or may have ─────────────────────────────┤
-      └──the key is not parked as it was: decided, if an owner took it up for this; not known, if
-         one was asked that never answered; else it was somebody else's
+      └──the key is not parked as it was: not known, if an owner took it up for this or was asked,
+         and never said that it is durable; else it was somebody else's
+
+That an owner took it up does not say that it decided: it may have ended before, and the next one
+carried out what somebody else wanted. [A skip is answered as done, and the key was retried.]
 
 A key is meant as it was parked when the operator decided: with the moment of its parking. What was
 parked anew since is another one. So a decision counts at most once, however often it is asked for.
@@ -27,6 +30,8 @@ class Pursuit:
         """By this decision, durably."""
         self.unknown: set[int] = set()
         """Not parked any more, perhaps by this decision."""
+        self.others = 0
+        """How many somebody else has decided about meanwhile."""
         self._taken_up: set[int] = set()
         self._asked: dict[int, int] = {}
         """Key → the epoch whose owner may have taken it up, and has not said so."""
@@ -66,10 +71,10 @@ class Pursuit:
                     del self._asked[key]  # that owner can write nothing any more
                 continue
             del self.left[key]
-            if key in self._taken_up:
-                self.decided.add(key)
-            elif key in self._asked:
+            if key in self._taken_up or key in self._asked:
                 self.unknown.add(key)
+            else:
+                self.others += 1
 
     def give_up(self) -> None:
         """Nobody is asked any more: of what an owner may have taken up nothing will be known."""

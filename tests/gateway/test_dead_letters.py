@@ -8,6 +8,7 @@ import pytest
 
 from metadata.catalog import ANYBODY, QueueSettings
 from tests.histories.house import House, delivery, eventually, message
+from tests.histories.test_pulling import pull
 
 
 async def exhausted(house: House, **settings: Any) -> None:
@@ -106,3 +107,32 @@ async def test_the_dead_letters_of_dead_letters_are_parked(house: House) -> None
     described = await house.broker.describe_group(ANYBODY, dead, "undertaker")
     assert described["keys_parked"] == 1
     assert not there(house, "orders.dead-letters.dead-letters")
+
+
+async def letters_of(house: House, count: int) -> list[Any]:
+    """The bodies of so many dead letters, in their order."""
+    await eventually(lambda: house.broker.dead_letters.moved_total == count)
+    session, _ = await house.read(house.find("orders.dead-letters"), start="earliest")
+    return await session.get(count)
+
+
+async def test_letters_of_a_key_stand_in_the_order_of_the_log(house: House) -> None:
+    """P3: in whichever order one call nacks them."""
+    queue = await house.queue(attempts_max=1)
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message(n) for n in range(4)])
+    places = [place for place, _, _ in await session.take(4)]
+    consumer.nack([[*places[n], places[n][3]] for n in (3, 2, 1, 0)], None, None)
+    assert await letters_of(house, 4) == [0, 1, 2, 3]
+
+
+async def test_letters_of_pulled_messages_stand_in_the_order_of_the_log(house: House) -> None:
+    """P3, R24: likewise."""
+    queue = await house.queue(attempts_max=1)
+    group = await house.group(queue)
+    await house.publish(queue, [message(n) for n in range(4)])
+    receipts = [one.receipt for one in await pull(house, queue, group)]
+    assert len(receipts) == 4
+    await house.broker.pulls.nack(queue, group, [receipts[n] for n in (3, 2, 1, 0)], None)
+    assert await letters_of(house, 4) == [0, 1, 2, 3]

@@ -102,6 +102,10 @@ class Model:
             else:
                 self.dying.add(where)
 
+    def alive(self, number: int, key: str) -> list[int]:
+        """What of the key is left, but for what goes to the dead letters."""
+        return sorted(o for o in self.left[key] if (number, o) not in self.dying)
+
     def begin_anew(self, left: dict[str, dict[int, None]]) -> None:
         """Sought or purged: nothing of before counts."""
         self.changes += 1
@@ -361,16 +365,19 @@ class History:
         """What holds at every moment."""
         number = self.places[key]
         dying = sorted(where for where in model.dying if self.keys[where] == key)
-        known = one.messages.in_flight + one.messages.waiting
+        known = one.messages.in_flight + one.messages.waiting + one.messages.dying
         for where in dying[: max(0, len(model.left[key]) - known)]:
             model.dying.discard(where)  # no frame tells that they have arrived, in their order
             model.settled(where, key)
-        left = sorted(model.left[key])
+        left = model.alive(number, key)
         flying = [offset for offset in left if (number, offset) in model.open]
         told = f"{one.group} {key}: {one} but {left}, in flight {flying}"
         assert one.is_exact, told
         assert one.messages.in_flight == len(flying), told
         assert one.messages.waiting == len(left) - len(flying), told
+        if one.waits_for == "dead_letter":
+            assert one.head is not None, told
+            return
         assert (one.head.offset if one.head is not None else None) == min(left, default=None), told
         assert len(set(one.also)) == len(one.also), told
         assert one.waits_for not in one.also, told
@@ -390,6 +397,8 @@ class History:
 
     def _reason(self, model: Model, one: KeyInGroup, key: str, *, paused: bool) -> str:
         """ "": it is right."""
+        if one.waits_for == "dead_letter":
+            return ""  # of what was skipped, too, which is settled for the model
         reasons = [one.waits_for, *one.also]
         wanted = self._wanted(model, one, key, paused=paused)
         if one.waits_for in wanted:
@@ -401,7 +410,8 @@ class History:
         return f"{one.group} {key}: {one} instead of {wanted}"
 
     def _wanted(self, model: Model, one: KeyInGroup, key: str, *, paused: bool) -> set[str]:
-        number, left = self.places[key], sorted(model.left[key])
+        number = self.places[key]
+        left = model.alive(number, key)
         if key in model.parked:
             return {"in_flight"} if (number, left[0]) in model.open else {"parked"}
         if not left:
@@ -416,7 +426,7 @@ class History:
         return self._without_room(model, one, number)
 
     def _others(self, model: Model, key: str, one: KeyInGroup, *, paused: bool) -> set[str]:
-        if not model.left[key]:
+        if not model.alive(self.places[key], key):
             return set()
         return {"paused"} if paused else set()
 
@@ -456,7 +466,7 @@ class History:
         when it left waits for the next one to come upon it."""
         runtimes = self.house.broker.groups.runtimes
         mine = [runtimes[g.group_id] for g in self.groups.values() if g.group_id in runtimes]
-        return any(slot.delivery.waiting.dying for one in mine for slot in one.slots.values())
+        return any(slot.delivery.waiting.dead_count for one in mine for slot in one.slots.values())
 
 
 class _End:

@@ -358,9 +358,7 @@ async def test_messages_between_gateways_may_be_lost(two: Make) -> None:
 async def test_messages_about_parked_keys_may_be_lost(two: Make) -> None:
     """R10: likewise."""
     here = await two()
-    await here.a.broker.put_group(
-        ANYBODY, here.queue, "billing", GroupSettings(on_exhausted="park", attempts_max=1), None
-    )
+    await here.a.group(here.queue, "billing", on_exhausted="park", attempts_max=1)
     session, consumer = await here.a.subscribe(here.queue, (await here.a.learn())[1])
     await here.a.publish(here.queue, numbered(1))
     consumer.nack(delivery((await session.take(1))[0][0]), 0, None)

@@ -29,7 +29,8 @@ def test_what_an_owner_answers_counts_as_it_says() -> None:
     one.answered([A, B, C], SETTLED + STALE + PERHAPS)
     assert known(one) == ({A}, set(), {B, C})
     one.look([], epoch=1)
-    assert known(one) == ({A, C}, set(), set()), "B was somebody else's, C was taken up for this"
+    assert known(one) == ({A}, {C}, set()), "C was taken up, and nobody said that it is durable"
+    assert one.others == 1, "B was somebody else's"
 
 
 def test_what_was_taken_up_and_is_parked_as_it_was_did_not_happen() -> None:
@@ -48,7 +49,16 @@ def test_what_was_parked_anew_is_not_what_is_meant() -> None:
     one.took_up(A)
     one.asked([B], epoch=1)
     one.look([parked(key, since=101) for key in (A, B, C)], epoch=1)
-    assert known(one) == ({A}, {B}, set())
+    assert known(one) == (set(), {A, B}, set())
+
+
+def test_what_was_taken_up_may_have_been_decided_by_somebody_else() -> None:
+    """P5, R5: its owner ended before it was durable, and the next one did what another operator
+    wanted. [A skip is answered as done, and the key was retried.]"""
+    one = pursuit(A)
+    one.took_up(A)
+    one.look([], epoch=2)
+    assert known(one) == (set(), {A}, set())
 
 
 def test_what_was_asked_and_never_answered_is_unknown_when_it_is_not_parked_any_more() -> None:
