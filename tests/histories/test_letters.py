@@ -14,7 +14,7 @@ import pytest
 from gateway.asking import Asking
 from gateway.inboxes import Inboxes
 from gateway.ports import PulledMessage, PullSettled, WhichKey
-from metadata.catalog import ANYBODY, Group, GroupSettings, Queue
+from metadata.catalog import ANYBODY, Group, Queue
 from push import limits
 from push.errors import Refused, Unknown
 from push.letters import ASKER_CHARS, PERHAPS, SETTLED, STALE, Inbox, Letter
