@@ -16,6 +16,8 @@ PAUSE_S: Final = 0.5
 """Before a part that has ended is started again; twice as long each time that it ends soon."""
 PAUSE_S_MAX: Final = 30.0
 SOON_S: Final = 10.0
+SAID_S: Final = 2.0
+"""A pause of so long is said."""
 
 
 class PartFailed(RuntimeError):
@@ -69,7 +71,7 @@ class Part:
             self._pause_s = PAUSE_S if lived_s > SOON_S else again_s
             pause_s = max(self._pause_s, self.stays_down_s)
             self._due_at = now + pause_s
-            when = f" in {pause_s:.0f} s" if pause_s >= 1 else ""
+            when = f" in {pause_s:.0f} s" if pause_s >= SAID_S else ""
             return f"{self.name} {ending(self.program.exit_code())}, and is started again{when}"
         if now >= self._due_at:
             self.start(now)

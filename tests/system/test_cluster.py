@@ -91,6 +91,24 @@ def gone(some: dict[str, int]) -> bool:
     return True
 
 
+def assert_a_killed_primary_is_replaced(run: Any, pid: int, settings: str) -> None:
+    """It stays down for longer than the failover takes: else it would be primary again, and there
+    were nothing to see."""
+    os.kill(pid, signal.SIGKILL)
+    said = run.line()["text"]
+    assert said == "store-one-1 was ended by signal 9, and is started again in 15 s"
+
+    def has_another() -> bool:
+        try:
+            (one,) = [cluster for cluster in clusters(settings) if cluster["name"] == "one"]
+        except AssertionError:  # nobody answers for it before
+            return False
+        return {"away", "primary"} <= {server["state"] for server in one["servers"]}
+
+    until(has_another, "a replica is primary")
+    assert run.line()["text"].startswith("store-one-1 is ready again, process ")
+
+
 def test_a_cluster_starts_goes_on_and_leaves_nothing(tmp_path: Path) -> None:
     """A part that is killed is started again, and said; an operator's commands can be tried."""
     with running(tmp_path / "cluster") as run:
@@ -121,6 +139,7 @@ def test_a_cluster_starts_goes_on_and_leaves_nothing(tmp_path: Path) -> None:
                 f"{shown['url']}/v1/queues/q/messages", json={"messages": messages}, timeout=30
             )
             assert "offset" in answer.json()["results"][0]
+        assert_a_killed_primary_is_replaced(run, found["store-one-1"], settings)
         assert run.end() == 0
         assert gone(found)
         assert not run.folder.exists()
