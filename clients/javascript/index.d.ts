@@ -90,8 +90,9 @@ export interface ConnectionEvent extends CustomEvent {
 
 export interface NewMessage {
   /**
-   * Any JSON-able value, or bytes: an ArrayBuffer, a typed array, a DataView. As JSON.stringify has
-   * it: fields that are undefined are left out, NaN and the infinities become null.
+   * Any value that JSON can say, or bytes: an ArrayBuffer, a typed array, a DataView. Fields that
+   * are undefined are left out, as JSON.stringify has it; NaN, a Map or a Set, bytes or functions
+   * inside of it are refused (InvalidRequest).
    */
   body: unknown;
   /** Messages of one key stay in order; without one none is promised. */

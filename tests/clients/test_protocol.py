@@ -1,7 +1,13 @@
 """The client and the broker speak the same: each side's frames in the other side's decoder."""
 
+import math
 import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -57,6 +63,68 @@ def test_the_broker_understands_a_publish() -> None:
     assert (publish.sequence, publish.resolved, publish.queue) == (40, 38, 'q"')
     assert [bytes(message.body) for message in publish.messages] == [b'{"a":[1,null]}', b"", b"1e5"]
     assert publish.messages[1].body_base64 == "AP8="
+
+
+@dataclass
+class Order:
+    total: float
+    items: list[Any]
+
+
+class Kind(Enum):
+    A = "a"
+
+
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        (math.nan, "body: nan has no JSON form"),
+        ({"a": [1, {"b": -math.inf}]}, "body.a[1].b: -inf has no JSON form"),
+        ([{"total": math.nan}], r"body\[0\].total: nan"),
+        (Order(math.nan, []), "body.total: nan"),
+        ({"order": Order(1.0, [b"x"])}, r"body.order.items\[0\]: bytes inside"),
+        ({"a": memoryview(b"x")}, "body.a: bytes inside"),
+        ({1: "a"}, "body: the key 1 is no text"),
+        ({"a": {2.5: 0}}, "body.a: the key 2.5 is no text"),
+        ({b"x": 0}, "body: the key b'x' is no text"),
+        ({None: 0}, "body"),
+        (iter([1]), "body"),
+        (lambda: 1, "body"),
+        (1j, "body"),
+        (CYCLE, "body"),
+        ("\ud800", "body"),
+        ({"\udc00": 1}, "body"),
+    ],
+)
+def test_what_json_would_show_as_something_else_is_refused(body: Any, what: str) -> None:
+    """P2: before anything is sent, with the place; a message beside it is not touched."""
+    with pytest.raises(errors.InvalidRequest, match=what):
+        encode_message(NewMessage(body))
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"at": datetime(2026, 1, 1, tzinfo=UTC)}, b'{"at":"2026-01-01T00:00:00Z"}'),
+        ({"price": Decimal("1.10")}, b'{"price":"1.10"}'),
+        (
+            {"kinds": [Kind.A], "set": {1}, "pair": (1, 2)},
+            b'{"kinds":["a"],"set":[1],"pair":[1,2]}',
+        ),
+        (Order(1.5, [None, True]), b'{"total":1.5,"items":[null,true]}'),
+        (msgspec.Raw(b"1e5"), b"1e5"),
+        ({"as it is": msgspec.Raw(b"[null]")}, b'{"as it is":[null]}'),
+        (Order(1.0, [msgspec.Raw(b"2")]), b'{"total":1.0,"items":[2]}'),
+        (2**70, b"1180591620717411303424"),
+        (None, b"null"),
+    ],
+)
+def test_what_json_can_say_goes_as_ever(body: Any, text: bytes) -> None:
+    assert encode_message(NewMessage(body)) == b'{"body":%b}' % text
 
 
 def test_the_client_understands_every_example_of_the_protocol() -> None:

@@ -6,6 +6,7 @@
 
 import { between, Deferred, Timer } from "./environment.js";
 import { brokerError, BrokerError, CannotConnect, InvalidRequest, wordsOf } from "./errors.js";
+import { lossIn } from "./outgoing.js";
 import { freshToken, headersOf, refusal, slowestMs, textInParts } from "./requesting.js";
 
 /** For an answer, in seconds; a pull's `waitS` comes on top. */
@@ -135,6 +136,8 @@ function contentOf(body) {
   if (text === undefined) {
     throw new InvalidRequest("invalid_request", "the body has no JSON form");
   }
+  const lost = lossIn(body, "the request");
+  if (lost !== null) throw new InvalidRequest("invalid_request", lost);
   return text;
 }
 

@@ -53,7 +53,81 @@ function bodyText(body) {
     throw refused(`the body has no JSON form: it is ${typeof body}; null is sent as null`);
   }
   if (hasHalves(text)) throw refused("the body has a text with half a surrogate pair");
+  const lost = lossIn(body, "body");
+  if (lost !== null) throw refused(lost);
   return text;
+}
+
+/** What JSON shows as {}, or not as what it is, by `Object.prototype.toString`. */
+const NOT_JSON = new Set([
+  "Map", "Set", "WeakMap", "WeakSet", "WeakRef", "Promise", "RegExp", "Error", "ArrayBuffer",
+  "SharedArrayBuffer", "Generator", "AsyncGenerator", "Map Iterator", "Set Iterator",
+  "Array Iterator", "Blob", "File", "FormData", "Headers", "URLSearchParams",
+]);
+
+/**
+ * What would be sent as something else than it is, with the way to it from `name`; null: nothing.
+ * `JSON.stringify` has taken the value before. A field that is undefined is left out, as ever, and
+ * what has a `toJSON` says itself what it is.
+ *
+ * @param {any} value
+ * @param {string} name
+ * @returns {string | null}
+ */
+export function lossIn(value, name) {
+  const found = lossOf(value);
+  if (found === null) return null;
+  const steps = found.way.reverse().map((step) =>
+    typeof step === "number" ? `[${step}]` : `.${step}`,
+  );
+  return `${name}${steps.join("")}: ${found.what}`;
+}
+
+const lost = (what) => ({ what, way: [] });
+
+/** @returns {{what: string, way: (string | number)[]} | null} */
+function lossOf(value) {
+  switch (typeof value) {
+    case "number":
+      return Number.isFinite(value) ? null : lost(`${value} has no JSON form`);
+    case "function":
+    case "symbol":
+      return lost(`a ${typeof value} has no JSON form`);
+    case "object":
+      return value === null ? null : lossOfObject(value);
+    default:
+      return null;
+  }
+}
+
+function lossOfObject(value) {
+  if (Array.isArray(value)) {
+    for (let at = 0; at < value.length; at += 1) {
+      const item = value[at];
+      const found = item === undefined ? lost("undefined would be null") : lossOf(item);
+      if (found !== null) return inside(found, at);
+    }
+    return null;
+  }
+  if (typeof value.toJSON === "function") {
+    if (value instanceof Date && Number.isNaN(value.getTime())) return lost("an invalid Date");
+    const said = value.toJSON("");
+    return said === value ? null : lossOf(said);
+  }
+  const tag = Object.prototype.toString.call(value).slice("[object ".length, -1);
+  if (ArrayBuffer.isView(value)) return lost("bytes inside a JSON value: let them be the body");
+  if (NOT_JSON.has(tag)) return lost(`a ${tag} has no JSON form`);
+  if (tag === "Number") return lossOf(value.valueOf());
+  for (const name of Object.keys(value)) {
+    const found = lossOf(value[name]);
+    if (found !== null) return inside(found, name);
+  }
+  return null;
+}
+
+function inside(found, step) {
+  found.way.push(step);
+  return found;
 }
 
 function bytesOf(body) {
@@ -101,7 +175,8 @@ function check(message) {
     throw refused("sentUnixMs is a whole number");
   }
   const areTexts = (texts) => Object.entries(texts).flat().every(isText);
-  if (!isAbsent(headers) && !(isObject(headers) && areTexts(headers))) {
+  const areThere = !isAbsent(headers);
+  if (areThere && !(isObject(headers) && areTexts(headers) && lossIn(headers, "") === null)) {
     throw refused("headers map text to text");
   }
 }

@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { Http } from "../src/http.js";
 import { connect } from "../src/index.js";
 import { encodeMessage, fromBase64, toBase64 } from "../src/outgoing.js";
 import { checkedUrl } from "../src/requesting.js";
@@ -32,6 +33,49 @@ test("what has no JSON form is refused before anything is sent", () => {
   }
   assert.equal(encodeMessage({ body: "\\ud800 😀" }), '{"body":"\\\\ud800 😀"}');
   assert.equal(encodeMessage({ body: null, key: "a" }), '{"key":"a","body":null}');
+});
+
+test("what JSON would show as something else is refused, with its place (P2)", () => {
+  class Order {
+    total = NaN;
+  }
+  // eslint-disable-next-line no-sparse-arrays
+  const sparse = [1, , 2];
+  for (const [body, what] of [
+    [NaN, "body: NaN"], [{ a: [1, { b: -Infinity }] }, "body.a[1].b: -Infinity"],
+    [new Order(), "body.total: NaN"], [Object(NaN), "body: NaN"],
+    [new Map([["a", 1]]), "body: a Map"], [{ tags: new Set([1]) }, "body.tags: a Set"],
+    [[Promise.resolve(1)], "body[0]: a Promise"], [{ why: new Error("no") }, "body.why: a Error"],
+    [[/a/], "body[0]: a RegExp"], [new Map().entries(), "body: a Map Iterator"],
+    [{ raw: new Uint8Array(2) }, "body.raw: bytes"], [[new ArrayBuffer(2)], "body[0]: a ArrayBuffer"],
+    [[new Date(NaN)], "body[0]: an invalid Date"], [{ toJSON: () => NaN }, "body: NaN"],
+    [[undefined], "body[0]: undefined"], [sparse, "body[1]: undefined"],
+    [{ run() {} }, "body.run: a function"], [[Symbol("a")], "body[0]: a symbol"],
+  ]) {
+    const refused = { name: "InvalidRequest", code: "invalid_message" };
+    assert.throws(() => encodeMessage({ body }), refused, what);
+    assert.throws(() => encodeMessage({ body }), (error) => error.message.includes(what), what);
+  }
+  const headers = new Map([["a", "b"]]);
+  assert.throws(() => encodeMessage({ body: 1, headers }), { code: "invalid_message" });
+});
+
+test("what JSON can say goes as ever", () => {
+  class Point {
+    x = 1;
+    y = undefined;
+  }
+  const at = new Date(0);
+  const own = Object.assign(Object.create(null), { a: [null, true, "\u2028"] });
+  for (const body of [new Point(), { at }, own, [Object(1), Object("a")], { toJSON: () => 7 }, -0]) {
+    assert.equal(encodeMessage({ body }), `{"body":${JSON.stringify(body)}}`);
+  }
+});
+
+test("a setting that is no number is not sent as null", async () => {
+  const http = new Http(URL, undefined, answering(200, "{}"));
+  const refused = { name: "InvalidRequest" };
+  await assert.rejects(http.request("PUT", "/v1/queues/q", { lease_s: NaN }), refused);
 });
 
 test("a field of a message that is wrong or unknown is refused by itself", () => {

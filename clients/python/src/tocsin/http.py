@@ -22,7 +22,8 @@ from tocsin.answers import (
 )
 from tocsin.calling import TIMEOUT_S, object_of, path_to
 from tocsin.carrier import SLOWEST_BYTES_PER_S
-from tocsin.errors import Busy, CannotConnect
+from tocsin.errors import Busy, CannotConnect, InvalidRequest
+from tocsin.json_form import loss_in
 from tocsin.message import Content
 from tocsin.requesting import Token, bearer, checked_token, fresh_token, open_http, refusal
 from tocsin.settings import GroupSettings, QueueChange, QueueSettings
@@ -118,7 +119,7 @@ class Http(Upkeep):
         headers = bearer(await fresh_token(self._token))
         content = None
         if body is not None:
-            content = wire.encode(body)
+            content = _encoded(body)
             headers["Content-Type"] = "application/json"
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + timeout_s
@@ -290,6 +291,17 @@ class Http(Upkeep):
     ) -> Settled:
         path = f"{path_to('queues', queue, 'groups', group)}/{verb}"
         return _SETTLED.decode(await self.request("POST", path, body))
+
+
+def _encoded(body: object) -> bytes:
+    try:
+        content = wire.encode(body)
+        lost = loss_in(body, "the request")
+    except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        raise InvalidRequest("invalid_request", f"it has no JSON form: {error}") from error
+    if lost is not None:
+        raise InvalidRequest("invalid_request", lost)
+    return content
 
 
 _PULLED: Final = msgspec.json.Decoder(_PullAnswer)

@@ -8,16 +8,18 @@ import msgspec
 
 from tocsin import wire
 from tocsin.errors import InvalidRequest
+from tocsin.json_form import loss_in
 
 
 class NewMessage(msgspec.Struct):
     """A message to be published.
 
-    `body`: any JSON-able value (dataclasses, msgspec structs and datetimes included; NaN and the
-    infinities become null), `bytes` for a binary body, or `msgspec.Raw` for JSON text that is sent
-    as it is. `key` orders: messages of one key arrive in the order of their publishing. `id` makes
-    publishing repeatable: the same key and id within the queue's window is stored once. `ttl_s`:
-    after so many seconds it is no longer given out. `sent_unix_ms` travels with it unchanged.
+    `body`: any value that JSON can say (dataclasses, msgspec structs, datetimes, Decimal and sets
+    included; not NaN, bytes inside of it, or keys that are no texts), `bytes` for a binary body, or
+    `msgspec.Raw` for JSON text that is sent as it is. `key` orders: messages of one key arrive in
+    the order of their publishing. `id` makes publishing repeatable: the same key and id within the
+    queue's window is stored once. `ttl_s`: after so many seconds it is no longer given out.
+    `sent_unix_ms` travels with it unchanged.
     """
 
     body: Any
@@ -49,9 +51,13 @@ def encode_message(message: NewMessage) -> bytes:
         message.ttl_s, message.sent_unix_ms,
     )  # fmt: skip
     try:
-        return wire.encode(outgoing)
+        encoded = wire.encode(outgoing)
+        lost = loss_in(body, "body") if body is not msgspec.UNSET else None
     except (TypeError, ValueError, RecursionError, OverflowError) as error:
         raise InvalidRequest("invalid_message", f"{_culprit(message)}: {error}") from error
+    if lost is not None:
+        raise InvalidRequest("invalid_message", lost)
+    return encoded
 
 
 def _culprit(message: NewMessage) -> str:
