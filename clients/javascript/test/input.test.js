@@ -47,7 +47,8 @@ test("what JSON would show as something else is refused, with its place (P2)", (
     [new Map([["a", 1]]), "body: a Map"], [{ tags: new Set([1]) }, "body.tags: a Set"],
     [[Promise.resolve(1)], "body[0]: a Promise"], [{ why: new Error("no") }, "body.why: a Error"],
     [[/a/], "body[0]: a RegExp"], [new Map().entries(), "body: a Map Iterator"],
-    [{ raw: new Uint8Array(2) }, "body.raw: bytes"], [[new ArrayBuffer(2)], "body[0]: a ArrayBuffer"],
+    [{ raw: new Uint8Array(2) }, "body.raw: bytes"],
+    [[new ArrayBuffer(2)], "body[0]: a ArrayBuffer"],
     [[new Date(NaN)], "body[0]: an invalid Date"], [{ toJSON: () => NaN }, "body: NaN"],
     [[undefined], "body[0]: undefined"], [sparse, "body[1]: undefined"],
     [{ run() {} }, "body.run: a function"], [[Symbol("a")], "body[0]: a symbol"],
@@ -67,7 +68,8 @@ test("what JSON can say goes as ever", () => {
   }
   const at = new Date(0);
   const own = Object.assign(Object.create(null), { a: [null, true, "\u2028"] });
-  for (const body of [new Point(), { at }, own, [Object(1), Object("a")], { toJSON: () => 7 }, -0]) {
+  const boxed = [Object(1), Object("a")];
+  for (const body of [new Point(), { at }, own, boxed, { toJSON: () => 7 }, -0]) {
     assert.equal(encodeMessage({ body }), `{"body":${JSON.stringify(body)}}`);
   }
 });
