@@ -37,6 +37,10 @@ class Judge:
         """Given back, with the attempts that may have counted."""
         self.settled: set[Where] = set()
         self.attempts: dict[Where, int] = {}
+        self.may_die: set[Where] = set()
+        """It may expire, or overflow, without ever being given."""
+        self.passed: set[Where] = set()
+        """Something behind it of its key was given, because it goes to the dead letters."""
 
     def published(self, where: Where, key: str) -> None:
         """It was acknowledged to its producer. It may have been given before."""
@@ -52,6 +56,7 @@ class Judge:
         partition, offset = where
         assert where not in self.settled, f"P5: {where} comes again after it was settled"
         assert where not in self.open, f"P7: {where} of {self.open.get(where)} goes to {member}"
+        assert where not in self.passed, f"P3, P5: {where} had been passed for good"
         for earlier in self.lines[partition, key]:
             if earlier >= offset:
                 break
@@ -59,10 +64,12 @@ class Judge:
             if before in self.open:
                 assert self.open[before][0] == member, f"P3: {where} while {before} is elsewhere"
             elif before in self.returned:
-                dead = self.returned[before] >= ATTEMPTS_MAX
+                dead = self.returned[before] >= ATTEMPTS_MAX or before in self.may_die
                 assert dead, f"P3, R17: {where} while {before} awaits retry"
-            else:
-                assert before in self.settled, f"P3: {where} before {before} was given at all"
+                self.passed.add(before)
+            elif before not in self.settled:
+                assert before in self.may_die, f"P3: {where} before {before} was given at all"
+                self.passed.add(before)
         self.returned.pop(where, None)
         self.open[where] = (member, *place)
         self.attempts[where] = self.attempts.get(where, 0) + 1
@@ -125,15 +132,19 @@ class History:
         self.count = 0
         self.dead = 0
         """Dead letters that processes of before have moved."""
+        self.ends = False
+        """Messages expire, and the queue overflows."""
         self.restarts = house.kind == "sqlite" and self.random.random() < 0.5
         self.queue: Queue
         self.group: Group
 
-    async def begin(self, *, pulls: bool) -> None:
+    async def begin(self, *, pulls: bool, ends: bool) -> None:
         """A queue and its group. Leases of pulls end in silence: with pulls they are long."""
+        self.ends = ends
+        bounds: dict[str, Any] = {"messages_max": 12, "overflow": "dead_letter"} if ends else {}
         self.queue = await self.house.queue(
             partitions=self.random.choice([1, 2, 5]), attempts_max=ATTEMPTS_MAX, retention_s=3600,
-            backoff_s=0.01, backoff_max_s=0.02,
+            backoff_s=0.01, backoff_max_s=0.02, **bounds,
         )  # fmt: skip
         lease_s = 30 if pulls or self.restarts else self.random.choice([0.03, 0.3, 30])
         self.group = await self.house.group(self.queue, lease_s=lease_s, lease_total_s=60)
@@ -141,12 +152,22 @@ class History:
     async def publish(self) -> None:
         """A few messages of few keys."""
         keys = [f"k{self.random.randrange(KEYS)}" for _ in range(self.random.randint(1, 12))]
-        batch = [message(self.count + index, key) for index, key in enumerate(keys)]
+        ttls = [self.random.choice([None, None, 0.02]) if self.ends else None for _ in keys]
+        batch = [
+            message(self.count + index, key, ttl_s=ttl)
+            for index, (key, ttl) in enumerate(zip(keys, ttls, strict=True))
+        ]
         self.count += len(batch)
         outcomes = await self.house.publish(self.queue, batch)
         for outcome, key in zip(outcomes, keys, strict=True):
             assert not isinstance(outcome, str)
             self.judge.published(outcome[:2], key)
+            if self.ends:
+                self.judge.may_die.add(outcome[:2])
+
+    async def relieve(self) -> None:
+        """The janitor looks: what overflows moves, beside whoever joins and leaves."""
+        await self.house.broker.janitor.look()
 
     async def join(self) -> None:
         """One more consumer."""
@@ -273,15 +294,20 @@ async def lost(history: History) -> set[Any]:
     return set(range(history.count)) - settled - letters
 
 
+@pytest.mark.parametrize("ends", [False, True], ids=["kept", "expiring and overflowing"])
 @pytest.mark.parametrize("pulls", [False, True], ids=["sessions", "sessions and pulls"])
 @pytest.mark.parametrize("seed", range(100 if os.environ.get("TOCSIN_SOAK") else 6))
-async def test_any_history_keeps_the_promises(house: House, seed: int, pulls: bool) -> None:
-    """P1, P3, P5, P7, R16-R21, R24."""
+async def test_any_history_keeps_the_promises(
+    house: House, seed: int, pulls: bool, ends: bool
+) -> None:
+    """P1, P3, P5, P7, R12, R13, R16-R21, R24."""
     history = History(house, seed * 2 + pulls)
-    await history.begin(pulls=pulls)
+    await history.begin(pulls=pulls, ends=ends)
     acts = [history.publish] * 4 + [history.work] * 6 + [history.join] * 2 + [history.leave]
     if pulls:
         acts += [history.pull] * 3
+    if ends:
+        acts += [history.relieve] * 3
     for _ in range(60):
         await history.random.choice(acts)()
         for _ in range(history.random.randrange(6)):
