@@ -20,6 +20,7 @@ from push.delivery import Delivery
 from push.giving import GiveOut, Taken
 from push.ports import GroupPartition, Partition
 from push.record import Record
+from push.shares import Share
 
 
 class Nobody:
@@ -30,6 +31,10 @@ class Nobody:
     def available(self) -> int:
         """Nothing."""
         return 0
+
+    def share(self) -> Share:
+        """Nothing."""
+        return Share(0, 1, 0)
 
     def deliver(self, slot: Slot, record: Record, out: GiveOut, reserved: object = None) -> None:
         """Never called: nothing is available."""

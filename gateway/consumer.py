@@ -26,6 +26,7 @@ from push.ports import OWNER_BYTES
 from push.ranges import Range
 from push.record import Record
 from push.resuming import hold, number_of
+from push.shares import Share, kept, share
 from push.signs import Signs
 
 if TYPE_CHECKING:
@@ -129,6 +130,13 @@ class Consumer:
             return 0
         room = limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX - self._in_flight
         return min(self._credit.available - self._reserved, room)
+
+    def share(self) -> Share:
+        """What a key may have of what is available: of the credit, and of the room for leases."""
+        credit, most = self._credit, limits.IN_FLIGHT_PER_SUBSCRIPTION_MAX
+        of_credit = credit.available - self._reserved - kept(credit.window)
+        of_room = most - self._in_flight - kept(most)
+        return share(self.available(), min(of_credit, of_room), self._in_flight)
 
     @property
     def blocked_by(self) -> str:
@@ -247,7 +255,7 @@ class Consumer:
             slot, number = self._slot(delivery, settled)
             if slot is not None:
                 touched[delivery[0]] = slot
-                count = slot.ack_ordinary(number, delivery)
+                count = slot.ack_ordinary(number, delivery, now)
                 if count:
                     settled.settled += count
                     continue
@@ -313,11 +321,12 @@ class Consumer:
 
     def start(self, started: DeliveryList) -> None:
         """Handlers have begun (R19)."""
+        now = asyncio.get_running_loop().time() if started else 0.0
         for delivery in started:
             slot, number = self._slot(delivery, Settled())
             if slot is not None:
                 for index in range(3, len(delivery) - 1, 2):
-                    slot.delivery.start(number, delivery[index], delivery[index + 1])
+                    slot.delivery.start(number, delivery[index], delivery[index + 1], now=now)
 
     def _slot(self, delivery: list[int], settled: Settled) -> tuple[Slot | None, int]:
         """The slot that a delivery names, and the push's number there; what belongs to no slot or

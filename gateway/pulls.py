@@ -30,6 +30,7 @@ from push.giving import GiveOut, Taken
 from push.message import Message
 from push.ports import OWNER_BYTES
 from push.record import Record
+from push.shares import Share, kept, share
 from push.sharing import has_room
 
 _MESSAGE = msgspec.json.Decoder(Message)
@@ -90,6 +91,11 @@ class PullConsumer:
         if self._serving is None or self.runtime.queue.paused:
             return 0
         return min(self._serving.room, max(0, limits.IN_FLIGHT_PULLED_MAX - self._in_flight))
+
+    def share(self) -> Share:
+        """What a key may have of what is available: all of it, while there is room for leases."""
+        room = limits.IN_FLIGHT_PULLED_MAX - self._in_flight
+        return share(room, room - kept(limits.IN_FLIGHT_PULLED_MAX), self._in_flight)
 
     @property
     def blocked_by(self) -> str:

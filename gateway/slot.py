@@ -97,9 +97,9 @@ class Slot:
         if self.blocked and owner.available() > 0:
             self.log.waited(self.blocked, delivery.end)
         if delivery.waiting.stirs(now) and owner.available() > 0:
-            left -= self._pump_lines(min(left, owner.available()), now, wall_unix_ms)
-        frontier = delivery.frontier
-        while left > 0 and delivery.wants_log and (credit := owner.available()) > 0:
+            left -= self._pump_lines(left, now, wall_unix_ms)
+        frontier, is_kept = delivery.frontier, False
+        while left > 0 and delivery.wants_log and owner.available() > 0:
             found = self.fetch.log(delivery.frontier)
             if found is None:
                 if self.fetch.nothing_until > delivery.frontier:
@@ -107,15 +107,23 @@ class Slot:
                     continue
                 break
             record, stages = found
-            for out in delivery.give(record, min(credit, left), now=now, wall_unix_ms=wall_unix_ms):
+            outs = delivery.give(
+                record, min(owner.available(), left),
+                now=now, wall_unix_ms=wall_unix_ms, share=owner.share(),
+            )  # fmt: skip
+            for out in outs:
                 left -= out.count
                 self._send(record, out, stages, now, self.log.cause(out, stages))
+            if delivery.scan.again_at is not None:
+                is_kept = True
+                break
         if (
             delivery.frontier > frontier
             and delivery.waiting.stirs(now)  # the log may have made lines ready: tried before
-            and (credit := min(left, owner.available())) > 0
+            and left > 0
+            and owner.available() > 0
         ):
-            left -= self._pump_lines(credit, now, wall_unix_ms)
+            left -= self._pump_lines(left, now, wall_unix_ms)
         self._after(now)
         if not delivery.wants_log:
             if delivery.frontier < delivery.end:
@@ -123,14 +131,17 @@ class Slot:
             return False
         if not owner.available():
             self.blocked = owner.blocked_by
+        elif is_kept:
+            self.blocked = "credit"  # what is left of it is kept for other keys
         elif self.fetch.reading:
             self.blocked = "read"
         return left <= 0 and owner.available() > 0
 
-    def _pump_lines(self, credit: int, now: float, wall_unix_ms: int) -> int:
+    def _pump_lines(self, count_max: int, now: float, wall_unix_ms: int) -> int:
         """What lines may send. Returns how many went out."""
         delivery, given = self.delivery, 0
-        delivery.plan_retries(credit, now=now)
+        credit = min(self.owner.available(), count_max)
+        delivery.plan_retries(credit, now=now, share=self.owner.share())
         for key, after in delivery.waiting.side_wanted():
             self.fetch.job(f"side {self.fetch.next_number()}", self._load_side(key, after))
         giveable = delivery.giveable
@@ -264,11 +275,11 @@ class Slot:
 
     # --- What the consumer says ----------------------------------------------------------------
 
-    def ack_ordinary(self, push: int, delivery: list[int]) -> int:
+    def ack_ordinary(self, push: int, delivery: list[int], now: float) -> int:
         """A whole delivery in the ordinary case; see Delivery.ack_ordinary."""
         given = self.delivery.leases.pushes.get(push)
         before = given.open if given is not None else 0
-        count = self.delivery.ack_ordinary(push, delivery, 3)
+        count = self.delivery.ack_ordinary(push, delivery, 3, now=now)
         if count and given is not None:
             self.log.acked_ordinary(given, before, delivery, count)
         return count

@@ -16,6 +16,7 @@ from gateway.tail import Tail
 from push.giving import GiveOut, Taken
 from push.ports import Storage
 from push.record import Record
+from push.shares import Share
 
 if TYPE_CHECKING:
     from gateway.slot import Slot
@@ -26,6 +27,9 @@ class Owner(Protocol):
 
     def available(self) -> int:
         """How many messages it may be given now."""
+
+    def share(self) -> Share:
+        """What a key may have of these; see `push.shares`."""
 
     @property
     def blocked_by(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from push.delivery import Delivery
-from push.leases import ADOPTED
+from push.leases import ADOPTED, offsets_of
 from push.lines import loose
 from push.ports import Dead
 from push.ranges import RangeSet
@@ -82,6 +82,10 @@ def _check_lines(delivery: Delivery, in_flight: dict[int, int]) -> None:
         assert marks == sorted(marks, reverse=True), f"R16: {line} {line.leaving}"
         assert not {*line.dying} & {*here}
     for push in delivery.leases.pushes.values():
+        for offset in offsets_of(push.watched & push.open, push.first):
+            key = push.hashes[offset - push.first]
+            assert key in lines, f"P8: {offset} is in flight, and no line waits for it"
+            assert offset in lines[key].in_flight, f"P8: {lines[key]} does not wait for {offset}"
         if push.of_line:
             key = push.hashes[0] or loose(push.first)
             assert push.first in lines[key].in_flight, f"{push} is unknown to its line"

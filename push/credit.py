@@ -14,12 +14,14 @@ class Credit:
         Refused: invalid_request: more sent than granted; limit_reached: see `grant`.
     """
 
-    __slots__ = ("granted", "sent")
+    __slots__ = ("granted", "sent", "window")
 
     def __init__(self, granted: int = 0, sent: int = 0) -> None:
         if not 0 <= sent <= granted:
             raise Refused("invalid_request", f"{sent} sent of {granted} granted")
         self.granted = self.sent = sent
+        self.window = 0
+        """The most that was ever available at once."""
         self.grant(granted)
 
     @property
@@ -41,6 +43,7 @@ class Credit:
                 f"granted {total} in total with {self.sent} sent: at most {CREDIT_MAX} may be open",
             )
         self.granted = total
+        self.window = max(self.window, self.available)
 
     def spend(self, count: int) -> None:
         """`count` messages were sent. More than are available is the caller's bug: ValueError."""
@@ -58,6 +61,7 @@ class Credit:
             raise Refused("invalid_request", f"{total} received of {self.sent} sent")
         self.sent = total
         self.granted = min(self.granted, total + CREDIT_MAX)
+        self.window = max(self.window, self.available)
 
     def check(self) -> None:
         """Assert the invariants: sent never exceeds granted, and what is open has a bound (P9)."""

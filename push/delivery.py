@@ -29,6 +29,7 @@ from push.ports import CursorWrite, GroupPartition, Owned, Written
 from push.ranges import Range
 from push.record import Record
 from push.scan import Scan
+from push.shares import Share
 from push.tally import Tally
 from push.waiting import DeadLetter, Waiting
 
@@ -101,14 +102,18 @@ class Delivery:
         """Nothing is retained between `frontier` and `offset`: the cursor passes it."""
         self.scan.skip_to(offset, now)
 
-    def give(self, record: Record, credit: int, *, now: float, wall_unix_ms: int) -> list[GiveOut]:
+    def give(
+        self, record: Record, credit: int, *,
+        now: float, wall_unix_ms: int, share: Share | None = None,
+    ) -> list[GiveOut]:  # fmt: skip
         """First give-outs from the record that holds `frontier`, or the next one there is.
 
         Takes at most `credit` messages; passes over what is passed, gated or expired. Moves
         `frontier`; calling again with the same record goes on where it stopped. No write is
-        needed before these are sent (R16).
+        needed before these are sent (R16). `share`: what a key may have (P8); nothing is given and
+        `frontier` stays where the next one has that already and may yet keep pace.
         """
-        return [] if self.draining else self.scan.give(record, credit, now, wall_unix_ms)
+        return [] if self.draining else self.scan.give(record, credit, now, wall_unix_ms, share)
 
     @property
     def unsettled(self) -> int:
@@ -129,10 +134,10 @@ class Delivery:
 
     # --- Giving from lines ---------------------------------------------------------------------
 
-    def plan_retries(self, credit: int, *, now: float) -> None:
+    def plan_retries(self, credit: int, *, now: float, share: Share | None = None) -> None:
         """Let lines that are ready send up to `credit` messages; see `Waiting.plan`."""
         if not self.draining:
-            self.waiting.plan(credit, now)
+            self.waiting.plan(credit, now, None if share is None or share.ample else share.limit)
 
     @property
     def giveable(self) -> list[tuple[int, int]]:
@@ -179,7 +184,7 @@ class Delivery:
 
     # --- Acks, nacks, extends ------------------------------------------------------------------
 
-    def ack_ordinary(self, number: int, numbers: list[int], begin: int) -> int:
+    def ack_ordinary(self, number: int, numbers: list[int], begin: int, *, now: float) -> int:
         """Settle the ranges `numbers[begin:]` (first, last, first, last …) of push `number` at
         once, if all of that is in flight in this push and nothing waits for any of it.
 
@@ -200,8 +205,9 @@ class Delivery:
         if mask & ~push.given:
             mask &= push.given
             ranges = push.runs() if mask == push.given else ranges_of(mask, base)
-        if push.open & mask != mask:
+        if push.open & mask != mask or push.watched & mask:
             return 0
+        self.leases.settled(push, now)
         self.leases.close(push, mask)
         self.waiting.pending.settle_all(ranges)
         self.tally.settled += (count := mask.bit_count())
@@ -234,10 +240,12 @@ class Delivery:
 
     def _settle_open(self, push: Push, mask: int, now: float) -> list[Range]:
         ranges = ranges_of(mask, push.first)
-        if push.of_line or push.number < 0 or self.settings.pulls:
+        if push.of_line or push.number < 0 or self.settings.pulls or push.watched & mask:
+            is_slow = now - push.given_at > self.leases.patience_s
             for offset in offsets_of(mask, push.first):
                 key = push.hashes[offset - push.first] or loose(offset)
-                self.waiting.settled_in_flight(key, offset, now)
+                self.waiting.settled_in_flight(key, offset, now, is_slow=is_slow)
+        self.leases.settled(push, now)
         self.leases.close(push, mask)
         self.waiting.pending.settle_all(ranges)
         self.tally.settled += mask.bit_count()
@@ -273,6 +281,7 @@ class Delivery:
             due_unix_ms = wall_unix_ms + int(wait_s * 1000)
             self.waiting.count(offset, due_unix_ms, reason=reason, reject=reject)
             revoked += self._return(push, offset, now + wait_s, now)
+            self.leases.settled(push, now)
             self.tally.nacked += 1
             self.tally.rejected += reject
             append_offset(judged.settled, offset)
@@ -297,10 +306,11 @@ class Delivery:
             return []
         return self._return(push, offset, now, now)
 
-    def start(self, number: int, first: int, last: int) -> None:
+    def start(self, number: int, first: int, last: int, *, now: float) -> None:
         """The handlers of these have begun: their next return counts as an attempt (R19)."""
         push = self.leases.pushes.get(number)
         if push is not None:
+            self.leases.heard(push, now)
             push.started |= push.within(first, last)
 
     def extend(self, number: int, first: int, last: int, *, lease_s: float, now: float) -> Judged:
@@ -326,6 +336,7 @@ class Delivery:
         earlier message of its key is added to `along`.
         """
         self.waiting.begin(now, wall_unix_ms)
+        self.scan.looked(now)
         taken: list[Taken] = []
         due = self.leases.due(now)
         self.lapsed_at = max((push.given_at for push, _ in due), default=self.lapsed_at)
@@ -352,6 +363,8 @@ class Delivery:
         at, due = self.leases.next_deadline(), self.waiting.lines.next_due()
         if due is not None and (at is None or due < at):
             at = due
+        if (again := self.scan.again_at) is not None and not self.draining:
+            at = again if at is None else min(at, again)
         if self.draining and self.leases.open_count:
             at = self.drain_deadline if at is None else min(at, self.drain_deadline)
         return at

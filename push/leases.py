@@ -72,7 +72,7 @@ class Push:
 
     __slots__ = (
         "attempt", "due_at", "first", "given", "given_at", "hashes", "last", "number", "of_line",
-        "open", "parts", "skips", "started",
+        "open", "parts", "skips", "started", "watched",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +103,8 @@ class Push:
             skipped |= 1 << (offset - first)
         self.given = self.open = ((1 << (last - first + 1)) - 1) & ~skipped
         self.started = self.open if started else 0
+        self.watched = 0
+        """The mask of what its key's line waits to hear of (see `push.shares`)."""
         self.parts: list[tuple[float, int]] = [(deadline, self.open)]
         """(lease end, mask): disjoint masks that cover what is open."""
         self.due_at = deadline
@@ -155,7 +157,7 @@ class Leases:
 
     __slots__ = (
         "_by_key", "_deadlines", "_finished", "_indexed", "_indexed_keys", "_looked_at",
-        "_of_lines", "left", "number", "open_count", "pushes",
+        "_of_lines", "_quickest_s", "front", "left", "number", "open_count", "pushes", "settled_at",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -165,6 +167,9 @@ class Leases:
         self.number = 0
         """The number of the last push given; numbers start at 1 under every epoch (R16)."""
         self.open_count = 0
+        self.front = self.settled_at = float("-inf")
+        """When the newest was given of what was settled, and when anything was settled last."""
+        self._quickest_s = float("inf")
         self._deadlines: list[tuple[float, int]] = []
         self._finished: dict[int, tuple[int, int]] = {}
         self._of_lines: dict[int, Push] = {}
@@ -230,6 +235,22 @@ class Leases:
         self.pushes[number] = push
         self.open_count += len(keys)
         self._schedule(push, push.due_at)
+
+    def settled(self, push: Push, now: float) -> None:
+        """Something of this push is settled now: its consumer is at work."""
+        self.settled_at = now
+        self.front = max(self.front, push.given_at)
+        self.heard(push, now)
+
+    def heard(self, push: Push, now: float) -> None:
+        """The consumer has said something of this push for the first time, or once more."""
+        self._quickest_s = min(now - push.given_at, self._quickest_s * 1.05 + 0.001)
+
+    @property
+    def patience_s(self) -> float:
+        """How long a key that keeps pace may need for a message: as far as the consumer is away."""
+        wanted = max(limits.KEY_PATIENCE_S, 3 * self._quickest_s)
+        return min(wanted, limits.KEY_PATIENCE_S_MAX)
 
     def close(self, push: Push, mask: int) -> None:
         """These open bits are no longer in flight: settled or returned."""

@@ -174,6 +174,13 @@ AHEAD_BYTES_MAX: Final = 32 * 1_048_576
 push at a time. [A thousand consumers with a backlog stall, each with a whole read in hand.]"""
 LINE_WINDOW_MAX: Final = 256
 """A key that recovers has 1, 2, 4 … messages in flight, up to this, until its line is empty."""
+KEY_AHEAD_MAX: Final = 8
+"""The same of a key that is slow: no more than a handful waits at the consumer behind the message
+that is handled. [A key recovers, its handler hangs, and 255 messages behind it take the credit.]"""
+KEY_PATIENCE_S: Final = 0.25
+KEY_PATIENCE_S_MAX: Final = 1.0
+"""A key may be slow when a message of it has been in flight for so long: three times what the
+consumer needs at best, within these two. [Far away, each settles after 0.3 s.]"""
 PARKED_PER_CALL_MAX: Final = 1000
 """Parked keys that one call lists, or decides about."""
 LOOK_MESSAGES_MAX: Final = 1000

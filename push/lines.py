@@ -175,13 +175,14 @@ class Line:
             self.put_back(offset)
         return back
 
-    def room(self) -> int:
-        """How many more of it may go out now, time aside."""
+    def room(self, most: int | None = None) -> int:
+        """How many more of it may go out now, time aside, where `most` may be in flight."""
         if self.parked or self.inherited or self.opens_after or self.dying:
             return 0
         if self.exclusive and self.in_flight:
             return 0
-        return max(0, self.window - len(self.in_flight) - len(self.leaving))
+        window = self.window if most is None else min(self.window, most)
+        return max(0, window - len(self.in_flight) - len(self.leaving))
 
     @property
     def is_trying(self) -> bool:
@@ -194,9 +195,11 @@ class Line:
         if self.parked and (self.head is None or offset < self.head):
             self.head = offset
 
-    def widen(self) -> None:
-        """One of it was settled: let more go out at once."""
+    def widen(self, *, is_slow: bool = False) -> None:
+        """One of it was settled: let more go out at once. It was slow: a handful at most."""
         self.window = min(self.window * 2, limits.LINE_WINDOW_MAX)
+        if is_slow and not self.exclusive:
+            self.window = min(self.window, limits.KEY_AHEAD_MAX)
 
 
 class Lines:

@@ -1,7 +1,8 @@
 """First give-outs: how far a delivery has come in its log, and what of it goes out.
 
 Ranges while nothing is exceptional; message by message only where a key is gated, a message has
-expired, the previous owner had tried it, or pulls close keys (R24).
+expired, the previous owner had tried it, or pulls close keys (R24). Where credit is kept for other
+keys, a run ends before the first message that is too many of its key (P8).
 """
 
 from array import array
@@ -15,6 +16,7 @@ from push.lines import Line, loose
 from push.ports import Owned
 from push.ranges import Range, RangeSet
 from push.record import Record
+from push.shares import Share, Shares
 from push.waiting import Waiting
 
 
@@ -23,7 +25,7 @@ class Scan:
 
     __slots__ = (
         "_adopted", "_halted", "_in_row", "_leases", "_passed", "_rescan_end", "_settings",
-        "_waiting", "end", "frontier",
+        "_shares", "_waiting", "again_at", "end", "frontier",
     )  # fmt: skip
 
     def __init__(
@@ -32,6 +34,9 @@ class Scan:
         self._settings = settings
         self._leases = leases
         self._waiting = waiting
+        self._shares = Shares(leases, waiting.lines)
+        self.again_at: float | None = None
+        """When to give again, of what waits because its key has its share and may yet keep pace."""
         dead = [(one.first, one.last) for one in owned.cursor.dead]
         self._passed = RangeSet([*owned.cursor.passed, *dead])
         self._halted = False
@@ -133,9 +138,19 @@ class Scan:
             self._halted = True
         return evicted
 
-    def give(self, record: Record, credit: int, now: float, wall_unix_ms: int) -> list[GiveOut]:
+    def looked(self, now: float) -> None:
+        """The time has come to give again."""
+        if self.again_at is not None and self.again_at <= now:
+            self.again_at = None
+
+    def give(
+        self, record: Record, credit: int, now: float, wall_unix_ms: int, share: Share | None
+    ) -> list[GiveOut]:
         """See `Delivery.give`."""
         self._waiting.begin(now, wall_unix_ms)
+        self.again_at = None
+        if share is None or share.ample > 0:
+            self._shares.forget()
         self.skip_to(min(record.first, self.end), now)
         outs: list[GiveOut] = []
         end = min(record.last, self.end - 1)
@@ -153,17 +168,54 @@ class Scan:
                 last = self._passed.gaps(first, last)[0][1]
             hashes = record.header.key_hashes[first - record.first : last - record.first + 1]
             exceptional = self._exceptional(record, first, last, hashes, wall_unix_ms)
+            if share is not None and share.ample < len(hashes):
+                fitting = self._fitting(first, hashes, exceptional, share, now)
+                if not fitting:
+                    if self.again_at is not None:
+                        break
+                    continue  # its key has a line now
+                if fitting < len(hashes):
+                    last, hashes = first + fitting - 1, hashes[:fitting]
+                    exceptional = [offset for offset in exceptional if offset <= last]
             if not exceptional:
                 out: GiveOut | None = self._push(first, last, hashes, now)
                 self._move(last + 1, now)
             else:
                 out = self._give_singly(
-                    record, first, last, hashes, exceptional, now=now, wall_unix_ms=wall_unix_ms
-                )
+                    record, first, last, hashes, exceptional,
+                    now=now, wall_unix_ms=wall_unix_ms, share=share,
+                )  # fmt: skip
             if out is not None:
                 credit -= out.count
+                share = share.after(out.count) if share is not None else None
                 outs.append(out)
         return outs
+
+    def _fitting(
+        self, first: int, hashes: "array[int]", exceptional: Sequence[int], share: Share, now: float
+    ) -> int:
+        """How many of a run may go, as far as shares are concerned. 0: none, until `again_at`; or,
+        where that is None, the key of the first one has a line now."""
+        if not any(hashes[share.ample :]):
+            return len(hashes)
+        if share.ample > 0:
+            return share.ample
+        hashes = hashes[: share.at_once]
+        if self._settings.pulls:
+            return len(hashes)
+        shares, by_key = self._shares, self._waiting.lines.by_key
+        again_at = shares.rests_until(now)
+        if again_at is not None:
+            waits = (at for at, key in enumerate(hashes) if key and key not in by_key)
+            fitting = next(waits, len(hashes))
+            self.again_at = None if fitting else again_at
+            return fitting
+        last = first + len(hashes) - 1
+        gated = [o - first for o in exceptional if o <= last and hashes[o - first] in by_key]
+        fitting = shares.fitting(hashes, gated, share)
+        if not fitting:
+            self.again_at = shares.hold(hashes[0], share, now)
+        return fitting
 
     def _bury_expired(self, record: Record, end: int, now: float, wall_unix_ms: int) -> bool:
         """Let die what has expired at the frontier (R13), up to `end`; whether anything has.
@@ -233,6 +285,7 @@ class Scan:
         *,
         now: float,
         wall_unix_ms: int,
+        share: Share | None,
     ) -> GiveOut | None:
         """One push of what of first..last goes out, that skips what waits. None: all of it
         waits."""
@@ -248,7 +301,10 @@ class Scan:
                 skips.append(offset)
                 if pending.aside_count < limits.ASIDE_UNWRITTEN_MAX:
                     continue
-            elif not self._goes_out(record, offset, hashes[offset - first], now, wall_unix_ms):
+            elif not self._goes_out(
+                record, offset, hashes[offset - first], now=now, wall_unix_ms=wall_unix_ms,
+                share=share,
+            ):  # fmt: skip
                 skips.append(offset)
             if not self.wants_log:
                 last = offset
@@ -267,14 +323,15 @@ class Scan:
         return self._push(begin, last, hashes[begin - first :], now, tuple(skips[leading:]))
 
     def _goes_out(
-        self, record: Record, offset: int, key: int, now: float, wall_unix_ms: int
-    ) -> bool:
+        self, record: Record, offset: int, key: int, *,
+        now: float, wall_unix_ms: int, share: Share | None,
+    ) -> bool:  # fmt: skip
         """Whether a message of the log may be given now; else it is put where it belongs."""
         waiting = self._waiting
         line = waiting.lines.by_key.get(key) if key else None
         expires = record.expires_unix_ms(offset)
         is_expired = bool(expires) and expires <= wall_unix_ms
-        if line is not None and not self._lets_through(line, is_expired=is_expired):
+        if line is not None and not self._lets_through(line, share, is_expired=is_expired):
             waiting.join(line, offset, now)
             return False
         if is_expired:  # R13: judged now, when it would be given out
@@ -289,13 +346,14 @@ class Scan:
             line.in_flight.add(offset)
         return True
 
-    def _lets_through(self, line: Line, *, is_expired: bool) -> bool:
+    def _lets_through(self, line: Line, share: Share | None, *, is_expired: bool) -> bool:
         """Whether a key that this very pull carries may send another one with it; or one that has
         expired dies behind others that do."""
         if is_expired and line.is_dying_only:
             return True
         return (
             line.exclusive
+            and (share is None or share.ample > 0 or len(line.in_flight) < share.limit)
             and line.pull == self._waiting.pull
             and not line.waiting
             and not line.leaving

@@ -307,8 +307,9 @@ class Waiting:
         """Whether there is anything to send from lines, or to read for them."""
         return bool(self.giveable) or self.lines.stirs(now)
 
-    def plan(self, credit: int, now: float) -> None:
-        """Let lines that are ready send up to `credit` messages.
+    def plan(self, credit: int, now: float, most: int | None = None) -> None:
+        """Let lines that are ready send up to `credit` messages, so that no more than `most` of
+        each are in flight.
 
         What was given before has its attempt recorded first (R16) and becomes `giveable` when
         that is durable; what never was becomes so at once.
@@ -316,7 +317,7 @@ class Waiting:
         self.lines.ripen(now)
         credit -= len(self.giveable) + self.pending.recording_count
         for line in self.lines.ready(max(credit, 0)):
-            while credit > 0 and line.waiting and line.room() and line.due <= now:
+            while credit > 0 and line.waiting and line.room(most) and line.due <= now:
                 offset = line.waiting[0]
                 tried = offset in self.returned or offset in self.attempts
                 if not tried and not next(reversed(line.leaving.values()), True):
@@ -444,13 +445,13 @@ class Waiting:
         self.rejected.discard(offset)
         self.not_before.pop(offset, None)
 
-    def settled_in_flight(self, key: int, offset: int, now: float) -> None:
-        """A message that a line had sent was settled."""
+    def settled_in_flight(self, key: int, offset: int, now: float, *, is_slow: bool) -> None:
+        """A message that a line had sent, or waited for, was settled; late, where it `is_slow`."""
         self.forget(offset)
         line = self.lines.by_key.get(key)
         if line is not None and offset in line.in_flight:
             line.in_flight.discard(offset)
-            line.widen()
+            line.widen(is_slow=is_slow)
             self.lines.settle_down(line, now)
 
     def settle_late(self, number: int, offset: int, now: float) -> bool:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tocsin import wire
-from tocsin.consuming import Ledger
+from tocsin.consuming import AHEAD, Ledger
 from tocsin.errors import StaleDelivery
 from tocsin.leasing import usable_s
 from tocsin.message import Message, Settler, State
@@ -218,6 +218,56 @@ def test_what_was_prolonged_holds_up_the_end_of_no_other_lease() -> None:
     assert held.next_deadline() == 29.0
     assert held.next(now=29.0) is None, "nor is it looked for without end"
     assert held.next_deadline() == 76.0
+
+
+def prolonged(held: Ledger, now: float) -> list[int]:
+    """What more time is asked for, and granted, at `now`."""
+    held.expire(now=now)
+    frames = held.take(itertools.count(1), now=now)
+    asked = [f for f in frames if isinstance(f, wire.Extend) and f.ref is not None]
+    for frame in asked:
+        held.leases.answered(frame.ref or 0, [])
+    held.check()
+    rows = [row for frame in asked for row in frame.deliveries]
+    return [
+        offset
+        for row in rows
+        for first, last in zip(row[3::2], row[4::2], strict=True)
+        for offset in range(first, last + 1)
+    ]
+
+
+def test_behind_a_message_that_is_in_hand_for_long_a_handful_is_prolonged() -> None:
+    """P8: the others of its key go back when their leases end, uncounted, and make room; whoever
+    waits for a handler, or moves on, is prolonged as a whole."""
+    held = ledger(lease_s=30.0, auto_extend=True)
+    held.receive(push("a" * 100 + "bc"), now=0.0)
+    hung, waiting = held.next(now=0.0), held.next(now=0.0)
+    assert hung is not None
+    assert waiting is not None
+    held.put_back(waiting)
+    assert prolonged(held, 15.0) == [*range(102)], "it may be slow, no more"
+    assert prolonged(held, 29.0) == [*range(1 + AHEAD), 100, 101]
+    held.expire(now=43.0)
+    held.check()
+    assert held.received - held.released == 1 + AHEAD + 2
+    assert held.granted == 100 + 100 - 1 - AHEAD, "R25: there is room for others"
+    assert prolonged(held, 43.0) == [*range(1 + AHEAD), 100, 101]
+    held.ack(hung, now=44.0)
+    following = held.next(now=44.0)
+    assert following is not None
+    assert following.offset in (1, 100)
+
+
+def test_behind_a_message_that_is_handled_in_time_all_are_prolonged() -> None:
+    held = ledger(lease_s=30.0, auto_extend=True)
+    held.receive(push("a" * 100), now=0.0)
+    for number in range(6):
+        now = 14.0 * number
+        message = held.next(now=now)
+        assert message is not None
+        assert prolonged(held, now + 1.0) == ([*range(number, 100)] if number else [])
+        held.ack(message, now=now + 2.0)
 
 
 def test_acking_twice_is_settling_once() -> None:

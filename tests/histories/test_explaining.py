@@ -389,7 +389,7 @@ async def test_what_one_look_does_not_reach_is_not_known(
     queue = await house.queue()
     group = await house.group(queue)
     for number in range(40):
-        await house.publish(queue, [message(number, "b")])
+        await house.publish(queue, [message(number, "b" if number < 3 else f"c{number}")])
     await house.publish(queue, [message("far", "a")])
     far = await alone(house, queue)
     assert (far.waits_for, far.also, far.head, far.is_exact) == (

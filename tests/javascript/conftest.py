@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from loadtests.node import run_node
 from tests.chromium import chromium
 from tests.conformance.transcript import FOLDER, load
 from tests.layout.tree import ROOT
-from tests.node import run_node
 
 __all__ = ["chromium"]
 

@@ -1,8 +1,8 @@
 """What the JavaScript client calls over HTTP, from Node, against a broker process."""
 
+from loadtests.node import run_node
 from loadtests.server import Server
 from tests.javascript.conftest import PACKAGE
-from tests.node import run_node
 
 
 def test_the_calls_do_what_they_say(server: Server) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests import chromium
-from tests import node
+from loadtests import chromium, node
 from tests.layout.tree import ROOT
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from loadtests.node import run_node
 from tests.javascript.conftest import PACKAGE, REPLAYS, Result, check, replay
-from tests.node import run_node
 
 NAMES = sorted({name for name, _ in REPLAYS})
 

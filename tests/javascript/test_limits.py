@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
+from loadtests.node import run_node
 from loadtests.server import Server
 from tests.javascript.conftest import PACKAGE
-from tests.node import run_node
 
 
 def test_clients_wait_until_they_are_let_in(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import pytest
 
+from loadtests.node import run_node
 from tests.javascript.conftest import PACKAGE
-from tests.node import run_node
 
 SOURCES: Final = sorted((PACKAGE / "src").rglob("*.js"))
 IMPORTED: Final = re.compile(

@@ -7,9 +7,9 @@ from typing import Final
 
 import pytest
 
+from loadtests.node import run_node
 from loadtests.server import Server
 from tests.javascript.conftest import PACKAGE
-from tests.node import run_node
 
 BLOCKS: Final = re.findall(r"^```js\n(.*?)^```", (PACKAGE / "README.md").read_text(), re.M | re.S)
 URL: Final = "http://127.0.0.1:8080"

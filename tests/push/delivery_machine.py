@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from push import limits
+from push import limits, shares
 from push.backoff import backoff_s
 from push.checks import Outside, check
 from push.delivery import Delivery
@@ -16,11 +16,15 @@ from push.ports import CursorWrite, GroupPartition, Partition
 from push.ranges import RangeSet
 from push.record import Record
 from push.resuming import adopt, can_adopt, keys_wanted
+from push.shares import Share
 from push.unparking import Verb
 from tests.push.delivery_model import Model, Store, Told, judged, make_record, wall_unix_ms
 
 PLACE = GroupPartition("g", Partition("q", 0))
 KEYS = st.sampled_from([0, 1, 1, 1, 1, 2, 2, 3])
+SHARES = st.sampled_from(
+    [None, None, *(Share(*of) for of in [(0, 1, 1), (0, 1, 9), (0, 70, 0), (0, 99, 4), (2, 9, 9)])]
+)
 PICK = st.integers(0, 999)
 """Chooses among whatever there is then."""
 PROFILE = settings(
@@ -63,10 +67,13 @@ class DeliveryMachine(RuleBasedStateMachine):
         push=st.sampled_from([2, 3, 1024]),
         window=st.sampled_from([2, 4, 256]),
         keys=st.lists(KEYS, min_size=3, max_size=8),
+        few=st.sampled_from([3, 128]),
+        last=SHARES,
     )
     def begin(
-        self, *, attempts_max: int, park: bool, held: int, push: int, window: int, keys: list[int]
-    ) -> None:
+        self, *, attempts_max: int, park: bool, held: int, push: int, window: int, keys: list[int],
+        few: int, last: Share | None,
+    ) -> None:  # fmt: skip
         self.patch.setattr(limits, "HELD_PER_PARTITION_MAX", held)
         self.patch.setattr(limits, "ASIDE_UNWRITTEN_MAX", held)
         self.patch.setattr(limits, "PUSH_MESSAGES_MAX", push)
@@ -74,6 +81,10 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.patch.setattr(limits, "DYING_PER_PARTITION_MAX", 2 * held)
         self.patch.setattr(limits, "DEAD_RANGES_MAX", 2 * held)
         self.patch.setattr(limits, "DEAD_RUN_MIN", min(held, 4))
+        self.patch.setattr(limits, "KEY_PATIENCE_S", 2.0)
+        self.patch.setattr(limits, "KEY_PATIENCE_S_MAX", 2.0)
+        self.patch.setattr(shares, "_FEW", few)
+        self.few, self.last_share = few, last
         self.settings = DeliverySettings(
             lease_s=10, lease_total_s=25, attempts_max=attempts_max, backoff_s=4, backoff_max_s=16,
             park=park, pulls=self.pulls,
@@ -204,13 +215,19 @@ class DeliveryMachine(RuleBasedStateMachine):
             message.elsewhere = True
             self.store.settle(message.offset)
 
-    @rule(credit=st.integers(1, 8), new_pull=st.booleans())
-    def give(self, credit: int, new_pull: bool = True) -> None:
+    @rule(credit=st.integers(1, 8), new_pull=st.booleans(), share=SHARES)
+    def give(self, credit: int, new_pull: bool = True, share: Share | None = None) -> None:
         self.serve(new_pull)
         while credit > 0 and self.delivery.wants_log:
             record = self.record_from(self.delivery.frontier)
             assert record is not None
-            credit -= self.give_from(record, credit)
+            given = self.give_from(record, credit, share)
+            credit -= given
+            share = share.after(given) if share is not None else None
+            again_at = self.delivery.scan.again_at
+            if again_at is not None and credit > 0:
+                self.model.stops(self.delivery.frontier, again_at, share, self.now, few=self.few)
+                return
         record = self.record_from(self.delivery.frontier)
         if record is not None and not self.delivery.wants_log:
             assert self.give_from(record, 1) == 0
@@ -220,13 +237,13 @@ class DeliveryMachine(RuleBasedStateMachine):
             self.pull += 1
             self.delivery.begin_pull()
 
-    def give_from(self, record: Record, credit: int) -> int:
+    def give_from(self, record: Record, credit: int, share: Share | None = None) -> int:
         old = self.delivery.frontier
-        outs = self.delivery.give(record, credit, now=self.now, wall_unix_ms=self.wall)
+        outs = self.delivery.give(record, credit, now=self.now, wall_unix_ms=self.wall, share=share)
         count = sum(out.count for out in outs)
         assert count <= credit, "R25"
         assert all(out.last - out.first < limits.PUSH_MESSAGES_MAX for out in outs)
-        self.model.scanned(old, self.delivery.frontier, outs, self.now, self.pull)
+        self.model.scanned(old, self.delivery.frontier, outs, self.now, self.pull, share=share)
         self.observe()
         return count
 
@@ -237,7 +254,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         """One of the things that a shell does, at its own time: the order of them is not given."""
         waiting = self.delivery.waiting
         if step == "p":
-            self.plan(pick % 7)
+            self.plan(pick % 7, [None, Share(0, 1, 1), Share(0, 70, 2)][pick % 3])
         elif step == "a" and self.delivery.giveable:
             self.taken.append(self.delivery.giveable.pop(pick % len(self.delivery.giveable)))
         elif step == "s":
@@ -257,8 +274,15 @@ class DeliveryMachine(RuleBasedStateMachine):
         elif step == "e":
             self.settle_elsewhere(pick // 4)
 
-    def plan(self, credit: int) -> None:
-        self.delivery.plan_retries(credit, now=self.now)
+    def plan(self, credit: int, share: Share | None = None) -> None:
+        lines = self.delivery.waiting.lines.by_key
+        before = {key: len(line.in_flight) + len(line.leaving) for key, line in lines.items()}
+        self.delivery.plan_retries(credit, now=self.now, share=share)
+        for key, line in lines.items():
+            out = len(line.in_flight) + len(line.leaving)
+            assert share is None or share.ample or out <= max(share.limit, before[key]), (
+                f"P8: {line}"
+            )
 
     def send(self, count: int, new_pull: bool) -> None:
         self.serve(new_pull)
@@ -343,8 +367,10 @@ class DeliveryMachine(RuleBasedStateMachine):
     @rule(push=PICK, pick=PICK)
     def ack(self, push: int, pick: int) -> None:
         number, first, last = self.something(push, pick)
-        expected = self.model.ack(number, first, last)
-        if pick % 2 and (count := self.delivery.ack_ordinary(number, [first, last], 0)):
+        expected = self.model.ack(number, first, last, self.now)
+        if pick % 2 and (
+            count := self.delivery.ack_ordinary(number, [first, last], 0, now=self.now)
+        ):
             assert count == sum(high - low + 1 for low, high in expected.settled)
             actual = Judged(expected.settled)
         else:
@@ -366,6 +392,7 @@ class DeliveryMachine(RuleBasedStateMachine):
             verdicts[offset] = "stale" if known else self.model.unknown(number)
             if self.model.in_flight(number, offset):
                 verdicts[offset] = "settled"
+                self.model.works(self.model.messages[offset], self.now)
                 attempt = self.model.messages[offset].attempts + 1
                 wait_s = 0.0 if reject else seconds
                 if wait_s is None:
@@ -391,7 +418,7 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     def start(self, push: int, pick: int) -> None:
         number, first, last = self.something(push, pick)
-        self.delivery.start(number, first, last)
+        self.delivery.start(number, first, last, now=self.now)
         for message in self.model.messages[first : last + 1]:
             message.started |= self.model.in_flight(number, message.offset)
 
@@ -579,12 +606,12 @@ class DeliveryMachine(RuleBasedStateMachine):
             while self.taken:
                 self.send(1, False)
             self.pump(1000, True)
-            self.give(1000)
+            self.give(1000, True, self.last_share)
             while self.loads:
                 self.load_side(3, fails=False, late=False)
             for number, (first, last, _) in list(self.model.pushes.items()):
                 if number in self.delivery.leases.pushes:
-                    self.model.ack(number, first, last)
+                    self.model.ack(number, first, last, self.now)
                     self.delivery.ack(number, first, last, now=self.now)
             for offset in list(self.letters):
                 self.bury(list(self.letters).index(offset))

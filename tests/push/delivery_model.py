@@ -15,6 +15,7 @@ from push.lines import loose
 from push.ports import Cursor, CursorWrite, Dead, Owned, Parked, Retry, Written
 from push.ranges import RangeSet
 from push.record import Record, RecordBuilder
+from push.shares import Share
 from push.waiting import DeadLetter
 
 WALL0_UNIX_MS = 1_700_000_000_000
@@ -181,6 +182,9 @@ class Model:
     """Line → the highest offset of it that was given out first, by whichever owner."""
     adopted: set[int] = field(default_factory=set)
     """Offsets that were adopted under this epoch."""
+    front: float = float("-inf")
+    """When the newest was given of what was settled or nacked."""
+    settled_at: float = float("-inf")
 
     def add(self, key: int, expires_unix_ms: int) -> None:
         self.messages.append(Told(len(self.messages), key, expires_unix_ms))
@@ -203,16 +207,31 @@ class Model:
 
     # --- Giving --------------------------------------------------------------------------------
 
-    def scanned(self, old: int, new: int, outs: list[GiveOut], now: float, pull: int) -> None:
+    def scanned(
+        self, old: int, new: int, outs: list[GiveOut], now: float, pull: int, *,
+        share: Share | None = None,
+    ) -> None:  # fmt: skip
         """The log was given from; the frontier went from `old` to `new`."""
         given = {o: out for out in outs for o in out.offsets()}
         assert len(given) == sum(out.count for out in outs), "P7: given twice"
         assert all(old <= offset < new for offset in given)
+        ample = share.ample if share is not None else 0
+        rest = share.after(len(given)) if share is not None else None
         for message in self.messages[old:new]:
             out = given.get(message.offset)
             if out is not None:
+                has_its_share = ample <= 0 and self._has_its_share(message, share)
+                assert not has_its_share, f"P8: {message} is one too many"
+                ample -= 1
                 self._give_from_log(message, out, now, pull)
             elif message.state == "log":
+                if (
+                    ample <= 0
+                    and self._has_its_share(message, rest)
+                    and (self.settings.pulls or self._slow_from(message, rest) <= now)
+                ):
+                    for other in self.of_line(message.line, "flight"):
+                        other.of_line = True  # its line waits for them
                 self._pass_over(message, now, pull)
         for out in outs:
             assert out.push == max(0, *self.pushes, 0) + 1, "R16: numbers count up"
@@ -220,6 +239,39 @@ class Model:
             assert list(out.skips) == sorted(set(out.skips)), f"{out}"
             assert all(out.first < skip < out.last for skip in out.skips), f"{out}"
             self.pushes[out.push] = (out.first, out.last, frozenset(out.skips))
+
+    def _has_its_share(self, message: Told, share: Share | None) -> bool:
+        """P8: whether as much of its key is in flight as may be."""
+        if share is None or not message.key:
+            return False
+        return len(self.of_line(message.line, "flight")) >= share.limit
+
+    def _slow_from(self, message: Told, share: Share | None) -> float:
+        """From when on its key, which has its share, is slow, if nothing else happens."""
+        assert share is not None
+        held = self.of_line(message.line, "flight")
+        old_at = min(m.given_at for m in held) + limits.KEY_PATIENCE_S
+        if len(held) >= share.much or self.front > old_at:
+            return old_at
+        return max(old_at, self.settled_at + limits.KEY_PATIENCE_S)
+
+    def stops(
+        self, frontier: int, again_at: float, share: Share | None, now: float, *, few: int
+    ) -> None:
+        """P8: nothing more is given before `again_at`: the next message waits because its key has
+        its share and is not slow yet; or, where more than a `few` are in flight, nothing is."""
+        assert share is not None
+        message = self.messages[frontier]
+        flying = [m for m in self.messages if m.state == "flight"]
+        young = [m.given_at + limits.KEY_PATIENCE_S for m in flying if not m.of_line]
+        assert message.state == "log"
+        assert again_at > now, "P8: it is looked at without end"
+        assert message.key, "P8: what has no key has no share"
+        if len(flying) >= few and young and min(young) > now:
+            assert again_at <= min(young)
+            return
+        assert self._has_its_share(message, share), f"P8: {message} waits for no reason"
+        assert again_at <= self._slow_from(message, share), f"P8: {message} is not looked at"
 
     def _give_from_log(self, message: Told, out: GiveOut, now: float, pull: int) -> None:
         assert message.state == "log", f"R18, P5: {message} is given from the log"
@@ -294,15 +346,19 @@ class Model:
 
     # --- What the consumer says ----------------------------------------------------------------
 
-    def ack(self, number: int, first: int, last: int) -> Judged:
+    def ack(self, number: int, first: int, last: int, now: float) -> Judged:
         """R21: the verdict, offset by offset; settles."""
         verdicts: dict[int, str] = {}
         for offset in range(first, last + 1):
             if not self.skips(number, offset):
-                verdicts[offset] = self._ack(number, offset)
+                verdicts[offset] = self._ack(number, offset, now)
         return judged(verdicts)
 
-    def _ack(self, number: int, offset: int) -> str:
+    def works(self, message: Told, now: float) -> None:
+        """Its consumer settles or refuses what is in flight."""
+        self.front, self.settled_at = max(self.front, message.given_at), now
+
+    def _ack(self, number: int, offset: int, now: float) -> str:
         if not self.covers(number, offset):
             return self.unknown(number)
         message = self.messages[offset]
@@ -314,6 +370,8 @@ class Model:
             message.line in self.parked or self.earlier(message, "waiting", "dying")
         ):
             return "stale"
+        if message.state == "flight":
+            self.works(message, now)
         message.state = "settled"
         return "settled"
 
@@ -521,6 +579,7 @@ class Model:
         self.heads.clear()
         self.once.clear()
         self.adopted.clear()
+        self.front = self.settled_at = float("-inf")
         self.drain_deadline = float("inf")
         for message in self.messages:
             noted = self.store.retries.get(message.offset)

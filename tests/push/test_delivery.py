@@ -1,6 +1,8 @@
 """The histories that break delivery without its rules, one test each, in literal time (R13,
 R16–R21, R24, R25). Key 0 is: no key."""
 
+from functools import partial
+
 import pytest
 
 from push import limits
@@ -406,7 +408,7 @@ def test_a_redelivery_waits_until_its_attempt_is_durable() -> None:
     """R16."""
     world = World(A, lease_s=10)
     world.give()
-    world.delivery.start(1, 0, 0)
+    world.delivery.start(1, 0, 0, now=world.now)
     world.expire(11)
     world.delivery.plan_retries(10, now=world.now)
     assert world.delivery.urgent
@@ -718,7 +720,7 @@ def test_five_crashes_do_not_dead_letter_what_never_ran() -> None:
     world = World(*[A, B, C] * 30, attempts_max=5)
     for _ in range(5):
         (ran,) = [out for out in world.give() + world.retry() if out.first == 0]
-        world.delivery.start(ran.push, 0, 0)
+        world.delivery.start(ran.push, 0, 0, now=world.now)
         world.lose_holder()
     assert len(offsets(world.give())) == 60  # all but those behind 0
     assert [letter.offset for letter in world.bury()] == [0]
@@ -731,7 +733,7 @@ def test_a_message_that_kills_its_consumer_is_not_tried_for_ever() -> None:
     for _ in range(3):
         outs = world.give() + world.retry()
         assert offsets(outs) == [0]
-        world.delivery.start(outs[0].push, 0, 0)
+        world.delivery.start(outs[0].push, 0, 0, now=world.now)
         world.lose_holder()
     assert world.give() + world.retry() == []
     assert world.bury() == [DeadLetter(0, "exhausted", 3)]
@@ -741,7 +743,7 @@ def test_a_lease_that_ends_counts_only_when_the_handler_had_started() -> None:
     """R19."""
     world = World(A, B, lease_s=10, attempts_max=1)
     world.give()
-    world.delivery.start(1, 1, 1)
+    world.delivery.start(1, 1, 1, now=world.now)
     world.expire(11)
     assert world.bury() == [DeadLetter(1, "exhausted", 1)]
     (again,) = world.retry()
@@ -1115,7 +1117,7 @@ def test_an_ordinary_ack_settles_all_of_its_ranges_or_leaves_them_to_be_judged()
     """R21: it decides nothing itself."""
     world = World(*[A, B, C, 0] * 3)
     world.give()
-    act = world.delivery.ack_ordinary
+    act = partial(world.delivery.ack_ordinary, now=world.now)
     assert act(1, [0, 1, 1, 0, 1, 5, 6], 3) == 4
     assert act(1, [0, 1, 1, 2, 3, 6, 7], 3) == 0  # 6 is settled
     assert act(1, [2, 12], 0) == 0
@@ -1372,7 +1374,7 @@ def test_an_ack_that_spans_what_a_push_skips_settles_only_its_own(ordinary: bool
     world = gated_world()
     (out,) = world.give()
     if ordinary:
-        assert world.delivery.ack_ordinary(out.push, [1, 6], 0) == 3
+        assert world.delivery.ack_ordinary(out.push, [1, 6], 0, now=world.now) == 3
     else:
         judged = world.delivery.ack(out.push, 1, 6, now=world.now)
         assert (judged.settled, judged.stale, judged.not_delivered) == (
@@ -1405,7 +1407,7 @@ def test_an_ack_beyond_all_offsets_costs_nothing(finished: bool) -> None:
     if finished:
         world.ack(1, 0, 2)
     last = (1 << 53) - 1
-    assert world.delivery.ack_ordinary(1, [0, last], 0) == 0
+    assert world.delivery.ack_ordinary(1, [0, last], 0, now=world.now) == 0
     judged = world.delivery.ack(1, 0, last, now=world.now)
     assert (judged.settled, judged.not_delivered) == ([(0, 2)], [(3, last)])
     assert world.delivery.extend(1, 1, last, lease_s=5, now=world.now).stale == [(1, 2)]

@@ -209,7 +209,7 @@ def test_an_adopted_redelivery_keeps_its_attempts() -> None:
     again(world)
     assert claim(world, {out.push: [(0, 0)]}) == {}
     number = adopted(world, out.push)
-    world.delivery.start(number, 0, 0)
+    world.delivery.start(number, 0, 0, now=world.now)
     assert world.expire(after_s=30.0) == [(number, 0)]
     (out,) = world.retry()
     assert (out.push, out.attempt) == (1, 3)
@@ -334,7 +334,7 @@ def test_a_holder_that_moves_has_not_failed() -> None:
     """R19: the gateway goes down in an orderly way, and the handler goes on."""
     world = World(A, attempts_max=1)
     world.give()
-    world.delivery.start(1, 0, 0)
+    world.delivery.start(1, 0, 0, now=world.now)
     world.delivery.abandon(wall_unix_ms=world.wall, moves=True)
     assert world.delivery.drained
     world.write()

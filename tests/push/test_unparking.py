@@ -121,7 +121,7 @@ def test_what_returns_to_a_parked_key_goes_first_when_it_is_released() -> None:
     """R17: 0 was in flight when 1 parked the key, and returns while the decision is written."""
     world = World(A, A, A, attempts_max=1, park=True)
     world.give()
-    world.delivery.start(1, 0, 2)
+    world.delivery.start(1, 0, 2, now=world.now)
     world.nack(1, 1)
     world.write()
     assert sorted(world.store.aside) == [1, 2]

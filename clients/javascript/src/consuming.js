@@ -12,6 +12,8 @@
  *   it, it stands before the key's line as a ghost: what comes again waits until that `finished`.
  * - What is over by this client's own clock (see `leasing`) is treated as revoked (R17), so nothing
  *   is handed out that another consumer may have by now.
+ * - Behind a message that is in hand for longer than a lease no more than AHEAD of its key are
+ *   prolonged: the others go back when their leases end, uncounted, and make room (P8).
  * - Between two carriers nothing is handed out (`pause`). Coming back the client says what it holds
  *   (`holding`), and goes on with what is still its own (`resumed`, R22).
  * - Credit is granted in total: what was asked for at first, and one for each released (R25).
@@ -28,6 +30,8 @@ import { placesOf } from "./wire.js";
 
 /** Credit is granted anew when a quarter of the window has been used up. */
 export const CREDIT_SHARE = 4;
+/** So many of a key are held behind one that is in hand for longer than a lease. */
+export const AHEAD = 8;
 const READY_GONE_MIN = 64;
 const { QUEUED, READY, HANDED, ACKED, NACKED, GONE } = State;
 
@@ -380,13 +384,18 @@ export class Ledger {
 
   // --- what goes out ----------------------------------------------------------------------------
 
+  #far() {
+    const keys = this.leases.longInHand().map(({ key }) => key);
+    return new Set(keys.flatMap((key) => (this.#lines.get(key) ?? []).slice(AHEAD)));
+  }
+
   /** The frames that are to be sent now, in this order; none while it is paused. */
   take(nextRef, now) {
     if (this.isPaused) return [];
     const { subscription } = this;
     const frames = [
       ...this.settlements.take(nextRef, this.#closed),
-      ...this.leases.ask(nextRef, subscription, now),
+      ...this.leases.ask(nextRef, subscription, () => this.#far(), now),
     ];
     const due = this.released - this.#releasedGranted;
     if (due > 0 && (frames.length > 0 || due * CREDIT_SHARE >= Math.max(this.credit, 1))) {

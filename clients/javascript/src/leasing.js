@@ -4,10 +4,14 @@
  * A lease is counted from the moment the push was received, less a margin, so that it ends here
  * before it ends at the broker. More time is asked for while enough of it is left to try again.
  *
+ * What only waits behind a message that is in hand for long is not prolonged with it for ever: that
+ * is up to whoever holds the leases, who is told of what is in hand for long (`longInHand`).
+ *
  * @module
  */
 
 import { Deadlines } from "./deadlines.js";
+import { State } from "./message.js";
 import { nameOf, names, parts, ranges } from "./places.js";
 
 export const MARGIN_MS_MAX = 2000;
@@ -29,6 +33,8 @@ export class Leases {
   #late = [];
   /** ref -> what was asked for, and when */
   #asked = new Map();
+  /** How often more time was asked for while a message was in hand. */
+  #inHand = new Map();
 
   /**
    * @param {Map<string, import("./message.js").HeldPush>} pushes what is held; its owner keeps it
@@ -98,15 +104,40 @@ export class Leases {
     return this.#deadlines.next();
   }
 
-  /** The frames that ask for more time for what needs it; see `answered`. */
-  ask(nextRef, subscription, now) {
-    const soon = now + this.leadMs;
-    const rows = [];
-    for (const held of this.#late) {
-      const offsets = held.open().filter((message) => message.deadline <= soon).map(offsetOf);
-      if (offsets.length > 0) rows.push([...held.place, ...ranges(offsets)]);
+  /** What was in hand when more time was asked for, and was so the time before. */
+  longInHand() {
+    for (const message of this.#inHand.keys()) {
+      if (message.state !== State.HANDED) this.#inHand.delete(message);
     }
+    return [...this.#inHand].filter(([, times]) => times > 1).map(([message]) => message);
+  }
+
+  /**
+   * The frames that ask for more time for what needs it, but for what is `far` from its turn; see
+   * `answered`.
+   */
+  ask(nextRef, subscription, far, now) {
+    if (this.#late.length === 0) return [];
+    const soon = now + this.leadMs;
+    const late = this.#late.map((held) => {
+      return { held, due: held.open().filter((message) => message.deadline <= soon) };
+    });
     this.#late = [];
+    for (const message of late.flatMap(({ due }) => due)) {
+      if (message.state !== State.HANDED) continue;
+      this.#inHand.set(message, (this.#inHand.get(message) ?? 0) + 1);
+    }
+    const without = far();
+    const rows = [];
+    for (const { held, due } of late) {
+      const offsets = due.filter((message) => !without.has(message)).map(offsetOf);
+      if (offsets.length > 0) {
+        rows.push([...held.place, ...ranges(offsets)]);
+      } else if (due.length > 0) {
+        held.extendAt = now + this.leadMs / 2; // its turn may be nearer by then
+        this.#deadlines.put(held);
+      }
+    }
     return parts(rows).map((deliveries) => {
       const ref = nextRef();
       this.#asked.set(ref, { deliveries, askedAt: now });

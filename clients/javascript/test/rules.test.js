@@ -6,7 +6,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { Choice, DIED_YOUNG_MAX } from "../src/choosing.js";
-import { Ledger } from "../src/consuming.js";
+import { AHEAD, Ledger } from "../src/consuming.js";
 import { StaleDelivery } from "../src/errors.js";
 import { Message, State } from "../src/message.js";
 import { columns, parts, ranges, RANGES_PER_FRAME_MAX } from "../src/places.js";
@@ -121,6 +121,26 @@ test("what was prolonged holds up the end of no other lease", () => {
   assert.equal(held.nextDeadline(), 29_000);
   assert.equal(held.next(29_000), null, "nor is it looked for without end");
   assert.equal(held.nextDeadline(), 76_000);
+});
+
+test("behind a message that is in hand for long a handful is prolonged (P8)", () => {
+  const held = ledger({ credit: 200, autoExtend: true });
+  const nextRef = counter();
+  const keys = [...Array(100).fill("a"), "b"];
+  held.receive(pushed(0, keys), 0);
+  const hung = held.next(0);
+  const prolonged = (now) => {
+    held.expire(now);
+    const asked = held.take(nextRef, now).filter(({ type, ref }) => type === "extend" && ref);
+    for (const { ref } of asked) held.leases.answered(ref, []);
+    return asked.flatMap(({ deliveries }) => deliveries.map((row) => row.slice(3)));
+  };
+  assert.deepEqual(prolonged(15_000), [[0, 100]], "it may be slow, no more");
+  assert.deepEqual(prolonged(29_000), [[0, AHEAD, 100, 100]]);
+  assert.deepEqual(prolonged(43_000), [[0, AHEAD, 100, 100]]);
+  assert.equal(held.granted, 200 + 100 - 1 - AHEAD, "R25: there is room for others");
+  held.ack(hung, 44_000);
+  assert.deepEqual([held.next(44_000).key, held.next(44_000).offset], ["b", 1]);
 });
 
 test("credit is one more for each that was released, said by the quarter (R25)", () => {

@@ -11,6 +11,8 @@
   stands before the key's line as a ghost: what comes again waits until that has `finished`.
 * What is over by this client's own clock (see `leasing`) is treated as revoked (R17), so nothing
   is handed out that another consumer may have by now.
+* Behind a message that is in hand for longer than a lease no more than AHEAD of its key are
+  prolonged: the others go back when their leases end, uncounted, and make room (P8).
 * Between two carriers nothing is handed out (`pause`). Coming back the client says what it holds
   (`holding`), and goes on with what is still its own (`resumed`, R22).
 * Credit is granted in total: what was asked for at first, and one for each that was released (R25).
@@ -19,6 +21,7 @@
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from operator import attrgetter
 from typing import Final
 
@@ -32,6 +35,8 @@ from tocsin.settling import Settlements, Ticket
 
 CREDIT_SHARE: Final = 4
 """Credit is granted anew when a quarter of the window has been used up."""
+AHEAD: Final = 8
+"""So many of a key are held behind one that is in hand for longer than a lease."""
 _READY_GONE_MIN: Final = 64
 _LAST: Final = 1 << 62
 """Above every offset."""
@@ -370,6 +375,10 @@ class Ledger:
 
     # --- what goes out --------------------------------------------------------------------------
 
+    def _far(self) -> set[Message]:
+        lines = [self._lines.get(m.key) for m in self.leases.long_in_hand() if m.key is not None]
+        return {message for line in lines if line for message in islice(line, AHEAD, None)}
+
     def _credit_due(self) -> bool:
         return (self.released - self._released_granted) * CREDIT_SHARE >= max(self.credit, 1)
 
@@ -378,7 +387,7 @@ class Ledger:
         if self.is_paused:
             return []
         frames = self.settlements.take(refs, self._closed)
-        frames += self.leases.ask(refs, self.subscription, now=now)
+        frames += self.leases.ask(refs, self.subscription, self._far, now=now)
         if self.released > self._released_granted and (frames or self._credit_due()):
             self._released_granted = self.released
             frames.append(wire.Credit(subscription=self.subscription, granted=self.granted))

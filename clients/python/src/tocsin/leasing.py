@@ -2,14 +2,17 @@
 
 A lease is counted from the moment the push was received, less a margin, so that it ends here
 before it ends at the broker. More time is asked for while enough of it is left to try again.
+
+What only waits behind a message that is in hand for long is not prolonged with it for ever: that is
+up to whoever holds the leases, who is told of what is in hand for long (`long_in_hand`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Final
 
 from tocsin import wire
 from tocsin.deadlines import NEVER, Deadlines
-from tocsin.message import HeldPush, Message
+from tocsin.message import HeldPush, Message, State
 from tocsin.places import offsets_of, parts, ranges
 
 MARGIN_S_MAX: Final = 2.0
@@ -36,6 +39,8 @@ class Leases:
         self._deadlines = Deadlines()
         self._late: list[HeldPush] = []  # more time is to be asked for
         self._asked: dict[int, tuple[wire.DeliveryList, float]] = {}
+        self._in_hand: dict[Message, int] = {}
+        """How often more time was asked for while it was in hand."""
         self.begin(lease_s)
 
     def begin(self, lease_s: float) -> None:
@@ -87,15 +92,37 @@ class Leases:
         """When `expire` should be called, if nothing else happens before."""
         return self._deadlines.next()
 
-    def ask(self, refs: Iterator[int], subscription: int, *, now: float) -> list[wire.Extend]:
-        """The frames that ask for more time for what needs it; see `answered`."""
+    def long_in_hand(self) -> list[Message]:
+        """What was in hand when more time was asked for, and was so the time before."""
+        self._in_hand = {
+            message: times for message, times in self._in_hand.items()
+            if message.state is State.HANDED
+        }  # fmt: skip
+        return [message for message, times in self._in_hand.items() if times > 1]
+
+    def ask(
+        self, refs: Iterator[int], subscription: int, far: Callable[[], Set[Message]], *,
+        now: float,
+    ) -> list[wire.Extend]:  # fmt: skip
+        """The frames that ask for more time for what needs it, but for what is `far` from its turn;
+        see `answered`."""
+        if not self._late:
+            return []
         late, self._late = self._late, []
         soon = now + self.lead_s
         rows = []
+        for message in (m for held in late for m in held.open() if m.state is State.HANDED):
+            if message.deadline <= soon:
+                self._in_hand[message] = self._in_hand.get(message, 0) + 1
+        without = far()
         for held in late:
-            offsets = [m.offset for m in held.open() if m.deadline <= soon]
+            due = [message for message in held.open() if message.deadline <= soon]
+            offsets = [message.offset for message in due if message not in without]
             if offsets:
                 rows.append([*held.place, *ranges(offsets)])
+            elif due:
+                held.extend_at = now + self.lead_s / 2  # its turn may be nearer by then
+                self._deadlines.put(held)
         frames = []
         for part in parts(rows):
             ref = next(refs)

@@ -1,4 +1,4 @@
-"""Where Node is, for the tests that run JavaScript outside a browser."""
+"""Where Node is, for trials and tests that run JavaScript outside a browser."""
 
 import os
 import re
