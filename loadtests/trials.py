@@ -17,6 +17,7 @@ import click
 import uvloop
 
 from loadtests import (
+    hung_handlers,
     stuck_keys,
     trial_bulk,
     trial_calm,
@@ -116,9 +117,17 @@ def visitors(counts: tuple[int, ...], rate: int, as_json: bool) -> None:
     show_default=True, help="Of them 300 are stuck: 3 % or 1 %.",
 )  # fmt: skip
 @_seconds(trial_stuck.TURN_S, "How long each turn of a group is.")
+@click.option(
+    "--handlers", is_flag=True,
+    help="Through the SDKs and by pull, with handlers that hang and are prolonged, in place of "
+    "all that.",
+)  # fmt: skip
 @_json
-def stuck(messages: int, keys: str, seconds: float, as_json: bool) -> None:
+def stuck(messages: int, keys: str, seconds: float, handlers: bool, as_json: bool) -> None:
     """Stuck keys with a backlog behind them; the healthy ones must not pay for them."""
+    if handlers:
+        _try(hung_handlers.hung_handlers(_progress), as_json)
+        return
     _try(trial_stuck.stuck(messages, seconds, _progress, keys=int(keys)), as_json)
 
 

@@ -19,9 +19,9 @@ import httpx2
 import pytest
 
 from gateway import admin
+from loadtests.node import node
 from loadtests.server import Server, free_port
 from spark.session import JAVA_FIRST, java_version
-from tests.node import node
 from tests.servers.programs import Program, needed
 from tests.system.talk import running
 

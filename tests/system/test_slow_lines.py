@@ -15,10 +15,10 @@ import tocsin
 from tocsin import polling
 from tocsin.choosing import Transport
 
+from loadtests.node import run_node
 from loadtests.proxy import HELD, Proxy, Treatment
 from loadtests.server import Server
 from tests.javascript.conftest import PACKAGE
-from tests.node import run_node
 from tests.waiting import becomes
 
 SLOW: Final = Treatment(trickle_bytes=5_000, trickle_s=0.1)

@@ -7,6 +7,7 @@ busy machine, too: what was delivered, in which order, how often, and what memor
 from pathlib import Path
 
 from loadtests import trial_calm, trial_noisy
+from loadtests.hung_handlers import Plan, hung_handlers
 from loadtests.trial import Finding
 from loadtests.trial_churn import churn
 from loadtests.trial_credentials import revoke
@@ -39,6 +40,18 @@ async def test_consumers_that_come_and_go_are_gone_two_seconds_later() -> None:
 async def test_stuck_keys_hold_up_nobody_else_and_lose_nothing() -> None:
     """P8, P9, R17, R18: keys nacked for ever, parked, and hung, and a backlog behind them."""
     hold(await stuck(80_000, 1.0, print, lease_s=5, rounds=1, live_messages=20_000))
+
+
+async def test_a_key_whose_handler_hangs_starves_nobody_through_an_sdk_or_by_pull() -> None:
+    """P8 from handler to handler: messages of other keys stand behind more of the hung one than a
+    consumer takes, in one log."""
+    plan = Plan(behind=1_500, others=200, partitions=1, seconds=60.0)
+    hold(await hung_handlers(print, plans=[plan]))
+
+
+async def test_hung_keys_one_after_another_starve_nobody() -> None:
+    plan = Plan(hung=6, behind=1_200, others=200, concurrency=12, partitions=1, seconds=60.0)
+    hold(await hung_handlers(print, ways=["python", "node"], plans=[plan]))
 
 
 async def test_sockets_that_stop_reading_cost_bounded_memory_and_nobody_a_message() -> None:
