@@ -29,9 +29,8 @@ class Consumer:
         self.window = window
         self.held: dict[int, GiveOut] = {}
         self.handled: list[int] = []
-        self.delivery = Delivery(
-            PLACE, self.store.own(0), b"token", DeliverySettings(**settings), now=self.now  # type: ignore[arg-type]
-        )  # fmt: skip
+        wanted = DeliverySettings(**settings)  # type: ignore[arg-type]
+        self.delivery = Delivery(PLACE, self.store.own(0), b"token", wanted, now=self.now)
         self.publish(keys)
 
     def publish(self, keys: Sequence[int]) -> None:
@@ -122,6 +121,9 @@ class Consumer:
         at = self.delivery.scan.again_at
         assert at is not None
         assert at > self.now, "it would be looked at without end"
+        looked_at = self.delivery.next_deadline()
+        assert looked_at is not None
+        assert looked_at <= at, "nobody looks at it"
         self.now = at
         assert self.delivery.expire(now=self.now, wall_unix_ms=wall_unix_ms(self.now)) == []
 
@@ -138,6 +140,12 @@ def test_behind_thousands_of_a_hung_key_the_others_are_given() -> None:
     consumer.work(HUNG)
     assert consumer.handled == [*range(5000, 6000)]
     assert consumer.of(HUNG) == 500
+
+
+def test_a_key_has_a_part_of_what_is_kept_and_no_more() -> None:
+    consumer = Consumer([0] * 500 + [HUNG] * 100 + [0] * 10)
+    consumer.pump()
+    assert consumer.of(HUNG) == 500 // 32
 
 
 def test_twenty_hung_keys_leave_most_of_the_rest() -> None:
@@ -204,6 +212,12 @@ def test_what_has_no_key_may_use_all_of_the_credit() -> None:
     consumer = Consumer([0] * 2000)
     assert len(consumer.pump()) == 1000
     assert consumer.delivery.scan.again_at is None
+
+
+def test_what_has_no_key_is_not_limited_beside_what_has_one() -> None:
+    consumer = Consumer([1000 + i if i % 50 == 0 else 0 for i in range(2000)])
+    consumer.pump()
+    assert len(consumer.held) == 1000
 
 
 def test_many_keys_use_the_credit_as_long_as_each_has_little() -> None:
