@@ -36,6 +36,8 @@ async def test_what_a_nack_takes_with_it_is_revoked_before_the_nack_is_answered(
     socket, places = await consuming(house, "a", "b", "a", "a")
     more = {} if ref is None else {"ref": ref}
     socket.say(type="nack", subscription=1, deliveries=delivery(places[0]), delay_s=60, **more)
+    if ref is not None:
+        await socket.until_ref(ref)  # when it is durable
     revoked, *answers = since(socket, "push")
     assert revoked["type"] == "revoked"
     assert revoked["deliveries"] == [[*places[0][:3], 2, 2, 3, 3]]
@@ -47,6 +49,7 @@ async def test_a_nack_with_nothing_behind_it_revokes_nothing(house: House) -> No
     """R17: its answer alone tells that the key may be opened."""
     socket, places = await consuming(house, "a", "b")
     socket.say(type="nack", ref=7, subscription=1, deliveries=delivery(places[0]), delay_s=60)
+    await socket.until_ref(7)
     assert [frame["type"] for frame in since(socket, "push")] == ["ok"]
 
 

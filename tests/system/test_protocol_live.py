@@ -118,7 +118,8 @@ async def test_a_session_goes_as_the_protocol_shows(
     assert invented.keys() == example.keys() | {"ref"}
     assert invented["code"] == example["code"]
 
-    (nack,) = shown("client", type="nack")
+    nack, reject = shown("client", type="nack")
+    assert reject["reject"]
     await socket.ask({**nack, "ref": 103, "deliveries": [[*place, 1, 1]], "delay_s": 0})
     push = await socket.get("push", subscription=subscribe["subscription"])
     assert push["attempt"] == 2
