@@ -101,6 +101,9 @@ class Narrow(Follower):
             self.wire.send(_ENCODE({"type": "hello", "client": self.name}))
             await self._welcome
 
+    def grant(self) -> None:
+        """Let the broker give something; a reader has said so when it subscribed."""
+
     def stall(self) -> None:
         """Read nothing more."""
         assert self.wire.transport is not None
@@ -128,6 +131,8 @@ class StalledConsumer(Narrow):
     """A member of a group; what it is given stays unsettled."""
 
     async def subscribe(self) -> None:
-        await self.ask(
-            type="subscribe", subscription=1, queue=self._queue, group="g", credit=CREDIT
-        )
+        await self.ask(type="subscribe", subscription=1, queue=self._queue, group="g", credit=0)
+
+    def grant(self) -> None:
+        """Let the broker give something."""
+        self.wire.send(b'{"type":"credit","subscription":1,"granted":%d}' % CREDIT)

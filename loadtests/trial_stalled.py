@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from random import Random
 from typing import Any, Final
 
-from loadtests.line import PARTITIONS, Bench, Line
+from loadtests.line import Bench, Line
 from loadtests.load import LoadFailed, Producer, Shape, stamp
 from loadtests.rest import Rest
 from loadtests.server import Process, Server, raise_file_limit
@@ -79,8 +79,8 @@ class _Trial:
         await self.rest.call("PUT", f"/v1/queues/{ASIDE_QUEUE}", settings)
         await self.rest.call("PUT", f"/v1/queues/{ASIDE_QUEUE}/groups/g", {})
         await self.line.open()
-        kept = {"partitions": PARTITIONS, "retention_s": 86_400}  # readers that lag miss nothing
-        await self.rest.call("PUT", f"/v1/queues/{LOAD_QUEUE}", kept)
+        kept = {"retention_s": 86_400}  # readers that lag miss nothing
+        await self.rest.call("PATCH", f"/v1/queues/{LOAD_QUEUE}", kept)
         for number in range(WATCHERS):
             watcher = Follower(f"watcher-{number}", LOAD_QUEUE)
             await watcher.open(self._url, None)
@@ -125,12 +125,15 @@ class _Trial:
             self.narrow.append(client)
             await client.open(self._url, None)
             await client.subscribe()
-            client.stall()
 
         for first in range(0, len(kinds), _OPENING_AT_ONCE):
             await asyncio.gather(
                 *(connect(*kind) for kind in kinds[first : first + _OPENING_AT_ONCE])
             )
+        await self._until_shared()
+        for client in self.narrow:
+            client.grant()
+            client.stall()
         living = asyncio.create_task(self._stay_alive())
         try:
             yield
@@ -146,6 +149,18 @@ class _Trial:
             await asyncio.sleep(_ALIVE_EVERY_S)
             for client in self.narrow:
                 client.alive()
+
+    async def _until_shared(self) -> None:
+        """Each consumer owns a partition, and none of them has been given anything."""
+        deadline = time.monotonic() + _WAIT_S
+        while True:
+            partitions = (await self._group())["partitions"]
+            owners = [one["owner"]["session"] for one in partitions if one.get("owner")]
+            if len(set(owners)) == len(partitions):
+                return
+            if time.monotonic() > deadline:
+                raise LoadFailed("the stalled consumers do not share their partitions")
+            await asyncio.sleep(0.05)
 
     async def _until_left(self) -> None:
         """The consumers have left; what they held waits for the next round."""

@@ -80,14 +80,15 @@ class _Trial:
         await self.rest.call("PUT", f"/v1/queues/{_QUEUE}", _SETTINGS | {"lease_s": lease_s})
         await self.rest.call("PUT", f"{self._place('free')}", {})
         await self._park()
-        first = _PRODUCERS * self.deck.keys
-        await self._fill(first)
         for crew in (self.free, self.stuck):
             for number in range(CONSUMERS):
                 handler = Handler(f"{crew.group}-{number}", self.deck, crew.book)
                 await handler.open(self._url, None)
                 crew.handlers.append(handler)
                 await handler.subscribe(_QUEUE, crew.group)
+            await self._shared(crew)
+        first = _PRODUCERS * self.deck.keys
+        await self._fill(first)
         await self.come_back(lease_s + _WAIT_S)
         for handler in self.stuck.handlers:
             handler.pause()
@@ -129,6 +130,19 @@ class _Trial:
         while (await self.describe(group))["consumers"]:
             if time.monotonic() > deadline:
                 raise LoadFailed(f"the consumers of {group} are gone, and did not leave")
+            await asyncio.sleep(0.05)
+
+    async def _shared(self, crew: Crew) -> None:
+        """Wait until each consumer owns partitions. What hangs at a consumer whose partition moves
+        later is given by the next owner with what follows it, which is no fault."""
+        deadline = time.monotonic() + _WAIT_S
+        while True:
+            partitions = (await self.describe(crew.group))["partitions"]
+            owners = [one["owner"]["session"] for one in partitions if one.get("owner")]
+            if len(owners) == len(partitions) and len(set(owners)) == CONSUMERS:
+                return
+            if time.monotonic() > deadline:
+                raise LoadFailed(f"{CONSUMERS} consumers of {crew.group} share no partitions")
             await asyncio.sleep(0.05)
 
     async def describe(self, group: str) -> Any:

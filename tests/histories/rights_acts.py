@@ -72,7 +72,7 @@ REST: Final[Mapping[str, Make]] = {
     "publish": lambda w, a, c: Ask(
         "POST", "/messages", {"messages": [w.message(a, c.queue, key) for key in KEYS]}
     ),
-    "put_group": lambda w, a, c: Ask("PUT", _group(c), {"lease_s": 3000 + c.number}),
+    "put_group": lambda w, a, c: Ask("PUT", _group(c), {}),
     "change_group": lambda w, a, c: Ask("PATCH", _group(c), {"lease_s": 3000 + c.number}),
     "get_group": lambda w, a, c: Ask("GET", _group(c)),
     "delete_group": lambda w, a, c: Ask("DELETE", _group(c)),
