@@ -2,11 +2,14 @@
 
 import asyncio
 import selectors
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 ResultT = TypeVar("ResultT")
 START_S = 1000.0
+REAL_S_MAX = 300.0
+"""Real time after which a test that waits for what never comes has failed."""
 WORKING_S = 0.01
 """Real time to wait at once for a thread that is at work."""
 
@@ -18,6 +21,8 @@ class _Selector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         found = super().select(0)
+        if time.monotonic() > self.loop.until:
+            raise RuntimeError("it waits for something that never comes")
         if found or timeout == 0:
             return found
         if self.loop.working:
@@ -33,6 +38,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self.now = START_S
+        self.until = time.monotonic() + REAL_S_MAX
         self.working = 0
         selector = _Selector()
         selector.loop = self

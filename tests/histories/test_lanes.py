@@ -80,7 +80,7 @@ class Partly(QuietShard):
         if function == "tails":
             return [7, 7, b"all"]
         if function == "cursor":
-            return [1, 1, b"t", 1, 0, b"", [], [], [], 100, 1, []]
+            return [1, 1, b"t", 1, 0, b"", [], [], [], 100, 1, b"", b"", []]
         return []
 
 
