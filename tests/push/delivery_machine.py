@@ -208,6 +208,8 @@ class DeliveryMachine(RuleBasedStateMachine):
         waiting = [
             m for m in self.model.messages
             if m.state == "waiting" and (m.push or m.tried) and m.offset in lines[m.line].waiting
+            and m.line not in self.model.parked
+            and not any(other.rejected for other in self.model.of_line(m.line, "waiting"))
         ]  # fmt: skip
         # What dies or is parked goes its way here, whatever the storage knows.
         if waiting and not self.settings.attempts_max and self.under_way is None:
@@ -383,7 +385,10 @@ class DeliveryMachine(RuleBasedStateMachine):
         number, first, last = self.something(push, pick)
         verdicts: dict[int, str] = {}
         expected: list[tuple[int, int]] = []
-        reject = delay_s == "reject"
+        # As settle_elsewhere: what is parked goes its way, whatever the storage knows.
+        reject = delay_s == "reject" and not any(
+            m.elsewhere and m.state == "waiting" for m in self.model.messages
+        )
         seconds = delay_s if isinstance(delay_s, float) else None
         for offset in range(first, last + 1):
             if self.model.skips(number, offset):

@@ -142,6 +142,8 @@ class Told:
     """The last push it was given in, under this epoch; 0: none."""
     pull: int = 0
     of_line: bool = False
+    dies_of: str = ""
+    """Why it goes to the dead letters, from the decision on; "": nothing was decided."""
     ended: bool = False
     """It was given out, and no ack has settled it."""
     elsewhere: bool = False
@@ -267,10 +269,11 @@ class Model:
         assert message.state == "log"
         assert again_at > now, "P8: it is looked at without end"
         assert message.key, "P8: what has no key has no share"
-        if len(flying) >= few and young and min(young) > now:
-            assert again_at <= min(young)
+        if not self._has_its_share(message, share):
+            assert len(flying) >= few, f"P8: {message} waits for no reason"
+            assert young, f"P8: {message} waits, and what is in flight is slow"
+            assert now < again_at <= min(young), f"P8: {message} is not looked at"
             return
-        assert self._has_its_share(message, share), f"P8: {message} waits for no reason"
         assert again_at <= self._slow_from(message, share), f"P8: {message} is not looked at"
 
     def _give_from_log(self, message: Told, out: GiveOut, now: float, pull: int) -> None:
@@ -507,9 +510,13 @@ class Model:
     # --- What the delivery decided -------------------------------------------------------------
 
     def dies(self, offset: int, reason: str, now: float) -> None:
-        """It was decided, and is to be written."""
+        """It was decided, and is to be written. It stays decided until it is durable: what comes
+        back meanwhile is the key's next head, and not the one that was meant."""
         message = self.messages[offset]
         assert message.state in ("waiting", "dying"), f"{message} is a dead letter"
+        if message.dies_of:
+            assert message.dies_of == reason, f"R19: {message} dies of {reason}"
+            return
         if reason in ("exhausted", "rejected"):
             assert self.exhausted(message), f"R19: {message}"
             assert (reason == "rejected") == message.rejected
@@ -523,7 +530,7 @@ class Model:
             expires = message.expires_unix_ms
             assert reason == "expired", message
             assert 0 < expires <= wall_unix_ms(now), f"R13: {message}"
-        message.state = "dying"
+        message.state, message.dies_of = "dying", reason
 
     def is_dead(self, letter: DeadLetter) -> None:
         """It is to be moved."""
@@ -588,7 +595,7 @@ class Model:
             message.rejected = noted.rejected if noted else False
             message.due = (noted.due_unix_ms - WALL0_UNIX_MS) / 1000 if noted else 0.0
             message.push, message.of_line, message.overflowed = 0, False, False
-            message.forgiven = False
+            message.forgiven, message.dies_of = False, ""
             message.ended = message.offset in self.store.ended
             if message.offset in self.store.settled:
                 message.state = "settled"
