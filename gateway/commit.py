@@ -85,5 +85,6 @@ def _append(
         dedup_window_s=settings.dedup_window_s,
         messages_max=settings.messages_max if is_bounded else 0,
         bytes_max=settings.bytes_max if is_bounded else 0,
+        message_bytes_max=settings.bytes_max,
     )
     return append, header

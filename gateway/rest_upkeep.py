@@ -245,7 +245,16 @@ OPERATIONS: Final = (
         {200: Answer("How many stand in the queue again.", Redriven)},
         needs="manage",
         request=RedriveRequest,
-        errors=(*_FIND, *_BODY, "queue_full", "too_many", "overloaded", "storage_full"),
+        errors=(
+            *_FIND,
+            *_BODY,
+            "message_too_large",
+            "limit_reached",
+            "queue_full",
+            "too_many",
+            "overloaded",
+            "storage_full",
+        ),
         act="dead_letters.redrive",
     ),
 )

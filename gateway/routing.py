@@ -226,7 +226,7 @@ class OpenRecord:
             else:
                 answer.is_plain = False
                 for index in indexes:
-                    outcomes[index] = outcome_at(number, result.outcomes[place])
+                    outcomes[index] = outcome_at(number, result.outcomes[place], self.route.queue)
                     place += 1
             answer.generation = result.generation
             answer.durability = durability
@@ -383,9 +383,19 @@ def nowhere(principal: Principal, name: str, settings: QueueSettings) -> Queue:
     )  # fmt: skip
 
 
-def outcome_at(number: int, outcome: Stored | NotStored) -> Outcome:
+def outcome_at(number: int, outcome: Stored | NotStored, queue: Queue) -> Outcome:
     """What storage said of a message of this partition, as an outcome."""
     if isinstance(outcome, Stored):
         at = (number, outcome.offset)
         return (*at, True) if outcome.duplicate else at
-    return Refused(outcome.code)
+    detail = ""
+    if outcome.code == "message_too_large":
+        detail = (
+            "key, headers, id and body together are larger than the queue may ever be "
+            f"(bytes_max={queue.settings.bytes_max})"
+        )
+        if len(queue.clusters) > 1 and queue.settings.overflow == "reject":
+            detail += ", or than the part of it that their storage cluster has"
+    elif outcome.code == "limit_reached":
+        detail = f"partition {number} has given out every offset that it has: use another queue"
+    return Refused(outcome.code, detail)

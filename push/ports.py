@@ -66,6 +66,9 @@ class Append:
     """What this storage retains of the whole queue; 0: no bound. What is beyond is `queue_full`."""
     bytes_max: int = 0
     """The same for the bytes of the messages, as JSON."""
+    message_bytes_max: int = 0
+    """Bytes that a single message may have, as JSON; 0: no bound. A larger one is
+    `message_too_large`: whatever leaves the queue, it never fits."""
     parsed: Header | None = field(default=None, compare=False, repr=False)
     """What `header` says, of whoever has just made it: nobody looks whether it is true."""
 
@@ -80,8 +83,8 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class NotStored:
-    """`code` is one of sequence_too_old, out_of_sequence, queue_full, too_many_in_flight,
-    storage_full."""
+    """`code` is one of sequence_too_old, out_of_sequence, message_too_large, limit_reached,
+    queue_full, too_many_in_flight, storage_full."""
 
     code: str
 

@@ -89,14 +89,17 @@ class PartitionLog:
         self.start = self.next_offset
 
     def refusal(self, append: Append, count: int, size: int) -> str | None:
-        """Why `count` more messages of `size` bytes cannot be stored; None: they can."""
+        """Why `count` more messages of `size` bytes in all cannot be stored; None: they can. Of
+        several, each may fit by itself nevertheless. What never fits is told from what waits."""
         if self.sealed_at is not None:
             return SEALED
+        if 0 < append.message_bytes_max < size:
+            return "message_too_large"
+        if self.next_offset + count > limits.OFFSET_MAX:
+            return "limit_reached"
         total = self.total
-        if (
-            (append.messages_max and total.messages + count > append.messages_max)
-            or (append.bytes_max and total.bytes + size > append.bytes_max)
-            or self.next_offset + count > limits.OFFSET_MAX
+        if (append.messages_max and total.messages + count > append.messages_max) or (
+            append.bytes_max and total.bytes + size > append.bytes_max
         ):
             return "queue_full"
         return None

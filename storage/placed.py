@@ -142,10 +142,12 @@ class PlacedStorage:
         if not (append.messages_max or append.bytes_max):
             return append
         here, of = self._places.share(append.partition.queue_id, at)
+        bytes_max = within(append.bytes_max, here, of)
         return replace(
             append,
             messages_max=within(append.messages_max, here, of),
-            bytes_max=within(append.bytes_max, here, of),
+            bytes_max=bytes_max,
+            message_bytes_max=min(filter(None, (append.message_bytes_max, bytes_max)), default=0),
         )
 
     async def _in_parts(

@@ -57,6 +57,7 @@ def append_args(append: Append, header: Header, sealed: bytes, *, wall_unix_ms: 
         header.producer_indexes.tobytes(),
         header.sequences.tobytes(),
         b"".join(digests),
+        append.message_bytes_max,
     ]
 
 

@@ -191,7 +191,7 @@ local function columns_of(args)
     messages_max = tonumber(args[6]), bytes_max = tonumber(args[7]), refuse = args[8],
     published = args[9], checksum = args[10], header = args[11], payload = args[12],
     sizes = args[13], producers = args[14], indexes = args[15], sequences = args[16],
-    digests = {}, listed = {},
+    message_bytes_max = tonumber(args[18]), digests = {}, listed = {},
   }
   record.count = #record.sizes / 4
   if #args[17] > 0 then
@@ -214,9 +214,14 @@ local function refusal(record, log, total, size)
   if log.sealed then
     return 'storage_unavailable'
   end
+  if record.message_bytes_max > 0 and size > record.message_bytes_max then
+    return 'message_too_large'
+  end
+  if log.next + 1 > OFFSET_MAX then
+    return 'limit_reached'
+  end
   if (record.messages_max > 0 and total.messages + 1 > record.messages_max)
-    or (record.bytes_max > 0 and total.bytes + size > record.bytes_max)
-    or log.next + 1 > OFFSET_MAX then
+    or (record.bytes_max > 0 and total.bytes + size > record.bytes_max) then
     return 'queue_full'
   end
   return nil
@@ -300,6 +305,7 @@ local function place_ordinary(prefix, n, record, log, total, lines)
     or log.next + record.count > OFFSET_MAX
     or (record.messages_max > 0 and total.messages + record.count > record.messages_max)
     or (record.bytes_max > 0 and total.bytes + size > record.bytes_max)
+    or (record.message_bytes_max > 0 and size > record.message_bytes_max)
     or not are_new(prefix, n, record, lines, log.next) then
     return nil
   end
@@ -365,7 +371,7 @@ local RANKS = {['local'] = 0, quorum = 1, all = 2}
 -- args: partition, level, wall ms, line bucket, id bucket ('': ids do not count), messages_max,
 -- bytes_max, the code that new messages are refused with or '', published ms, checksum, header,
 -- payload, and the header's columns as they stand in it: sizes, producers, indexes, sequences,
--- digests. The answer: first, count, certified, next, generation, then one outcome per message
+-- digests; and message_bytes_max. The answer: first, count, certified, next, generation, then one outcome per message
 -- where not all were stored: '+<offset>' stored, '=<offset>' duplicate, or a code. Empty: no such
 -- partition.
 local function append(keys, args)

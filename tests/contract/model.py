@@ -16,6 +16,7 @@ class Message:
     sequence: int = 0
     resolved: int = 0
     client_id: int | None = None
+    size: int = 20
 
 
 @dataclass
@@ -54,13 +55,18 @@ class Model:
     def retained(self) -> int:
         return sum(len(messages) for _, messages, _ in self.records)
 
-    def append(self, messages: list[Message], *, now: float, messages_max: int) -> list[int | str]:
+    def append(
+        self, messages: list[Message], *, now: float, messages_max: int, message_bytes_max: int
+    ) -> list[int | str]:
         stored: list[Message] = []
         outcomes: list[int | str] = []
         first = self.next_offset
         for message in messages:
             room = not messages_max or self.retained() + len(stored) < messages_max
-            outcome = self._one(message, now, room)
+            full = None if room else "queue_full"
+            if 0 < message_bytes_max < message.size:
+                full = "message_too_large"
+            outcome = self._one(message, now, full)
             outcomes.append(outcome)
             if isinstance(outcome, int) and outcome >= 0:
                 stored.append(message)
@@ -68,7 +74,8 @@ class Model:
             self.records.append((first, stored, now))
         return outcomes
 
-    def _one(self, message: Message, now: float, room: bool) -> int | str:
+    def _one(self, message: Message, now: float, full: str | None) -> int | str:
+        """`full`: why it cannot be stored if it is new."""
         producer = self._producer(message, now)
         if producer is not None:
             producer.resolved = max(producer.resolved, message.resolved)
@@ -85,7 +92,7 @@ class Model:
         duplicate = known is not None and now - known[1] < 300
         if known is not None and duplicate:
             offset = known[0]
-        elif room:
+        elif full is None:
             offset = self.next_offset
             self.next_offset += 1
             if message.client_id is not None:
@@ -93,7 +100,7 @@ class Model:
         else:
             if producer is not None:
                 producer.refused.add(message.sequence)
-            return "queue_full"
+            return full
         if producer is not None:
             producer.stored[message.sequence] = offset
             producer.top = max(producer.top, message.sequence)
@@ -131,9 +138,11 @@ class Model:
             at.retries.pop(offset, None)
             at.dead.pop(offset, None)
             at.dead_passed.discard(offset)
-        refused = [retry.offset for retry in retries if retry.offset in at.settled]
+        # What died out of a side line is passed as what is settled is: neither is given again.
+        over = at.settled | at.dead_passed
+        refused = [retry.offset for retry in retries if retry.offset in over]
         for retry in retries:
-            if retry.offset not in at.settled:
+            if retry.offset not in over:
                 before = at.retries.get(retry.offset)
                 kept = before.nack if before is not None and retry.nack is None else retry.nack
                 at.retries[retry.offset] = replace(retry, nack=kept)

@@ -115,23 +115,29 @@ def append(
     runs: Sequence[tuple[bytes | None, int, Sequence[int]]] = (),
     ids: Sequence[str | None] = (),
     size: int = 20,
+    sizes: Sequence[int] = (),
     published_unix_s: float = START_UNIX_S,
     dedup_window_s: float = 300.0,
     messages_max: int = 0,
     bytes_max: int = 0,
+    message_bytes_max: int = 0,
 ) -> Append:
-    """A record: `messages` without sequences, or runs of (producer, resolved, sequences)."""
+    """A record: `messages` without sequences, or runs of (producer, resolved, sequences). `sizes`:
+    of each message, where they are not all of one `size`."""
     contexts: list[tuple[bytes, int]] = []
     indexes: list[int] = []
     numbers: list[int] = []
     bodies: list[bytes] = []
-    for producer, resolved, sequences in runs or [(None, 0, [0] * (messages or len(ids)))]:
+    for producer, resolved, sequences in runs or [
+        (None, 0, [0] * (messages or len(ids) or len(sizes)))
+    ]:
         if producer is not None:
             contexts.append((producer, resolved))
         for sequence in sequences:
             indexes.append(len(contexts) if producer is not None else 0)
             numbers.append(sequence)
-            bodies.append(body(sequence if producer is not None else len(bodies), size))
+            own = sizes[len(bodies)] if sizes else size
+            bodies.append(body(sequence if producer is not None else len(bodies), own))
     names = [*ids, *[None] * (len(bodies) - len(ids))]
     header = Header(
         tenant=0,
@@ -155,6 +161,7 @@ def append(
         dedup_window_s=dedup_window_s,
         messages_max=messages_max,
         bytes_max=bytes_max,
+        message_bytes_max=message_bytes_max,
     )
 
 

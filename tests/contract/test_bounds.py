@@ -2,10 +2,13 @@
 is bounded by `messages_max` and `bytes_max`. Over every storage."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
+from push import limits
 from push.ports import Partition, Storage
+from storage.appending import PartitionLog
 from tests.contract.stores import (
     ANN,
     P0,
@@ -23,6 +26,7 @@ from tests.contract.stores import (
 pytestmark = pytest.mark.bounds
 PARTITIONS = 16
 FULL = "queue_full"
+LARGE = "message_too_large"
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +57,44 @@ async def test_a_queue_is_full_by_bytes_too(store: Storage) -> None:
     assert await one(store, append(messages=1, size=51, bytes_max=250)) == [FULL]
     assert await one(store, append(messages=1, size=50, bytes_max=250)) == [2]
     assert await one(store, append(P1, messages=1, bytes_max=250)) == [FULL]
+
+
+@pytest.mark.parametrize("bytes_max", [0, 100], ids=["unbounded", "bounded"])
+async def test_a_message_that_can_never_fit_is_refused_for_good_and_alone(
+    store: Storage, bytes_max: int
+) -> None:
+    """R5: one of exactly the bound fits into an empty queue; one of a byte more is told that it
+    never will, whether the queue is empty or full, and its neighbours are stored."""
+    bounded = partial(append, bytes_max=bytes_max, message_bytes_max=100)
+    assert await one(store, bounded(sizes=[101])) == [LARGE]
+    assert await one(store, bounded(P1, sizes=[20, 101, 20, 200, 30])) == [
+        0, LARGE, 1, LARGE, 2,
+    ]  # fmt: skip
+    assert await totals(store) == (3, 70)
+    later = FULL if bytes_max else 0
+    assert await one(store, bounded(sizes=[100, 101])) == [later, LARGE]
+    await store.create_queue("q-2", 1)
+    assert await one(store, bounded(Partition("q-2", 0), sizes=[100])) == [0]
+
+
+async def test_a_message_that_can_never_fit_keeps_its_place_in_the_order(store: Storage) -> None:
+    """R7, R8: what is behind it waits until its producer gives it up; a duplicate of what was
+    stored before the bound came is known."""
+    record = append(runs=[(ANN, 0, [0])], sizes=[50])
+    assert await one(store, record) == [0]
+    runs, bounded = [(ANN, 0, range(3))], partial(append, bytes_max=1000, message_bytes_max=30)
+    answers = await one(store, bounded(runs=runs, sizes=[50, 31, 30]))
+    assert answers == [-1, LARGE, "out_of_sequence"]
+    assert await one(store, bounded(runs=[(ANN, 2, [2])], sizes=[30])) == [1]
+
+
+def test_a_log_without_offsets_left_is_no_queue_that_waits() -> None:
+    """The last offset is given out, and then nothing makes room again."""
+    log = PartitionLog(P0, 1, next_offset=limits.OFFSET_MAX - 1)
+    assert log.refusal(append(messages=1), 1, 20) is None
+    assert log.refusal(append(messages=2), 2, 40) == "limit_reached"
+    log.add(1, 20)
+    assert log.refusal(append(messages=1), 1, 20) == "limit_reached"
 
 
 async def test_a_full_queue_still_knows_its_duplicates(store: Storage) -> None:

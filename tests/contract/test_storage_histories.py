@@ -51,6 +51,7 @@ messages_of = st.builds(
     sequence=st.integers(0, 12),
     resolved=st.integers(0, 4) | st.integers(0, 12),
     client_id=st.none() | st.none() | st.integers(0, 3),
+    size=st.sampled_from([20, 20, 40]),
 )
 
 
@@ -137,8 +138,11 @@ class Histories(RuleBasedStateMachine):
     @rule(
         messages=st.lists(messages_of, min_size=1, max_size=6),
         messages_max=st.just(0) | st.integers(1, 12),
+        message_bytes_max=st.sampled_from([0, 39, 40]),
     )
-    def append(self, messages: list[Message], messages_max: int) -> None:
+    def append(
+        self, messages: list[Message], messages_max: int, message_bytes_max: int = 0
+    ) -> None:
         record = stores.append(
             self.partition,
             runs=[
@@ -148,10 +152,14 @@ class Histories(RuleBasedStateMachine):
             ],
             ids=[None if m.client_id is None else f"id-{m.client_id}" for m in messages],
             published_unix_s=self.now,
+            sizes=[m.size for m in messages],
             messages_max=messages_max,
+            message_bytes_max=message_bytes_max,
         )  # fmt: skip
         (appended,) = self.each("append", [record])
-        expected = self.model.append(messages, now=self.now, messages_max=messages_max)
+        expected = self.model.append(
+            messages, now=self.now, messages_max=messages_max, message_bytes_max=message_bytes_max
+        )
         assert stores.outcomes(appended) == expected
         assert appended.certified == self.model.next_offset
 

@@ -217,6 +217,31 @@ async def test_a_full_dead_letter_queue_is_named(house: House) -> None:
     assert "queue_full" in one.text
 
 
+async def test_a_letter_that_its_dead_letter_queue_can_never_take_is_told_and_kept(
+    house: House,
+) -> None:
+    """P1: other letters arrive, it stays, the reason is not one that waiting changes; a higher
+    bound lets it go."""
+    await house.queue("small", bytes_max=1000)
+    small = house.find("small")
+    await house.group(small)
+    queue = await house.queue(attempts_max=1, dead_letter_queue="small")
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message("x" * 1000, "a"), message("y", "b")])
+    for place, _, _ in await session.take(2):
+        consumer.nack(delivery(place), 0, None)
+    await eventually(lambda: house.broker.dead_letters.moved_total == 1)
+    slot = next(iter(consumer.slots.values()))
+    await eventually(lambda: slot.dead_letters_wait is not None)
+    one = await alone(house, queue)
+    assert one.waits_for == "dead_letter"
+    assert "message_too_large" in one.text
+    await house.set_queue("small", bytes_max=10_000)
+    await eventually(lambda: house.broker.dead_letters.moved_total == 2)
+    await eventually(lambda: slot.dead_letters_wait is None)
+
+
 async def test_what_is_being_made_durable_is_said(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:

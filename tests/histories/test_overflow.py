@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.overflow import shares
 from metadata.catalog import ANYBODY, Queue
 from push.errors import Refused
-from push.message import Message
+from push.message import Message, encode_message
 from push.ring import Ring, key_hash
 from tests.histories.house import WAIT_S, House, message, numbered
 
@@ -87,6 +87,31 @@ async def test_a_queue_within_its_bounds_loses_nothing(house: House) -> None:
     await _relieved(house, 3)
     with pytest.raises(Refused, match="queue_not_found"):
         house.find("orders.dead-letters")
+
+
+async def test_a_message_larger_than_the_queue_may_be_moves_nobody(house: House) -> None:
+    """R12, R5: with `dead_letter`, too, it is refused for good: no other message makes room for it.
+    One of exactly the bound is taken, and what is older moves on for it."""
+    most = message("x" * 300)
+    bound = len(encode_message(most))
+    queue = await house.queue(bytes_max=bound, overflow="dead_letter")
+    group = await house.group(queue)
+    batch = [*numbered(5), message("x" * 301), *numbered(5, first=5)]
+    answers = await house.publish(queue, batch)
+    assert answers[5] == "message_too_large"
+    assert [answer[1] for answer in answers if not isinstance(answer, str)] == [*range(10)]
+    for _ in range(3):
+        await house.broker.janitor.look()
+        await house.broker.flusher.drain()
+    assert await house.lag(queue, group) == 10
+    with pytest.raises(Refused, match="queue_not_found"):
+        house.find("orders.dead-letters")
+    assert await house.publish(queue, [most]) == [(0, 10, False)]
+    retained = sum(len(encode_message(one)) for one in (*numbered(10), most))
+    left = bound * 11 // retained  # by the average size of what is retained
+    await _relieved(house, left)
+    session, _ = await house.subscribe(queue, group)
+    assert await session.get(left) == [*range(11 - left, 10), "x" * 300]
 
 
 # --- Several partitions -------------------------------------------------------------------------

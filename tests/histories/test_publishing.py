@@ -7,7 +7,8 @@ import pytest
 from gateway.routing import Route
 from metadata.catalog import ANYBODY
 from push import limits
-from push.errors import Unknown
+from push.errors import Refused, Unknown
+from push.message import encode_message
 from tests.histories.house import WAIT_S, House, codes, message, numbered
 
 ANN = b"producer-ann...."
@@ -63,10 +64,47 @@ async def test_an_append_that_stores_nothing_disturbs_nobody(house: House) -> No
     group = await house.group(queue)
     session, _ = await house.subscribe(queue, group)
     reading, _ = await house.read(queue, start="earliest")
-    assert await house.publish(queue, [message("too much for the queue")]) == ["queue_full"]
+    assert await house.publish(queue, [message("too much for the queue")]) == ["message_too_large"]
     roomy = await house.queue(bytes_max=40)
     assert await house.publish(roomy, [message(1)]) == [(0, 0, False)]
     assert await session.get(1) == await reading.get(1) == [1]
+
+
+async def test_a_message_larger_than_its_queue_may_ever_be_is_refused_for_good(
+    house: House,
+) -> None:
+    """R5: one of exactly `bytes_max` fits, and one of a byte more is told that waiting does not
+    help, in an empty queue as in a full one; the others of a batch hear what is true of them."""
+    most = message("x" * 80)
+    bound = len(encode_message(most))
+    queue = await house.queue(bytes_max=bound)
+    large = message("x" * 81)
+    (refused,) = (await house.submit(queue, [large])).outcomes
+    assert isinstance(refused, Refused)
+    assert (refused.code.name, refused.code.retry) == ("message_too_large", False)
+    assert f"bytes_max={bound}" in refused.detail
+    async with house.http() as http:
+        said = await http.post(
+            "/v1/queues/orders/messages", json={"messages": [{"key": "k", "body": "x" * 81}]}
+        )
+    (result,) = said.json()["results"]
+    assert (result["error"]["code"], result["error"]["retry"]) == ("message_too_large", False)
+    assert await house.publish(queue, [large, most, large, message(1)]) == [
+        "message_too_large", (0, 0, False), "message_too_large", "queue_full",
+    ]  # fmt: skip
+
+
+async def test_what_is_behind_a_message_that_never_fits_comes_when_that_is_given_up(
+    house: House,
+) -> None:
+    """R7: as behind any message that is refused."""
+    queue = await house.queue(bytes_max=100)
+    batch = [message(0), message("x" * 100), message(2)]
+    assert await house.publish(queue, batch, producer=ANN, sequence=0) == [
+        (0, 0, False), "message_too_large", "out_of_sequence",
+    ]  # fmt: skip
+    again = await house.publish(queue, batch[2:], producer=ANN, sequence=2, resolved=2)
+    assert again == [(0, 1, False)]
 
 
 async def test_sequences_fill_the_hole_that_was_refused(house: House) -> None:

@@ -3,6 +3,7 @@ one that is away costs what it holds, and nothing else."""
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
@@ -207,6 +208,22 @@ async def test_each_cluster_keeps_its_part_of_a_bound(house: House) -> None:
     alone = append(Partition("q-2", 0), messages=10, messages_max=9)
     (third,) = await house.storage.append([alone])
     assert third.count == 9
+
+
+async def test_a_message_larger_than_the_part_of_its_cluster_never_fits_there(
+    house: House,
+) -> None:
+    """Waiting does not help it, whatever the whole queue may hold; both sides of either part."""
+    at_a, at_b = Partition("q-1", 0), Partition("q-1", 1)
+    bounded = partial(append, bytes_max=90, message_bytes_max=90)
+    large = "message_too_large"
+    for place, most in ((at_a, 60), (at_b, 30)):
+        assert await one(house.storage, bounded(place, sizes=[most + 1])) == [large]
+        assert await one(house.storage, bounded(place, sizes=[most])) == [0]
+    # Where what overflows moves to the dead letters, only the whole bound counts, everywhere.
+    for place in (at_a, at_b):
+        answers = await one(house.storage, append(place, sizes=[91, 90], message_bytes_max=90))
+        assert answers == [large, 1]
 
 
 @pytest.mark.parametrize("bound", [0, 1, 2, 7, 100])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from push import limits
 from push.errors import Refused, Unknown
 from push.lanes import Lane
 from push.ports import Append, Durability, Partition, Side
@@ -23,6 +24,7 @@ from tests.contract.stores import (
     Clock,
     append,
     change,
+    one,
     outcomes,
     sequences,
     with_group,
@@ -369,6 +371,21 @@ async def test_at_memory_s_end_publishing_stops_and_delivery_goes_on(
     await ask(server, "CONFIG", "SET", "maxmemory", "0")
     assert await sequences(store, [4]) == ["out_of_sequence"]
     assert await sequences(store, [3, 4]) == [2, 3]
+
+
+async def test_a_log_without_offsets_left_is_no_queue_that_waits(
+    server: Settings, store: RedisStorage
+) -> None:
+    """The last offset is given out, and then nothing makes room again; a full queue comes second,
+    for that one passes."""
+    await store.create_queue("q-1", 2)
+    await ask(
+        server, "HSET", "{q-1}:p:0", "next", limits.OFFSET_MAX - 1, "start", limits.OFFSET_MAX - 1,
+        "certified", limits.OFFSET_MAX - 1,
+    )  # fmt: skip
+    assert await one(store, append(messages=2)) == [limits.OFFSET_MAX - 1, "limit_reached"]
+    assert await one(store, append(messages=1, messages_max=1)) == ["limit_reached"]
+    assert await one(store, append(P1, messages=1, messages_max=1)) == ["queue_full"]
 
 
 @pytest.mark.parametrize("field", ["p", "h", "n", "s", "m", "c", "d"])

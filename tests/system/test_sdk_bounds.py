@@ -1,8 +1,10 @@
 """Bounds that waiting does not change are errors of the SDK, which nobody waits for in silence."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import tocsin
@@ -51,3 +53,52 @@ def test_the_blocking_client_is_refused_it_too(tmp_path: Path) -> None:
             stack.enter_context(client.read("q"))
         with pytest.raises(tocsin.Conflict, match="limit_reached"):
             stack.enter_context(client.subscribe("q", "g"))
+
+
+def _sized(size: int) -> dict[str, object]:
+    """A message of so many bytes as JSON: what `bytes_max` counts."""
+    return {"key": "k", "body": "x" * (size - len('{"key":"k","body":""}'))}
+
+
+def _check_batch(outcomes: Sequence[object]) -> None:
+    """Of five messages the second and the fourth never fit."""
+    kinds = [type(outcome) for outcome in outcomes]
+    good, bad = tocsin.Receipt, tocsin.TooLarge
+    assert kinds == [good, bad, good, bad, good]
+    refused = outcomes[1]
+    assert isinstance(refused, tocsin.TooLarge)
+    assert (refused.code, refused.retry) == ("message_too_large", False)
+    assert "bytes_max=500" in refused.detail
+
+
+BATCH = [_sized(size) for size in (50, 501, 50, 2000, 50)]
+
+
+@pytest.mark.parametrize("overflow", ["reject", "dead_letter"])
+@pytest.mark.parametrize("transport", ["websocket", "long-poll"])
+async def test_a_message_larger_than_its_queue_may_be_is_refused_at_once_and_alone(
+    tmp_path: Path, transport: Transport, overflow: Literal["reject", "dead_letter"]
+) -> None:
+    """Nobody sends it again until the time is over; one of exactly the bound is stored, and what
+    is published behind a refused one is, too, in its order."""
+    with running(tmp_path) as server:
+        async with (
+            asyncio.timeout(WAIT_S),
+            tocsin.connect(server.url, transport=transport) as client,
+        ):
+            await client.create_queue("q", partitions=1, bytes_max=500, overflow=overflow)
+            with pytest.raises(tocsin.PublishManyFailed) as failed:
+                await client.publish_many("q", BATCH, timeout_s=WAIT_S)
+            _check_batch(failed.value.outcomes)
+            with pytest.raises(tocsin.TooLarge, match="bytes_max=500"):
+                await client.publish("q", _sized(501)["body"], key="k", timeout_s=WAIT_S)
+            await client.create_queue("empty", partitions=1, bytes_max=500, overflow=overflow)
+            await client.publish_many("empty", [_sized(500)], timeout_s=WAIT_S)
+
+
+def test_the_blocking_client_raises_it_too(tmp_path: Path) -> None:
+    with running(tmp_path) as server, tocsin.blocking.connect(server.url) as client:
+        client.create_queue("q", partitions=1, bytes_max=500)
+        with pytest.raises(tocsin.PublishManyFailed) as failed:
+            client.publish_many("q", BATCH, timeout_s=WAIT_S)
+        _check_batch(failed.value.outcomes)

@@ -18,7 +18,8 @@ const REMEDIES = {
   settings_differ: "It is there with other settings; tocsin queue set and group set change them.",
   not_parked: "It is not parked any more: somebody has decided already, or it was settled.",
   invalid_message: "Change the message and publish it again; nothing was stored.",
-  message_too_large: "Make the body smaller; nothing was stored.",
+  message_too_large:
+    "Make it smaller, or raise the queue's message_bytes_max or bytes_max; nothing was stored.",
   request_too_large: "Make it smaller; nothing was stored.",
   queue_full: "Wait until consumers have worked some of it off, or raise the queue's bounds.",
   storage_full: "Free some space on the broker's disk; consuming goes on meanwhile.",
