@@ -6,6 +6,8 @@ import hypothesis
 from hypothesis import given
 from hypothesis import strategies as st
 
+from push import limits
+from push.company import AHEAD_BYTES_MAX, Company
 from push.sharing import Turns, has_room
 
 Waiting = Sequence[tuple[str, int]]
@@ -129,3 +131,15 @@ def test_whoever_floods_leaves_room(flooders: int, bound: int) -> None:
                 moved = True
     assert sum(held) < bound
     assert has_room(0, max(1, bound // 200), sum(held), bound)
+
+
+def test_the_largest_publish_fits_where_nothing_waits() -> None:
+    """`overloaded` passes: what is said again alone is never refused for its own size."""
+    assert has_room(0, limits.MESSAGES_PER_PUBLISH_MAX, 0, limits.PENDING_MESSAGES_MAX)
+    assert has_room(limits.FRAME_BYTES_MAX, 0, limits.FRAME_BYTES_MAX, limits.PENDING_BYTES_MAX)
+    assert limits.FRAME_BYTES_MAX < min(AHEAD_BYTES_MAX, limits.INCOMPLETE_BYTES_MAX)
+    crowd = Company[str]()
+    for _ in range(3):
+        crowd.choose([("flood", AHEAD_BYTES_MAX), ("other", 1)], now=0.0)
+    assert crowd.has_too_much("flood", AHEAD_BYTES_MAX, now=0.0)
+    assert not crowd.has_too_much("flood", 0, now=0.0)
