@@ -137,7 +137,7 @@ def test_the_largest_publish_fits_where_nothing_waits() -> None:
     """`overloaded` passes: what is said again alone is never refused for its own size."""
     assert has_room(0, limits.MESSAGES_PER_PUBLISH_MAX, 0, limits.PENDING_MESSAGES_MAX)
     assert has_room(limits.FRAME_BYTES_MAX, 0, limits.FRAME_BYTES_MAX, limits.PENDING_BYTES_MAX)
-    assert limits.FRAME_BYTES_MAX < min(AHEAD_BYTES_MAX, limits.INCOMPLETE_BYTES_MAX)
+    assert min(AHEAD_BYTES_MAX, limits.INCOMPLETE_BYTES_MAX) > limits.FRAME_BYTES_MAX
     crowd = Company[str]()
     for _ in range(3):
         crowd.choose([("flood", AHEAD_BYTES_MAX), ("other", 1)], now=0.0)
