@@ -5,7 +5,9 @@ the latency of a message counts from when it was due to the start of its handler
 the lines of a file from the command. Each round has three stretches: the trickle alone, the load
 alone, and both together. Judged are the medians of the rounds' ratios. The broker has cores of its
 own and all clients share the others; the load gets what the trickle's clients leave there
-(SCHED_IDLE), alone and beside the trickle alike, as if it were on a machine of its own.
+(SCHED_IDLE), alone and beside the trickle alike, as if it were on a machine of its own. At the end
+a load goes to a queue that takes no more than a certain rate: it is stored whole as well, and the
+command says how much of it was put off, and why.
 """
 
 import asyncio
@@ -13,6 +15,7 @@ import json
 import os
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -38,6 +41,9 @@ P99_RATIO_MAX: Final = 2.0
 """The most that the trickle's p99 grows by beside the load."""
 _ALONE_S: Final = 10.0
 _FOLDERS: Final = 2_000
+HELD_LINES: Final = 2_000
+HELD_PER_S: Final = 500
+"""Of the queue that holds its publisher back: less than one batch of the command at once."""
 _WAIT_S: Final = 60.0
 
 
@@ -50,6 +56,8 @@ class Plan:
     rounds: int = ROUNDS
     alone_s: float = _ALONE_S
     seed: int = 1
+    nice: int = IDLE
+    """Of the load; see `busy.give_way`."""
 
 
 @dataclass
@@ -62,6 +70,8 @@ class _Found:
     kept: list[float] = field(default_factory=list)
     rates_alone: list[int] = field(default_factory=list)
     rates_beside: list[int] = field(default_factory=list)
+    put_off: Counter[str] = field(default_factory=Counter)
+    """Messages of the load that the command said were refused for the moment, by error code."""
 
 
 class _Trickle:
@@ -139,14 +149,14 @@ def write_lines(path: Path, count: int, seed: int) -> None:
             file.write(json.dumps(line) + "\n")
 
 
-async def _load(url: str, path: Path) -> dict[str, Any]:
+async def _load(url: str, path: Path, nice: int, queue: str = "bulk") -> dict[str, Any]:
     """The command's own summary. Raises LoadFailed."""
     environment = {name: text for name, text in os.environ.items() if "TOCSIN" not in name}
     process = await asyncio.create_subprocess_exec(
-        *command("--url", url, "publish", "bulk", "--file", str(path), "--json-lines",
+        *command("--url", url, "publish", queue, "--file", str(path), "--json-lines",
                  "--key-field", "folder", "--timeout", "10m", "--json"),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment,
-        preexec_fn=partial(give_way, IDLE),
+        preexec_fn=partial(give_way, nice),
     )  # fmt: skip
     try:
         out, errors = await process.communicate()
@@ -176,6 +186,7 @@ async def bulk(plan: Plan, progress: Progress) -> Finding:
                         await _round(server.url, path, trickle, found, plan=plan, progress=progress)
                     handled, published = trickle.handled, trickle.published
             described = await rest.call("GET", "/v1/queues/bulk")
+            await _held_back(finding, rest, server.url, path, plan)
             rest.close()
     counters = described["counters"]
     finding.conditions |= {
@@ -187,8 +198,36 @@ async def bulk(plan: Plan, progress: Progress) -> Finding:
         "every line was stored once", counters["published"] == 2 * plan.rounds * plan.lines,
         f"{counters['published']:,} of {2 * plan.rounds * plan.lines:,}",
     )  # fmt: skip
+    finding.check(
+        "nothing of the load was refused", not counters["refused"] and not found.put_off,
+        f"{counters['refused']:,} by the broker, {dict(found.put_off)} told by the command",
+    )  # fmt: skip
     finding.check("every message of the trickle was handled", handled == published, f"{handled:,}")
     return finding
+
+
+async def _held_back(finding: Finding, rest: Rest, url: str, path: Path, plan: Plan) -> None:
+    """A load to a queue that takes less of it than comes."""
+    await rest.call(
+        "PUT", "/v1/queues/held", {"partitions": 16, "publish_messages_per_s": HELD_PER_S}
+    )
+    lines = path.with_name("held.jsonl")
+    write_lines(lines, HELD_LINES, plan.seed)
+    load = await _load(url, lines, plan.nice, "held")
+    counters = (await rest.call("GET", "/v1/queues/held"))["counters"]
+    put_off = load["deferred"].get("rate_limited", 0)
+    finding.figures["held_back_put_off"] = put_off
+    finding.figures["held_back_refused"] = counters["refused"]
+    finding.check(
+        "a load that is held back is stored once, whole",
+        load["published"] == counters["published"] == HELD_LINES,
+        f"{counters['published']:,} of {HELD_LINES:,}",
+    )  # fmt: skip
+    finding.check(
+        "a load that is held back is told so",
+        put_off > 0 and counters["refused"] > 0,
+        f"{put_off:,} put off, after {counters['refused']:,} refusals",
+    )  # fmt: skip
 
 
 async def _round(
@@ -199,15 +238,17 @@ async def _round(
     await trickle.run_for(plan.alone_s)
     p99_alone = trickle.latency.percentile(99)
     found.alone.add(trickle.latency)
-    alone = await _load(url, path)
+    alone = await _load(url, path, plan.nice)
     trickle.latency.clear()
     until = asyncio.Event()
-    loading = asyncio.create_task(_load(url, path))
+    loading = asyncio.create_task(_load(url, path, plan.nice))
     loading.add_done_callback(lambda _: until.set())
     await trickle.run(until)
     beside = await loading
     p99_beside = trickle.latency.percentile(99)
     found.beside.add(trickle.latency)
+    for load in (alone, beside):
+        found.put_off.update(load["deferred"])
     rates = [round(load["published"] / load["seconds"]) for load in (alone, beside)]
     found.rates_alone.append(rates[0])
     found.rates_beside.append(rates[1])

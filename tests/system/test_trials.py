@@ -4,11 +4,15 @@ The whole trials, which compare rates as well, are `make trials`. Here counts on
 busy machine, too: what was delivered, in which order, how often, and what memory it took.
 """
 
+import asyncio
 from pathlib import Path
+from typing import Final
 
 from loadtests import trial_calm, trial_noisy
 from loadtests.hung_handlers import Plan, hung_handlers
 from loadtests.trial import Finding
+from loadtests.trial_bulk import Plan as BulkPlan
+from loadtests.trial_bulk import bulk
 from loadtests.trial_churn import churn
 from loadtests.trial_credentials import revoke
 from loadtests.trial_guesses import guesses
@@ -19,6 +23,9 @@ from loadtests.trial_seal import seal
 from loadtests.trial_stalled import stalled
 from loadtests.trial_stuck import stuck
 from loadtests.trial_visitors import visitors
+
+BULK_S: Final = 120.0
+"""Far more than the short bulk load takes, on a busy machine, too."""
 
 
 def hold(finding: Finding) -> None:
@@ -89,3 +96,17 @@ async def test_a_queue_that_is_flooded_is_told_so_and_another_one_goes_on() -> N
 async def test_what_overflows_is_dead_or_acked_and_in_order() -> None:
     """P1, P3, P5: consumers hand over and join while their queue overflows."""
     hold(await overflow(OverflowPlan(rounds=8, batches=25), print))
+
+
+async def test_a_bulk_load_is_stored_beside_a_trickle_and_told_where_it_is_held_back() -> None:
+    """P1, P9: nothing of either is refused or lost, and over a queue's limit the command says how
+    much was put off."""
+    plan = BulkPlan(lines=4_000, rate=50, rounds=1, alone_s=0.5, nice=0)
+    async with asyncio.timeout(BULK_S):
+        finding = await bulk(plan, print)
+    hold(finding)
+    for figure in (
+        "bulk_alone_per_s", "bulk_beside_per_s", "bulk_kept", "trickle_alone_p99_ms",
+        "trickle_beside_p99_ms", "trickle_p99_ratios", "held_back_put_off",
+    ):  # fmt: skip
+        assert finding.figures[figure], figure
