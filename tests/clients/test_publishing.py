@@ -120,6 +120,20 @@ def test_a_final_refusal_ends_only_its_message() -> None:
     assert harness.lane.next_deadline() is None
 
 
+def test_what_waits_for_an_earlier_message_is_counted_with_it_whichever_answer_comes_first() -> (
+    None
+):
+    """A whole frame is refused at once, the one before it when what it stored is durable."""
+    harness = Harness(Bounds(messages_per_publish_max=2))
+    for text in "abcd":
+        harness.add(text)
+    first, second = harness.take()
+    harness.lane.refused(second.ref, BrokerError("out_of_sequence", retry=True), now=0.0)
+    assert harness.lane.deferred == {}
+    harness.lane.answered(receipts(first, [0, 0], refusal("rate_limited")), now=0.0)
+    assert harness.lane.deferred == {"rate_limited": 3}
+
+
 def test_a_refused_frame_ends_all_its_messages() -> None:
     harness = Harness()
     ticket = harness.add("a")

@@ -117,7 +117,10 @@ class Lane:
         self.deferred: dict[str, int] = {}
         """How many messages the broker has refused for the moment, by the error code of the first
         refusal; those that wait for an earlier one count with it."""
-        self._reason = "unknown"
+        self._reason: str | None = None
+        """What the last of them was refused for that waits for none before it."""
+        self._unexplained = 0
+        """Those that wait for an earlier one whose answer comes later than theirs."""
         self._rng = rng
         self._entries: dict[int, _Entry] = {}  # every unanswered message
         self._waiting: deque[_Entry] = deque()  # of these, never sent
@@ -295,11 +298,16 @@ class Lane:
 
     def _defer(self, entry: _Entry, code: str) -> None:
         """Count it, once."""
+        fresh = int(not entry.is_deferred)
+        entry.is_deferred = True
         if code != "out_of_sequence":
             self._reason = code
-        if not entry.is_deferred:
-            entry.is_deferred = True
-            self.deferred[self._reason] = self.deferred.get(self._reason, 0) + 1
+            fresh += self._unexplained
+            self._unexplained = 0
+        if self._reason is None:
+            self._unexplained += fresh
+        elif fresh:
+            self.deferred[self._reason] = self.deferred.get(self._reason, 0) + fresh
 
     def _settle(self, entry: _Entry, outcome: Outcome) -> None:
         if self._entries.pop(entry.sequence, None) is not None:
