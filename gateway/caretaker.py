@@ -18,6 +18,7 @@ from metadata.catalog import Group, Queue
 from metadata.client import Metadata
 from push.delivery import Delivery
 from push.giving import GiveOut, Taken
+from push.leases import Push
 from push.ports import GroupPartition, Partition
 from push.record import Record
 from push.shares import Share
@@ -47,6 +48,10 @@ class Nobody:
 
     def revoked(self, slot: Slot, taken: list[Taken], reason: str) -> None:
         """Never called: nothing is in flight."""
+
+    def arrived(self, slot: Slot, push: Push) -> float | None:
+        """Never called: nothing is in flight."""
+        return push.given_at
 
     def lapsed(self, given_at: float) -> None:
         """Never called: nothing is in flight."""

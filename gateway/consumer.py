@@ -22,6 +22,7 @@ from push import limits
 from push.credit import Credit
 from push.errors import Refused
 from push.giving import GiveOut, Taken
+from push.leases import Push
 from push.ports import OWNER_BYTES
 from push.ranges import Range
 from push.record import Record
@@ -250,6 +251,8 @@ class Consumer:
         now = asyncio.get_running_loop().time()
         if deliveries or started:
             self._sign(now)
+            if self._link.is_in_transit:
+                self._note_arrival([*deliveries, *started])
         self.start(started)
         for delivery in deliveries:
             slot, number = self._slot(delivery, settled)
@@ -319,6 +322,18 @@ class Consumer:
         when_durable(touched, now, settled, None)
         return settled
 
+    def _note_arrival(self, deliveries: DeliveryList) -> None:
+        """Whatever the client names has arrived."""
+        given_at = [
+            push.given_at
+            for partition, epoch, number, *_ in deliveries
+            if (slot := self.slots.get(partition)) is not None
+            and slot.delivery.epoch == epoch
+            and (push := slot.delivery.leases.pushes.get(number)) is not None
+        ]
+        if given_at:
+            self._link.named(max(given_at))
+
     def start(self, started: DeliveryList) -> None:
         """Handlers have begun (R19)."""
         now = asyncio.get_running_loop().time() if started else 0.0
@@ -366,6 +381,10 @@ class Consumer:
     def _is_back(self) -> None:
         if self._signs.back(now=asyncio.get_running_loop().time()):
             self._rebalance()
+
+    def arrived(self, slot: Slot, push: Push) -> float | None:
+        """As Owner.arrived."""
+        return self._link.arrived(push.given_at)
 
     def lapsed(self, given_at: float) -> None:
         """As Owner.lapsed. Without a transport it can give no sign: its session lingers."""

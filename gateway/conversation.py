@@ -115,6 +115,19 @@ class Conversation:
         """As Link.writable. A draining session is given nothing more (P14)."""
         return not (self._is_draining or self._is_closed) and self._outlet.writable()
 
+    def arrived(self, given_at: float) -> float | None:
+        """As Link.arrived."""
+        return self._outlet.arrived(given_at)
+
+    @property
+    def is_in_transit(self) -> bool:
+        """As Link.is_in_transit."""
+        return self._outlet.is_in_transit
+
+    def named(self, given_at: float) -> None:
+        """As Link.named."""
+        self._outlet.named(given_at)
+
     def emptied(self) -> None:
         """As Link.emptied. Who drains may close (P14), in the next turn of the loop: in this one
         the ack that did it is yet to be answered."""

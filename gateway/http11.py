@@ -35,6 +35,7 @@ from gateway.body_framing import BodyFraming, check_coding
 from gateway.flow import Flow
 from gateway.intake import LARGE_READ_BYTES, Intake
 from gateway.progress import Progress
+from gateway.tcp_info import TRANSPORT
 from gateway.turns import Turns
 from push import limits
 from push.errors import Refused, TocsinError
@@ -295,6 +296,7 @@ class Http11Protocol(HttpToolsProtocol):
         if self._is_proxied:
             here = self.addresses.behind(here, self.headers)
         self.scope[CLIENT] = here  # type: ignore[typeddict-unknown-key]
+        self.scope[TRANSPORT] = self.transport  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
         if self.cycle is not parsed_before:  # a WebSocket's handshake gets none
             self._incoming = self.cycle

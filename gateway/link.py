@@ -62,6 +62,18 @@ class Link(Protocol):
         """False: no more pushes now. `pump` is called on every consumer and reader of the session
         when it has become True again."""
 
+    def arrived(self, given_at: float) -> float | None:
+        """From when the lease counts of what was pushed then, by the loop's clock: from that
+        moment, or later, where the message was long in transit (push.transit). None: it is in
+        transit, and its lease does not run."""
+
+    @property
+    def is_in_transit(self) -> bool:
+        """Whether much of what was pushed is not known to have reached the client."""
+
+    def named(self, given_at: float) -> None:
+        """The client names something that was pushed then: it has arrived."""
+
     def emptied(self) -> None:
         """A consumer of the session holds nothing any more: it has settled or returned the last
         delivery, or time has ended it."""
@@ -97,6 +109,16 @@ class Outlet(Protocol):
     def taken_bytes(self) -> int | None:
         """How much the client's side has taken so far, while something is on its way to it; None:
         nothing is, or nobody can know."""
+
+    def arrived(self, given_at: float) -> float | None:
+        """As Link.arrived."""
+
+    @property
+    def is_in_transit(self) -> bool:
+        """As Link.is_in_transit."""
+
+    def named(self, given_at: float) -> None:
+        """As Link.named."""
 
     def pause_reading(self) -> None:
         """Deliver nothing more that the client sends, until resume_reading."""

@@ -21,6 +21,7 @@ from gateway.sessions import Sessions, fresh_session_id
 from metadata.catalog import Principal
 from push import limits
 from push.errors import Refused
+from push.transit import Transit
 
 KEPT_S: Final = 30.0
 """So long after its end a session still tells why it has ended."""
@@ -31,7 +32,8 @@ are forgotten sooner (P9)."""
 _UNHEARD_S_MAX: Final = 1.0
 """Who waits for longer is not silent: now and then that is written down."""
 UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
-"""Who posts and never polls is answered no more (P9)."""
+"""Who posts and never polls is answered no more (P9). What a poll was answered with and is on its
+way does not count. [A large message is on a slow line, and meanwhile no lease can be extended.]"""
 _SLOWEST: Final = limits.SLOWEST_BYTES_PER_S
 
 
@@ -59,7 +61,14 @@ class Poll:
         self._posted = 0
         self._taken_at = 0.0
         self._taken_size = 0
-        """When the last batch was answered, and what is in it."""
+        """When the last batch was answered, and what is in it, until it is known to have come."""
+        self._transit: Transit | None = None
+        """None: no batch was large. A large one is a mark, which the next poll answers."""
+        self._marked = 0
+        """The number of the mark that the last batch is; 0: none."""
+        self._is_owed = False
+        """Something that was given before the last batch was taken comes behind it."""
+        self._opened_at = 0.0
         self._waiter: asyncio.Future[None] | None = None
         self._reading = asyncio.Event()
         self._reading.set()
@@ -75,6 +84,7 @@ class Poll:
         """Begin with the client's first message; it is over when the right is."""
         now = asyncio.get_running_loop().time()
         registry = self._registry
+        self._opened_at = now
         self.conversation = Conversation(
             registry.around, self, fresh_session_id(), admission, now=now,
         )  # fmt: skip
@@ -112,7 +122,7 @@ class Poll:
             raise Refused(
                 "invalid_request", f"message {number} comes behind {self._posted}: one is missing"
             )
-        if self._byte_count > UNREAD_BYTES_MAX:
+        if self._byte_count - self._taken_size > UNREAD_BYTES_MAX:
             raise Refused("too_many", "too many answers wait: poll first", retry_after_s=0.1)
         self._posted = number
         now = asyncio.get_running_loop().time()
@@ -168,6 +178,10 @@ class Poll:
     def _confirmed(self) -> None:
         self._byte_count -= sum(map(len, self._answered))
         self._answered = []
+        self._taken_size = 0
+        if self._transit is not None and self._marked:
+            self._transit.answered(self._marked, now=asyncio.get_running_loop().time())
+            self._marked = 0
         if self._is_starved and self.conversation is not None:
             self._is_starved = False
             self.conversation.resume()
@@ -182,9 +196,20 @@ class Poll:
             self._answered, self._frames = self._frames[:count], self._frames[count:]
             self._batch += 1
             self._taken_at, self._taken_size = asyncio.get_running_loop().time(), size
+            if size >= limits.MARK_BYTES or self._is_owed:
+                self._mark(size, self._taken_at)
+            self._is_owed = bool(self._frames)
             if self.conversation is not None and not self._frames:
                 self._registry.around.broker.delivery_log.taken(self.conversation.session_id)
         return self._batch, self._answered
+
+    def _mark(self, size: int, now: float) -> None:
+        if self._transit is None:
+            patience_s = self._registry.around.timing.heartbeat_timeout_s
+            self._transit = Transit(opened_at=self._opened_at, patience_s=patience_s)
+        # Nobody sees how much TCP has taken: it moves as long as the slowest line would need.
+        self._transit.look(None, now=now)
+        self._marked = self._transit.mark(size, now=now, covers=not self._frames)
 
     @property
     def waits(self) -> bool:
@@ -242,6 +267,22 @@ class Poll:
         taken = int((asyncio.get_running_loop().time() - self._taken_at) * _SLOWEST)
         return taken if taken < self._taken_size else None
 
+    def arrived(self, given_at: float) -> float | None:
+        """As Link.arrived."""
+        if self._transit is None:
+            return given_at
+        return self._transit.arrived(given_at, now=asyncio.get_running_loop().time())
+
+    @property
+    def is_in_transit(self) -> bool:
+        """As Link.is_in_transit."""
+        return self._transit is not None and self._transit.is_awaited
+
+    def named(self, given_at: float) -> None:
+        """As Link.named."""
+        if self._transit is not None:
+            self._transit.named(given_at, now=asyncio.get_running_loop().time())
+
     def pause_reading(self) -> None:
         """As Outlet.pause_reading."""
         self._reading.clear()
@@ -265,6 +306,7 @@ class Poll:
     def adopt(self, conversation: Conversation) -> None:
         """As Outlet.adopt."""
         self.conversation = conversation
+        self._opened_at = asyncio.get_running_loop().time()
 
     def let_go(self, close: Close) -> None:
         """As Outlet.let_go."""

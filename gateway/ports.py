@@ -241,6 +241,17 @@ class Pulling(Protocol):
         """These were given, but their client went away before the answer: they return to the
         group at once and without an attempt."""
 
+    def hand_over(
+        self,
+        queue: Queue,
+        group: Group,
+        messages: Sequence[PulledMessage],
+        size: int,
+        taken_bytes: Callable[[], int | None],
+    ) -> None:
+        """These go out in an answer of `size` bytes, which is large: on a slow line their leases
+        count from when it has been taken. `taken_bytes`: as gateway.tcp_info.taken_bytes."""
+
     async def ack(self, queue: Queue, group: Group, receipts: list[str]) -> PullSettled:
         """Settle; durable when this returns."""
 

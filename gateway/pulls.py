@@ -9,8 +9,9 @@ import asyncio
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -27,11 +28,13 @@ from metadata.catalog import ANYBODY, Group, Principal, Queue
 from push import limits
 from push.errors import Refused
 from push.giving import GiveOut, Taken
+from push.leases import Push
 from push.message import Message
 from push.ports import OWNER_BYTES
 from push.record import Record
 from push.shares import Share, kept, share
 from push.sharing import has_room
+from push.transit import Transit
 
 _MESSAGE = msgspec.json.Decoder(Message)
 
@@ -43,8 +46,27 @@ class _Pull:
     room: int
     answered: "asyncio.Future[list[PulledMessage]]"
     messages: list[PulledMessage] = field(default_factory=list)
+    size: int = 0
+    """Bytes of the records' parts that hold them."""
     reserved: int = 0
     """Messages that are being settled before they are handed over (R23)."""
+
+
+@dataclass(slots=True, eq=False)
+class _Answer:
+    """A large answer, and what is known of its way to its client."""
+
+    transit: Transit
+    mark: int
+    taken_bytes: Callable[[], int | None]
+
+    def look(self, now: float) -> None:
+        """Ask how far it has come. TCP's other end is all that can be seen of an answer."""
+        taken_bytes = self.taken_bytes()
+        if taken_bytes is None:
+            self.transit.answered(self.mark, now=now)
+        else:
+            self.transit.look(taken_bytes, now=now)
 
 
 class PullConsumer:
@@ -68,6 +90,8 @@ class PullConsumer:
         self._scheduled = False
         self._turn = 0
         self._in_flight = 0
+        self._answers: dict[tuple[int, int, int], _Answer] = {}
+        """(partition, epoch, push) → the large answer that it went with."""
 
     def described(self) -> OwnerDescription:
         """As Member.described: whoever pulls."""
@@ -83,12 +107,16 @@ class PullConsumer:
         is nobody else: leaving would cut them off and help nobody."""
         if self.busy or now - self.last_pull <= limits.PULL_IDLE_S:
             return False
+        if any(answer.transit.moves(now=now) for answer in self._answers.values()):
+            return False
         others = len(self.runtime.members) > 1 or self.runtime.part.others()
         return not self._in_flight or bool(others)
 
     def available(self) -> int:
         """What the pull that is being served still takes, within what all of them may hold."""
         if self._serving is None or self.runtime.queue.paused:
+            return 0
+        if self._serving.size >= limits.PULL_BYTES_MAX:
             return 0
         return min(self._serving.room, max(0, limits.IN_FLIGHT_PULLED_MAX - self._in_flight))
 
@@ -163,6 +191,7 @@ class PullConsumer:
             assert pull is not None  # else nothing is available
             pull.room -= count
         self.place.taker = pull
+        pull.size += len(record.slice(out.first, out.last))
         until = int((time.time() + slot.delivery.settings.lease_s) * 1000)
         for offset in out.offsets():
             pull.messages.append(self._message(slot, record, offset, out, until))
@@ -197,6 +226,43 @@ class PullConsumer:
         if was_full:
             self.pump()
 
+    # --- Large answers --------------------------------------------------------------------------
+
+    def hand_over(
+        self, messages: Sequence[PulledMessage], size: int, taken_bytes: Callable[[], int | None]
+    ) -> None:
+        """As Pulling.hand_over."""
+        now = asyncio.get_running_loop().time()
+        transit = Transit(opened_at=-inf)
+        answer = _Answer(transit, transit.mark(size, now=now), taken_bytes)
+        for slot, receipt in self._given(messages):
+            self._answers[slot.partition.number, receipt.epoch, receipt.push] = answer
+
+    def look(self) -> None:
+        """See how far large answers have come; once a second."""
+        now = asyncio.get_running_loop().time()
+        for answer in {id(one): one for one in self._answers.values()}.values():
+            if answer.transit.is_awaited:
+                answer.look(now)
+                if not answer.transit.is_awaited:
+                    self.last_pull = now  # its client may go on from here
+        self._answers = {
+            place: answer
+            for place, answer in self._answers.items()
+            if (slot := self.slots.get(place[0])) is not None
+            and slot.delivery.epoch == place[1]
+            and place[2] in slot.delivery.leases.pushes
+            and (answer.transit.is_awaited or answer.transit.is_slow)
+        }
+
+    def arrived(self, slot: Slot, push: Push) -> float | None:
+        """As Owner.arrived."""
+        place = (slot.partition.number, slot.delivery.epoch, push.number)
+        answer = self._answers.get(place)
+        if answer is None:
+            return push.given_at
+        return answer.transit.arrived(push.given_at, now=asyncio.get_running_loop().time())
+
     def lapsed(self, given_at: float) -> None:
         """Pulls leave by another rule: when none has come for a while (R24)."""
 
@@ -219,14 +285,19 @@ class PullConsumer:
     def give_back(self, messages: Sequence[PulledMessage]) -> None:
         """These were given and could not be handed over: they return at once, uncounted."""
         now = asyncio.get_running_loop().time()
+        for slot, receipt in self._given(messages):
+            push, offset = receipt.push, receipt.offset
+            taken = slot.delivery.give_back(push, offset, now=now)
+            slot.returned([(push, offset), *taken], now)
+
+    def _given(self, messages: Iterable[PulledMessage]) -> Iterator[tuple[Slot, Receipt]]:
+        """Of messages that were pulled here: where each is in flight."""
         place = (self.runtime.queue.queue_id, self.runtime.group.group_id)
         for message in messages:
             receipt = self._receipts.decode(*place, message.receipt)
             slot = self.slots.get(message.partition)
             if receipt is not None and slot is not None and slot.delivery.epoch == receipt.epoch:
-                push, offset = receipt.push, receipt.offset
-                taken = slot.delivery.give_back(push, offset, now=now)
-                slot.returned([(push, offset), *taken], now)
+                yield slot, receipt
 
     async def pull(self, messages_max: int, wait_s: float) -> list[PulledMessage]:
         """Wait for messages."""
@@ -314,6 +385,7 @@ class Pulls:
         self._sweeper = None
         loop = asyncio.get_running_loop()
         for group_id, consumer in list(self._consumers.items()):
+            consumer.look()
             if consumer.is_idle(loop.time()):
                 del self._consumers[group_id]
                 task = loop.create_task(consumer.runtime.retire(consumer))
@@ -349,6 +421,19 @@ class Pulls:
         consumer = self._consumers.get(group.group_id)
         if consumer is not None:
             consumer.give_back(messages)
+
+    def hand_over(
+        self,
+        queue: Queue,
+        group: Group,
+        messages: Sequence[PulledMessage],
+        size: int,
+        taken_bytes: Callable[[], int | None],
+    ) -> None:
+        """As Pulling.hand_over."""
+        consumer = self._consumers.get(group.group_id)
+        if consumer is not None:
+            consumer.hand_over(messages, size, taken_bytes)
 
     def drain(self) -> None:
         """Answer every waiting pull with what there is: nothing."""

@@ -71,6 +71,10 @@ class Reading(asyncio.Protocol, ABC):
         """The socket is done with."""
 
     @abstractmethod
+    def _answered(self, payload: bytes) -> bool:
+        """A pong came. Whether it answers something that it was sent: then it costs nothing."""
+
+    @abstractmethod
     def _flush_early(self) -> None:
         """Answers must not pile up while much is worked off."""
 
@@ -121,7 +125,7 @@ class Reading(asyncio.Protocol, ABC):
                 here = self._conversation  # not the shell that a hello came to
                 if here is not None and here.is_welcome:
                     reader.bytes_max = limits.FRAME_BYTES_MAX
-            else:
+            elif opcode != PONG or not self._answered(messages[0]):
                 count += 1
                 self._control(conversation, opcode, messages[0])
             if self._conversation is None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -26,6 +27,7 @@ from gateway.operation import (
 from gateway.ports import BrokerPort, PulledMessage, PullSettled, SeekTo
 from gateway.rest_account import act_of, asking, changes, counter_of, who_asks
 from gateway.rest_queues import DELETES_MAX_PARAMETER, beginning, changed_fields, deletes_max
+from gateway.tcp_info import taken_of_answer
 from gateway.views import group_view
 from metadata.catalog import Group, GroupSettings, GroupStart, Queue
 from metadata.settings import GroupChange, SettingChange, named_in, naming
@@ -267,6 +269,9 @@ async def pull(broker: BrokerPort, request: Request) -> Response:
         counter = counter_of(request.scope, request.app.books, broker)
         counter.given(len(messages), size)
         counter.redeliveries += sum(message.attempt > 1 for message in messages)
+        if size >= limits.MARK_BYTES:
+            taken_bytes = partial(taken_of_answer, request.scope)
+            broker.pulls.hand_over(queue, group, messages, size, taken_bytes)
     return answer
 
 

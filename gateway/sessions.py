@@ -191,6 +191,18 @@ class Lingering:
         """Nothing is on its way."""
         return None
 
+    def arrived(self, given_at: float) -> float | None:
+        """Nothing is on its way: leases count from when it was given."""
+        return given_at
+
+    @property
+    def is_in_transit(self) -> bool:
+        """Nothing is on its way."""
+        return False
+
+    def named(self, given_at: float) -> None:
+        """Nothing is on its way."""
+
     def pause_reading(self) -> None:
         """Nothing is read."""
 

@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 from gateway.confirms import Confirmed, Confirms
 from gateway.decisions import Decisions
@@ -347,7 +348,12 @@ class Slot:
         now = asyncio.get_running_loop().time()
         along: list[Taken] = []
         lapsed_at = self.delivery.lapsed_at
-        taken = self.delivery.expire(now=now, wall_unix_ms=int(time.time() * 1000), along=along)
+        taken = self.delivery.expire(
+            now=now,
+            wall_unix_ms=int(time.time() * 1000),
+            along=along,
+            arrived=partial(self.owner.arrived, self),
+        )
         if self.delivery.lapsed_at > lapsed_at:
             self.owner.lapsed(self.delivery.lapsed_at)
         if taken:

@@ -14,6 +14,7 @@ from gateway.nack_reasons import NackReasons
 from gateway.spans import Stages
 from gateway.tail import Tail
 from push.giving import GiveOut, Taken
+from push.leases import Push
 from push.ports import Storage
 from push.record import Record
 from push.shares import Share
@@ -48,6 +49,9 @@ class Owner(Protocol):
 
     def revoked(self, slot: "Slot", taken: list[Taken], reason: str) -> None:
         """These are no longer its own (R17)."""
+
+    def arrived(self, slot: "Slot", push: Push) -> float | None:
+        """From when the lease of this push counts; None: it is in transit (push.transit)."""
 
     def lapsed(self, given_at: float) -> None:
         """The lease of something that was given then, by the loop's clock, has ended by time."""

@@ -9,9 +9,7 @@ its conversation, and the socket.
 """
 
 import asyncio
-import socket
 import struct
-import sys
 from functools import partial
 from typing import Any, ClassVar, Final, cast
 
@@ -30,16 +28,17 @@ from gateway.reading import ASKED, UNREAD, Reading
 from gateway.registry import Registry
 from gateway.rfc6455 import PING, close_frame, control_frame, text_frame
 from gateway.sessions import fresh_session_id
+from gateway.tcp_info import taken_bytes
 from push import limits
 from push.errors import Refused
+from push.transit import Transit
 
 UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
 """Pushes stop at WRITE_BUFFER_BYTES_MAX. What goes on growing behind it are answers that the client
-asked for and does not read: from here on it is not read either (P9)."""
-_TCP_INFO: Final[int | None] = socket.TCP_INFO if sys.platform == "linux" else None
-_NUMBER, _COUNT = struct.Struct("=I"), struct.Struct("=Q")
-_UNCONFIRMED_AT, _CONFIRMED_AT, _UNSENT_AT, _INFO_BYTES = 24, 120, 144, 148
-"""Linux's struct tcp_info: tcpi_unacked, tcpi_bytes_acked, tcpi_notsent_bytes."""
+asked for and does not read: from here on it is not read either (P9). A large message does not
+count. [While it is on a slow line, acks and pongs are not read, and no lease can be extended.]"""
+_MARK: Final = struct.Struct("!Q")
+"""The payload of a ping that is a mark: its number. The ping of a heartbeat has none."""
 
 
 class WebSocketConnection(Reading):
@@ -52,8 +51,12 @@ class WebSocketConnection(Reading):
         "_is_begun",
         "_is_dirty",
         "_is_starved",
+        "_large",
+        "_opened_at",
         "_outbox",
         "_server_state",
+        "_transit",
+        "_unmarked",
         "_write_is_paused",
         "address",
         "scheduled",
@@ -77,6 +80,14 @@ class WebSocketConnection(Reading):
         self._is_starved = False
         """Somebody asked whether it is writable, and it was not."""
         self._cut_off_at = 0.0
+        self._opened_at = 0.0
+        """Since when it carries its session."""
+        self._unmarked = 0
+        """Bytes that were written behind the last mark."""
+        self._large = 0
+        """Bytes of large frames that may still wait for the socket."""
+        self._transit: Transit | None = None
+        """None: little was ever written at once."""
         self.address: ClientAddress = UNKNOWN
         self.scheduled = float("inf")
 
@@ -127,6 +138,7 @@ class WebSocketConnection(Reading):
     def resume_writing(self) -> None:
         """The socket has taken most of it."""
         self._write_is_paused = False
+        self._large = 0
         if self._conversation is not None:
             self.registry.log.taken(self._conversation.session_id)
         if not self._goes_on:
@@ -172,6 +184,7 @@ class WebSocketConnection(Reading):
     def _open(self, admission: Admission | None) -> None:
         registry, now = self.registry, asyncio.get_running_loop().time()
         refusal = registry.refusal()
+        self._opened_at = now
         self._conversation = Conversation(
             registry.around, self, fresh_session_id(), admission, now=now
         )
@@ -188,7 +201,8 @@ class WebSocketConnection(Reading):
         """One turn of the loop may read megabytes: their answers must not pile up until its end."""
         if self._outbox.byte_count > UNREAD_BYTES_MAX:
             self._write_out()
-        if self._write_is_paused and self._transport.get_write_buffer_size() > UNREAD_BYTES_MAX:
+        unread_max = UNREAD_BYTES_MAX + self._large
+        if self._write_is_paused and self._transport.get_write_buffer_size() > unread_max:
             self._hold(UNREAD)
 
     # --- Outlet ---------------------------------------------------------------------------------
@@ -198,6 +212,7 @@ class WebSocketConnection(Reading):
         if self._conversation is None:
             return
         if len(frame) > limits.ANNOUNCED_BYTES:
+            self._large += len(frame)
             self._outbox.add(frames.announce(len(frame)))
         self._outbox.add(frame)
         if not self._is_dirty:
@@ -209,7 +224,7 @@ class WebSocketConnection(Reading):
         # Both that it counts, or a socket that stalls holds the bound twice. At the bound itself
         # it is not paused: nobody would call again.
         is_open = not self._write_is_paused and self._conversation is not None
-        if is_open and self.unsent_bytes <= limits.WRITE_BUFFER_BYTES_MAX:
+        if is_open and self.unsent_bytes <= limits.WRITE_BUFFER_BYTES_MAX and self._has_room():
             return True
         self._is_starved = True
         return False
@@ -224,8 +239,14 @@ class WebSocketConnection(Reading):
         self._transport.write(control_frame(PING))
 
     def taken_bytes(self) -> int | None:
-        """As Outlet.taken_bytes: what the other end of the TCP connection has confirmed."""
-        return _confirmed(self._transport, has_more=self.unsent_bytes > 0)
+        """As Outlet.taken_bytes: what the other end of the TCP connection has confirmed; and
+        behind it, as far as the slowest line would have carried what is in transit."""
+        taken, transit = self._taken_by_tcp(), self._transit
+        if taken is not None or transit is None or not transit.is_awaited:
+            return taken
+        now = asyncio.get_running_loop().time()
+        transit.look(None, now=now)
+        return transit.assumed_bytes(now=now)
 
     def pause_reading(self) -> None:
         """As Outlet.pause_reading."""
@@ -244,6 +265,7 @@ class WebSocketConnection(Reading):
     def adopt(self, conversation: Conversation) -> None:
         """As Outlet.adopt."""
         self._conversation = conversation
+        self._opened_at = asyncio.get_running_loop().time()
 
     def let_go(self, close: Close) -> None:
         """As Outlet.let_go."""
@@ -297,6 +319,7 @@ class WebSocketConnection(Reading):
     def take(self) -> list[bytes]:
         """As Connection.take."""
         self._is_dirty = False
+        self._unmarked += self._outbox.byte_count
         return self._outbox.take()
 
     def write(self, data: bytes) -> None:
@@ -307,6 +330,8 @@ class WebSocketConnection(Reading):
 
     def flushed(self) -> None:
         """As Connection.flushed."""
+        if self._unmarked >= limits.MARK_BYTES or self._transit is not None:
+            self._mark(asyncio.get_running_loop().time())
         self._flush_early()
         self._feed()
         if self._write_is_paused and self._conversation is not None:
@@ -323,15 +348,81 @@ class WebSocketConnection(Reading):
             return
         conversation.expire(now=now)
         self.registry.deadlines.set(self, conversation.next_deadline())
+        if self._transit is not None and self._transit.is_awaited:
+            self._transit.look(self._taken_by_tcp(), now=now)
+            if self._transit.give_up(now=now):
+                self._feed()
 
     def drain(self, reconnect_after_s: float) -> None:
         """As Connection.drain."""
         if self._conversation is not None:
             self._conversation.drain(reconnect_after_s)
 
+    # --- In transit -----------------------------------------------------------------------------
+
+    def _taken_by_tcp(self) -> int | None:
+        return taken_bytes(self._transport, has_more=self.unsent_bytes > 0)
+
+    def _has_room(self) -> bool:
+        transit = self._transit
+        if transit is None or not transit.is_awaited:
+            return True
+        return transit.has_room(self._unmarked, now=asyncio.get_running_loop().time())
+
+    def _mark(self, now: float, *, rest: bool = False) -> None:
+        """Set a mark behind what was written, where one is due; or behind the `rest`, however
+        little that is."""
+        transit = self._transit
+        if transit is None:
+            patience_s = self.registry.around.timing.heartbeat_timeout_s
+            transit = Transit(opened_at=self._opened_at, patience_s=patience_s)
+            self._transit = transit
+        if self._conversation is None or self._transport.is_closing():
+            return
+        if not (rest and self._unmarked) and not transit.wants_mark(self._unmarked, now=now):
+            return
+        number = transit.mark(self._unmarked, now=now, taken_bytes=self._taken_by_tcp())
+        self._unmarked = 0
+        self._transport.write(control_frame(PING, _MARK.pack(number)))
+
+    def _answered(self, payload: bytes) -> bool:
+        """A pong came. Whether it answers a mark."""
+        transit = self._transit
+        if transit is None or len(payload) != _MARK.size:
+            return False
+        now = asyncio.get_running_loop().time()
+        if not transit.answered(*_MARK.unpack(payload), now=now):
+            return False
+        if transit.is_slow:
+            self._mark(now, rest=True)
+        self._feed()
+        return True
+
+    def arrived(self, given_at: float) -> float | None:
+        """As Link.arrived."""
+        transit = self._transit
+        if transit is None:
+            return given_at
+        now = asyncio.get_running_loop().time()
+        if transit.is_awaited:
+            transit.look(self._taken_by_tcp(), now=now)
+        return transit.arrived(given_at, now=now)
+
+    @property
+    def is_in_transit(self) -> bool:
+        """As Link.is_in_transit."""
+        return self._transit is not None and self._transit.is_awaited
+
+    def named(self, given_at: float) -> None:
+        """As Link.named."""
+        if self._transit is not None:
+            self._transit.named(given_at, now=asyncio.get_running_loop().time())
+            self._feed()
+
     # --- Both directions ------------------------------------------------------------------------
 
     def _write_out(self) -> None:
+        self._unmarked += self._outbox.byte_count
         for payload in self._outbox.take():
             self._transport.write(text_frame(payload))
 
@@ -339,26 +430,6 @@ class WebSocketConnection(Reading):
         if self._is_starved and not self._write_is_paused and self._conversation is not None:
             self._is_starved = False
             self._conversation.resume()
-
-
-def _confirmed(transport: asyncio.Transport, *, has_more: bool) -> int | None:
-    """How many bytes the other end of the TCP connection has confirmed; None: it has all of them
-    (`has_more`: but for those that the kernel was not given yet), or this system does not say."""
-    found = transport.get_extra_info("socket")
-    if found is None or _TCP_INFO is None or transport.is_closing():
-        return None
-    try:
-        info = found.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO_BYTES)
-    except OSError:
-        return None
-    if len(info) < _INFO_BYTES:
-        return None  # an old kernel
-    (unconfirmed,), (confirmed,), (unsent,) = (
-        _NUMBER.unpack_from(info, _UNCONFIRMED_AT),
-        _COUNT.unpack_from(info, _CONFIRMED_AT),
-        _NUMBER.unpack_from(info, _UNSENT_AT),
-    )
-    return int(confirmed) if has_more or unconfirmed or unsent else None
 
 
 def websocket_class(registry: Registry) -> type[WebSocketConnection]:

@@ -20,7 +20,9 @@ Times: `now` is monotonic seconds, `wall_unix_ms` unix milliseconds (R3).
 """
 
 from collections.abc import Callable
+from operator import attrgetter
 
+from push import limits
 from push.backoff import backoff_s
 from push.giving import Before, DeliverySettings, GiveOut, Judged, Taken, append_offset
 from push.leases import Leases, Push, offsets_of, ranges_of
@@ -328,17 +330,27 @@ class Delivery:
     # --- Time ----------------------------------------------------------------------------------
 
     def expire(
-        self, *, now: float, wall_unix_ms: int, along: list[Taken] | None = None
+        self,
+        *,
+        now: float,
+        wall_unix_ms: int,
+        along: list[Taken] | None = None,
+        arrived: Callable[[Push], float | None] = attrgetter("given_at"),
     ) -> list[Taken]:
         """What time alone made due: ended leases return at once (P6), a drain's end cuts off.
 
-        Returns everything that was taken from the consumer; what of it only returned with an
-        earlier message of its key is added to `along`.
+        `arrived` says from when the lease of a push counts; None: it is in transit, and does not
+        run (push.transit). Returns everything that was taken from the consumer; what of it only
+        returned with an earlier message of its key is added to `along`.
         """
         self.waiting.begin(now, wall_unix_ms)
         self.scan.looked(now)
         taken: list[Taken] = []
-        due = self.leases.due(now)
+        due = [
+            (push, mask)
+            for push, mask in self.leases.due(now)
+            if not self._goes_on(push, mask, arrived, now)
+        ]
         self.lapsed_at = max((push.given_at for push, _ in due), default=self.lapsed_at)
         if now >= self.drain_deadline:
             due = [(push, push.open) for push in list(self.leases.pushes.values())]
@@ -355,6 +367,24 @@ class Delivery:
                         along += revoked
         self.waiting.lines.ripen(now)
         return taken
+
+    def _goes_on(
+        self, push: Push, mask: int, arrived: Callable[[Push], float | None], now: float
+    ) -> bool:
+        """Whether a lease that is due goes on, because its messages have arrived later than they
+        were given, or have not yet. What was adopted (R22) has been with its holder for long."""
+        if push.number < 0:
+            return False
+        lease_s, since = self.settings.lease_s, arrived(push)
+        if since is None:
+            until = now + min(lease_s, limits.TRANSIT_LOOK_S)
+        else:
+            until = since + lease_s
+        until = min(until, push.given_at + self.settings.lease_total_s, self.drain_deadline)
+        if until <= now:
+            return False
+        self.leases.go_on(push, mask, until)
+        return True
 
     def next_deadline(self) -> float | None:
         """When `expire` has something to do; None: not by time alone."""

@@ -404,6 +404,11 @@ class Leases:
         due.sort(key=lambda item: item[0].number)
         return due
 
+    def go_on(self, push: Push, mask: int, deadline: float) -> None:
+        """These open bits, which were due, go on until `deadline`."""
+        push.parts.append((deadline, mask & push.open))
+        self._schedule(push, min(at for at, _ in push.parts))
+
     def next_deadline(self) -> float | None:
         """When to look at `due`; a push that was extended or settled in part may have nothing."""
         while self._deadlines and not self._stands(*self._deadlines[0]):

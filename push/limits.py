@@ -65,6 +65,22 @@ SLOWEST_BYTES_PER_S: Final = 8 * 1024
 this rate."""
 ANNOUNCED_BYTES: Final = 64 * 1024
 """A larger frame is announced to the client, who may see nothing of it before it is whole."""
+MARK_BYTES: Final = 64 * 1024
+"""Behind so much that went out to a client stands a mark, which the client answers when all of it
+has arrived (push.transit): eight seconds on the slowest line, less than a lease."""
+MARK_BYTES_MAX: Final = 256 * 1024
+"""The same on a line that is known to carry much."""
+TRANSIT_BYTES_MIN: Final = 256 * 1024
+TRANSIT_BYTES_MAX: Final = 4 * 1_048_576
+"""In transit to a client, before it is given more: from the first, on a slow line, up to the
+second, which is as much as a kernel buffers. At least one push, whatever its size."""
+TRANSIT_SLOW_S: Final = 1.0
+"""What needs so long to arrive is on a slow line."""
+TRANSIT_LOOK_S: Final = 5.0
+"""A lease that does not run, because its message is in transit, is looked at so often."""
+TRANSITS_KEPT_MAX: Final = 64
+"""Slow arrivals that are remembered for the leases of what has arrived: each is at least a second
+of the line's time, and what is older counts from when it was given."""
 
 # --- Sessions ----------------------------------------------------------------------------------
 SESSION_LINGER_S_MAX: Final = 300.0
@@ -209,6 +225,9 @@ ENDED_RANGES_MAX: Final = 256
 acks are stale (R21). Beyond it the lowest become one range with all that lies between them, and an
 ack of that which is repeated is called stale as well."""
 PULL_MESSAGES_MAX: Final = 1000
+PULL_BYTES_MAX: Final = 1_048_576
+"""In one pull's answer, from the next record on: it is in memory as a whole, and on a slow line a
+long time on its way."""
 PULL_WAIT_S_MAX: Final = 30.0
 POLL_BYTES_MAX: Final = 1_048_576
 """The frames of one answer to a poll; at least one frame."""

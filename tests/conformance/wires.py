@@ -129,6 +129,15 @@ class WebSocketWire:
         """As Outlet.taken_bytes."""
         return None
 
+    is_in_transit = False
+
+    def arrived(self, given_at: float) -> float | None:
+        """As Link.arrived: everything arrives at once."""
+        return given_at
+
+    def named(self, given_at: float) -> None:
+        """As Link.named."""
+
     def pause_reading(self) -> None:
         """As Outlet.pause_reading: no transcript makes a queue by publishing."""
         raise AssertionError("a transcript creates its queues beforehand")

@@ -707,6 +707,16 @@ class PlainBroker:
             )
         return given
 
+    def hand_over(
+        self,
+        queue: Queue,
+        group: Group,
+        messages: Sequence[PulledMessage],
+        size: int,
+        taken_bytes: Callable[[], int | None],
+    ) -> None:
+        """No lease ends here."""
+
     def release(self, queue: Queue, group: Group, messages: Sequence[PulledMessage]) -> None:
         place = self.progress[group.group_id]
         for message in messages:

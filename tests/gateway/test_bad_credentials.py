@@ -142,6 +142,13 @@ class Outlet:
         return None
 
     pause_reading = resume_reading = taken_bytes = ping
+    is_in_transit = False
+
+    def arrived(self, given_at: float) -> float | None:
+        return given_at
+
+    def named(self, given_at: float) -> None:
+        return None
 
     def adopt(self, conversation: Conversation) -> None:
         return None

@@ -120,6 +120,9 @@ class Wire:
         """The next frame of the protocol."""
         while not self.frames:
             opcode, payload = await self.read()
+            if opcode == Opcode.PING and payload:
+                await self.send_frame(Opcode.PONG, payload)
+                continue
             assert opcode == Opcode.TEXT, (opcode, payload)
             value = msgspec.json.decode(payload)
             self.frames += value if isinstance(value, list) else [value]

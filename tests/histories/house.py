@@ -78,6 +78,15 @@ class Session:
         """As Link.writable."""
         return self.is_writable
 
+    is_in_transit = False
+
+    def arrived(self, given_at: float) -> float | None:
+        """As Link.arrived: everything arrives at once."""
+        return given_at
+
+    def named(self, given_at: float) -> None:
+        """As Link.named."""
+
     def emptied(self) -> None:
         """As Link.emptied."""
 
@@ -296,6 +305,15 @@ class Socket:
     def taken_bytes(self) -> int | None:
         """As Outlet.taken_bytes."""
         return None
+
+    is_in_transit = False
+
+    def arrived(self, given_at: float) -> float | None:
+        """As Link.arrived: everything arrives at once."""
+        return given_at
+
+    def named(self, given_at: float) -> None:
+        """As Link.named."""
 
     def pause_reading(self) -> None:
         """As Outlet.pause_reading."""
