@@ -69,7 +69,8 @@ class Link(Protocol):
 
     @property
     def is_in_transit(self) -> bool:
-        """Whether much of what was pushed is not known to have reached the client."""
+        """Whether much of what was pushed is not known to have reached the client, and may be when
+        the client names it (`named`)."""
 
     def named(self, given_at: float) -> None:
         """The client names something that was pushed then: it has arrived."""

@@ -205,8 +205,7 @@ class Poll:
 
     def _mark(self, size: int, now: float) -> None:
         if self._transit is None:
-            patience_s = self._registry.around.timing.heartbeat_timeout_s
-            self._transit = Transit(opened_at=self._opened_at, patience_s=patience_s)
+            self._transit = Transit(opened_at=self._opened_at)
         # Nobody sees how much TCP has taken: it moves as long as the slowest line would need.
         self._transit.look(None, now=now)
         self._marked = self._transit.mark(size, now=now, covers=not self._frames)

@@ -37,6 +37,8 @@ UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
 """Pushes stop at WRITE_BUFFER_BYTES_MAX. What goes on growing behind it are answers that the client
 asked for and does not read: from here on it is not read either (P9). A large message does not
 count. [While it is on a slow line, acks and pongs are not read, and no lease can be extended.]"""
+_INSTANT_S: Final = 0.001
+"""The clock of a loop moves on by then."""
 _MARK: Final = struct.Struct("!Q")
 """The payload of a ping that is a mark: its number. The ping of a heartbeat has none."""
 
@@ -239,14 +241,8 @@ class WebSocketConnection(Reading):
         self._transport.write(control_frame(PING))
 
     def taken_bytes(self) -> int | None:
-        """As Outlet.taken_bytes: what the other end of the TCP connection has confirmed; and
-        behind it, as far as the slowest line would have carried what is in transit."""
-        taken, transit = self._taken_by_tcp(), self._transit
-        if taken is not None or transit is None or not transit.is_awaited:
-            return taken
-        now = asyncio.get_running_loop().time()
-        transit.look(None, now=now)
-        return transit.assumed_bytes(now=now)
+        """As Outlet.taken_bytes: what the other end of the TCP connection has confirmed."""
+        return taken_bytes(self._transport, has_more=self.unsent_bytes > 0)
 
     def pause_reading(self) -> None:
         """As Outlet.pause_reading."""
@@ -330,7 +326,7 @@ class WebSocketConnection(Reading):
 
     def flushed(self) -> None:
         """As Connection.flushed."""
-        if self._unmarked >= limits.MARK_BYTES or self._transit is not None:
+        if self._unmarked >= limits.MARK_BYTES:
             self._mark(asyncio.get_running_loop().time())
         self._flush_early()
         self._feed()
@@ -349,7 +345,7 @@ class WebSocketConnection(Reading):
         conversation.expire(now=now)
         self.registry.deadlines.set(self, conversation.next_deadline())
         if self._transit is not None and self._transit.is_awaited:
-            self._transit.look(self._taken_by_tcp(), now=now)
+            self._transit.look(self.taken_bytes(), now=now)
             if self._transit.give_up(now=now):
                 self._feed()
 
@@ -360,12 +356,9 @@ class WebSocketConnection(Reading):
 
     # --- In transit -----------------------------------------------------------------------------
 
-    def _taken_by_tcp(self) -> int | None:
-        return taken_bytes(self._transport, has_more=self.unsent_bytes > 0)
-
     def _has_room(self) -> bool:
         transit = self._transit
-        if transit is None or not transit.is_awaited:
+        if transit is None:
             return True
         return transit.has_room(self._unmarked, now=asyncio.get_running_loop().time())
 
@@ -374,16 +367,15 @@ class WebSocketConnection(Reading):
         little that is."""
         transit = self._transit
         if transit is None:
-            patience_s = self.registry.around.timing.heartbeat_timeout_s
-            transit = Transit(opened_at=self._opened_at, patience_s=patience_s)
-            self._transit = transit
+            transit = self._transit = Transit(opened_at=self._opened_at)
         if self._conversation is None or self._transport.is_closing():
             return
-        if not (rest and self._unmarked) and not transit.wants_mark(self._unmarked, now=now):
+        if not (rest and self._unmarked) and not transit.wants_mark(self._unmarked):
             return
-        number = transit.mark(self._unmarked, now=now, taken_bytes=self._taken_by_tcp())
+        number = transit.mark(self._unmarked, now=now, taken_bytes=self.taken_bytes())
         self._unmarked = 0
         self._transport.write(control_frame(PING, _MARK.pack(number)))
+        asyncio.get_running_loop().call_later(_INSTANT_S, self._feed)
 
     def _answered(self, payload: bytes) -> bool:
         """A pong came. Whether it answers a mark."""
@@ -405,13 +397,13 @@ class WebSocketConnection(Reading):
             return given_at
         now = asyncio.get_running_loop().time()
         if transit.is_awaited:
-            transit.look(self._taken_by_tcp(), now=now)
+            transit.look(self.taken_bytes(), now=now)
         return transit.arrived(given_at, now=now)
 
     @property
     def is_in_transit(self) -> bool:
         """As Link.is_in_transit."""
-        return self._transit is not None and self._transit.is_awaited
+        return self._transit is not None and self._transit.goes_by_names
 
     def named(self, given_at: float) -> None:
         """As Link.named."""

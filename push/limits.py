@@ -70,12 +70,15 @@ MARK_BYTES: Final = 64 * 1024
 has arrived (push.transit): eight seconds on the slowest line, less than a lease."""
 MARK_BYTES_MAX: Final = 256 * 1024
 """The same on a line that is known to carry much."""
-TRANSIT_BYTES_MIN: Final = 256 * 1024
+TRANSIT_BYTES_MIN: Final = 128 * 1024
 TRANSIT_BYTES_MAX: Final = 4 * 1_048_576
 """In transit to a client, before it is given more: from the first, on a slow line, up to the
 second, which is as much as a kernel buffers. At least one push, whatever its size."""
 TRANSIT_SLOW_S: Final = 1.0
 """What needs so long to arrive is on a slow line."""
+TRANSIT_STILL_S: Final = 20.0
+"""What has not moved for so long stands still: as long as a heartbeat, because a slow line's
+acknowledgements may come in large steps."""
 TRANSIT_LOOK_S: Final = 5.0
 """A lease that does not run, because its message is in transit, is looked at so often."""
 TRANSITS_KEPT_MAX: Final = 64

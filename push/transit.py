@@ -57,7 +57,6 @@ class Transit:
         "_last",
         "_moved_at",
         "_number",
-        "_patience_s",
         "_slow",
         "_taken",
         "_unconfirmed",
@@ -66,10 +65,8 @@ class Transit:
         "is_slow",
     )
 
-    def __init__(self, *, opened_at: float, patience_s: float = limits.HEARTBEAT_TIMEOUT_S) -> None:
-        """`opened_at`: since when the transport carries the session. `patience_s`: what stands
-        still for so long does not move."""
-        self._patience_s = patience_s
+    def __init__(self, *, opened_at: float) -> None:
+        """`opened_at`: since when the transport carries the session."""
         self._awaited: list[_Mark] = []
         self._number = 0
         self._unconfirmed = 0
@@ -79,8 +76,8 @@ class Transit:
         self._slow: list[_Arrival] = []
         """The latest arrivals that took long."""
         self._answered_at = -inf
-        """When a mark was answered last. What is behind it may have waited for as long as that took:
-        the next mark is set at that moment, where the line is slow or something is left."""
+        """When a mark was answered last. Whatever was behind it may have waited for all that time:
+        where the line is slow, or something is left, the next mark is set at once."""
         self._last = -inf
         """When the newest mark was set."""
         self._moved_at = opened_at
@@ -103,14 +100,22 @@ class Transit:
         """Whether something is in transit, as far as marks tell."""
         return bool(self._awaited)
 
+    @property
+    def goes_by_names(self) -> bool:
+        """Whether something is in transit to a client that has answered no mark so far."""
+        return bool(self._awaited) and not self._has_answered
+
+    @property
+    def _marked_bytes(self) -> int:
+        """Behind how much a mark stands: rarely where a line carries much."""
+        return max(limits.MARK_BYTES, min(limits.MARK_BYTES_MAX, self._window // 4))
+
     # --- Marks ----------------------------------------------------------------------------------
 
-    def wants_mark(self, unmarked: int, *, now: float) -> bool:
+    def wants_mark(self, unmarked: int) -> bool:
         """Whether a mark is to be set behind `unmarked` bytes, which have no mark yet. On a line
-        that carries much, marks are rarer. Of one instant the last mark counts."""
-        if self.is_deaf or not unmarked:
-            return False
-        return unmarked >= min(limits.MARK_BYTES_MAX, self._window // 4) or now == self._last
+        that carries much, marks are rarer."""
+        return not self.is_deaf and unmarked >= self._marked_bytes
 
     def mark(
         self, size: int, *, now: float, taken_bytes: int | None = None, covers: bool = True
@@ -125,8 +130,6 @@ class Transit:
             self.look(taken_bytes, now=now)
         self._number += 1
         self._unconfirmed += size
-        if self._awaited and self._awaited[-1].at == now:
-            size += self._awaited.pop().size
         until = now if covers else self._awaited[-1].until if self._awaited else self._covered_until
         self._awaited.append(_Mark(self._number, size, now, until))
         self._last = now
@@ -141,25 +144,26 @@ class Transit:
         return True
 
     def named(self, given_at: float, *, now: float) -> None:
-        """The client names something that was given then: so it has arrived, with all before it.
-        For clients that answer no marks."""
-        numbers = [one.number for one in self._awaited if one.at <= given_at + _SAME_TURN_S]
-        if numbers:
-            self._arrive(numbers[-1], now)
+        """The client names something that was given then: so it has arrived, and with it, as far
+        as one can tell, what is in front of the next mark."""
+        if given_at > self._covered_until:
+            number = next((one.number for one in self._awaited if one.at >= given_at), None)
+            if number is not None:
+                self._arrive(number, now)
 
     def _arrive(self, number: int, now: float) -> None:
-        after = self._covered_until
+        after, size = self._covered_until, 0
         while self._awaited and self._awaited[0].number <= number:
             mark = self._awaited.pop(0)
-            self._unconfirmed -= mark.size
-        # At this very instant more may be handed over, which is not in front of this mark.
-        self._covered_until = max(after, min(mark.until, nextafter(now, -inf)))
+            size += mark.size
+        self._unconfirmed -= size
+        self._covered_until = max(after, mark.until)
         self._moved_at = self._answered_at = now
         self.is_slow = now - mark.at >= limits.TRANSIT_SLOW_S
         if self.is_slow:
             self._window = max(self._window // 2, limits.TRANSIT_BYTES_MIN)
             self._remember(after, now)
-        else:
+        elif size >= limits.MARK_BYTES:  # less says nothing of what the line carries
             self._window = min(self._window * 2, limits.TRANSIT_BYTES_MAX)
 
     def _remember(self, after: float, now: float) -> None:
@@ -185,17 +189,10 @@ class Transit:
         """Whether what is in transit moves, as far as can be seen."""
         if not self._awaited:
             return False
-        allowed_s = self._patience_s
+        allowed_s = limits.TRANSIT_STILL_S
         if self._is_taken:
             allowed_s += self._awaited[0].size / limits.SLOWEST_BYTES_PER_S
         return now < self._moved_at + allowed_s
-
-    def assumed_bytes(self, *, now: float) -> int | None:
-        """What the client's side has taken, where only its answer will tell: as far as the slowest
-        line would have carried it, more with each second. None: nothing moves."""
-        if not self.moves(now=now):
-            return None
-        return self._taken + int((now - self._awaited[0].at) * limits.SLOWEST_BYTES_PER_S)
 
     def give_up(self, *, now: float) -> bool:
         """Do not wait any longer for marks that are not answered though TCP's other end has taken
@@ -221,7 +218,10 @@ class Transit:
 
     def has_room(self, unmarked: int, *, now: float) -> bool:
         """Whether more may be handed over beside what is in transit, and `unmarked` bytes behind
-        the last mark. Half of what a line carries in a second or two is always on its way."""
+        the last mark. Not at the instant of a mark, by a clock that may stand still for a
+        millisecond: when it was given tells what stands in front of the mark."""
+        if now == self._last:
+            return False
         if not self._awaited:
             return True
         is_late = now - self._awaited[0].at >= limits.TRANSIT_SLOW_S

@@ -24,7 +24,7 @@ from gateway.auth import Auth
 from gateway.frames import Close
 from gateway.handshake import shake_hands
 from gateway.http11 import Http11Protocol, http_class
-from gateway.reading import FULL_READ_BYTES
+from gateway.reading import FULL_READ_BYTES, UNREAD
 from gateway.registry import (
     PART_BYTES_SHARED,
     PER_TURN,
@@ -34,7 +34,7 @@ from gateway.registry import (
 )
 from gateway.session import Timing
 from gateway.surroundings import Surroundings
-from gateway.websocket import WebSocketConnection, websocket_class
+from gateway.websocket import UNREAD_BYTES_MAX, WebSocketConnection, websocket_class
 from loadtests.wire import frame as wire_frame
 from metadata.catalog import ANYBODY
 from push import limits
@@ -504,6 +504,65 @@ async def test_a_client_that_takes_a_large_message_slowly_is_alive(
             else:
                 await until(lambda: len(registry) == 0)
                 assert loop.time() - began > 0.5
+
+
+async def test_who_is_sent_something_large_is_heard_meanwhile(
+    gateway: Gateway, broker: EchoBroker
+) -> None:
+    """P6: on a slow line acks, extends and pongs come in while a large message waits for the
+    socket; and whoever reads nothing is not heard for ever (P9)."""
+    queue = broker.metadata.find_queue(ANYBODY, "q")
+    broker.log(queue).append(b'{"body":"' + b"x" * 1_000_000 + b'"}')
+    wire = await session(gateway)
+    wire.stop_reading()
+    connection = connection_of(gateway)
+    connection._transport.get_extra_info("socket").setsockopt(
+        socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384
+    )
+    subscribe = {"type": "subscribe", "ref": 0, "subscription": 1, "queue": "q", "group": "g"}
+    await wire.send({**subscribe, "credit": 10})
+    await until(lambda: connection._transport.get_write_buffer_size() > 2 * UNREAD_BYTES_MAX)
+    conversation = connection._conversation
+    assert conversation is not None
+    before = conversation.heard_at
+    await wire.send({"type": "ping", "ref": 1})
+    await until(lambda: conversation.heard_at > before)
+    assert not connection._read_holds
+    flood = [{"type": "ping", "ref": ref} for ref in range(2, 200)]
+
+    async def ask() -> None:
+        while True:
+            await wire.send(*flood)
+
+    asking = asyncio.create_task(ask())
+    await until(lambda: connection._read_holds & UNREAD > 0)
+    waiting = connection._transport.get_write_buffer_size()
+    assert waiting < 1_000_000 + 2 * UNREAD_BYTES_MAX
+    asking.cancel()
+    wire.writer.transport.abort()
+
+
+@pytest.mark.parametrize("payload", [b"\0" * 8, b"\0" * 7 + b"\x02", b"mark"])
+async def test_a_pong_that_answers_no_mark_is_a_sign_of_life_only(
+    gateway: Gateway, broker: EchoBroker, payload: bytes
+) -> None:
+    queue = broker.metadata.find_queue(ANYBODY, "q")
+    broker.log(queue).extend([b'{"body":"' + b"x" * 300_000 + b'"}'] * 2)
+    wire = await session(gateway)
+    subscribe = {"type": "subscribe", "ref": 0, "subscription": 1, "queue": "q", "group": "g"}
+    await wire.send({**subscribe, "credit": 10})
+    while (read := await wire.read())[0] != Opcode.PING:
+        pass
+    (place,) = broker.places
+    assert not place.link.writable()
+    await wire.send_frame(Opcode.PONG, payload)
+    await wire.send({"type": "ping", "ref": 1})
+    assert (await wire.receive())["type"] == "pong"
+    assert not place.link.writable()
+    assert place.next == 1
+    await wire.send_frame(Opcode.PONG, read[1])
+    await until(lambda: place.next == 2)
+    await wire.close()
 
 
 async def test_a_large_frame_is_announced(gateway: Gateway) -> None:

@@ -66,6 +66,7 @@ class Session:
         self.account = Account(Books(), lambda principal, name: True)
         self.frames: list[Frame] = []
         self.is_writable = True
+        self.is_in_transit = False
         self.has_moved = False
         self._news = asyncio.Event()
 
@@ -78,14 +79,13 @@ class Session:
         """As Link.writable."""
         return self.is_writable
 
-    is_in_transit = False
-
     def arrived(self, given_at: float) -> float | None:
-        """As Link.arrived: everything arrives at once."""
-        return given_at
+        """As Link.arrived."""
+        return None if self.is_in_transit else given_at
 
     def named(self, given_at: float) -> None:
         """As Link.named."""
+        self.is_in_transit = False
 
     def emptied(self) -> None:
         """As Link.emptied."""

@@ -1,5 +1,7 @@
 """Histories of credit: two absolute counters (R25)."""
 
+import asyncio
+
 import pytest
 
 from push.errors import Refused
@@ -93,3 +95,20 @@ async def test_a_socket_that_does_not_take_is_given_nothing(house: House) -> Non
     session.is_writable = True
     consumer.pump()
     assert await session.get(5) == [0, 1, 2, 3, 4]
+
+
+async def test_the_lease_of_what_is_in_transit_does_not_run(house: House) -> None:
+    """R20: until it has arrived; a client that names it has it."""
+    queue = await house.queue()
+    group = await house.group(queue, lease_s=0.1)
+    session, consumer = await house.subscribe(queue, group, credit=2)
+    session.is_in_transit = True
+    began = asyncio.get_running_loop().time()
+    await house.publish(queue, numbered(2))
+    ((place, _, _), _) = await session.take(2)
+    await asyncio.sleep(0.35)
+    assert session.of_type("revoked") == []
+    assert await house.confirm(consumer, delivery(place)) == (1, 0)
+    assert not session.is_in_transit
+    await session.until(lambda: revoked(session) == 1)
+    assert asyncio.get_running_loop().time() - began >= 0.35

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from itertools import count
 from math import nextafter
 from typing import Any
 
@@ -359,3 +360,75 @@ async def test_who_pulls_as_the_pulls_of_before_leave_is_given_what_is_there(
     await asyncio.sleep(5)
     await house.publish(queue, [message(0)])
     assert bodies(await coming[0]) == [0]
+
+
+# --- Large answers --------------------------------------------------------------------------------
+
+
+async def test_the_lease_of_what_is_pulled_does_not_run_while_its_answer_moves(
+    house: House,
+) -> None:
+    """R20, P6: a slow line takes longer than the lease."""
+    queue = await house.queue()
+    group = await house.group(queue, lease_s=0.2)
+    await house.publish(queue, [message("large", "k")])
+    pulled = await pull(house, queue, group)
+    progress = count(1)
+    has_arrived = False
+
+    def taken_bytes() -> int | None:
+        return None if has_arrived else next(progress)
+
+    pulls = house.broker.pulls
+    pulls.hand_over(queue, group, pulled, 1_000_000, taken_bytes)
+    assert await pull(house, queue, group, wait_s=1.5) == []
+    has_arrived = True
+    settled = await pulls.ack(queue, group, [one.receipt for one in pulled])
+    assert (settled.settled, settled.stale) == (1, [])
+
+
+async def test_an_answer_that_has_arrived_late_is_the_puller_s_for_a_whole_lease(
+    house: House,
+) -> None:
+    """R20; and no longer."""
+    queue = await house.queue()
+    group = await house.group(queue, lease_s=1.5)
+    await house.publish(queue, [message("large", "k")])
+    loop = asyncio.get_running_loop()
+    pulled = await pull(house, queue, group)
+    arrives_at = loop.time() + 1.2
+    house.broker.pulls.hand_over(
+        queue, group, pulled, 1_000_000, lambda: None if loop.time() > arrives_at else 0
+    )
+    again = await pull(house, queue, group, wait_s=20)
+    assert [one.attempt for one in again] == [2]
+    assert loop.time() >= arrives_at + 1.5
+
+
+async def test_what_is_pulled_over_a_line_that_stands_still_returns(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P6."""
+    monkeypatch.setattr(limits, "TRANSIT_STILL_S", 0.5)
+    queue = await house.queue()
+    group = await house.group(queue, lease_s=0.2)
+    await house.publish(queue, [message("large", "k")])
+    pulled = await pull(house, queue, group)
+    house.broker.pulls.hand_over(queue, group, pulled, 1_000_000, lambda: 7)
+    assert [one.attempt for one in await pull(house, queue, group, wait_s=20)] == [2]
+
+
+async def test_a_pull_has_a_bound_in_bytes(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P9: the next one goes on behind it."""
+    monkeypatch.setattr(limits, "PULL_BYTES_MAX", 300_000)
+    queue = await house.queue()
+    group = await house.group(queue)
+    body = "x" * 200_000
+    for n in range(20):
+        await house.publish(queue, [message(f"{n} {body}", f"k{n}")])
+    counts, places = list[int](), list[int]()
+    while pulled := await pull(house, queue, group, count=100, wait_s=0):
+        counts.append(len(pulled))
+        places += [one.offset for one in pulled]
+    assert max(counts) == 2
+    assert places == list(range(20))

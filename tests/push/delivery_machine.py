@@ -110,6 +110,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     def own(self, *, again: bool = False) -> None:
         owned = self.store.own(self.certified, again=again)
         self.under_way, self.loads, self.taken, self.letters = None, [], [], {}
+        self.arrivals: dict[int, float | None] = {}
         self.delivery = Delivery(PLACE, owned, b"token", self.settings, now=self.now)
         self.model.new_owner()
         self.observe()
@@ -446,6 +447,16 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     # --- Time and owners -----------------------------------------------------------------------
 
+    @rule(does=st.sampled_from(["slow", "arrived"]), pick=PICK)
+    def line(self, does: str, pick: int) -> None:
+        """What was given last is long in transit; or some of it has arrived."""
+        if does == "slow":
+            last = [number for number in self.delivery.leases.pushes if number > 0][-2:]
+            self.arrivals |= {n: None for n in last if n not in self.arrivals}
+        else:
+            waiting = [number for number, at in self.arrivals.items() if at is None]
+            self.arrivals |= dict.fromkeys(waiting[: 1 + pick % 2], self.now)
+
     @rule(seconds=st.sampled_from([0.0, 0.5, 3.0, 10.0, 25.0]))
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -454,8 +465,12 @@ class DeliveryMachine(RuleBasedStateMachine):
             if message.state == "flight":
                 assert deadline is not None, f"P6: nobody looks at {message}"
                 assert deadline <= message.deadline, f"P6: {message} is looked at too late"
-        expected = self.model.expire(self.now)
-        taken = self.delivery.expire(now=self.now, wall_unix_ms=self.wall)
+        expected = self.model.expire(self.now, self.arrivals)
+        taken = self.delivery.expire(
+            now=self.now,
+            wall_unix_ms=self.wall,
+            arrived=lambda push: self.arrivals.get(push.number, push.given_at),
+        )
         assert len(set(taken)) == len(taken)
         assert set(taken) == expected, f"P6, R17: {taken}, not {expected}"
         self.observe()
@@ -605,6 +620,7 @@ class DeliveryMachine(RuleBasedStateMachine):
             self.write()
             self.own()
         self.certify(0)
+        self.arrivals = {}
         for _ in range(len(self.model.messages) * 4 + 20):
             if all(m.state == "settled" for m in self.model.messages):
                 break

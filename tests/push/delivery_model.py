@@ -4,7 +4,7 @@
 says what it had to do; it raises AssertionError with the id of the rule that was broken.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from push import limits
@@ -447,9 +447,16 @@ class Model:
                 cap = min(message.given_at + self.settings.lease_total_s, self.drain_deadline)
                 message.deadline = max(message.deadline, min(now + lease_s, cap))
 
-    def expire(self, now: float) -> set[tuple[int, int]]:
-        """P6, R19: what time takes from the consumer."""
+    def expire(self, now: float, arrivals: Mapping[int, float | None]) -> set[tuple[int, int]]:
+        """P6, R19: what time takes from the consumer. `arrivals`: of pushes that were long in
+        transit, when they arrived, or None."""
         cut_off = now >= self.drain_deadline
+        for message in self.messages:
+            if message.state == "flight" and message.deadline <= now and message.push > 0:
+                since = arrivals.get(message.push, message.given_at)
+                until = now + 5 if since is None else since + self.settings.lease_s
+                cap = min(message.given_at + self.settings.lease_total_s, self.drain_deadline)
+                message.deadline = max(message.deadline, min(until, cap))
         due = [m for m in self.messages if m.state == "flight" and (cut_off or m.deadline <= now)]
         taken = set()
         for message in sorted(due, key=lambda m: (m.push, m.offset)):

@@ -112,10 +112,18 @@ class World:
         check(self.delivery)
         return revoked
 
-    def expire(self, after_s: float = 0.0) -> list[tuple[int, int]]:
-        """What is taken from the consumer so many seconds later."""
+    def expire(
+        self, after_s: float = 0.0, *, arrived: dict[int, float | None] | None = None
+    ) -> list[tuple[int, int]]:
+        """What is taken from the consumer so many seconds later. `arrived`: push → when it has,
+        or None; of others, when they were given."""
         self.now += after_s
-        taken = self.delivery.expire(now=self.now, wall_unix_ms=self.wall)
+        at = arrived or {}
+        taken = self.delivery.expire(
+            now=self.now,
+            wall_unix_ms=self.wall,
+            arrived=lambda push: at.get(push.number, push.given_at),
+        )
         check(self.delivery)
         return taken
 
@@ -946,6 +954,46 @@ def test_a_lease_can_be_extended_up_to_its_total() -> None:
         world.delivery.extend(1, 0, 0, lease_s=10, now=world.now)
     assert world.expire(4.9) == []
     assert world.expire(0.1) == [(1, 0)]
+
+
+def test_a_lease_does_not_run_in_transit() -> None:
+    """R20: a message that is longer on its way than its lease."""
+    world = World(A, lease_s=10)
+    world.give()
+    for _ in range(4):
+        assert world.expire(10, arrived={1: None}) == []
+        assert world.delivery.next_deadline() == world.now + limits.TRANSIT_LOOK_S
+    assert world.expire(0, arrived={1: 142.0}) == []
+    assert world.expire(11.9, arrived={1: 142.0}) == []
+    assert world.delivery.next_deadline() == 152.0
+    assert world.expire(0.1, arrived={1: 142.0}) == [(1, 0)]
+    assert world.delivery.waiting.attempts == {}, "its handler never began"
+
+
+def test_what_is_in_transit_returns_after_the_total() -> None:
+    """R20."""
+    world = World(A, lease_s=10, lease_total_s=25)
+    world.give()
+    assert world.expire(24.9, arrived={1: None}) == []
+    assert world.expire(0.1, arrived={1: None}) == [(1, 0)]
+
+
+def test_what_is_in_transit_does_not_hold_up_a_drain() -> None:
+    """R20."""
+    world = World(A, lease_s=10)
+    world.give()
+    world.delivery.drain(deadline=115.0)
+    assert world.expire(14.9, arrived={1: None}) == []
+    assert world.expire(0.1, arrived={1: None}) == [(1, 0)]
+
+
+def test_what_stands_behind_it_in_transit_goes_on_alone() -> None:
+    world = World(A, B, lease_s=10)
+    world.give(1)
+    world.give(1)
+    assert world.expire(10, arrived={2: None}) == [(1, 0)]
+    assert world.expire(5, arrived={2: 115.0}) == []
+    assert world.expire(10, arrived={2: 115.0}) == [(2, 1)]
 
 
 def test_an_extend_never_takes_time_away() -> None:

@@ -1,6 +1,7 @@
 """A line that carries little: what moves on it is alive, however long it takes, and what stands
 still is cut at its deadline. Over a proxy that lets so much through, with large messages (for such
-a line) and short deadlines; both SDKs, both transports, both directions, and calls over HTTP."""
+a line) and short deadlines and leases; both SDKs, both transports, both directions, and calls over
+HTTP."""
 
 import asyncio
 import json
@@ -10,6 +11,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Final
 
+import httpx2
 import pytest
 import tocsin
 from tocsin import polling
@@ -26,6 +28,9 @@ SLOW: Final = Treatment(trickle_bytes=5_000, trickle_s=0.1)
 BODY: Final = "x" * 250_000
 QUEUE: Final = "large"
 GROUP: Final = "readers"
+SHORT: Final = "short"
+"""A group whose leases end while a message is on its way."""
+LEASE_S: Final = 2.0
 TRANSPORTS: Final[tuple[Transport, ...]] = ("websocket", "long-poll")
 
 
@@ -41,6 +46,7 @@ async def proxy(server: Server) -> AsyncIterator[Proxy]:
     async with tocsin.connect(server.url) as client:
         await client.create_queue(QUEUE, partitions=1)
         await client.create_group(QUEUE, GROUP, start="earliest")
+        await client.create_group(QUEUE, SHORT, start="earliest", lease_s=LEASE_S)
     async with Proxy(server.port) as proxy:
         yield proxy
 
@@ -126,3 +132,89 @@ async def test_a_page_s_large_message_passes_a_slow_line(
     assert said["tookMs"] > 3000, "it was slow"
     assert said["losses"] == []
     assert said["attempt"] == 1
+
+
+# --- Leases ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_what_is_longer_on_its_way_than_its_lease_is_given_once(
+    server: Server, proxy: Proxy, transport: Transport
+) -> None:
+    """P6: three that wait, each five seconds on its way. None comes again, each is settled."""
+    async with tocsin.connect(server.url) as other:
+        ids = [(await other.publish(QUEUE, BODY)).id for _ in range(3)]
+    proxy.treat_all(down=SLOW)
+    given: list[tuple[str, int]] = []
+    async with (
+        tocsin.connect(proxy.url, transport=transport) as client,
+        client.subscribe(QUEUE, group=SHORT) as messages,
+        asyncio.timeout(60),
+    ):
+        async for message in messages:
+            given.append((message.id, message.attempt))
+            await message.ack(confirm=True)
+            if len(given) == len(ids):
+                break
+    assert given == [(message_id, 1) for message_id in ids]
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_what_stands_still_on_its_way_comes_back_uncounted(
+    server: Server, proxy: Proxy, transport: Transport
+) -> None:
+    """P6: another consumer of the group gets it, though nobody cuts the line."""
+    async with tocsin.connect(proxy.url, transport=transport, linger_s=1) as client:
+        async with client.subscribe(QUEUE, group=SHORT), tocsin.connect(server.url) as other:
+            proxy.treat_all(down=SLOW)
+            before = proxy.byte_counts["down"]
+            published = await other.publish(QUEUE, BODY[:100_000])
+            await becomes(lambda: proxy.byte_counts["down"] > before + 20_000)
+            proxy.treat_all(up=HELD, down=HELD)
+            async with other.subscribe(QUEUE, group=SHORT) as messages, asyncio.timeout(60):
+                message = await anext(messages)
+                assert (message.id, message.attempt) == (published.id, 1)
+                await message.ack(confirm=True)
+        proxy.cut_all()
+        proxy.treat_all()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_page_is_given_once_what_is_longer_on_its_way_than_its_lease(
+    server: Server, proxy: Proxy, transport: Transport
+) -> None:
+    """The JavaScript SDK."""
+    proxy.treat_all(down=SLOW)
+    async with tocsin.connect(server.url) as other:
+        ids = [(await other.publish(QUEUE, BODY)).id for _ in range(3)]
+    script = PACKAGE / "test/slow-line.js"
+    ran = await asyncio.to_thread(
+        partial(
+            run_node, script, proxy.url, transport, "down", QUEUE, SHORT, str(len(BODY)),
+            str(len(ids)), timeout_s=60,
+        )
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    said = json.loads(ran.stdout)
+    assert (said["ids"], said["attempt"]) == (ids, 1)
+    assert said["losses"] == []
+
+
+async def test_the_lease_of_what_is_pulled_counts_from_when_the_answer_has_arrived(
+    server: Server, proxy: Proxy
+) -> None:
+    """P6: both messages are settled, and the receipts are not stale."""
+    async with tocsin.connect(server.url) as other:
+        for _ in range(2):
+            await other.publish(QUEUE, BODY)
+    proxy.treat_all(down=SLOW)
+    group = f"/v1/queues/{QUEUE}/groups/{SHORT}"
+    async with httpx2.AsyncClient(base_url=proxy.url, timeout=60) as http:
+        began = monotonic()
+        pulled = (await http.post(f"{group}/pull", json={"messages_max": 2})).json()["messages"]
+        assert monotonic() - began > 8, "it was slow"
+        receipts = [message["receipt"] for message in pulled]
+        answer = await http.post(f"{group}/ack", json={"receipts": receipts})
+        assert (answer.status_code, answer.json()["settled"]) == (200, 2), answer.text
