@@ -86,6 +86,11 @@ async def http(house: House, registry: Registry, polls: Polls) -> AsyncIterator[
 async def client(http: httpx2.AsyncClient, house: House) -> Client:
     """In the group `billing` of the queue `orders`."""
     await house.queue()
+    return await joined(http)
+
+
+async def joined(http: httpx2.AsyncClient) -> Client:
+    """In the group `billing` of the queue `orders`, which there is."""
     client = Client(http)
     await client.open(linger_s=30)
     await client.say(
@@ -214,6 +219,64 @@ async def test_who_posts_and_never_polls_is_answered_no_more(
     await client.frames()
     await client.frames(wait_s=0)
     assert (await client.say({"type": "ping"})).is_success
+
+
+async def test_while_a_large_batch_is_on_its_way_its_client_is_heard(
+    client: Client, house: House
+) -> None:
+    """P6: on a slow line it acks and extends what it holds."""
+    await house.publish(house.find(), [message("x" * 200_000, "k")])
+    (push,) = await client.frames()
+    for _ in range(3):
+        assert (await client.say({"type": "ping"})).is_success
+    place = [push["partition"], push["epoch"], push["push"], 0, 0]
+    ack = {"type": "ack", "ref": 3, "subscription": 1, "deliveries": [place]}
+    assert (await client.say(ack)).is_success
+
+
+async def is_put_off(house: House, *, by_s: float) -> None:
+    """Wait until something has been in flight for so long."""
+    queue = house.find()
+    group = house.broker.metadata.find_group(ANYBODY, queue, "billing")
+    runtime = house.broker.groups.runtimes[group.group_id]
+    pushes = [
+        push
+        for member in runtime.members.values()
+        for slot in member.slots.values()
+        for push in slot.delivery.leases.pushes.values()
+    ]
+    await eventually(lambda: any(push.due_at > push.given_at + by_s for push in pushes))
+
+
+async def test_the_lease_of_what_is_in_a_large_batch_does_not_run_on_its_way(
+    http: httpx2.AsyncClient, house: House
+) -> None:
+    """R20: until the next poll says that it has arrived; then a whole one."""
+    queue = await house.queue(lease_s=0.1)
+    client = await joined(http)
+    await house.publish(queue, [message("x" * 200_000, "k")])
+    (push,) = await client.frames()
+    place = [push["partition"], push["epoch"], push["push"], 0, 0]
+    await is_put_off(house, by_s=1.2)
+    assert await client.frames(wait_s=0.02) == []
+    await client.say({"type": "ack", "ref": 3, "subscription": 1, "deliveries": [place]})
+    (answer,) = await client.frames()
+    assert (answer["ref"], answer["settled"], answer["stale"]) == (3, 1, [])
+
+
+async def test_the_lease_of_what_is_in_a_large_batch_runs_from_its_arrival(
+    http: httpx2.AsyncClient, house: House
+) -> None:
+    """P6: a handler that hangs keeps it no longer."""
+    queue = await house.queue(lease_s=0.1)
+    client = await joined(http)
+    await house.publish(queue, [message("x" * 200_000, "k")])
+    assert [frame["type"] for frame in await client.frames()] == ["push"]
+    await is_put_off(house, by_s=1.2)
+    frames: list[Batch] = []
+    while not frames:
+        frames = await client.frames()
+    assert frames[0]["type"] == "revoked"
 
 
 async def test_a_large_backlog_comes_in_several_batches(
