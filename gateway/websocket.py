@@ -31,14 +31,12 @@ from gateway.sessions import fresh_session_id
 from gateway.tcp_info import taken_bytes
 from push import limits
 from push.errors import Refused
-from push.transit import Transit
+from push.transit import INSTANT_S, Transit
 
 UNREAD_BYTES_MAX: Final = 2 * limits.WRITE_BUFFER_BYTES_MAX
 """Pushes stop at WRITE_BUFFER_BYTES_MAX. What goes on growing behind it are answers that the client
 asked for and does not read: from here on it is not read either (P9). A large message does not
 count. [While it is on a slow line, acks and pongs are not read, and no lease can be extended.]"""
-_INSTANT_S: Final = 0.001
-"""The clock of a loop moves on by then."""
 _MARK: Final = struct.Struct("!Q")
 """The payload of a ping that is a mark: its number. The ping of a heartbeat has none."""
 
@@ -375,7 +373,8 @@ class WebSocketConnection(Reading):
         number = transit.mark(self._unmarked, now=now, taken_bytes=self.taken_bytes())
         self._unmarked = 0
         self._transport.write(control_frame(PING, _MARK.pack(number)))
-        asyncio.get_running_loop().call_later(_INSTANT_S, self._feed)
+        if not transit.is_fast:
+            asyncio.get_running_loop().call_later(INSTANT_S, self._feed)
 
     def _answered(self, payload: bytes) -> bool:
         """A pong came. Whether it answers a mark."""

@@ -27,6 +27,8 @@ from push import limits
 _OLD_S: Final = limits.MARK_BYTES / limits.SLOWEST_BYTES_PER_S
 """What was handed over without a mark is less than MARK_BYTES, and has arrived after so long."""
 _SAME_TURN_S: Final = 0.1
+INSTANT_S: Final = 0.002
+"""The clock of a loop moves on by then."""
 
 
 class _Mark(NamedTuple):
@@ -62,6 +64,7 @@ class Transit:
         "_unconfirmed",
         "_window",
         "is_deaf",
+        "is_fast",
         "is_slow",
     )
 
@@ -86,6 +89,8 @@ class Transit:
         self._has_answered = False
         self.is_slow = False
         """The mark that was answered last took long."""
+        self.is_fast = False
+        """The line is known to carry much."""
         self.is_deaf = False
         """The client answers no marks: nothing is known of it, and nothing assumed."""
 
@@ -161,9 +166,11 @@ class Transit:
         self._moved_at = self._answered_at = now
         self.is_slow = now - mark.at >= limits.TRANSIT_SLOW_S
         if self.is_slow:
+            self.is_fast = False
             self._window = max(self._window // 2, limits.TRANSIT_BYTES_MIN)
             self._remember(after, now)
         elif size >= limits.MARK_BYTES:  # less says nothing of what the line carries
+            self.is_fast = True
             self._window = min(self._window * 2, limits.TRANSIT_BYTES_MAX)
 
     def _remember(self, after: float, now: float) -> None:
@@ -219,8 +226,9 @@ class Transit:
     def has_room(self, unmarked: int, *, now: float) -> bool:
         """Whether more may be handed over beside what is in transit, and `unmarked` bytes behind
         the last mark. Not at the instant of a mark, by a clock that may stand still for a
-        millisecond: when it was given tells what stands in front of the mark."""
-        if now == self._last:
+        millisecond: when it was given tells what stands in front of the mark. On a fast line that
+        is worth no pause."""
+        if not self.is_fast and now < self._last + INSTANT_S:
             return False
         if not self._awaited:
             return True
