@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from hashlib import blake2b
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -250,9 +251,7 @@ class Consumer:
         touched: dict[int, Slot] = {}
         now = asyncio.get_running_loop().time()
         if deliveries or started:
-            self._sign(now)
-            if self._link.is_in_transit:
-                self._note_arrival([*deliveries, *started])
+            self._sign(now, deliveries, started)
         self.start(started)
         for delivery in deliveries:
             slot, number = self._slot(delivery, settled)
@@ -282,7 +281,7 @@ class Consumer:
         settled = Settled()
         touched: dict[int, Slot] = {}
         now = asyncio.get_running_loop().time()
-        self._sign(now)
+        self._sign(now, deliveries)
         for delivery in deliveries:
             slot, number = self._slot(delivery, settled)
             if slot is not None:
@@ -306,7 +305,7 @@ class Consumer:
         settled = Settled()
         touched: dict[int, Slot] = {}
         now = asyncio.get_running_loop().time()
-        self._sign(now)
+        self._sign(now, deliveries, started)
         self.start(started)
         for delivery in deliveries:
             slot, number = self._slot(delivery, settled)
@@ -322,11 +321,11 @@ class Consumer:
         when_durable(touched, now, settled, None)
         return settled
 
-    def _note_arrival(self, deliveries: DeliveryList) -> None:
+    def _note_arrival(self, *named: DeliveryList) -> None:
         """Whatever the client names has arrived."""
         given_at = [
             push.given_at
-            for partition, epoch, number, *_ in deliveries
+            for partition, epoch, number, *_ in chain(*named)
             if (slot := self.slots.get(partition)) is not None
             and slot.delivery.epoch == epoch
             and (push := slot.delivery.leases.pushes.get(number)) is not None
@@ -374,9 +373,12 @@ class Consumer:
         """As Member.is_unresponsive."""
         return self._signs.is_unresponsive
 
-    def _sign(self, now: float) -> None:
+    def _sign(self, now: float, *named: DeliveryList) -> None:
+        """The client names these: it works, and has them."""
         if self._signs.sign(now=now):
             self._rebalance()
+        if self._link.is_in_transit:
+            self._note_arrival(*named)
 
     def _is_back(self) -> None:
         if self._signs.back(now=asyncio.get_running_loop().time()):

@@ -324,6 +324,8 @@ class WebSocketConnection(Reading):
 
     def flushed(self) -> None:
         """As Connection.flushed."""
+        if not self._write_is_paused:
+            self._large = 0
         if self._unmarked >= limits.MARK_BYTES:
             self._mark(asyncio.get_running_loop().time())
         self._flush_early()
@@ -370,11 +372,17 @@ class WebSocketConnection(Reading):
             return
         if not (rest and self._unmarked) and not transit.wants_mark(self._unmarked):
             return
-        number = transit.mark(self._unmarked, now=now, taken_bytes=self.taken_bytes())
+        number = transit.mark(
+            self._unmarked,
+            now=now,
+            taken_bytes=self.taken_bytes(),
+            covers=not self._outbox.byte_count,
+        )
         self._unmarked = 0
         self._transport.write(control_frame(PING, _MARK.pack(number)))
         if not transit.is_fast:
-            asyncio.get_running_loop().call_later(INSTANT_S, self._feed)
+            # Twice: a timer of the loop may be early by what its clock does not tell.
+            asyncio.get_running_loop().call_later(2 * INSTANT_S, self._feed)
 
     def _answered(self, payload: bytes) -> bool:
         """A pong came. Whether it answers a mark."""

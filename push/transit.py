@@ -149,12 +149,20 @@ class Transit:
         return True
 
     def named(self, given_at: float, *, now: float) -> None:
-        """The client names something that was given then: so it has arrived, and with it, as far
-        as one can tell, what is in front of the next mark."""
-        if given_at > self._covered_until:
-            number = next((one.number for one in self._awaited if one.at >= given_at), None)
-            if number is not None:
-                self._arrive(number, now)
+        """The client names something that was given then: so it has arrived, and with it what was
+        given before, and, as far as one can tell, in the same turn. [A small message is acked while
+        a large one, which was given seconds later, is on its way.]"""
+        if given_at <= self._covered_until:
+            return
+        number = 0
+        for mark in self._awaited:
+            if mark.at > given_at + _SAME_TURN_S:
+                break
+            number = mark.number
+            if mark.at >= given_at:
+                break
+        if number:
+            self._arrive(number, now)
 
     def _arrive(self, number: int, now: float) -> None:
         after, size = self._covered_until, 0

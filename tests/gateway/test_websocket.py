@@ -42,6 +42,7 @@ from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.wire import (
     HANDSHAKE,
     Gateway,
+    Wire,
     connect,
     connection_of,
     no_application,
@@ -524,10 +525,16 @@ async def test_who_is_sent_something_large_is_heard_meanwhile(
     await until(lambda: connection._transport.get_write_buffer_size() > 2 * UNREAD_BYTES_MAX)
     conversation = connection._conversation
     assert conversation is not None
-    before = conversation.heard_at
+    before, loop = conversation.heard_at, asyncio.get_running_loop()
+    await until(lambda: loop.time() > before)  # a clock of milliseconds may stand still
     await wire.send({"type": "ping", "ref": 1})
     await until(lambda: conversation.heard_at > before)
     assert not connection._read_holds
+    assert await flooded(wire, connection) < 1_000_000 + 2 * UNREAD_BYTES_MAX
+
+
+async def flooded(wire: Wire, connection: WebSocketConnection) -> int:
+    """How much waits for a client that asks, and does not read, when it is not heard any more."""
     flood = [{"type": "ping", "ref": ref} for ref in range(2, 200)]
 
     async def ask() -> None:
@@ -536,10 +543,51 @@ async def test_who_is_sent_something_large_is_heard_meanwhile(
 
     asking = asyncio.create_task(ask())
     await until(lambda: connection._read_holds & UNREAD > 0)
-    waiting = connection._transport.get_write_buffer_size()
-    assert waiting < 1_000_000 + 2 * UNREAD_BYTES_MAX
     asking.cancel()
     wire.writer.transport.abort()
+    return connection._transport.get_write_buffer_size()
+
+
+async def test_what_was_large_and_has_been_taken_buys_nothing(gateway: Gateway) -> None:
+    """P9: whoever has taken many large messages and stops reading is not heard for ever."""
+    wire = await session(gateway)
+    connection = connection_of(gateway)
+    large = b'{"type":"other","x":"' + b"x" * limits.ANNOUNCED_BYTES + b'"}'
+    for _ in range(40):
+        connection.send(large)
+        assert [(await wire.receive())["type"] for _ in range(2)] == ["announce", "other"]
+    wire.stop_reading()
+    assert await flooded(wire, connection) < 2 * UNREAD_BYTES_MAX
+
+
+async def test_what_is_yet_to_be_written_does_not_arrive_with_what_was_before(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R20: a message is given in the very turn in which the client answers a mark."""
+    monkeypatch.setattr(limits, "TRANSIT_SLOW_S", 0.0)
+    wire = await session(gateway)
+    connection = connection_of(gateway)
+    large = b'{"type":"other","x":"' + b"x" * 300_000 + b'"}'
+    connection.send(large)
+    mark = await next_mark(wire)
+    connection.send(b'{"type":"other"}')
+    assert (await wire.receive())["type"] == "other"  # and there is no mark behind it
+    connection.send(large)
+    given_at = asyncio.get_running_loop().time()
+    connection.data_received(wire_frame(mark, 0x80 | Opcode.PONG))
+    await wire.send_frame(Opcode.PONG, await next_mark(wire))  # behind the small one
+    mark = await next_mark(wire)
+    await until(lambda: len(connection._transit._awaited) == 1)
+    assert connection.arrived(given_at) is None
+    await wire.send_frame(Opcode.PONG, mark)
+    await until(lambda: connection.arrived(given_at) is not None)
+    await wire.close()
+
+
+async def next_mark(wire: Wire) -> bytes:
+    while (read := await wire.read())[0] != Opcode.PING:
+        pass
+    return read[1]
 
 
 @pytest.mark.parametrize("payload", [b"\0" * 8, b"\0" * 7 + b"\x02", b"mark"])
@@ -551,8 +599,7 @@ async def test_a_pong_that_answers_no_mark_is_a_sign_of_life_only(
     wire = await session(gateway)
     subscribe = {"type": "subscribe", "ref": 0, "subscription": 1, "queue": "q", "group": "g"}
     await wire.send({**subscribe, "credit": 10})
-    while (read := await wire.read())[0] != Opcode.PING:
-        pass
+    mark = await next_mark(wire)
     (place,) = broker.places
     assert not place.link.writable()
     await wire.send_frame(Opcode.PONG, payload)
@@ -560,7 +607,7 @@ async def test_a_pong_that_answers_no_mark_is_a_sign_of_life_only(
     assert (await wire.receive())["type"] == "pong"
     assert not place.link.writable()
     assert place.next == 1
-    await wire.send_frame(Opcode.PONG, read[1])
+    await wire.send_frame(Opcode.PONG, mark)
     await until(lambda: place.next == 2)
     await wire.close()
 

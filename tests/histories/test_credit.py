@@ -95,6 +95,28 @@ async def test_a_socket_that_does_not_take_is_given_nothing(house: House) -> Non
     assert await session.get(5) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("says", ["ack", "nack", "extend", "started"])
+async def test_what_a_client_names_has_arrived(house: House, says: str) -> None:
+    """R20: whichever way it names it."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group, credit=2)
+    await house.publish(queue, numbered(1))
+    ((place, _, _),) = await session.take(1)
+    session.is_in_transit = True
+    given = delivery(place)
+    match says:
+        case "ack":
+            consumer.ack(given, [], None)
+        case "nack":
+            consumer.nack(given, None, None)
+        case "extend":
+            consumer.extend(given, [], None)
+        case _:
+            consumer.extend([], given, None)
+    assert not session.is_in_transit
+
+
 async def test_the_lease_of_what_is_in_transit_does_not_run(house: House) -> None:
     """R20: until it has arrived; a client that names it has it."""
     queue = await house.queue()

@@ -115,6 +115,26 @@ def test_a_client_that_names_something_has_it() -> None:
     assert line.arrived(130, now=150) is None
 
 
+def test_a_client_that_names_what_was_given_before_has_not_what_came_later() -> None:
+    """A small message is acked while a large one, given seconds later, is on its way."""
+    line = transit()
+    mark = line.mark(MB, now=103, taken_bytes=0)
+    line.named(100, now=104)
+    assert line.arrived(103, now=110) is None
+    assert line.answered(mark, now=150)
+    assert line.arrived(103, now=150) == 150
+
+
+def test_a_client_that_names_something_has_what_was_in_front_of_it() -> None:
+    line = transit()
+    line.mark(MB, now=100, taken_bytes=0)
+    line.mark(MB, now=130, taken_bytes=0)
+    line.named(120, now=150)
+    assert line.arrived(100, now=150) == 150
+    assert line.arrived(130, now=150) is None
+    assert line.arrived(120, now=150) is None, "no more is known"
+
+
 def test_a_mark_that_was_never_set_is_not_answered() -> None:
     line = transit()
     assert not line.answered(1, now=100)
