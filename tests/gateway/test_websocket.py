@@ -38,6 +38,7 @@ from gateway.websocket import UNREAD_BYTES_MAX, WebSocketConnection, websocket_c
 from loadtests.wire import frame as wire_frame
 from metadata.catalog import ANYBODY
 from push import limits
+from push.transit import INSTANT_S
 from tests.gateway.echo_broker import EchoBroker
 from tests.gateway.wire import (
     HANDSHAKE,
@@ -577,7 +578,9 @@ async def test_what_is_yet_to_be_written_does_not_arrive_with_what_was_before(
     connection.data_received(wire_frame(mark, 0x80 | Opcode.PONG))
     await wire.send_frame(Opcode.PONG, await next_mark(wire))  # behind the small one
     mark = await next_mark(wire)
-    await until(lambda: len(connection._transit._awaited) == 1)
+    transit = connection._transit
+    assert transit is not None
+    await until(lambda: len(transit._awaited) == 1)
     assert connection.arrived(given_at) is None
     await wire.send_frame(Opcode.PONG, mark)
     await until(lambda: connection.arrived(given_at) is not None)
@@ -599,7 +602,9 @@ async def test_a_pong_that_answers_no_mark_is_a_sign_of_life_only(
     wire = await session(gateway)
     subscribe = {"type": "subscribe", "ref": 0, "subscription": 1, "queue": "q", "group": "g"}
     await wire.send({**subscribe, "credit": 10})
-    mark = await next_mark(wire)
+    mark, loop = await next_mark(wire), asyncio.get_running_loop()
+    later = loop.time() + 2 * INSTANT_S
+    await until(lambda: loop.time() > later)
     (place,) = broker.places
     assert not place.link.writable()
     await wire.send_frame(Opcode.PONG, payload)
