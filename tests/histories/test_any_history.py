@@ -27,6 +27,8 @@ PULLS = "pulls"
 class Judge:
     """Knows where every message stands, as a group's members see it."""
 
+    attempts_max = ATTEMPTS_MAX
+
     def __init__(self) -> None:
         self.keys: dict[Where, str] = {}
         self.lines: dict[tuple[int, str], list[int]] = defaultdict(list)
@@ -41,6 +43,8 @@ class Judge:
         """It may expire, or overflow, without ever being given."""
         self.passed: set[Where] = set()
         """Something behind it of its key was given, because it goes to the dead letters."""
+        self.leaving: set[Where] = set()
+        """An operator is ending it at this moment."""
 
     def published(self, where: Where, key: str) -> None:
         """It was acknowledged to its producer. It may have been given before."""
@@ -61,10 +65,12 @@ class Judge:
             if earlier >= offset:
                 break
             before = (partition, earlier)
+            if before in self.leaving:
+                continue
             if before in self.open:
                 assert self.open[before][0] == member, f"P3: {where} while {before} is elsewhere"
             elif before in self.returned:
-                dead = self.returned[before] >= ATTEMPTS_MAX or before in self.may_die
+                dead = self.returned[before] >= self.attempts_max or before in self.may_die
                 assert dead, f"P3, R17: {where} while {before} awaits retry"
                 self.passed.add(before)
             elif before not in self.settled:
