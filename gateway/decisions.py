@@ -10,15 +10,15 @@ class Decisions:
         self._waits: dict[int, asyncio.Future[bool]] = {}
 
     def wait(self, key: int) -> "asyncio.Future[bool]":
-        """True when the decision is durable, False when the slot ended before."""
+        """True: the decision is durable. False: it is not made, or the slot ended before."""
         decided: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waits[key] = decided
         return decided
 
-    def tell(self, keys: list[int]) -> None:
-        """These decisions are durable."""
+    def tell(self, keys: list[int], *, made: bool) -> None:
+        """These decisions are durable, or were not made."""
         for key in keys:
-            self._answer(self._waits.pop(key), True)
+            self._answer(self._waits.pop(key), made)
 
     def end(self) -> None:
         """The slot has ended: whether the others became durable will not be known here."""

@@ -67,16 +67,15 @@ async def durable(slots: Iterable[Slot], now: float) -> bool:
 
 
 async def unpark(storage: Storage, slot: Slot, letter: Unpark) -> str:
-    """Take up what is parked as the letter says, and nothing that was parked anew since; the
-    verdicts, when all of it is durable or the slot has ended. Raises TocsinError: nothing
-    happened."""
+    """Take up what is parked as the letter says, and nothing that was parked anew since, or has
+    another head; the verdicts, when all of it is durable or the slot has ended. Raises
+    TocsinError: nothing happened."""
     parked = {
-        (f"{line.key_hash:016x}", line.since_unix_ms): line
+        (f"{line.key_hash:016x}", line.since_unix_ms, line.head): line
         for line in await storage.parked(slot.place)
     }
     taken_up = [
-        slot.unpark(line.key_hash, letter.verb, line.head) if (line := parked.get(key)) else None
-        for key in letter.keys
+        slot.unpark(letter.verb, line) if (line := parked.get(key)) else None for key in letter.keys
     ]
     said = ""
     for decided in taken_up:

@@ -104,6 +104,15 @@ class Parking:
             is_exact=count.is_exact,
         )
 
+    async def _as_decided(
+        self, partition: Partition, key: ParkedKey, line: ParkedLine
+    ) -> ParkedKey:
+        """The key as it was shown, with the head that it had when it was decided."""
+        if key.offset == line.head:
+            return key
+        shown = await self._shown(partition, line, Count(key.messages, key.is_exact))
+        return msgspec.structs.replace(shown, key=key.key)
+
     def _slot(self, group: Group, partition: Partition) -> Slot | None:
         runtime = self._groups.runtimes.get(group.group_id)
         slot = runtime.slots.get(partition.number) if runtime is not None else None
@@ -128,7 +137,11 @@ class Parking:
         keys = await self._describe(group, now)
         pursuits, errors = await self._pursue(queue, group, verb, now)
         _check_known(pursuits, errors)
-        decided = {(number, _name(key)) for number, one in pursuits.items() for key in one.decided}
+        decided = {
+            (number, key): line
+            for number, one in pursuits.items()
+            for key, line in one.decided.items()
+        }
         if not decided and errors:
             raise next(iter(errors.values()))
         others = {number: one.others for number, one in pursuits.items() if one.others}
@@ -155,7 +168,11 @@ class Parking:
         ]
         return Decided(
             decision=verb,
-            keys=[key for key in keys if (key.partition, key.key_hash) in decided],
+            keys=[
+                await self._as_decided(partition, key, decided[partition.number, line.key_hash])
+                for (partition, line), key in zip(now, keys, strict=True)
+                if (partition.number, line.key_hash) in decided
+            ],
             keys_parked=len(found) - len(now) + sum(len(one.left) for one in pursuits.values()),
             refused=refused,
         )

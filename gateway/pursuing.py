@@ -118,7 +118,7 @@ class _Chase:
         if self._letter is None or self._letter[2].epoch != epoch:
             self.forget()
             lines = list(self.pursuit.left.values())
-            keys = [(f"{line.key_hash:016x}", line.since_unix_ms) for line in lines]
+            keys = [(f"{line.key_hash:016x}", line.since_unix_ms, line.head) for line in lines]
             letter = Unpark(verb=self.verb, epoch=epoch, keys=keys)
             self._letter = asking.new_id(), [line.key_hash for line in lines], letter
         return self._letter
@@ -135,7 +135,7 @@ async def _through(slot: Slot, chase: _Chase) -> None:
     asked = {
         key: decided
         for key, line in list(pursuit.left.items())
-        if (decided := slot.unpark(key, chase.verb, line.head)) is not None
+        if (decided := slot.unpark(chase.verb, line)) is not None
     }
     for key in asked:
         pursuit.took_up(key)

@@ -24,7 +24,7 @@ from push.delivery import Delivery
 from push.errors import TocsinError
 from push.giving import GiveOut, Judged, Taken
 from push.leases import offsets_of
-from push.ports import CursorWrite, GroupPartition, Partition, Written
+from push.ports import CursorWrite, GroupPartition, ParkedLine, Partition, Written
 from push.record import Record
 from push.unparking import Verb
 from push.waiting import DeadLetter
@@ -202,7 +202,8 @@ class Slot:
         self._context.deadlines.set(self, delivery.next_deadline())
         unparking = delivery.waiting.unparking
         self.log.parked(unparking.take_parked())
-        self.decisions.tell(opened := unparking.take_opened())
+        self.decisions.tell(opened := unparking.take_opened(), made=True)
+        self.decisions.tell(unparking.take_dropped(), made=False)
         self.log.opened(opened, delivery.end)
         self._end_if_drained()
 
@@ -263,13 +264,14 @@ class Slot:
             self._after(now)
         return evicted > 0
 
-    def unpark(self, key: int, verb: Verb, stored: int | None) -> "asyncio.Future[bool] | None":
+    def unpark(self, verb: Verb, seen: ParkedLine) -> "asyncio.Future[bool] | None":
         """An operator's decision about a parked key; see push.unparking. The future: True once it
-        is durable, False when the epoch ended before. None: it is not parked, or decided."""
+        is durable, False when the epoch ended before, or the head is another one by now. None: it
+        is not parked like this, or decided."""
         now = asyncio.get_running_loop().time()
-        if self.ended or not self.delivery.waiting.unparking.decide(key, verb, stored, now):
+        if self.ended or not self.delivery.waiting.unparking.decide(verb, seen, now):
             return None
-        decided = self.decisions.wait(key)
+        decided = self.decisions.wait(seen.key_hash)
         self._context.flusher.mark(self, urgent=True)
         self._after(now)
         return decided

@@ -73,9 +73,9 @@ class Unpark(msgspec.Struct, frozen=True, kw_only=True):
 
     verb: Decision
     epoch: _Number
-    keys: list[tuple[_KeyHash, _Number]]
-    """(hash, since when it is parked in unix milliseconds): what was parked anew since then is not
-    what the operator has seen."""
+    keys: list[tuple[_KeyHash, _Number, _Number | None]]
+    """(hash, since when it is parked in unix milliseconds, its head): what was parked anew since
+    then, or has another head, is not what the operator has seen."""
     version: Literal[1] = 1
 
     @property

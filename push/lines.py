@@ -34,8 +34,8 @@ class Decision:
     """What an operator wants of a parked key; see push.unparking."""
 
     verb: str
-    stored: int | None
-    """The lowest offset in the durable side line when it was asked."""
+    head: int | None
+    """The first offset of the durable side line, as the operator has seen it; None: it had none."""
 
 
 class Line:
@@ -60,6 +60,7 @@ class Line:
         "opens_after",
         "parked",
         "parked_here",
+        "parked_unix_ms",
         "pull",
         "scheduled",
         "waiting",
@@ -87,6 +88,9 @@ class Line:
         self.parked = False
         self.parked_here = False
         """By this owner, which knows the head; what one before it parked, the storage knows."""
+        self.parked_unix_ms: int | None = None
+        """The moment at which it was parked, as the storage has it; None: it is not, or that is not
+        durable."""
         self.head: int | None = None
         """The lowest offset that this owner set aside since the key is parked; as far as it is
         not known to be durable, only what was in memory then."""

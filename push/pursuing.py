@@ -11,6 +11,8 @@ carried out what somebody else wanted. [A skip is answered as done, and the key 
 
 A key is meant as it was parked when the operator decided: with the moment of its parking. What was
 parked anew since is another one. So a decision counts at most once, however often it is asked for.
+Its head may change meanwhile: an owner that is asked about another one decides nothing, and is
+asked again about the one there is.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,8 +28,8 @@ class Pursuit:
         """`lines`: what is decided about, as it is parked."""
         self.left = {line.key_hash: line for line in lines}
         """Of which nothing is known to be durable."""
-        self.decided: set[int] = set()
-        """By this decision, durably."""
+        self.decided: dict[int, ParkedLine] = {}
+        """By this decision, durably; each as it was then."""
         self.unknown: set[int] = set()
         """Not parked any more, perhaps by this decision."""
         self.others = 0
@@ -46,8 +48,9 @@ class Pursuit:
 
     def is_durable(self, key: int) -> None:
         """Its owner says so."""
-        if self.left.pop(key, None) is not None:
-            self.decided.add(key)
+        line = self.left.pop(key, None)
+        if line is not None:
+            self.decided[key] = line
 
     def answered(self, keys: Sequence[int], verdicts: str) -> None:
         """The owner that was asked about these said this; see push.letters."""

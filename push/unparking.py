@@ -5,13 +5,18 @@
 A key stays parked, here and in the storage, until the one write is durable that unparks it and
 says what becomes of its head: that it is tried once more, or that it goes to the dead letters. So a
 crash finds it parked, or decided, and nothing in between; and of two decisions one is made.
+
+What is decided about is a key as an operator has seen it: parked since that moment, with that head.
+Where something that stands in front of the head came back meanwhile, nothing is decided, and
+whoever asked looks again. [A skip of the message that failed buries the one in front of it, and
+is answered with the one that failed.]
 """
 
 import weakref
 from typing import TYPE_CHECKING, Literal
 
 from push.lines import Decision, Line
-from push.ports import Retry
+from push.ports import ParkedLine, Retry
 
 if TYPE_CHECKING:
     from push.waiting import Waiting
@@ -24,7 +29,7 @@ goes to the dead letters. release: the attempts of all that was parked are forgo
 class Unparking:
     """See the module. Belongs to one `Waiting`."""
 
-    __slots__ = ("_heads", "_opened", "_parked", "_released", "_waiting")
+    __slots__ = ("_dropped", "_heads", "_opened", "_parked", "_released", "_waiting")
 
     def __init__(self, waiting: "Waiting") -> None:
         # Not held: what refers to itself in a circle stays until the garbage collector comes, and
@@ -33,6 +38,7 @@ class Unparking:
         self._heads: dict[int, int | None] = {}
         """Key → its head, of decisions that are on their way."""
         self._opened: list[int] = []
+        self._dropped: list[int] = []
         self._parked: list[int] = []
         self._released: set[int] = set()
         """Keys that were released: what the previous owner tried of them, and this one had not
@@ -43,19 +49,21 @@ class Unparking:
         is over."""
         self._parked.append(head)
         line.parked, line.parked_here, line.forgiven = True, True, False
+        line.parked_unix_ms = None
         self._released.discard(line.key)
         self._waiting.pending.park(line.key, why)
 
-    def decide(self, key: int, verb: Verb, stored: int | None, now: float) -> bool:
-        """Unpark the key of this hash. `stored`: the first offset of its side line, as the storage
-        has it now; None: it has none. `take_opened` tells when the decision is durable.
+    def decide(self, verb: Verb, seen: ParkedLine, now: float) -> bool:
+        """Unpark a key that the storage shows like this. `take_opened` tells when the decision is
+        durable, `take_dropped` that it was not made, since the head is another one.
 
-        False, and nothing changes: the key is not parked, or something was decided already.
+        False, and nothing changes: the key is not parked, or was parked anew since, or something
+        was decided already.
         """
-        line = self._waiting.lines.by_key.get(key)
-        if line is None or not line.parked or line.decision is not None:
+        line = self._waiting.lines.by_key.get(seen.key_hash)
+        if line is None or line.parked_unix_ms != seen.since_unix_ms or line.decision is not None:
             return False
-        line.decision = Decision(verb, stored)
+        line.decision = Decision(verb, seen.head)
         self.go_on(line)
         self._waiting.lines.settle_down(line, now)
         return True
@@ -70,11 +78,15 @@ class Unparking:
             return
         # What the storage names may be settled and not known there yet, where it was parked here.
         unwritten = pending.first_aside(key)
-        stored = None if line.parked_here else decision.stored
+        stored = None if line.parked_here else decision.head
         head = min((o for o in (stored, line.head, unwritten) if o is not None), default=None)
+        if head is not None and head == unwritten:
+            return  # when it is written
+        if head != decision.head:
+            line.decision = None
+            self._dropped.append(key)
+            return
         if head is not None and decision.verb == "skip":
-            if head == unwritten:
-                return  # when it is written
             line.aside -= 1
             self._waiting.doom(head, "skipped")
         elif head is not None:
@@ -88,6 +100,7 @@ class Unparking:
         decision, head = line.decision, self._heads.pop(line.key)
         assert decision is not None
         line.parked, line.decision, line.head = False, None, None
+        line.parked_unix_ms = None
         line.window = 1
         line.once = head if decision.verb == "retry" and head is not None else -1
         line.forgiven = decision.verb == "release"
@@ -131,3 +144,8 @@ class Unparking:
         """Keys that were durably unparked since the last call."""
         opened, self._opened = self._opened, []
         return opened
+
+    def take_dropped(self) -> list[int]:
+        """Keys of which a decision was not made, since the last call."""
+        dropped, self._dropped = self._dropped, []
+        return dropped

@@ -84,7 +84,8 @@ class Waiting:
             if retry.rejected:
                 self.rejected.add(retry.offset)
         for mark in cursor.parked:
-            self.lines.line(mark.key_hash).parked = True
+            line = self.lines.line(mark.key_hash)
+            line.parked, line.parked_unix_ms = True, mark.since_unix_ms
         for key, count in cursor.lines:
             line = self.lines.line(key)
             line.aside, line.inherited = count, True
@@ -354,6 +355,8 @@ class Waiting:
             self.lines.settle_down(line, now)
         if write.dead:
             self._died(write, answer.refused, now)
+        for mark in write.parked:
+            self.lines.by_key[mark.key_hash].parked_unix_ms = mark.since_unix_ms
         for key in write.unparked:
             self.unparking.opened(self.lines.by_key[key], now)
         for offset, key in recorded.items():

@@ -151,7 +151,7 @@ async def test_an_owner_of_before_answers_only_what_is_durable(two: Gateways) ->
 
 async def test_a_decision_is_put_in_and_answered_as_a_settlement_is(two: Gateways) -> None:
     """R24: one inbox for both; the epoch counts for both."""
-    letter = Unpark(verb="skip", epoch=1, keys=[("00c0ffee00c0ffee", 1763690400123)])
+    letter = Unpark(verb="skip", epoch=1, keys=[("00c0ffee00c0ffee", 1763690400123, 4)])
     assert await two.other.inbox.post(G0, ASKER + "1", letter) is None
     ((_, text),) = await two.inbox.letters(G0)
     assert letter_of(text) == letter

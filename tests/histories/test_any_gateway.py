@@ -475,7 +475,7 @@ async def test_a_letter_that_was_answered_and_lost_is_not_decided_again(pair: Pa
     session, consumer = await pair.park("k")
     (line,) = await pair.b.broker.storage.parked(pair.place())
     epoch = session.given[0][0][1]
-    keys = [(f"{line.key_hash:016x}", line.since_unix_ms)]
+    keys = [(f"{line.key_hash:016x}", line.since_unix_ms, line.head)]
     letter = Unpark(verb="retry", epoch=epoch, keys=keys)
     assert await answered(pair, "a" * 32, letter) == "1"
     await session.take(2)
@@ -515,7 +515,7 @@ async def test_a_decision_that_a_frozen_gateway_reads_late_is_about_nothing_newe
     letter = Unpark(
         verb="skip",
         epoch=session.given[0][0][1],
-        keys=[(f"{line.key_hash:016x}", line.since_unix_ms)],
+        keys=[(f"{line.key_hash:016x}", line.since_unix_ms, line.head)],
     )
     assert await pair.inbox.post(pair.place(), "a" * 32, letter) is None
     await pair.decide("retry", at=pair.a)

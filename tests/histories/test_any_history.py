@@ -7,6 +7,7 @@ message is settled or stands in the dead letters (P1).
 import asyncio
 import os
 from collections import defaultdict
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from gateway.consumer import Consumer
 from gateway.ports import PulledMessage
 from metadata.catalog import Group, Queue
+from push.errors import Unknown
 from tests.histories.house import House, Session, eventually, message, offsets_of
 
 Where = tuple[int, int]
@@ -235,15 +237,23 @@ class History:
         for where, one in list(self.pulled.items()):
             act = self.random.random()
             if act < 0.6:
-                done = await self.house.broker.pulls.ack(self.queue, self.group, [one.receipt])
-                if done.settled:
-                    self.judge.done(where)
+                await self.ack_pulled(where, one)
             elif act < 0.8:
                 self.judge.back_with_followers(where)
                 await self.house.broker.pulls.nack(self.queue, self.group, [one.receipt], 0)
             else:
                 continue
             del self.pulled[where]
+
+    async def ack_pulled(self, where: Where, one: PulledMessage) -> None:
+        """Until it is known what became of that."""
+        while True:
+            with suppress(Unknown):
+                done = await self.house.broker.pulls.ack(self.queue, self.group, [one.receipt])
+                break
+            await asyncio.sleep(0.01)
+        if done.settled:
+            self.judge.done(where)
 
     async def restart(self) -> None:
         """The process ends in an orderly way and starts anew."""
@@ -329,9 +339,7 @@ async def test_any_history_keeps_the_promises(
 async def eventually_left(history: History) -> None:
     """The pulls settle what they hold and leave, as when nobody pulls any more."""
     for where, one in history.pulled.items():
-        done = await history.house.broker.pulls.ack(history.queue, history.group, [one.receipt])
-        if done.settled:
-            history.judge.done(where)
+        await history.ack_pulled(where, one)
     for consumer in list(history.house.broker.pulls._consumers.values()):
         await consumer.runtime.retire(consumer, 0)
     history.house.broker.pulls._consumers.clear()

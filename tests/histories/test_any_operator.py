@@ -73,7 +73,10 @@ class Operation(History):
         """Two operators decide about every parked key, while somebody joins: each of one."""
         verbs: list[Verb] = ["skip", "skip", "retry", "release"]
         chosen = [self.random.choice(verbs) for _ in range(2)]
+        perhaps = set(self.judge.returned) - self.judge.may_die if "skip" in chosen else set()
+        self.judge.may_die |= perhaps  # until it is known which of them are skipped
         answers = await asyncio.gather(*map(self.said, chosen), self.join())
+        self.judge.may_die -= perhaps
         told: set[tuple[Where, int]] = set()
         for decided in answers[:2]:
             for key in decided.keys if decided is not None else ():
@@ -85,6 +88,7 @@ class Operation(History):
                 assert where not in self.judge.acked, f"P5: {where} was acked and is parked"
                 if decided is not None and decided.decision == "skip":
                     self.judge.passed.add(where)
+                    self.judge.may_die.add(where)
 
     async def said(self, verb: Verb) -> Decided | None:
         """What the broker answered; None: nothing was parked."""
@@ -124,9 +128,7 @@ class Operation(History):
     async def idle_pulls(self) -> None:
         """What a pull holds is settled: its answers would come behind the act's."""
         for where, one in self.pulled.items():
-            done = await self.house.broker.pulls.ack(self.queue, self.group, [one.receipt])
-            if done.settled:
-                self.judge.done(where)
+            await self.ack_pulled(where, one)
         self.pulled.clear()
 
     async def redrive(self) -> None:

@@ -1,5 +1,6 @@
 """Random histories of one group-partition against the naive model, through many owners."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -145,6 +146,8 @@ class DeliveryMachine(RuleBasedStateMachine):
                 self.model.parks(key)
         for key in self.delivery.waiting.unparking.take_opened():
             self.model.unparks(key)
+        for key in self.delivery.waiting.unparking.take_dropped():
+            self.model.drops(key)
         for message in self.model.messages:
             if message.forgiven and self.in_memory(message):
                 self.model.comes_back(message)
@@ -492,15 +495,26 @@ class DeliveryMachine(RuleBasedStateMachine):
         if pick % 5 == 0:
             key = pick % 7 + 1
             if key not in self.model.parked:
-                assert not unparking.decide(key, verb, None, self.now)
+                assert not unparking.decide(verb, self.store.parked_line(key), self.now)
                 return
+        if pick % 2:
+            self.write()
+            self.observe()
+        if not self.model.parked:
+            return
         key = sorted(self.model.parked)[pick % len(self.model.parked)]
-        stored = next(iter(self.store.read_side(key, -1, 1)), None)
-        decided = unparking.decide(key, verb, stored, self.now)
-        assert decided == (key not in self.model.decisions)
+        seen = self.store.parked_line(key)
+        if pick % 3 == 0:
+            anew = replace(seen, since_unix_ms=seen.since_unix_ms - 1)
+            assert not unparking.decide(verb, anew, self.now), "R24: it was parked anew since"
+        decided = unparking.decide(verb, seen, self.now)
+        if key in self.model.decisions:
+            assert not decided, "P5: two decisions"
+        elif pick % 2:
+            assert decided
         if decided:
             self.model.decisions[key] = verb
-            self.model.heads[key] = self.model.of_line(key, "waiting")[0].offset
+            self.model.heads[key] = seen.head
         self.observe()
 
     @rule(how=st.sampled_from("dmlcan"), pick=PICK)

@@ -12,7 +12,7 @@ from push.dead import DeadRanges
 from push.giving import DeliverySettings, GiveOut, Judged
 from push.leases import ADOPTED
 from push.lines import loose
-from push.ports import Cursor, CursorWrite, Dead, Owned, Parked, Retry, Written
+from push.ports import Cursor, CursorWrite, Dead, Owned, Parked, ParkedLine, Retry, Written
 from push.ranges import RangeSet
 from push.record import Record, RecordBuilder
 from push.shares import Share
@@ -116,6 +116,13 @@ class Store:
                     self.dead_passed.add(offset)
         return Written(tuple(refused))
 
+    def parked_line(self, key: int) -> ParkedLine:
+        """A key that is parked, as an operator sees it; one that is not: as it would be."""
+        mark = self.parked.get(key, Parked(key, "exhausted", 0))
+        line = sorted(offset for offset, side in self.aside.items() if side == key)
+        head = line[0] if line else None
+        return ParkedLine(key, mark.reason, mark.since_unix_ms, len(line), head, 0)
+
     def read_side(self, key: int, after: int, count_max: int) -> tuple[int, ...]:
         offsets = sorted(o for o, k in self.aside.items() if k == key and o > after)
         return tuple(offsets[:count_max])
@@ -177,8 +184,8 @@ class Model:
     """Line → what an operator wants of it; retry: until it is parked again."""
     once: dict[int, int] = field(default_factory=dict)
     """Line → the offset that is tried once more."""
-    heads: dict[int, int] = field(default_factory=dict)
-    """Line → its head, when a decision about it was made."""
+    heads: dict[int, int | None] = field(default_factory=dict)
+    """Line → its head, as who decided about it has seen it."""
     drain_deadline: float = float("inf")
     first_given: dict[int, int] = field(default_factory=dict)
     """Line → the highest offset of it that was given out first, by whichever owner."""
@@ -530,6 +537,7 @@ class Model:
             assert not self.settings.park
         elif reason == "skipped":
             assert self.decisions.get(message.line) == "skip", message
+            assert self.heads[message.line] == offset, f"R17: {message} is not what was meant"
             assert not self.earlier(message, "waiting", "dying"), f"P3: {message} is no head"
         elif reason == "overflow":
             assert message.overflowed, message
@@ -559,6 +567,12 @@ class Model:
             self.parked.add(line)
             self._void(line)
 
+    def drops(self, line: int) -> None:
+        """An operator's decision is not made."""
+        del self.decisions[line]
+        head = self.of_line(line, "waiting")[0].offset
+        assert head != self.heads.pop(line), f"R17: the head of {line:x} is as it was seen"
+
     def unparks(self, line: int) -> None:
         """An operator's decision is durable."""
         verb = self.decisions.pop(line)
@@ -569,6 +583,7 @@ class Model:
         waiting = self.of_line(line, "waiting")
         if verb != "skip" and waiting:
             head = self.heads.pop(line)
+            assert head is not None
             assert self.store.retries[head].attempts == 0, "R16: the head is as it was"
             self.messages[head].attempts, self.messages[head].due = 0, 0.0
             self.messages[head].rejected = False

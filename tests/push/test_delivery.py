@@ -1236,7 +1236,7 @@ def test_an_ack_of_what_an_operator_skipped_is_stale() -> None:
     world.nack(1, 0)
     assert world.ack(1, 0) == "stale"
     world.write()
-    assert world.delivery.waiting.unparking.decide(A, "skip", 0, world.now)
+    assert world.delivery.waiting.unparking.decide("skip", world.store.parked_line(A), world.now)
     assert world.ack(1, 0) == "stale"
     world.bury()
     world.write()

@@ -31,14 +31,18 @@ def test_a_letter_is_read_as_it_was_written(verb: Verb, seconds: float | None) -
 
 @pytest.mark.parametrize("verb", ["retry", "skip", "release"])
 def test_a_decision_is_read_as_it_was_written(verb: Decision) -> None:
-    letter = Unpark(verb=verb, epoch=7, keys=[("00c0ffee00c0ffee", 1763690400123), ("f" * 16, 0)])
+    letter = Unpark(
+        verb=verb, epoch=7, keys=[("00c0ffee00c0ffee", 1763690400123, 4), ("f" * 16, 0, None)]
+    )
     assert letter_of(letter.encode()) == letter
 
 
 def test_a_decision_names_as_many_keys_as_a_call_may_and_fits_into_an_inbox() -> None:
     """P9, on both sides of the bound."""
     most = limits.PARKED_PER_CALL_MAX
-    keys = [(f"{(1 << 64) - 1 - number:016x}", 1763690400123) for number in range(most + 1)]
+    keys: list[tuple[str, int, int | None]] = [
+        (f"{(1 << 64) - 1 - number:016x}", 1763690400123, 1 << 40) for number in range(most + 1)
+    ]
     assert letter_of(Unpark(verb="skip", epoch=1, keys=keys).encode()) is None
     text = Unpark(verb="skip", epoch=1, keys=keys[:most]).encode()
     assert letter_of(text) is not None

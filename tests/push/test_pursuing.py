@@ -21,7 +21,7 @@ def pursuit(*keys: int) -> Pursuit:
 
 def known(one: Pursuit) -> tuple[set[int], set[int], set[int]]:
     """(decided, unknown, left)."""
-    return one.decided, one.unknown, set(one.left)
+    return set(one.decided), one.unknown, set(one.left)
 
 
 def test_what_an_owner_answers_counts_as_it_says() -> None:

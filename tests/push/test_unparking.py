@@ -21,8 +21,8 @@ def parked(*keys: int) -> World:
 
 def decide(world: World, verb: Verb, key: int = A) -> bool:
     """What an operator does who has looked at the storage."""
-    stored = next(iter(world.store.read_side(key, -1, 1)), None)
-    decided = world.delivery.waiting.unparking.decide(key, verb, stored, world.now)
+    seen = world.store.parked_line(key)
+    decided = world.delivery.waiting.unparking.decide(verb, seen, world.now)
     check(world.delivery)
     return decided
 
@@ -215,7 +215,8 @@ def test_a_retried_head_is_tried_although_something_before_it_goes_first() -> No
     world.give()
     world.nack(1, 2)
     world.nack(1, 1)
-    decide(world, "retry")
+    world.write()
+    assert decide(world, "retry")
     world.delivery.give_back(1, 0, now=world.now)
     world.write()
     assert sorted(world.store.aside) == [0, 1, 2]
@@ -235,7 +236,7 @@ def test_a_retried_head_is_tried_although_something_before_it_goes_first() -> No
 def test_a_head_that_is_settled_and_not_written_down_is_no_head(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """R16: the decision is about what waits, whatever the storage still names."""
+    """R16: nothing is decided about what the storage still names, but about what waits."""
     world = halfway(monkeypatch)
     decide(world, "retry")
     world.write()
@@ -243,9 +244,53 @@ def test_a_head_that_is_settled_and_not_written_down_is_no_head(
     assert world.ack(out.push, 0) == "settled"
     world.give()
     assert set(world.store.aside) == {0}
-    decide(world, "retry")
+    assert not decide(world, "retry")
+    world.write()
+    assert decide(world, "retry")
     world.write()
     assert offsets(world.retry()) == [1]
+
+
+@pytest.mark.parametrize("verb", ["retry", "skip", "release"])
+def test_a_decision_is_about_the_head_that_was_seen_and_about_no_other(verb: Verb) -> None:
+    """R17: 1 is exhausted and seen as the head, and 0 comes back in front of it. [A skip buries 0,
+    which may be tried again, and is answered with 1.]"""
+    world = World(A, A, attempts_max=2, park=True)
+    world.give()
+    for _ in range(2):
+        world.nack(1, 1)
+        world.write()
+        world.now += 100
+        out = next(iter(world.retry()), None)
+        if out is not None:
+            world.nack(out.push, 1)
+            world.write()
+    assert set(world.store.parked) == {A}
+    world.nack(1, 0)
+    assert decide(world, verb)
+    assert opened(world) == []
+    world.write()
+    assert world.delivery.waiting.unparking.take_dropped() == [A]
+    assert (set(world.store.parked), world.store.dead, opened(world)) == ({A}, {}, [])
+    assert world.store.parked_line(A).head == 0
+    assert decide(world, verb)
+    world.write()
+    assert opened(world) == [A]
+
+
+def test_a_decision_about_what_was_parked_anew_since_is_not_made() -> None:
+    """R24: two operators see the same; the first one's retry fails, and it is parked again."""
+    world = parked(A, A)
+    seen = world.store.parked_line(A)
+    assert decide(world, "retry")
+    world.write()
+    (out,) = world.retry()
+    world.now += 1
+    world.nack(out.push, 0)
+    world.write()
+    assert world.store.parked_line(A).head == seen.head
+    assert not world.delivery.waiting.unparking.decide("skip", seen, world.now)
+    assert decide(world, "skip")
 
 
 def test_an_ack_of_before_the_decision_settles_nothing() -> None:
