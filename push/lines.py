@@ -59,7 +59,6 @@ class Line:
         "once",
         "opens_after",
         "parked",
-        "parked_here",
         "parked_unix_ms",
         "pull",
         "scheduled",
@@ -86,8 +85,6 @@ class Line:
         self.dying: set[int] = set()
         """They go to the dead letters, which is not durable yet."""
         self.parked = False
-        self.parked_here = False
-        """By this owner, which knows the head; what one before it parked, the storage knows."""
         self.parked_unix_ms: int | None = None
         """The moment at which it was parked, as the storage has it; None: it is not, or that is not
         durable."""

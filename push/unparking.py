@@ -48,7 +48,7 @@ class Unparking:
         """The line waits for an operator, since this offset is not tried again. An earlier release
         is over."""
         self._parked.append(head)
-        line.parked, line.parked_here, line.forgiven = True, True, False
+        line.parked, line.forgiven = True, False
         line.parked_unix_ms = None
         self._released.discard(line.key)
         self._waiting.pending.park(line.key, why)
@@ -76,10 +76,9 @@ class Unparking:
             return
         if key in self._heads:
             return
-        # What the storage names may be settled and not known there yet, where it was parked here.
         unwritten = pending.first_aside(key)
-        stored = None if line.parked_here else decision.head
-        head = min((o for o in (stored, line.head, unwritten) if o is not None), default=None)
+        heads = (decision.head, line.head, unwritten)
+        head = min((offset for offset in heads if offset is not None), default=None)
         if head is not None and head == unwritten:
             return  # when it is written
         if head != decision.head:
