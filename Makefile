@@ -3,6 +3,8 @@
 python := .venv/bin/python
 code := push storage metadata gateway clients/python/src
 .DEFAULT_GOAL := help
+# Of a command that is only asked for its help: it needs no more than a broker does.
+helps = $(filter --help -h,$(ARGS))
 # Tests start hundreds of processes: who compiles nothing to keep would compile it all in each.
 unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help run cluster report setup test check lint types layers format bench load swarm peers soak chaos trials contract autobahn mutants lock clean
@@ -53,15 +55,18 @@ format: setup  ## rewrite code in its format, and the documents' tables from the
 bench: setup  ## measure every scenario against a broker of its own
 	.venv/bin/tocsin bench --scenario all $(ARGS)
 
-load: setup  ## five minutes of users of every kind, judged: build/load (ARGS=--help teaches)
+load:  ## five minutes of users of every kind, judged: build/load (ARGS=--help teaches)
+	@scripts/setup $(if $(helps),run,dev)
 	@$(python) -m loadtests.mix $(ARGS)
 
-swarm: setup  ## thousands of idle sockets, and a storm of reconnects (ARGS=--help teaches)
+swarm:  ## thousands of idle sockets, and a storm of reconnects (ARGS=--help teaches)
+	@scripts/setup $(if $(helps),run,dev)
 	@$(python) -m loadtests.swarm $(ARGS)
 
-peers: setup  ## Tocsin, NATS, RabbitMQ, Redis Streams at the same work (half an hour; ARGS=--help)
-	@scripts/needs redis
-	@scripts/peers
+peers:  ## Tocsin, NATS, RabbitMQ, Redis Streams at the same work (half an hour; ARGS=--help)
+	@scripts/setup $(if $(helps),run,dev)
+	@$(if $(helps),:,scripts/needs redis)
+	@$(if $(helps),:,scripts/peers)
 	$(python) -m loadtests.peers run $(ARGS)
 
 soak: setup  ## the whole runs of kill -9, power loss (an hour; needs root), tenants and properties
@@ -77,8 +82,9 @@ soak: setup  ## the whole runs of kill -9, power loss (an hour; needs root), ten
 	TOCSIN_SOAK=1 $(python) -m pytest tests/storage/test_redis_acks.py tests/storage/test_redis_guard.py -s \
 	  -o faulthandler_timeout=3600
 
-chaos: setup  ## break a store and its gateways for hours, resumable (root; ARGS=--help teaches)
-	@scripts/needs redis
+chaos:  ## break a store and its gateways for hours, resumable (root; ARGS=--help teaches)
+	@scripts/setup $(if $(helps),run,dev)
+	@$(if $(helps),:,scripts/needs redis)
 	@$(python) -m tests.chaos $(ARGS)
 
 trials: setup  ## the whole runs of every bad day: --help lists them (an hour, 10 GB)

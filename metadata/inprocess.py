@@ -265,12 +265,12 @@ class InProcessMetadata:
     ) -> tuple[Group, bool]:
         current = self._current(principal, queue)
         old = self._index.find_group(queue.queue_id, name)
-        if old is not None and not differences(old.settings, settings, named):
+        if old is not None and not differences(old.settings, settings, named, current.settings):
             return old, False
         check_group_settings(settings)
         if old is not None:
             what = f"the group {name!r} of the queue {current.name!r}"
-            raise settings_differ(what, old.settings, settings, named)
+            raise settings_differ(what, old.settings, settings, named, current.settings)
         if len(self._index.groups(queue.queue_id)) >= GROUPS_PER_QUEUE_MAX:
             raise Refused("limit_reached", f"at most {GROUPS_PER_QUEUE_MAX} groups of a queue")
         group = Group(

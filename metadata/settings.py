@@ -39,6 +39,8 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     requested: Any
     fixed: bool = False
     """Nothing changes it any more."""
+    inherited: bool = False
+    """The current value is the queue's: the group has none of its own."""
 
 
 class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,30 +104,66 @@ def alerts_in(named: Named) -> Collection[Any]:
     return [alert for alert in every if alert is not None]
 
 
-def differences(current: SettingsT, asked: SettingsT, named: Collection[str]) -> list[Difference]:
-    """The named settings that have another value, by name."""
+def differences(
+    current: SettingsT,
+    asked: SettingsT,
+    named: Collection[str],
+    queue: QueueSettings | None = None,
+) -> list[Difference]:
+    """The named settings that have another value in effect, by name. `queue`: of a group, the
+    settings of its queue, which hold where the group has none of its own."""
+
+    def in_effect(settings: SettingsT, name: str) -> Any:
+        own = getattr(settings, name)
+        return getattr(queue, name, None) if own is None else own
+
     return [
         Difference(
-            name=name, current=msgspec.to_builtins(getattr(current, name)),
+            name=name, current=msgspec.to_builtins(in_effect(current, name)),
             requested=msgspec.to_builtins(getattr(asked, name)), fixed=name in FIXED,
+            inherited=getattr(current, name) is None and in_effect(current, name) is not None,
         )
         for name in sorted(named)
-        if name not in NOT_COMPARED and getattr(current, name) != getattr(asked, name)
+        if name not in NOT_COMPARED and in_effect(current, name) != in_effect(asked, name)
     ]  # fmt: skip
 
 
 def settings_differ(
-    what: str, current: SettingsT, asked: SettingsT, named: Collection[str]
+    what: str,
+    current: SettingsT,
+    asked: SettingsT,
+    named: Collection[str],
+    queue: QueueSettings | None = None,
 ) -> Refused:
-    """The refusal to make what is there, which has other settings. `what`: its kind and name."""
-    found = differences(current, asked, named)
-    words = "; ".join(
-        f"{one.name} is {json.dumps(one.current)}, not {json.dumps(one.requested)}" for one in found
-    )
+    """The refusal to make what is there, which has other settings. `what`: its kind and name;
+    `queue`: as in `differences`."""
+    found = differences(current, asked, named, queue)
+    words = "; ".join(_said(one, queue) for one in found)
     return Refused(
         "settings_differ", f"{what} is there, and nothing of it was changed: {words}",
         more={"differences": found},
     )  # fmt: skip
+
+
+def _said(difference: Difference, queue: QueueSettings | None) -> str:
+    name, requested = difference.name, difference.requested
+    current = _value_said(name, difference.current)
+    if difference.inherited:
+        current = f"the queue's, {current}"
+    if requested is None and hasattr(queue, name):
+        wanted = f"the queue's, {_value_said(name, getattr(queue, name))}"
+    else:
+        wanted = _value_said(name, requested)
+    return f"{name} is {current}, not {wanted}"
+
+
+def _value_said(name: str, value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    is_seconds = name.endswith("_s") and not name.endswith("_per_s")
+    return f"{json.dumps(value)} s" if is_seconds else json.dumps(value)
 
 
 def changes(before: msgspec.Struct, after: msgspec.Struct) -> list[SettingChange]:

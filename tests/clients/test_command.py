@@ -371,7 +371,8 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.25, "250ms"), (4.567, "4.57s"), (90, "1m 30s"), (93784, "1d 2h")]
+    ("seconds", "text"),
+    [(0, "0s"), (0.25, "250ms"), (4.567, "4.57s"), (90, "1m 30s"), (93784, "1d 2h")],
 )
 def test_durations_are_written(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text

@@ -179,8 +179,9 @@ class PlainMetadata:
         check_name(name, "group")
         old = self.groups.get((queue.queue_id, name))
         if old is not None:
-            if differences(old.settings, settings, named):
-                raise settings_differ(f"the group {name!r}", old.settings, settings, named)
+            if differences(old.settings, settings, named, queue.settings):
+                what = f"the group {name!r}"
+                raise settings_differ(what, old.settings, settings, named, queue.settings)
             return old, False
         group = Group(
             group_id=f"g{next(self.numbers)}",

@@ -85,12 +85,13 @@ async def test_what_is_there_is_never_changed_by_making_it_again(http: Http, pat
         again = await http.put(path, json=body)
         assert (again.status_code, again.json()["created"]) == (200, False)
         assert again.json()["settings"] == created.json()["settings"]
-    differing = await http.put(path, json={"attempts_max": 9, "lease_s": 60, "backoff_s": 1})
+    other = {"attempts_max": 9, "lease_s": 60, "backoff_s": 2, "backoff_max_s": 60}
+    differing = await http.put(path, json=other)
     check_problem(differing, "settings_differ")
     told = {one["name"]: one for one in differing.json()["differences"]}
     assert told["lease_s"] == {"name": "lease_s", "current": 77.0, "requested": 60.0}
-    assert set(told) == ({"lease_s"} if path == QUEUE else {"lease_s", "backoff_s"})
-    assert "lease_s is 77.0, not 60.0" in differing.json()["detail"]
+    assert set(told) == {"lease_s", "backoff_s"}, "60 s are in effect, the default of every queue"
+    assert "lease_s is 77 s, not 60 s" in differing.json()["detail"]
     assert (await http.get(path)).json()["settings"] == created.json()["settings"]
 
 
@@ -143,6 +144,21 @@ async def test_an_alert_is_changed_by_its_name_and_the_others_stay(http: Http) -
         await http.patch(QUEUE, json={"alerts": {"-a": {"when": "lag", "above": 1}}}),
         "invalid_name",
     )
+
+
+async def test_the_value_in_effect_is_no_difference_of_a_group(http: Http) -> None:
+    """An app names at each start what it needs, and the group has that from its queue."""
+    await http.put(QUEUE, json={"lease_s": 77})
+    assert (await http.put(GROUP, json={})).status_code == 201
+    for body in ({"lease_s": 77, "attempts_max": 5}, {"lease_s": None}):
+        again = await http.put(GROUP, json=body)
+        assert (again.status_code, again.json()["settings"]["lease_s"]) == (200, None)
+    differing = await http.put(GROUP, json={"lease_s": 60})
+    check_problem(differing, "settings_differ")
+    assert differing.json()["differences"] == [
+        {"name": "lease_s", "current": 77.0, "requested": 60.0, "inherited": True}
+    ]
+    assert "lease_s is the queue's, 77 s, not 60 s" in differing.json()["detail"]
 
 
 async def test_a_queue_without_a_body_has_all_defaults(http: Http) -> None:

@@ -154,6 +154,18 @@ def test_make_alone_lists_every_target() -> None:
     assert set(phony[1].split()) == targets
 
 
+@pytest.mark.parametrize("target", ["load", "swarm", "peers", "chaos"])
+def test_make_installs_nothing_large_before_it_helps(target: str) -> None:
+    def commands(*arguments: str) -> str:
+        command = ["make", "--dry-run", target, *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert "scripts/setup dev" in commands()
+    helped = commands("ARGS=--seconds 1 --help")
+    assert "scripts/setup run" in helped
+    assert not re.search("setup dev|scripts/needs|scripts/peers", helped)
+
+
 def test_no_example_of_hypothesis_is_judged_by_its_seconds() -> None:
     """A busy machine fails no test: tests/conftest.py says so for all, and no test says other."""
     assert settings().deadline is None

@@ -165,10 +165,35 @@ async def test_what_is_there_with_other_settings_is_refused_with_the_differences
             ALICE, queue, "g", GroupSettings(lease_s=60), named=frozenset({"lease_s"})
         )
     assert refused.value.more == {
-        "differences": [Difference(name="lease_s", current=None, requested=60)]
+        "differences": [Difference(name="lease_s", current=30, requested=60, inherited=True)]
     }
+    assert refused.value.detail.endswith(": lease_s is the queue's, 30 s, not 60 s")
     assert catalog.find_queue(ALICE, "orders") == queue
     assert catalog.find_group(ALICE, queue, "g") == group
+
+
+async def test_the_value_in_effect_is_no_difference_of_a_group(catalog: InProcessMetadata) -> None:
+    """Whether the group has it from its queue or of its own, and whichever of both is named."""
+    queue, _ = await catalog.put_queue(ALICE, "orders", QueueSettings(partitions=1, lease_s=40))
+    own, of_queue = GroupSettings(lease_s=40), GroupSettings()
+    names = frozenset({"lease_s", "attempts_max", "expires_s", "semantics"})
+    for name, has in (("own", own), ("inherits", of_queue)):
+        group, _ = await catalog.put_group(ALICE, queue, name, has)
+        for asked in (own, of_queue, GroupSettings(lease_s=40, attempts_max=5)):
+            made = await catalog.put_group(ALICE, queue, name, asked, named=names)
+            assert made == (group, False)
+    _, changed = await catalog.change_queue(ALICE, "orders", {"lease_s": 50}) or ({}, queue)
+    assert (await catalog.put_group(ALICE, changed, "inherits", of_queue, named=names))[1] is False
+    with pytest.raises(Refused) as refused:
+        await catalog.put_group(ALICE, changed, "own", of_queue, named=names)
+    assert refused.value.detail.endswith(": lease_s is 40 s, not the queue's, 50 s")
+    with pytest.raises(Refused) as refused:
+        await catalog.put_group(ALICE, changed, "inherits", own, named=names)
+    assert refused.value.detail.endswith(": lease_s is the queue's, 50 s, not 40 s")
+    asked = GroupSettings(expires_s=1.5)
+    with pytest.raises(Refused) as refused:
+        await catalog.put_group(ALICE, changed, "inherits", asked, named=names)
+    assert refused.value.detail.endswith(": expires_s is none, not 1.5 s")
 
 
 async def test_a_change_touches_the_settings_that_it_names_and_no_others(

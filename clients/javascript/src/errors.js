@@ -129,7 +129,8 @@ export class Conflict extends BrokerError {}
 /**
  * A queue or a group exists with other settings than those that were named for it, and nothing of
  * it was changed. `differences` has the `name` of each, the `current` value, and the `requested`
- * one. `updateQueue` and `updateGroup` change settings.
+ * one; a group that has no value of its own has that of its queue. `updateQueue` and `updateGroup`
+ * change settings.
  */
 export class SettingsDiffer extends Conflict {
   /** @param {string} code @param {string} [detail] @param {{differences?: object[]}} [more] */

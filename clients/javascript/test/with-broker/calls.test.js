@@ -69,7 +69,7 @@ test("an app's calls at its start change nothing, and say what differs", async (
     ]);
     return error.code === "settings_differ";
   });
-  const same = client.subscribe("start", "g", { leaseS: 99 });
+  const same = client.subscribe("start", "g", { leaseS: 99, attemptsMax: 9 }); // the queue's
   await same.opened;
   await same.close();
   const other = client.subscribe("start", "g", { leaseS: 60 });

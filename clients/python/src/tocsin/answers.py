@@ -164,9 +164,11 @@ class _Difference(TypedDict):
 
 class Difference(_Difference, total=False):
     """A setting that was named, of what is there already with another value. `fixed`: nothing
-    changes it any more."""
+    changes it any more. `inherited`: the current value is the queue's, because the group has none
+    of its own."""
 
     fixed: bool
+    inherited: bool
 
 
 class SettingChange(TypedDict):

@@ -154,7 +154,8 @@ class Conflict(BrokerError):
 class SettingsDiffer(Conflict):
     """A queue or a group exists with other settings than those that were named for it, and nothing
     of it was changed. `differences` has the name of each, the `current` value, and the `requested`
-    one. `update_queue` and `update_group` change settings."""
+    one; a group that has no value of its own has that of its queue. `update_queue` and
+    `update_group` change settings."""
 
     differences: "Sequence[Difference]" = ()
 

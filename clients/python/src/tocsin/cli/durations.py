@@ -39,7 +39,7 @@ def parse_duration(text: str) -> float:
 
 def format_duration(seconds: float) -> str:
     """The two largest units that matter: `1h 30m`, `250ms`."""
-    if seconds < 1:
+    if 0 < seconds < 1:
         return f"{seconds * 1000:.0f}ms"
     if seconds < 60:
         return f"{seconds:.3g}s"

@@ -11,6 +11,7 @@ from tocsin.answers import (
     ChangedGroup,
     ChangedQueue,
     CreatedQueue,
+    Difference,
     GroupFigures,
     QueueDescription,
     SettingChange,
@@ -133,9 +134,7 @@ def create_or_explain(
     except SettingsDiffer as error:
         flags = {setting.name: setting.flag for setting in settings}
         lines = [
-            f"  {flags.get(one['name'], one['name'])}: {shown(one['name'], one['current'])}, "
-            f"not {shown(one['name'], one['requested'])}"
-            for one in error.differences
+            f"  {flags.get(one['name'], one['name'])}: {_differs(one)}" for one in error.differences
         ]
         fixed = [flags[one["name"]] for one in error.differences if one.get("fixed")]
         advice = f"`{command}` changes settings."
@@ -145,6 +144,12 @@ def create_or_explain(
             f"{what} is there with other settings, and was not changed:\n"
             + "\n".join([*lines, advice])
         ) from None
+
+
+def _differs(one: Difference) -> str:
+    current = shown(one["name"], one["current"])
+    owner = "the queue's, " if one.get("inherited") else ""
+    return f"{owner}{current}, not {shown(one['name'], one['requested'])}"
 
 
 def change_or_ask(
