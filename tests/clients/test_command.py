@@ -17,6 +17,7 @@ import pytest
 import tocsin
 from click.testing import CliRunner
 from tocsin.cli import main as command
+from tocsin.cli.common import plural
 from tocsin.cli.durations import format_duration, parse_duration
 from tocsin.cli.lines import LINE_BYTES_MAX, LineSplitter
 from tocsin.cli.progress import Progress
@@ -376,6 +377,11 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
 )
 def test_durations_are_written(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+def test_nouns_have_their_plurals() -> None:
+    told = [plural(count, noun) for count, noun in ((1, "copy"), (2, "copy"), (2, "data key"))]
+    assert told == ["1 copy", "2 copies", "2 data keys"]
 
 
 def test_lines_are_split_across_chunks_and_long_ones_are_not_held() -> None:

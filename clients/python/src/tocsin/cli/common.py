@@ -263,7 +263,9 @@ def printable(text: str) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 message`, `2 messages`, `3 copies`."""
+    """`1 message`, `2 messages`, `3 copies`, `4 keys`."""
     if count == 1:
         return f"1 {noun}"
-    return f"{count:,} {noun[:-1]}ies" if noun.endswith("y") else f"{count:,} {noun}s"
+    if noun.endswith("y") and noun[-2] not in "aeiou":
+        return f"{count:,} {noun[:-1]}ies"
+    return f"{count:,} {noun}s"
