@@ -303,19 +303,28 @@ export class Message extends Content {
   ack(how?: { confirm?: boolean }): Promise<void>;
   /**
    * Return it: it comes again after `delayS` seconds, or the queue's backoff; later messages of its
-   * key wait for it. `reason` goes with it if it is dead-lettered.
+   * key wait for it. `reason` goes with it if it is dead-lettered. The nack is queued when this
+   * returns: count, delay and reason may still be lost with the connection or the broker. With
+   * `confirm` the promise resolves when they are durable.
    *
    * @throws StaleDelivery. InvalidRequest, and nothing happens: `delayS` is above a day (86,400),
-   *     or `reason` has more than 1024 characters.
+   *     or `reason` has more than 1024 characters. OutcomeUnknown (`confirm`): the session was lost
+   *     before the answer.
    */
-  nack(how?: { delayS?: number | null; reason?: string | null }): Promise<void>;
+  nack(how?: {
+    delayS?: number | null;
+    reason?: string | null;
+    confirm?: boolean;
+  }): Promise<void>;
   /**
    * Return it for good: no further attempt can help. It moves to the dead letters at once, or its
-   * key is parked where the queue says so, as after its last attempt.
+   * key is parked where the queue says so, as after its last attempt. The rejection is queued when
+   * this returns: where it is lost with the connection or the broker, the message comes again. With
+   * `confirm` the promise resolves when it is durable.
    *
    * @throws as `nack` does.
    */
-  reject(reason?: string | null): Promise<void>;
+  reject(reason?: string | null, how?: { confirm?: boolean }): Promise<void>;
   /**
    * Prolong the lease to `leaseS` seconds from now (the group's, if left out). Resolves when the
    * broker has agreed.

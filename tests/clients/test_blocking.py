@@ -42,7 +42,7 @@ async def test_everything_from_a_script(broker: FakeBroker) -> None:
                 assert (first.body, first.key, first.id, first.attempt) == ({"n": 0}, "k", "i-0", 1)
                 assert first.log == f"id-1-{first.partition}"
                 first.extend(5)
-                first.nack(0, "again")
+                first.nack(0, "again", confirm=True)
                 again = messages.next(timeout_s=5)
                 assert (again.body, again.attempt) == ({"n": 0}, 2)
                 again.ack(confirm=True)

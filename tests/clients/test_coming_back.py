@@ -199,6 +199,22 @@ def test_of_an_ack_that_was_asked_before_a_refusal_says_nothing() -> None:
     assert held.settlements.confirmed(ack.ref, refused) == (["a"], ["c"], ["b"])
 
 
+def test_of_a_nack_that_was_asked_before_a_refusal_says_nothing() -> None:
+    held = ledger()
+    held.receive(push("abc"), now=0.0)
+    a, b, c = drain(held)
+    held.nack(a, now=0.0, ticket="a")
+    held.nack(b, now=0.0, ticket="b")
+    sent(held)
+    held.pause()
+    held.holding()
+    held.resumed([])
+    held.nack(c, now=0.0, ticket="c")
+    (nack,) = [frame for frame in sent(held) if isinstance(frame, wire.Nack)]
+    assert nack.ref is not None
+    assert held.nack_answered(nack.ref, [[0, 1, 1, 1, 2]]) == (["a"], ["c"], ["b"])
+
+
 def test_a_key_whose_nack_was_perhaps_not_heard_stays_closed_until_that_is_answered() -> None:
     held = ledger()
     held.receive(push("a"), now=0.0)

@@ -30,6 +30,11 @@ class Nobody:
     ) -> None:
         raise AssertionError
 
+    async def nack_confirmed(
+        self, message: Message, delay_s: float | None, reason: str | None, *, reject: bool = False
+    ) -> None:
+        raise AssertionError
+
     async def extend(self, message: Message, lease_s: float | None) -> None:
         raise AssertionError
 
@@ -355,6 +360,31 @@ def test_a_confirmed_ack_tells_who_was_settled() -> None:
     assert ack.deliveries == [[0, 1, 1, 0, 1]]
     assert held.settlements.confirmed(ack.ref, [[0, 1, 1, 1, 1]]) == (["A"], ["B"], [])
     assert held.settlements.confirmed(ack.ref, []) == ([], [], [])
+
+
+def test_a_confirmed_nack_tells_who_was_returned() -> None:
+    held = ledger(credit=1000)
+    held.receive(push("abc"), now=0.0)
+    for message, ticket in zip(drain(held), ("A", "B", None), strict=True):
+        held.nack(message, now=0.0, ticket=ticket)
+    nack = next(frame for frame in sent(held) if isinstance(frame, wire.Nack))
+    assert nack.ref is not None
+    assert nack.deliveries == [[0, 1, 1, 0, 2]]
+    assert held.nack_answered(nack.ref, [[0, 1, 1, 1, 2]]) == (["A"], ["B"], [])
+    assert held.nack_answered(nack.ref) == ([], [], [])
+    assert held.lost() == []
+
+
+def test_a_lost_session_names_the_nacks_that_were_to_be_confirmed() -> None:
+    held = ledger()
+    held.receive(push("abc"), now=0.0)
+    first, second, third = drain(held)
+    held.nack(first, now=0.0, ticket="A")
+    held.nack(second, now=0.0)
+    sent(held)
+    held.nack(third, now=0.0, reject=True, ticket="C")
+    assert sorted(map(str, held.lost())) == ["A", "C"]
+    assert held.lost() == []
 
 
 def test_a_lost_connection_takes_everything_and_names_the_unconfirmed() -> None:

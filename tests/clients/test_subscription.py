@@ -78,6 +78,57 @@ async def test_a_confirmed_ack_returns_when_it_is_durable(
         assert len(broker.groups["orders", "g"].settled) == 1
 
 
+@pytest.mark.parametrize("verb", ["nack", "reject"])
+async def test_a_confirmed_nack_returns_when_it_is_answered(
+    broker: FakeBroker, client: tocsin.Client, verb: str
+) -> None:
+    """Not when it is queued: then the broker need not have read it."""
+    await publish(client, "a", "b")
+    async with client.subscribe("orders", "g", credit=1) as messages:
+        await getattr(await anext(messages), verb)(reason="queued")
+        assert not broker.received(frames.Nack)
+        await getattr(await anext(messages), verb)(reason="told", confirm=True)
+        assert [nack.reason for nack in broker.received(frames.Nack)] == ["queued", "told"]
+
+
+@pytest.mark.parametrize("verb", ["nack", "reject"])
+async def test_a_nack_without_its_confirmation_is_of_unknown_outcome(
+    broker: FakeBroker, client: tocsin.Client, verb: str
+) -> None:
+    await publish(client, "k")
+    async with client.subscribe("orders", "g") as messages:
+        message = await anext(messages)
+        nacking = asyncio.ensure_future(getattr(message, verb)(confirm=True))
+        await asyncio.sleep(0)
+        broker.cut()
+        with pytest.raises(tocsin.OutcomeUnknown):
+            await nacking
+        assert (await anext(messages)).key == "k"
+
+
+@pytest.mark.parametrize(
+    ("answer", "raised"),
+    [
+        (lambda nack: wire.Ok(ref=nack.ref, stale=nack.deliveries), tocsin.StaleDelivery),
+        (lambda nack: wire.Error(ref=nack.ref, code="unknown"), tocsin.OutcomeUnknown),
+    ],
+)
+async def test_a_confirmed_nack_that_was_refused_raises(
+    broker: FakeBroker, client: tocsin.Client, answer: Any, raised: type[Exception]
+) -> None:
+    await publish(client, "k")
+    async with client.subscribe("orders", "g") as messages:
+        message = await anext(messages)
+        ticket = asyncio.get_running_loop().create_future()
+        messages._ledger.nack(message, now=0.0, ticket=ticket)
+        frames = messages._ledger.take(itertools.count(100), now=0.0)
+        (nack,) = [frame for frame in frames if isinstance(frame, wire.Nack)]
+        assert nack.ref is not None
+        messages._nacked(nack.ref, answer(nack))
+        with pytest.raises(raised):
+            await ticket
+
+
 async def test_a_nacked_message_comes_again_before_its_successor(
     broker: FakeBroker, client: tocsin.Client
 ) -> None:
@@ -103,6 +154,11 @@ async def test_a_nacked_message_comes_again_before_its_successor(
         ({"reason": "x" * 1025}, "at most 1024 characters, not 1025"),
         ({"lease_s": 0}, "above 0 and at most 43200 seconds, not 0"),
         ({"lease_s": 43_200.1}, "not 43200.1"),
+        ({"delay_s": "x"}, "not 'x'"),
+        ({"delay_s": True}, "not True"),
+        ({"reason": 5}, "reason is a text, not 5"),
+        ({"reason": b"x"}, "reason is a text, not b'x'"),
+        ({"lease_s": "q"}, "not 'q'"),
     ],
 )
 async def test_a_delay_a_reason_or_a_lease_that_cannot_be_harms_nothing(
@@ -114,6 +170,9 @@ async def test_a_delay_a_reason_or_a_lease_that_cannot_be_harms_nothing(
         call = message.extend if "lease_s" in how else message.nack
         with pytest.raises(tocsin.InvalidRequest, match=said):
             await call(**how)
+        if "reason" in how:
+            with pytest.raises(tocsin.InvalidRequest, match=said):
+                await message.reject(**how)
         await message.ack(confirm=True)
     assert broker.groups["orders", "g"].settled
 

@@ -132,6 +132,20 @@ async def test_a_handler_rejects_through_the_sdk(server: Server) -> None:
     ]  # fmt: skip
 
 
+async def test_a_confirmed_rejection_of_the_sdk_is_there_after_a_kill(server: Server) -> None:
+    """[It returned when the rejection was queued: the message came again.]"""
+    await prepare(server, on_exhausted="park")
+    async with (
+        tocsin.connect(server.url) as client,
+        client.subscribe("orders", group="billing", credit=1) as messages,
+    ):
+        await (await anext(messages)).reject("no such account", confirm=True)
+        again(server)
+    async with http_to(server) as http:
+        (parked,) = (await http.get(f"{GROUP}/parked")).json()["keys"]
+    assert (parked["reason"], parked["nack"]) == ("rejected", "no such account")
+
+
 def reject_blocking(url: str) -> None:
     with (
         tocsin.blocking.connect(url) as client,

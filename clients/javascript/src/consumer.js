@@ -110,6 +110,14 @@ export class Consumer extends Joining {
     this.session.dirty(this);
   }
 
+  /** Nack, and wait until it is durable. */
+  async nackConfirmed(message, how) {
+    const confirmed = new Deferred();
+    this.ledger.nack(message, this.now, how, confirmed);
+    this.session.dirty(this);
+    await confirmed.promise;
+  }
+
   /** Prolong the lease, and wait for the answer. */
   async extend(message, leaseS) {
     const { ledger, session } = this;
@@ -241,7 +249,7 @@ export class Consumer extends Joining {
   /** Nothing that was delivered can be settled any more. */
   #abandon() {
     this.#isHeld = false;
-    const lost = new OutcomeUnknown("unknown", "the session was lost before the ack was confirmed");
+    const lost = new OutcomeUnknown("unknown", "the session was lost before it was confirmed");
     for (const ticket of this.ledger.lost()) ticket.reject(lost);
     this.wake(Infinity);
   }
@@ -276,7 +284,9 @@ export class Consumer extends Joining {
   #heard(type, ref, answer) {
     if (answer === null) return; // it is said again
     if (type === "ack") this.#confirmed(ref, answer);
-    else if (type === "nack") this.ledger.nackAnswered(ref);
+    else if (type === "nack") {
+      this.#finish(answer, (refused) => this.ledger.nackAnswered(ref, refused));
+    }
     else this.#prolonged(ref, answer);
   }
 
@@ -290,11 +300,16 @@ export class Consumer extends Joining {
   }
 
   #confirmed(ref, answer) {
+    this.ledger.settlements.heard(ref, answer.type !== "error");
+    this.#finish(answer, (refused) => this.ledger.settlements.confirmed(ref, refused));
+  }
+
+  /** End the waits for the answer to a confirmed ack or nack. */
+  #finish(answer, outcome) {
     const isError = answer.type === "error";
-    this.ledger.settlements.heard(ref, !isError);
     const refused = isError ? [...answer.stale, ...answer.deliveries] : answer.stale;
     const failure = isError && answer.deliveries.length === 0 ? exceptionOf(answer) : null;
-    const { settled, stale, perhaps } = this.ledger.settlements.confirmed(ref, refused);
+    const { settled, stale, perhaps } = outcome(refused);
     for (const ticket of settled) {
       if (failure === null) ticket.resolve();
       else ticket.reject(failure);
@@ -302,7 +317,7 @@ export class Consumer extends Joining {
     for (const ticket of stale) {
       ticket.reject(new StaleDelivery("the broker had taken the delivery back already"));
     }
-    const lost = "the connection was lost before the ack was confirmed, and its delivery has ended";
+    const lost = "the connection was lost before it was confirmed, and its delivery has ended";
     for (const ticket of perhaps) ticket.reject(new OutcomeUnknown("unknown", lost));
   }
 

@@ -303,17 +303,19 @@ export class Ledger {
 
   /**
    * Return a message that was handed out; the later ones of its key that are held go too. Throws
-   * StaleDelivery: it is no longer this consumer's.
+   * StaleDelivery: it is no longer this consumer's. With a ticket the nack is confirmed: see
+   * `nackAnswered`.
    *
    * @param {Message} message
    * @param {number} now
    * @param {{delayS?: number, reason?: string, reject?: boolean}} how
+   * @param {any} [ticket]
    */
-  nack(message, now, how) {
+  nack(message, now, how, ticket = null) {
     this.checkHeld(message, now);
     this.#close(message, NACKED);
     this.#closed.close(message);
-    this.settlements.nack(message, how);
+    this.settlements.nack(message, how, ticket);
   }
 
   /** Throws StaleDelivery unless it was handed out and is still this consumer's. */
@@ -327,10 +329,15 @@ export class Ledger {
     if (message.state <= HANDED) this.leases.extended(message, until);
   }
 
-  /** The broker has read a nack: what it sends from now on may be let in. */
-  nackAnswered(ref) {
-    this.settlements.nackAnswered(ref);
+  /**
+   * Take the answer to a nack: what the broker sends from now on may be let in. `refused` are the
+   * deliveries that it did not return now.
+   *
+   * @returns {{settled: any[], stale: any[], perhaps: any[]}} tickets, as of `confirmed`
+   */
+  nackAnswered(ref, refused = []) {
     this.#closed.answered(ref);
+    return this.settlements.nackAnswered(ref, refused);
   }
 
   // --- leaving ----------------------------------------------------------------------------------

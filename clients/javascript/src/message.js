@@ -211,29 +211,41 @@ export class Message extends Content {
 
   /**
    * Return it: it comes again after `delayS` seconds, or the queue's backoff; later messages of its
-   * key wait for it. `reason` goes with it if it is dead-lettered.
+   * key wait for it. `reason` goes with it if it is dead-lettered. Resolves when the nack is
+   * queued: count, delay and reason may still be lost with the connection or the broker. With
+   * `confirm` it resolves when they are durable.
    *
-   * @param {{delayS?: number, reason?: string}} [how]
+   * @param {{delayS?: number, reason?: string, confirm?: boolean}} [how]
    * @returns {Promise<void>} rejects with StaleDelivery: it is no longer this consumer's. With
-   *     InvalidRequest: the broker would take none of it, and nothing has happened.
+   *     InvalidRequest: the broker would take none of it, and nothing has happened. With
+   *     OutcomeUnknown (`confirm`): the connection was lost before the answer, and the broker
+   *     cannot say any more whether the nack counted.
    */
-  nack({ delayS, reason } = {}) {
+  nack({ delayS, reason, confirm = false } = {}) {
     const wrong = wrongNack(delayS, reason);
     if (wrong !== null) return Promise.reject(wrong);
-    return quietly(this.held.settler.nack(this, { delayS, reason }));
+    return this.#return({ delayS, reason }, confirm);
+  }
+
+  #return(how, confirm) {
+    const { settler } = this.held;
+    return quietly(confirm ? settler.nackConfirmed(this, how) : settler.nack(this, how));
   }
 
   /**
    * Return it for good: no further attempt can help. It moves to the dead letters at once, or its
-   * key is parked where the queue says so, as after its last attempt.
+   * key is parked where the queue says so, as after its last attempt. Resolves when the rejection
+   * is queued: where it is lost with the connection or the broker, the message comes again. With
+   * `confirm` it resolves when it is durable.
    *
    * @param {string | null} [reason]
+   * @param {{confirm?: boolean}} [how]
    * @returns {Promise<void>} rejects as `nack` does.
    */
-  reject(reason) {
+  reject(reason, { confirm = false } = {}) {
     const wrong = wrongNack(null, reason);
     if (wrong !== null) return Promise.reject(wrong);
-    return quietly(this.held.settler.nack(this, { reason, reject: true }));
+    return this.#return({ reason, reject: true }, confirm);
   }
 
   /**

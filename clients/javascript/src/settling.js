@@ -37,6 +37,8 @@ export class Settlements {
   #repeated;
   #nacked;
   #nacking;
+  /** Of what is nacked and is to be confirmed: by message, who waits for the answer. */
+  #tickets;
 
   /** @param {number} subscription */
   constructor(subscription) {
@@ -56,6 +58,7 @@ export class Settlements {
     this.#repeated = new Set();
     this.#nacked = [];
     this.#nacking = new Map();
+    this.#tickets = new Map();
   }
 
   // --- what the consumer says -------------------------------------------------------------------
@@ -82,9 +85,11 @@ export class Settlements {
    *
    * @param {any} message
    * @param {{delayS?: number, reason?: string, reject?: boolean}} how
+   * @param {any} ticket waits for the answer; null: nobody does
    */
-  nack(message, how) {
+  nack(message, how, ticket = null) {
     this.#nacked.push({ message, how });
+    if (ticket !== null) this.#tickets.set(message, ticket);
   }
 
   // --- what goes out ----------------------------------------------------------------------------
@@ -168,9 +173,20 @@ export class Settlements {
     this.#asked = [];
   }
 
-  /** The broker has read a nack. */
-  nackAnswered(ref) {
+  /**
+   * Take the answer to a nack: the broker has read it.
+   *
+   * @returns {{settled: any[], stale: any[], perhaps: any[]}} tickets, as `confirmed` sorts them
+   */
+  nackAnswered(ref, refused = []) {
+    const waiting = [];
+    for (const message of this.#nacking.get(ref)?.messages ?? []) {
+      const ticket = this.#tickets.get(message);
+      if (ticket !== undefined) waiting.push({ message, ticket });
+      this.#tickets.delete(message);
+    }
     this.#nacking.delete(ref);
+    return this.#outcome(waiting, refused);
   }
 
   /**
@@ -180,14 +196,19 @@ export class Settlements {
    * @returns {{settled: any[], stale: any[], perhaps: any[]}} tickets
    */
   confirmed(ref, refused) {
+    const waiting = this.#confirming.get(ref) ?? [];
+    this.#confirming.delete(ref);
+    return this.#outcome(waiting, refused);
+  }
+
+  #outcome(waiting, refused) {
     const found = { settled: [], stale: [], perhaps: [] };
-    for (const { message, ticket } of this.#confirming.get(ref) ?? []) {
+    for (const { message, ticket } of waiting) {
       const isGone = names(refused, message.held.place, message.offset);
       const refusal = this.#repeated.has(message) ? "perhaps" : "stale";
       found[isGone ? refusal : "settled"].push(ticket);
       this.#repeated.delete(message);
     }
-    this.#confirming.delete(ref);
     return found;
   }
 
@@ -231,6 +252,9 @@ export class Settlements {
     const again = nacking.flatMap(({ how, messages }) =>
       messages.map((message) => ({ message, how })),
     );
+    for (const { message } of again) {
+      if (this.#tickets.has(message)) this.#repeated.add(message);
+    }
     this.#nacked = [...this.#nacked, ...again];
     this.#nacking.clear();
     this.#started = [...handed];
@@ -240,8 +264,9 @@ export class Settlements {
   /** Nothing that was said counts. Returns the tickets that still wait. */
   lost() {
     const waiting = [...this.#confirm, ...[...this.#confirming.values()].flat()];
+    const tickets = [...waiting.map(({ ticket }) => ticket), ...this.#tickets.values()];
     this.#forget();
-    return waiting.map(({ ticket }) => ticket);
+    return tickets;
   }
 }
 

@@ -215,6 +215,30 @@ test("of an ack that was asked before a refusal says nothing", () => {
   assert.deepEqual([settled, stale, perhaps], [["a"], ["c"], ["b"]]);
 });
 
+test("of a nack that was asked before a refusal says nothing", () => {
+  const held = ledger();
+  held.receive(pushed(0, ["a", "b", "c"]), 0);
+  for (const ticket of ["a", "b"]) held.nack(held.next(0), 0, {}, ticket);
+  held.take(counter(), 0);
+  held.pause();
+  held.resumed([]);
+  held.nack(held.next(0), 0, {}, "c");
+  const { ref } = held.take(counter(), 0).find(({ type }) => type === "nack");
+  const { settled, stale, perhaps } = held.nackAnswered(ref, [[0, 1, 1, 1, 2]]);
+  assert.deepEqual([settled, stale, perhaps], [["a"], ["c"], ["b"]]);
+});
+
+test("a lost session names the nacks that were to be confirmed", () => {
+  const held = ledger();
+  held.receive(pushed(0, ["a", "b", "c"]), 0);
+  held.nack(held.next(0), 0, {}, "a");
+  held.nack(held.next(0), 0, {});
+  held.take(counter(), 0);
+  held.nack(held.next(0), 0, { reject: true }, "c");
+  assert.deepEqual(held.lost().sort(), ["a", "c"]);
+  assert.deepEqual(held.lost(), []);
+});
+
 test("a page that was loaded again holds what it had acked, and nothing else", () => {
   const held = ledger();
   held.recall({ received: 7, acked: [[0, 1, 1, 0, 3]] });

@@ -156,8 +156,9 @@ export class User {
   async settle(line, { confirm, delay_s: delayS, reason, lease_s: leaseS }) {
     const message = this.#found(this.#things, line.get("of"));
     const verb = line.get("do");
-    const said = verb === "reject" ? reason : defined({ confirm, delayS, reason, leaseS });
-    const call = new Call((async () => message[verb](said))());
+    const how = defined({ confirm, delayS, leaseS });
+    const said = verb === "reject" ? [reason, how] : [defined({ ...how, reason })];
+    const call = new Call((async () => message[verb](...said))());
     if (line.has("as")) {
       this.#calls.set(line.get("as"), call);
       return;

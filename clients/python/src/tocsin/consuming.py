@@ -20,7 +20,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import Final
@@ -211,8 +211,8 @@ class Ledger:
         self.is_paused = False
 
     def lost(self) -> list[Ticket]:
-        """The session is gone, and every delivery with it. Returns the tickets of the acks whose
-        confirmation has not come."""
+        """The session is gone, and every delivery with it. Returns the tickets of the acks and
+        nacks whose confirmation has not come."""
         for held in list(self._pushes.values()):
             self._lose(held, 0, _LAST)
         self._ready.clear()
@@ -298,9 +298,10 @@ class Ledger:
 
     def nack(
         self, message: Message, *, now: float, delay_s: float | None = None,
-        reason: str | None = None, reject: bool = False,
+        reason: str | None = None, reject: bool = False, ticket: Ticket | None = None,
     ) -> None:  # fmt: skip
         """Return a message that was handed out; the later ones of its key that are held go too.
+        With a ticket the nack is confirmed: see `nack_answered`.
 
         Raises:
             StaleDelivery: it is no longer this consumer's.
@@ -308,7 +309,7 @@ class Ledger:
         self.check_held(message, now=now)
         self._close(message, State.NACKED)
         self._closed.close(message)
-        self.settlements.nack(message, (delay_s, reason, reject))
+        self.settlements.nack(message, (delay_s, reason, reject), ticket)
 
     def check_held(self, message: Message, *, now: float) -> None:
         """Raises StaleDelivery unless the message was handed out and is still this consumer's."""
@@ -324,10 +325,14 @@ class Ledger:
 
     # --- answers --------------------------------------------------------------------------------
 
-    def nack_answered(self, ref: int) -> None:
-        """The broker has read a nack: what it sends from now on may be let in."""
-        self.settlements.nack_answered(ref)
+    def nack_answered(
+        self, ref: int, refused: Sequence[list[int]] = ()
+    ) -> tuple[list[Ticket], list[Ticket], list[Ticket]]:
+        """Take the answer to a nack: what the broker sends from now on may be let in. Returns the
+        tickets of what it returned, what it did not, and what it may have when it was asked
+        first; `refused` are the deliveries that it did not return now."""
         self._closed.answered(ref)
+        return self.settlements.nack_answered(ref, refused)
 
     # --- leaving --------------------------------------------------------------------------------
 

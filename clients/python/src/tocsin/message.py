@@ -133,6 +133,11 @@ class Settler(Protocol):
     ) -> None:
         """Queue a nack."""
 
+    async def nack_confirmed(
+        self, message: "Message", delay_s: float | None, reason: str | None, *, reject: bool = False
+    ) -> None:
+        """Nack, and wait until it is durable."""
+
     async def extend(self, message: "Message", lease_s: float | None) -> None:
         """Prolong the lease, and wait for the answer."""
 
@@ -209,31 +214,48 @@ class Message(Content):
         else:
             self.held.settler.ack(self)
 
-    async def nack(self, delay_s: float | None = None, reason: str | None = None) -> None:
+    async def nack(
+        self, delay_s: float | None = None, reason: str | None = None, *, confirm: bool = False
+    ) -> None:
         """Return it: it comes again after `delay_s` seconds, or the queue's backoff; later
-        messages of its key wait for it.
+        messages of its key wait for it. Returns when the nack is queued: count, delay and reason
+        may still be lost with the connection or the broker. With `confirm` it returns when they
+        are durable.
 
         Raises:
             StaleDelivery: it is no longer this consumer's.
-            InvalidRequest: no such delay, or a `reason` of more than 1,024 characters.
+            OutcomeUnknown: with `confirm`: the connection was lost before the answer, and the
+                broker cannot say any more whether the nack counted. It comes again either way.
+            InvalidRequest: no such delay, or a `reason` that is no text of at most 1,024
+                characters.
         """
         # Here, because the broker would refuse all that travels with it.
-        if delay_s is not None and not 0 <= delay_s <= DELAY_S_MAX:
+        if delay_s is not None and not (_is_number(delay_s) and 0 <= delay_s <= DELAY_S_MAX):
             detail = f"delay_s is between 0 and {DELAY_S_MAX:g} seconds, not {delay_s!r}"
             raise InvalidRequest("invalid_request", detail)
         _check_reason(reason)
-        self.held.settler.nack(self, delay_s, reason)
+        if confirm:
+            await self.held.settler.nack_confirmed(self, delay_s, reason)
+        else:
+            self.held.settler.nack(self, delay_s, reason)
 
-    async def reject(self, reason: str | None = None) -> None:
+    async def reject(self, reason: str | None = None, *, confirm: bool = False) -> None:
         """Return it for good: no further attempt can help. It moves to the dead letters at once, or
-        its key is parked where the queue says so, as after its last attempt.
+        its key is parked where the queue says so, as after its last attempt. Returns when the
+        rejection is queued: where it is lost with the connection or the broker, the message comes
+        again. With `confirm` it returns when it is durable.
 
         Raises:
             StaleDelivery: it is no longer this consumer's.
-            InvalidRequest: a `reason` of more than 1,024 characters.
+            OutcomeUnknown: with `confirm`: the connection was lost before the answer, and the
+                broker cannot say any more whether it counted: it may come again, or not.
+            InvalidRequest: a `reason` that is no text of at most 1,024 characters.
         """
         _check_reason(reason)
-        self.held.settler.nack(self, None, reason, reject=True)
+        if confirm:
+            await self.held.settler.nack_confirmed(self, None, reason, reject=True)
+        else:
+            self.held.settler.nack(self, None, reason, reject=True)
 
     async def extend(self, lease_s: float | None = None) -> None:
         """Prolong the lease to `lease_s` seconds from now (None: the group's). Returns when the
@@ -243,15 +265,22 @@ class Message(Content):
             StaleDelivery: it is no longer this consumer's, or its lease may not be prolonged.
             InvalidRequest: `lease_s` is no such time.
         """
-        if lease_s is not None and not 0 < lease_s <= LEASE_S_MAX:
+        if lease_s is not None and not (_is_number(lease_s) and 0 < lease_s <= LEASE_S_MAX):
             detail = f"lease_s is above 0 and at most {LEASE_S_MAX:g} seconds, not {lease_s!r}"
             raise InvalidRequest("invalid_request", detail)
         await self.held.settler.extend(self, lease_s)
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _check_reason(reason: str | None) -> None:
     if reason is None:
         return
+    if not isinstance(reason, str):
+        detail = f"reason is a text, not {reason!r}"
+        raise InvalidRequest("invalid_request", detail)
     if len(reason) > REASON_CHARS_MAX:
         detail = f"reason has at most {REASON_CHARS_MAX} characters, not {len(reason)}"
         raise InvalidRequest("invalid_request", detail)

@@ -6,7 +6,7 @@ is durable; after coming back everything that was perhaps not heard is said agai
 nothing twice (R21).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from tocsin import wire
@@ -22,6 +22,8 @@ was handled may come again if the gateway is killed then, too."""
 NAMED_MESSAGES_MAX: Final = 100_000
 """More than a subscription holds; of what was acked and not heard, so much is named."""
 Ticket = object
+_Waiting = tuple[Message, Ticket]
+_Outcome = tuple[list[Ticket], list[Ticket], list[Ticket]]
 _Return = tuple[float | None, str | None, bool]
 """A nack's delay_s and reason, and whether it rejects."""
 
@@ -40,11 +42,12 @@ class Settlements:
         self._unheard: wire.DeliveryList = []  # acked since the last question
         self._asked: wire.DeliveryList = []  # acked before it
         self._question: int | None = None
-        self._confirm: list[tuple[Message, Ticket]] = []
-        self._confirming: dict[int, list[tuple[Message, Ticket]]] = {}
+        self._confirm: list[_Waiting] = []
+        self._confirming: dict[int, list[_Waiting]] = {}
         self._repeated: set[Message] = set()  # of these, what was asked before
         self._nacked: dict[_Return, list[Message]] = {}
         self._nacking: dict[int, tuple[_Return, list[Message]]] = {}
+        self._tickets: dict[Message, Ticket] = {}  # of what is nacked, and is to be confirmed
 
     # --- what the consumer says -----------------------------------------------------------------
 
@@ -63,9 +66,12 @@ class Settlements:
         """It is done, and `ticket` waits for the answer."""
         self._confirm.append((message, ticket))
 
-    def nack(self, message: Message, how: _Return) -> None:
-        """It is to come again, or (rejected) goes the way of what has failed for good."""
+    def nack(self, message: Message, how: _Return, ticket: Ticket | None = None) -> None:
+        """Return a message, or (rejected) let it go the way of what has failed for good. A
+        `ticket` waits for the answer."""
         self._nacked.setdefault(how, []).append(message)
+        if ticket is not None:
+            self._tickets[message] = ticket
 
     # --- what goes out --------------------------------------------------------------------------
 
@@ -135,16 +141,20 @@ class Settlements:
                 self._unheard = self._asked + self._unheard
             self._asked = []
 
-    def nack_answered(self, ref: int) -> None:
-        """The broker has read a nack."""
-        self._nacking.pop(ref, None)
+    def nack_answered(self, ref: int, refused: Sequence[list[int]] = ()) -> _Outcome:
+        """Take the answer to a nack: the broker has read it. The tickets are sorted as
+        `confirmed` does."""
+        _, nacked = self._nacking.pop(ref, (None, ()))
+        waiting = [(m, self._tickets.pop(m)) for m in nacked if m in self._tickets]
+        return self._outcome(waiting, refused)
 
-    def confirmed(
-        self, ref: int, refused: wire.DeliveryList
-    ) -> tuple[list[Ticket], list[Ticket], list[Ticket]]:
+    def confirmed(self, ref: int, refused: Sequence[list[int]]) -> _Outcome:
         """The answer to a confirmed ack: tickets of (what is settled, what is not, what may have
         been settled when it was asked for first). `refused` are the deliveries that the broker did
         not settle now."""
+        return self._outcome(self._confirming.pop(ref, ()), refused)
+
+    def _outcome(self, waiting: Iterable[_Waiting], refused: Sequence[list[int]]) -> _Outcome:
         places = {
             (partition, epoch, number, offset)
             for partition, epoch, number, *pairs in refused
@@ -154,7 +164,7 @@ class Settlements:
         settled: list[Ticket] = []
         stale: list[Ticket] = []
         perhaps: list[Ticket] = []
-        for message, ticket in self._confirming.pop(ref, ()):
+        for message, ticket in waiting:
             refusals = perhaps if message in self._repeated else stale
             gone = (*message.held.place, message.offset) in places
             (refusals if gone else settled).append(ticket)
@@ -184,6 +194,7 @@ class Settlements:
         self._confirming.clear()
         for how, messages in self._nacking.values():
             self._nacked.setdefault(how, []).extend(messages)
+            self._repeated.update(message for message in messages if message in self._tickets)
         self._nacking.clear()
         self._started = list(handed)
         return [message for messages in self._nacked.values() for message in messages]
@@ -192,6 +203,7 @@ class Settlements:
         """Nothing that was said counts. Returns the tickets that still wait."""
         tickets = [ticket for _, ticket in self._confirm]
         tickets += [ticket for pairs in self._confirming.values() for _, ticket in pairs]
+        tickets += self._tickets.values()
         self._forget()
         return tickets
 

@@ -14,6 +14,7 @@ from tocsin.leasing import usable_s
 from tocsin.message import Message, State
 from tocsin.places import parts
 from tocsin.session import Session
+from tocsin.settling import Ticket
 from tocsin.subscribing import Start, Subscribing, start_at
 
 logger = logging.getLogger("tocsin")
@@ -197,6 +198,18 @@ class Subscription(Subscribing):
         )
         self._session.dirty(self)
 
+    async def nack_confirmed(
+        self, message: Message, delay_s: float | None, reason: str | None, *, reject: bool = False
+    ) -> None:
+        """Nack, and wait until it is durable. Raises StaleDelivery, OutcomeUnknown."""
+        confirmed: asyncio.Future[None] = self._loop.create_future()
+        self._ledger.nack(
+            message, now=self._loop.time(), delay_s=delay_s, reason=reason, reject=reject,
+            ticket=confirmed,
+        )  # fmt: skip
+        self._session.dirty(self)
+        await confirmed
+
     async def extend(self, message: Message, lease_s: float | None) -> None:
         """Prolong the lease, and wait for the answer. Raises StaleDelivery."""
         ledger, place = self._ledger, [[*message.held.place, message.offset, message.offset]]
@@ -304,7 +317,7 @@ class Subscription(Subscribing):
     def _abandon(self) -> None:
         """Nothing that was delivered can be settled any more."""
         self._is_held = False
-        lost = OutcomeUnknown("unknown", "the session was lost before the ack was confirmed")
+        lost = OutcomeUnknown("unknown", "the session was lost before it was confirmed")
         for ticket in self._ledger.lost():
             _finish(ticket, lost)
         self._waiters.wake_all()
@@ -336,7 +349,7 @@ class Subscription(Subscribing):
 
     def _nacked(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:
         if answer is not None:  # else it is said again
-            self._ledger.nack_answered(ref)
+            self._finish(answer, partial(self._ledger.nack_answered, ref))
 
     def _prolonged(self, ref: int, answer: wire.Ok | wire.Error | None) -> None:
         if answer is None:
@@ -354,17 +367,25 @@ class Subscription(Subscribing):
         if answer is None:
             return  # it is said again
         self._ledger.settlements.heard(ref, is_durable=isinstance(answer, wire.Ok))
+        self._finish(answer, partial(self._ledger.settlements.confirmed, ref))
+
+    def _finish(
+        self,
+        answer: wire.Ok | wire.Error,
+        outcome: Callable[[wire.DeliveryList], tuple[list[Ticket], list[Ticket], list[Ticket]]],
+    ) -> None:
+        """End the waits for an answer to a confirmed ack or nack."""
         refused = list(answer.stale)
         failure: Exception | None = None
         if isinstance(answer, wire.Error):
             refused += answer.deliveries
             failure = None if answer.deliveries else answer.exception()
-        settled, stale, perhaps = self._ledger.settlements.confirmed(ref, refused)
+        settled, stale, perhaps = outcome(refused)
         for ticket in settled:
             _finish(ticket, failure)
         for ticket in stale:
             _finish(ticket, StaleDelivery("the broker had taken the delivery back already"))
-        lost = "the connection was lost before the ack was confirmed, and its delivery has ended"
+        lost = "the connection was lost before it was confirmed, and its delivery has ended"
         for ticket in perhaps:
             _finish(ticket, OutcomeUnknown("unknown", lost))
 

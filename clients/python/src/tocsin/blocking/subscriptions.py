@@ -38,15 +38,32 @@ class Message(Content):
         """
         self._loop.call(lambda: self._settling.ack(confirm=confirm))
 
-    def nack(self, delay_s: float | None = None, reason: str | None = None) -> None:
+    def nack(
+        self, delay_s: float | None = None, reason: str | None = None, *, confirm: bool = False
+    ) -> None:
         """Return it: it comes again after `delay_s` seconds, or the queue's backoff; later
-        messages of its key wait for it. Raises StaleDelivery."""
-        self._loop.call(lambda: self._settling.nack(delay_s, reason))
+        messages of its key wait for it. Returns when the nack is queued: count, delay and reason
+        may still be lost with the connection or the broker. With `confirm` it returns when they
+        are durable.
 
-    def reject(self, reason: str | None = None) -> None:
+        Raises:
+            StaleDelivery: it is no longer this consumer's.
+            OutcomeUnknown: with `confirm`: the connection was lost before the answer.
+            InvalidRequest: no such delay or reason.
+        """
+        self._loop.call(lambda: self._settling.nack(delay_s, reason, confirm=confirm))
+
+    def reject(self, reason: str | None = None, *, confirm: bool = False) -> None:
         """Return it for good: it moves to the dead letters at once, or its key is parked where the
-        queue says so. Raises StaleDelivery."""
-        self._loop.call(lambda: self._settling.reject(reason))
+        queue says so. Returns when the rejection is queued: where it is lost with the connection
+        or the broker, the message comes again. With `confirm` it returns when it is durable.
+
+        Raises:
+            StaleDelivery: it is no longer this consumer's.
+            OutcomeUnknown: with `confirm`: the connection was lost before the answer.
+            InvalidRequest: no such reason.
+        """
+        self._loop.call(lambda: self._settling.reject(reason, confirm=confirm))
 
     def extend(self, lease_s: float | None = None) -> None:
         """Prolong the lease to `lease_s` seconds from now (None: the group's). Returns when the
