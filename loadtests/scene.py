@@ -92,6 +92,25 @@ class Scene:
             if time.monotonic() > deadline:
                 raise LoadFailed(f"not connected within {timeout_s:.0f} s: {', '.join(missing)}")
 
+    async def shared(self, consumers: int, timeout_s: float = STALL_TIMEOUT_S) -> None:
+        """Wait until so many consumers own partitions, and each partition has an owner: one that
+        moves later waits for what its owner of before has in its hands, which is no fault. Raises
+        LoadFailed."""
+        rest, deadline = Rest(self.url), time.monotonic() + timeout_s
+        try:
+            while True:
+                group = await rest.call("GET", f"/v1/queues/{QUEUE}/groups/{GROUP}")
+                owners = [
+                    one["owner"]["session"] for one in group["partitions"] if one.get("owner")
+                ]
+                if len(owners) == len(group["partitions"]) and len(set(owners)) == consumers:
+                    return
+                if time.monotonic() > deadline:
+                    raise LoadFailed(f"{consumers} consumers of {GROUP} share no partitions")
+                await self.wait(_POLL_S)
+        finally:
+            rest.close()
+
     # --- the end
 
     async def drain(self) -> bool:

@@ -116,6 +116,7 @@ class _Part:
                 )
             )  # fmt: skip
         await scene.ready()
+        await scene.shared(_CONSUMERS)
         client = connect(scene.url)
         scene.add(Saying("slow", client, scene.book, messages=self.messages))
         client, random = connect(scene.url), Random(plan.seed + 9)

@@ -542,7 +542,7 @@ async def test_a_credit_that_is_refused_leaves_the_subscription_alive(server: Se
         (answer,) = await at.talk.answers()
         assert answer["code"] == "limit_reached"
         for number in range(4):
-            message = {"key": "k", "body": number}
+            message = {"key": f"k{number}", "body": number}
             await at.talk.ask(type="publish", ref=1, queue=at.queue, messages=[message])
         pushed = 0
         while pushed < 2:  # the five that were granted first, of which three are there
