@@ -213,7 +213,7 @@ async def test_an_interrupted_file_says_how_many_are_stored(
     broker: FakeBroker, tmp_path: Path
 ) -> None:
     path = tmp_path / "lines"
-    path.write_text("".join(f"{number}\n" for number in range(300_000)))
+    path.write_text("".join(f"{number}\n" for number in range(100_000)))
     process = await interrupted_publish(broker, path)
     code, out, said = await ended(process)
     stored = len(broker.logs["orders"])
