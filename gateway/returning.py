@@ -16,6 +16,7 @@ from gateway.subscriptions import Subscriptions
 from gateway.together import Said
 from push import limits
 from push.errors import Refused, TocsinError
+from push.signs import begins_anew
 
 
 class Host(Protocol):
@@ -42,7 +43,7 @@ class Host(Protocol):
 class Returning:
     """See the module."""
 
-    __slots__ = ("_host", "_named", "_parts", "_subscriptions", "_waiting")
+    __slots__ = ("_counted", "_host", "_named", "_parts", "_subscriptions", "_waiting")
 
     def __init__(self, host: Host, subscriptions: Subscriptions) -> None:
         self._host = host
@@ -51,6 +52,8 @@ class Returning:
         """Per subscription, what was listed in frames that others follow."""
         self._named: dict[int, int] = {}
         """And how many ranges that is."""
+        self._counted: dict[int, int] = {}
+        """And how many of these frames named deliveries."""
         self._waiting: dict[int, list[Said]] = {}
         """Per subscription of which it is being found out, what was said meanwhile."""
 
@@ -66,6 +69,7 @@ class Returning:
         waited = [effect for waiting in self._waiting.values() for effect in waiting]
         self._parts.clear()
         self._named.clear()
+        self._counted.clear()
         self._waiting.clear()
         for effect in waited:
             if isinstance(effect, frames.Unsubscribe):
@@ -76,6 +80,7 @@ class Returning:
         """It has ended: what was listed for it means nothing to the next one of its number."""
         self._parts.pop(subscription, None)
         self._named.pop(subscription, None)
+        self._counted.pop(subscription, None)
 
     def defers(self, effect: Said) -> bool:
         """Whether this waits, because it is about such a subscription. Nothing more is read
@@ -98,7 +103,10 @@ class Returning:
         if frame.more:
             self._parts.setdefault(number, []).extend(frame.deliveries)
             self._named[number] = self._named.get(number, 0) + more
-            self._subscriptions.await_held(number)
+            parts = self._counted.get(number, 0)
+            if begins_anew(more, parts):
+                self._subscriptions.await_held(number)
+                self._counted[number] = parts + 1
             self._host.send(frames.ok(frame.ref))
             return
         revoked = self._subscriptions.held(frame, [*self._parts.get(number, ()), *frame.deliveries])

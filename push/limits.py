@@ -52,8 +52,8 @@ a request.]"""
 HELLO_TIMEOUT_S: Final = 10.0
 """From the opened socket to the `hello` frame."""
 HELD_TIMEOUT_S: Final = 10.0
-"""From when a consumer may say what it holds, having come back, until it has; each part of a list
-that comes begins it anew. [It answers pings and says nothing: its partitions are nobody's.]"""
+"""From when a consumer may say what it holds, having come back, until it has; a part of a list that
+names deliveries begins it anew. [It answers pings and says nothing: its partitions are nobody's.]"""
 HELLO_BYTES_MAX: Final = 16 * 1024
 """A WebSocket message before `hello` has said who it is; holds a token of 8 KiB."""
 HEARTBEAT_S: Final = 20.0
@@ -109,6 +109,9 @@ NAMED_AS_HELD_MAX: Final = 4 * IN_FLIGHT_PER_SUBSCRIPTION_MAX
 """Messages of an epoch before that a client names when it comes back: what it holds, and what it
 has acked and was perhaps not heard. And the ranges that a session may name in lists that are not
 complete yet."""
+HELD_PARTS_MAX: Final = NAMED_AS_HELD_MAX // 1000
+"""Parts of one list that begin HELD_TIMEOUT_S anew: as many as name all that can be named, a
+thousand ranges each. [One range every nine seconds: its partitions are nobody's for days.]"""
 IN_FLIGHT_PULLED_MAX: Final = 4 * CREDIT_MAX
 """Messages of a group that were pulled through one gateway and are unsettled; the next pull waits
 for one of them. [A script pulls in a loop and never acks, under a lease of hours.]"""

@@ -14,6 +14,15 @@ not its handlers hang.
 
 from math import inf
 
+from push import limits
+
+
+def begins_anew(named: int, parts: int) -> bool:
+    """Whether a part of a list, which names so many ranges and stands behind so many parts that
+    did, begins anew the time in which a consumer that came back has to say what it holds. An
+    empty part says nothing."""
+    return named > 0 and parts < limits.HELD_PARTS_MAX
+
 
 class Signs:
     """Of one consumer. Times are seconds, monotonic."""

@@ -238,12 +238,9 @@ async def test_the_only_one_that_is_late_keeps_what_it_holds(
     assert await back.acked(*delivery(place)) == (1, [])
 
 
-@mad
-async def test_a_session_that_is_resumed_and_says_nothing_loses_its_partitions(
-    house: MadHouse,
-) -> None:
-    """R22: the same where the gateway lived on; each part of a long list begins the time anew."""
-    queue, group = await shared(house)
+async def resumed(house: MadHouse, queue: Queue, group: Group) -> tuple[Any, ...]:
+    """A client that came back and owes `held`, its consumer, and a rival with half of the
+    partitions."""
     client = Client(house, Surroundings(house.broker, Auth(None)))
     await client.join()
     rival, two = await house.subscribe(queue, group)
@@ -252,9 +249,19 @@ async def test_a_session_that_is_resumed_and_says_nothing_loses_its_partitions(
     client.conversation.lost()
     again = client.again()
     again.resume()
-    for _ in range(3):
+    return again, one, rival, two
+
+
+@mad
+async def test_a_session_that_is_resumed_and_says_nothing_loses_its_partitions(
+    house: MadHouse,
+) -> None:
+    """R22: the same where the gateway lived on; each part of a long list begins the time anew."""
+    queue, group = await shared(house)
+    again, one, rival, two = await resumed(house, queue, group)
+    for part in range(3):
         await asyncio.sleep(0.9 * limits.HELD_TIMEOUT_S)
-        assert again.hold(0, [], more=True)["type"] == "ok"
+        assert again.hold(0, [[0, 1, 1, part, part]], more=True)["type"] == "ok"
     assert len(one.slots) == 2
     assert await becomes(lambda: len(two.slots) == 4) < limits.HELD_TIMEOUT_S + 1
     assert one.is_unresponsive
@@ -262,3 +269,39 @@ async def test_a_session_that_is_resumed_and_says_nothing_loses_its_partitions(
     await rival.take(40)
     assert again.hold(0, [])["type"] == "ok"
     assert not one.is_unresponsive
+
+
+PARTS: dict[str, Callable[[int], list[list[int]]]] = {
+    "empty": lambda part: [],
+    "that name a push and nothing of it": lambda part: [[0, 1, 1]],
+    "that name one offset each": lambda part: [[0, 1, 1, part, part]],
+}
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_who_begins_a_list_and_does_not_end_it_loses_its_partitions(
+    parts: str, tmp_path: Any
+) -> None:
+    """R22. [An empty part every five seconds: the partitions were nobody's for ever.]"""
+
+    @mad
+    async def history(house: MadHouse) -> None:
+        queue, group = await shared(house)
+        again, one, rival, two = await resumed(house, queue, group)
+        patience_s = limits.HELD_TIMEOUT_S
+        if parts == "that name one offset each":
+            patience_s *= limits.HELD_PARTS_MAX + 1
+
+        async def says() -> None:
+            for part in range(10**9):
+                await asyncio.sleep(limits.HELD_TIMEOUT_S / 2)
+                again.hold(0, PARTS[parts](part), more=True)
+
+        saying = asyncio.create_task(says())
+        await becomes(lambda: len(two.slots) == 4, within_s=patience_s + 1)
+        assert one.is_unresponsive
+        await house.publish(queue, [message(n, f"k{n}") for n in range(40)])
+        await rival.take(40)
+        saying.cancel()
+
+    history(tmp_path)
