@@ -53,7 +53,7 @@ HELLO_TIMEOUT_S: Final = 10.0
 """From the opened socket to the `hello` frame."""
 HELD_TIMEOUT_S: Final = 10.0
 """From when a consumer may say what it holds, having come back, until it has; a part of a list that
-names deliveries begins it anew. [It answers pings and says nothing: its partitions are nobody's.]"""
+names deliveries begins it anew. [It answers pings and says nothing, and keeps its partitions.]"""
 HELLO_BYTES_MAX: Final = 16 * 1024
 """A WebSocket message before `hello` has said who it is; holds a token of 8 KiB."""
 HEARTBEAT_S: Final = 20.0
