@@ -44,6 +44,7 @@ from gateway.publisher import Publisher
 from gateway.pulls import Pulls
 from gateway.readers import Readers
 from gateway.receipts import Receipts
+from gateway.removing import Begin, Removed, Removing, check_agreed
 from gateway.routing import any_storable, nowhere
 from gateway.settings_change import SettingsChanges
 from gateway.shared_limits import SharedLimits
@@ -121,11 +122,14 @@ class Broker:
         caretaker = Caretaker(context, self.groups, metadata)
         self.inboxes, asking = _letters(storage, looking, self.groups)
         self.parking = Parking(looking, self.groups, caretaker, asking, self.nack_reasons)
+        self._removing = Removing(looking, metadata)
         self.upkeep = Upkeep(
-            looking, metadata, self.changes, self.groups,
+            looking, metadata, self.changes, self.groups, self._removing,
             publisher=self.publisher, touched=self._touch,
         )  # fmt: skip
-        self.settings = SettingsChanges(looking, metadata, self.changes, self.groups)
+        self.settings = SettingsChanges(
+            looking, metadata, self.changes, self.groups, self._removing
+        )
         self.explaining = Explaining(looking, self.groups, metadata, self.nack_reasons)
         self.holding = Holding(looking, self.groups, self.nack_reasons)
         self.readers = Readers(looking, self.tail, log, self.counting)
@@ -353,15 +357,41 @@ class Broker:
     async def put_group(
         self, principal: Principal, queue: Queue, name: str, settings: GroupSettings,
         start: GroupStart | None, *, named: frozenset[str] = frozenset(),
+        deletes_max: int | None = None,
     ) -> tuple[Group, bool]:  # fmt: skip
-        """Create it, durably with all its cursors (R11), or find it as it is (False)."""
+        """Create it, durably with all its cursors (R11), or find it as it is (False). See
+        BrokerPort.put_group."""
+        asked = settings.start if start is None else start
+        if deletes_max is not None and asked != "earliest":
+            await self._check_beginning(principal, queue, name, asked, deletes_max)
         return await self.changes.put_group(principal, queue, name, settings, start, named=named)
 
-    async def delete_group(
-        self, principal: Principal, queue: Queue, name: str, row: Membership | None = None
+    async def _check_beginning(
+        self, principal: Principal, queue: Queue, name: str, start: GroupStart, deletes_max: int
     ) -> None:
-        """Delete it with its cursors. `row`: see Metadata.delete_group."""
+        if any(one.name == name for one in self.metadata.list_groups(principal, queue)):
+            return
+        removed = await self._removing.by_beginning(principal, queue, start)
+        check_agreed(
+            f"starting the first group of {queue.name!r}, {name!r}, behind what it holds",
+            removed, deletes_max,
+            "; one that starts at earliest gets them, and a retention of the queue keeps them",
+        )  # fmt: skip
+
+    async def delete_group(
+        self, principal: Principal, queue: Queue, name: str, row: Membership | None = None,
+        *, deletes_max: int | None = None, begin: Begin | None = None,
+    ) -> Removed:  # fmt: skip
+        """Delete it with its cursors. `row`: see Metadata.delete_group; the others: BrokerPort."""
+        removed = Removed()
+        if deletes_max is not None:
+            group = self.metadata.find_group(principal, queue, name)
+            removed = await self._removing.with_group(principal, queue, group)
+            check_agreed(f"deleting the group {name!r}", removed, deletes_max)
+        if begin is not None:
+            await begin(removed)
         await self.changes.delete_group(principal, queue, name, row)
+        return removed
 
     async def _delete_expired(
         self, principal: Principal, queue: Queue, name: str, row: Membership
@@ -369,9 +399,14 @@ class Broker:
         await self.delete_group(principal, queue, name, row)
         self.audit.note("group.expire", BROKER, queue=queue.name, group=name)
 
-    async def seek_group(self, principal: Principal, queue: Queue, name: str, to: SeekTo) -> None:
-        """Set its cursors anew; deliveries of before no longer count."""
-        await self.upkeep.seek(principal, queue, name, to)
+    async def seek_group(
+        self, principal: Principal, queue: Queue, name: str, to: SeekTo,
+        *, deletes_max: int | None = None, begin: Begin | None = None,
+    ) -> Removed:  # fmt: skip
+        """As BrokerPort.seek_group."""
+        return await self.upkeep.seek(
+            principal, queue, name, to, deletes_max=deletes_max, begin=begin
+        )
 
     # --- Looking -------------------------------------------------------------------------------
 

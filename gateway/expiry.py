@@ -26,7 +26,7 @@ class Expiry:
         self,
         groups: Groups,
         metadata: Metadata,
-        delete: Callable[[Principal, Queue, str, Membership], Awaitable[None]],
+        delete: Callable[[Principal, Queue, str, Membership], Awaitable[object]],
     ) -> None:
         self._groups = groups
         self._metadata = metadata

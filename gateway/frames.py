@@ -106,6 +106,9 @@ class Subscribe(_ClientFrame, tag="subscribe", kw_only=True):
     """Granted in total so far (R25)."""
     start: Literal["earliest", "latest"] | StartAt | None = None
     """Where a new group, or a reader, starts. Groups: earliest; readers: latest."""
+    deletes_max: Number = 0
+    """Groups: as many messages may go that were kept for the first group, and stand before its
+    start."""
     held: bool = False
     """Groups, in a session that was named in `hello`: a `held` for this subscription follows, and
     nothing is given before."""
@@ -277,11 +280,12 @@ def code_fields(code: str) -> dict[str, object]:
 
 
 def error(failure: TocsinError, ref: int | None = None, **more: object) -> bytes:
-    """An `error` frame; without ref it concerns the session as a whole. `more`: further fields."""
+    """An `error` frame; without ref it concerns the session as a whole. `more`: further fields,
+    besides those that the error has for programs."""
     fields: dict[str, object] = {"type": "error"}
     if ref is not None:
         fields["ref"] = ref
-    return _ENCODE({**fields, **error_fields(failure), **more})
+    return _ENCODE({**fields, **error_fields(failure), **failure.more, **more})
 
 
 def push_head(

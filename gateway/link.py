@@ -364,5 +364,8 @@ class Broker(Protocol):
         name: str,
         settings: GroupSettings,
         start: StartFrom | None,
+        *,
+        deletes_max: int | None = None,
     ) -> tuple[Group, bool]:
-        """Create it (True), or find it as it is (False)."""
+        """Create it (True), or find it as it is (False). Raises Refused(would_delete): see
+        gateway.ports."""

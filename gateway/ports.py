@@ -18,6 +18,7 @@ from gateway.facts_values import ClusterList, Explained, HeldKeys, LeaseList
 from gateway.hit_rate import Shown
 from gateway.limiter import Limiter
 from gateway.metrics.samples import Samples
+from gateway.removing import Begin, Removed
 from gateway.settings_change import ChangingSettings
 from gateway.upkeep_values import HeldPlace, Place, Upkeeping
 from gateway.usage import Counter
@@ -371,14 +372,25 @@ class BrokerPort(Protocol):
         start: GroupStart | None,
         *,
         named: frozenset[str] = frozenset(),
+        deletes_max: int | None = None,
     ) -> tuple[Group, bool]:
-        """Create it (True), or find it as it is (False). `start` None: the settings'."""
+        """Create it (True), or find it as it is (False). `start` None: the settings'. Raises
+        Refused(would_delete): more than `deletes_max` messages would leave the queue, because they
+        were kept for the first group; None: nobody asks how many."""
 
-    async def delete_group(self, principal: Principal, queue: Queue, name: str) -> object:
-        """Delete it with its cursors."""
+    async def delete_group(
+        self, principal: Principal, queue: Queue, name: str,
+        *, deletes_max: int | None = None, begin: Begin | None = None,
+    ) -> Removed:  # fmt: skip
+        """Delete it with its cursors; returns what goes with it. `deletes_max` None: nobody asks
+        how much that is. `begin` is awaited before. Raises Refused(would_delete): more messages."""
 
-    async def seek_group(self, principal: Principal, queue: Queue, name: str, to: SeekTo) -> object:
-        """Set its cursors anew; deliveries of before no longer count."""
+    async def seek_group(
+        self, principal: Principal, queue: Queue, name: str, to: SeekTo,
+        *, deletes_max: int | None = None, begin: Begin | None = None,
+    ) -> Removed:  # fmt: skip
+        """Set its cursors anew; deliveries of before no longer count. The others as with
+        `delete_group`: for messages that nobody needs then."""
 
     def find_queue(self, principal: Principal, name: str) -> Queue:
         """Raises Refused(queue_not_found)."""

@@ -25,6 +25,7 @@ from gateway.operation import (
     rights,
 )
 from gateway.ports import BrokerPort, PulledMessage, PullSettled, SeekTo
+from gateway.removing import Begin, Removed
 from gateway.rest_account import act_of, asking, changes, counter_of, who_asks
 from gateway.rest_queues import DELETES_MAX_PARAMETER, beginning, changed_fields, deletes_max
 from gateway.tcp_info import taken_of_answer
@@ -92,6 +93,18 @@ class ChangedGroup(GroupDescription, kw_only=True):
     changes: list[SettingChange]
     deleted: int
     dead_lettered: int
+
+
+class SoughtGroup(GroupDescription, kw_only=True):
+    """A group that goes on somewhere else, and how many messages nobody needs since."""
+
+    deleted: int
+
+
+class DeletedGroup(msgspec.Struct, frozen=True):
+    """How many messages went with a group: those that it alone had not settled."""
+
+    deleted: int
 
 
 class SeekPlace(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -178,7 +191,8 @@ _EXTEND: Final = msgspec.json.Decoder(ExtendRequest)
 async def put_group(broker: BrokerPort, request: Request) -> Response:
     """201 where it was made; 200 where it was there, and nothing of it changes: where one of the
     settings that are named has another value, the answer is `settings_differ`. `start` only matters
-    when it is made."""
+    when it is made. The first group of a queue that keeps its messages for whoever comes first
+    lets those go that it begins behind: `would_delete`, unless `deletes_max` allows as many."""
     name = group_name(request)
     named = named_in(decode(await read_body(request), _GROUP))
     start = named.pop("start", None)
@@ -187,7 +201,10 @@ async def put_group(broker: BrokerPort, request: Request) -> Response:
     queue, who = find_queue(broker, request), principal(request)
     settings = GroupSettings(**named, **word)
     with asking(request, named):
-        _, created = await broker.put_group(who, queue, name, settings, at, named=frozenset(named))
+        _, created = await broker.put_group(
+            who, queue, name, settings, at,
+            named=frozenset(named), deletes_max=deletes_max(request),
+        )  # fmt: skip
     changed = changes(None, settings) if created else {}
     act_of(request).about(created=created, changed=changed)
     described = await _described(broker, request, queue, name)
@@ -224,25 +241,43 @@ async def _described(
 
 
 async def delete_group(broker: BrokerPort, request: Request) -> Response:
-    """204; what it had not settled stays for the others."""
+    """What other groups or the retention need stays. Messages that it alone had not settled go: it
+    is refused with their number (`would_delete`), unless `deletes_max` allows as many. The last
+    group of a queue without retention leaves everything to whoever comes next."""
     name, queue = group_name(request), find_queue(broker, request)
     broker.metadata.find_group(principal(request), queue, name)  # else there is nothing to begin
-    await act_of(request).begin()
-    await broker.delete_group(principal(request), queue, name)
-    return Response(status_code=204)
+    removed = await broker.delete_group(
+        principal(request), queue, name, deletes_max=deletes_max(request), begin=_begin(request)
+    )
+    return reply(DeletedGroup(removed.deleted))
 
 
 async def seek_group(broker: BrokerPort, request: Request) -> Response:
-    """The group as it is afterwards. Deliveries of before no longer count: their acks are stale."""
+    """The group as it is afterwards. Deliveries of before no longer count: their acks are stale. A
+    seek past messages that nobody else needs is refused with their number (`would_delete`), unless
+    `deletes_max` allows as many."""
     name = group_name(request)
     wanted = decode(await read_body(request), _SEEK)
     queue, who = find_queue(broker, request), principal(request)
     to = _seek_to(wanted.to)
     broker.metadata.find_group(who, queue, name)  # else there is nothing to begin
     act_of(request).about(to=to)
-    await act_of(request).begin()
-    await broker.seek_group(who, queue, name, to)
-    return reply(await _described(broker, request, queue, name))
+    removed = await broker.seek_group(
+        who, queue, name, to, deletes_max=deletes_max(request), begin=_begin(request)
+    )
+    described = await _described(broker, request, queue, name)
+    return reply({**described, "deleted": removed.deleted})
+
+
+def _begin(request: Request) -> Begin:
+    """What has the audit trail say, before it happens, how many messages go."""
+    act = act_of(request)
+
+    async def begin(removed: Removed) -> None:
+        act.about(deleted=removed.deleted)
+        await act.begin()
+
+    return begin
 
 
 def _seek_to(to: Literal["earliest", "latest"] | SeekPlace) -> SeekTo:
@@ -410,7 +445,8 @@ OPERATIONS: Final = (
         },
         needs="manage",
         request=GroupRequest,
-        errors=(*_FIND, *_BODY, "settings_differ", "limit_reached"),
+        query=(DELETES_MAX_PARAMETER,),
+        errors=(*_FIND, *_BODY, "settings_differ", "would_delete", "limit_reached"),
         act="group.put",
     ),
     Operation(
@@ -439,9 +475,10 @@ OPERATIONS: Final = (
         _GROUP_PATH,
         "Delete a group.",
         delete_group,
-        {204: Answer("It is gone.")},
+        {200: Answer("It is gone.", DeletedGroup)},
         needs="manage",
-        errors=(*_FIND, "group_not_found"),
+        query=(DELETES_MAX_PARAMETER,),
+        errors=(*_FIND, "invalid_request", "group_not_found", "would_delete"),
         act="group.delete",
     ),
     Operation(
@@ -449,10 +486,11 @@ OPERATIONS: Final = (
         f"{_GROUP_PATH}/seek",
         "Send a group to another place.",
         seek_group,
-        {200: Answer("The group as it is now.", GroupDescription)},
+        {200: Answer("The group as it is now.", SoughtGroup)},
         needs="manage",
         request=SeekRequest,
-        errors=(*_FIND, *_BODY, "group_not_found"),
+        query=(DELETES_MAX_PARAMETER,),
+        errors=(*_FIND, *_BODY, "group_not_found", "would_delete"),
         act="group.seek",
     ),
     Operation(

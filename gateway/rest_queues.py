@@ -25,8 +25,9 @@ from gateway.operation import (
     rights,
 )
 from gateway.ports import BrokerPort
+from gateway.removing import Removed
 from gateway.rest_account import act_of, asking, changes
-from gateway.settings_change import ChangedSettings, Removed
+from gateway.settings_change import ChangedSettings
 from gateway.slices import Slices
 from gateway.views import queue_view, verbs_on_all
 from metadata.catalog import (
@@ -41,7 +42,7 @@ from push.errors import Refused
 DELETES_MAX: Final = (1 << 53) - 1
 DELETES_MAX_PARAMETER: Final = Parameter(
     "deletes_max",
-    "As many messages the change may delete, or move to the dead letters.",
+    "As many messages it may delete, or move to the dead letters.",
     {"type": "integer", "minimum": 0, "maximum": DELETES_MAX, "default": 0},
 )
 LEFT_OUT: Final = ("settings", "partitions", "dead_letters")

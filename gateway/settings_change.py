@@ -6,7 +6,7 @@ takes with it what it has not settled. A change that does one of these is refuse
 unless whoever asks has agreed to as many messages.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -15,6 +15,7 @@ import msgspec
 from gateway.changes import Changes
 from gateway.groups import Groups
 from gateway.overflow import backlog_of, messages_max
+from gateway.removing import Begin, Removed, Removing, check_agreed
 from gateway.slices import Slices
 from metadata.catalog import Group, GroupSettings, Principal, Queue, QueueSettings
 from metadata.client import Metadata
@@ -30,29 +31,6 @@ from push.ports import GroupPartition, Partition, Storage
 
 TRIES_MAX: Final = 20
 """So often a change is judged anew because somebody else has changed the settings meanwhile."""
-
-
-class Removed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a change of settings does to messages."""
-
-    deleted: int = 0
-    """Messages that nobody gets any more."""
-    dead_lettered: int = 0
-    """Messages that move to the dead letters."""
-
-    @property
-    def messages(self) -> int:
-        """All of them."""
-        return self.deleted + self.dead_lettered
-
-    def __add__(self, other: "Removed") -> "Removed":
-        return Removed(
-            deleted=self.deleted + other.deleted,
-            dead_lettered=self.dead_lettered + other.dead_lettered,
-        )
-
-
-Begin = Callable[[Removed], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +60,14 @@ class SettingsChanges:
     """See the module."""
 
     def __init__(
-        self, storage: Storage, metadata: Metadata, changes: Changes, groups: Groups
-    ) -> None:
+        self, storage: Storage, metadata: Metadata, changes: Changes, groups: Groups,
+        removing: Removing,
+    ) -> None:  # fmt: skip
         self._storage = storage
         self._metadata = metadata
         self._changes = changes
         self._groups = groups
+        self._removing = removing
 
     async def queue(
         self, principal: Principal, name: str, named: Named, *, deletes_max: int, begin: Begin
@@ -119,7 +99,7 @@ class SettingsChanges:
         for _ in range(TRIES_MAX):
             group = self._metadata.find_group(principal, queue, name)
             wanted = change_group_settings(group.settings, named)
-            removed = await self._removed_of_group(queue, group, wanted)
+            removed = await self._removed_of_group(principal, queue, group, wanted)
             await _agreed(f"the group {name!r}", removed, deletes_max, begin)
             work = self._metadata.change_group(principal, queue, name, named, was=group)
             done = await self._changes.whole(work)
@@ -136,7 +116,7 @@ class SettingsChanges:
         changed = msgspec.structs.replace(queue, settings=wanted)
         removed = Removed()
         if wanted.retention_s != queue.settings.retention_s:
-            removed += Removed(deleted=await self._deleted_by_age(queue, wanted, groups))
+            removed += Removed(deleted=await self._deleted_by_age(queue, wanted))
         moved = 0
         for group in groups:
             moved += await self._moved_beyond_bounds(queue, changed, group)
@@ -145,22 +125,18 @@ class SettingsChanges:
             )
         return removed + Removed(dead_lettered=moved)
 
-    async def _removed_of_group(self, queue: Queue, group: Group, wanted: GroupSettings) -> Removed:
+    async def _removed_of_group(
+        self, principal: Principal, queue: Queue, group: Group, wanted: GroupSettings
+    ) -> Removed:
         before, after = _attempts(queue, group.settings), _deadly(queue, wanted)
         moved = await self._exhausted(queue, group, before, after)
         deleted = 0
         if _is_sooner(group.settings.expires_s, wanted.expires_s):
-            deleted = await self._left_by_nobody(queue, group)
+            deleted = await self._left_by_nobody(principal, queue, group)
         return Removed(deleted=deleted, dead_lettered=moved)
 
-    async def _deleted_by_age(
-        self, queue: Queue, wanted: QueueSettings, groups: list[Group]
-    ) -> int:
-        """What the retention that is wanted deletes, and the one that holds does not. Where nobody
-        subscribes yet, no retention keeps everything, and any one lets all of it go in time."""
-        if not groups and queue.settings.retention_s == 0:
-            states = await self._storage.partitions(queue.queue_id)
-            return sum(state.messages for state in states)
+    async def _deleted_by_age(self, queue: Queue, wanted: QueueSettings) -> int:
+        """What the retention that is wanted deletes now, and the one that holds does not."""
         deleted, slices = 0, Slices()
         for number in queue.members:
             await slices.turn()
@@ -207,14 +183,14 @@ class SettingsChanges:
             tried += _count(cursor.retries if cursor is not None else (), before, after)
         return tried
 
-    async def _left_by_nobody(self, queue: Queue, group: Group) -> int:
-        """What a group without consumers has not settled."""
+    async def _left_by_nobody(self, principal: Principal, queue: Queue, group: Group) -> int:
+        """What goes with a group without consumers when it expires: until then the retention of
+        what it has not settled may have passed."""
         runtime = self._groups.runtimes.get(group.group_id)
         row = await self._groups.row(group, fresh=True)
         if (runtime is not None and runtime.members) or self._groups.others(row):
             return 0
-        states = await self._storage.partitions(queue.queue_id)
-        return backlog_of(states, await self._storage.cursors(queue.queue_id, group.group_id))
+        return (await self._removing.with_group(principal, queue, group, any_age=True)).deleted
 
 
 class _Tried(Protocol):
@@ -248,19 +224,7 @@ def _is_sooner(before: float | None, after: float | None) -> bool:
 
 
 async def _agreed(what: str, removed: Removed, deletes_max: int, begin: Begin) -> None:
-    if removed.messages > deletes_max:
-        parts = [
-            f"delete {removed.deleted:,} messages" if removed.deleted else "",
-            f"move {removed.dead_lettered:,} messages to the dead letters"
-            if removed.dead_lettered
-            else "",
-        ]
-        raise Refused(
-            "would_delete",
-            f"the change of {what} would {' and '.join(filter(None, parts))}: with "
-            f"deletes_max={removed.messages} it is made",
-            more={"deleted": removed.deleted, "dead_lettered": removed.dead_lettered},
-        )
+    check_agreed(f"the change of {what}", removed, deletes_max)
     if removed.messages:
         await begin(removed)
 

@@ -101,7 +101,7 @@ class Subscriptions:
 
     async def _open_consumer(self, frame: frames.Subscribe, name: str, queue: Queue) -> bytes:
         number = frame.subscription
-        group = await self._group(name, queue, _start_from(frame.start))
+        group = await self._group(name, queue, _start_from(frame.start), frame.deletes_max)
         self._check_wanted(number)
         consumer = self._broker.groups.consumer(
             self._link, number, queue, group, 0, held=frame.held
@@ -123,8 +123,11 @@ class Subscriptions:
         if number not in self._opening:
             raise Refused("not_subscribed", "the session has ended, or its transport")
 
-    async def _group(self, name: str, queue: Queue, start: StartFrom | None) -> Group:
-        """The group, made by its first subscribe (R11); `start` counts only then."""
+    async def _group(
+        self, name: str, queue: Queue, start: StartFrom | None, deletes_max: int
+    ) -> Group:
+        """The group, made by its first subscribe (R11); `start` and `deletes_max` count only
+        then."""
         principal = self._link.principal
         try:
             return self._broker.metadata.find_group(principal, queue, name)
@@ -132,7 +135,9 @@ class Subscriptions:
             if error.code.name != "group_not_found":
                 raise
         check_name(name, "group")
-        group, _ = await self._broker.put_group(principal, queue, name, GroupSettings(), start)
+        group, _ = await self._broker.put_group(
+            principal, queue, name, GroupSettings(), start, deletes_max=deletes_max
+        )
         self._link.account.note("group.create", queue=queue.name, group=name)
         return group
 

@@ -13,6 +13,7 @@ from gateway.groups import Groups
 from gateway.ports import SeekTo
 from gateway.publisher import Publisher
 from gateway.redriving import GROUP, Redriving
+from gateway.removing import Begin, Removed, Removing, check_agreed
 from gateway.starts import starts_of
 from gateway.upkeep_values import FoundDeadLetters, Look, Peeked, Purged, Redriven
 from metadata.catalog import Group, GroupSettings, Principal, Queue, dead_letter_name
@@ -32,6 +33,7 @@ class Upkeep:
         metadata: Metadata,
         changes: Changes,
         groups: Groups,
+        removing: Removing,
         *,
         publisher: Publisher,
         touched: Callable[[Queue], None],
@@ -40,6 +42,7 @@ class Upkeep:
         self._metadata = metadata
         self._changes = changes
         self._groups = groups
+        self._removing = removing
         self._touched = touched
         self._redriving = Redriving(storage, publisher, groups, metadata)
 
@@ -48,8 +51,12 @@ class Upkeep:
         returns or expires as ever."""
         return await self._metadata.pause_queue(principal, name, paused=paused)
 
-    async def seek(self, principal: Principal, queue: Queue, name: str, to: SeekTo) -> None:
-        """Set a group's cursors anew; deliveries of before no longer count."""
+    async def seek(
+        self, principal: Principal, queue: Queue, name: str, to: SeekTo,
+        *, deletes_max: int | None, begin: Begin | None,
+    ) -> Removed:  # fmt: skip
+        """Set a group's cursors anew; deliveries of before no longer count. See
+        BrokerPort.seek_group."""
         group = self._metadata.find_group(principal, queue, name)
         if isinstance(to, tuple):
             kind, value = to
@@ -60,9 +67,15 @@ class Upkeep:
             )
         else:
             starts = await starts_of(self._storage, queue, to)
-
+        removed = Removed()
+        if deletes_max is not None:
+            removed, starts = await self._removing.by_seek(principal, queue, group, starts)
+            check_agreed(f"the seek of the group {name!r}", removed, deletes_max)
+        if begin is not None:
+            await begin(removed)
         work = self._storage.seek(group.group_id, queue.queue_id, starts)
         await self._changes.whole(self._anew(work, queue, lambda: [group]))
+        return removed
 
     async def purge(self, principal: Principal, queue: Queue, group: str | None) -> Purged:
         """See Upkeeping. What is in flight no longer counts: its acks are stale."""

@@ -41,7 +41,7 @@ CODES: Final = _table(
     Code("method_not_allowed", 405, False, "the resource does not know this method"),
     Code("setting_fixed", 409, False, "this setting cannot change once the queue exists"),
     Code("settings_differ", 409, False, "it exists with other settings than those that were named"),
-    Code("would_delete", 409, False, "the change would delete messages: confirm how many"),
+    Code("would_delete", 409, False, "it would delete messages: confirm how many"),
     Code("out_of_sequence", 409, True, "an earlier message of this producer was not stored"),
     Code("sequence_too_old", 409, False, "this sequence was answered before, or forgotten"),
     Code("already_subscribed", 409, False, "this subscription number is taken"),

@@ -203,8 +203,8 @@ export interface QueueChange extends Omit<QueueSettings, "partitions" | "alerts"
 
 export interface ChangeOptions {
   /**
-   * As many messages the change may delete, or move to the dead letters; null: as many as there
-   * are. Default: 0. Where it would be more, a WouldDelete is thrown, and nothing is changed.
+   * As many messages it may delete, or move to the dead letters; null: as many as there are.
+   * Default: 0. Where it would be more, a WouldDelete is thrown, and nothing is done.
    */
   deletesMax?: number | null;
 }
@@ -216,6 +216,12 @@ export interface SubscribeOptions extends GroupSettings {
   credit?: number;
   /** Where a group that does not exist yet starts. Default: "earliest". */
   start?: Start;
+  /**
+   * As many messages may go; null: as many as there are. Default: 0. A queue without a retention
+   * keeps everything for its first group: where that starts at "latest", or at a time, what stands
+   * before goes, and without this a WouldDelete is thrown.
+   */
+  deletesMax?: number | null;
   /**
    * The leases of what is held here are prolonged until it is settled, up to the group's
    * `leaseTotalS`. Default: true.
@@ -582,14 +588,17 @@ export class Client extends EventTarget {
   /**
    * Create a group, if it is not there; the settings that are left out are the queue's. A group
    * that is there never changes by this, and `start`, which only matters when it is made, is
-   * ignored.
+   * ignored. A queue without a retention keeps everything for its first group: one that starts at
+   * `latest`, or at a time, lets go what stands before.
    *
    * @throws SettingsDiffer: it is there, and one of the settings that are named has another value.
+   * WouldDelete: more messages would go than `deletesMax` allows.
    */
   createGroup(
     queue: string,
     group: string,
     settings?: GroupSettings & { start?: Start },
+    options?: ChangeOptions,
   ): Promise<Answer>;
   /** Change the settings of a group that are named, and no others, as `updateQueue`. */
   updateGroup(
@@ -599,10 +608,26 @@ export class Client extends EventTarget {
     options?: ChangeOptions,
   ): Promise<Answer>;
   group(queue: string, group: string): Promise<Answer>;
-  /** Delete it; what it had not settled stays for the others. */
-  deleteGroup(queue: string, group: string): Promise<void>;
-  /** Send it to its start, its end, a time, or an offset, the same in each partition. */
-  seekGroup(queue: string, group: string, to: Start | number): Promise<Answer>;
+  /**
+   * Delete it. Resolves with how many messages went with it: those that it alone had not settled,
+   * and that no retention keeps. The last group of a queue without a retention leaves everything to
+   * whoever comes next.
+   *
+   * @throws WouldDelete: more messages would go than `deletesMax` allows.
+   */
+  deleteGroup(queue: string, group: string, options?: ChangeOptions): Promise<number>;
+  /**
+   * Send it to its start, its end, a time, or an offset, the same in each partition. What it skips
+   * goes where no other group needs it and no retention keeps it: `deleted` of the answer.
+   *
+   * @throws WouldDelete: more messages would go than `deletesMax` allows.
+   */
+  seekGroup(
+    queue: string,
+    group: string,
+    to: Start | number,
+    options?: ChangeOptions,
+  ): Promise<Answer>;
   /** Keys of a group of which messages wait, each with its `reason`: all, or up to `limit`. */
   heldKeys(queue: string, group: string, options?: { limit?: number }): Promise<Answer[]>;
   /** What is in flight of a group, by partition and offset: all, or up to `limit`. */
@@ -722,11 +747,14 @@ export interface Difference {
 export class SettingsDiffer extends Conflict {
   readonly differences: readonly Difference[];
 }
-/** A change of settings would delete messages, and was not made. */
+/**
+ * A change of settings, a seek, the deletion of a group, or the first group of a queue that begins
+ * behind its messages, would delete messages, and was not done.
+ */
 export class WouldDelete extends Conflict {
   readonly deleted: number;
   readonly deadLettered: number;
-  /** Both: the `deletesMax` with which it is made. */
+  /** Both: the `deletesMax` with which it is done. */
   readonly messages: number;
 }
 /** A reader's position belongs to another queue or another history. */

@@ -382,12 +382,14 @@ class FakeBroker:
             return 404, problem("group_not_found", f"no group named {group}")
         if len(parts) == 5 and method == "DELETE":
             del self.groups[name, group]
-            return 204, None
+            return 200, {"deleted": 0}
         if len(parts) == 5 or parts[5] == "seek":
             created = (name, group) not in self.groups
             state = self.group(name, group)
             lag = len(state.waiting) + len(state.given)
             described = {"name": group, "settings": body or {}, "lag": lag}
+            if parts[5:] == ["seek"]:
+                described["deleted"] = 0
             return 200, {**described, "created": created} if method == "PUT" else described
         return self.pull(name, self.group(name, group), parts[5], body)
 

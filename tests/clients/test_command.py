@@ -87,7 +87,7 @@ async def test_groups_are_made_sought_shown_and_deleted(broker: FakeBroker) -> N
     assert (refused.code, "--yes" in refused.err) == (2, True)
     assert ("orders", "g") in broker.groups
     deleted = await tocsin_(broker, "group", "delete", "orders", "g", "--yes", "--json")
-    assert (deleted.code, json.loads(deleted.out)) == (0, {"deleted": "g"})
+    assert (deleted.code, json.loads(deleted.out)) == (0, {"deleted": "g", "messages": 0})
     assert ("orders", "g") not in broker.groups
 
 

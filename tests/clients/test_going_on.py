@@ -330,11 +330,11 @@ async def test_a_subscribe_that_is_under_way_when_the_connection_is_lost_succeed
         put_group, stalls = broker.put_group, [asyncio.Event()]
         asked = asyncio.Event()
 
-        async def slow(*args: Any) -> Any:
+        async def slow(*args: Any, **options: Any) -> Any:
             asked.set()
             if stalls:
                 await stalls[0].wait()
-            return await put_group(*args)
+            return await put_group(*args, **options)
 
         async with client.subscribe("q", "other"):
             monkeypatch.setattr(broker, "put_group", slow)

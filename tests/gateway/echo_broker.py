@@ -280,6 +280,8 @@ class EchoBroker:
         name: str,
         settings: GroupSettings,
         start: StartFrom | None,
+        *,
+        deletes_max: int | None = None,
     ) -> tuple[Group, bool]:
         return await self.metadata.put_group(principal, queue, name, settings)
 

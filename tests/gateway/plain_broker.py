@@ -33,8 +33,9 @@ from gateway.ports import (
     WhichKey,
 )
 from gateway.receipts import Receipt, Receipts
+from gateway.removing import Begin, Removed
 from gateway.routing import Outcome
-from gateway.settings_change import Begin, ChangedSettings, Removed
+from gateway.settings_change import ChangedSettings
 from gateway.soon import Soon
 from gateway.upkeep_values import (
     FoundDeadLetters,
@@ -557,6 +558,7 @@ class PlainBroker:
         start: GroupStart | None,
         *,
         named: frozenset[str] = frozenset(),
+        deletes_max: int | None = None,
     ) -> tuple[Group, bool]:
         group, created = await self.metadata.put_group(
             principal, queue, name, settings, named=named
@@ -567,15 +569,23 @@ class PlainBroker:
                 place.settled.update(range(len(self._log(queue))))
         return group, created
 
-    async def delete_group(self, principal: Principal, queue: Queue, name: str) -> Group:
-        return await self.metadata.delete_group(principal, queue, name)
+    async def delete_group(
+        self, principal: Principal, queue: Queue, name: str,
+        *, deletes_max: int | None = None, begin: Begin | None = None,
+    ) -> Removed:  # fmt: skip
+        await self.metadata.delete_group(principal, queue, name)
+        return Removed()
 
-    async def seek_group(self, principal: Principal, queue: Queue, name: str, to: SeekTo) -> None:
+    async def seek_group(
+        self, principal: Principal, queue: Queue, name: str, to: SeekTo,
+        *, deletes_max: int | None = None, begin: Begin | None = None,
+    ) -> Removed:  # fmt: skip
         group = self.metadata.find_group(principal, queue, name)
         end = len(self._log(queue))
         floors = {"earliest": 0, "latest": end}
         floor = floors[to] if isinstance(to, str) else to[1] if to[0] == "offset" else 0
         self.progress[group.group_id] = PlainGroup(settled=set(range(min(floor, end))))
+        return Removed()
 
     def find_queue(self, principal: Principal, name: str) -> Queue:
         return self.metadata.find_queue(principal, name)

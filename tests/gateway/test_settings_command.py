@@ -8,6 +8,7 @@ import tocsin
 from tocsin import settings
 from tocsin.cli import queues as commands
 
+from metadata.catalog import ANYBODY, GroupSettings
 from tests.gateway.test_upkeep_command import Run, http, run, url
 from tests.histories.house import House, delivery, message
 
@@ -24,6 +25,13 @@ async def settled(house: House, count: int) -> None:
     for place, _, _ in await session.take(count):
         await house.confirm(consumer, delivery(place))
     consumer.leave()
+
+
+async def untouched(house: House, count: int) -> None:
+    """So many messages of `orders`, of which a group has settled none."""
+    queue = await house.queue()
+    await house.group(queue)
+    await house.publish(queue, [message(number) for number in range(count)])
 
 
 def lines(output: str) -> list[list[str]]:
@@ -98,6 +106,59 @@ async def test_set_says_how_many_messages_it_deletes_and_asks(
     await settled(house, 3)
     done = await run(*wanted, "--yes")
     assert (done.exit_code, "messages are deleted." in done.output) == (0, True)
+
+
+async def test_a_seek_says_how_many_messages_go_and_asks(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a terminal it needs --yes; back again nothing goes, and nobody is asked."""
+    await untouched(house, 30)
+    wanted = ("group", "seek", "orders", "billing", "latest")
+    refused = await run(*wanted)
+    assert refused.exit_code == 1
+    stays = "Group billing of orders stays where it is: 30 messages would be deleted. With --yes"
+    assert stays in refused.output
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
+    no = await run(*wanted, given="n\n")
+    assert (no.exit_code, "30 messages would be deleted, for good" in no.output) == (1, True)
+    monkeypatch.undo()
+    back = await run("group", "seek", "orders", "billing", "earliest")
+    assert (back.exit_code, "30 messages ahead" in back.output) == (0, True)
+    done = await run(*wanted, "--yes")
+    assert done.output == (
+        "Group billing of orders goes on at latest, with 0 messages ahead.\n"
+        "30 messages are deleted.\n"
+    )
+
+
+async def test_deleting_a_group_says_what_goes_with_it_and_asks(
+    house: House, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, and afterwards; the last group leaves what it has."""
+    await untouched(house, 30)
+    await house.broker.put_group(ANYBODY, house.find(), "audit", GroupSettings(), "latest")
+    wanted = ("group", "delete", "orders", "billing")
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
+    no = await run(*wanted, given="billing\nn\n")
+    assert (no.exit_code, "30 messages would be deleted, for good" in no.output) == (1, True)
+    monkeypatch.undo()
+    done = await run(*wanted, "--yes")
+    assert "is deleted at" in done.output, done.output
+    assert done.output.endswith(". 30 messages are deleted with it.\n")
+    last = await run("group", "delete", "orders", "audit", "--yes", "--json")
+    assert json.loads(last.output) == {"deleted": "audit", "messages": 0}
+
+
+async def test_creating_the_first_group_at_the_end_says_what_goes(house: House, run: Run) -> None:
+    """What was kept for whoever comes first."""
+    queue = await house.queue()
+    await house.publish(queue, [message(number) for number in range(7)])
+    wanted = ("group", "create", "orders", "billing", "--start", "latest")
+    refused = await run(*wanted)
+    assert refused.exit_code == 1
+    assert "Group billing of orders was not created: 7 messages would be deleted" in refused.output
+    done = await run(*wanted, "--yes")
+    assert done.output == "Group billing of orders is created.\n"
 
 
 def test_what_is_removed_is_said_in_words() -> None:
@@ -200,3 +261,24 @@ async def test_the_sdk_changes_what_it_names(house: House, http: tocsin.Http) ->
     assert group["changes"][0]["after"] == 60
     inherits = await http.update_group("orders", "billing", lease_s=None)
     assert inherits["settings"]["lease_s"] is None
+
+
+async def test_the_sdk_says_how_many_messages_of_a_group_go(
+    house: House, http: tocsin.Http
+) -> None:
+    await untouched(house, 5)
+    with pytest.raises(tocsin.WouldDelete) as would:
+        await http.seek_group("orders", "billing", "latest")
+    assert would.value.messages == 5
+    await http.create_group("orders", "audit", start="latest")
+    with pytest.raises(tocsin.WouldDelete) as would:
+        await http.delete_group("orders", "billing", deletes_max=4)
+    assert would.value.deleted == 5
+    assert await http.delete_group("orders", "billing", deletes_max=5) == 5
+    assert (await http.seek_group("orders", "audit", "latest"))["deleted"] == 0
+    await http.create_queue("fresh", partitions=1)
+    await house.publish(house.find("fresh"), [message(0)])
+    with pytest.raises(tocsin.WouldDelete) as would:
+        await http.create_group("fresh", "g", start="latest")
+    assert would.value.deleted == 1
+    assert (await http.create_group("fresh", "g", start="latest", deletes_max=None))["created"]

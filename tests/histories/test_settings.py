@@ -1,14 +1,21 @@
 """What making and changing queues and groups does to messages: over memory, SQLite and Redis."""
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
+from gateway.frames import Subscribe
+from gateway.removing import Removed
+from gateway.subscriptions import Subscriptions
 from metadata.catalog import ANYBODY, Group, Queue
-from tests.histories.house import House, delivery, eventually, message
+from push.errors import Refused
+from push.ports import CursorWrite, GroupPartition, Partition, Written
+from tests.histories.house import House, Session, delivery, eventually, message
 from tests.histories.redis_gateways import Gateway, a_server, emptied
 from tests.servers.node import Node
 
@@ -78,6 +85,12 @@ async def looked(house: House) -> None:
         house.broker.janitor._touched |= house.broker.janitor._all()
         await house.broker.janitor.look()
     house.broker.stock.changed(queue.queue_id)
+
+
+async def older(age_s: float) -> None:
+    """What was published is older than that."""
+    since = time.time()
+    await eventually(lambda: time.time() - since > age_s + 0.002)
 
 
 async def depth(http: httpx2.AsyncClient, path: str = QUEUE) -> int:
@@ -172,13 +185,18 @@ async def test_a_shorter_retention_says_how_many_messages_it_deletes(
     assert await depth(http) == 3
 
 
-async def test_a_retention_for_a_queue_without_groups_says_that_all_of_it_goes(
+async def test_a_retention_for_a_queue_without_groups_says_what_is_older(
     house: House, http: httpx2.AsyncClient
 ) -> None:
     """Without one, and without a group, everything is kept for whoever comes first."""
     await made(http, partitions=2)
     await published(house, 5)
-    await refused(http, QUEUE, {"retention_s": 3600.0}, 5, deleted=5, dead_lettered=0)
+    assert (await http.patch(QUEUE, json={"retention_s": 3600.0})).json()["deleted"] == 0
+    assert (await http.patch(QUEUE, json={"retention_s": 0.0})).json()["deleted"] == 0
+    await older(0.01)
+    await refused(http, QUEUE, {"retention_s": 0.01}, 5, deleted=5, dead_lettered=0)
+    await looked(house)
+    assert await depth(http) == 0
 
 
 async def test_a_bound_says_how_many_messages_it_moves_to_the_dead_letters(
@@ -226,11 +244,14 @@ async def test_fewer_attempts_say_how_many_messages_they_end(
 async def test_a_group_that_is_to_expire_says_what_goes_with_it(
     house: House, http: httpx2.AsyncClient
 ) -> None:
-    """Where nobody consumes; with a consumer it does not."""
+    """Where nobody consumes; with a consumer it does not. What goes is what no other group needs;
+    the last one leaves what it has to whoever comes next."""
     await made(http, partitions=1)
     await made(http, GROUP)
     await published(house, 4)
     group = await settled(house, 1)
+    assert (await http.patch(GROUP, json={"expires_s": 80})).json()["deleted"] == 0
+    await made(http, f"{QUEUE}/groups/audit", start="latest")
     session, consumer = await house.subscribe(house.find(), group)
     await session.take(3)
     assert (await http.patch(GROUP, json={"expires_s": 60})).status_code == 200
@@ -238,3 +259,204 @@ async def test_a_group_that_is_to_expire_says_what_goes_with_it(
     await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
     assert (await http.patch(GROUP, json={"expires_s": 70})).status_code == 200
     await refused(http, GROUP, {"expires_s": 30.0}, 3, deleted=3, dead_lettered=0)
+
+
+# --- What only one group still had ----------------------------------------------------------------
+
+
+async def told(
+    house: House, http: httpx2.AsyncClient, ask: Callable[[int], Awaitable[httpx2.Response]],
+    messages: int, *, keeps: int,
+) -> httpx2.Response:  # fmt: skip
+    """The act is refused with this number, nothing goes, and so it is where one message less is
+    allowed; allowed, it is done, and `keeps` stay. Returns its answer."""
+    await house.broker.flusher.drain()
+    await looked(house)
+    before = await depth(http)
+    for most in {0, messages - 1}:
+        answer = await ask(most)
+        assert (answer.status_code, answer.json()["code"]) == (409, "would_delete"), answer.text
+        assert (answer.json()["deleted"], answer.json()["dead_lettered"]) == (messages, 0)
+        assert f"{messages:,} messages" in answer.json()["detail"]
+    await looked(house)
+    assert await depth(http) == before
+    done = await ask(messages)
+    assert done.status_code in {200, 201}, done.text
+    await looked(house)
+    assert await depth(http) == keeps
+    return done
+
+
+def seeking(http: httpx2.AsyncClient, to: object) -> Callable[[int], Awaitable[httpx2.Response]]:
+    """The seek of the group, with as many messages allowed."""
+    return lambda most: http.post(
+        f"{GROUP}/seek", json={"to": to}, params={"deletes_max": most} if most else {}
+    )
+
+
+def deleting(http: httpx2.AsyncClient) -> Callable[[int], Awaitable[httpx2.Response]]:
+    """The deletion of the group, with as many messages allowed."""
+    return lambda most: http.delete(GROUP, params={"deletes_max": most} if most else {})
+
+
+@pytest.mark.parametrize("to", ["latest", {"offset": 99}, {"unix_ms": 9_000_000_000_000}])
+async def test_a_seek_says_how_many_messages_nobody_needs_then(
+    house: House, http: httpx2.AsyncClient, to: object
+) -> None:
+    """P1: with a queue as it is made by default, what the group skips goes for good."""
+    await made(http, partitions=2)
+    await made(http, GROUP)
+    await published(house, 9)
+    done = await told(house, http, seeking(http, to), 9, keeps=0)
+    assert (done.json()["deleted"], done.json()["lag"]) == (9, 0)
+
+
+async def test_a_seek_counts_only_what_it_skips(house: House, http: httpx2.AsyncClient) -> None:
+    """Neither what the group has settled, nor what it still has ahead; back again is free."""
+    await made(http, partitions=1)
+    await made(http, GROUP)
+    await published(house, 9)
+    await settled(house, 2)
+    await told(house, http, seeking(http, {"offset": 5}), 3, keeps=4)
+    back = await http.post(f"{GROUP}/seek", json={"to": "earliest"})
+    assert (back.status_code, back.json()["deleted"], back.json()["lag"]) == (200, 0, 4)
+
+
+async def test_a_seek_counts_nothing_that_another_group_or_the_retention_keeps(
+    house: House, http: httpx2.AsyncClient
+) -> None:
+    """The other one has settled three of nine; then a retention keeps all of them."""
+    await made(http, partitions=1)
+    await made(http, GROUP)
+    await made(http, f"{QUEUE}/groups/audit")
+    await published(house, 9)
+    for offset in (0, 1, 4):
+        await settled_alone(house, "audit", offset)
+    assert (await http.patch(QUEUE, json={"retention_s": WEEK_S})).status_code == 200
+    done = await http.post(f"{GROUP}/seek", json={"to": "latest"})
+    assert (done.status_code, done.json()["deleted"]) == (200, 0)
+    assert (await http.post(f"{GROUP}/seek", json={"to": "earliest"})).json()["lag"] == 9
+    assert (await http.patch(QUEUE, json={"retention_s": 0})).status_code == 200
+    await told(house, http, seeking(http, "latest"), 3, keeps=6)
+
+
+async def test_a_seek_counts_what_stands_aside(house: House, http: httpx2.AsyncClient) -> None:
+    """A message that waits for its next attempt goes with the others, wherever the seek goes."""
+    await made(http, partitions=1, backoff_s=3600, backoff_max_s=3600)
+    await made(http, GROUP)
+    await published(house, 3, "a")
+    queue = house.find()
+    group = house.broker.metadata.find_group(ANYBODY, queue, "billing")
+    session, consumer = await house.subscribe(queue, group)
+    ((place, _, _),) = (await session.take(1))[:1]
+    consumer.nack(delivery(place), 3600, None)
+    await published(house, 2, "b")
+    for place, _, _ in await session.take(3):
+        if place[3] > 2:
+            await house.confirm(consumer, delivery(place))
+    consumer.leave()
+    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
+    await told(house, http, seeking(http, "latest"), 3, keeps=0)
+
+
+async def test_what_comes_during_a_seek_to_the_end_is_not_skipped(house: House) -> None:
+    """The end is that of the moment at which it was counted."""
+    queue = await house.queue(partitions=1)
+    await house.group(queue)
+    await published(house, 2)
+
+    async def begin(removed: Removed) -> None:
+        assert removed.deleted == 2
+        await published(house, 1)
+
+    done = await house.broker.seek_group(
+        ANYBODY, queue, "billing", "latest", deletes_max=2, begin=begin
+    )
+    described = await house.broker.describe_group(ANYBODY, queue, "billing")
+    assert (done.deleted, described["lag"]) == (2, 1)
+
+
+async def test_deleting_a_group_says_what_goes_with_it(
+    house: House, http: httpx2.AsyncClient
+) -> None:
+    """P1: what it alone had not settled; the last one leaves what it has to whoever comes next."""
+    await made(http, partitions=1)
+    await made(http, GROUP)
+    await made(http, f"{QUEUE}/groups/audit")
+    await published(house, 9)
+    for offset in (0, 1, 4):
+        await settled_alone(house, "audit", offset)
+    done = await told(house, http, deleting(http), 3, keeps=6)
+    assert done.json() == {"deleted": 3}
+    last = await http.delete(f"{QUEUE}/groups/audit")
+    assert (last.status_code, last.json()) == (200, {"deleted": 0})
+    await looked(house)
+    assert await depth(http) == 6
+
+
+async def settled_alone(house: House, name: str, offset: int) -> None:
+    """The group has settled this offset, in the storage."""
+    queue = house.find()
+    group = house.broker.metadata.find_group(ANYBODY, queue, name)
+    place = GroupPartition(group.group_id, Partition(queue.queue_id, 0))
+    token = bytes(16)
+    owned = await house.broker.storage.own(place, token=token, assignment=0)
+    write = CursorWrite(place, owned.epoch, token, settled=((offset, offset),))
+    assert await house.broker.storage.write_cursors([write]) == [Written()]
+
+
+# --- The first group ------------------------------------------------------------------------------
+
+
+async def test_the_first_group_says_how_many_messages_it_begins_behind(
+    house: House, http: httpx2.AsyncClient
+) -> None:
+    """P1: until it comes they are kept for whoever comes first. A second one, and one that begins
+    at the start, lose nothing."""
+    await made(http, partitions=2)
+    await published(house, 7)
+
+    async def creating(most: int) -> httpx2.Response:
+        query = {"deletes_max": most} if most else {}
+        return await http.put(GROUP, json={"start": "latest"}, params=query)
+
+    assert (await http.get(GROUP)).status_code == 404
+    await told(house, http, creating, 7, keeps=0)
+    await published(house, 3)
+    assert (await creating(0)).json()["created"] is False
+    second = await http.put(f"{QUEUE}/groups/audit", json={"start": "latest"})
+    assert second.status_code == 201
+    await looked(house)
+    assert await depth(http) == 3
+
+
+async def test_a_retention_keeps_what_the_first_group_begins_behind(
+    house: House, http: httpx2.AsyncClient
+) -> None:
+    """Then the group may begin anywhere."""
+    await made(http, partitions=1, retention_s=WEEK_S)
+    await published(house, 3)
+    assert (await http.put(GROUP, json={"start": "latest"})).status_code == 201
+    await looked(house)
+    assert await depth(http) == 3
+
+
+async def test_nothing_goes_where_the_first_group_is_made_by_a_subscribe_that_agrees_to_nothing(
+    house: House, http: httpx2.AsyncClient
+) -> None:
+    """P1: it is refused; the frame may agree to as many."""
+    await made(http, partitions=1)
+    await published(house, 3)
+    session = Session("s")
+    subscriptions = Subscriptions(house.broker, session)
+    asked = Subscribe(ref=1, subscription=1, queue="orders", group="billing", credit=1)
+    late = msgspec.structs.replace(asked, start="latest")
+    for most in (0, 2):
+        with pytest.raises(Refused) as told_:
+            await subscriptions.open(msgspec.structs.replace(late, deletes_max=most))
+        assert (told_.value.code.name, told_.value.more["deleted"]) == ("would_delete", 3)
+    assert (await http.get(GROUP)).status_code == 404
+    await looked(house)
+    assert await depth(http) == 3
+    await subscriptions.open(msgspec.structs.replace(late, deletes_max=3))
+    assert (await http.get(GROUP)).json()["lag"] == 0

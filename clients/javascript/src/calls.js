@@ -134,9 +134,10 @@ export class Calls extends EventTarget {
   // --- groups -----------------------------------------------------------------------------------
 
   /** Create a group, if it is not there; the settings that are left out are the queue's. */
-  async createGroup(queue, group, { start, ...settings } = {}) {
+  async createGroup(queue, group, { start, ...settings } = {}, { deletesMax = 0 } = {}) {
     const body = { ...settingsOf(settings), start: startAt(start) };
-    return objectOf(await this.request("PUT", pathTo("queues", queue, "groups", group), body));
+    const path = pathTo("queues", queue, "groups", group) + deletesOf(deletesMax);
+    return objectOf(await this.request("PUT", path, body));
   }
 
   /** Change the settings of a group that are named, and no others; null: the queue's. */
@@ -150,15 +151,16 @@ export class Calls extends EventTarget {
     return objectOf(await this.request("GET", pathTo("queues", queue, "groups", group)));
   }
 
-  /** Delete a group; what it had not settled stays for the others. */
-  async deleteGroup(queue, group) {
-    await this.request("DELETE", pathTo("queues", queue, "groups", group));
+  /** Delete a group; resolves with how many messages went with it, which it alone needed. */
+  async deleteGroup(queue, group, { deletesMax = 0 } = {}) {
+    const path = pathTo("queues", queue, "groups", group) + deletesOf(deletesMax);
+    return objectOf(await this.request("DELETE", path)).deleted;
   }
 
   /** Send a group to its start, its end, a time, or an offset, the same in each partition. */
-  async seekGroup(queue, group, to) {
+  async seekGroup(queue, group, to, { deletesMax = 0 } = {}) {
     const place = typeof to === "number" ? { offset: to } : startAt(to);
-    const path = `${pathTo("queues", queue, "groups", group)}/seek`;
+    const path = `${pathTo("queues", queue, "groups", group)}/seek${deletesOf(deletesMax)}`;
     return objectOf(await this.request("POST", path, { to: place }));
   }
 
@@ -272,7 +274,7 @@ export class Calls extends EventTarget {
   }
 }
 
-/** How many messages a change may delete, as a query; null: as many as there are. */
+/** How many messages an act may delete, as a query; null: as many as there are. */
 function deletesOf(deletesMax) {
   return deletesMax === 0 ? "" : queryOf({ deletes_max: deletesMax ?? Number.MAX_SAFE_INTEGER });
 }

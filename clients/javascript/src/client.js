@@ -204,7 +204,9 @@ export class Client extends Calls {
   /** A place in a group; with a handler it is called with each message. See `index.d.ts`. */
   subscribe(queue, group, options = {}, handler = null) {
     if (typeof options === "function") return this.subscribe(queue, group, {}, options);
-    const { concurrency = CONCURRENCY, start, autoExtend = true, ...others } = options;
+    const {
+      concurrency = CONCURRENCY, start, deletesMax = 0, autoExtend = true, ...others
+    } = options;
     const handlers = atLeastOne("concurrency", concurrency);
     const { credit = CREDIT_PER_HANDLER * handlers } = others;
     const { credit: _, ...settings } = others;
@@ -215,6 +217,7 @@ export class Client extends Calls {
       group: checkedName(group),
       credit: atLeastOne("credit", credit),
       start,
+      deletesMax,
       autoExtend,
     });
     if (place !== null) {
@@ -222,7 +225,8 @@ export class Client extends Calls {
       part.recall(place);
     }
     const isPlain = Object.keys(settings).length === 0;
-    const prepare = isPlain ? null : () => this.createGroup(queue, group, { start, ...settings });
+    const create = () => this.createGroup(queue, group, { start, ...settings }, { deletesMax });
+    const prepare = isPlain ? null : create;
     const subscription = new Subscription(part, checkedHandler(handler), handlers);
     this.#add(part, prepare);
     return subscription;

@@ -22,6 +22,7 @@ export class Consumer extends Joining {
   #isHeld = false;
   #credit;
   #start;
+  #deletesMax;
   /** @type {Set<object>} messages whose handlers run */
   #running = new Set();
 
@@ -36,6 +37,7 @@ export class Consumer extends Joining {
     this.group = what.group;
     this.#credit = what.credit;
     this.#start = startAt(what.start);
+    this.#deletesMax = what.deletesMax ?? Number.MAX_SAFE_INTEGER;
     this.ledger = new Ledger(this, {
       subscription: what.number,
       credit: what.credit,
@@ -172,7 +174,8 @@ export class Consumer extends Joining {
     return {
       type: "subscribe", ref, subscription: this.number, queue: this.queue, group: this.group,
       credit: comesBack ? ledger.granted : this.#credit,
-      start: this.#start, held: comesBack || undefined,
+      start: this.#start, deletes_max: this.#deletesMax || undefined,
+      held: comesBack || undefined,
     };
   }
 

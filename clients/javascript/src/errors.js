@@ -16,7 +16,7 @@
  *     │   │   └── GroupNotFound
  *     │   ├── Conflict             it contradicts what is there already, or a bound is reached
  *     │   │   ├── SettingsDiffer   it exists with other settings than those that were named
- *     │   │   ├── WouldDelete      the change of settings would delete messages
+ *     │   │   ├── WouldDelete      it would delete messages, and was not done
  *     │   │   └── PositionUnknown  the position belongs to another queue or another history
  *     │   ├── Busy                 refused now; the same request may succeed later
  *     │   └── OutcomeUnknown       perhaps it happened: send again under the same id

@@ -227,8 +227,37 @@ test("a group is sent elsewhere, and deleted", async () => {
   assert.equal((await client.group(queue, "g")).lag, 0);
   await client.seekGroup(queue, "g", 0);
   assert.equal((await client.group(queue, "g")).lag, 2);
-  await client.deleteGroup(queue, "g");
+  assert.equal(await client.deleteGroup(queue, "g"), 0);
   await assert.rejects(client.group(queue, "g"), GroupNotFound);
+});
+
+test("what deletes messages of a group says how many before", async () => {
+  const queue = await queueOf(["k", "k"]);
+  const wouldDelete = (error) => error instanceof WouldDelete && error.deleted === 2;
+  await assert.rejects(client.seekGroup(queue, "g", "latest"), wouldDelete);
+  await client.createGroup(queue, "other", { start: "latest" });
+  await assert.rejects(client.deleteGroup(queue, "g"), wouldDelete);
+  assert.equal((await client.group(queue, "g")).lag, 2);
+  const some = { deletesMax: 2 };
+  assert.equal((await client.seekGroup(queue, "g", "latest", some)).deleted, 2);
+  assert.equal(await client.deleteGroup(queue, "g", { deletesMax: null }), 0);
+  const fresh = `${queue}-fresh`;
+  await client.createQueue(fresh);
+  await client.publish(fresh, 1);
+  const start = { start: "latest" };
+  const one = (error) => error instanceof WouldDelete && error.deleted === 1;
+  await assert.rejects(client.createGroup(fresh, "g", start), one);
+  for (const own of [start, { ...start, leaseS: 9 }]) {
+    await assert.rejects(client.subscribe(fresh, "g", own).opened, one);
+  }
+  assert.ok((await client.createGroup(fresh, "g", start, { deletesMax: 1 })).created);
+  const other = `${queue}-other`;
+  await client.createQueue(other);
+  await client.publish(other, 1);
+  const place = client.subscribe(other, "g", { start: "latest", deletesMax: null });
+  await place.opened;
+  assert.equal((await client.group(other, "g")).lag, 0);
+  await place.close();
 });
 
 test("a queue is purged, for a group and for all", async () => {

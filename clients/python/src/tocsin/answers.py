@@ -208,6 +208,12 @@ class ChangedGroup(GroupDescription, _Changed):
     """A group, and what was changed of it."""
 
 
+class SoughtGroup(GroupDescription):
+    """A group that goes on somewhere else, and how many messages nobody needs since."""
+
+    deleted: int
+
+
 class Delivery(TypedDict):
     """A delivery in flight, of a key's first message."""
 

@@ -17,6 +17,7 @@ from tocsin.answers import (
     CreatedQueue,
     GroupDescription,
     QueueDescription,
+    SoughtGroup,
 )
 from tocsin.calling import TIMEOUT_S, checked_text
 from tocsin.carrier import Trace
@@ -241,6 +242,7 @@ class Client(Upkeep):
         *,
         credit: int = CREDIT,
         start: Start | None = None,
+        deletes_max: int | None = 0,
         auto_extend: bool = True,
         **settings: Unpack[GroupSettings],
     ) -> Subscription:
@@ -256,6 +258,9 @@ class Client(Upkeep):
                 the group's `lease_total_s`. Without it, what is not handled within a lease returns
                 to the group: then choose a credit below a lease's worth of work.
             start: where a new group starts: "earliest" (default), "latest", or a time.
+            deletes_max: as many messages may go; None: as many as there are. A queue without a
+                retention keeps everything for its first group: where that starts at "latest", or at
+                a time, what stands before goes, and without this WouldDelete is raised.
             settings: of the group, as in `create_group`, which is called before joining: a group
                 that is there with other ones stays as it is, and SettingsDiffer is raised.
         """
@@ -264,7 +269,9 @@ class Client(Upkeep):
             checked_text(text)
 
         async def create_group() -> None:
-            await self._calling().create_group(queue, group, start=start, **settings)
+            await self._calling().create_group(
+                queue, group, start=start, deletes_max=deletes_max, **settings
+            )
 
         return Subscription(
             session,
@@ -273,6 +280,7 @@ class Client(Upkeep):
             group,
             credit=credit,
             start=start,
+            deletes_max=deletes_max,
             prepare=create_group if settings else None,
             auto_extend=auto_extend,
         )
@@ -368,18 +376,26 @@ class Client(Upkeep):
         return self._calling().queues()
 
     async def create_group(
-        self, queue: str, group: str, *, start: Start | None = None,
+        self, queue: str, group: str, *, start: Start | None = None, deletes_max: int | None = 0,
         **settings: Unpack[GroupSettings],
     ) -> CreatedGroup:  # fmt: skip
         """Create a group, if it is not there; the settings that are left out are the queue's. A
         group that is there never changes by this: `created` is False then, and `start`, which only
         matters when it is made, is ignored.
 
+        Args:
+            deletes_max: as many messages may go; None: as many as there are. A queue without a
+                retention keeps everything for its first group: one that starts at `latest`, or at
+                a time, lets go what stands before.
+
         Raises:
             SettingsDiffer: it is there, and one of the settings that are named has another value.
+            WouldDelete: more messages would go, and the group was not made.
             QueueNotFound. InvalidRequest.
         """
-        return await self._calling().create_group(queue, group, start=start, **settings)
+        return await self._calling().create_group(
+            queue, group, start=start, deletes_max=deletes_max, **settings
+        )
 
     async def update_group(
         self, queue: str, group: str, *, deletes_max: int | None = 0,
@@ -393,13 +409,35 @@ class Client(Upkeep):
         """A group's description: settings, lag, owners."""
         return await self._calling().group(queue, group)
 
-    async def delete_group(self, queue: str, group: str) -> None:
-        """Delete a group; what it had not settled stays for the others."""
-        await self._calling().delete_group(queue, group)
+    async def delete_group(self, queue: str, group: str, *, deletes_max: int | None = 0) -> int:
+        """Delete a group; returns how many messages went with it: those that it alone had not
+        settled, and that no retention keeps. The last group of a queue without a retention leaves
+        everything to whoever comes next.
 
-    async def seek_group(self, queue: str, group: str, to: Start | int) -> GroupDescription:
-        """Send a group to its start, its end, a time, or an offset, the same in each partition."""
-        return await self._calling().seek_group(queue, group, to)
+        Args:
+            deletes_max: as many messages may go; None: as many as there are.
+
+        Raises:
+            WouldDelete: more messages would go, and the group stays.
+            QueueNotFound. GroupNotFound.
+        """
+        return await self._calling().delete_group(queue, group, deletes_max=deletes_max)
+
+    async def seek_group(
+        self, queue: str, group: str, to: Start | int, *, deletes_max: int | None = 0
+    ) -> SoughtGroup:
+        """Send a group to its start, its end, a time, or an offset, the same in each partition.
+        What it skips goes where no other group needs it and no retention keeps it: `deleted` in the
+        answer is how many messages that are.
+
+        Args:
+            deletes_max: as many messages may go; None: as many as there are.
+
+        Raises:
+            WouldDelete: more messages would go, and the group stays where it is.
+            QueueNotFound. GroupNotFound.
+        """
+        return await self._calling().seek_group(queue, group, to, deletes_max=deletes_max)
 
     async def pull(
         self, queue: str, group: str, *, messages_max: int = 10, wait_s: float = 0.0

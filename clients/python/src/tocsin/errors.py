@@ -15,7 +15,7 @@ TocsinError                  base of all
 │   │   └── GroupNotFound
 │   ├── Conflict             it contradicts what is there already, or a bound is reached
 │   │   ├── SettingsDiffer   it exists with other settings than those that were named
-│   │   ├── WouldDelete      the change of settings would delete messages
+│   │   ├── WouldDelete      it would delete messages, and was not done
 │   │   └── PositionUnknown  the position belongs to another queue or another history
 │   ├── Busy                 refused now; the same request may succeed later
 │   └── OutcomeUnknown       perhaps it happened: send again under the same id
@@ -161,16 +161,17 @@ class SettingsDiffer(Conflict):
 
 
 class WouldDelete(Conflict):
-    """A change of settings would delete messages, and was not made. `deleted`: how many;
+    """A change of settings, a seek, the deletion of a group, or the first group of a queue that
+    begins behind its messages, would delete messages, and was not done. `deleted`: how many;
     `dead_lettered`: how many it would move to the dead letters. With a `deletes_max` of their sum
-    it is made."""
+    it is done; where a `subscribe` says it, `create_group` makes the group before."""
 
     deleted: int = 0
     dead_lettered: int = 0
 
     @property
     def messages(self) -> int:
-        """All of them: the `deletes_max` with which the change is made."""
+        """All of them: the `deletes_max` with which it is done."""
         return self.deleted + self.dead_lettered
 
 

@@ -19,6 +19,7 @@ from tocsin.answers import (
     CreatedQueue,
     GroupDescription,
     QueueDescription,
+    SoughtGroup,
 )
 from tocsin.calling import TIMEOUT_S, object_of, path_to
 from tocsin.carrier import SLOWEST_BYTES_PER_S
@@ -27,7 +28,7 @@ from tocsin.json_form import loss_in
 from tocsin.message import Content
 from tocsin.requesting import Token, bearer, checked_token, fresh_token, open_http, refusal
 from tocsin.settings import GroupSettings, QueueChange, QueueSettings
-from tocsin.subscribing import Start, start_at
+from tocsin.subscribing import MESSAGES_MAX, Start, start_at
 from tocsin.trusting import trust, why_not_trusted
 from tocsin.upkeep import Upkeep
 
@@ -203,14 +204,14 @@ class Http(Upkeep):
     # --- groups ---------------------------------------------------------------------------------
 
     async def create_group(
-        self, queue: str, group: str, *, start: Start | None = None,
+        self, queue: str, group: str, *, start: Start | None = None, deletes_max: int | None = 0,
         **settings: Unpack[GroupSettings],
     ) -> CreatedGroup:  # fmt: skip
         """Create it, if it is not there; returns its description. See Client.create_group."""
         body: dict[str, Any] = {**settings}
         if start is not None:
             body["start"] = start_at(start)
-        path = path_to("queues", queue, "groups", group)
+        path = path_to("queues", queue, "groups", group) + _deletes(deletes_max)
         made: CreatedGroup = object_of(await self.request("PUT", path, body))
         return made
 
@@ -230,16 +231,19 @@ class Http(Upkeep):
         found: GroupDescription = object_of(await self.request("GET", path))
         return found
 
-    async def delete_group(self, queue: str, group: str) -> None:
-        """Delete it; what it had not settled stays for the others."""
-        await self.request("DELETE", path_to("queues", queue, "groups", group))
+    async def delete_group(self, queue: str, group: str, *, deletes_max: int | None = 0) -> int:
+        """Delete it; returns how many messages went with it. See Client.delete_group."""
+        path = path_to("queues", queue, "groups", group) + _deletes(deletes_max)
+        return int(object_of(await self.request("DELETE", path))["deleted"])
 
-    async def seek_group(self, queue: str, group: str, to: Start | int) -> GroupDescription:
+    async def seek_group(
+        self, queue: str, group: str, to: Start | int, *, deletes_max: int | None = 0
+    ) -> SoughtGroup:
         """Send it to its start, its end, a time, or an offset that is the same in every partition.
-        Deliveries of before no longer count."""
+        Deliveries of before no longer count. See Client.seek_group."""
         place: object = {"offset": to} if isinstance(to, int) else start_at(to)
-        path = f"{path_to('queues', queue, 'groups', group)}/seek"
-        found: GroupDescription = object_of(await self.request("POST", path, {"to": place}))
+        path = f"{path_to('queues', queue, 'groups', group)}/seek{_deletes(deletes_max)}"
+        found: SoughtGroup = object_of(await self.request("POST", path, {"to": place}))
         return found
 
     # --- pull -----------------------------------------------------------------------------------
@@ -306,10 +310,8 @@ def _encoded(body: object) -> bytes:
 
 _PULLED: Final = msgspec.json.Decoder(_PullAnswer)
 _SETTLED: Final = msgspec.json.Decoder(Settled)
-_DELETES_MAX: Final = (1 << 53) - 1
-"""More messages than there can be."""
 
 
 def _deletes(deletes_max: int | None) -> str:
-    """How many messages a change may delete, as a query; None: as many as there are."""
-    return "" if deletes_max == 0 else f"?deletes_max={deletes_max or _DELETES_MAX}"
+    """How many messages an act may delete, as a query; None: as many as there are."""
+    return "" if deletes_max == 0 else f"?deletes_max={deletes_max or MESSAGES_MAX}"

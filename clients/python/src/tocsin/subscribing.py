@@ -12,6 +12,8 @@ from tocsin import wire
 from tocsin.errors import ClientClosed, TocsinError
 from tocsin.session import Session
 
+MESSAGES_MAX: Final = (1 << 53) - 1
+"""More messages than there can be."""
 RESUBSCRIBE_S: Final = 0.5
 """After a subscribe that was refused for the moment, it is tried again so much later."""
 LEAVE_TIMEOUT_S: Final = 5.0

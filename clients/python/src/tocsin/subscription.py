@@ -15,7 +15,7 @@ from tocsin.message import Message, State
 from tocsin.places import parts
 from tocsin.session import Session
 from tocsin.settling import Ticket
-from tocsin.subscribing import Start, Subscribing, start_at
+from tocsin.subscribing import MESSAGES_MAX, Start, Subscribing, start_at
 
 logger = logging.getLogger("tocsin")
 
@@ -39,6 +39,7 @@ class Subscription(Subscribing):
         *,
         credit: int,
         start: Start | None,
+        deletes_max: int | None,
         prepare: Callable[[], Awaitable[object]] | None,
         auto_extend: bool,
     ) -> None:
@@ -46,6 +47,7 @@ class Subscription(Subscribing):
         self.group = group
         self._credit = credit
         self._start = start
+        self._deletes_max = MESSAGES_MAX if deletes_max is None else deletes_max
         self._ledger = Ledger(
             self, subscription=number, credit=credit, lease_s=LEASE_S_DEFAULT,
             auto_extend=auto_extend,
@@ -264,6 +266,7 @@ class Subscription(Subscribing):
             ref=ref, subscription=self._number, queue=self.queue, group=self.group,
             credit=self._ledger.granted if comes_back else self._credit,
             start=start_at(self._start), held=comes_back or None,
+            deletes_max=self._deletes_max or None,
         )  # fmt: skip
 
     def _accepted(self, answer: wire.Ok) -> None:

@@ -96,6 +96,8 @@ class Subscribe(_Sent, tag="subscribe"):
     credit: int
     group: str | None = None
     start: Literal["earliest", "latest"] | StartAt | None = None
+    deletes_max: int | None = None
+    """As many messages may go that were kept for the first group."""
     position: Position | None = None
     keys: list[str] | None = None
     held: bool | None = None
@@ -304,12 +306,15 @@ class Error(_Received, tag="error"):
     deliveries: DeliveryList = []
     """not_delivered: what this session was never given."""
     stale: DeliveryList = []
+    deleted: int = 0
+    """would_delete: how many messages."""
 
     def exception(self) -> BrokerError:
         """It as an exception."""
         return broker_error(
-            self.code, self.detail, retry=self.retry, retry_after_s=self.retry_after_s
-        )
+            self.code, self.detail, retry=self.retry, retry_after_s=self.retry_after_s,
+            more={"deleted": self.deleted},
+        )  # fmt: skip
 
 
 class PushedMessage(msgspec.Struct, gc=False):

@@ -16,6 +16,7 @@ from tocsin.answers import (
     CreatedQueue,
     GroupDescription,
     QueueDescription,
+    SoughtGroup,
 )
 from tocsin.blocking.loop import LoopThread
 from tocsin.blocking.subscriptions import Reader, Subscription
@@ -176,6 +177,7 @@ class Client(Upkeep):
         *,
         credit: int = CREDIT,
         start: Start | None = None,
+        deletes_max: int | None = 0,
         auto_extend: bool = True,
         idle_s: float | None = None,
         **settings: Unpack[GroupSettings],
@@ -185,7 +187,7 @@ class Client(Upkeep):
         iteration ends when nothing has come for so many seconds."""
         make = partial(
             self._client.subscribe, queue, group, credit=credit, start=start,
-            auto_extend=auto_extend, **settings,
+            deletes_max=deletes_max, auto_extend=auto_extend, **settings,
         )  # fmt: skip
         return Subscription(self, self._loop, make, idle_s)
 
@@ -241,12 +243,14 @@ class Client(Upkeep):
         return self._loop.call(work)
 
     def create_group(
-        self, queue: str, group: str, *, start: Start | None = None,
+        self, queue: str, group: str, *, start: Start | None = None, deletes_max: int | None = 0,
         **settings: Unpack[GroupSettings],
     ) -> CreatedGroup:  # fmt: skip
         """Create a group, if it is not there. As tocsin.Client.create_group."""
         return self._loop.call(
-            lambda: self._client.create_group(queue, group, start=start, **settings)
+            lambda: self._client.create_group(
+                queue, group, start=start, deletes_max=deletes_max, **settings
+            )
         )
 
     def update_group(
@@ -262,13 +266,20 @@ class Client(Upkeep):
         """A group's description: settings, lag, owners."""
         return self._loop.call(lambda: self._client.group(queue, group))
 
-    def delete_group(self, queue: str, group: str) -> None:
-        """Delete a group; what it had not settled stays for the others."""
-        self._loop.call(lambda: self._client.delete_group(queue, group))
+    def delete_group(self, queue: str, group: str, *, deletes_max: int | None = 0) -> int:
+        """Delete a group; returns how many messages went. As tocsin.Client.delete_group."""
+        return self._loop.call(
+            lambda: self._client.delete_group(queue, group, deletes_max=deletes_max)
+        )
 
-    def seek_group(self, queue: str, group: str, to: Start | int) -> GroupDescription:
-        """Send a group to its start, its end, a time, or an offset, the same in each partition."""
-        return self._loop.call(lambda: self._client.seek_group(queue, group, to))
+    def seek_group(
+        self, queue: str, group: str, to: Start | int, *, deletes_max: int | None = 0
+    ) -> SoughtGroup:
+        """Send a group to its start, its end, a time, or an offset, the same in each partition. As
+        tocsin.Client.seek_group."""
+        return self._loop.call(
+            lambda: self._client.seek_group(queue, group, to, deletes_max=deletes_max)
+        )
 
     def pull(
         self, queue: str, group: str, *, messages_max: int = 10, wait_s: float = 0.0

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from math import inf
 from typing import Any, Final
@@ -22,7 +22,7 @@ from tocsin.cli.common import (
 from tocsin.cli.durations import duration
 from tocsin.cli.printing import json_line, text_line
 from tocsin.client import Client
-from tocsin.errors import Gap, StaleDelivery, TocsinError
+from tocsin.errors import Gap, StaleDelivery, TocsinError, WouldDelete
 from tocsin.message import Content, Message
 from tocsin.reader import Reader
 from tocsin.subscription import Subscription
@@ -139,11 +139,24 @@ def consume(
             printer = _Printer(line, count, until_idle, backlog, until_empty=until_empty)
             return await printer.run(messages)
 
-    stale = run(work(), ends_with_output=True)
+    stale = _run(work(), queue, group, start)
     if stale:
         raise click.ClickException(
             f"{plural(stale, 'message')} had expired before the ack, and will come again."
         )
+
+
+def _run(work: Coroutine[Any, Any, int], queue: str, group: str | None, start: str | None) -> int:
+    """As `run`. Where the group would be the first one, and start behind messages, what to do."""
+    try:
+        return run(work, ends_with_output=True)
+    except WouldDelete as error:
+        raise click.ClickException(
+            f"Group {group} of {queue} was not created: it would start behind what was kept for "
+            f"the first group, and {plural(error.deleted, 'message')} would be deleted. "
+            f"--start earliest gets them; `tocsin group create {queue} {group} --start {start}` "
+            "asks, and creates it."
+        ) from None
 
 
 def _keys(together: str | None, one_by_one: tuple[str, ...]) -> list[str] | None:

@@ -26,11 +26,12 @@ from tocsin.cli.common import (
 from tocsin.cli.durations import duration
 from tocsin.cli.queues import (
     Setting,
-    change_or_ask,
+    act_or_ask,
     create_or_explain,
     given,
     print_changes,
     print_groups,
+    removal,
     setting_options,
     shown_settings,
 )
@@ -65,16 +66,21 @@ def group() -> None:
 @click.argument("name")
 @click.option("--start", default=None, help="earliest, latest or a time; where a new one starts.")
 @setting_options(GROUP_SETTINGS)
+@yes_option
 @json_option
 @target_options
 @pass_target
 def create(
-    target: Target, /, queue: str, name: str, start: str | None, as_json: bool, **settings: Any
-) -> None:
+    target: Target, /, queue: str, name: str, start: str | None, *, yes: bool, as_json: bool,
+    **settings: Any,
+) -> None:  # fmt: skip
     """Create the group NAME of QUEUE.
 
     Consuming or pulling creates a group too; this one says how it shall be. A group that is there
     stays as it is; `tocsin group set` changes it.
+
+    A queue without --retention keeps everything for its first group. One that starts at latest, or
+    at a time, lets go what stands before: the command says how many messages, and asks.
 
     \b
     Examples:
@@ -84,12 +90,16 @@ def create(
 
     begin = None if start is None else parse_start(start)
 
-    async def work() -> CreatedGroup:
-        async with target.http() as http:
-            return await http.create_group(queue, name, start=begin, **given(settings))
+    def work() -> CreatedGroup:
+        return act_or_ask(
+            f"Group {name} of {queue}", target, yes=yes, does="creates", left="was not created",
+            update=lambda http, most: http.create_group(
+                queue, name, start=begin, deletes_max=most, **given(settings)
+            ),
+        )  # fmt: skip
 
     set_ = f"tocsin group set {queue} {name}"
-    made = create_or_explain(f"Group {name} of {queue}", set_, GROUP_SETTINGS, work())
+    made = create_or_explain(f"Group {name} of {queue}", set_, GROUP_SETTINGS, work)
     if as_json:
         click.echo(to_json(made))
     elif made["created"]:
@@ -122,7 +132,7 @@ def set_group(
     change = given(settings)
     if not change:
         raise click.UsageError("Say what changes, like --lease 2m.")
-    changed = change_or_ask(
+    changed = act_or_ask(
         f"Group {name} of {queue}", target, yes=yes,
         update=lambda http, most: http.update_group(queue, name, deletes_max=most, **change),
     )  # fmt: skip
@@ -222,7 +232,11 @@ def _row(place: GroupPartition) -> list[object]:
 @target_options
 @pass_target
 def delete(target: Target, queue: str, name: str, yes: bool, as_json: bool) -> None:
-    """Delete the group NAME of QUEUE: it forgets where it stands; the messages stay for others.
+    """Delete the group NAME of QUEUE: it forgets where it stands.
+
+    Messages that another group has not settled, or that --retention of the queue keeps, stay. Those
+    that this one alone had not settled go with it: the command says how many, and asks. The last
+    group of a queue without a retention leaves everything to whoever comes next.
 
     \b
     Examples:
@@ -232,29 +246,32 @@ def delete(target: Target, queue: str, name: str, yes: bool, as_json: bool) -> N
     what = f"makes the broker at {target.url} forget where the group {name} of {queue} stands"
     confirm(what, name, yes=yes)
 
-    async def work() -> None:
-        async with target.http() as http:
-            await http.delete_group(queue, name)
-
-    run(work())
+    count = act_or_ask(
+        f"Group {name} of {queue}", target, yes=yes, does="deletes", left="was not deleted",
+        update=lambda http, most: http.delete_group(queue, name, deletes_max=most),
+    )  # fmt: skip
     if as_json:
-        click.echo(to_json({"deleted": name}))
+        click.echo(to_json({"deleted": name, "messages": count}))
     else:
-        click.echo(f"Group {name} of {queue} is deleted at {target.url}.")
+        gone = f" {removal(count, 0, is_done=True)} with it." if count else ""
+        click.echo(f"Group {name} of {queue} is deleted at {target.url}.{gone}")
 
 
 @group.command("seek")
 @click.argument("queue")
 @click.argument("name")
 @click.argument("to")
+@yes_option
 @json_option
 @target_options
 @pass_target
-def seek(target: Target, queue: str, name: str, to: str, as_json: bool) -> None:
+def seek(target: Target, queue: str, name: str, to: str, *, yes: bool, as_json: bool) -> None:
     """Send the group NAME of QUEUE somewhere else: to earliest, latest, a time, or an offset (the
     same in every partition).
 
-    What is being worked on is given again where the group then comes across it.
+    What is being worked on is given again where the group then comes across it. What it skips goes
+    for good where no other group needs it and --retention of the queue does not keep it: the
+    command says how many messages before, and asks.
 
     \b
     Examples:
@@ -264,13 +281,15 @@ def seek(target: Target, queue: str, name: str, to: str, as_json: bool) -> None:
     """
     place: Start | int = int(to) if to.isdecimal() and to.isascii() else parse_start(to)
 
-    async def work() -> GroupDescription:
-        async with target.http() as http:
-            return await http.seek_group(queue, name, place)
-
-    found = run(work())
+    found = act_or_ask(
+        f"Group {name} of {queue}", target,
+        yes=yes, does=f"sends to {to}", left="stays where it is",
+        update=lambda http, most: http.seek_group(queue, name, place, deletes_max=most),
+    )  # fmt: skip
     if as_json:
         click.echo(to_json(found))
     else:
         ahead = plural(found["lag"], "message")
         click.echo(f"Group {name} of {queue} goes on at {to}, with {ahead} ahead.")
+        if found["deleted"]:
+            click.echo(f"{removal(found['deleted'], 0, is_done=True)}.")

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import Enum
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -37,8 +37,6 @@ from tocsin.cli.durations import duration
 from tocsin.cli.times import local_time
 from tocsin.errors import SettingsDiffer, WouldDelete
 from tocsin.http import Http
-
-ChangedT = TypeVar("ChangedT", ChangedQueue, ChangedGroup)
 
 
 class _Nothing(Enum):
@@ -125,12 +123,12 @@ def given(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def create_or_explain(
-    what: str, command: str, settings: Sequence[Setting], create: Coroutine[Any, Any, T]
+    what: str, command: str, settings: Sequence[Setting], create: Callable[[], T]
 ) -> T:
     """Create it. Where it is there with other settings, a sentence for each of these, and how to
     change them with `command`."""
     try:
-        return run(create)
+        return create()
     except SettingsDiffer as error:
         flags = {setting.name: setting.flag for setting in settings}
         lines = [
@@ -152,14 +150,15 @@ def _differs(one: Difference) -> str:
     return f"{owner}{current}, not {shown(one['name'], one['requested'])}"
 
 
-def change_or_ask(
-    what: str, target: Target, *, yes: bool,
-    update: Callable[[Http, int | None], Coroutine[Any, Any, ChangedT]],
-) -> ChangedT:  # fmt: skip
-    """Change settings. Where that would delete messages, ask whether it shall; without a terminal,
-    refuse. `update` has how many messages it may delete."""
+def act_or_ask(
+    what: str, target: Target, *, yes: bool, does: str = "changes", left: str = "was not changed",
+    update: Callable[[Http, int | None], Coroutine[Any, Any, T]],
+) -> T:  # fmt: skip
+    """Do it to `what`, a kind and a name. Where that would delete messages, ask whether it shall;
+    without a terminal, refuse. `update` has how many messages it may delete; `does` and `left`:
+    what it does, and what becomes of `what` where nothing is done."""
 
-    async def work(deletes_max: int | None) -> ChangedT:
+    async def work(deletes_max: int | None) -> T:
         async with target.http() as http:
             return await update(http, deletes_max)
 
@@ -168,12 +167,12 @@ def change_or_ask(
         try:
             return run(work(deletes_max))
         except WouldDelete as error:
-            does = removal(error.deleted, error.dead_lettered, is_done=False)
+            goes = removal(error.deleted, error.dead_lettered, is_done=False)
             if not sys.stdin.isatty():
                 raise click.ClickException(
-                    f"{what} was not changed: {does}. With --yes it is done."
+                    f"{what} {left}: {goes}. With --yes it is done."
                 ) from None
-            confirm(f"changes {what} at {target.url}, by which {does}", what.split()[1], yes=False)
+            confirm(f"{does} {what} at {target.url}, by which {goes}", what.split()[1], yes=False)
             deletes_max = error.messages
 
 
@@ -254,7 +253,7 @@ def create(target: Target, /, name: str, as_json: bool, **settings: Any) -> None
             return await http.create_queue(name, **given(settings))
 
     set_ = f"tocsin queue set {name}"
-    made = create_or_explain(f"Queue {name}", set_, QUEUE_SETTINGS, work())
+    made = create_or_explain(f"Queue {name}", set_, QUEUE_SETTINGS, lambda: run(work()))
     if as_json:
         click.echo(to_json(made))
     elif made["created"]:
@@ -287,7 +286,7 @@ def set_queue(target: Target, /, name: str, yes: bool, as_json: bool, **settings
     if not change:
         raise click.UsageError(f"Say what changes, like --retention 7d; `tocsin queue show {name}` "
                                "shows what is.")  # fmt: skip
-    changed = change_or_ask(
+    changed = act_or_ask(
         f"Queue {name}", target, yes=yes,
         update=lambda http, most: http.update_queue(name, deletes_max=most, **change),
     )  # fmt: skip
