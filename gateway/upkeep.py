@@ -53,7 +53,7 @@ class Upkeep:
 
     async def seek(
         self, principal: Principal, queue: Queue, name: str, to: SeekTo,
-        *, deletes_max: int | None, begin: Begin | None,
+        *, deletes_max: int | None = None, begin: Begin | None = None,
     ) -> Removed:  # fmt: skip
         """Set a group's cursors anew; deliveries of before no longer count. See
         BrokerPort.seek_group."""
