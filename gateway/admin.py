@@ -49,10 +49,10 @@ PROGRESS_S: Final = 0.5
 
 
 class DeleteQueue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The queue's name twice: what is deleted is gone."""
+    """The queue's name twice: what is deleted is gone. `confirm` None: say what would go."""
 
     queue: str
-    confirm: str
+    confirm: str | None
     tenant: str = ADMINISTRATOR.tenant
 
 
@@ -127,16 +127,7 @@ class AdminSocket:
         broker, audit = self._broker, self._audit
 
         async def delete_queue(request: Request) -> Response:
-            wanted = decode(await read_body(request), _DELETE_QUEUE)
-            if wanted.queue != wanted.confirm:
-                raise Refused("invalid_request", "queue and confirm are not the same name")
-            who, by = _administrator(wanted.tenant)
-            async with audit.act("queue.delete", by, queue=wanted.queue) as act:
-                broker.find_queue(who, wanted.queue)  # else there is nothing to begin
-                await act.begin()
-                queue = await broker.delete_queue(who, wanted.queue)
-                act.about(queue_id=queue.queue_id)
-            return reply({"deleted": queue.name, "queue_id": queue.queue_id})
+            return await _delete_queue(broker, audit, request)
 
         async def park(request: Request) -> Response:
             wanted = decode(await read_body(request), _PARK)
@@ -187,6 +178,36 @@ def _administrator(tenant: str) -> tuple[Principal, Who]:
     """Who acts in this tenant, and how that is noted."""
     who = Principal(ADMINISTRATOR.name, tenant)
     return who, msgspec.structs.replace(LOCAL, principal=who)
+
+
+async def _delete_queue(broker: BrokerPort, audit: Audit, request: Request) -> Response:
+    wanted = decode(await read_body(request), _DELETE_QUEUE)
+    who, by = _administrator(wanted.tenant)
+    if wanted.confirm is None:
+        return reply(await _held(broker, who, wanted.queue))
+    if wanted.queue != wanted.confirm:
+        raise Refused("invalid_request", "queue and confirm are not the same name")
+    async with audit.act("queue.delete", by, queue=wanted.queue) as act:
+        held = await _held(broker, who, wanted.queue)
+        act.about(**held)
+        await act.begin()
+        queue = await broker.delete_queue(who, wanted.queue)
+        act.about(queue_id=queue.queue_id)
+    return reply({"deleted": queue.name, "queue_id": queue.queue_id, **held})
+
+
+async def _held(broker: BrokerPort, who: Principal, name: str) -> dict[str, Any]:
+    """How many messages and groups go with a queue; without what a storage that is away does not
+    say, for the queue can be deleted all the same. Raises Refused(queue_not_found)."""
+    queue = broker.find_queue(who, name)
+    groups = len(broker.metadata.list_groups(who, queue))
+    try:
+        described = await broker.describe_queue(who, name)
+    except TocsinError as error:
+        if error.code.name not in {"storage_unavailable", "unknown"}:
+            raise
+        return {"groups": groups}
+    return {"messages": described["depth"], "groups": groups}
 
 
 def _bind(data_dir: Path) -> socket.socket:
@@ -276,9 +297,10 @@ class _Backup:
 
 
 def delete_queue(
-    data_dir: Path, name: str, confirm: str, tenant: str = ADMINISTRATOR.tenant
+    data_dir: Path, name: str, confirm: str | None, tenant: str = ADMINISTRATOR.tenant
 ) -> dict[str, Any]:
-    """Delete a queue of this tenant, of the broker that runs on this data folder.
+    """Delete a queue of this tenant, of the broker that runs on this data folder, and say how many
+    messages and groups went with it. `confirm` None: only say how many would.
 
     Raises:
         AdminError: no broker runs there, or it refused.

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 import msgspec
-from tocsin.cli.common import confirm, print_fields, shown_name, shown_value, yes_option
+from tocsin.cli.common import confirm, plural, print_fields, shown_name, shown_value, yes_option
 
 from gateway import admin as admin_socket
 from gateway import logs, server
@@ -157,12 +157,20 @@ def delete_queue(name: str, yes: bool, tenant: str, data_dir: str | None, as_jso
       tocsin admin delete-queue orders --yes     in a script
     """
     folder = broker_of(data_dir)
-    confirm(f"deletes the queue {name} with all its messages and groups", name, yes=yes)
     try:
+        if not yes:
+            what = _with_what(admin_socket.delete_queue(folder, name, None, tenant))
+            confirm(f"deletes the queue {name} {what}", name, yes=False)
         answer = admin_socket.delete_queue(folder, name, name, tenant)
     except admin_socket.AdminError as error:
         raise click.ClickException(str(error)) from None
-    click.echo(to_json(answer) if as_json else f"Deleted {answer['deleted']}.")
+    click.echo(to_json(answer) if as_json else f"Deleted {name} {_with_what(answer)}.")
+
+
+def _with_what(held: dict[str, Any]) -> str:
+    """How many messages and groups go with a queue."""
+    messages = plural(held["messages"], "message") if "messages" in held else "all its messages"
+    return f"with {messages} and {plural(held['groups'], 'group')}"
 
 
 @admin.command()

@@ -17,6 +17,7 @@ from gateway.commands import admin as admin_command
 from gateway.ports import BackupProgress, BrokerPort
 from metadata.catalog import ANYBODY, Principal, QueueSettings
 from tests.gateway.plain_broker import PlainBroker
+from tests.histories.house import House, message
 
 
 @pytest.fixture
@@ -43,6 +44,25 @@ async def test_a_queue_is_deleted_when_both_names_match(data_dir: Path, broker: 
     answer = await asyncio.to_thread(admin.delete_queue, data_dir, "orders", "orders")
     assert answer["deleted"] == "orders"
     assert names(broker) == []
+
+
+async def test_what_goes_with_a_queue_is_told_before_and_after(house: House) -> None:
+    """And written down."""
+    queue = await house.queue()
+    await house.group(queue)
+    await house.publish(queue, [message(number) for number in range(30)])
+    socket = AdminSocket(house.folder, house.broker)
+    await socket.start()
+    try:
+        asked = await asyncio.to_thread(admin.delete_queue, house.folder, "orders", None)
+        assert asked == {"messages": 30, "groups": 1}
+        arguments = ("delete-queue", "orders", "--data-dir", str(house.folder))
+        refused = await run(*arguments)
+        assert (refused.exit_code, "30 messages and 1 group" in refused.output) == (2, True)
+        done = await run(*arguments, "--yes")
+        assert done.stdout == "Deleted orders with 30 messages and 1 group.\n"
+    finally:
+        await socket.stop()
 
 
 async def test_a_queue_stays_when_the_names_differ(data_dir: Path, broker: BrokerPort) -> None:
@@ -188,7 +208,10 @@ async def test_the_command_deletes_with_the_name_given_twice(
     data_dir: Path, broker: BrokerPort
 ) -> None:
     result = await run("delete-queue", "orders", "--yes", "--data-dir", str(data_dir))
-    assert (result.exit_code, result.stdout) == (0, "Deleted orders.\n")
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "Deleted orders with 0 messages and 0 groups.\n",
+    )
     assert names(broker) == []
 
 
@@ -200,6 +223,7 @@ async def test_the_command_asks_for_the_name_on_a_terminal(
     wrong = await run(*arguments, stdin="order\n")
     assert wrong.exit_code == 1
     assert "nothing was done" in wrong.output
+    assert "deletes the queue orders with 0 messages and 0 groups, for good" in wrong.output
     assert names(broker) == ["orders"]
     right = await run(*arguments, stdin="orders\n")
     assert right.exit_code == 0, right.output

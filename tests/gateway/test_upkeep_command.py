@@ -87,6 +87,9 @@ async def test_a_purge_asks_for_the_name(
     monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True, raising=False)
     refused = await run("queue", "purge", "orders", given="others\n")
     assert (refused.exit_code, "nothing was done" in refused.output) == (1, True)
+    assert "drops everything in orders, 4 messages, at" in refused.output
+    refused = await run("queue", "purge", "orders", "--group", "billing", given="others\n")
+    assert "what the group billing has not settled in orders, 4 messages, at" in refused.output
     group = house.broker.metadata.find_group(ANYBODY, queue, "billing")
     assert await house.lag(queue, group) == 4
     done = await run("queue", "purge", "orders", "--group", "billing", given="orders\n")

@@ -95,8 +95,9 @@ def purge(target: Target, name: str, group: str | None, yes: bool, as_json: bool
       tocsin queue purge orders --group audit
       tocsin queue purge orders --yes           in a script
     """
-    what = f"what the group {group} has not settled in {name}" if group else f"everything in {name}"
-    confirm(f"drops {what}, at {target.url}", name, yes=yes)
+    if not yes:
+        drops = run(_would_purge(target, name, group))
+        confirm(f"drops {drops}, at {target.url}", name, yes=False)
 
     async def work() -> int:
         async with target.http() as http:
@@ -107,6 +108,16 @@ def purge(target: Target, name: str, group: str | None, yes: bool, as_json: bool
         click.echo(to_json({"messages": count}))
     else:
         click.echo(f"Dropped {plural(count, 'message')} of {name} at {target.url}.")
+
+
+async def _would_purge(target: Target, name: str, group: str | None) -> str:
+    async with target.http() as http:
+        if group is not None:
+            count = plural((await http.group(name, group))["lag"], "message")
+            return f"what the group {group} has not settled in {name}, {count}"
+        found = await http.queue(name)
+        count = f", {plural(found['depth'], 'message')}" if "depth" in found else ""
+        return f"everything in {name}{count}"
 
 
 @click.command("peek")
