@@ -202,6 +202,11 @@ def _open(slot: Slot) -> Iterator[tuple[int, Push]]:
             yield offset, push
 
 
+def in_flight(slot: Slot) -> dict[int, int]:
+    """Which attempt of each message is in flight, by offset."""
+    return {offset: push.attempt for offset, push in _open(slot)}
+
+
 def _leases(slot: Slot, low: int, count: int) -> list[Lease]:
     consumer = getattr(slot.owner, "name", "")
     first = nsmallest(

@@ -6,7 +6,6 @@ takes with it what it has not settled. A change that does one of these is refuse
 unless whoever asks has agreed to as many messages.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -14,6 +13,7 @@ import msgspec
 
 from gateway.changes import Changes
 from gateway.groups import Groups
+from gateway.holding import in_flight
 from gateway.overflow import backlog_of, messages_max
 from gateway.removing import Begin, Removed, Removing, check_agreed
 from gateway.slices import Slices
@@ -172,7 +172,8 @@ class SettingsChanges:
         return max(0, min(unsettled, unsettled if held is None else held) - bound)
 
     async def _exhausted(self, queue: Queue, group: Group, before: int, after: int) -> int:
-        """How many messages had `after` attempts or more, and fewer than `before`; 0: no end."""
+        """How many messages had `after` attempts or more, and fewer than `before`; 0: no end. An
+        attempt that is under way at this gateway counts."""
         if not after or (before and before <= after):
             return 0
         tried, slices = 0, Slices()
@@ -180,8 +181,16 @@ class SettingsChanges:
             await slices.turn()
             place = GroupPartition(group.group_id, Partition(queue.queue_id, number))
             cursor = await self._storage.cursor(place)
-            tried += _count(cursor.retries if cursor is not None else (), before, after)
+            attempts = {one.offset: one.attempts for one in cursor.retries} if cursor else {}
+            attempts |= self._under_way(group, number)
+            tried += sum(after <= one and (not before or one < before) for one in attempts.values())
         return tried
+
+    def _under_way(self, group: Group, number: int) -> dict[int, int]:
+        """Which attempt of a message is under way, by offset."""
+        runtime = self._groups.runtimes.get(group.group_id)
+        slot = runtime.slots.get(number) if runtime is not None else None
+        return in_flight(slot) if slot is not None else {}
 
     async def _left_by_nobody(self, principal: Principal, queue: Queue, group: Group) -> int:
         """What goes with a group without consumers when it expires: until then the retention of
@@ -191,15 +200,6 @@ class SettingsChanges:
         if (runtime is not None and runtime.members) or self._groups.others(row):
             return 0
         return (await self._removing.with_group(principal, queue, group, any_age=True)).deleted
-
-
-class _Tried(Protocol):
-    @property
-    def attempts(self) -> int: ...
-
-
-def _count(retries: Iterable[_Tried], before: int, after: int) -> int:
-    return sum(after <= one.attempts and (not before or one.attempts < before) for one in retries)
 
 
 def _attempts(queue: Queue, settings: GroupSettings) -> int:

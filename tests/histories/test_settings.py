@@ -241,6 +241,24 @@ async def test_fewer_attempts_say_how_many_messages_they_end(
     await refused(http, GROUP, {"attempts_max": 1}, 2, deleted=0, dead_lettered=2)
 
 
+async def test_fewer_attempts_count_one_that_is_under_way(
+    house: House, http: httpx2.AsyncClient
+) -> None:
+    """Of two messages in flight, the one that was tried before."""
+    await made(http, partitions=1, attempts_max=5, backoff_s=0)
+    await made(http, GROUP)
+    for key in "ab":
+        await published(house, 1, key)
+    queue = house.find()
+    group = house.broker.metadata.find_group(ANYBODY, queue, "billing")
+    session, consumer = await house.subscribe(queue, group)
+    first = (await session.take(2))[0][0]
+    consumer.nack(delivery(first), 0, None)
+    await session.take(3)
+    await house.broker.flusher.drain()
+    await refused(http, GROUP, {"attempts_max": 2}, 1, deleted=0, dead_lettered=1)
+
+
 async def test_a_group_that_is_to_expire_says_what_goes_with_it(
     house: House, http: httpx2.AsyncClient
 ) -> None:
