@@ -46,6 +46,13 @@ def revived_headers(headers: Headers) -> dict[str, str] | None:
     return own or None
 
 
+def headers_without_groups(headers: Headers) -> dict[str, str] | None:
+    """Headers for somebody whose rights show no groups: without the group of a death, its words
+    and those of earlier deaths. None: there are no others."""
+    hidden = {HEADER + "group", HEADER + "nack", EARLIER}
+    return {name: text for name, text in (headers or {}).items() if name not in hidden} or None
+
+
 def earlier_deaths(headers: Headers) -> list[dict[str, str]]:
     """What a letter said each time that it died before the last one, the first death first."""
     text = (headers or {}).get(EARLIER)

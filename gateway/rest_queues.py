@@ -1,6 +1,7 @@
 """REST: queues. Deleting one does not exist over HTTP; `tocsin admin delete-queue` does it."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
@@ -31,6 +32,7 @@ from gateway.settings_change import ChangedSettings
 from gateway.slices import Slices
 from gateway.views import queue_view, verbs_on_all
 from metadata.catalog import (
+    DeadLetterCircle,
     QueueSettings,
     check_name,
     other_dead_letter_queue,
@@ -123,7 +125,7 @@ async def put_queue(broker: BrokerPort, request: Request) -> Response:
     name = queue_name(request)
     named = named_in(decode(await read_body(request), _NAMING))
     settings = QueueSettings(**named)
-    with asking(request, named):
+    with asking(request, named), _naming_what_is_seen(request):
         _check_others(request, name, settings.dead_letter_queue, settings.alerts)
         _, created = await broker.create_queue(principal(request), name, settings, frozenset(named))
     changed = changes(None, settings) if created else {}
@@ -139,13 +141,22 @@ async def change_queue(broker: BrokerPort, request: Request) -> Response:
     `publish`."""
     name = queue_name(request)
     named = named_in(decode(await read_body(request), _CHANGE))
-    with asking(request, named):
+    with asking(request, named), _naming_what_is_seen(request):
         _check_others(request, name, named.get("dead_letter_queue"), alerts_in(named))
         done = await broker.settings.queue(
             principal(request), name, named,
             deletes_max=deletes_max(request), begin=beginning(request),
         )  # fmt: skip
     return reply({**await described(broker, request, name), **changed_fields(request, done)})
+
+
+@contextmanager
+def _naming_what_is_seen(request: Request) -> Iterator[None]:
+    """Inside, the error about a circle of dead-letter queues names those that one may see (P11)."""
+    try:
+        yield
+    except DeadLetterCircle as circle:
+        raise DeadLetterCircle(circle.way, rights(request).sees) from None
 
 
 def _check_others(

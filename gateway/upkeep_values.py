@@ -4,6 +4,7 @@ from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
+from gateway.dead_letter_headers import headers_without_groups
 from gateway.whole_numbers import whole_number
 from metadata.catalog import Principal, Queue
 from push import limits
@@ -123,12 +124,15 @@ class FoundDeadLetters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 def without_groups(found: FoundDeadLetters) -> FoundDeadLetters:
-    """The same letters without the group in which each has died, and without its words."""
+    """The same letters without the groups in which each has died, now and before, and without the
+    words of these."""
     letters = [
         msgspec.structs.replace(
             letter,
             origin=msgspec.structs.replace(letter.origin, group=msgspec.UNSET),
             nack=None,
+            earlier=[msgspec.structs.replace(one, group=msgspec.UNSET) for one in letter.earlier],
+            headers=headers_without_groups(letter.headers),
         )
         for letter in found.messages
     ]

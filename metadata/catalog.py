@@ -4,7 +4,7 @@ Pure: validation and the question which settings may change. Durations are secon
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -202,6 +202,20 @@ def other_dead_letter_queue(name: str, named: str | None) -> str | None:
     return None if named in (None, name + DEAD_LETTERS) else named
 
 
+class DeadLetterCircle(Refused):
+    """Dead letters would come back to where they died. `way`: the names of the queues that they
+    go through, the first of which is the last again. The text names those alone that `sees` allows,
+    and the first."""
+
+    def __init__(self, way: Sequence[str], sees: Callable[[str], bool]) -> None:
+        self.way = way
+        shown = [name if name == way[0] or sees(name) else "another queue" for name in way]
+        circle = " → ".join(shown)
+        super().__init__(
+            "invalid_request", f"dead_letter_queue: dead letters would go in a circle: {circle}"
+        )
+
+
 def check_circle(queue: Queue, find: Callable[[str], Queue | None]) -> None:
     """Refuse dead letters that would come back to where they died, after however many queues.
 
@@ -209,7 +223,8 @@ def check_circle(queue: Queue, find: Callable[[str], Queue | None]) -> None:
     not there yet, have none of their own.
 
     Raises:
-        Refused: invalid_request; the text has the circle.
+        DeadLetterCircle: invalid_request; the text names no queue but this one and the one that
+            its dead letters go to.
     """
     way, at = [queue.name], dead_letter_name(queue)
     while at not in way:
@@ -219,10 +234,7 @@ def check_circle(queue: Queue, find: Callable[[str], Queue | None]) -> None:
             return
         at = dead_letter_name(found)
     if at == queue.name:
-        raise Refused(
-            "invalid_request",
-            f"dead_letter_queue: dead letters would go in a circle: {' → '.join([*way, at])}",
-        )
+        raise DeadLetterCircle([*way, at], lambda name: name == way[1])
 
 
 def check_settings(name: str, settings: QueueSettings) -> None:

@@ -3,6 +3,7 @@
 from gateway.dead_letter_headers import (
     EARLIER_MAX,
     earlier_deaths,
+    headers_without_groups,
     letter_headers,
     revived_headers,
     said_of,
@@ -20,6 +21,19 @@ def test_what_dies_twice_goes_back_the_way_it_came() -> None:
     assert revived_headers(second) == first
     assert revived_headers(first) == own
     assert revived_headers(letter_headers(None, reason="expired")) is None
+
+
+def test_what_shows_no_groups_shows_none_of_an_earlier_death() -> None:
+    """P11; the publisher's own headers stay."""
+    letter = letter_headers({"trace": "7"}, reason="expired", queue="a", group="g", nack="why")
+    twice = letter_headers(letter, reason="expired", queue="b", group="h", nack="so")
+    shown = {"tocsin-dead-letter-reason": "expired"}
+    for headers, queue in ((letter, "a"), (twice, "b")):
+        assert headers_without_groups(headers) == {
+            "trace": "7", **shown, "tocsin-dead-letter-queue": queue,
+        }  # fmt: skip
+    assert headers_without_groups({"tocsin-dead-letter-group": "g"}) is None
+    assert headers_without_groups(None) is None
 
 
 def test_a_letter_that_goes_round_remembers_where_it_came_from_and_does_not_grow() -> None:

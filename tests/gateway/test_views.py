@@ -18,6 +18,7 @@ from metadata.rights import parse_rights
 from push.errors import Refused
 from tests.gateway.asgi import client_of
 from tests.histories.house import House
+from tests.waiting import becomes
 
 QUEUE = "/v1/queues/orders"
 GROUP = f"{QUEUE}/groups/billing"
@@ -171,3 +172,32 @@ async def test_a_letter_names_its_group_to_those_who_see_groups(house: House) ->
         (letter,) = (await ask(f"read:orders:{message['key']}", "GET", path)).json()["messages"]
         assert {*letter["origin"]} == {"queue", "partition", "offset"}
         assert letter["body"] == letters[0]["body"]
+
+
+async def test_a_letter_that_died_twice_names_no_group_to_those_who_only_read(house: House) -> None:
+    """Nor what was said where it died: in `earlier`, and in the headers that it had as a letter.
+    [Both were there, also with the right to read one key.]"""
+    async with asking(house.broker) as ask:
+        dead = f"{QUEUE}.dead-letters"
+        assert (await ask(EVERY, "PUT", dead, {"partitions": 1})).status_code == 201
+        for queue in (QUEUE, dead):
+            group = f"{queue}/groups/SECRET-GROUP"
+            few = {"messages_max": 1, "wait_s": 10}
+            (message,) = (await ask(EVERY, "POST", f"{group}/pull", few)).json()["messages"]
+            said = {"receipts": [message["receipt"]], "reject": True, "reason": "SECRET-REASON"}
+            assert (await ask(EVERY, "POST", f"{group}/nack", said)).json()["settled"] == 1
+        path = f"{dead}/dead-letters?key={message['key']}"
+        letters: list[Any] = []
+
+        async def found() -> bool:
+            letters[:] = (await ask(EVERY, "GET", path)).json()["messages"]
+            return bool(letters)
+
+        await becomes(found, within_s=10)
+        assert letters[0]["earlier"][0]["group"] == "SECRET-GROUP"
+        for rights in (f"read:orders.dead-letters:{message['key']}", "read:orders.dead-letters"):
+            answer = await ask(rights, "GET", path)
+            assert "SECRET" not in answer.text
+            (letter,) = answer.json()["messages"]
+            assert {*letter["earlier"][0]} == {"queue", "partition", "offset"}
+            assert letter["headers"]["tocsin-dead-letter-reason"] == "rejected"

@@ -207,6 +207,26 @@ async def test_to_send_dead_letters_elsewhere_is_to_manage_that(
         assert "the right to manage, on the queue 'secret'" in answer["detail"]
 
 
+async def test_a_circle_of_dead_letters_names_no_queue_that_one_may_not_see(house: House) -> None:
+    """P11. [It had the names of all: who may manage two queues learns of those between them.]"""
+    await house.queue("x")
+    await house.queue("secret", dead_letter_queue="x")
+    await house.queue("hidden", dead_letter_queue="secret")
+    await house.queue("y", dead_letter_queue="hidden")
+    few, more = ["manage:x", "manage:y"], ["manage:x", "manage:y", "observe:hidden"]
+    named = {"dead_letter_queue": "y"}
+    for rights, between in ((few, "another queue"), (more, "hidden")):
+        status, answer = await asked(house, rights, "PATCH", "/v1/queues/x", named)
+        assert (status, answer["code"]) == (400, "invalid_request")
+        assert f"x → y → {between} → another queue → x" in answer["detail"]
+    await house.queue("apart", dead_letter_queue="new")
+    rights, named = ["manage:new", "manage:between"], {"dead_letter_queue": "between"}
+    await house.queue("between", dead_letter_queue="apart")
+    status, answer = await asked(house, rights, "PUT", "/v1/queues/new", named)
+    assert (status, answer["code"]) == (400, "invalid_request")
+    assert "new → between → another queue → new" in answer["detail"]
+
+
 async def test_to_have_an_alert_told_to_a_queue_is_to_publish_there(house: House) -> None:
     """Whole or in part, one by one or all of them; to change another setting is not."""
     await house.queue()
