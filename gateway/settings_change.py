@@ -121,14 +121,14 @@ class SettingsChanges:
         for group in groups:
             moved += await self._moved_beyond_bounds(queue, changed, group)
             moved += await self._exhausted(
-                queue, group, _attempts(queue, group.settings), _deadly(changed, group.settings)
+                queue, group, _deadly(queue, group.settings), _deadly(changed, group.settings)
             )
         return removed + Removed(dead_lettered=moved)
 
     async def _removed_of_group(
         self, principal: Principal, queue: Queue, group: Group, wanted: GroupSettings
     ) -> Removed:
-        before, after = _attempts(queue, group.settings), _deadly(queue, wanted)
+        before, after = _deadly(queue, group.settings), _deadly(queue, wanted)
         moved = await self._exhausted(queue, group, before, after)
         deleted = 0
         if _is_sooner(group.settings.expires_s, wanted.expires_s):
@@ -172,8 +172,9 @@ class SettingsChanges:
         return max(0, min(unsettled, unsettled if held is None else held) - bound)
 
     async def _exhausted(self, queue: Queue, group: Group, before: int, after: int) -> int:
-        """How many messages had `after` attempts or more, and fewer than `before`; 0: no end. An
-        attempt that is under way at this gateway counts."""
+        """How many messages had `after` attempts or more, and fewer than `before`; 0: none goes to
+        the dead letters. An attempt that is under way at this gateway counts; the heads of keys
+        that are parked stay parked."""
         if not after or (before and before <= after):
             return 0
         tried, slices = 0, Slices()
@@ -183,7 +184,11 @@ class SettingsChanges:
             cursor = await self._storage.cursor(place)
             attempts = {one.offset: one.attempts for one in cursor.retries} if cursor else {}
             attempts |= self._under_way(group, number)
-            tried += sum(after <= one and (not before or one < before) for one in attempts.values())
+            parked = {line.head for line in await self._storage.parked(place)}
+            tried += sum(
+                offset not in parked and after <= one and (not before or one < before)
+                for offset, one in attempts.items()
+            )
         return tried
 
     def _under_way(self, group: Group, number: int) -> dict[int, int]:
@@ -202,16 +207,12 @@ class SettingsChanges:
         return (await self._removing.with_group(principal, queue, group, any_age=True)).deleted
 
 
-def _attempts(queue: Queue, settings: GroupSettings) -> int:
-    """After how many attempts a message of the group is exhausted; 0: it never is."""
+def _deadly(queue: Queue, settings: GroupSettings) -> int:
+    """After how many attempts a message of the group goes to the dead letters; 0: it never does."""
+    if (settings.on_exhausted or queue.settings.on_exhausted) == "park":
+        return 0
     own = settings.attempts_max
     return queue.settings.attempts_max if own is None else own
-
-
-def _deadly(queue: Queue, settings: GroupSettings) -> int:
-    """After how many attempts it goes to the dead letters; 0: it never does."""
-    parks = (settings.on_exhausted or queue.settings.on_exhausted) == "park"
-    return 0 if parks else _attempts(queue, settings)
 
 
 def _bounds(queue: Queue) -> tuple[object, ...]:

@@ -241,6 +241,47 @@ async def test_fewer_attempts_say_how_many_messages_they_end(
     await refused(http, GROUP, {"attempts_max": 1}, 2, deleted=0, dead_lettered=2)
 
 
+async def test_what_was_to_park_and_is_to_die_says_how_many_messages(
+    house: House, http: httpx2.AsyncClient
+) -> None:
+    """Fewer attempts, and parking, in one step; then no parking any more in another
+    one. [In two steps it deletes what in one it refuses to.]"""
+    await made(http, partitions=1, attempts_max=5, backoff_s=0)
+    await made(http, GROUP)
+    for key in "abc":
+        await published(house, 1, key)
+    queue = house.find()
+    group = house.broker.metadata.find_group(ANYBODY, queue, "billing")
+    session, consumer = await house.subscribe(queue, group)
+    for place, _, _ in (await session.take(3))[:2]:
+        consumer.nack(delivery(place), 3600, None)
+    consumer.leave()
+    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
+    await house.broker.flusher.drain()
+    for what in (QUEUE, GROUP):
+        parks = {"attempts_max": 1, "on_exhausted": "park"}
+        assert (await http.patch(what, json=parks)).status_code == 200
+        await refused(http, what, {"on_exhausted": "dead_letter"}, 2, deleted=0, dead_lettered=2)
+
+
+async def test_what_is_parked_is_not_counted_where_nothing_parks_any_more(
+    house: House, http: httpx2.AsyncClient
+) -> None:
+    """It stays parked until an operator decides."""
+    await made(http, partitions=1, attempts_max=1, on_exhausted="park")
+    await made(http, GROUP)
+    await published(house, 1, "a")
+    queue = house.find()
+    group = house.broker.metadata.find_group(ANYBODY, queue, "billing")
+    session, consumer = await house.subscribe(queue, group)
+    consumer.nack(delivery((await session.take(1))[0][0]), 0, None)
+    await house.broker.flusher.drain()
+    assert (await house.broker.parking.parked(queue, group, 9)).keys_parked == 1
+    for what in (QUEUE, GROUP):
+        assert (await http.patch(what, json={"on_exhausted": "dead_letter"})).status_code == 200
+    assert (await house.broker.parking.parked(queue, group, 9)).keys_parked == 1
+
+
 async def test_fewer_attempts_count_one_that_is_under_way(
     house: House, http: httpx2.AsyncClient
 ) -> None:
