@@ -75,6 +75,16 @@ async def test_a_queue_is_made_listed_and_shown(broker: FakeBroker) -> None:
     assert "No groups." in shown.out
 
 
+async def test_none_means_no_value_where_a_queue_is_made_as_where_it_is_changed(
+    broker: FakeBroker,
+) -> None:
+    """[`create --dead-letter-queue none` named a queue `none`.]"""
+    none = ("--dead-letter-queue", "none", "--message-ttl", "none")
+    made = await tocsin_(broker, "queue", "create", "new", *none)
+    assert made.code == 0, made.err
+    assert broker.calls[-1][2] == {"dead_letter_queue": None, "message_ttl_s": None}
+
+
 async def test_groups_are_made_sought_shown_and_deleted(broker: FakeBroker) -> None:
     await tocsin_(broker, "group", "create", "orders", "g", "--start", "latest")
     assert broker.calls[-1][2] == {"start": "latest"}

@@ -5,7 +5,7 @@
  * @module
  */
 
-import { CannotConnect } from "./errors.js";
+import { CannotConnect, InvalidRequest } from "./errors.js";
 import { pathTo, queryOf, settingsOf, TIMEOUT_S } from "./http.js";
 import { startAt } from "./joining.js";
 import { Content } from "./message.js";
@@ -15,6 +15,7 @@ import { isObject } from "./wire.js";
 const PER_CALL_MAX = 1000;
 /** A queue of a thousand partitions and groups takes its time. */
 const PURGE_TIMEOUT_S = 300;
+const PULL_OPTIONS = new Set(["messagesMax", "waitS"]);
 const ABSENT = {
   key: null, body: undefined, body_base64: null, content_type: null, id: null, headers: null,
   sent_unix_ms: null,
@@ -221,7 +222,12 @@ export class Calls extends EventTarget {
   // --- pull -------------------------------------------------------------------------------------
 
   /** Take messages without a subscription; settle them by their receipts. */
-  async pull(queue, group, { messagesMax = 10, waitS = 0 } = {}) {
+  async pull(queue, group, options = {}) {
+    const unknown = Object.keys(options).find((name) => !PULL_OPTIONS.has(name));
+    if (unknown !== undefined) {
+      throw new InvalidRequest("invalid_request", `pull has no option ${unknown}`);
+    }
+    const { messagesMax = 10, waitS = 0 } = options;
     const path = `${pathTo("queues", queue, "groups", group)}/pull`;
     const body = { messages_max: messagesMax, wait_s: waitS };
     const settings = { timeoutS: TIMEOUT_S + waitS };

@@ -118,6 +118,10 @@ function lossOfObject(value) {
   if (ArrayBuffer.isView(value)) return lost("bytes inside a JSON value: let them be the body");
   if (NOT_JSON.has(tag)) return lost(`a ${tag} has no JSON form`);
   if (tag === "Number") return lossOf(value.valueOf());
+  const isShown = (name) => Object.prototype.propertyIsEnumerable.call(value, name);
+  if (Object.getOwnPropertySymbols(value).some(isShown)) {
+    return lost("a field named by a symbol has no JSON form");
+  }
   for (const name of Object.keys(value)) {
     const found = lossOf(value[name]);
     if (found !== null) return inside(found, name);

@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { Calls } from "../src/calls.js";
 import { Http } from "../src/http.js";
 import { connect } from "../src/index.js";
 import { encodeMessage, fromBase64, toBase64 } from "../src/outgoing.js";
@@ -59,6 +60,17 @@ test("what JSON would show as something else is refused, with its place (P2)", (
   }
   const headers = new Map([["a", "b"]]);
   assert.throws(() => encodeMessage({ body: 1, headers }), { code: "invalid_message" });
+});
+
+test("a field named by a symbol is not left out without a word", () => {
+  for (const body of [{ [Symbol("x")]: 1 }, [{ a: { [Symbol("x")]: 1 } }]]) {
+    assert.throws(() => encodeMessage({ body }), /symbol/);
+  }
+});
+
+test("a pull with an option that there is not is refused", async () => {
+  const wrong = { name: "InvalidRequest", message: /wait_s/ };
+  await assert.rejects(new Calls().pull("q", "g", { wait_s: 1 }), wrong);
 });
 
 test("what JSON can say goes as ever", () => {

@@ -1,8 +1,7 @@
 """Values that JSON would show as something else: found before they are sent. Pure.
 
 Encoders write NaN as null, bytes inside a value as text, and number keys as texts, and nobody is
-told. What has a text that says all of it (times, Decimal, UUID) is sent as that text, and sets as
-lists.
+told. What has a text that says all of it (times, a finite Decimal, UUID) is sent as that text.
 """
 
 from collections.abc import Mapping
@@ -39,14 +38,18 @@ def _loss(value: Any) -> Loss | None:
         return None if isfinite(value) else (f"{value!r} has no JSON form", [])
     if isinstance(value, dict):
         return _loss_in_dict(value)
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, list | tuple):
         return _loss_in_list(value)
+    if isinstance(value, set | frozenset):
+        return "a set has no order and no JSON form: make a list of it", []
+    if isinstance(value, Decimal) and not value.is_finite():
+        return f"{value!r} has no JSON form", []
     if isinstance(value, _BYTES):
         return "bytes inside a JSON value: let them be the whole body, or write them as text", []
     if isinstance(value, _TEXTS):
         return None
     try:
-        fields = msgspec.to_builtins(value, builtin_types=(*_BYTES,))
+        fields = msgspec.to_builtins(value, builtin_types=(*_BYTES, Decimal))
     except TypeError:  # something in it is msgspec.Raw
         return None
     return _loss(fields) if fields.__class__ not in _PLAIN else None

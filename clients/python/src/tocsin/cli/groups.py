@@ -111,7 +111,7 @@ def create(
 @group.command("set")
 @click.argument("queue")
 @click.argument("name")
-@setting_options(GROUP_SETTINGS, change=True)
+@setting_options(GROUP_SETTINGS)
 @yes_option
 @json_option
 @target_options

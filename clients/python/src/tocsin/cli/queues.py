@@ -97,14 +97,13 @@ QUEUE_SETTINGS: Final = (
 
 
 def setting_options(
-    settings: tuple[Setting, ...], *, change: bool = False
+    settings: tuple[Setting, ...],
 ) -> Callable[[CommandT], CommandT]:
-    """A flag per setting; what is not given is None. `change`: of what is there."""
+    """A flag per setting; what is not given is None."""
 
     def decorate(command: CommandT) -> CommandT:
         for setting in reversed(settings):
-            is_nullable = change and setting.nullable
-            kind = OrNone(setting.type) if is_nullable else setting.type
+            kind = OrNone(setting.type) if setting.nullable else setting.type
             command = click.option(
                 setting.flag, setting.name, type=kind, default=None, help=setting.help
             )(command)
@@ -264,7 +263,7 @@ def create(target: Target, /, name: str, as_json: bool, **settings: Any) -> None
 
 @queue.command("set")
 @click.argument("name")
-@setting_options(tuple(one for one in QUEUE_SETTINGS if one.name != "partitions"), change=True)
+@setting_options(tuple(one for one in QUEUE_SETTINGS if one.name != "partitions"))
 @yes_option
 @json_option
 @target_options
