@@ -52,8 +52,8 @@ PLANTS: Final = (
     ),
     Plant(
         "a nacked key stays open", "consuming.js",
-        "this.#closed.close(message);\n    this.settlements.nack(message, how);",
-        "this.settlements.nack(message, how);",
+        "this.#closed.close(message);\n    this.settlements.nack(message, how, ticket);",
+        "this.settlements.nack(message, how, ticket);",
         "nack-closes-its-key",
     ),
     Plant(

@@ -94,7 +94,9 @@ async def test_a_rejection_that_was_answered_is_there_after_a_kill(
     await prepare(server, on_exhausted="park")
     await nacked(server, reject=True, reason="no such account")
     async with http_to(server) as http:
-        (parked,) = (await http.get(f"{GROUP}/parked")).json()["keys"]
+        answer = await http.get(f"{GROUP}/parked")
+    assert answer.status_code == 200, answer.text
+    (parked,) = answer.json()["keys"]
     assert (parked["reason"], parked["attempts"], parked["nack"]) == (
         "rejected", 1, "no such account",
     )  # fmt: skip

@@ -198,7 +198,7 @@ async def test_a_page_is_given_once_what_is_longer_on_its_way_than_its_lease(
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout + ran.stderr
     said = json.loads(ran.stdout)
-    assert (said["ids"], said["attempt"]) == (ids, 1)
+    assert (sorted(said["ids"]), said["attempt"]) == (ids, 1)  # of whichever partitions
     assert said["losses"] == []
 
 
