@@ -11,6 +11,7 @@ from playwright.async_api import Browser, expect
 from loadtests.server import Server
 from tests.browser.console_house import console
 from tests.histories.redis_gateways import a_server, emptied
+from tests.waiting import becomes
 
 
 @pytest.fixture
@@ -31,9 +32,16 @@ async def test_the_console_names_its_gateway_and_the_others(
     one, two = servers
     async with tocsin.connect(two.url) as client, console(browser, one.url) as view:
         session = client.session_id
-        there = (await view.get("/v1/sessions"))["gateways"]
-        here = (await view.get("/v1/sessions"))["gateway"]
-        (other,) = [name for name in there if name != here]
+
+        async def know_each_other() -> bool:
+            known = [len((await at.get("/v1/sessions"))["gateways"]) for at in (view, behind)]
+            return known == [2, 2]
+
+        async with console(browser, two.url) as behind:
+            await becomes(know_each_other)
+        said = await view.get("/v1/sessions")
+        here = said["gateway"]
+        (other,) = [name for name in said["gateways"] if name != here]
         await view.open("/sessions")
         await expect(view.at("session-empty")).to_have_text("Nobody is at this gateway.")
         await expect(view.at("gateways")).to_contain_text(f"those of the gateway {here}")
