@@ -213,12 +213,8 @@ async def test_a_bound_says_how_many_messages_it_moves_to_the_dead_letters(
     assert (await http.patch(QUEUE, json={"messages_max": 5})).status_code == 200
 
 
-async def test_fewer_attempts_say_how_many_messages_they_end(
-    house: House, http: httpx2.AsyncClient
-) -> None:
-    """Of a queue's setting and of a group's; what is parked is not gone."""
-    await made(http, partitions=1, attempts_max=5, backoff_s=3600, backoff_max_s=3600)
-    await made(http, GROUP)
+async def two_of_three_nacked(house: House) -> None:
+    """Three messages; two of them were tried once, and nobody consumes any more."""
     for key in "abc":
         await published(house, 1, key)
     queue = house.find()
@@ -229,6 +225,15 @@ async def test_fewer_attempts_say_how_many_messages_they_end(
     consumer.leave()
     await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
     await house.broker.flusher.drain()
+
+
+async def test_fewer_attempts_say_how_many_messages_they_end(
+    house: House, http: httpx2.AsyncClient
+) -> None:
+    """Of a queue's setting and of a group's; what is parked is not gone."""
+    await made(http, partitions=1, attempts_max=5, backoff_s=3600, backoff_max_s=3600)
+    await made(http, GROUP)
+    await two_of_three_nacked(house)
     assert (await http.patch(QUEUE, json={"attempts_max": 2})).status_code == 200
     parks = {"attempts_max": 1, "on_exhausted": "park"}
     assert (await http.patch(GROUP, json=parks)).status_code == 200
@@ -248,16 +253,7 @@ async def test_what_was_to_park_and_is_to_die_says_how_many_messages(
     one. [In two steps it deletes what in one it refuses to.]"""
     await made(http, partitions=1, attempts_max=5, backoff_s=0)
     await made(http, GROUP)
-    for key in "abc":
-        await published(house, 1, key)
-    queue = house.find()
-    group = house.broker.metadata.find_group(ANYBODY, queue, "billing")
-    session, consumer = await house.subscribe(queue, group)
-    for place, _, _ in (await session.take(3))[:2]:
-        consumer.nack(delivery(place), 3600, None)
-    consumer.leave()
-    await eventually(lambda: not house.broker.groups.runtimes[group.group_id].slots)
-    await house.broker.flusher.drain()
+    await two_of_three_nacked(house)
     for what in (QUEUE, GROUP):
         parks = {"attempts_max": 1, "on_exhausted": "park"}
         assert (await http.patch(what, json=parks)).status_code == 200
