@@ -16,7 +16,7 @@ class Decisions:
         return decided
 
     def tell(self, keys: list[int], *, made: bool) -> None:
-        """These decisions are durable, or were not made."""
+        """Answer those who wait: the decisions about these keys are durable, or were not made."""
         for key in keys:
             self._answer(self._waits.pop(key), made)
 
