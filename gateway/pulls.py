@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Final
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -36,6 +37,8 @@ from push.shares import Share, kept, share
 from push.sharing import has_room
 from push.transit import Transit
 
+STORAGE_S: Final = 1.0
+"""A pull that does not wait for messages waits so long at most for what the storage is asked."""
 _MESSAGE = msgspec.json.Decoder(Message)
 
 
@@ -45,6 +48,8 @@ class _Pull:
 
     room: int
     answered: "asyncio.Future[list[PulledMessage]]"
+    asked_at: float
+    """By the loop's clock."""
     messages: list[PulledMessage] = field(default_factory=list)
     size: int = 0
     """Bytes of the records' parts that hold them."""
@@ -299,16 +304,28 @@ class PullConsumer:
             if receipt is not None and slot is not None and slot.delivery.epoch == receipt.epoch:
                 yield slot, receipt
 
+    def _awaits_storage(self, pull: _Pull) -> bool:
+        """Whether the storage was asked for what this pull may get, and answers soon: an answer of
+        nothing would say that there is nothing."""
+        if pull.reserved:
+            return True
+        if pull.answered.done() or asyncio.get_running_loop().time() >= pull.asked_at + STORAGE_S:
+            return False
+        runtime = self.runtime
+        is_coming = any(runtime.is_coming(number, self) for number in runtime.assignment)
+        is_read = any(slot.fetch.reading for slot in self.slots.values())
+        return is_coming or is_read or self._scheduled  # a partition has just come
+
     async def pull(self, messages_max: int, wait_s: float) -> list[PulledMessage]:
         """Wait for messages."""
         loop = asyncio.get_running_loop()
-        pull = _Pull(messages_max, loop.create_future())
+        pull = _Pull(messages_max, loop.create_future(), asked_at=loop.time())
         self._waiting.append(pull)
         self.last_pull = loop.time()
         self.pump()
         try:
             await asyncio.wait((pull.answered,), timeout=max(wait_s, 0.05))
-            while pull.reserved:  # the storage was asked already, and answers soon
+            while self._awaits_storage(pull):
                 await asyncio.wait((pull.answered,), timeout=0.05)
             self.runtime.log.taken(pull)
             return pull.messages

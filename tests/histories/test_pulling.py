@@ -71,6 +71,34 @@ async def test_a_key_in_flight_is_closed_to_the_next_pull(house: House) -> None:
     assert bodies(await pull(house, queue, group)) == [2, 3]
 
 
+@pytest.mark.parametrize("call", ["own", "read"])
+async def test_a_pull_that_does_not_wait_is_given_what_a_slow_storage_holds(
+    house: House, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first one: the partition is owned, and its log is read. Within a second; a storage that
+    is slower than that keeps no answer back."""
+    slow_s = 0.3
+
+    async def slowly(*arguments: Any, **named: Any) -> Any:
+        await asyncio.sleep(slow_s)
+        return await asked(*arguments, **named)
+
+    async def first_pull(name: str) -> Sequence[PulledMessage]:
+        return await pull(house, queue, await house.group(queue, name=name), wait_s=0)
+
+    queue = await house.queue()
+    await house.publish(queue, numbered(2))
+    if house.kind == "sqlite":
+        await house.restart()  # what was just published would not be read
+    elif call == "read":
+        pytest.skip("what it holds is at hand, in the broker's memory as well")
+    asked = getattr(house.broker.storage, call)
+    monkeypatch.setattr(house.broker.storage, call, slowly)
+    assert bodies(await first_pull("a")) == [0, 1]
+    slow_s = 3.0
+    assert await first_pull("b") == []
+
+
 async def test_a_waiting_pull_is_answered_by_the_next_message(house: House) -> None:
     """R24: waiting pulls are served in their order, each at once."""
     queue = await house.queue()

@@ -213,7 +213,8 @@ async def test_the_lease_of_what_is_pulled_counts_from_when_the_answer_has_arriv
     group = f"/v1/queues/{QUEUE}/groups/{SHORT}"
     async with httpx2.AsyncClient(base_url=proxy.url, timeout=60) as http:
         began = monotonic()
-        pulled = (await http.post(f"{group}/pull", json={"messages_max": 2})).json()["messages"]
+        asked = {"messages_max": 2, "wait_s": 20}
+        pulled = (await http.post(f"{group}/pull", json=asked)).json()["messages"]
         assert monotonic() - began > 8, "it was slow"
         receipts = [message["receipt"] for message in pulled]
         answer = await http.post(f"{group}/ack", json={"receipts": receipts})
