@@ -15,6 +15,7 @@ from tocsin import codes, errors, wire
 from tocsin.outgoing import NewMessage, encode_message
 from tocsin.packing import join_frames, without_tokens
 from tocsin.publishing import Bounds
+from tocsin.wire import MESSAGE_BYTES_AIM
 
 from gateway import frames
 from push.errors import CODES, Refused
@@ -200,8 +201,10 @@ def test_many_frames_are_joined_within_the_brokers_bounds() -> None:
     assert join_frames([b"{}"]) == [b"{}"]
     joined = join_frames([b"{}"] * 300)
     assert [len(msgspec.json.decode(message)) for message in joined] == [256, 44]
-    large = b'"%b"' % (b"x" * 400_000)
-    assert join_frames([large, large]) == [large, large]
+    half = b'"%b"' % (b"x" * (MESSAGE_BYTES_AIM // 2 - 3))
+    assert join_frames([half, half]) == [b"[%b,%b]" % (half, half)]
+    assert join_frames([half, half, b"1"]) == [b"[%b,%b]" % (half, half), b"1"]
+    assert join_frames([half, half, b"1"], 2 * MESSAGE_BYTES_AIM) == [b"[%b,%b,1]" % (half, half)]
 
 
 def test_who_looks_on_sees_no_token() -> None:

@@ -101,7 +101,7 @@ async def test_what_overflows_is_dead_or_acked_and_in_order() -> None:
 async def test_a_bulk_load_is_stored_beside_a_trickle_and_told_where_it_is_held_back() -> None:
     """P1, P9: nothing of either is refused or lost, and over a queue's limit the command says how
     much was put off."""
-    plan = BulkPlan(lines=4_000, rate=50, rounds=1, alone_s=0.5, nice=0)
+    plan = BulkPlan(lines=4_000, rate=50, rounds=1, loads=2, alone_s=0.5, nice=0)
     async with asyncio.timeout(BULK_S):
         finding = await bulk(plan, print)
     hold(finding)

@@ -15,9 +15,7 @@ import {
   BrokerError, CannotConnect, NotABroker, NotFound, Unauthorized, wordsOf,
 } from "./errors.js";
 import { headersOf, refusal, report, slowestMs, textInParts } from "./requesting.js";
-import {
-  FRAMES_PER_MESSAGE_MAX, framesOf, isObject, joinFrames, MESSAGE_CHARS_AIM,
-} from "./wire.js";
+import { FRAMES_PER_MESSAGE_MAX, framesOf, isObject, joinFrames } from "./wire.js";
 import { WRITE_BUFFER_BYTES } from "./websocket.js";
 
 /** How long a poll waits for something to come. */
@@ -36,6 +34,8 @@ export const BODY_TIMEOUT_MS = 30_000;
 export const PATIENCE_MS = 10_000;
 /** Before a request is repeated. */
 export const PAUSE_MS = 200;
+/** Frames are posted together up to so many characters; each post is a round trip. */
+const REQUEST_CHARS_AIM = 512 * 1024;
 const CLOSE_TIMEOUT_MS = 2000;
 /** So long a WebSocket that would take over waits for a post that is under way. */
 const REST_MS = 1000;
@@ -226,12 +226,12 @@ export class Polling {
     let count = 0;
     let size = 0;
     for (const frame of this.#said) {
-      const isFull = size + frame.length > MESSAGE_CHARS_AIM || count >= FRAMES_PER_MESSAGE_MAX;
+      const isFull = size + frame.length > REQUEST_CHARS_AIM || count >= FRAMES_PER_MESSAGE_MAX;
       if (count > 0 && isFull) break;
       count += 1;
       size += frame.length + 1;
     }
-    return { message: joinFrames(this.#said.slice(0, count))[0], count };
+    return { message: joinFrames(this.#said.slice(0, count), REQUEST_CHARS_AIM)[0], count };
   }
 
   #drained() {

@@ -12,8 +12,11 @@ import { brokerError } from "./errors.js";
 
 /** Frames that the broker takes in one message. */
 export const FRAMES_PER_MESSAGE_MAX = 256;
-/** A message is closed when it has grown so large, in characters; one frame may be larger. */
-export const MESSAGE_CHARS_AIM = 512 * 1024;
+/**
+ * A WebSocket message is closed when it has grown so large, in characters; one frame may be larger.
+ * The broker works off a message in one go: larger ones are no faster, and others wait for longer.
+ */
+export const MESSAGE_CHARS_AIM = 64 * 1024;
 /** What a client may say before a welcome has named the bounds. */
 export const FRAME_BYTES_MAX = 2 * 1_048_576;
 
@@ -59,14 +62,17 @@ export function publishFrame(ref, queue, sequence, resolved, messages, times = {
   return `${head}${sequences}${more}"messages":[${messages.join(",")}]}`;
 }
 
-/** Messages that carry these frames, in order. @param {string[]} frames @returns {string[]} */
-export function joinFrames(frames) {
+/**
+ * Messages that carry these frames, in order, each of about `charsAim` at most.
+ * @param {string[]} frames @param {number} [charsAim] @returns {string[]}
+ */
+export function joinFrames(frames, charsAim = MESSAGE_CHARS_AIM) {
   const joined = [];
   let part = [];
   let size = 0;
   for (const frame of frames) {
     const isFull =
-      size + frame.length > MESSAGE_CHARS_AIM || part.length >= FRAMES_PER_MESSAGE_MAX;
+      size + frame.length > charsAim || part.length >= FRAMES_PER_MESSAGE_MAX;
     if (part.length > 0 && isFull) {
       joined.push(together(part));
       part = [];

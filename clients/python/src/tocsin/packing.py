@@ -14,15 +14,15 @@ def without_tokens(message: bytes) -> bytes:
     return _AUTH.sub(b"\\1\xe2\x80\xa6", message) if b'"type":"auth"' in message else message
 
 
-def join_frames(frames: Sequence[bytes]) -> list[bytes]:
-    """WebSocket messages that carry these frames in order."""
+def join_frames(frames: Sequence[bytes], bytes_aim: int = MESSAGE_BYTES_AIM) -> list[bytes]:
+    """Messages that carry these frames in order, each of about `bytes_aim` at most."""
     if len(frames) == 1:
         return [frames[0]]
     joined: list[bytes] = []
     start = size = 0
     for index, frame in enumerate(frames):
         if index > start and (
-            size + len(frame) > MESSAGE_BYTES_AIM or index - start >= FRAMES_PER_MESSAGE_MAX
+            size + len(frame) > bytes_aim or index - start >= FRAMES_PER_MESSAGE_MAX
         ):
             joined.append(_array(frames[start:index]))
             start, size = index, 0

@@ -39,6 +39,8 @@ PATIENCE_S: Final = 10.0
 """What cannot be said or heard for so long ends the carrier."""
 PAUSE_S: Final = 0.2
 """Before a request is repeated."""
+REQUEST_BYTES_AIM: Final = 512 * 1024
+"""Frames are posted together up to so much; one frame may be larger. Each post is a round trip."""
 ANSWER_BYTES_MAX: Final = 16 * 1_048_576
 CLOSE_TIMEOUT_S: Final = 2.0
 _SESSIONS: Final = "/v1/sessions"
@@ -183,13 +185,12 @@ class Polling:
         size = 0
         for frame in self._said:
             if frames and (
-                size + len(frame) > wire.MESSAGE_BYTES_AIM
-                or len(frames) >= wire.FRAMES_PER_MESSAGE_MAX
+                size + len(frame) > REQUEST_BYTES_AIM or len(frames) >= wire.FRAMES_PER_MESSAGE_MAX
             ):
                 break
             frames.append(frame)
             size += len(frame) + 1
-        return join_frames(frames)[0], len(frames)
+        return join_frames(frames, REQUEST_BYTES_AIM)[0], len(frames)
 
     def _drained(self) -> None:
         if not self.writable and self._said_bytes < WRITE_BUFFER_BYTES:

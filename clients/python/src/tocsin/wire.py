@@ -18,8 +18,10 @@ DeliveryList = list[list[int]]
 
 FRAMES_PER_MESSAGE_MAX: Final = 256
 """Frames that the broker takes in one WebSocket message."""
-MESSAGE_BYTES_AIM: Final = 512 * 1024
-"""A WebSocket message is closed when it has grown so large; one frame may be larger."""
+MESSAGE_BYTES_AIM: Final = 64 * 1024
+"""A WebSocket message is closed when it has grown so large; one frame may be larger. The broker
+works off a message in one go: larger ones are no faster, and others wait for longer.
+measured: docs/benchmarks/noisy.md"""
 RANGES_PER_FRAME_MAX: Final = 1000
 """Ranges named in one ack, nack or extend; the broker takes a few more."""
 
