@@ -36,7 +36,7 @@ from loadtests.trial import Finding, Progress, broker, uncollected
 
 LINES: Final = 200_000
 RATE: Final = 50
-ROUNDS: Final = 5
+ROUNDS: Final = 9
 LOADS: Final = 5
 """In a row, alone and beside the trickle."""
 KEPT_MIN: Final = 0.4
