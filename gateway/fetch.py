@@ -17,6 +17,8 @@ from push.ports import Partition, Storage
 from push.record import Record
 
 LINES_PER_READ_MAX: Final = 64
+DEAD: Final = "dead"
+"""The job that moves dead letters."""
 KEPT_MAX: Final = 16
 KEPT_BYTES_MAX: Final = 2048
 """What was read for a line is kept, so many messages of at most so many bytes: the head of a stuck
@@ -48,6 +50,11 @@ class Fetch:
     def reading(self) -> bool:
         """Whether the log is being read."""
         return "log" in self._jobs
+
+    @property
+    def reads(self) -> bool:
+        """Whether anything that may be given is being read: the log, or what is in a line."""
+        return any(name != DEAD for name in self._jobs)
 
     def log(self, offset: int) -> tuple[Record, Stages | None] | None:
         """The record that holds `offset`, or the next one retained; None: not at hand, it is being

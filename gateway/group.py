@@ -337,6 +337,10 @@ class GroupRuntime:
         """Something was to be settled under an epoch that is over."""
         self._context.stale_settlements += 1
 
+    def is_being_owned(self, number: int, member: Member) -> bool:
+        """Whether the storage has been asked for a partition that will be this member's."""
+        return number in self._acquiring and self.is_coming(number, member)
+
     def is_coming(self, number: int, member: Member) -> bool:
         """Whether a partition that nobody here has yet will be this member's."""
         is_its_own = self.assignment.get(number) == member.name

@@ -312,9 +312,9 @@ class PullConsumer:
         if pull.answered.done() or asyncio.get_running_loop().time() >= pull.asked_at + STORAGE_S:
             return False
         runtime = self.runtime
-        is_coming = any(runtime.is_coming(number, self) for number in runtime.assignment)
-        is_read = any(slot.fetch.reading for slot in self.slots.values())
-        return is_coming or is_read or self._scheduled  # a partition has just come
+        is_coming = any(runtime.is_being_owned(number, self) for number in runtime.assignment)
+        is_read = any(slot.fetch.reads for slot in self.slots.values())
+        return is_coming or is_read or self._scheduled  # a partition, or a record, has just come
 
     async def pull(self, messages_max: int, wait_s: float) -> list[PulledMessage]:
         """Wait for messages."""
@@ -326,7 +326,10 @@ class PullConsumer:
         try:
             await asyncio.wait((pull.answered,), timeout=max(wait_s, 0.05))
             while self._awaits_storage(pull):
-                await asyncio.wait((pull.answered,), timeout=0.05)
+                if pull.answered.done():  # while what it has is being settled
+                    await asyncio.sleep(0.05)
+                else:
+                    await asyncio.wait((pull.answered,), timeout=0.05)
             self.runtime.log.taken(pull)
             return pull.messages
         except asyncio.CancelledError:

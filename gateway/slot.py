@@ -15,7 +15,7 @@ from gateway.confirms import Confirmed, Confirms
 from gateway.decisions import Decisions
 from gateway.deliverylog.lines import Cause
 from gateway.deliverylog.slot_log import SlotLog
-from gateway.fetch import LINES_PER_READ_MAX, Fetch
+from gateway.fetch import DEAD, LINES_PER_READ_MAX, Fetch
 from gateway.slot_context import Context, Owner, Unsent
 from gateway.spans import Stages
 from metadata.catalog import Group, Queue
@@ -215,7 +215,7 @@ class Slot:
 
     def _move_dead_letters(self) -> None:
         if self.delivery.waiting.has_dead_letters and self.moves_dead_letters:
-            self.fetch.job("dead", self._context.move(self))
+            self.fetch.job(DEAD, self._context.move(self))
 
     @property
     def moves_dead_letters(self) -> bool:

@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway import pulls
 from gateway.ports import PulledMessage
 from gateway.pulls import PullConsumer
 from metadata.catalog import ANYBODY, Group, Principal, Queue
 from push import limits
 from push.errors import Refused
+from tests.histories.gateways import Town, town
 from tests.histories.house import House, eventually, message, numbered
 from tests.histories.mad_house import MadHouse, mad
 
@@ -97,6 +99,59 @@ async def test_a_pull_that_does_not_wait_is_given_what_a_slow_storage_holds(
     assert bodies(await first_pull("a")) == [0, 1]
     slow_s = 3.0
     assert await first_pull("b") == []
+
+
+async def test_a_pull_that_does_not_wait_is_given_what_returned_from_a_slow_storage(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records of lines are read one by one, those of the log are not."""
+    queue = await house.queue(backoff_s=0, backoff_max_s=0)
+    group = await house.group(queue)
+    for body in range(3):
+        await house.publish(queue, [message(body, f"k{body}")])
+    pulled: list[PulledMessage] = []
+    while len(pulled) < 3:
+        pulled += await pull(house, queue, group)
+    read_each = house.broker.storage.read_each
+
+    async def slowly(*arguments: Any, **named: Any) -> Any:
+        await asyncio.sleep(0.3)
+        return await read_each(*arguments, **named)
+
+    monkeypatch.setattr(house.broker.storage, "read_each", slowly)
+    await house.broker.pulls.nack(queue, group, [pulled[0].receipt], 0)
+    assert bodies(await pull(house, queue, group, wait_s=0)) == [0]
+
+
+async def test_a_pull_that_does_not_wait_waits_for_no_storage_that_refuses(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulls, "STORAGE_S", 3600.0)
+
+    async def refuses(*_: Any, **__: Any) -> Any:
+        raise Refused("storage_unavailable", "it is away")
+
+    queue = await house.queue()
+    group = await house.group(queue)
+    await house.publish(queue, numbered(1))
+    monkeypatch.setattr(house.broker.storage, "own", refuses)
+    async with asyncio.timeout(30):
+        assert await pull(house, queue, group, wait_s=0) == []
+
+
+@town()
+async def test_a_pull_that_does_not_wait_waits_for_no_other_gateway(town: Town) -> None:
+    """Whose consumer may hold the partitions for as long as it drains."""
+    group = await town.group(partitions=4)
+    one, two = town.gateways[:2]
+    await one.publish(one.find(), [message(n, f"k{n}") for n in range(40)])
+    session, _ = await one.consumer(group)
+    await session.take(40)
+    loop = asyncio.get_running_loop()
+    for _ in range(20):
+        asked_at = loop.time()
+        assert await two.broker.pulls.pull(two.find(), group, 10, 0) == []
+        assert loop.time() < asked_at + 0.2  # of virtual time
 
 
 async def test_a_waiting_pull_is_answered_by_the_next_message(house: House) -> None:
