@@ -77,8 +77,8 @@ async def test_a_key_in_flight_is_closed_to_the_next_pull(house: House) -> None:
 async def test_a_pull_that_does_not_wait_is_given_what_a_slow_storage_holds(
     house: House, call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its first one: the partition is owned, and its log is read. Within a second; a storage that
-    is slower than that keeps no answer back."""
+    """The first pull of a group, for which a partition is owned and its log is read. Within a
+    second: a storage that is slower than that keeps no answer back."""
     slow_s = 0.3
 
     async def slowly(*arguments: Any, **named: Any) -> Any:
