@@ -155,8 +155,9 @@ def write_lines(path: Path, count: int, seed: int) -> None:
 
 
 def _begin(nice: int) -> None:
-    """A group of processes, to be ended together; no session: each of these has an equal part of a
-    core on Linux (sched_autogroup_enabled), however little it is to have."""
+    """Make the new process the first of a group, so that it is ended with all that it starts. Not
+    of a session: on Linux each of these has an equal part of a core (sched_autogroup_enabled),
+    whatever its processes are to have."""
     os.setpgid(0, 0)
     give_way(nice)
 
@@ -164,11 +165,12 @@ def _begin(nice: int) -> None:
 async def _loads(
     url: str, path: Path, nice: int, queue: str = "bulk", *, count: int = 1
 ) -> list[dict[str, Any]]:
-    """The command's own summaries, of one load after the other. Raises LoadFailed. A shell starts
-    them: this process stands still for some milliseconds when it forks, and the trickle with it."""
+    """Publish the file `count` times, one after the other; returns the command's own summaries.
+    Raises LoadFailed. A shell starts the commands: this process stands still for some milliseconds
+    when it forks, and the trickle with it."""
     environment = {name: text for name, text in os.environ.items() if "TOCSIN" not in name}
     process = await asyncio.create_subprocess_exec(
-        "sh", "-c", f'for _ in {"x " * count}; do "$@" || exit; done', "sh",
+        "sh", "-c", f'for _ in $(seq {count}); do "$@" || exit; done', "sh",
         *command("--url", url, "publish", queue, "--file", str(path), "--json-lines",
                  "--key-field", "folder", "--timeout", "10m", "--json"),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment,
