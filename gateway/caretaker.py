@@ -113,7 +113,7 @@ class Caretaker:
         delivery = Delivery(place, owned, token, settings, now=now, tally=tally)
         slot = Slot(
             self._context, queue, group, partition,
-            delivery=delivery, owner=Nobody(), gone=ended,
+            delivery=delivery, cursor=owned.cursor, owner=Nobody(), gone=ended,
         )  # fmt: skip
         try:
             yield slot

@@ -326,7 +326,7 @@ class GroupRuntime:
         )  # fmt: skip
         slot = Slot(
             self._context, self.queue, self.group, partition,
-            delivery=delivery, owner=member, gone=self._slot_gone,
+            delivery=delivery, cursor=owned.cursor, owner=member, gone=self._slot_gone,
         )  # fmt: skip
         self.slots[number] = member.slots[number] = slot
         # Records may have been certified while the epoch was on its way.

@@ -24,7 +24,7 @@ from push.delivery import Delivery
 from push.errors import TocsinError
 from push.giving import GiveOut, Judged, Taken
 from push.leases import offsets_of
-from push.ports import CursorWrite, GroupPartition, ParkedLine, Partition, Written
+from push.ports import Cursor, CursorWrite, GroupPartition, ParkedLine, Partition, Written
 from push.record import Record
 from push.unparking import Verb
 from push.waiting import DeadLetter
@@ -33,11 +33,12 @@ logger = logging.getLogger("tocsin.slot")
 
 
 class Slot:
-    """See the module. `gone` is called once, when its epoch has ended here: written, or fenced."""
+    """See the module. `cursor`: the one that the epoch started from. `gone` is called once, when
+    the epoch has ended here: written, or fenced."""
 
     def __init__(
         self, context: Context, queue: Queue, group: Group, partition: Partition, *,
-        delivery: Delivery, owner: Owner, gone: "Callable[[Slot], None]",
+        delivery: Delivery, cursor: Cursor, owner: Owner, gone: "Callable[[Slot], None]",
     ) -> None:  # fmt: skip
         self._context = context
         self.queue, self.group = queue, group
@@ -68,6 +69,9 @@ class Slot:
             context.log, queue, group, partition.number, owner=owner, end=delivery.end,
             pushes=delivery.leases.pushes, tally=delivery.tally,
         )  # fmt: skip
+        self.log.owned(delivery.epoch, cursor)
+        self._abandoned = 0
+        """Messages that were in flight when the consumer went, and are in nobody's count now."""
         context.tail.follow(partition, self._certified)
         self._move_dead_letters()  # the owner before may have left some
 
@@ -104,10 +108,12 @@ class Slot:
             found = self.fetch.log(delivery.frontier)
             if found is None:
                 if self.fetch.nothing_until > delivery.frontier:
-                    delivery.skip_to(self.fetch.nothing_until, now=now)
+                    self.log.gone(delivery.skip_to(self.fetch.nothing_until, now=now))
                     continue
                 break
             record, stages = found
+            if record.first > delivery.frontier:
+                self.log.gone(delivery.skip_to(min(record.first, delivery.end), now=now))
             outs = delivery.give(
                 record, min(owner.available(), left),
                 now=now, wall_unix_ms=wall_unix_ms, share=owner.share(),
@@ -155,7 +161,9 @@ class Slot:
             giveable.pop(0)
             record = found[0]
             out = delivery.give_line(key, offset, record, now=now, wall_unix_ms=wall_unix_ms)
-            if out is not None and record is not None:
+            if record is None:
+                self.log.gone([(offset, offset)])
+            elif out is not None:
                 given += 1
                 self._send(record, out, None, now, self.log.cause_of_line(key, out))
         return given
@@ -235,7 +243,9 @@ class Slot:
             if behind is not None and (letter.offset + 1, letter.reason) == behind[:2]:
                 continue
             low, high = letters[first].offset, letter.offset
-            if not are_gone:
+            if are_gone:
+                self.log.gone([(low, high)])
+            else:
                 self.log.dead_lettered(low, high, letter.reason)
             self.delivery.dead_lettered(low, high)
             first = place + 1
@@ -383,6 +393,7 @@ class Slot:
         unsent, self._writing_unsent = self._writing_unsent, []
         for one in unsent:
             self._deliver(one.record, one.out, one.stages, one.cause, one.reserved)
+        self.log.kept(self.delivery)
         confirms = self._confirms.written(is_all=not self.delivery.dirty)
         if self.delivery.dirty:
             self._context.flusher.mark(self, urgent=self._confirms.waits or self.delivery.urgent)
@@ -433,6 +444,7 @@ class Slot:
         if not self.ended:
             if not moves:
                 self.log.abandoned()
+            self._abandoned += self.delivery.leases.open_count
             self.delivery.abandon(wall_unix_ms=int(time.time() * 1000), moves=moves)
             self._after(asyncio.get_running_loop().time())
 
@@ -454,6 +466,11 @@ class Slot:
         if self.delivery.waiting.dead_count:
             self._context.orphans.add(self.queue.queue_id)
         self._count_in_flight()
+        self.log.released(
+            self.delivery,
+            abandoned=self._abandoned,
+            is_clean=not self.delivery.dirty and not self.delivery.waiting.pending.under_way,
+        )
         self.fetch.cancel()
         self._context.tail.unfollow(self.partition, self._certified)
         for confirmed in self._confirms.end():

@@ -100,9 +100,10 @@ class Delivery:
         """A pull begins: it may carry several messages of a key; the next one may not (R24)."""
         self.waiting.pull += 1
 
-    def skip_to(self, offset: int, *, now: float) -> None:
-        """Nothing is retained between `frontier` and `offset`: the cursor passes it."""
-        self.scan.skip_to(offset, now)
+    def skip_to(self, offset: int, *, now: float) -> list[Range]:
+        """Pass what is not retained between `frontier` and `offset`. Returns what was not passed
+        before: settled now, though nobody was given it."""
+        return self.scan.skip_to(offset, now)
 
     def give(
         self, record: Record, credit: int, *,
@@ -121,12 +122,22 @@ class Delivery:
     def unsettled(self) -> int:
         """Messages of the log that are neither settled nor on their way to the dead letters; what
         the previous owner had passed above the frontier counts until it is passed here."""
+        log = self.end - self.frontier - self.scan.adopted_ahead
+        return log + self._open
+
+    @property
+    def unsettled_passed(self) -> int:
+        """Messages below the frontier that are not settled, dying ones too; while the frontier
+        goes over what the previous owner had passed, perhaps some above it as well."""
+        return self._open + self.waiting.dead_count
+
+    @property
+    def _open(self) -> int:
         lines = self.waiting.lines
         waits = sum(
             len(line.leaving) + line.aside + line.aside_unwritten for line in lines.by_key.values()
         )
-        log = self.end - self.frontier - self.scan.adopted_ahead
-        return log + self.leases.open_count + lines.held + waits
+        return self.leases.open_count + lines.held + waits
 
     def evict(self, count: int, *, now: float) -> int:
         """The queue overflows: up to `count` of the oldest messages that were not given yet go to

@@ -104,12 +104,16 @@ class Scan:
         """How many of the adopted ones the frontier has not come to."""
         return len(self._adopted) - bisect_left(self._adopted, self.frontier)
 
-    def skip_to(self, offset: int, now: float) -> None:
-        """Nothing is retained between `frontier` and `offset`: the cursor passes it."""
-        if offset > self.frontier:
-            for first, last in self._passed.gaps(self.frontier, offset - 1):
-                self._waiting.pass_over(first, last)
-            self._move(offset, now)
+    def skip_to(self, offset: int, now: float) -> list[Range]:
+        """Pass what is not retained between `frontier` and `offset`. Returns what was not passed
+        before: settled now, though nobody was given it."""
+        if offset <= self.frontier:
+            return []
+        skipped = [*self._passed.gaps(self.frontier, offset - 1)]
+        for first, last in skipped:
+            self._waiting.pass_over(first, last)
+        self._move(offset, now)
+        return skipped
 
     def _move(self, frontier: int, now: float) -> None:
         """Move the frontier, past what the previous owner had passed already."""

@@ -44,7 +44,7 @@ key_parked   their key was parked, and was released
 lease        their earlier delivery ended: by its lease, or because its consumer was gone
 replay       a reader started in the past, or had fallen behind
 """
-Ended = Literal["acked", "nacked", "expired", "returned", "dead_lettered", "parked"]
+Ended = Literal["acked", "nacked", "expired", "returned", "dead_lettered", "parked", "gone"]
 """What became of deliveries:
 
 acked          an ack took effect
@@ -54,7 +54,10 @@ returned       taken back without having counted: with an earlier message of the
                the consumer went, or came back without them
 dead_lettered  they are in the dead-letter queue, and settled here
 parked         their key was parked; the head of it
+gone           nothing is retained in their place any more: passed, and given to nobody
 """
+Event = Literal["owned", "kept", "released"]
+"""Why a position is logged: an epoch begins; it goes on; it has ended."""
 
 
 class _Line(msgspec.Struct, tag_field="kind", kw_only=True, omit_defaults=True, gc=False):
@@ -150,6 +153,27 @@ class Settled(_Span, tag="settled", kw_only=True, gc=False):
         return runs_of(self.pushes)
 
 
+class Position(_Span, tag="position", kw_only=True, gc=False):
+    """Where a group stands in a partition, as the owner of an epoch knows it: everything below
+    `frontier` is settled, but for `open` messages."""
+
+    group: str
+    group_id: str
+    partition: int
+    epoch: int
+    event: Event
+    at_unix_us: int
+    frontier: int
+    open: int = 0
+    """In flight, back, held, aside or dying; of `owned` those aside and dying alone, since what
+    else was passed and is not settled stands above the frontier."""
+    ahead: int | None = None
+    """Of `owned`: owners before had passed something below this offset. None: nothing above the
+    frontier."""
+    is_clean: bool = False
+    """Of `released`: everything that was settled is durable."""
+
+
 class Unlogged(_Line, tag="unlogged", kw_only=True, gc=False):
     """What is not in the log: so many spans, with so many messages of each kind."""
 
@@ -183,7 +207,7 @@ class End(_Line, tag="end", kw_only=True, gc=False):
     """Another start has finished it."""
 
 
-Line = Certified | Dispatched | Settled | Unlogged | ClockStepped | End
+Line = Certified | Dispatched | Settled | Position | Unlogged | ClockStepped | End
 encode: Final = msgspec.json.Encoder().encode
 
 

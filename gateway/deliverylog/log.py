@@ -32,13 +32,15 @@ from gateway.deliverylog.lines import (
     Certified,
     ClockStepped,
     Dispatched,
+    Event,
+    Position,
     Settled,
     as_written,
     encode,
     messages_of,
 )
 from gateway.deliverylog.publishes import Origin, Placed
-from metadata.catalog import Queue
+from metadata.catalog import Group, Queue
 from push import limits
 
 HAND_OVER_S: Final = 0.05
@@ -305,6 +307,21 @@ class DeliveryLog:
             settled_unix_us=self.clock.unix_us(span.at_us),
         )  # fmt: skip
         self._put(encode(line), SETTLED, span.count)
+
+    def position(
+        self, queue: Queue, group: Group, partition: int, epoch: int, *, event: Event,
+        frontier: int, open_: int, ahead: int | None = None, is_clean: bool = False,
+    ) -> None:  # fmt: skip
+        """Log where a group stands in a partition; see Position."""
+        self._wake()
+        line = Position(
+            schema=SCHEMA, gateway=self.gateway, stepped_us=self.clock.stepped_us,
+            tenant=queue.tenant, queue=queue.name, queue_id=queue.queue_id,
+            group=group.name, group_id=group.group_id, partition=partition, epoch=epoch,
+            event=event, at_unix_us=self.clock.unix_us(self.now_us()),
+            frontier=frontier, open=open_, ahead=ahead, is_clean=is_clean,
+        )  # fmt: skip
+        self._put(encode(line), SPANS, 0)
 
     # --- To the writer --------------------------------------------------------------------------
 

@@ -8,13 +8,15 @@ from itertools import chain
 from typing import Final
 
 from gateway.deliverylog.deliveries import Place, Run
-from gateway.deliverylog.lines import Cause, Ended, Named
+from gateway.deliverylog.lines import Cause, Ended, Event, Named
 from gateway.deliverylog.log import DeliveryLog
 from gateway.spans import Stages
 from metadata.catalog import Group, Queue
 from push import limits
+from push.delivery import Delivery
 from push.giving import GiveOut, Judged, Taken, append_offset
 from push.leases import Push, ranges_of
+from push.ports import Cursor
 from push.ranges import Range
 from push.tally import Tally
 
@@ -27,6 +29,8 @@ _OPENED_MAX: Final = 1000
 """Keys that were parked and are not, of which is remembered up to where they had been."""
 _ONE_RANGE: Final = 5
 """Numbers of an ack of one range: partition, epoch, push, first, last."""
+KEPT_EVERY_US: Final = 10_000_000
+"""Between two positions of an epoch, at least."""
 _MASK_BITS: Final = 24
 """A mask of as many bits for each number of an ack takes no more room than its ranges, where
 offsets have six digits or more."""
@@ -41,12 +45,14 @@ class SlotLog:
         "_causes",
         "_certified_us",
         "_given_us",
+        "_group",
         "_keeps",
         "_log",
         "_number",
         "_opened",
         "_place",
         "_pushes",
+        "_stood_us",
         "_tally",
         "_waited_end",
         "_waited_for",
@@ -61,7 +67,10 @@ class SlotLog:
             place = log.place(queue, group.name, is_nobody=True)
         self._log = log
         self._place = place
+        self._group = group
         self._number = number
+        self._stood_us = 0
+        """When it was logged last where it stands."""
         self._pushes = pushes
         """What is in flight, by push."""
         self._tally = tally
@@ -78,6 +87,43 @@ class SlotLog:
         self._cause: Cause = "none"
         self._certified_us: int | None = None
         """Of what is being given now."""
+
+    # --- Where it stands -----------------------------------------------------------------------
+
+    def owned(self, epoch: int, cursor: Cursor) -> None:
+        """Log the beginning of an epoch."""
+        aside = sum(count for _, count in cursor.lines)
+        dead = sum(one.last - one.first + 1 for one in cursor.dead)
+        passed = [last for _, last in cursor.passed] + [one.last for one in cursor.dead]
+        self._stands(
+            "owned", epoch, cursor.floor, aside + dead,
+            ahead=max(passed) + 1 if passed else None,
+        )  # fmt: skip
+
+    def kept(self, delivery: Delivery) -> None:
+        """Log where its epoch stands, unless that was logged a moment ago."""
+        if self._log.now_us() - self._stood_us >= KEPT_EVERY_US:
+            self._stands("kept", delivery.epoch, delivery.frontier, delivery.unsettled_passed)
+
+    def released(self, delivery: Delivery, *, abandoned: int, is_clean: bool) -> None:
+        """Log the end of its epoch. `abandoned`: messages that its consumer left in flight;
+        `is_clean`: everything that was settled is durable."""
+        self._stands(
+            "released", delivery.epoch, delivery.frontier, delivery.unsettled_passed + abandoned,
+            is_clean=is_clean,
+        )  # fmt: skip
+
+    def _stands(
+        self, event: Event, epoch: int, frontier: int, open_: int, *,
+        ahead: int | None = None, is_clean: bool = False,
+    ) -> None:  # fmt: skip
+        if not self._log.is_on:
+            return
+        self._stood_us = self._log.now_us()
+        self._log.position(
+            self._place.queue, self._group, self._number, epoch,
+            event=event, frontier=frontier, open_=open_, ahead=ahead, is_clean=is_clean,
+        )  # fmt: skip
 
     # --- Giving --------------------------------------------------------------------------------
 
@@ -195,6 +241,12 @@ class SlotLog:
         if self._log.is_on:
             run: Named = [self._number, None, first, last]
             self._place.settled("dead_lettered", run, last - first + 1, reason=reason)
+
+    def gone(self, ranges: Iterable[Range]) -> None:
+        """Nothing is retained of these, and they are passed."""
+        for first, last in ranges if self._log.is_on else ():
+            run: Named = [self._number, None, first, last]
+            self._place.settled("gone", run, last - first + 1)
 
     def parked(self, heads: Iterable[int]) -> None:
         """The keys of these were parked."""

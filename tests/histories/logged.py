@@ -5,12 +5,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway.deliverylog.chunks import KINDS, Chunk, Counts, Facts, Shortfall
-from gateway.deliverylog.lines import Certified, Dispatched, Line, Settled
+from gateway.deliverylog.lines import Certified, Dispatched, Line, Position, Settled
 from gateway.deliverylog.log import DeliveryLog
 from tests.histories.house import House
 
 _DECODE = msgspec.json.Decoder(Line).decode
-T = TypeVar("T", Certified, Dispatched, Settled)
+T = TypeVar("T", Certified, Dispatched, Settled, Position)
+S = TypeVar("S", Certified, Dispatched, Settled)
 
 
 class Kept:
@@ -64,7 +65,7 @@ class Logged:
         return [line for line in self.lines() if isinstance(line, kind)]
 
 
-def offsets(lines: list[T]) -> list[tuple[int, int]]:
+def offsets(lines: list[S]) -> list[tuple[int, int]]:
     """(partition, offset) of every message of these lines, in order."""
     return [
         (number, offset)

@@ -12,7 +12,7 @@ import pytest
 from tocsin import wire
 
 from gateway import frames
-from gateway.deliverylog.lines import Carrier, Cause, Ended, Line
+from gateway.deliverylog.lines import Carrier, Cause, Ended, Event, Line
 from gateway.deliverylog.lines import encode as encode_line
 from gateway.metrics.registry import METRICS
 from gateway.needs import NEEDS
@@ -175,7 +175,7 @@ def test_every_kind_and_word_of_the_delivery_log_is_documented() -> None:
     for kind in get_args(Line):
         for field in msgspec.structs.fields(kind):
             assert field.encode_name in document, f"{kind.__name__}.{field.encode_name}"
-    for word in (*get_args(Cause), *get_args(Ended), *get_args(Carrier)):
+    for word in (*get_args(Cause), *get_args(Ended), *get_args(Carrier), *get_args(Event)):
         assert f"`{word}`" in document, word
 
 

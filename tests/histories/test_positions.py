@@ -1,0 +1,100 @@
+"""What the delivery log says of where a group stands: what is below a position is settled, but for
+as many messages as it says."""
+
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from gateway.deliverylog.lines import Position, Settled, runs_of
+from metadata.catalog import ANYBODY
+from tests.histories.house import House, delivery, eventually, message
+from tests.histories.logged import Logged
+
+
+def stood(logged: Logged) -> list[tuple[str, int, int]]:
+    """(event, frontier, open) of each position."""
+    return [(line.event, line.frontier, line.open) for line in logged.of(Position)]
+
+
+def gone(logged: Logged) -> list[tuple[int, int]]:
+    """(first offset, count) of what was passed because nothing is retained there."""
+    lines = [line for line in logged.of(Settled) if line.outcome == "gone"]
+    return [(first, count) for line in lines for _, first, count in runs_of(line.pushes)]
+
+
+async def test_an_epoch_begins_and_ends_with_where_it_stands(house: House) -> None:
+    queue = await house.queue()
+    group = await house.group(queue)
+    logged = Logged(house)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message(n) for n in range(4)])
+    places = [place for place, _, _ in await session.take(4)]
+    assert await house.confirm(consumer, [*delivery(places[0]), *delivery(places[1])]) == (2, 0)
+    consumer.leave()
+    await eventually(lambda: len(stood(logged)) == 2)
+    first, last = logged.of(Position)
+    assert (first.event, first.frontier, first.open, first.ahead) == ("owned", 0, 0, None)
+    assert (last.event, last.frontier, last.open, last.is_clean) == ("released", 4, 2, True)
+    assert (first.epoch, first.group_id) == (last.epoch, group.group_id)
+    await house.subscribe(queue, group)
+    await eventually(lambda: len(stood(logged)) == 3)
+    again = logged.of(Position)[-1]
+    assert (again.event, again.epoch, again.frontier) == ("owned", first.epoch + 1, 2)
+
+
+async def test_what_was_passed_above_the_frontier_is_told_when_an_epoch_begins(
+    house: House,
+) -> None:
+    queue = await house.queue()
+    group = await house.group(queue)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message(n) for n in range(4)])
+    places = [place for place, _, _ in await session.take(4)]
+    assert await house.confirm(consumer, delivery(places[2])) == (1, 0)
+    consumer.leave()
+    logged = Logged(house)
+    await house.subscribe(queue, group)
+    await eventually(lambda: stood(logged))
+    (line,) = logged.of(Position)
+    assert (line.frontier, line.ahead, line.open) == (0, 3, 0)
+
+
+@pytest.mark.parametrize("does", ["seek", "purge"])
+async def test_a_group_that_an_operator_moves_has_no_neighbouring_epochs(
+    house: House, does: str
+) -> None:
+    queue = await house.queue()
+    group = await house.group(queue)
+    logged = Logged(house)
+    session, _ = await house.subscribe(queue, group)
+    await house.publish(queue, [message(n) for n in range(4)])
+    await session.take(4)
+    if does == "seek":
+        await house.broker.upkeep.seek(ANYBODY, queue, group.name, "latest")
+    else:
+        await house.broker.upkeep.purge(ANYBODY, queue, group.name)
+    await eventually(lambda: len(stood(logged)) == 3)
+    owned, released, anew = logged.of(Position)
+    assert (released.event, released.open, released.is_clean) == ("released", 4, True)
+    assert (anew.event, anew.frontier) == ("owned", 4)
+    assert anew.epoch > owned.epoch + 1
+
+
+async def test_what_is_damaged_is_passed_with_a_word(durable_house: House) -> None:
+    """Nobody was given it, and no audit may take it for lost."""
+    house = durable_house
+    queue = await house.queue()
+    group = await house.group(queue)
+    for n in range(5):
+        await house.publish(queue, [message(n)])
+    await house.stop()
+    with closing(sqlite3.connect(house.folder / "store.sqlite")) as store, store:
+        store.execute("UPDATE record SET payload = zeroblob(9) WHERE id & 0xff IN (1, 2)")
+    await house.open()
+    logged = Logged(house)
+    session, _ = await house.subscribe(house.find(), group)
+    given: list[Any] = await session.get(3)
+    assert given == [0, 3, 4]
+    assert gone(logged) == [(1, 2)]
