@@ -167,6 +167,8 @@ class Position(_Span, tag="position", kw_only=True, gc=False):
     open: int = 0
     """In flight, back, held, aside or dying; of `owned` those aside and dying alone, since what
     else was passed and is not settled stands above the frontier."""
+    dying: int = 0
+    """Of the open ones: on their way to the dead letters."""
     ahead: int | None = None
     """Of `owned`: owners before had passed something below this offset. None: nothing above the
     frontier."""

@@ -96,25 +96,28 @@ class SlotLog:
         dead = sum(one.last - one.first + 1 for one in cursor.dead)
         passed = [last for _, last in cursor.passed] + [one.last for one in cursor.dead]
         self._stands(
-            "owned", epoch, cursor.floor, aside + dead,
+            "owned", epoch, cursor.floor, aside + dead, dead,
             ahead=max(passed) + 1 if passed else None,
         )  # fmt: skip
 
     def kept(self, delivery: Delivery) -> None:
         """Log where its epoch stands, unless that was logged a moment ago."""
         if self._log.now_us() - self._stood_us >= KEPT_EVERY_US:
-            self._stands("kept", delivery.epoch, delivery.frontier, delivery.unsettled_passed)
+            self._stands(
+                "kept", delivery.epoch, delivery.frontier, delivery.unsettled_passed,
+                delivery.waiting.dead_count,
+            )  # fmt: skip
 
     def released(self, delivery: Delivery, *, abandoned: int, is_clean: bool) -> None:
         """Log the end of its epoch. `abandoned`: messages that its consumer left in flight;
         `is_clean`: everything that was settled is durable."""
         self._stands(
             "released", delivery.epoch, delivery.frontier, delivery.unsettled_passed + abandoned,
-            is_clean=is_clean,
+            delivery.waiting.dead_count, is_clean=is_clean,
         )  # fmt: skip
 
     def _stands(
-        self, event: Event, epoch: int, frontier: int, open_: int, *,
+        self, event: Event, epoch: int, frontier: int, open_: int, dying: int, *,
         ahead: int | None = None, is_clean: bool = False,
     ) -> None:  # fmt: skip
         if not self._log.is_on:
@@ -122,7 +125,8 @@ class SlotLog:
         self._stood_us = self._log.now_us()
         self._log.position(
             self._place.queue, self._group, self._number, epoch,
-            event=event, frontier=frontier, open_=open_, ahead=ahead, is_clean=is_clean,
+            event=event, frontier=frontier, open_=open_, dying=dying, ahead=ahead,
+            is_clean=is_clean,
         )  # fmt: skip
 
     # --- Giving --------------------------------------------------------------------------------
