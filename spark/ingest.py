@@ -19,7 +19,7 @@ from pyspark.sql.types import BooleanType, StringType
 
 from spark import files, lines
 from spark.lake import CHECKPOINT, Lake, LakeError, write_json
-from spark.schema import END, KINDS, UNKNOWN, UNLOGGED, struct
+from spark.schema import END, KINDS, POSITION, UNKNOWN, UNLOGGED, struct
 
 FILES_MAX: Final = 16
 """In a batch: a gigabyte of lines at most, since a file has 64 MiB."""
@@ -200,6 +200,7 @@ def _counted(judged: DataFrame) -> dict[str, Any]:
             if name in KINDS:
                 hours.add((name, row["date"].isoformat(), row["hour"]))
                 sums = manifest["messages"]
-                sums[name] = sums.get(name, 0) + row["messages"]
+                if name != POSITION:
+                    sums[name] = sums.get(name, 0) + row["messages"]
         manifest[part][name] = manifest[part].get(name, 0) + row["lines"]
     return manifest | {"hours": sorted(hours)}

@@ -15,7 +15,16 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
 from spark import schema
-from spark.schema import CERTIFIED, DISPATCHED, KINDS, SETTLED, SPANS, UNKNOWN, UNLOGGED
+from spark.schema import (
+    CERTIFIED,
+    DISPATCHED,
+    KINDS,
+    POSITION,
+    SETTLED,
+    SPANS,
+    UNKNOWN,
+    UNLOGGED,
+)
 
 NOT_JSON: Final = "not_json"
 WRONG_SCHEMA: Final = "schema"
@@ -122,8 +131,10 @@ def _filled(flat: DataFrame) -> DataFrame:
         .when(kind == DISPATCHED, F.col("dispatched_unix_us"))
         .when(kind == SETTLED, F.col("settled_unix_us"))
         .when(kind == UNLOGGED, F.col("until_unix_us"))
+        .when(kind == POSITION, F.col("at_unix_us"))
     )
-    numbers = ("stepped_us", "bytes", "duplicates", "certified", "dispatched", "settled", "spans")
+    numbers = ("stepped_us", "bytes", "duplicates", "certified", "dispatched", "settled", "spans",
+               "open", "dying")  # fmt: skip
     zeros = {name: F.coalesce(F.col(name), F.lit(0)) for name in numbers}
     timed = flat.withColumns(
         zeros

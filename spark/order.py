@@ -1,252 +1,600 @@
 """The promises, checked from the broker's own log: what was certified, given out and settled.
 
-Each check returns findings: rows of FINDING. How things must be:
+Ownership orders everything. A gateway owns a partition of a group for an **epoch**, and logs where
+the group stands when the epoch begins, now and then, and when it ends (`position`). Epochs whose
+numbers are neighbours make a **segment**: nobody has moved the group in between, since a seek or a
+purge raises the epoch by itself. Within an epoch one clock tells what was first; within a segment
+the numbers of the epochs do. No check compares two machines' clocks.
 
-- Offsets are dense, so a *hole* in what was certified is what the log does not have; an offset that
-  was certified *twice* is a store that was put back behind the broker's back.
-- In a group every certified message is given out or settled. One that was passed over, and does not
-  wait behind another one of its key, is a *gap* (P1).
-- What was given out is given out again only when it came back. Else it is a *repetition* (P5).
-- First deliveries of a key are in the order of its offsets. Else it is an *inversion* (P3).
-- While a message is back and waits, nothing behind it of its key is given out. Else it was
-  *overtaken* (P3).
+How things must be (the promise that is broken otherwise in parentheses):
 
-Which of two lines was first is told by the gateway's clock without its steps where one gateway
-wrote both, which is exact; else by two machines' clocks, which is not. Findings that rest on that
-are not `certain`, nor is what was given again from the storage: an operator may have sought back.
-Nor is what a `lossy` gateway did, of whose lines some are lost: one of them may explain it.
+gap              Everything below a position is settled but for the messages that the position
+                 counts as open. What was passed, was never given and never settled is lost (P1):
+                 certain when a position without open messages lies above it, or when a later
+                 message of its key was given while nothing was dying. Until then it waits: for
+                 credit, a retry, an operator; and what waits is no finding.
+unsettled        The same of what was given: passed, though no line settles it (P1).
+repetition       What was given is given again only when it came back: an epoch gives a message once
+                 more than it returned it at most, and gives nothing that an epoch with a clean end
+                 has settled (P5).
+inversion        First deliveries of a key are in the order of its offsets (P3).
+overtaken        While a message is back and waits, nothing behind it of its key is given (P3).
+ungiven          What is settled as given at a time was given at that time.
+settled_twice    A delivery comes to one end, and a message to one in an epoch.
+settled_early    Nothing is settled before it is given.
+certified_twice  An offset is new once.
+disorder         A gateway certifies the offsets of a partition in their order.
 
-Each check first works out what could be one, which in a log as it should be is nothing, and then
-looks closer. What is asked for several times is worked out once, by `Keep`.
+Besides, *holes* are offsets that no line certifies: the log's own loss, since offsets are dense.
+
+A finding rests on the lines of certain gateways during a certain time. Where lines of one of them
+were lost in that time, or are not there yet, it is not certain, and says why (`unsure`). Where no
+position says who owned a partition (an older log), each gateway counts as an owner by itself and
+nothing is certain.
+
+Times of lines may be earlier than what they tell of: a span has the time of its first message. A
+`dispatched` span goes on for a turn of the gateway's loop, unless another one begins; a `settled`
+one for SETTLED_US. Each check says how it allows for that.
+
+The checks have two steps. The first finds suspects among runs, in one sorted pass each; in a log
+without redeliveries there are none. The second looks at the suspects message by message.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from functools import reduce
+from typing import Final, NamedTuple
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import BooleanType, LongType, StringType
 
 from spark import matching
-from spark.schema import BACKLOG, FINAL, NO_KEY, RETURNED, struct
+from spark.losses import NOT_YET, Loss
+from spark.schema import FINAL, GONE, KEY_BYTES, PARKED, RETURNED, struct
 
 HOLE: Final = "hole"
-TWICE: Final = "certified_twice"
 GAP: Final = "gap"
+UNSETTLED: Final = "unsettled"
 REPETITION: Final = "repetition"
 INVERSION: Final = "inversion"
 OVERTAKEN: Final = "overtaken"
+UNGIVEN: Final = "ungiven"
+SETTLED_TWICE: Final = "settled_twice"
+SETTLED_EARLY: Final = "settled_early"
+TWICE: Final = "certified_twice"
+DISORDER: Final = "disorder"
+WAITING: Final = "waiting"
+"""No finding: what a group has passed and may still give."""
+
+UNOWNED: Final = "unowned"
+"""Why a finding is not certain: no position says who owned the partition."""
+LOST_LINES: Final = "lost_lines"
+"""Lines of its gateway at that time are lost; or NOT_YET, they are not there yet."""
+
+SETTLED_US: Final = 500
+"""What is settled within so many microseconds may share its time."""
+TURN_US: Final = 100_000
+"""More than a turn of a gateway's loop takes: what is given within it may share its time."""
+CLOCKS_US: Final = 10_000_000
+"""Between what is lost and what may rest on it lies more: clocks differ, and some lines tell of
+what was a while ago."""
+FOREVER: Final = 2**62
 
 FINDING: Final = struct(
-    what=StringType(), queue_id=StringType(), group=StringType(), partition=LongType(),
-    first=LongType(), count=LongType(), key=StringType(), at_unix_us=LongType(),
-    certain=BooleanType(),
+    what=StringType(), queue=StringType(), queue_id=StringType(), group=StringType(),
+    partition=LongType(), first=LongType(), count=LongType(), key=StringType(),
+    gateway=StringType(), at_unix_us=LongType(), certain=BooleanType(), unsure=StringType(),
 )  # fmt: skip
+"""`unsure`: why it is not certain; null, where it is."""
+
 Keep = Callable[[DataFrame], DataFrame]
 """Works these rows out, and gives them back as something that is there."""
-PART: Final = ("queue_id", "group", "partition")
-_ORDER: Final = ("queue_id", "group", "partition", "key")
+
+_PLACE: Final = ("queue_id", "group", "partition")
+_EPOCH: Final = ("epoch_id", "segment_id", "nth", "is_known")
+"""`epoch_id` and `segment_id` are hashes of what names them; `nth` orders epochs."""
+_NO_KEY: Final = bytes(KEY_BYTES)
+_OF_SEGMENT: Final = (GAP, UNSETTLED, INVERSION, WAITING)
+"""Rest on all epochs of a segment; the other findings about a group on their own."""
 
 
-def _findings(rows: DataFrame, what: str, certain: Column | None = None) -> DataFrame:
-    given = {
-        "what": F.lit(what),
-        "certain": F.lit(True) if certain is None else certain,
-    }
-    absent = {
-        field.name: F.lit(None)
-        for field in FINDING.fields
-        if field.name not in rows.columns and field.name not in given
-    }
-    full = rows.withColumns(given | absent)
-    return full.select(*[F.col(field.name).cast(field.dataType) for field in FINDING.fields])
+class Lines(NamedTuple):
+    """The log as the checks need it, each a table that is worked out already."""
+
+    runs: DataFrame
+    """Of `published`."""
+    epochs: DataFrame
+    """Of `epochs`."""
+    gave: DataFrame
+    """Of `given`."""
+    settles: DataFrame
+    """Of `settlements`."""
 
 
-def _nothing(rows: DataFrame) -> DataFrame:
-    return rows.sparkSession.createDataFrame([], FINDING)
+# --- The log's lines as rows of runs ------------------------------------------------------------
 
 
 def published(certified: DataFrame) -> DataFrame:
-    """The runs of what was certified, also of what was there already: its log may be lost."""
-    fields = ("queue_id", "gateway", "keys", "at_unix_us")
-    new = matching.exploded(certified.select(*fields, "runs"))
-    old = matching.exploded(
-        certified.select(*fields, "duplicate_runs").withColumn("keys", F.lit(None).cast("binary")),
-        "duplicate_runs",
+    """The runs of what was certified, also of what was there already (its own line may be lost)."""
+    told = certified.select(
+        "queue_id", "queue", "gateway", "keys", "at_unix_us", "runs", "duplicate_runs",
+        (F.col("asked_unix_us") - F.col("stepped_us")).alias("asked_us"),
+    )  # fmt: skip
+    new = matching.exploded(told.drop("duplicate_runs"))
+    old = told.drop("runs").withColumn("keys", F.lit(None).cast("binary"))
+    return new.withColumn("is_new", F.lit(True)).unionByName(
+        matching.exploded(old, "duplicate_runs").withColumn("is_new", F.lit(False))
     )
-    return new.withColumn("is_new", F.lit(True)).unionByName(old.withColumn("is_new", F.lit(False)))
+
+
+def epochs(positions: DataFrame) -> DataFrame:
+    """A row for each epoch: where, by whom, from when until when (`from_us` and `until_us` are of
+    the gateway's clock without its steps, and `until_us` is when the gateway owned the place again,
+    FOREVER: never), `began_unix_us`, `ended_unix_us` (null: no line says so), `is_clean`, its
+    number in the order of epochs, its segment, and of the segment: `start` (below it nothing is
+    judged), `settled_below` (everything from `start` to there was settled by then; null: nothing
+    says so), `settled_unix_us` (when that was said), `undying_nth` and `undying_us` (the last
+    position at which nothing was dying); `previous_reach` (how far the epoch before had come, where
+    it had a clean end)."""
+    at = F.col("at_unix_us") - F.col("stepped_us")
+    is_owned = F.col("event") == "owned"
+    is_released = F.col("event") == "released"
+    each = positions.withColumn("steady_us", at).groupBy(
+        "queue_id", "group", "group_id", "partition", "epoch", "gateway"
+    ).agg(
+        F.first("queue").alias("queue"),
+        F.min(F.when(is_owned, F.col("steady_us"))).alias("owned_us"),
+        F.min("steady_us").alias("seen_us"),
+        F.min("at_unix_us").alias("began_unix_us"),
+        F.max(F.when(is_released, F.col("at_unix_us"))).alias("ended_unix_us"),
+        F.coalesce(F.max(F.when(is_released, F.col("is_clean"))), F.lit(False)).alias("is_clean"),
+        F.max(F.when(is_owned, F.greatest("frontier", "ahead"))).alias("owned_from"),
+        F.min("frontier").alias("seen_from"),
+        F.max("frontier").alias("reach"),
+        F.max(F.when(F.col("open") == 0, F.struct("frontier", "at_unix_us"))).alias("settled"),
+        F.max(F.when(F.col("dying") == 0, F.col("steady_us"))).alias("undying_us"),
+    )  # fmt: skip
+    line = Window.partitionBy("queue_id", "group_id", "partition").orderBy("epoch", "seen_us")
+    before = F.lag("epoch").over(line)
+    is_first = before.isNull() | (F.col("epoch") != before + 1)
+    counted = each.withColumns({
+        "nth": F.row_number().over(line).cast("bigint"),
+        "part": F.sum(is_first.cast("int")).over(line),
+        "previous_reach": F.when(
+            ~is_first & F.lag("is_clean").over(line), F.lag("reach").over(line)
+        ),
+    })  # fmt: skip
+    return _segments(_intervals(counted))
+
+
+def _intervals(each: DataFrame) -> DataFrame:
+    mine = Window.partitionBy("gateway", *_PLACE).orderBy("seen_us")
+    begins = F.coalesce(
+        "owned_us", F.when(F.lag("seen_us").over(mine).isNotNull(), F.col("seen_us"))
+    )
+    with_begin = each.withColumn("from_us", F.coalesce(begins, F.lit(-FOREVER)))
+    after = F.lead("from_us").over(mine)
+    return with_begin.withColumn("until_us", F.coalesce(after, F.lit(FOREVER)))
+
+
+def _segments(each: DataFrame) -> DataFrame:
+    named = each.withColumns({
+        "epoch_id": F.xxhash64("queue_id", "group_id", "partition", "epoch", "gateway"),
+        "segment_id": F.xxhash64("queue_id", "group_id", "partition", "part", F.lit("segment")),
+        "is_known": F.lit(True),
+    })  # fmt: skip
+    whole = Window.partitionBy("segment_id")
+    first = F.struct("nth", F.coalesce("owned_from", "seen_from").alias("start"))
+    undying = F.when(F.col("undying_us").isNotNull(), F.struct("nth", "undying_us"))
+    return named.withColumns({
+        "start": F.min(first).over(whole)["start"],
+        "settled": F.max("settled").over(whole),
+        "undying": F.max(undying).over(whole),
+    }).select(
+        *_PLACE, "queue", "gateway", *_EPOCH, "from_us", "until_us", "began_unix_us",
+        "ended_unix_us", "is_clean", "start", "previous_reach", "reach",
+        F.col("settled.frontier").alias("settled_below"),
+        F.col("settled.at_unix_us").alias("settled_unix_us"),
+        F.col("undying.nth").alias("undying_nth"), F.col("undying.undying_us").alias("undying_us"),
+    )  # fmt: skip
+
+
+def given(dispatched: DataFrame, owned: DataFrame) -> DataFrame:
+    """The runs that groups were given, each in its epoch: `epoch_id`, `segment_id`, `nth`,
+    `is_known`, `steady_us`, `first`, `count`, `previous_reach`, and where and when."""
+    spans = dispatched.where(F.col("group").isNotNull()).select(
+        "queue", "queue_id", "group", "gateway", "at_unix_us",
+        (F.col("at_unix_us") - F.col("stepped_us")).alias("steady_us"), "runs",
+    )  # fmt: skip
+    return _in_epochs(matching.exploded(spans), owned)
+
+
+def settlements(settled: DataFrame, owned: DataFrame) -> DataFrame:
+    """The runs that came to an end, or back, each in its epoch, with `outcome` and `given_us` (when
+    they were given, by the clock without its steps; null: that is not known)."""
+    stepped = F.col("stepped_us")
+    parts = settled.select(
+        "queue", "queue_id", "group", "gateway", "outcome", "at_unix_us",
+        (F.col("at_unix_us") - stepped).alias("steady_us"), stepped,
+        F.explode(F.arrays_zip("runs", "dispatched_unix_us")).alias("one"),
+    )  # fmt: skip
+    kept = [name for name in parts.columns if name not in ("one", "stepped_us")]
+    runs = parts.select(
+        *kept,
+        (F.col("one.dispatched_unix_us") - stepped).alias("given_us"),
+        F.get("one.runs", 0).alias("partition"),
+        F.get("one.runs", 1).alias("first"),
+        F.get("one.runs", 2).alias("count"),
+    )
+    return _in_epochs(runs, owned)
+
+
+def _in_epochs(runs: DataFrame, owned: DataFrame) -> DataFrame:
+    """Each run with the epoch of its gateway that had begun last; where none had, one by itself for
+    each gateway and place, which is not known."""
+    names = ("gateway", *_PLACE)
+    wanted = [F.col(name).alias(f"o_{name}") for name in names]
+    of = owned.select(*wanted, "from_us", "until_us", *_EPOCH, "previous_reach")
+    same = [F.col(name) == F.col(f"o_{name}") for name in names]
+    during = (F.col("steady_us") >= F.col("from_us")) & (F.col("steady_us") < F.col("until_us"))
+    joined = runs.join(of, on=[*same, during], how="left")
+    alone = F.xxhash64(*names, F.lit(UNOWNED))
+    filled = joined.withColumns({
+        "epoch_id": F.coalesce("epoch_id", alone), "segment_id": F.coalesce("segment_id", alone),
+        "nth": F.coalesce("nth", F.lit(0)), "is_known": F.coalesce("is_known", F.lit(False)),
+    })  # fmt: skip
+    return filled.drop(*[f"o_{name}" for name in names], "from_us", "until_us")
+
+
+# --- What is certified --------------------------------------------------------------------------
 
 
 def holes(runs: DataFrame) -> DataFrame:
-    """Of what `published` made: offsets that no line has."""
-    return _findings(matching.gaps(runs), HOLE)
+    """Offsets that no line certifies, as findings."""
+    absent = {name: F.lit(None).cast("string") for name in ("queue", "gateway")}
+    at = F.lit(None).cast("bigint")
+    return _of_log(matching.gaps(runs).withColumns(absent | {"at_unix_us": at}), HOLE)
 
 
 def certified_twice(runs: DataFrame) -> DataFrame:
-    """Offsets that were new twice."""
-    return _findings(matching.repeated(runs.where("is_new")), TWICE)
+    """Offsets that were new twice, as findings."""
+    return _of_log(matching.repeated(runs.where("is_new")), TWICE)
 
 
-def given(dispatched: DataFrame) -> DataFrame:
-    """The runs that groups were given."""
-    spans = dispatched.where(F.col("group").isNotNull()).select(
-        "queue_id", "group", "gateway", "cause", "at_unix_us",
-        (F.col("at_unix_us") - F.col("stepped_us")).alias("steady_us"), "runs",
+def disorder(runs: DataFrame) -> DataFrame:
+    """Runs that one gateway asked for before runs with lower offsets of their partition."""
+    order = Window.partitionBy("queue_id", "partition", "gateway").orderBy("first")
+    before = F.max("asked_us").over(order.rowsBetween(Window.unboundedPreceding, -1))
+    asked = runs.where("is_new AND asked_us IS NOT NULL").withColumn("before_us", before)
+    return _of_log(asked.where(F.col("asked_us") < F.col("before_us")), DISORDER)
+
+
+def _of_log(runs: DataFrame, what: str) -> DataFrame:
+    """Findings about the log of a partition, whichever group reads it."""
+    return runs.select(
+        F.lit(what).alias("what"), "queue", "queue_id", F.lit(None).cast("string").alias("group"),
+        "partition", "first", "count", F.lit(None).cast("binary").alias("key"), "gateway",
+        "at_unix_us", F.lit(None).cast("bigint").alias("epoch_id"),
+        F.lit(None).cast("bigint").alias("segment_id"), F.lit(True).alias("is_known"),
+        F.lit(None).cast("bigint").alias("since_unix_us"),
     )  # fmt: skip
-    return matching.exploded(spans)
 
 
-def settlements(settled: DataFrame) -> DataFrame:
-    """The runs that came to an end, or back."""
-    spans = settled.select(
-        "queue_id", "group", "gateway", "outcome", "at_unix_us",
-        (F.col("at_unix_us") - F.col("stepped_us")).alias("steady_us"), "runs",
-    )  # fmt: skip
-    return matching.exploded(spans)
+# --- Suspects: what may be a fault, by the run --------------------------------------------------
+
+_SUSPECT: Final = (
+    "what", "queue", *_PLACE, "gateway", *_EPOCH, "steady_us", "at_unix_us", "given_us", "first",
+    "count",
+)  # fmt: skip
+_BACK: Final = "back"
+"""No fault: what returned, which something may have overtaken."""
 
 
-# --- Gaps ---------------------------------------------------------------------------------------
+def suspects(lines: Lines) -> DataFrame:
+    """Runs with `what` they may be, in one pass: those of REPETITION, INVERSION, UNGIVEN,
+    SETTLED_TWICE, SETTLED_EARLY and GAP (passed by its group; also what turns out to be UNSETTLED,
+    or to wait), and what came back."""
+    gave, settles = lines.gave, lines.settles
+    returned = settles.where(F.col("outcome").isin(*RETURNED))
+    final = settles.where(F.col("outcome").isin(*FINAL) & (F.col("outcome") != GONE))
+    found = {
+        REPETITION: matching.repeated(gave, by=("epoch_id",)).unionByName(
+            gave.where(F.col("first") < F.col("previous_reach"))
+        ),
+        INVERSION: _late(gave),
+        _BACK: returned,
+        UNGIVEN: _ungiven(gave, settles),
+        SETTLED_TWICE: matching.repeated(final, by=("epoch_id",)).unionByName(
+            matching.repeated(
+                returned.where(F.col("given_us").isNotNull()),
+                by=("epoch_id", "outcome", "given_us"),
+            )
+        ),
+        SETTLED_EARLY: settles.where(F.col("steady_us") + SETTLED_US < F.col("given_us")),
+        GAP: _passed(lines),
+    }
+    return reduce(DataFrame.unionByName, [_suspect(rows, what) for what, rows in found.items()])
 
 
-def gaps(
-    runs: DataFrame, gave: DataFrame, settles: DataFrame, keep: Keep, *, lossy: Sequence[str]
-) -> DataFrame:
-    """Certified, passed over by a group, and not waiting behind another message of their key. Not
-    certain where any gateway is `lossy`: what it gave out may be in a line that is lost."""
-    keyed = _keyed(runs)
-    parts = [rows.select(*PART, "first", "count") for rows in (gave, settles)]
-    passed = matching.gaps(parts[0].unionByName(parts[1]), by=PART)
-    missed = keep(_keys_of(passed, keyed))
-    if missed.isEmpty():
-        return _nothing(runs)
-    heads = _heads(gave, settles, _messages(keyed, missed))
-    on = [F.col(f"m.{name}") == F.col(f"h.{name}") for name in _ORDER]
-    behind = F.col("h.head") < F.col("m.offset")
-    has_key = F.col("m.key") != NO_KEY
-    left = missed.alias("m").join(heads.alias("h"), on=[*on, behind, has_key], how="left_anti")
-    return _findings(_single(left), GAP, F.lit(not lossy))
+def _suspect(rows: DataFrame, what: str) -> DataFrame:
+    absent = [name for name in ("given_us", "steady_us", "at_unix_us", "gateway", "queue", "nth")
+              if name not in rows.columns]  # fmt: skip
+    full = rows.withColumns({name: F.lit(None) for name in absent} | {"what": F.lit(what)})
+    texts = ("gateway", "queue")
+    return full.select(*[
+        F.col(name).cast("string" if name in texts else "bigint").alias(name)
+        if name in absent else F.col(name)
+        for name in _SUSPECT
+    ])  # fmt: skip
 
 
-def _heads(gave: DataFrame, settles: DataFrame, messages: DataFrame) -> DataFrame:
-    """(queue_id, group, partition, key, head): the first of these messages of each key that was
-    given out and has not come to its end; what follows of the key may have to wait for it."""
-    ended = settles.where(F.col("outcome").isin(*FINAL))
-    names = [*_ORDER, "offset"]
-    out = _of(gave, messages).select(*names).distinct()
-    done = _of(ended, messages).select(*names).distinct()
-    open_ = out.join(done, on=names, how="left_anti")
-    return open_.groupBy(*_ORDER).agg(F.min("offset").alias("head"))
-
-
-# --- Repetitions --------------------------------------------------------------------------------
-
-
-def repetitions(
-    gave: DataFrame, settles: DataFrame, keep: Keep, *, lossy: Sequence[str]
-) -> DataFrame:
-    """Given out again without having come back."""
-    suspects = keep(matching.repeated(gave, by=PART).select(*PART, "first", "count"))
-    if suspects.isEmpty():
-        return _nothing(gave)
-    spans = matching.offsets(suspects).distinct().withColumns(
-        {"first": F.col("offset"), "count": F.lit(1).cast("bigint")}
-    )  # fmt: skip
-    spans = spans.drop("offset")
-    outs = _events(matching.met(gave, spans, on=PART), F.lit(True), F.lit(False))
-    came = F.col("outcome").isin(*RETURNED)
-    backs = _events(matching.met(settles, spans, on=PART), F.lit(False), came)
-    events = outs.unionByName(backs)
-    order = Window.partitionBy(*PART, "offset").orderBy("steady_us", "is_out")
+def _late(gave: DataFrame) -> DataFrame:
+    """The runs that were given after something with a higher offset, in their segment: only among
+    their messages can there be an inversion."""
+    order = Window.partitionBy("segment_id").orderBy("nth", "steady_us", "first")
     before = order.rowsBetween(Window.unboundedPreceding, -1)
-    last_out = F.last(F.when(F.col("is_out"), F.struct("gateway", "steady_us")), True).over(before)
-    last_back = F.last(F.when(F.col("is_back"), F.col("steady_us")), True).over(before)
-    seen = events.withColumns({"last_out": last_out, "last_back": last_back})
-    faults = seen.where(
-        F.col("is_out")
-        & F.col("last_out").isNotNull()
-        & (F.coalesce("last_back", F.lit(0)) < F.col("last_out.steady_us"))
+    reached = F.max(F.col("first") + F.col("count") - 1).over(before)
+    return gave.withColumn("reached", reached).where(F.col("first") < F.col("reached"))
+
+
+def _ungiven(gave: DataFrame, settles: DataFrame) -> DataFrame:
+    """What no run covers that was given in the same epoch at the time that is named."""
+    told = settles.where(F.col("given_us").isNotNull() & F.col("is_known")).alias("s")
+    given = gave.select("epoch_id", "steady_us", "first", "count").alias("g")
+    end = F.col("s.first") + F.col("s.count") <= F.col("g.first") + F.col("g.count")
+    same = (
+        (F.col("s.epoch_id") == F.col("g.epoch_id"))
+        & (F.col("s.given_us") == F.col("g.steady_us"))
+        & (F.col("s.first") >= F.col("g.first"))
+        & end
     )
-    same = F.col("last_out.gateway") == F.col("gateway")
-    sought = F.coalesce("cause", F.lit("")) == BACKLOG
-    return _findings(_single(faults), REPETITION, same & ~sought & _is_whole(lossy))
+    return told.join(given, on=same, how="left_anti")
 
 
-def _events(met: DataFrame, is_out: Column, is_back: Column) -> DataFrame:
-    cause = F.col("cause") if "cause" in met.columns else F.lit(None).cast("string")
-    rows = met.withColumns({"is_out": is_out, "is_back": is_back, "cause": cause})
-    return matching.offsets(
-        rows.select(
-            *PART,
-            "gateway",
-            "cause",
-            "at_unix_us",
-            "steady_us",
-            "is_out",
-            "is_back",
-            "first",
-            "count",
-        )
+def _passed(lines: Lines) -> DataFrame:
+    """What a segment has passed and not settled: below the last position without open messages, and
+    of what was never given also below whatever it has given. Only of segments that are known."""
+    ends = _segments_of(lines.epochs)
+    final = lines.settles.where(F.col("outcome").isin(*FINAL) & F.col("is_known"))
+    gave = lines.gave.where("is_known")
+    runs = ("segment_id", "first", "count")
+    low = ends.select("segment_id", (F.col("start") - 1).alias("first"), F.lit(1).alias("count"))
+    high = ends.where("settled_below IS NOT NULL").select(
+        "segment_id", F.col("settled_below").alias("first"), F.lit(1).alias("count")
+    )
+    unsettled = matching.gaps(
+        final.select(*runs).unionByName(low).unionByName(high), by=("segment_id",)
+    )
+    untouched = matching.gaps(
+        final.select(*runs).unionByName(gave.select(*runs)).unionByName(low), by=("segment_id",)
+    )
+    cut = unsettled.withColumn("is_cut", F.lit(True)).unionByName(
+        untouched.withColumn("is_cut", F.lit(False))
+    )
+    placed = cut.join(ends, on="segment_id", how="inner")
+    first = F.greatest("first", "start")
+    limit = F.when(F.col("is_cut"), F.col("settled_below")).otherwise(F.lit(FOREVER))
+    end = F.least(F.col("first") + F.col("count"), limit)
+    return placed.select(
+        *[name for name in placed.columns if name not in ("first", "count")],
+        first.alias("first"), (end - first).alias("count"),
+        F.lit(None).cast("bigint").alias("epoch_id"), F.lit(True).alias("is_known"),
+    ).where("count > 0")  # fmt: skip
+
+
+def _segments_of(owned: DataFrame) -> DataFrame:
+    """A row for each segment."""
+    same = ("start", "settled_below", "settled_unix_us", "undying_nth", "undying_us")
+    return owned.groupBy("segment_id").agg(
+        *[F.first(name).alias(name) for name in (*_PLACE, "queue", *same)]
     )
 
 
-# --- Order of a key -----------------------------------------------------------------------------
+# --- Findings: suspects looked at message by message --------------------------------------------
+
+_MESSAGE: Final = (
+    "what", "queue", *_PLACE, "first", "count", "key", "gateway", "at_unix_us", "epoch_id",
+    "segment_id", "is_known", "since_unix_us",
+)  # fmt: skip
+"""A finding before it is judged. It rests on the lines of its epoch from the beginning of that on;
+or of `segment_id`, where it has no epoch, from `since_unix_us` on."""
 
 
-def inversions(
-    runs: DataFrame, gave: DataFrame, keep: Keep, *, clock_error_us: int, lossy: Sequence[str]
-) -> DataFrame:
-    """First deliveries of a key that came after one of a later message. Of different gateways they
-    are only told apart when they are further apart than `clock_error_us`."""
-    keyed = _keyed(runs)
-    late = keep(_keys_of(_late(gave), keyed).where(F.col("key") != NO_KEY))
-    if late.isEmpty():
-        return _nothing(runs)
-    firsts = (
-        _of(gave, _messages(keyed, late))
-        .groupBy(*_ORDER, "offset")
-        .agg(F.min(F.struct("steady_us", "gateway", "at_unix_us")).alias("one"))
-        .select(*_ORDER, "offset", "one.*")
+def findings(lines: Lines, found: DataFrame, whats: Sequence[str], keep: Keep) -> DataFrame:
+    """What `suspects` found, looked at: rows of _MESSAGE, those that wait among them. `whats`: the
+    kinds that are there."""
+
+    def of(what: str) -> DataFrame:
+        return found.where(F.col("what") == what)
+
+    looked: list[DataFrame] = []
+    if SETTLED_EARLY in whats:
+        looked.append(_message(of(SETTLED_EARLY), SETTLED_EARLY))
+    if SETTLED_TWICE in whats:
+        looked.append(_message(of(SETTLED_TWICE), SETTLED_TWICE))
+    if UNGIVEN in whats:
+        looked.append(_message(_never_given(lines.gave, of(UNGIVEN)), UNGIVEN))
+    if REPETITION in whats:
+        looked += _repetitions(lines, of(REPETITION), keep)
+    if {GAP, INVERSION, _BACK} & set(whats):
+        looked += _of_keys(lines, of(GAP), of(INVERSION), of(_BACK), keep)
+    nothing = _message(found.withColumn("key", F.lit(None).cast("binary")).limit(0), None)
+    return reduce(DataFrame.unionByName, looked, nothing)
+
+
+def _of_keys(
+    lines: Lines, passed: DataFrame, late: DataFrame, back: DataFrame, keep: Keep
+) -> list[DataFrame]:
+    """What has to do with keys; what was given of all keys in question is worked out once."""
+    names = ("queue", *_PLACE, "segment_id", "epoch_id", "steady_us", "first", "count")
+    each = {GAP: passed, INVERSION: late, _BACK: back}
+    runs = reduce(DataFrame.unionByName, [rows.select("what", *names) for rows in each.values()])
+    messages = keep(_keys_of(runs, lines.runs))
+    keyed = messages.where(F.col("key") != F.lit(_NO_KEY))
+    given = keep(_messages_given(lines, keyed.select("segment_id", "key").distinct()))
+    return [
+        _gaps(lines, messages.where(F.col("what") == GAP), given),
+        _inversions(given),
+        _overtaken(lines, keyed.where(F.col("what") == _BACK), given),
+    ]
+
+
+def _message(rows: DataFrame, what: str | None) -> DataFrame:
+    types = {"key": "binary", "epoch_id": "bigint", "since_unix_us": "bigint", "gateway": "string"}
+    absent = {n: F.lit(None).cast(t) for n, t in types.items() if n not in rows.columns}
+    full = rows.withColumns(absent)
+    if what is not None:
+        full = full.withColumn("what", F.lit(what))
+    return full.select(*_MESSAGE)
+
+
+def _single(offsets: DataFrame) -> DataFrame:
+    """Offsets as runs of one."""
+    one = F.lit(1).cast("bigint")
+    return offsets.withColumn("first", F.col("offset")).withColumn("count", one).drop("offset")
+
+
+def _never_given(gave: DataFrame, suspects_: DataFrame) -> DataFrame:
+    """The messages of what is settled as given that were not given at that time."""
+    each = matching.offsets(suspects_).alias("s")
+    given = gave.select("epoch_id", "steady_us", "first", "count").alias("g")
+    inside = F.col("s.offset") < F.col("g.first") + F.col("g.count")
+    same = (
+        (F.col("s.epoch_id") == F.col("g.epoch_id"))
+        & (F.col("s.given_us") == F.col("g.steady_us"))
+        & (F.col("s.offset") >= F.col("g.first"))
+        & inside
     )
-    order = Window.partitionBy(*_ORDER).orderBy("steady_us", "offset")
+    return _single(each.join(given, on=same, how="left_anti"))
+
+
+def _repetitions(lines: Lines, suspects_: DataFrame, keep: Keep) -> list[DataFrame]:
+    """Within an epoch: given more than once oftener than returned, each return naming the delivery
+    that it ends. Over a clean end: given though it was settled before that."""
+    spans = keep(
+        _single(matching.offsets(suspects_.select("epoch_id", "first", "count")).distinct())
+    )
+    of = ("epoch_id",)
+    places = ("queue", *_PLACE, "gateway", "segment_id", "is_known", "nth", "previous_reach")
+    gave = lines.gave.select("epoch_id", "at_unix_us", *places, "first", "count")
+    outs = matching.offsets(matching.met(gave, spans, on=of).drop("l_first", "r_first"))
+    given = outs.groupBy("epoch_id", "offset").agg(
+        F.count("*").alias("gave"), F.max("at_unix_us").alias("at_unix_us"),
+        F.min("at_unix_us").alias("since_unix_us"),
+        *[F.first(name).alias(name) for name in places],
+    )  # fmt: skip
+    came = F.col("outcome").isin(*RETURNED) & (F.col("outcome") != PARKED)
+    backs = matching.met(
+        lines.settles.where(came).select("epoch_id", "first", "count"), spans, on=of
+    )
+    returned = matching.offsets(backs.drop("l_first", "r_first")).groupBy("epoch_id", "offset").agg(
+        F.count("*").alias("came")
+    )  # fmt: skip
+    counted = keep(given.join(returned, on=["epoch_id", "offset"], how="left"))
+    again = counted.where(F.col("gave") - F.coalesce("came", F.lit(0)) > 1)
+    before = counted.where(F.col("offset") < F.col("previous_reach"))
+    return [_message(_single(again), REPETITION), _message(_given_anew(lines, before), REPETITION)]
+
+
+def _given_anew(lines: Lines, given: DataFrame) -> DataFrame:
+    """What an earlier epoch of the segment with a clean end had settled."""
+    final = F.col("outcome").isin(*FINAL) & (F.col("outcome") != GONE)
+    clean = lines.epochs.where("is_clean").select("epoch_id")
+    ends = lines.settles.where(final).join(F.broadcast(clean), on="epoch_id", how="left_semi")
+    ended = ends.select("segment_id", F.col("nth").alias("ended_nth"), "first", "count")
+    met = matching.met(_single(given), ended, on=("segment_id",))
+    return met.where(F.col("r_ended_nth") < F.col("nth")).drop("l_first", "r_first")
+
+
+def _gaps(lines: Lines, messages: DataFrame, given: DataFrame) -> DataFrame:
+    """What is passed: unsettled, a gap, or waiting."""
+    ends = _segments_of(lines.epochs).drop(*_PLACE, "queue", "start")
+    of = ("segment_id", "offset")
+    wanted = ("queue", *_PLACE, "segment_id", "offset", "key", "certified_unix_us")
+    passed = messages.select(*wanted).distinct().join(ends, on="segment_id", how="inner")
+    gave = lines.gave.where("is_known").select("segment_id", "first", "count")
+    met = matching.met(_single(passed.select(*of)), gave, on=("segment_id",))
+    was_given = matching.offsets(met.select("segment_id", "first", "count")).distinct()
+    told = passed.join(was_given.withColumn("was_given", F.lit(True)), on=[*of], how="left").join(
+        _given_behind(given), on=["segment_id", "key"], how="left"
+    )
+    is_below = F.col("offset") < F.coalesce("settled_below", F.lit(-FOREVER))
+    is_given = F.coalesce("was_given", F.lit(False))
+    later = F.filter("behind", lambda one: one["offset"] > F.col("offset"))
+    soonest = F.array_min(
+        F.transform(later, lambda one: F.struct(one["nth"].alias("nth"), one["us"].alias("us")))
+    )
+    undying = F.struct(F.col("undying_nth").alias("nth"), F.col("undying_us").alias("us"))
+    is_overdue = F.coalesce((F.col("key") != F.lit(_NO_KEY)) & (soonest <= undying), F.lit(False))
+    what = (
+        F.when(is_below & is_given, UNSETTLED)
+        .when(is_below | (is_overdue & ~is_given), GAP)
+        .when(~is_given, WAITING)
+    )
+    at = F.when(is_below, F.col("settled_unix_us")).otherwise(F.col("certified_unix_us"))
+    judged_ = told.withColumns({
+        "what": what, "is_known": F.lit(True), "at_unix_us": at,
+        "since_unix_us": F.col("certified_unix_us"),
+    })  # fmt: skip
+    return _message(_single(judged_.where(F.col("what").isNotNull())), None)
+
+
+def _given_behind(given: DataFrame) -> DataFrame:
+    """(segment_id, key, behind): of each key the first deliveries of its messages, as an array of
+    (offset, nth, us)."""
+    firsts = given.groupBy("segment_id", "key", "offset").agg(
+        F.min(F.struct("nth", "steady_us")).alias("one")
+    )
+    each = F.struct("offset", F.col("one.nth").alias("nth"), F.col("one.steady_us").alias("us"))
+    return firsts.groupBy("segment_id", "key").agg(F.collect_list(each).alias("behind"))
+
+
+def _inversions(given: DataFrame) -> DataFrame:
+    """First deliveries of a key after one of a later message, in a segment. Two of one span are in
+    order: a span that goes on ends where another one begins."""
+    places = ("queue", *_PLACE, "is_known", "gateway", "at_unix_us", "epoch_id")
+    firsts = given.groupBy("segment_id", "key", "offset").agg(
+        F.min(F.struct("nth", "steady_us", *places)).alias("one")
+    )
+    order = Window.partitionBy("segment_id", "key").orderBy("one.nth", "one.steady_us", "offset")
     before = order.rowsBetween(Window.unboundedPreceding, -1)
-    highest = F.max(F.struct("offset", "steady_us", "gateway")).over(before)
-    seen = firsts.withColumn("highest", highest).where(F.col("highest.offset") > F.col("offset"))
-    same = F.col("highest.gateway") == F.col("gateway")
-    apart = F.col("steady_us") - F.col("highest.steady_us") > clock_error_us
-    return _findings(_single(seen), INVERSION, (same | apart) & _is_whole(lossy))
+    seen = firsts.withColumn("highest", F.max("offset").over(before))
+    found = seen.where(F.col("highest") > F.col("offset"))
+    told = [F.col(f"one.{name}").alias(name) for name in places]
+    return _message(_single(found.select("segment_id", "key", "offset", *told)), INVERSION)
 
 
-def overtaken(
-    runs: DataFrame, gave: DataFrame, settles: DataFrame, keep: Keep, *, lossy: Sequence[str]
-) -> DataFrame:
-    """Given out while an earlier message of the same key was back and waited, by one gateway."""
-    keyed = _keyed(runs)
-    back = settles.where(F.col("outcome").isin(*RETURNED))
-    backs = _keys_of(back.select(*PART, "gateway", "steady_us", "first", "count"), keyed)
-    backs = keep(backs.where(F.col("key") != NO_KEY))
-    if backs.isEmpty():
-        return _nothing(runs)
-    messages = _messages(keyed, backs)
-    outs = keep(_of(gave, messages))
-    ends = _of(settles.where(F.col("outcome").isin(*FINAL)), messages)
-    moment = (*_ORDER, "offset", "gateway", "steady_us")
-    b = backs.alias("b")
-    n = outs.select(*moment).unionByName(ends.select(*moment)).alias("n")
-    same = [F.col(f"b.{name}") == F.col(f"n.{name}") for name in (*_ORDER, "offset", "gateway")]
-    later = F.col("n.steady_us") >= F.col("b.steady_us")
+def _overtaken(lines: Lines, backs: DataFrame, given: DataFrame) -> DataFrame:
+    """Given while an earlier message of the key was back and waited, in one epoch: behind the
+    return by more than a settled span lasts, and before it was given again, or by more than a turn
+    before it came to its end."""
+    of = ("epoch_id", "offset")
+    ended = lines.settles.where(F.col("outcome").isin(*FINAL))
+    spans = _single(backs.select(*of).distinct())
+    met = matching.met(
+        ended.select("epoch_id", "steady_us", "first", "count"), spans, on=("epoch_id",)
+    )
+    ends = matching.offsets(met.drop("l_first", "r_first"))
+    us = F.col("steady_us")
+    until = ends.select(*of, us.alias("end_us"), (us - TURN_US).alias("until_us")).unionByName(
+        given.select(*of, us.alias("end_us"), us.alias("until_us"))
+    )
+    b, n = backs.alias("b"), until.alias("n")
+    same = [F.col(f"b.{name}") == F.col(f"n.{name}") for name in of]
     waits = (
-        b.join(n, on=[*same, later], how="left")
-        .groupBy(*[F.col(f"b.{name}").alias(name) for name in moment])
-        .agg(F.min("n.steady_us").alias("until_us"))
+        b.join(n, on=[*same, F.col("n.end_us") >= F.col("b.steady_us")], how="left")
+        .groupBy("b.epoch_id", "b.key", "b.offset", "b.steady_us")
+        .agg(F.min(F.struct("n.end_us", "n.until_us")).alias("first"))
+        .withColumn("until_us", F.col("first.until_us"))
         .alias("w")
     )
-    o = outs.alias("o")
-    meet = [F.col(f"w.{name}") == F.col(f"o.{name}") for name in (*_ORDER, "gateway")]
+    o = given.alias("o")
+    meet = [F.col(f"w.{name}") == F.col(f"o.{name}") for name in ("epoch_id", "key")]
     behind = F.col("o.offset") > F.col("w.offset")
-    since = F.col("o.steady_us") > F.col("w.steady_us")
-    until = F.col("w.until_us").isNull() | (F.col("o.steady_us") < F.col("w.until_us"))
-    found = o.join(waits, on=[*meet, behind, since, until], how="left_semi")
-    return _findings(_single(found), OVERTAKEN, _is_whole(lossy))
+    since = F.col("o.steady_us") > F.col("w.steady_us") + SETTLED_US
+    meanwhile = F.col("w.until_us").isNull() | (F.col("o.steady_us") < F.col("w.until_us"))
+    found = o.join(waits, on=[*meet, behind, since, meanwhile], how="left_semi")
+    return _message(_single(found), OVERTAKEN)
 
 
 # --- Messages and their keys --------------------------------------------------------------------
@@ -254,53 +602,101 @@ def overtaken(
 
 def _keyed(runs: DataFrame) -> DataFrame:
     """The runs whose keys are known: those of what was new."""
-    return runs.where("is_new").select("queue_id", "partition", "first", "count", "keys")
+    return runs.where("is_new").select(
+        "queue_id", "partition", "first", "count", "keys",
+        F.col("at_unix_us").alias("certified_unix_us"),
+    )  # fmt: skip
 
 
-def _keys_of(runs: DataFrame, keyed: DataFrame) -> DataFrame:
-    """Runs → a row for each offset that was certified: `offset`, and the `key` of its message."""
-    met = matching.met(runs, keyed).withColumn("keys", F.col("r_keys"))
+def _key_at(place: Column, keys: str = "keys") -> Column:
+    begin = (place * KEY_BYTES + 1).cast("int")
+    return F.substring(F.col(keys), begin, F.lit(KEY_BYTES))
+
+
+def _keys_of(rows: DataFrame, runs: DataFrame) -> DataFrame:
+    """Runs → a row for each offset that was certified: `offset`, the `key` of its message, and
+    `certified_unix_us`."""
+    met = matching.met(rows, _keyed(runs))
     place = F.col("offset") - F.col("r_first")
-    kept = [name for name in runs.columns if name not in ("first", "count")]
-    each = matching.offsets(met).withColumn("key", matching.key_at(place))
-    return each.select(*kept, "offset", "key")
-
-
-def _messages(keyed: DataFrame, keys: DataFrame) -> DataFrame:
-    """(queue_id, partition, offset, key) of all messages of the keys that are in `keys`."""
-    place = F.col("offset") - F.col("first")
-    last = F.col("first") + F.col("count") - 1
-    each = keyed.withColumn("offset", F.explode(F.sequence("first", last)))
-    named = each.withColumn("key", matching.key_at(place))
-    wanted = keys.select("queue_id", "key").where(F.col("key") != NO_KEY).distinct()
-    found = named.join(F.broadcast(wanted), on=["queue_id", "key"], how="left_semi")
-    return found.select("queue_id", "partition", "offset", "key")
-
-
-def _of(runs: DataFrame, messages: DataFrame) -> DataFrame:
-    """What a run says, for each of these messages: `offset` and `key` beside its columns."""
-    single = messages.withColumns({"first": F.col("offset"), "count": F.lit(1).cast("bigint")})
-    met = matching.met(runs, single)
-    return met.drop("count", "l_first", "r_first", "first").withColumnsRenamed(
-        {"r_offset": "offset", "r_key": "key"}
+    kept = [name for name in rows.columns if name not in ("first", "count")]
+    each = matching.offsets(met).withColumn("key", _key_at(place, "r_keys"))
+    return each.select(
+        *kept, "offset", "key", F.col("r_certified_unix_us").alias("certified_unix_us")
     )
 
 
-def _late(gave: DataFrame) -> DataFrame:
-    """The runs that were given out after something with a higher offset: only among their keys can
-    there be an inversion, and they are few."""
-    order = Window.partitionBy(*PART).orderBy("steady_us", "first")
-    before = order.rowsBetween(Window.unboundedPreceding, -1)
-    reached = F.max(F.col("first") + F.col("count") - 1).over(before)
-    late = gave.withColumn("reached", reached).where(F.col("first") < F.col("reached"))
-    return late.select(*PART, "first", "count")
+def _messages_given(lines: Lines, keys: DataFrame) -> DataFrame:
+    """What was given of these keys (`segment_id`, `key`), a row for each message and delivery: the
+    columns of `given`, `offset` and `key`."""
+    gave = lines.gave.join(keys.select("segment_id").distinct(), on="segment_id", how="left_semi")
+    met = matching.met(gave, _keyed(lines.runs).drop("certified_unix_us"))
+    place = F.col("offset") - F.col("r_first")
+    each = matching.offsets(met).withColumn("key", _key_at(place, "r_keys"))
+    kept = each.drop("r_keys", "r_first", "l_first")
+    return kept.join(keys, on=["segment_id", "key"], how="left_semi")
 
 
-def _is_whole(lossy: Sequence[str]) -> Column:
-    """Whether the gateway is none of those of whose lines some are lost."""
-    return ~F.col("gateway").isin(list(lossy)) if lossy else F.lit(True)
+# --- Judging ------------------------------------------------------------------------------------
 
 
-def _single(offsets: DataFrame) -> DataFrame:
-    """Offsets as runs of one."""
-    return offsets.withColumnsRenamed({"offset": "first"}).withColumn("count", F.lit(1))
+def judged(found: DataFrame, owned: DataFrame, losses: Sequence[Loss]) -> DataFrame:
+    """Findings → rows of FINDING: each certain, or with the reason why it is not."""
+    numbered = found.withColumn("id", F.monotonically_increasing_id())
+    rests_on = _rests_on(numbered, owned)
+    lost = _losses(found.sparkSession, losses)
+    slack = F.lit(CLOCKS_US)
+    during = (F.col("low") - slack <= F.col("until_unix_us")) & (
+        F.col("high") + slack >= F.col("since_unix_us")
+    )
+    met = rests_on.join(F.broadcast(lost), on=[F.col("by") == F.col("lossy"), during], how="inner")
+    doubts = met.groupBy("id").agg(F.min(F.struct("doubt", "by")).alias("worst"))
+    told = numbered.join(doubts, on="id", how="left").withColumns({
+        "unsure": F.when(~F.col("is_known"), UNOWNED).otherwise(F.col("worst.doubt")),
+        "gateway": F.coalesce("gateway", "worst.by"),
+        "key": F.when(F.col("key") != F.lit(_NO_KEY), _hex(F.col("key"))),
+    })  # fmt: skip
+    full = told.withColumn("certain", F.col("unsure").isNull())
+    return full.select(*[F.col(field.name).cast(field.dataType) for field in FINDING.fields])
+
+
+def _rests_on(numbered: DataFrame, owned: DataFrame) -> DataFrame:
+    """(id, by, low, high): on whose lines of which time each finding rests. Of the epochs of a
+    segment those that were not over when it began."""
+    at, since = F.col("at_unix_us"), F.col("since_unix_us")
+    by, began = F.col("by"), F.col("began_unix_us")
+    own = owned.select("epoch_id", F.col("gateway").alias("by"), "began_unix_us")
+    one = numbered.where(~F.col("what").isin(*_OF_SEGMENT)).join(own, on="epoch_id", how="inner")
+    of_epoch = one.select("id", by, F.greatest(began, since).alias("low"), at.alias("high"))
+    whole = owned.select(
+        "segment_id", F.col("gateway").alias("by"), "began_unix_us", "ended_unix_us"
+    )
+    several = numbered.where(F.col("what").isin(*_OF_SEGMENT)).join(whole, on="segment_id")
+    ended = F.least(F.coalesce("ended_unix_us", at), at)
+    meanwhile = (began <= at + CLOCKS_US) & (ended + CLOCKS_US >= F.coalesce(since, began))
+    of_segment = several.where(meanwhile).select(
+        "id", by, F.greatest(began, since).alias("low"), ended.alias("high")
+    )
+    log = numbered.where(F.col("segment_id").isNull()).select(
+        "id", F.col("gateway").alias("by"), at.alias("low"), at.alias("high")
+    )
+    return of_epoch.unionByName(of_segment).unionByName(log)
+
+
+def _losses(spark: SparkSession, losses: Sequence[Loss]) -> DataFrame:
+    shape = struct(
+        lossy=StringType(), doubt=StringType(), since_unix_us=LongType(), until_unix_us=LongType()
+    )
+    rows = [
+        (one.gateway, NOT_YET if one.reason == NOT_YET else LOST_LINES, one.since_unix_us,
+         one.until_unix_us)
+        for one in losses
+    ]  # fmt: skip
+    return spark.createDataFrame(rows, shape)
+
+
+def _hex(key: Column) -> Column:
+    """The hash as the broker writes it: 16 hex digits of the number whose bytes, the lowest first,
+    these are."""
+    digits = F.hex(key)
+    pairs = [F.substring(digits, 2 * index + 1, 2) for index in reversed(range(KEY_BYTES))]
+    return F.lower(F.concat(*pairs))

@@ -8,59 +8,70 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from spark import files, order
+from spark import losses, order
 from spark.lake import Lake, write_json
-from spark.schema import CERTIFIED, DISPATCHED, SETTLED, UNLOGGED
+from spark.losses import Loss
+from spark.schema import CERTIFIED, DISPATCHED, POSITION, SETTLED, UNLOGGED
 
 RESULT: Final = "audit.json"
+FINDINGS: Final = "audit"
 WORK: Final = "audit.work"
-CLOCK_ERROR_US: Final = 100_000
-"""What two machines' clocks may differ by, unless told otherwise."""
 SHOWN_MAX: Final = 100
-FAULTS: Final = (order.GAP, order.REPETITION, order.INVERSION, order.OVERTAKEN, order.TWICE)
-"""What must not be; a hole is the log's own and says that the rest was judged without it."""
+GROUPS_MAX: Final = 20
+LOSSES_MAX: Final = 1_000
+FAULTS: Final = (
+    order.GAP, order.UNSETTLED, order.REPETITION, order.INVERSION, order.OVERTAKEN, order.UNGIVEN,
+    order.SETTLED_TWICE, order.SETTLED_EARLY, order.TWICE, order.DISORDER,
+)  # fmt: skip
+"""What must not be. A hole is the log's own and says that the rest was judged without it."""
 
 
 def audit(
-    spark: SparkSession,
-    lake: Lake,
-    *,
-    clock_error_us: int = CLOCK_ERROR_US,
-    said: Callable[[str], None] = lambda _: None,
+    spark: SparkSession, lake: Lake, *, said: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Check everything that is in the lake. `said` hears each check before it begins.
+    """Check everything that is in the lake. `said` hears each part before it begins.
 
-    Returns, and keeps in the lake's `audit.json`: `faults` (what → messages, those that are
-    certain), `uncertain` (the same, of the others), `holes` (messages that were certified and are
-    in no line), `unlogged` (what the log itself says that it lost), `missing_files`,
-    `lossy_gateways`, `examples`. All findings are in the lake's folder `audit`.
+    Returns, and keeps in the lake's `audit.json`:
+
+        faults          what → messages, those that are certain; 0, where there are none
+        uncertain       what → messages of the others
+        unjudged        these by `what`, `reason` and `gateway` (null: of several), with `messages`
+        waiting         `messages` that groups have passed and may still give, the `oldest_unix_us`,
+                        and the `groups` with the most of them
+        holes           messages that were certified and are in no line
+        judged          messages, each once for each group that was given it or settled it
+        unlogged        what the log itself says that it lost: spans, and messages of each kind
+        losses          what is not there of the log, at most LOSSES_MAX; see spark.losses
+        missing_files   gateway → numbers of its files
+        lossy_gateways  those of which something is lost
+        examples        of findings, at most SHOWN_MAX, as many of each kind as fit
+
+    All findings are in the lake's folder `audit`.
     """
-    losses = _losses(spark, lake)
-    lossy = losses["lossy_gateways"]
+    lost = _losses(spark, lake)
     with _keeping(spark, lake.root / WORK) as keep:
+        said("reading")
         runs = keep(order.published(lake.read(spark, CERTIFIED)))
-        gave = keep(order.given(lake.read(spark, DISPATCHED)))
-        settles = keep(order.settlements(lake.read(spark, SETTLED)))
-        checks: dict[str, Callable[[], DataFrame]] = {
-            order.HOLE: lambda: order.holes(runs),
-            order.TWICE: lambda: order.certified_twice(runs),
-            order.GAP: lambda: order.gaps(runs, gave, settles, keep, lossy=lossy),
-            order.REPETITION: lambda: order.repetitions(gave, settles, keep, lossy=lossy),
-            order.INVERSION: lambda: order.inversions(
-                runs, gave, keep, clock_error_us=clock_error_us, lossy=lossy
-            ),
-            order.OVERTAKEN: lambda: order.overtaken(runs, gave, settles, keep, lossy=lossy),
-        }
-        found: list[DataFrame] = []
-        for name, check in checks.items():
-            said(name)
-            found.append(keep(check()))
-        all_ = reduce(lambda all_, more: all_.unionByName(more), found)
-        all_.coalesce(1).write.mode("overwrite").parquet(str(lake.root / "audit"))
-    result = _summed(spark.read.schema(order.FINDING).parquet(str(lake.root / "audit"))) | losses
+        epochs = keep(order.epochs(lake.read(spark, POSITION)))
+        gave = keep(order.given(lake.read(spark, DISPATCHED), epochs))
+        settles = keep(order.settlements(lake.read(spark, SETTLED), epochs))
+        lines = order.Lines(runs, epochs, gave, settles)
+        said("suspects")
+        suspects = keep(order.suspects(lines))
+        whats = [row["what"] for row in suspects.select("what").distinct().collect()]
+        said(f"looking at {', '.join(sorted(whats))}" if whats else "the log of certified")
+        found = order.findings(lines, suspects, whats, keep)
+        log = [order.holes(runs), order.certified_twice(runs), order.disorder(runs)]
+        judged = order.judged(keep(reduce(DataFrame.unionByName, log, found)), epochs, lost)
+        judged.coalesce(1).write.mode("overwrite").parquet(str(lake.root / FINDINGS))
+        count = gave.agg(F.coalesce(F.sum("count"), F.lit(0))).collect()[0][0]
+    said("summing up")
+    findings = spark.read.schema(order.FINDING).parquet(str(lake.root / FINDINGS))
+    result = _summed(findings) | _lost(lost) | {"judged": count}
+    result["unlogged"] = _unlogged(spark, lake)
     write_json(lake.root / RESULT, result)
     return result
 
@@ -85,35 +96,88 @@ def _keeping(spark: SparkSession, folder: Path) -> Iterator[order.Keep]:
 
 
 def _summed(findings: DataFrame) -> dict[str, Any]:
-    sums = findings.groupBy("what", "certain").agg(F.sum("count").alias("messages")).collect()
-    messages = {(row["what"], row["certain"]): row["messages"] for row in sums}
-    faults = {what: messages.get((what, True), 0) for what in FAULTS}
-    uncertain = {what: messages.get((what, False), 0) for what in FAULTS}
-    shown = findings.where(F.col("what") != order.HOLE).orderBy(
-        F.desc("certain"), "what", "at_unix_us", "queue_id", "partition", "first"
-    )
-    return {
-        "faults": faults,
-        "uncertain": {what: count for what, count in uncertain.items() if count},
-        "holes": messages.get((order.HOLE, True), 0),
-        "examples": [row.asDict() for row in shown.limit(SHOWN_MAX).collect()],
-    }
-
-
-def _losses(spark: SparkSession, lake: Lake) -> dict[str, Any]:
-    """What the log says of itself, what the names of its files say, and the gateways of whose
-    lines about deliveries some are lost."""
-    names = ("spans", "certified", "dispatched", "settled")
-    rows = lake.read(spark, UNLOGGED).groupBy("gateway").agg(
-        *[F.sum(name).alias(name) for name in names]
+    sums = findings.groupBy("what", "unsure", "gateway", "queue", "group").agg(
+        F.sum("count").alias("messages"), F.min("at_unix_us").alias("oldest_unix_us")
     ).collect()  # fmt: skip
-    taken = [one for manifest in lake.manifests() for one in manifest["files"]]
-    missing = files.missing([one["name"] for one in taken])
-    damaged = [files.parse_name(one["name"]) for one in taken if one["fault"]]
-    lossy = {row["gateway"] for row in rows if row["dispatched"] or row["settled"]}
-    lossy |= {name.gateway for name in damaged if name is not None} | set(missing)
+    faults, holes = dict.fromkeys(FAULTS, 0), 0
+    uncertain: dict[str, int] = {}
+    doubts: dict[tuple[str, str, str | None], int] = {}
+    waiting: list[dict[str, Any]] = []
+    for row in sums:
+        what, reason, messages = row["what"], row["unsure"], row["messages"]
+        if what == order.HOLE:
+            holes += messages
+        elif what == order.WAITING:
+            waiting.append({name: row[name] for name in
+                            ("queue", "group", "messages", "oldest_unix_us")})  # fmt: skip
+        elif reason is None:
+            faults[what] += messages
+        else:
+            uncertain[what] = uncertain.get(what, 0) + messages
+            key = (what, reason, row["gateway"])
+            doubts[key] = doubts.get(key, 0) + messages
+    unjudged = [
+        {"what": what, "reason": reason, "gateway": gateway, "messages": messages}
+        for (what, reason, gateway), messages in sorted(
+            doubts.items(), key=lambda one: (-one[1], one[0][0])
+        )
+    ]
     return {
-        "unlogged": {name: sum(row[name] for row in rows) for name in names},
-        "missing_files": missing,
-        "lossy_gateways": sorted(lossy),
+        "faults": faults, "holes": holes, "uncertain": uncertain, "unjudged": unjudged,
+        "waiting": _waiting(waiting), "examples": _examples(findings),
+    }  # fmt: skip
+
+
+def _waiting(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    groups: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        group = groups.setdefault((row["queue"], row["group"]), row | {"messages": 0})
+        group["messages"] += row["messages"]
+        group["oldest_unix_us"] = min(group["oldest_unix_us"], row["oldest_unix_us"])
+    most = sorted(groups.values(), key=lambda one: -one["messages"])
+    return {
+        "messages": sum(one["messages"] for one in most),
+        "oldest_unix_us": min((one["oldest_unix_us"] for one in most), default=None),
+        "groups": most[:GROUPS_MAX],
     }
+
+
+def _examples(findings: DataFrame) -> list[dict[str, Any]]:
+    """As many of each kind as fit, the earliest ones; those that are certain first."""
+    earliest = ("at_unix_us", "queue_id", "group", "partition", "first")
+    of = Window.partitionBy("what", "certain").orderBy(*earliest)
+    ranked = findings.where(~F.col("what").isin(order.WAITING, order.HOLE)).withColumn(
+        "rank", F.row_number().over(of)
+    )
+    few = ranked.where(F.col("rank") <= SHOWN_MAX).orderBy(
+        F.desc("certain"), "rank", "what", *earliest
+    ).limit(SHOWN_MAX)  # fmt: skip
+    rows = [row.asDict() for row in few.drop("rank").collect()]
+    return sorted(rows, key=lambda row: (not row["certain"], row["what"], row["at_unix_us"] or 0))
+
+
+def _losses(spark: SparkSession, lake: Lake) -> list[Loss]:
+    hour = F.floor(F.col("until_unix_us") / 3_600_000_000)
+    rows = lake.read(spark, UNLOGGED).groupBy("gateway", "reason", hour.alias("of")).agg(
+        F.min("since_unix_us").alias("since_unix_us"),
+        F.max("until_unix_us").alias("until_unix_us"),
+        *[F.sum(name).alias(name) for name in ("certified", "dispatched", "settled")],
+    ).collect()  # fmt: skip
+    return losses.losses(lake.manifests(), [row.asDict() for row in rows])
+
+
+def _lost(found: list[Loss]) -> dict[str, Any]:
+    known = [loss for loss in found if loss.reason != losses.NOT_YET]
+    return {
+        "losses": [loss.shown() for loss in known[:LOSSES_MAX]],
+        "missing_files": losses.missing(known),
+        "lossy_gateways": sorted({loss.gateway for loss in known}),
+    }
+
+
+def _unlogged(spark: SparkSession, lake: Lake) -> dict[str, int]:
+    names = ("spans", "certified", "dispatched", "settled")
+    row = lake.read(spark, UNLOGGED).agg(
+        *[F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in names]
+    ).collect()[0]  # fmt: skip
+    return {name: row[name] for name in names}

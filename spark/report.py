@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from spark.figures import collect
 from spark.ingest import FILES_MAX, ingest
 from spark.lake import Lake
-from spark.order_audit import CLOCK_ERROR_US, audit
+from spark.order_audit import audit
 from spark.page import page
 from spark.progress import Progress
 from spark.rollup import NO_TARGETS, Targets, close, rollup
@@ -35,7 +35,6 @@ class Wanted:
     files_max: int = FILES_MAX
     keep_days: int | None = None
     """How many days of spans stay when they are rolled up; None: all."""
-    clock_error_us: int = CLOCK_ERROR_US
 
 
 def report(spark: SparkSession, wanted: Wanted, progress: Progress) -> dict[str, Any]:
@@ -56,9 +55,7 @@ def report(spark: SparkSession, wanted: Wanted, progress: Progress) -> dict[str,
                 f"{done['usage']['messages_in']:,} in, {done['usage']['messages_out']:,} out"
             )
         with progress.step("order-audit"):
-            done["order_audit"] = audit(
-                spark, lake, clock_error_us=wanted.clock_error_us, said=progress.say
-            )
+            done["order_audit"] = audit(spark, lake, said=progress.say)
             progress.say(f"{sum(done['order_audit']['faults'].values()):,} messages at fault")
         write_page(spark, lake, wanted, progress)
         if wanted.keep_days is not None:

@@ -26,15 +26,20 @@ SCHEMAS: Final = (1, 2)
 CERTIFIED: Final = "certified"
 DISPATCHED: Final = "dispatched"
 SETTLED: Final = "settled"
+POSITION: Final = "position"
 UNLOGGED: Final = "unlogged"
 END: Final = "end"
-KINDS: Final = (CERTIFIED, DISPATCHED, SETTLED, UNLOGGED)
+KINDS: Final = (CERTIFIED, DISPATCHED, SETTLED, POSITION, UNLOGGED)
 """Each has a table of its own. Other kinds are passed over: new ones may come."""
 
 ACKED: Final = "acked"
-FINAL: Final = (ACKED, "dead_lettered")
+GONE: Final = "gone"
+"""Nothing was retained in its place."""
+FINAL: Final = (ACKED, "dead_lettered", GONE)
 """Outcomes with which a message comes to its end in a group."""
-RETURNED: Final = ("nacked", "expired", "returned", "parked")
+PARKED: Final = "parked"
+"""The head of a key that had come back already."""
+RETURNED: Final = ("nacked", "expired", "returned", PARKED)
 """Outcomes after which it is given again, and what follows of its key waits until then."""
 UNKNOWN: Final = "unknown"
 """A publish was answered so: its messages are nowhere yet, so they have no runs."""
@@ -71,18 +76,19 @@ _LINE_LONGS: Final = (
     "asked_unix_us", "certified_unix_us", "bytes", "duplicates", "attempt", "recipients",
     "published_unix_ms", "dispatched_unix_us", "written_unix_us", "settled_unix_us",
     "since_unix_us", "until_unix_us", "spans", "certified", "dispatched", "settled", "lines",
-    "crc32",
+    "crc32", "at_unix_us", "partition", "epoch", "frontier", "open", "dying", "ahead",
 )  # fmt: skip
 _LINE_STRINGS: Final = (
     "kind", "gateway", "tenant", "queue", "queue_id", "group", "session", "transport", "producer",
     "level", "outcome", "reason", "keys", "trace", "cause",
+    "group_id", "event",
 )  # fmt: skip
 
 LINE: Final = struct(
     **{name: LongType() for name in _LINE_LONGS},
     **{name: StringType() for name in _LINE_STRINGS},
     runs=RUNS, duplicate_runs=RUNS, pushes=PUSHES, sessions=ArrayType(StringType()),
-    recovered=BooleanType(),
+    recovered=BooleanType(), is_clean=BooleanType(),
 )  # fmt: skip
 
 _WHERE: Final[dict[str, DataType]] = {
@@ -108,6 +114,13 @@ SPANS: Final = {
         **_WHERE, group=StringType(), outcome=StringType(), reason=StringType(),
         settled_unix_us=LongType(), dispatched_unix_us=TIMES,
     ),
+    POSITION: struct(
+        gateway=StringType(), stepped_us=LongType(), tenant=StringType(), queue=StringType(),
+        queue_id=StringType(), group=StringType(), group_id=StringType(), partition=LongType(),
+        epoch=LongType(), event=StringType(), frontier=LongType(), open=LongType(),
+        dying=LongType(), ahead=LongType(), is_clean=BooleanType(), at_unix_us=LongType(),
+        file=StringType(),
+    ),
     UNLOGGED: struct(
         gateway=StringType(), since_unix_us=LongType(), until_unix_us=LongType(),
         spans=LongType(), certified=LongType(), dispatched=LongType(), settled=LongType(),
@@ -121,6 +134,17 @@ REQUIRED: Final = {
     CERTIFIED: ("gateway", "queue", "queue_id", "accepted_unix_us"),
     DISPATCHED: ("gateway", "queue", "queue_id", "runs", "published_unix_ms"),
     SETTLED: ("gateway", "queue", "queue_id", "runs", "group", "outcome"),
+    POSITION: (
+        "gateway",
+        "queue",
+        "queue_id",
+        "group",
+        "group_id",
+        "partition",
+        "epoch",
+        "event",
+        "frontier",
+    ),
     UNLOGGED: ("gateway", "since_unix_us", "certified", "dispatched", "settled"),
 }
 """Besides the line's time. What was left out because it is 0 is filled in before this is asked."""

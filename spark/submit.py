@@ -40,8 +40,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     usage = job("usage", "usage by tenant and day, beside the usage log")
     usage.add_argument("--usage", type=Path, help="the folder of the usage log")
-    audit = job("order-audit", "check the order of every message")
-    audit.add_argument("--clock-error-us", type=int, default=100_000, help="of two machines")
+    job("order-audit", "check the order of every message")
     report = job("report", "the page of what is in the lake")
     report.add_argument("--out", type=Path, required=True)
     report.add_argument("--since", type=datetime.date.fromisoformat)
@@ -81,7 +80,7 @@ def run(spark: "SparkSession", given: argparse.Namespace) -> object:
         "ingest": lambda: ingest(spark, given.logs, lake, files_max=given.files_max),
         "rollup": lambda: rollup(spark, lake, targets=parse_targets(given.target, float)),
         "usage": lambda: usage(spark, lake, given.usage),
-        "order-audit": lambda: audit(spark, lake, clock_error_us=given.clock_error_us),
+        "order-audit": lambda: audit(spark, lake),
         "report": page,
         "close": lambda: close(lake, before=given.before),
     }

@@ -9,6 +9,7 @@ an audit has to find, and nothing else. It needs neither PySpark nor a broker.
 
 import base64
 import datetime
+import itertools
 import json
 import random
 import zlib
@@ -121,11 +122,13 @@ class Synthetic:
         frames = max(1, self.plan.messages // self.plan.frame)
         steps = sorted(self.plan.steps)
         faults = self._places(frames)
+        self._positions("owned")
         for number in range(frames):
             while steps and number >= steps[0][0] * frames:
                 self._step(steps.pop(0)[1] * _US)
             self._now_us = self._start_us + int(self.plan.lasts_s * _US * number / frames)
             self._frame(faults.get(number))
+        self._positions("released")
         for gateway in self._gateways:
             self._finish(gateway)
         self._write_usage(folder / "usage")
@@ -142,8 +145,7 @@ class Synthetic:
     def _frame(self, fault: str | None) -> None:
         plan, rng = self.plan, self._rng
         queue = plan.queues[rng.randrange(len(plan.queues))]
-        # Faults happen at the first gateway: only there do they leave no doubt.
-        gateway = self._gateways[0 if fault else rng.randrange(len(self._gateways))]
+        gateway = self._owner(queue)
         keys = rng.choices(range(plan.keys), k=plan.frame)
         keys.sort(key=lambda key: key % plan.partitions)
         hashes = [self._hashes[key] for key in keys]
@@ -163,6 +165,26 @@ class Synthetic:
         for index, group in enumerate(plan.groups):
             given_us = self._given(frame, group, None if index else fault)
             self._given_us[queue, group] = max(given_us, self._owed.pop((queue, group), 0))
+
+    def _owner(self, queue: str) -> _Gateway:
+        """Who owns all partitions of a queue, in all groups, and is its publishers' gateway."""
+        return self._gateways[self.plan.queues.index(queue) % len(self._gateways)]
+
+    def _positions(self, event: str) -> None:
+        """Where all groups stand: at the beginning, or when everything is settled."""
+        at = self._start_us if event == "owned" else self._now_us + 60 * _US
+        for queue, group in itertools.product(self.plan.queues, self.plan.groups):
+            gateway = self._owner(queue)
+            for partition in range(self.plan.partitions):
+                reach = self._next[queue, partition]
+                line = {
+                    "schema": SCHEMA, "kind": "position", "gateway": gateway.name,
+                    "stepped_us": gateway.stepped_us, "tenant": TENANT, "queue": queue,
+                    "queue_id": queue_id(queue), "group": group, "group_id": f"id-of-{group}",
+                    "epoch": 1, "event": event,
+                    "at_unix_us": at + gateway.stepped_us, "is_clean": event == "released",
+                }  # fmt: skip
+                self._write(gateway, line, partition=partition, frontier=reach)
 
     def _placed(self, queue: str, keys: list[int]) -> list[Run]:
         """The runs of these keys, which are in the order of their partitions."""
@@ -228,7 +250,7 @@ class Synthetic:
             self._give(frame, group, [odd], at, "none")
             self._settle(frame, group, [odd], at, at + 500, outcome="nacked")
             if fault == "overtaken":
-                place = self._second(frame, group, at + 1_000)
+                place = self._second(frame, group, at + 2_000)
             self._give(frame, group, [odd], at + 3_000, "key_backoff", attempt=2)
             self._settle(frame, group, [odd], at + 3_000, at + 3_500)
         elif fault == "inversion":
@@ -314,8 +336,10 @@ class Synthetic:
         used[kind] += count
         used["bytes"] += more.get("bytes") or 0
 
-    def _write(self, gateway: _Gateway, line: dict[str, Any]) -> None:
+    def _write(self, gateway: _Gateway, line: dict[str, Any], **always: Any) -> None:
+        """`always`: fields that stand in the line also when they are 0."""
         known = {name: value for name, value in line.items() if value is not None and value != 0}
+        known |= always
         gateway.lines.append(json.dumps(known, separators=(",", ":")).encode() + b"\n")
         if len(gateway.lines) >= self.plan.lines_max:
             self._finish(gateway)

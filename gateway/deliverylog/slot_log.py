@@ -208,23 +208,29 @@ class SlotLog:
                 if offset not in again
             )
         self._settled("acked", push, runs)
+        self._forget([push])
 
     def nacked(self, push: int, judged: Judged, along: list[Taken]) -> None:
         """These return, and others along with them."""
         self._note(judged.settled, "key_backoff")
         self._settled("nacked", push, judged.settled)
-        self.returned(along, "key_held")
+        self._returned(along, "key_held")
+        self._forget([push, *(one for one, _ in along)])
 
     def expired(self, taken: list[Taken], along: list[Taken]) -> None:
         """The leases of these have ended, but for those that only returned along with them."""
         others = set(along)
-        self.returned([one for one in taken if one not in others], "lease", "expired")
-        self.returned(along, "key_held")
+        self._returned([one for one in taken if one not in others], "lease", "expired")
+        self._returned(along, "key_held")
+        self._forget(push for push, _ in taken)
 
-    def returned(
-        self, taken: Iterable[Taken], cause: Cause = "lease", outcome: Ended = "returned"
-    ) -> None:
-        """These were taken back; given again, they will have waited for this."""
+    def returned(self, taken: Sequence[Taken]) -> None:
+        """These were taken back."""
+        self._returned(taken, "lease")
+        self._forget(push for push, _ in taken)
+
+    def _returned(self, taken: Iterable[Taken], cause: Cause, outcome: Ended = "returned") -> None:
+        """These return; given again, they will have waited for this."""
         by_push: dict[int, list[int]] = {}
         for push, offset in taken:
             by_push.setdefault(push, []).append(offset)
@@ -277,8 +283,13 @@ class SlotLog:
             )
             if outcome == "acked":
                 self._took(at_us, now_us, count)
-        if push not in self._pushes:
-            self._given_us.pop(push, None)
+
+    def _forget(self, pushes: Iterable[int]) -> None:
+        """Nobody asks any more when those of these were given that have nothing in flight. Called
+        once everything is told that ends them at the same time."""
+        for push in pushes:
+            if push not in self._pushes:
+                self._given_us.pop(push, None)
 
     def _took(self, given_us: int | None, now_us: int, count: int) -> None:
         """So many were settled, which were given then; None: that is not known."""

@@ -548,3 +548,18 @@ def pulling(house: House) -> list[PullConsumer]:
 
 async def _lost(*args: object, **more: object) -> None:
     raise Unknown("the answer was lost")
+
+
+async def test_what_returns_with_another_names_the_delivery_that_it_ends(house: House) -> None:
+    """Both were given at once, and the later one comes back along with the first."""
+    queue = await house.queue()
+    group = await house.group(queue)
+    logged = Logged(house)
+    session, consumer = await house.subscribe(queue, group)
+    await house.publish(queue, [message(n, "key") for n in range(2)])
+    first, _ = [place for place, _, _ in await session.take(2)]
+    consumer.nack(delivery(first), 0, None)
+    (given,) = logged.of(Dispatched)[:1]
+    ends = {line.outcome: line.pushes for line in logged.of(Settled)}
+    at = given.dispatched_unix_us
+    assert ends == {"nacked": [[0, at, 0, 0]], "returned": [[0, at, 1, 1]]}

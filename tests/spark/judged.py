@@ -65,6 +65,16 @@ def settled(runs: list[list[int]], at: int = T0 + 500, **more: Any) -> dict[str,
     return line | more
 
 
+def position(event: str, frontier: int, at: int = T0 - 50, **more: Any) -> dict[str, Any]:
+    """A line of `position`, of partition 0 in epoch 1."""
+    line = {
+        "schema": 2, "kind": "position", "gateway": GATEWAY, "tenant": "default", "queue": "orders",
+        "queue_id": "q1", "group": "billing", "group_id": "g1", "partition": 0, "epoch": 1,
+        "event": event, "at_unix_us": at, "frontier": frontier,
+    }  # fmt: skip
+    return line | more
+
+
 def write_log(
     folder: Path, number: int, lines: Sequence[object], *, gateway: str = GATEWAY
 ) -> Path:

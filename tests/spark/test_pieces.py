@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from tocsin.cli.main import cli
 
 from gateway.deliverylog.lines import SCHEMA, runs_of
-from spark import files, synthetic
+from spark import files, losses, synthetic
 from spark.drawing import Line, bars, duration, heat_map, over_time
 from spark.progress import Progress
 from spark.schema import SCHEMAS
@@ -53,6 +53,53 @@ def test_a_file_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
 def test_missing_files_are_told_by_the_names_of_the_others() -> None:
     names = [f"{GATEWAY}-17-{n:06}.jsonl" for n in (1, 2, 5)] + ["other-18-000001.jsonl", "x"]
     assert files.missing(names) == {GATEWAY: [3, 4]}
+
+
+# --- What is not there --------------------------------------------------------------------------
+
+
+def manifest_file(number: int, **more: object) -> dict[str, object]:
+    """A whole file, of the ten microseconds from ten times its number on."""
+    return {
+        "name": f"{GATEWAY}-17-{number:06}.jsonl", "fault": "", "recovered": False,
+        "since_unix_us": 10 * number, "until_unix_us": 10 * number + 9, **more,
+    }  # fmt: skip
+
+
+def told(*files: dict[str, object]) -> list[tuple[str, int | None, int | None, int | None]]:
+    """(reason, number, since, until) of each loss; None: nothing bounds it."""
+    found = losses.losses([{"files": files}], [])
+    shown = [loss.shown() for loss in found]
+    return [(o["reason"], o["number"], o["since_unix_us"], o["until_unix_us"]) for o in shown]
+
+
+def test_a_missing_file_is_a_loss_between_its_neighbours() -> None:
+    over = manifest_file(5, recovered=True)
+    assert told(manifest_file(2), over) == [
+        ("missing_file", 1, None, 20), ("missing_file", 3, 29, 50), ("missing_file", 4, 29, 50),
+    ]  # fmt: skip
+
+
+def test_a_damaged_file_is_a_loss_until_a_whole_one_comes() -> None:
+    damaged = manifest_file(2, fault="checksum", since_unix_us=None, until_unix_us=None)
+    over = manifest_file(3, recovered=True)
+    assert told(manifest_file(1), damaged, over) == [("damaged_file", 2, 19, 30)]
+    assert told(manifest_file(1), damaged, over, manifest_file(2)) == []
+
+
+def test_what_a_killed_gateway_lost_is_the_end_of_its_log() -> None:
+    """Whatever the time of the file that says so."""
+    row = {"gateway": GATEWAY, "reason": "killed", "since_unix_us": 900, "until_unix_us": 900,
+           "certified": 0, "dispatched": 1, "settled": 2}  # fmt: skip
+    files = [manifest_file(1), manifest_file(2, recovered=True)]
+    (loss,) = losses.losses([{"files": files}], [row])
+    assert (loss.since_unix_us, loss.until_unix_us) == (29, losses.EVER)
+    assert (loss.certified, loss.dispatched, loss.settled) == (0, 1, 2)
+
+
+def test_the_end_of_a_log_that_goes_on_is_not_there_yet() -> None:
+    assert told(manifest_file(1)) == [("not_yet", None, 20, None)]
+    assert told(manifest_file(1, recovered=True)) == []
 
 
 # --- The synthetic log --------------------------------------------------------------------------

@@ -1,0 +1,137 @@
+"""What of the log is not there, and when it was: by what its files and its own lines say. Pure.
+
+A gateway's files are numbered from 1, and each says in its last line how many lines it has. So a
+number without a whole file is a loss: of the time between the files around it. What comes after a
+gateway's last file may still come, unless that file was finished by another start (`recovered`):
+its process is over, and says in a line what it had not written.
+"""
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from spark.files import parse_name
+
+MISSING: Final = "missing_file"
+DAMAGED: Final = "damaged_file"
+NOT_YET: Final = "not_yet"
+KILLED: Final = "killed"
+EVER: Final = 2**62
+"""Stands for a time that nothing bounds."""
+
+
+class Loss(NamedTuple):
+    """Lines of a gateway that are not there: what they tell of lies between two times of its
+    clock. Counts are of messages; None: that is not known."""
+
+    gateway: str
+    reason: str
+    """MISSING, DAMAGED or NOT_YET; or what the log itself says: full, failed, killed."""
+    since_unix_us: int = -EVER
+    until_unix_us: int = EVER
+    certified: int | None = None
+    dispatched: int | None = None
+    settled: int | None = None
+    file: str | None = None
+    number: int | None = None
+
+    def shown(self) -> dict[str, Any]:
+        """For the audit's result: times that nothing bounds are None."""
+        fields = self._asdict()
+        for name in ("since_unix_us", "until_unix_us"):
+            if abs(fields[name]) == EVER:
+                fields[name] = None
+        return fields
+
+
+class _File(NamedTuple):
+    name: str
+    number: int
+    is_whole: bool
+    since: int | None
+    until: int | None
+    is_over: bool
+
+
+def losses(manifests: Sequence[dict[str, Any]], unlogged: Iterable[dict[str, Any]]) -> list[Loss]:
+    """All of them, by gateway. `unlogged`: rows with `gateway`, `reason`, the two times and counts
+    of messages."""
+    by_gateway = _by_gateway(manifests)
+    found = []
+    for row in unlogged:
+        since, until = row["since_unix_us"], row["until_unix_us"]
+        if row["reason"] == KILLED:  # the time is that of a file; what is lost was the end
+            end = _end(by_gateway.get(row["gateway"], []))
+            since, until = since if end is None else min(since, end), EVER
+        counts = (row["certified"], row["dispatched"], row["settled"])
+        found.append(Loss(row["gateway"], row["reason"] or "unlogged", since, until, *counts))
+    for gateway, files in sorted(by_gateway.items()):
+        found += _of_files(gateway, files)
+    return found
+
+
+def missing(found: Iterable[Loss]) -> dict[str, list[int]]:
+    """Gateway → the numbers of its files that are missing."""
+    numbers: dict[str, list[int]] = {}
+    for loss in found:
+        if loss.reason == MISSING and loss.number is not None:
+            numbers.setdefault(loss.gateway, []).append(loss.number)
+    return numbers
+
+
+def _by_gateway(manifests: Sequence[dict[str, Any]]) -> dict[str, list[_File]]:
+    files: dict[str, list[_File]] = {}
+    for file in itertools.chain.from_iterable(one["files"] for one in manifests):
+        name = parse_name(file["name"])
+        gateway = file.get("gateway") or (name.gateway if name else None)
+        number = file.get("number") or (name.number if name else None)
+        if gateway is None or number is None:
+            continue
+        files.setdefault(gateway, []).append(
+            _File(
+                file["name"],
+                number,
+                not file["fault"],
+                file.get("since_unix_us"),
+                file.get("until_unix_us"),
+                bool(file.get("recovered")),
+            )
+        )
+    return files
+
+
+def _of_files(gateway: str, files: list[_File]) -> list[Loss]:
+    whole = {file.number: file for file in files if file.is_whole}
+    broken = {file.number: file for file in files if file.number not in whole}
+    last = max(file.number for file in files)
+    found = []
+    for number in range(1, last + 1):
+        if number in whole:
+            continue
+        since, until = _around(whole, number, last)
+        if number in broken:
+            name = broken[number].name
+            found.append(Loss(gateway, DAMAGED, since, until, file=name, number=number))
+        else:
+            found.append(Loss(gateway, MISSING, since, until, number=number))
+    end = whole.get(last)
+    if end is not None and not end.is_over:
+        until = _end(files)
+        if until is not None:
+            found.append(Loss(gateway, NOT_YET, until + 1))
+    return found
+
+
+def _end(files: list[_File]) -> int | None:
+    """The time of the last line that is there; None: nothing says so."""
+    untils = [file.until for file in files if file.is_whole and file.until is not None]
+    return max(untils, default=None)
+
+
+def _around(whole: dict[int, _File], number: int, last: int) -> tuple[int, int]:
+    """The time between the files before and after this one, as far as they say."""
+    before = (whole[n].until for n in range(number - 1, 0, -1) if n in whole)
+    after = (whole[n].since for n in range(number + 1, last + 1) if n in whole)
+    since = next((at for at in before if at is not None), -EVER)
+    until = next((at for at in after if at is not None), EVER)
+    return since, until
