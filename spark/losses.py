@@ -61,8 +61,8 @@ def losses(manifests: Sequence[dict[str, Any]], unlogged: Iterable[dict[str, Any
     for row in unlogged:
         since, until = row["since_unix_us"], row["until_unix_us"]
         if row["reason"] == KILLED:  # the time is that of a file; what is lost was the end
-            end = _end(by_gateway.get(row["gateway"], []))
-            since, until = since if end is None else min(since, end), EVER
+            last = _last(by_gateway.get(row["gateway"], []))
+            since, until = since if last is None else min(since, last), EVER
         counts = (row["certified"], row["dispatched"], row["settled"])
         found.append(Loss(row["gateway"], row["reason"] or "unlogged", since, until, *counts))
     for gateway, files in sorted(by_gateway.items()):
@@ -116,13 +116,13 @@ def _of_files(gateway: str, files: list[_File]) -> list[Loss]:
             found.append(Loss(gateway, MISSING, since, until, number=number))
     end = whole.get(last)
     if end is not None and not end.is_over:
-        until = _end(files)
-        if until is not None:
-            found.append(Loss(gateway, NOT_YET, until + 1))
+        at = _last(files)
+        if at is not None:
+            found.append(Loss(gateway, NOT_YET, at + 1))
     return found
 
 
-def _end(files: list[_File]) -> int | None:
+def _last(files: list[_File]) -> int | None:
     """The time of the last line that is there; None: nothing says so."""
     untils = [file.until for file in files if file.is_whole and file.until is not None]
     return max(untils, default=None)
