@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Final
 
 import click
+import msgspec
 
-from loadtests.mix import books, phases, plan, stamps
+from loadtests.mix import books, outages, phases, plan, stamps
 from loadtests.mix.figures import figures
 from loadtests.mix.gates import Judged, NoGate, gates, held
-from loadtests.mix.judge import Outcome, judge
+from loadtests.mix.judge import judge
 from loadtests.mix.processes import LoadBroke
 from loadtests.mix.report import page
 from loadtests.mix.run import Found, Run
-from loadtests.server import Process, Server, ServerFailed, raise_file_limit
+from loadtests.server import Server, ServerFailed, raise_file_limit
 from loadtests.trial import machine
 
 FILES_SPARE: Final = 1_000
@@ -62,6 +63,14 @@ Ends with
   2  the command is wrong
   3  there was no run: the broker or the load itself did not start, or ended
 make itself ends with 2 whichever it is; for the codes: .venv/bin/python -m loadtests.mix
+
+A broker that cannot be reached is named within five seconds, and the run goes on when it is back.
+One of the load's own is started again on its data when its process ends. The report names each
+outage, and there are the figures outages and outage_s: without other gates, outages=0 is one. What
+could not be published meanwhile is late, and not lost.
+
+The same users under Locust alone, with its web page and without judgement:
+.venv/bin/locust -f loadtests/mix/locustfile.py --host http://127.0.0.1:8080
 
 A broker that is given by --url keeps the queues of the run, load.<run>.*, until an operator deletes
 them: tocsin admin delete-queue.
@@ -140,16 +149,17 @@ def load(  # noqa: PLR0917 - click passes them by name
         if judged is not None:
             drawn, found = _again(judged)
         else:
-            with _folder(keep) as folder, _broker(drawn) as (drawn, process):
-                found = Run(drawn, folder, token if urls else None, _say, process).whole()
+            with _folder(keep) as folder, _broker(drawn) as (drawn, server):
+                found = Run(drawn, folder, token if urls else None, _say, server).whole()
     except (LoadBroke, ServerFailed, RuntimeError, OSError, ValueError) as error:
         raise NotRun(str(error)) from None
     except KeyboardInterrupt:
         raise click.Abort from None
     result = figures(found.outcome, seconds=drawn.seconds) | found.figures
+    result |= outages.figures(found.outages)
     verdicts = held(wanted, result)
     _write(report, found, verdicts)
-    _tell(found.outcome, result, verdicts, report, as_json=as_json)
+    _tell(found, result, verdicts, report, as_json=as_json)
     sys.exit(0 if all(one.ok for one in verdicts) else 1)
 
 
@@ -173,8 +183,8 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _broker(drawn: plan.Plan) -> Iterator[tuple[plan.Plan, Process | None]]:
-    """The plan with its brokers, and the process of ours; gone in the end."""
+def _broker(drawn: plan.Plan) -> Iterator[tuple[plan.Plan, Server | None]]:
+    """The plan with its brokers, and the one of our own; gone in the end."""
     raise_file_limit(drawn.users * 2 + FILES_SPARE)
     if drawn.urls:
         yield drawn, None
@@ -183,7 +193,7 @@ def _broker(drawn: plan.Plan) -> Iterator[tuple[plan.Plan, Process | None]]:
     server = Server(folder / "data", level="warning")
     try:
         server.start()
-        yield plan.placed(drawn, [server.url]), Process(server.pid)
+        yield plan.placed(drawn, [server.url]), server
         if not server.running():
             raise ServerFailed(f"the broker ended meanwhile:\n{server.log_tail()}")
     finally:
@@ -199,7 +209,8 @@ def _again(folder: Path) -> tuple[plan.Plan, Found]:
         raise LoadBroke(f"{folder} has {len(paths)} ledgers of {drawn.processes}")
     drained = phases.phase(folder).is_drained
     outcome = judge((books.read(path) for path in paths), drained=drained)
-    return drawn, Found(outcome, {"judged again from": str(folder)})
+    found = outages.read(folder / outages.FILE)
+    return drawn, Found(outcome, {"judged again from": str(folder)}, outages=found)
 
 
 def _write(report: Path, found: Found, verdicts: Sequence[Judged]) -> None:
@@ -208,19 +219,28 @@ def _write(report: Path, found: Found, verdicts: Sequence[Judged]) -> None:
     command = shlex.join(["python", "-m", "loadtests.mix", *sys.argv[1:]])
     title = "Tocsin under load"
     report.write_text(
-        page(found.outcome, verdicts, title=title, conditions=conditions, command=command),
+        page(
+            found.outcome,
+            verdicts,
+            found.outages,
+            title=title,
+            conditions=conditions,
+            command=command,
+        ),
         encoding="utf-8",
     )
 
 
 def _tell(
-    outcome: Outcome, result: dict[str, float], verdicts: Sequence[Judged], report: Path,
+    found: Found, result: dict[str, float], verdicts: Sequence[Judged], report: Path,
     *, as_json: bool,
 ) -> None:  # fmt: skip
+    outcome = found.outcome
     ok = all(one.ok for one in verdicts)
     if as_json:
         judged = [{"gate": str(one.gate), "found": one.found, "ok": one.ok} for one in verdicts]
         fields = {"ok": ok, "figures": result, "gates": judged, "examples": outcome.examples,
+                  "outages": [msgspec.to_builtins(one) for one in found.outages],
                   "report": str(report), "machine": machine()}  # fmt: skip
         click.echo(json.dumps(fields))
         return
@@ -231,6 +251,8 @@ def _tell(
         click.echo(f"  {verdict}")
     for line in outcome.lines():
         click.echo(f"  {line}")
+    for outage in found.outages:
+        click.echo(f"  not reached: {outage}")
     click.echo(f"{'all gates are kept' if ok else 'GATES ARE BROKEN'}; {report}")
 
 

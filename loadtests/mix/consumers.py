@@ -1,10 +1,11 @@
 """Users who are given messages: consumers of a group, over either transport, and readers."""
 
+import contextlib
 from dataclasses import dataclass
 from typing import Final
 
 from loadtests.mix.calls import Gone
-from loadtests.mix.desk import Desk
+from loadtests.mix.desk import NS, Desk
 from loadtests.mix.frames import Frame, Verdict
 from loadtests.mix.ledger import Stream
 from loadtests.mix.plan import role_of
@@ -20,6 +21,8 @@ NACK_CHANCE: Final = 0.005
 NACK_DELAY_S: Final = 0.05
 WAVES: Final = 2
 """A push is acked in so many acks, each of messages by chance."""
+LEAVE_NS: Final = NS
+"""The longest that a consumer that leaves waits for answers."""
 _AGAIN_S: Final = 0.2
 """Before an ack that was refused is said again."""
 
@@ -31,6 +34,7 @@ class _Held:
     stamp: Stamp | None
     """None: a message that is none of ours."""
     key: str | None
+    given_ns: int = 0
     asked: int = 0
     """The ref of the ack or nack that its end waits for; 0: none."""
     is_returned: bool = False
@@ -46,8 +50,7 @@ class Consumer(Session):
         nack_chance: float = NACK_CHANCE,
     ) -> None:  # fmt: skip
         """`work_s`: what it takes over each message; `nack_chance`: that it returns one."""
-        super().__init__(desk, role, transport)
-        self.queue = desk.queue(role)
+        super().__init__(desk, role, transport, desk.queue(role))
         self._group = role_of(self.queue)
         self._work_s = work_s
         self._nack_chance = nack_chance
@@ -56,6 +59,7 @@ class Consumer(Session):
         self._stream = Stream(desk.ledger, name, role, settles=True)
         self._credit = CREDIT_SLOW if work_s else CREDIT
         self._granted = self._ended = 0
+        self._is_leaving = False
         self._held: dict[Place, _Held] = {}
         self._asked: dict[int, list[Place]] = {}
         self._nacks: dict[int, _Held] = {}
@@ -70,7 +74,8 @@ class Consumer(Session):
         )  # fmt: skip
 
     def began(self, answer: Frame) -> None:
-        """Nothing to note: a group knows itself where it goes on."""
+        """Note who came first: a group knows itself where it goes on."""
+        self.desk.joined(self.queue)
 
     def lost(self, *, asked: bool = False) -> None:
         """What was held has returned; an ack that was not answered may have counted or not."""
@@ -81,7 +86,12 @@ class Consumer(Session):
         self._nacks.clear()
 
     def close(self) -> None:
-        """As Session has it."""
+        """Hear the answers to what was said, then leave. What still comes is given to nobody."""
+        self._is_leaving = True
+        deadline_ns = self.desk.now_ns() + LEAVE_NS
+        with contextlib.suppress(Gone):
+            while self._asked and self.transport and self.desk.now_ns() < deadline_ns:
+                self.heard(self.transport.receive(0.1))
         super().close()
         self.lost()
 
@@ -100,7 +110,7 @@ class Consumer(Session):
                 raise Gone("the gateway is going down")
             elif frame.type == "error":
                 self.desk.ledger.counts[f"answered {frame.code}"] += 1
-                raise Gone(f"{frame.code}: {frame.detail}")
+                raise Gone(f"{frame.code}: {frame.detail}", frame.code)
         self._grant()
 
     # --- what is given
@@ -109,18 +119,13 @@ class Consumer(Session):
         now_ns, desk = self.desk.now_ns(), self.desk
         desk.given_at_ns = now_ns
         fresh: list[Place] = []
-        size = latest_ns = 0
+        since_ns = desk.joined(self.queue)
         for offset, message in zip(frame.places, frame.messages, strict=True):
             place = (frame.partition, frame.epoch, frame.push, offset)
-            stamp = self.read(message.key, bytes(message.body), self._stream)
-            size += len(message.body)
-            if stamp is not None:
-                self._stream.given(stamp, key=message.key, now_ns=now_ns)
-                latest_ns = now_ns - stamp.due_ns
-            self._held[place] = _Held(stamp, message.key)
-            if self._is_open(message.key, stamp):
+            stamp = self.take(message, self._stream, now_ns, since_ns)
+            self._held[place] = _Held(stamp, message.key, now_ns)
+            if self._is_open(message.key, stamp) and not self._is_leaving:
                 fresh.append(place)
-        desk.told("delivery", self.role, latest_ns, size)
         self._work(fresh)
 
     def _is_open(self, key: str | None, stamp: Stamp | None) -> bool:
@@ -139,6 +144,7 @@ class Consumer(Session):
         for place in fresh:
             if self._work_s and not self.desk.is_over:
                 self.desk.sleep(self._work_s)
+                self.desk.given_at_ns = self.desk.now_ns()
             key = self._held[place].key
             if key in closed:
                 continue
@@ -191,10 +197,15 @@ class Consumer(Session):
                 self._ack(left)
                 return
             for place in left:
+                self.desk.told("nack" if was_nack else "settle", self.role, None, 0, frame.code)
                 self._end(place, settled=False)
             return
         gone = set(places(frame.stale)) | set(places(frame.deliveries))
+        self.desk.given_at_ns = now_ns = self.desk.now_ns()
         for place in left:
+            if place not in gone:
+                took_ns = now_ns - self._held[place].given_ns
+                self.desk.told("nack" if was_nack else "settle", self.role, took_ns, 0)
             self._end(place, settled=not was_nack and place not in gone)
 
     def _revoked(self, place: Place) -> None:
@@ -232,11 +243,10 @@ class Reader(Session):
         is_whole: bool = True,
     ) -> None:  # fmt: skip
         """`is_whole`: it stays until the run is over, and is to have everything of its key."""
-        super().__init__(desk, role, transport)
-        self._queue = desk.random.choice(desk.plan.all_queues)
+        super().__init__(desk, role, transport, desk.random.choice(desk.plan.all_queues))
         self._key = f"k{desk.random.randrange(desk.plan.keys):04d}"
-        name = f"{self._queue}//{self.name}"
-        desk.ledger.subscriber(name, self._queue, [self._key], is_whole=is_whole)
+        name = f"{self.queue}//{self.name}"
+        desk.ledger.subscriber(name, self.queue, [self._key], is_whole=is_whole)
         self._stream = Stream(desk.ledger, name, role, settles=False)
         self._queue_id = ""
         self._position: dict[str, list[int]] = {}
@@ -255,7 +265,7 @@ class Reader(Session):
                 }
             }  # fmt: skip
         self.ask(
-            type="subscribe", subscription=1, queue=self._queue, keys=[self._key], credit=CREDIT,
+            type="subscribe", subscription=1, queue=self.queue, keys=[self._key], credit=CREDIT,
             **where,
         )  # fmt: skip
 
@@ -279,7 +289,7 @@ class Reader(Session):
                 raise Gone("the gateway is going down")
             elif frame.type == "error":
                 self.desk.ledger.counts[f"answered {frame.code}"] += 1
-                raise Gone(f"{frame.code}: {frame.detail}")
+                raise Gone(f"{frame.code}: {frame.detail}", frame.code)
         if self._since * 4 >= CREDIT and self.transport is not None:
             self._granted += self._since
             self._since = 0
@@ -289,18 +299,12 @@ class Reader(Session):
         if isinstance(frame.positions, dict) and frame.positions:
             self._position |= frame.positions
             return
-        now_ns, size, latest_ns = self.desk.now_ns(), 0, 0
+        now_ns = self.desk.now_ns()
         for message in frame.messages:
-            stamp = self.read(message.key, bytes(message.body), self._stream)
-            size += len(message.body)
-            if stamp is not None:
-                since_ns = self._began_ns
-                self._stream.given(stamp, key=message.key, now_ns=now_ns, since_ns=since_ns)
-                latest_ns = now_ns - stamp.due_ns
+            self.take(message, self._stream, now_ns, self._began_ns)
         if frame.gap:
             self._stream.invented(f"a gap {frame.gap} in what is retained for an hour")
         generation = self._position[str(frame.partition)][0]
         self._position[str(frame.partition)] = [generation, frame.next]
         self._since += len(frame.messages)
         self.desk.given_at_ns = now_ns
-        self.desk.told("delivery", self.role, latest_ns, size)

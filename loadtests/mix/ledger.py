@@ -137,23 +137,25 @@ class Stream:
         """Deliveries that have not ended."""
         return len(self._held)
 
-    def given(self, stamp: Stamp, *, key: str | None, now_ns: int, since_ns: int = 0) -> None:
-        """A message came. `since_ns`: what was due before this has waited for this session, and
-        says nothing of the broker's latency."""
+    def given(self, stamp: Stamp, *, key: str | None, now_ns: int, since_ns: int = 0) -> int | None:
+        """Note that a message came, and return its latency. None: it says nothing of the broker,
+        as it was due before `since_ns`, or this is not the first delivery."""
         ledger, line, number = self._ledger, stamp.line, stamp.number
         if key != stamp.key:
             ledger.flag("altered", f"{self._name}: {line} {number} under the key {key}")
-            return
+            return None
         row = self._subscriber.lines.get(line)
         if row is None:
             row = self._subscriber.lines[line] = Taken()
         ledger.counts["given"] += 1
+        took_ns = None
         if row.given.add(number):
             highest = self._highest.get(line, 0)
             if number < highest:
                 ledger.flag("order", f"{self._name}: {line} {number} behind {highest}")
             if stamp.due_ns >= max(since_ns, ledger.since_ns):
-                ledger.measured(f"delivery {self._role}", now_ns - stamp.due_ns, now_ns)
+                took_ns = max(0, now_ns - stamp.due_ns)
+                ledger.measured(f"delivery {self._role}", took_ns, now_ns)
         elif (line, number) in self._held:
             ledger.flag("repeated", f"{self._name}: {line} {number}, which is held")
         elif not self._settles:
@@ -165,6 +167,7 @@ class Stream:
         self._highest[line] = max(self._highest.get(line, 0), number)
         if self._settles:
             self._held.add((line, number))
+        return took_ns
 
     def settled(self, stamp: Stamp) -> None:
         """Its ack was confirmed."""

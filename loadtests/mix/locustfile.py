@@ -1,28 +1,26 @@
-"""What Locust runs in each process of a run: its users, their ledger, and the ledger's file.
+"""The users of the mix as Locust knows them.
 
-`python -m loadtests.mix` starts it, with the run's folder and the process's number in the
-environment. Importing it imports Locust, which makes every socket of the process one of gevent's.
+Locust runs this file by itself, `locust -f loadtests/mix/locustfile.py`, as any other: see
+loadtests.mix.plain. In a run that `python -m loadtests.mix` has started and judges, it is told so
+by the environment: see loadtests.mix.judged. Importing this file imports Locust, which makes every
+socket of the process one of gevent's.
 """
 
 import os
-import threading
-import time
+import sys
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import ClassVar
 
-from locust import User, constant, events, task
-from locust.runners import MasterRunner
+from locust import User, constant, task
 
-from loadtests.mix import books, phases, plan, roles
-from loadtests.mix.desk import Desk
-from loadtests.mix.processes import FOLDER, PROCESS
+_HERE = Path(__file__).resolve()
+if len(_HERE.parents) > 2 and (_HERE.parents[2] / "loadtests" / "mix" / _HERE.name).is_file():
+    # Locust is started in any folder, and a folder `loadtests` may be there as well.
+    sys.path.insert(0, str(_HERE.parents[2]))
 
-LOOK_S: Final = 0.1
-"""Between two looks at where the run is."""
-REPORT_S: Final = 0.5
-
-_FOLDER: Final = Path(os.environ[FOLDER])
-_PLAN: Final = plan.read(_FOLDER / phases.PLAN)
+from loadtests.mix import judged, plain, roles  # noqa: E402 - not before it is to be found
+from loadtests.mix.desk import Desk  # noqa: E402
+from loadtests.mix.processes import FOLDER  # noqa: E402
 
 
 class MixUser(User):
@@ -30,108 +28,72 @@ class MixUser(User):
 
     abstract = True
     wait_time = constant(0)
+    host = plain.HOST
     role: ClassVar[str]
     desk: ClassVar[Desk]
-    """Of this process; there before any user is."""
-
-    def __init_subclass__(cls) -> None:
-        """Locust makes exactly so many where every class says how many it wants; by weights a role
-        of one user may have none, and nobody would drain its queue."""
-        super().__init_subclass__()
-        cls.fixed_count = _PLAN.counts.get(cls.role, 0)
+    """Of this process; set before any user is made."""
 
     def on_start(self) -> None:
-        """Locust has made it."""
+        """Begin."""
         self.doing = roles.MAKE[self.role](self.desk)
 
     def on_stop(self) -> None:
-        """Locust ends it."""
-        self.doing.close()
+        """Leave. Locust may end a user before it has begun."""
+        if hasattr(self, "doing"):
+            self.doing.close()
 
     @task
     def turn(self) -> None:
-        """One turn."""
+        """Do one turn."""
         roles.turn(self.desk, self.role, self.doing)
 
 
 class WebSocketPublisher(MixUser):
-    """See plan.ROLES."""
+    """Publishes over a WebSocket, numbered."""
 
     role = "websocket"
 
 
 class RestPublisher(MixUser):
-    """See plan.ROLES."""
+    """Publishes over HTTP, under ids."""
 
     role = "rest"
 
 
 class GroupWorker(MixUser):
-    """See plan.ROLES."""
+    """Consumes in a group, and acks in random order."""
 
     role = "worker"
 
 
 class KeyReader(MixUser):
-    """See plan.ROLES."""
+    """Reads one key from the start."""
 
     role = "reader"
 
 
 class LongPoller(MixUser):
-    """See plan.ROLES."""
+    """Consumes in a group by long poll."""
 
     role = "poller"
 
 
 class SlowConsumer(MixUser):
-    """See plan.ROLES."""
+    """Consumes in a group, and takes its time."""
 
     role = "slow"
 
 
 class ReconnectStorm(MixUser):
-    """See plan.ROLES."""
+    """Consumes in a group, and loses its socket with all others of its kind."""
 
     role = "storm"
 
 
 class MixedDay(MixUser):
-    """See plan.ROLES."""
+    """Goes through a day: publishes, works, reads, sleeps."""
 
     role = "day"
 
 
-def begin(environment: Any, **_: object) -> None:
-    """This process's desk, and who looks after it. The master has no users."""
-    if isinstance(environment.runner, MasterRunner):
-        return
-
-    def told(kind: str, name: str, took_ns: int, size: int, error: str = "") -> None:
-        environment.events.request.fire(
-            request_type=kind, name=name, response_time=took_ns / 1e6, response_length=size,
-            exception=RuntimeError(error) if error else None, context={},
-        )  # fmt: skip
-
-    process = int(os.environ[PROCESS])
-    desk = Desk(_PLAN, process, os.environ.get("TOCSIN_TOKEN"), told=told)
-    MixUser.desk = desk
-    # A greenlet, as everything here is.
-    threading.Thread(target=_follow, args=(environment, desk), daemon=True).start()
-
-
-def _follow(environment: Any, desk: Desk) -> None:
-    """Where the run is, and how far we are, until it is over and the ledger is in its file."""
-    reported = 0.0
-    while not desk.is_over:
-        desk.enter(phases.phase(_FOLDER))
-        if time.monotonic() - reported >= REPORT_S:
-            reported = time.monotonic()
-            users = dict(environment.runner.user_classes_count)
-            phases.report(_FOLDER, desk.process, desk.progress(users))
-        time.sleep(LOOK_S)
-    books.write(desk.ledger, _FOLDER / phases.LEDGER.format(desk.process))
-
-
-_INIT: Any = events.init  # has no types
-_INIT.add_listener(begin)
+(judged if FOLDER in os.environ else plain).attach(MixUser)

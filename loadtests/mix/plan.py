@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -75,17 +76,21 @@ class Plan(msgspec.Struct, frozen=True):
         """Between two publishes of one publisher."""
         return (1 + MESSAGES_MAX) / 2 * max(1, self.publishers) / self.rate
 
+    def queue(self, role: str, number: int) -> str:
+        """The name of one of a role's queues, counted from 0."""
+        return f"load.{self.run}.{role}-{number}"
+
     def queues(self, role: str) -> list[str]:
         """Those whose group the users of this role are; a reader reads any of all."""
-        consumers = self.counts.get(role, 0)
+        consumers = self.counts.get(role, 0) if role in CONSUMING else 0
         many = math.ceil(consumers / CONSUMERS_MAX)
-        return [f"load.{self.run}.{role}-{number}" for number in range(many)]
+        return [self.queue(role, number) for number in range(many)]
 
     @property
     def all_queues(self) -> list[str]:
         """With the role whose group each has. Without consumers there is one, for readers alone."""
         found = [name for role in CONSUMING for name in self.queues(role)]
-        return found or [f"load.{self.run}.worker-0"]
+        return found or [self.queue("worker", 0)]
 
     def partitions(self, role: str) -> int:
         """Of a queue of this role: so many that each consumer has one."""
@@ -145,6 +150,33 @@ def shares(texts: Sequence[str]) -> dict[str, float]:
             raise ValueError(f"{text!r} is no share: write worker=50, or none")
         else:
             found[role] = float(share)
+    return found
+
+
+def manned(plan: Plan, counts: Mapping[str, int]) -> Plan:
+    """The same run with other numbers of users; each publisher publishes as fast as before."""
+    each = plan.rate / max(1, plan.publishers)
+    found = msgspec.structs.replace(plan, counts=dict(counts))
+    return msgspec.structs.replace(found, rate=each * max(1, found.publishers))
+
+
+def addresses(text: str) -> list[str]:
+    """The brokers of `http://a:8080,http://b:8080`; http where nothing is said.
+
+    Raises:
+        ValueError: a text that is no address.
+    """
+    found = []
+    for one in text.split(","):
+        url = one.strip()
+        place = urlsplit(url if "://" in url else f"http://{url}")
+        try:
+            good = place.scheme in {"http", "https"} and place.hostname and place.port != 0
+        except ValueError:  # a port that is no number
+            good = False
+        if not good or place.path not in {"", "/"}:
+            raise ValueError(f"{one!r} is no broker's address: write http://127.0.0.1:8080")
+        found.append(f"{place.scheme}://{place.netloc}")
     return found
 
 

@@ -64,12 +64,13 @@ def number(value: float) -> str:
 
 
 def lines(
-    title: str, series: Mapping[str, Points], *, across: str, up: str, log: bool = False
-) -> str:
+    title: str, series: Mapping[str, Points], *, across: str, up: str, log: bool = False,
+    bands: Points = (),
+) -> str:  # fmt: skip
     """A plot of one line for each of `series`; a sentence where there is nothing to draw.
 
     `across` and `up` say what the axes are, with their units; `log`: the one that goes up is by
-    powers of ten.
+    powers of ten; `bands`: (from, to) of the other one, in grey behind the lines.
     """
     drawn = {name: points for name, points in series.items() if points}
     if not drawn:
@@ -80,6 +81,12 @@ def lines(
     low = min((y for y in ys if y > 0), default=1.0) if log else 0.0
     y_axis = _Axis(low, max(ys), HEIGHT - _BOTTOM, _TOP, log=log)
     parts = [_frame(title, x_axis, y_axis, across, up)]
+    for first, last in bands:
+        x = x_axis.at(first)
+        parts.append(
+            f'<rect class="band" x="{x:.1f}" y="{_TOP}" width="{x_axis.at(last) - x:.1f}" '
+            f'height="{HEIGHT - _BOTTOM - _TOP}"/>'
+        )
     for index, points in enumerate(drawn.values()):
         path = " ".join(f"{x_axis.at(x):.1f},{y_axis.at(y):.1f}" for x, y in points)
         parts.append(

@@ -50,9 +50,8 @@ class _Publisher(ABC):
         self.desk = desk
         self.name = desk.name(role)
         self._role = role
-        self._queues = list(desk.plan.all_queues)
-        desk.random.shuffle(self._queues)
-        self._next_queue = itertools.cycle(self._queues)
+        self._turns = itertools.count(desk.random.randrange(len(desk.plan.all_queues)))
+        """Publishers that go round the queues do not go in step."""
         first = int(self.name.rpartition(".")[2]) * desk.plan.processes + desk.process
         self._keys = [f"k{(first * KEYS_EACH + x) % desk.plan.keys:04d}" for x in range(KEYS_EACH)]
         self._numbers: dict[tuple[str, str], int] = {}
@@ -65,7 +64,8 @@ class _Publisher(ABC):
 
     def batch(self) -> Batch:
         """The one that is due. Behind schedule, the next one is due at once: nothing is skipped."""
-        queue = next(self._next_queue)
+        queues = self.desk.plan.all_queues  # others, where users came or went meanwhile
+        queue = queues[next(self._turns) % len(queues)]
         many = self.desk.random.randint(1, min(MESSAGES_MAX, len(set(self._keys))))
         found = []
         for key in self.desk.random.sample(sorted(set(self._keys)), many):
@@ -88,9 +88,7 @@ class _Publisher(ABC):
             found.append(message)
         return found
 
-    def answered(
-        self, batch: Batch, answers: Sequence[Failure | None], began_ns: int, way: str
-    ) -> int:
+    def answered(self, batch: Batch, answers: Sequence[Failure | None], way: str) -> int:
         """Note what was said of each message; None for a receipt. How many of them, from the first
         one on, have their last answer: what is behind them is to be sent again, those in between
         that are stored included, and what was refused for good before is given up (R6)."""
@@ -102,26 +100,34 @@ class _Publisher(ABC):
                 self.desk.ledger.refused(batch.queue, stamp)
             if failure is not None:
                 self.desk.ledger.counts[f"answered {failure.code}"] += 1
-        size = self.desk.plan.body_bytes * len(batch.messages)
-        self.desk.told("publish", way, now_ns - began_ns, size, _first_code(answers))
+            code = "" if failure is None else failure.code
+            self.desk.told("publish", way, now_ns - stamp.due_ns, self.desk.plan.body_bytes, code)
         again = (index for index, one in enumerate(answers) if one is not None and one.retry)
         return next(again, len(answers))
 
     def publish(self, batch: Batch) -> None:
         """Send it until each of its messages has its last answer, or the run is over."""
         self.desk.unanswered += 1
+        try:
+            self._publish(batch)
+        finally:  # also when the user is ended meanwhile
+            self.desk.unanswered -= 1
+
+    def _publish(self, batch: Batch) -> None:
         for stamp in batch.messages:
             self.desk.ledger.offers(batch.queue, stamp)
         tries = 0
         while not self.desk.is_over:
             try:
+                self.desk.need(batch.queue)
                 done, wait_s = self.exchange(batch)
-            except Gone:
+            except Gone as error:
                 self.lost()
                 done, wait_s = 0, 0.0
+                for _ in batch.messages:
+                    self.desk.told("publish", self._role, None, 0, error.reason)
             batch = batch.behind(done)
             if not batch.messages:
-                self.desk.unanswered -= 1
                 return
             tries += 1
             self.desk.ledger.counts["tries again"] += 1
@@ -136,10 +142,6 @@ class _Publisher(ABC):
     @abstractmethod
     def lost(self) -> None:
         """The connection is gone."""
-
-
-def _first_code(answers: Sequence[Failure | None]) -> str:
-    return next((one.code for one in answers if one is not None), "")
 
 
 class SocketPublisher(_Publisher):
@@ -165,7 +167,8 @@ class SocketPublisher(_Publisher):
         else:
             try:
                 self._socket.receive(min(_IDLE_S, wait_s))
-            except Gone:
+            except Gone as error:
+                self.desk.told("session", "websocket", None, 0, error.reason)
                 self.lost()
 
     def lost(self) -> None:
@@ -177,12 +180,13 @@ class SocketPublisher(_Publisher):
 
     def exchange(self, batch: Batch) -> tuple[int, float]:
         """As _Publisher has it."""
-        began_ns = self.desk.now_ns()
         if self._socket is None:
+            began_ns = self.desk.now_ns()
             socket = self._make(self.desk.url(), self.desk.token)
             socket.open({"type": "hello", "client": self.name, "producer": self._producer})
             self._socket = socket
             self.desk.ledger.counts["sessions"] += 1
+            self.desk.told("open", "websocket", self.desk.now_ns() - began_ns, 0)
         self._ref += 1
         publish = {
             "type": "publish", "ref": self._ref, "queue": batch.queue, "sequence": self._sequence,
@@ -195,7 +199,7 @@ class SocketPublisher(_Publisher):
             answers: list[Failure | None] = [failure] * len(batch.messages)
         else:
             answers = [one if isinstance(one, Failure) else None for one in answer.receipts]
-        done = self.answered(batch, answers, began_ns, "websocket")
+        done = self.answered(batch, answers, "websocket")
         self._sequence += done
         return done, answer.retry_after_s or 0.0
 
@@ -255,15 +259,15 @@ class RestPublisher(_Publisher):
 
     def exchange(self, batch: Batch) -> tuple[int, float]:
         """As _Publisher has it."""
-        began_ns, path = self.desk.now_ns(), f"/v1/queues/{batch.queue}/messages"
+        path = f"/v1/queues/{batch.queue}/messages"
         status, said = self._http.request("POST", path, {"messages": self.wire(batch, ids=True)})
         if status == 200:
             results = self._answers.decode(said).results
             answers = [one.error for one in results]
-            return self.answered(batch, answers, began_ns, "rest"), 0.0
+            return self.answered(batch, answers, "rest"), 0.0
         problem = self._problem.decode(said)
         failure = Failure(problem.code, problem.detail, problem.retry)
-        done = self.answered(batch, [failure] * len(batch.messages), began_ns, "rest")
+        done = self.answered(batch, [failure] * len(batch.messages), "rest")
         return done, problem.retry_after_s
 
     def close(self) -> None:

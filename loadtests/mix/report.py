@@ -1,6 +1,7 @@
 """The report of a run: one HTML page that needs nothing beside itself. Pure."""
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from html import escape
 from typing import Final
 
@@ -10,6 +11,7 @@ from loadtests.mix.figures import percentiles
 from loadtests.mix.gates import Judged
 from loadtests.mix.judge import Outcome
 from loadtests.mix.ledger import KINDS
+from loadtests.mix.outages import Outage
 
 _CURVE: Final = (1, 5, 10, 25, 50, 75, 90, 95, 98, 99, 99.5, 99.9, 99.95, 99.99, 100)
 _COUNTS: Final = {
@@ -40,7 +42,8 @@ td.number,th.number{text-align:right;white-space:nowrap}
 .verdict{padding:.6rem 1rem;border-left:6px solid;font-size:1.1rem}
 .kept{color:var(--good)}.broken{color:var(--bad);font-weight:600}
 figure{margin:1rem 0}svg{width:100%;height:auto}svg text{font-size:11px;fill:currentColor}
-.grid{stroke:var(--line)}.mark{width:28px;height:8px;margin-right:.3rem}
+.grid{stroke:var(--line)}.band{fill:var(--line);opacity:.5}
+.mark{width:28px;height:8px;margin-right:.3rem}
 figcaption span{margin-right:1rem;white-space:nowrap}code{white-space:pre-wrap}
 """
 
@@ -48,6 +51,7 @@ figcaption span{margin-right:1rem;white-space:nowrap}code{white-space:pre-wrap}
 def page(
     outcome: Outcome,
     gates: Sequence[Judged],
+    outages: Sequence[Outage] = (),
     *,
     title: str,
     conditions: Mapping[str, object],
@@ -63,6 +67,8 @@ def page(
         "</p>",
         "<h2>Gates</h2>",
         _gates(gates),
+        "<h2>When a broker could not be reached</h2>",
+        _outages(outages),
         "<h2>What was sent, and what came of it</h2>",
         _counts(outcome),
         _violations(outcome),
@@ -71,7 +77,7 @@ def page(
         "was, until its user had it; of a receipt from the same moment. Buckets are 1.6 % wide, "
         "down to nanoseconds.</p>",
         _latencies(outcome.latencies),
-        _plots(outcome),
+        _plots(outcome, outages),
         "<h2>Conditions</h2>",
         _table(("what", "value"), [(name, _short(value)) for name, value in conditions.items()]),
         f"<h2>Again</h2><p><code>{escape(command)}</code></p>",
@@ -122,6 +128,25 @@ def _gates(gates: Sequence[Judged]) -> str:
     return f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
 
 
+def _outages(outages: Sequence[Outage]) -> str:
+    if not outages:
+        return "<p>Never: all of them answered throughout.</p>"
+    rows = []
+    for one in outages:
+        began, ended = (
+            f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}"
+            for at in (one.began_unix_s, one.began_unix_s + one.lasted_s)
+        )
+        to = ended if one.is_over else f"{ended}, the end of the run"
+        rows.append((one.url, began, to, one.why, f"{one.began_s:.1f}", f"{one.lasted_s:.1f}"))
+    head = ("broker", "from (UTC)", "to (UTC)", "why", "seconds since the run began", "seconds")
+    return _table(head, rows, numbers=2) + (
+        "<p>What could not be published then was sent again: it is late (unknown where no answer "
+        "ever came), and not lost. What a publisher had a receipt for before, and what a consumer "
+        "had settled, had to outlast it.</p>"
+    )
+
+
 def _counts(outcome: Outcome) -> str:
     rows = [(name, what, f"{outcome.counts[name]:,}") for name, what in _COUNTS.items()]
     rows.append(("unknown", "neither certified nor refused at the end", f"{outcome.unknown:,}"))
@@ -155,21 +180,22 @@ def _latencies(latencies: Mapping[str, Histogram]) -> str:
     return _table(head, rows, numbers=6)
 
 
-def _plots(outcome: Outcome) -> str:
+def _plots(outcome: Outcome, outages: Sequence[Outage]) -> str:
     given = dict(sorted(outcome.series.items()))
+    bands = [(one.began_s, one.began_s + one.lasted_s) for one in outages]
     return "".join(
         (
             plots.lines(
                 "p99 over time", {what: one.points(99) for what, one in given.items()},
-                across="seconds since the run began", up="ms", log=True,
+                across="seconds since the run began", up="ms", log=True, bands=bands,
             ),
             plots.lines(
                 "p50 over time", {what: one.points(50) for what, one in given.items()},
-                across="seconds since the run began", up="ms", log=True,
+                across="seconds since the run began", up="ms", log=True, bands=bands,
             ),
             plots.lines(
                 "Rates", {what: one.rates() for what, one in given.items()},
-                across="seconds since the run began", up="per second",
+                across="seconds since the run began", up="per second", bands=bands,
             ),
             plots.lines(
                 "How many are as fast",

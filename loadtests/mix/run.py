@@ -7,16 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from loadtests.mix import books, phases, plan
-from loadtests.mix.calls import Gone, Http
+from loadtests.mix import books, outages, phases, plan, queues
+from loadtests.mix.calls import Http
 from loadtests.mix.judge import Outcome, judge
+from loadtests.mix.outages import Outage, Watch
 from loadtests.mix.phases import Phase, Progress
 from loadtests.mix.plan import Plan
 from loadtests.mix.processes import CLASSES, LoadBroke, Locusts
-from loadtests.server import Process
+from loadtests.server import Process, Server, ServerFailed
 
-RETENTION_S: Final = 3600
-"""Readers begin at the start: what they are to have must be there as long as a run lasts."""
 START_S: Final = 120.0
 """Beyond the ramp, until all users are there."""
 DRAIN_S: Final = 180.0
@@ -25,6 +24,8 @@ QUIET_S: Final = 3.0
 LEDGER_S: Final = 60.0
 _LOOK_S: Final = 0.25
 _TELL_S: Final = 5.0
+STARTS_MAX: Final = 5
+"""A broker of the run's own that ends more often than that is not started again."""
 Say = Callable[[str], None]
 
 
@@ -36,54 +37,109 @@ class Found:
     conditions: dict[str, object] = field(default_factory=dict)
     figures: dict[str, float] = field(default_factory=dict)
     """Of the broker, where its process is known."""
+    outages: list[Outage] = field(default_factory=list)
+
+
+class OwnBroker:
+    """The broker that the run has started for itself: what its process takes, over all its starts.
+    One that ends is started again on its data, and has to keep what it promised."""
+
+    def __init__(self, server: Server, watch: Watch) -> None:
+        """`server`: it runs; `watch`: asks it whether it is ready."""
+        self._server = server
+        self._watch = watch
+        self._starts = 0
+        self._ended_cpu_s = 0.0
+        """What the processes took that have ended."""
+        self._cpu_s = 0.0
+        self.rss_bytes = 0
+        """The most that was seen."""
+
+    def look(self) -> None:
+        """See what it takes, and start it where it has ended.
+
+        Raises:
+            LoadBroke: it has ended too often.
+        """
+        process = Process(self._server.pid)
+        try:
+            self._cpu_s = process.cpu_s()
+            self.rss_bytes = max(self.rss_bytes, process.rss_bytes())
+        except (ServerFailed, OSError):
+            pass  # it ends right now
+        if self._server.running():
+            return
+        code = self._server.exit_code()
+        if self._starts >= STARTS_MAX:
+            tail = self._server.log_tail()
+            raise LoadBroke(
+                f"the broker ended with {code}, as {self._starts} times before:\n{tail}"
+            )
+        self._starts += 1
+        self._ended_cpu_s += self._cpu_s
+        self._cpu_s = 0.0
+        why = f"its process ended with {code}, and is started again on its data"
+        self._watch.blame(self._server.url, why)
+        self._server.spawn()
+
+    @property
+    def cpu_s(self) -> float:
+        """User and system time so far, of all its processes."""
+        return self._ended_cpu_s + self._cpu_s
 
 
 class Run:
     """See the module. Raises LoadBroke where the load could not be made."""
 
     def __init__(
-        self, plan: Plan, folder: Path, token: str | None, say: Say, server: Process | None
+        self, plan: Plan, folder: Path, token: str | None, say: Say, server: Server | None
     ) -> None:
-        """`folder`: for the run's files; `say`: progress, a line at a time; `server`: the broker's
-        process, if it is here."""
+        """`folder`: for the run's files; `say`: progress, a line at a time, from several threads;
+        `server`: the broker, if it was started for the run."""
         self._plan = plan
         self._folder = folder
         self._token = token
         self._say = say
-        self._server = server
+        self._watch = Watch(
+            plan.urls, token, lambda change: say(change.text), began_s=plan.began_ns / 1e9
+        )
+        self._broker = OwnBroker(server, self._watch) if server is not None else None
         self._http = Http(plan.urls[0], token)
         self._told_at = 0.0
 
     def whole(self) -> Found:
         """All of it."""
-        self._make_queues()
-        plan.write(self._plan, self._folder / phases.PLAN)
-        phases.tell(self._folder, Phase("ramp"))
-        with Locusts(self._plan, self._folder, self._token) as locusts:
-            self._ramp(locusts)
-            figures = self._measure(locusts)
-            drained = self._drain(locusts)
-            paths = self._close(locusts, drained=drained)
+        with self._watch:
+            self._make_queues()
+            plan.write(self._plan, self._folder / phases.PLAN)
+            phases.tell(self._folder, Phase("ramp"))
+            with Locusts(self._plan, self._folder, self._token) as locusts:
+                self._ramp(locusts)
+                figures = self._measure(locusts)
+                drained = self._drain(locusts)
+                found = self._watch.outages()
+                paths = self._close(locusts, drained=drained)
+        outages.write(found, self._folder / outages.FILE)
         outcome = judge((books.read(path) for path in paths), drained=drained)
         self._http.close()
-        return Found(outcome, self._conditions(), figures)
+        return Found(outcome, self._conditions(), figures, found)
 
     def _make_queues(self) -> None:
         for queue in self._plan.all_queues:
-            role = plan.role_of(queue)
-            settings = {"partitions": self._plan.partitions(role), "retention_s": RETENTION_S}
-            self._http.call("PUT", f"/v1/queues/{queue}", settings)
-            if self._plan.queues(role):
-                self._http.call("PUT", f"/v1/queues/{queue}/groups/{role}", {})
+            queues.make(self._http, self._plan, queue)
 
     def _look(self, locusts: Locusts, phase: str, seconds_left: float) -> list[Progress]:
         """Where the processes are; said aloud from time to time. Raises LoadBroke."""
         time.sleep(_LOOK_S)
         locusts.check()
+        if self._broker is not None:
+            self._broker.look()
         found = phases.progress(self._folder, self._plan.processes)
         if time.monotonic() - self._told_at >= _TELL_S:
             self._told_at = time.monotonic()
-            self._say(_line(phase, found, self._plan.users, seconds_left))
+            line = _line(phase, found, self._plan.users, seconds_left)
+            out_s = self._watch.out_s()
+            self._say(line if out_s is None else f"{line}   NOT REACHED for {out_s:.0f} s")
         for one in found:
             if one.error:
                 raise LoadBroke(f"a user ended: {one.error}")
@@ -106,21 +162,19 @@ class Run:
 
     def _measure(self, locusts: Locusts) -> dict[str, float]:
         phases.tell(self._folder, Phase("measure", time.monotonic_ns()))
-        began, cpu_s = time.monotonic(), self._server.cpu_s() if self._server else 0.0
+        began, cpu_s = time.monotonic(), self._broker.cpu_s if self._broker else 0.0
         certified = sum(p.certified for p in phases.progress(self._folder, self._plan.processes))
-        highest = 0
         while (left_s := began + self._plan.seconds - time.monotonic()) > 0:
             self._look(locusts, "measure", left_s)
-            highest = max(highest, self._server.rss_bytes() if self._server else 0)
-        if self._server is None:
+        if self._broker is None:
             return {}
         found = phases.progress(self._folder, self._plan.processes)
         many = max(1, sum(one.certified for one in found) - certified)
-        cpu_us = (self._server.cpu_s() - cpu_s) * 1e6
+        cpu_us = (self._broker.cpu_s - cpu_s) * 1e6
         return {
             "server_cpu_share": cpu_us / 1e6 / (time.monotonic() - began),
             "server_cpu_us_per_certified": cpu_us / many,
-            "server_rss_mib": highest / 2**20,
+            "server_rss_mib": self._broker.rss_bytes / 2**20,
         }
 
     def _drain(self, locusts: Locusts) -> bool:
@@ -133,22 +187,13 @@ class Run:
             # Quiet counts from the drain's beginning: what they say may be a second old.
             latest_ns = max([began_ns, *(one.given_at_ns for one in found)])
             quiet = time.monotonic_ns() - latest_ns >= QUIET_S * 1e9
-            if quiet and not sum(one.unanswered for one in found) and not self._lag():
+            if (
+                quiet
+                and not sum(one.unanswered for one in found)
+                and not queues.lag(self._http, self._plan)
+            ):
                 return True
         return False
-
-    def _lag(self) -> int:
-        """What all groups have not settled. As durable: it may say more than there is for 20 ms."""
-        lag = 0
-        for queue in self._plan.all_queues:
-            try:
-                described = self._http.call("GET", f"/v1/queues/{queue}")
-            except (Gone, RuntimeError):
-                return 1  # who cannot be asked may have something left
-            groups = described["groups"]
-            assert isinstance(groups, list)
-            lag += sum(int(group["lag"]) for group in groups)
-        return lag
 
     def _close(self, locusts: Locusts, *, drained: bool) -> Sequence[Path]:
         since_ns = phases.phase(self._folder).since_ns

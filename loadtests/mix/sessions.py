@@ -6,7 +6,7 @@ from typing import Final
 
 from loadtests.mix.calls import ANSWER_TIMEOUT_S, Gone
 from loadtests.mix.desk import NS, Desk
-from loadtests.mix.frames import Frame
+from loadtests.mix.frames import Frame, Given
 from loadtests.mix.ledger import Stream
 from loadtests.mix.stamps import NotOurs, Stamp, read
 from loadtests.mix.transports import MakeTransport, Transport
@@ -15,21 +15,28 @@ TURN_S: Final = 2.0
 """How long a turn waits for something to come: thousands of users who look more often would be what
 is measured."""
 PAUSE_S: Final = (0.05, 0.5)
-"""Before who lost a connection comes back: from, to."""
+"""Before who lost a connection comes back: from, to. Longer each time that it is in vain."""
+PAUSE_S_MAX: Final = 2.0
 
 
 class Session(ABC):
     """Of one user, over as many connections as it takes. None of them is resumed: what was held
     returned with the connection, and comes again."""
 
-    def __init__(self, desk: Desk, role: str, transport: MakeTransport) -> None:
+    def __init__(self, desk: Desk, role: str, transport: MakeTransport, queue: str) -> None:
+        """`queue`: the one that the session subscribes to."""
         self.desk = desk
+        self.queue = queue
         self.role = role
         self.name = desk.name(role)
         self._make = transport
         self.transport: Transport | None = None
         self._refs = itertools.count(1)
         self._away_since_ns = 0
+        self._opened = False
+        """It has a place in its group, or a position."""
+        self._failures = 0
+        """Attempts in a row that were in vain."""
 
     def turn(self, timeout_s: float = TURN_S) -> None:
         """Hear what comes within `timeout_s`, and answer it. A connection that is gone is opened
@@ -39,15 +46,22 @@ class Session(ABC):
                 self._open()
             assert self.transport is not None
             self.heard(self.transport.receive(timeout_s))
-        except Gone:
+        except Gone as error:
+            was_open = self._opened
+            kind = "session" if was_open else "open"
+            self.desk.told(kind, self.role, None, 0, error.reason)
             self.lost()
-            self.desk.sleep(self.desk.random.uniform(*PAUSE_S))
+            self._failures = 0 if was_open else self._failures + 1
+            longest = min(PAUSE_S_MAX, PAUSE_S[1] * 2 ** min(self._failures, 10))
+            self.desk.sleep(self.desk.random.uniform(PAUSE_S[0], longest))
 
     def _open(self) -> None:
         began_ns = self.desk.now_ns()
+        self.desk.need(self.queue)
         self.transport = self._make(self.desk.url(), self.desk.token)
         self.transport.open({"type": "hello", "client": self.name})
         self.subscribe()
+        self._opened = True
         self.desk.ledger.counts["sessions"] += 1
         now_ns = self.desk.now_ns()
         if began_ns >= self.desk.ledger.since_ns:
@@ -81,7 +95,7 @@ class Session(ABC):
                     continue
                 if frame.type == "error":
                     self.desk.ledger.counts[f"answered {frame.code}"] += 1
-                    raise Gone(f"{frame.code}: {frame.detail}")
+                    raise Gone(f"{frame.code}: {frame.detail}", frame.code)
                 self.began(frame)
                 self.heard(frames[:index] + frames[index + 1 :])
                 return frame
@@ -107,14 +121,21 @@ class Session(ABC):
             self.desk.ledger.counts["sockets cut" if asked else "sockets lost"] += 1
             self._away_since_ns = self._away_since_ns or self.desk.now_ns()
         self.transport = None
+        self._opened = False
 
-    def read(self, key: str | None, body: bytes, stream: Stream) -> Stamp | None:
-        """What a message says it is; None, and told: nobody of us has made it."""
+    def take(self, message: Given, stream: Stream, now_ns: int, since_ns: int) -> Stamp | None:
+        """Note a message that came now, and return its stamp; None: no user has made it.
+        `since_ns`: what was due before says nothing of the broker's latency."""
+        body = bytes(message.body)
         try:
-            return read(body, self.desk.plan.body_bytes)
+            stamp = read(body, self.desk.plan.body_bytes)
         except NotOurs as error:
-            stream.invented(f"{key}: {error}")
+            stream.invented(f"{message.key}: {error}")
+            self.desk.told("delivery", self.role, None, len(body), "made by no user")
             return None
+        took_ns = stream.given(stamp, key=message.key, now_ns=now_ns, since_ns=since_ns)
+        self.desk.told("delivery", self.role, took_ns, len(body))
+        return stamp
 
     def close(self) -> None:
         """Leave, and say so."""

@@ -13,11 +13,12 @@ import msgspec
 from websocket import (
     ABNF,
     WebSocket,
+    WebSocketBadStatusException,
     WebSocketException,
     WebSocketTimeoutException,
 )
 
-from loadtests.mix.calls import ANSWER_TIMEOUT_S, Gone, Http
+from loadtests.mix.calls import ANSWER_TIMEOUT_S, Gone, Http, reason
 from loadtests.mix.frames import Frame, decode, encode
 
 POLL_S_MAX: Final = 20.0
@@ -66,8 +67,11 @@ class Socket:
                 self._address, timeout=ANSWER_TIMEOUT_S, header=self._headers,
                 subprotocols=["tocsin.v1"], suppress_origin=True, http_no_proxy=["*"],
             )  # fmt: skip
+        except WebSocketBadStatusException as error:
+            why = f"the handshake was answered {error.status_code}"
+            raise Gone(f"no WebSocket: {error}", why) from None
         except (WebSocketException, OSError) as error:
-            raise Gone(f"no WebSocket: {error}") from None
+            raise Gone(f"no WebSocket: {error}", reason(error)) from None
         return _welcomed(self, lambda: self._said(hello))
 
     def _said(self, hello: dict[str, object]) -> list[Frame]:
@@ -81,7 +85,7 @@ class Socket:
             self._socket.settimeout(ANSWER_TIMEOUT_S)
             self._socket.send(encode(said).decode())
         except (WebSocketException, OSError) as error:
-            raise Gone(f"cannot send: {error}") from None
+            raise Gone(f"cannot send: {error}", reason(error)) from None
 
     def receive(self, timeout_s: float) -> list[Frame]:
         """As Transport has it. A message of which a part came in time is kept for the next call:
@@ -92,10 +96,11 @@ class Socket:
         except WebSocketTimeoutException:
             return []
         except (WebSocketException, OSError) as error:
-            raise Gone(f"cannot receive: {error}") from None
+            raise Gone(f"cannot receive: {error}", reason(error)) from None
         if opcode == ABNF.OPCODE_CLOSE:
             code = int.from_bytes(data[:2], "big") if len(data) >= 2 else 0
-            raise Gone(f"closed with {code}: {bytes(data[2:]).decode(errors='replace')}")
+            text = bytes(data[2:]).decode(errors="replace")
+            raise Gone(f"closed with {code}: {text}", f"closed with {code}")
         return decode(bytes(data))
 
     def close(self) -> None:
@@ -141,7 +146,8 @@ class Poll:
     def _said(self, hello: dict[str, object]) -> list[Frame]:
         status, answer = self._http.request("POST", "/v1/sessions", hello)
         if status != 201:
-            raise Gone(f"no session: {status}: {answer.decode(errors='replace')}")
+            text = answer.decode(errors="replace")
+            raise Gone(f"no session: {status}: {text}", f"no session: {status}")
         opened = _BATCH.decode(answer)
         self._path, self._batch = f"/v1/sessions/{opened.session}/frames", opened.batch
         return opened.frames or self.receive(POLL_S_MAX)
@@ -158,7 +164,7 @@ class Poll:
         path = f"{self._path}?after={self._batch}&wait_s={wait_s:.3f}"
         batch = _BATCH.decode(self._again("GET", path, None, wait_s + _POLL_MARGIN_S))
         if batch.close is not None and not batch.frames:
-            raise Gone(f"closed: {batch.close}")
+            raise Gone(f"closed: {batch.close}", f"closed with {batch.close.get('code')}")
         self._batch = batch.batch
         return batch.frames
 
@@ -168,7 +174,8 @@ class Poll:
         except Gone:
             status, answer = self._http.request(method, path, body, timeout_s=timeout_s)
         if status >= 400:
-            raise Gone(f"{method}: {status}: {answer.decode(errors='replace')}")
+            text = answer.decode(errors="replace")
+            raise Gone(f"{method}: {status}: {text}", f"{method} was answered {status}")
         return answer
 
     def close(self) -> None:
@@ -195,5 +202,6 @@ def _welcomed(transport: Transport, say: Callable[[], list[Frame]]) -> Frame:
 def _welcome(frames: list[Frame]) -> Frame:
     if not frames or frames[0].type != "welcome":
         told = f"{frames[0].code}: {frames[0].detail}" if frames else "nothing"
-        raise Gone(f"hello was answered by {told}")
+        code = frames[0].code or frames[0].type if frames else "nothing"
+        raise Gone(f"hello was answered by {told}", f"hello was answered by {code}")
     return frames[0]

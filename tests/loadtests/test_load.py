@@ -4,19 +4,27 @@ The whole runs start Locust's processes: Locust makes gevent's every socket of t
 imports it, so this one does not.
 """
 
+import contextlib
 import json
+import os
+import queue
+import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from loadtests.mix import books, phases, plan
+from loadtests.mix import books, outages, phases, plan
 from loadtests.mix.__main__ import NOT_RUN, load
 from loadtests.mix.gates import gates
 from loadtests.mix.ledger import Ledger, Stream
+from loadtests.mix.outages import Outage
 from loadtests.mix.phases import Phase
 from loadtests.mix.stamps import Stamp
 from loadtests.server import Server
@@ -163,6 +171,33 @@ def test_the_report_shows_what_was_found_and_needs_nothing_beside_itself(folder:
         assert words in seen.text, words
 
 
+def test_an_outage_is_named_in_text_in_json_and_in_the_report_and_breaks_the_usual_gate(
+    folder: Path,
+) -> None:
+    kept(folder, 1, 2, 3)
+    outage = Outage("http://b", "Connection <refused>", 1_800_000_000.0, 12.0, 20.5, True)
+    outages.write([outage], folder / outages.FILE)
+    found = judged(folder)
+    assert found.exit_code == 1
+    assert "BROKEN outages=0: 1" in found.output
+    assert "http://b from 08:00:00 to 08:00:20 (UTC), 20.5 s: Connection <refused>" in found.output
+    told = json.loads(judged(folder, "--gate", "outage_s<=21", "--json").stdout)
+    assert told["ok"]
+    assert told["outages"] == [
+        {"url": "http://b", "why": "Connection <refused>", "began_unix_s": 1_800_000_000.0,
+         "began_s": 12.0, "lasted_s": 20.5, "is_over": True}
+    ]  # fmt: skip
+    page = (folder.with_name("report.html")).read_text()
+    assert "2027-01-15 08:00:00" in page
+    assert "Connection &lt;refused&gt;" in page
+
+
+def test_a_run_without_an_outage_says_so_in_its_report(folder: Path) -> None:
+    kept(folder, 1, 2, 3)
+    judged(folder)
+    assert "all of them answered throughout" in (folder.with_name("report.html")).read_text()
+
+
 def test_what_users_wrote_is_text_in_the_report(folder: Path) -> None:
     kept(folder, 1, 2, 3)
     place = folder / phases.LEDGER.format(0)
@@ -214,3 +249,103 @@ def test_a_gate_that_nobody_can_keep_fails_a_whole_run(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     broken = [one["gate"] for one in json.loads(done.stdout)["gates"] if not one["ok"]]
     assert broken == ["delivery_p99_ms<=0.001"]
+
+
+class Live:
+    """A whole run whose terminal is read as it goes."""
+
+    def __init__(self, *arguments: str, folder: Path) -> None:
+        self.process = subprocess.Popen(
+            [
+                sys.executable, "-u", "-m", "loadtests.mix", "--users", "12", "--rate", "40",
+                "--ramp", "1", "--processes", "1", "--report", str(folder / "report.html"),
+                "--gate", "delivery_p99_ms<=600000", *arguments,
+            ],
+            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.said: list[str] = []
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                self._lines.put(line)
+
+    def until(self, words: str, within_s: float) -> None:
+        """Read on until a line has these words. Fails when there is none in time."""
+        deadline = time.monotonic() + within_s
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"no {words!r} within {within_s} s: {self.said}") from None
+            self.said.append(line)
+            if words in line:
+                return
+
+    def end(self) -> int:
+        """The exit code; everything is in `said` then."""
+        code = self.process.wait(240)
+        self._reader.join()
+        while not self._lines.empty():
+            self.said.append(self._lines.get())
+        return code
+
+
+@contextlib.contextmanager
+def live(*arguments: str, folder: Path) -> Iterator[Live]:
+    running = Live(*arguments, folder=folder)
+    try:
+        yield running
+    finally:
+        running.process.terminate()
+        running.process.wait(60)
+        running.end()
+
+
+def test_a_broker_killed_in_a_run_is_named_at_once_and_keeps_what_it_promised(
+    tmp_path: Path,
+) -> None:
+    with (
+        Server(tmp_path / "data", level="warning") as server,
+        live("--url", server.url, "--seconds", "20", folder=tmp_path) as running,
+    ):
+        running.until("measure", 60)
+        server.kill()
+        running.until(f"{server.url} cannot be reached", 5)
+        running.until("NOT REACHED for", 10)
+        server.start()
+        running.until(f"{server.url} is back, after", 60)
+        assert running.end() == 0, "".join(running.said)
+    text = "".join(running.said)
+    assert "kept   lost=0: 0" in text
+    assert "kept   repeated=0: 0" in text
+    assert f"not reached: {server.url} from " in text
+    assert server.url in (tmp_path / "report.html").read_text()
+
+
+def test_a_broker_of_its_own_that_dies_is_started_again_on_its_data_and_named(
+    tmp_path: Path,
+) -> None:
+    with live("--seconds", "12", folder=tmp_path) as running:
+        running.until("measure", 60)
+        os.kill(broker_of(running.process.pid), signal.SIGKILL)
+        running.until("its process ended with -9, and is started again on its data", 5)
+        running.until("is back, after", 60)
+        assert running.end() == 0, "".join(running.said)
+    text = "".join(running.said)
+    assert "kept   lost=0: 0" in text
+    assert "not reached: " in text
+
+
+def broker_of(pid: int) -> int:
+    """The broker that a process has started."""
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            is_child = f"\nPPid:\t{pid}\n" in status.read_text()
+            if is_child and b"gateway.commands" in status.with_name("cmdline").read_bytes():
+                return int(status.parent.name)
+    raise AssertionError(f"{pid} has no broker")

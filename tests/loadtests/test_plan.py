@@ -9,7 +9,17 @@ from hypothesis import strategies as st
 
 from loadtests.mix import plan
 from loadtests.mix.phases import Phase, Progress, phase, progress, report, tell
-from loadtests.mix.plan import CONSUMING, ROLES, SHARES, Plan, counts, role_of, shares
+from loadtests.mix.plan import (
+    CONSUMING,
+    ROLES,
+    SHARES,
+    Plan,
+    addresses,
+    counts,
+    manned,
+    role_of,
+    shares,
+)
 from loadtests.mix.processes import CLASSES
 from loadtests.swarm import spread
 
@@ -130,3 +140,38 @@ def test_too_many_sockets_for_the_addresses_are_refused() -> None:
         spread.addresses(0, spread.PER_ADDRESS * 255)
     with pytest.raises(ValueError, match="too many"):
         spread.addresses(254, 1)
+
+
+def test_with_more_users_each_publisher_is_as_fast_as_before_and_consumers_have_queues() -> None:
+    few = Plan("r", ["http://b"], {"websocket": 2, "worker": 1}, 1, 3.0, 0.0, 0.0, 256, 1, 0)
+    many = manned(few, {"websocket": 200, "rest": 40, "worker": 130, "slow": 1})
+    assert many.interval_s == pytest.approx(few.interval_s)
+    assert many.rate == pytest.approx(240 * 1.5)
+    assert len(many.queues("worker")) == 3
+    none = manned(many, {"worker": 1})
+    assert manned(none, few.counts).interval_s == pytest.approx(few.interval_s)
+
+
+def test_users_that_consume_in_no_group_have_no_queue_of_their_own() -> None:
+    assert planned().queues("websocket") == planned().queues("reader") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("http://127.0.0.1:8080", ["http://127.0.0.1:8080"]),
+        ("https://broker.example/", ["https://broker.example"]),
+        ("127.0.0.1:8080, b:1", ["http://127.0.0.1:8080", "http://b:1"]),
+        ("http://[::1]:8080", ["http://[::1]:8080"]),
+    ],
+)
+def test_addresses_are_read_as_people_write_them(text: str, found: list[str]) -> None:
+    assert addresses(text) == found
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ftp://b", "http://", "http://b:port", "http://b:99999", "http://b/v1", "a,,b"]
+)
+def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match=r"write http://127\.0\.0\.1:8080"):
+        addresses(text)

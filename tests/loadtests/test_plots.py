@@ -34,6 +34,21 @@ def test_larger_is_higher_and_later_is_further_right() -> None:
         assert [y for _, y in places] == sorted((y for _, y in places), reverse=True)
 
 
+def test_a_band_is_as_wide_as_its_time_and_stays_in_the_picture() -> None:
+    series = {"a": [(0.0, 1.0), (100.0, 2.0)]}
+    drawn = lines("t", series, across="s", up="ms", bands=[(20.0, 40.0), (90.0, 130.0)])
+    found = [
+        (float(x), float(width))
+        for x, width in re.findall(
+            r'<rect class="band" x="([^"]*)" y="[^"]*" width="([^"]*)"', drawn
+        )
+    ]
+    (x, width), (last, rest) = found
+    assert 0 < x < last
+    assert 1.9 < width / rest < 2.1
+    assert last + rest <= WIDTH
+
+
 def test_no_two_of_a_dozen_lines_look_alike() -> None:
     drawn = lines("t", {f"line {n}": [(0, n), (1, n)] for n in range(12)}, across="s", up="ms")
     found = re.findall(r'<polyline [^>]*(stroke="[^>]*)/>', drawn)

@@ -1,5 +1,6 @@
 """What users say and note, turn by turn, against a broker that says what a test has it say."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
@@ -9,13 +10,14 @@ import pytest
 
 from loadtests.mix import stamps
 from loadtests.mix.calls import Gone
-from loadtests.mix.consumers import Consumer, Reader
+from loadtests.mix.consumers import LEAVE_NS, Consumer, Reader
 from loadtests.mix.desk import NS, Desk
 from loadtests.mix.frames import Frame, decode, encode
 from loadtests.mix.habits import DAY, Day, Storm
 from loadtests.mix.phases import Phase
-from loadtests.mix.plan import Plan
+from loadtests.mix.plan import Plan, manned
 from loadtests.mix.publishers import SocketPublisher
+from loadtests.mix.sessions import PAUSE_S, PAUSE_S_MAX
 from loadtests.mix.stamps import Stamp
 
 COUNTS = {"websocket": 1, "worker": 1, "reader": 1, "storm": 1, "day": 1}
@@ -27,13 +29,24 @@ class World:
     def __init__(self) -> None:
         self.at_ns = 1_000 * NS
         self.lines: list[Line] = []
+        self.is_down = False
+        """Nobody can connect."""
         self.answers: Callable[[Line, dict[str, Any]], list[object]] = answer_ok
         plan = Plan("r", ["http://b"], COUNTS, 1, 100.0, 60.0, 0.0, 256, 1, self.at_ns)
-        self.desk = Desk(plan, 0, now_ns=lambda: self.at_ns, sleep=self.sleep)
+        self.counted: list[tuple[str, str, int | None, str]] = []
+        """What Locust would show: kind, name, how long it took, why it failed."""
+        self.desk = Desk(plan, 0, told=self.told, now_ns=lambda: self.at_ns, sleep=self.sleep)
         self.desk.enter(Phase("measure", self.at_ns))
 
     def sleep(self, seconds: float) -> None:
         self.at_ns += int(seconds * NS)
+
+    def told(self, kind: str, name: str, took_ns: int | None, size: int, error: str = "") -> None:
+        self.counted.append((kind, name, took_ns, error))
+
+    def counts(self) -> Counter[tuple[str, str]]:
+        """By kind, and why it failed."""
+        return Counter((kind, error) for kind, _, _, error in self.counted)
 
     def line(self, url: str, token: str | None) -> "Line":
         self.lines.append(Line(self))
@@ -58,6 +71,8 @@ class Line:
         self.is_gone = False
 
     def open(self, hello: dict[str, object]) -> Frame:
+        if self._world.is_down:
+            raise Gone("127.0.0.1:1 refused", "refused")
         self.said.append(dict(hello))
         return Frame("welcome")
 
@@ -288,6 +303,92 @@ def test_who_is_slow_takes_its_time_over_each_message(world: World) -> None:
     assert world.at_ns - began_ns == NS
 
 
+def test_each_message_is_counted_once_when_it_is_given_settled_or_returned(world: World) -> None:
+    user, line = consumer(world)
+    line.comes(push(1, 2, 3))
+    user.turn()
+    user.turn()
+    user._nack_chance = 1.0
+    line.comes(push(4, offset=3, push=2))
+    user.turn()
+    user.turn()
+    assert world.counts() == {("open", ""): 1, ("delivery", ""): 4, ("settle", ""): 3,
+                              ("nack", ""): 1}  # fmt: skip
+    ledger = world.desk.ledger
+    assert (ledger.counts["given"], ledger.counts["settled"], ledger.counts["nacked"]) == (4, 3, 1)
+
+
+def test_what_is_stale_is_no_settlement_and_no_failure(world: World) -> None:
+    user, line = consumer(world)
+    world.answers = lambda line, said: [
+        {"type": "ok", "ref": said["ref"], "settled": 0, "stale": said["deliveries"]}
+    ] if said["type"] == "ack" else []  # fmt: skip
+    line.comes(push(1, 2))
+    user.turn()
+    user.turn()
+    assert world.counts() == {("open", ""): 1, ("delivery", ""): 2}
+
+
+def test_what_waited_for_the_first_consumer_says_nothing_of_the_brokers_latency(
+    world: World,
+) -> None:
+    user, line = consumer(world)
+    world.sleep(3.0)
+    due_ns = (world.at_ns - 4 * NS, world.at_ns)
+    bodies = [stamps.body(Stamp(f"p{at}/k0001", 1, at), 256) for at in due_ns]
+    messages = [{"key": "k0001", "body": msgspec.Raw(body)} for body in bodies]
+    line.comes(push(1, 2) | {"messages": messages})
+    world.sleep(1.0)
+    user.turn()
+    took = [took_ns for kind, _, took_ns, _ in world.counted if kind == "delivery"]
+    assert took == [None, NS]
+    assert world.desk.ledger.latencies["delivery worker"].count == 1
+
+
+def test_a_lost_session_and_each_attempt_in_vain_is_a_failure_and_the_pauses_grow(
+    world: World,
+) -> None:
+    user, line = consumer(world)
+    line.cut()
+    world.is_down = True
+    slept = []
+    for _ in range(40):
+        began_ns = world.at_ns
+        user.turn()
+        slept.append((world.at_ns - began_ns) / NS)
+    assert world.counts() == {("open", ""): 1, ("session", "cut"): 1, ("open", "refused"): 39}
+    assert slept[0] <= PAUSE_S[1]
+    assert PAUSE_S[1] < max(slept[2:]) <= PAUSE_S_MAX
+    world.is_down = False
+    user.turn()
+    assert world.counts()["open", ""] == 2
+
+
+def test_a_consumer_that_leaves_hears_the_answers_to_its_acks(world: World) -> None:
+    user, line = consumer(world)
+    line.comes(push(1, 2))
+    user.turn()
+    assert settled(world) == []
+    user.close()
+    assert settled(world) == [1, 2]
+    assert line.is_gone
+
+
+def test_a_consumer_that_leaves_begins_nothing_new_and_does_not_wait_for_ever(
+    world: World,
+) -> None:
+    user, line = consumer(world)
+    world.answers = lambda line, said: []
+    line.comes(push(1))
+    user.turn()
+    line.comes(push(2, offset=1, push=2))
+    began_ns = world.at_ns
+    user.close()
+    assert len(world.spoke("ack")) == 1
+    assert world.counts()["delivery", ""] == 2
+    assert world.at_ns - began_ns <= 2 * LEAVE_NS
+
+
 # --- readers
 
 
@@ -409,6 +510,67 @@ def test_latency_counts_from_when_a_message_was_due(world: World) -> None:
     world.sleep(user.due_in_s() + 3.0)
     user.turn()
     assert world.desk.ledger.latencies["receipt websocket"].percentile(0) >= 3 * NS
+
+
+def test_each_message_of_a_publish_is_counted_with_its_answer(world: World) -> None:
+    refusals = iter(["overloaded", ""])
+
+    def sometimes(line: Line, said: dict[str, Any]) -> list[object]:
+        code = next(refusals, "")
+        if said["type"] != "publish" or not code:
+            return answer_ok(line, said)
+        receipts = [{"code": code, "detail": "", "retry": True}] * len(said["messages"])
+        return [{"type": "ok", "ref": said["ref"], "receipts": receipts}]
+
+    world.answers = sometimes
+    user = publisher(world)
+    user.turn()
+    many = len(world.spoke("publish")[0]["messages"])
+    assert world.counts() == {("open", ""): 1, ("publish", "overloaded"): many,
+                              ("publish", ""): many}  # fmt: skip
+    due = world.desk.ledger.latencies["receipt websocket"]
+    took = [took_ns for kind, _, took_ns, why in world.counted if kind == "publish" and not why]
+    assert max(one for one in took if one is not None) == due.maximum
+
+
+def test_a_publish_that_nobody_answers_is_a_failure_of_each_of_its_messages(
+    world: World,
+) -> None:
+    user = publisher(world)
+    world.is_down = True
+    naps = iter(range(3))
+
+    def sleep(seconds: float) -> None:
+        world.at_ns += int(seconds * NS)
+        world.is_down = next(naps, None) is not None
+
+    world.desk.sleep = sleep
+    user.turn()
+    many = len(world.spoke("publish")[0]["messages"])
+    assert world.counts()["publish", "refused"] == 4 * many
+    assert world.counts()["publish", ""] == many
+
+
+def test_a_publisher_that_is_ended_in_a_publish_leaves_nothing_unanswered(world: World) -> None:
+    class Ended(BaseException):
+        pass
+
+    def ended(line: Line, said: dict[str, Any]) -> list[object]:
+        raise Ended
+
+    world.answers = ended
+    with pytest.raises(Ended):
+        publisher(world).turn()
+    assert world.desk.unanswered == 0
+
+
+def test_publishers_publish_to_the_queues_of_the_users_that_are_there(world: World) -> None:
+    user = publisher(world)
+    world.desk.plan = manned(world.desk.plan, {"websocket": 1, "slow": 1})
+    assert {user.batch().queue for _ in range(9)} == {"load.r.slow-0"}
+    world.desk.plan = manned(world.desk.plan, {"websocket": 1})
+    assert {user.batch().queue for _ in range(9)} == {"load.r.worker-0"}
+    assert world.desk.queue("poller") == "load.r.poller-0"
 
 
 def test_when_publishing_is_over_nothing_new_is_published(world: World) -> None:

@@ -1,0 +1,334 @@
+"""The mix under Locust alone: its flags, its web page, its statistics, no judgement.
+
+Users come by the usual shares of the mix, as weights, and may come and go while it runs. The
+process that runs the test (the only one, or the master) makes a plan when the test begins; workers
+get it with Locust's own messages. Every message that is published, delivered, settled or returned
+is a request in Locust's statistics, so that they can be held against the broker's counters. To
+that end a test stops in two steps: nothing new is published, and users go when all is answered.
+"""
+
+import logging
+import os
+import secrets
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from locust import events
+from locust.dispatch import UsersDispatcher
+from locust.exception import StopTest
+from locust.runners import MasterRunner, WorkerNode, WorkerRunner
+
+from loadtests.mix import plan, queues, stamps
+from loadtests.mix.calls import Http
+from loadtests.mix.desk import NS, Desk, Told
+from loadtests.mix.ledger import KINDS
+from loadtests.mix.outages import Change, Watch
+from loadtests.mix.phases import Phase
+from loadtests.mix.plan import Plan
+from loadtests.mix.telling import teller
+
+HOST: Final = os.environ.get("TOCSIN_URL") or "http://127.0.0.1:8080"
+"""Unless --host or LOCUST_HOST says another one: where `tocsin serve` listens."""
+RATE: Final = 1.5
+"""Messages a second of each publisher: what `make load` has."""
+BODY_BYTES_MAX: Final = 65_536
+STOP_S: Final = 10.0
+"""The longest that a process waits for answers when the test stops."""
+REPORT_S: Final = 6.0
+"""Within which a worker reports to the master: it does so every three seconds."""
+STOP_MASTER_S: Final = STOP_S + REPORT_S
+"""The longest that the master waits for its workers when the test stops."""
+QUIET_S: Final = 1.0
+"""With nothing given to anybody for so long, readers have everything as well."""
+_LOOK_S: Final = 0.05
+_PLAN: Final = "mix_plan"
+"""The plan among the options that Locust sends to its workers, as JSON."""
+_MANNED: Final = "mix_manned"
+_DRAIN: Final = "mix_drain"
+_OUTAGE: Final = "mix_outage"
+"""Messages: the plan with other counts, to workers; stop publishing, to workers; an outage that a
+worker has seen, to the master."""
+_LOG: Final = logging.getLogger("loadtests.mix")
+_CLOCK_NS: Final = time.time_ns() - time.monotonic_ns()
+
+
+def now_ns() -> int:
+    """Return a time that does not jump, and that processes of several machines share as far as
+    their clocks agree."""
+    return _CLOCK_NS + time.monotonic_ns()
+
+
+def attach(users: Any) -> None:
+    """Have Locust run `users` and its subclasses by itself."""
+    for one in users.__subclasses__():
+        one.weight = plan.SHARES[one.role]
+    mix = Mix(users)
+    hooks: Any = events  # has no types
+    hooks.init_command_line_parser.add_listener(mix.add_options)
+    hooks.init.add_listener(mix.on_init)
+    hooks.test_start.add_listener(mix.on_start)
+    hooks.spawning_complete.add_listener(mix.on_spawned)
+    hooks.test_stopping.add_listener(mix.on_stopping)
+    hooks.test_stop.add_listener(mix.on_stop)
+    hooks.report_to_master.add_listener(mix.on_report)
+    hooks.worker_report.add_listener(mix.on_worker_report)
+
+
+class Mix:
+    """One process of Locust: the only one, the master, or a worker."""
+
+    def __init__(self, users: Any) -> None:
+        """`users`: the class of all users, whose `desk` is set when a test begins."""
+        self._users = users
+        self._environment: Any = None
+        self._token = ""
+        self._plan: Plan | None = None
+        self._desk: Desk | None = None
+        self._watch: Watch | None = None
+        self._is_reported = False
+        """Everything that was done is in a report to the master, of a worker."""
+        self._drained: set[str] = set()
+        """Workers that have reported everything, of the master."""
+        self._out: dict[str, set[str]] = {}
+        """Broker → workers that cannot reach it, of the master."""
+
+    # --- before a test
+
+    def add_options(self, parser: Any, **_: object) -> None:
+        """Add the mix's own options. Locust parses the command line anew for each view of its page:
+        from then on a token on it is read as none, or it would stand in the page's source."""
+
+        def token(text: str) -> str:
+            return text if self._environment is None else ""
+
+        parser.add_argument(
+            "--token", type=token, default="", is_secret=True,
+            help="Bearer token of the broker. Empty: that of the command line or TOCSIN_TOKEN.",
+        )  # fmt: skip
+        parser.add_argument(
+            "--publisher-rate", type=float, default=RATE,
+            help="Messages per second of each publisher.",
+        )  # fmt: skip
+        parser.add_argument(
+            "--body-bytes", type=int, default=256, help="Bytes of each message's body.",
+        )  # fmt: skip
+        parser.add_argument(
+            "--storm-every", type=float, default=30.0,
+            help="Seconds between two losses of the storm users' sockets.",
+        )  # fmt: skip
+
+    def on_init(self, environment: Any, **_: object) -> None:
+        """Note what the command line says, before the page or the master can say otherwise."""
+        self._environment = environment
+        options, runner = environment.parsed_options, environment.runner
+        self._token = options.token or os.environ.get("TOCSIN_TOKEN", "")
+        environment.host = self._users.host = environment.host or HOST
+        try:
+            _check(environment)
+        except ValueError as error:
+            _LOG.error("%s", error)
+            sys.exit(2)
+        if isinstance(runner, WorkerRunner):
+            runner.register_message(_MANNED, self._on_manned)
+            runner.register_message(_DRAIN, self._on_drain, concurrent=True)
+            environment.events.quitting.add_listener(self.on_worker_quitting)
+        elif isinstance(runner, MasterRunner):
+            runner.register_message(_OUTAGE, self._on_outage)
+
+    # --- a test
+
+    def on_start(self, environment: Any, **_: object) -> None:
+        """Begin a test: make the plan, or take the master's, and a desk with it."""
+        options, runner = environment.parsed_options, environment.runner
+        options.token = options.token or self._token
+        if isinstance(runner, WorkerRunner):
+            made = msgspec.json.decode(getattr(options, _PLAN), type=Plan)
+        else:
+            made = self._drawn()
+            setattr(options, _PLAN, msgspec.json.encode(made).decode())
+            _LOG.info("Queues load.%s.* at %s", made.run, ", ".join(made.urls))
+        self._plan = made
+        self._drained.clear()
+        self._out.clear()
+        self._is_reported = False
+        if isinstance(runner, MasterRunner):
+            return
+        self._desk = self._users.desk = Desk(
+            made, max(0, runner.worker_index), options.token or None,
+            told=self._counting(teller(environment)), now_ns=now_ns, makes_queues=True,
+        )  # fmt: skip
+        self._desk.enter(Phase("measure", made.began_ns))
+        began_s = time.monotonic()
+        self._watch = Watch(made.urls, options.token or None, self._say, began_s=began_s)
+        self._watch.start()
+
+    def _drawn(self) -> Plan:
+        """Return the plan of a new test. Raises StopTest."""
+        environment = self._environment
+        options, runner = environment.parsed_options, environment.runner
+        try:
+            urls = _check(environment)
+        except ValueError as error:  # of the web page
+            raise StopTest(str(error)) from None
+        counts = _dealt(runner.user_classes, runner.target_user_count)
+        publishers = sum(counts.get(role, 0) for role in plan.PUBLISHING)
+        return Plan(
+            run=secrets.token_hex(4), urls=urls, counts=counts,
+            processes=max(1, getattr(runner, "worker_count", 1)),
+            rate=options.publisher_rate * max(1, publishers),
+            seconds=float(options.run_time or 0), ramp_s=0.0, body_bytes=options.body_bytes,
+            seed=secrets.randbits(31), began_ns=now_ns(), storm_every_s=options.storm_every,
+        )  # fmt: skip
+
+    def on_spawned(self, user_count: int, **_: object) -> None:
+        """Publish to the queues of the users that are there now. Workers learn it by a message."""
+        runner = self._environment.runner
+        if isinstance(runner, WorkerRunner) or self._plan is None:
+            return
+        self._plan = plan.manned(
+            self._plan, _roles(runner.user_classes, runner.target_user_classes_count)
+        )
+        text = msgspec.json.encode(self._plan).decode()
+        setattr(self._environment.parsed_options, _PLAN, text)
+        if isinstance(runner, MasterRunner):
+            runner.send_message(_MANNED, {"plan": text})
+        elif self._desk is not None:
+            self._desk.plan = self._plan
+
+    def _on_manned(self, msg: Any, **_: object) -> None:
+        """Take the plan with the counts of all workers together."""
+        if self._desk is not None:
+            self._desk.plan = msgspec.json.decode(msg.data["plan"], type=Plan)
+
+    def _counting(self, count: Told) -> Told:
+        """Return what counts what users do, and what the ledger flags meanwhile, as failures."""
+        flagged: Counter[str] = Counter()
+
+        def told(kind: str, name: str, took_ns: int | None, size: int, error: str = "") -> None:
+            count(kind, name, took_ns, size, error)
+            assert self._desk is not None
+            violations = self._desk.ledger.violations
+            if violations != flagged:
+                for broken in (violations - flagged).elements():
+                    count("violation", broken, None, 0, KINDS[broken])
+                flagged.update(violations - flagged)
+
+        return told
+
+    # --- its end
+
+    def on_stopping(self, environment: Any, **_: object) -> None:
+        """Let what is on its way arrive, before Locust ends the users."""
+        runner = environment.runner
+        if isinstance(runner, MasterRunner):
+            self._drained.clear()
+            runner.send_message(_DRAIN)
+            deadline = time.monotonic() + STOP_MASTER_S
+            while time.monotonic() < deadline and not self._all_reported(runner):
+                time.sleep(_LOOK_S)
+        else:
+            self._drain()
+
+    def _all_reported(self, runner: MasterRunner) -> bool:
+        """Whether all workers have reported what they did to the last message."""
+        clients = runner.clients
+        return {one.id for one in (*clients.running, *clients.spawning)} <= self._drained
+
+    def _on_drain(self, **_: object) -> None:
+        self._drain()
+
+    def _drain(self) -> None:
+        """Publish nothing new, and wait until everything is answered and settled and nothing comes.
+        Not for a broker that cannot be reached."""
+        desk, watch = self._desk, self._watch
+        if desk is None or watch is None or not desk.is_publishing:
+            return
+        desk.enter(Phase("drain", desk.plan.began_ns))
+        began_ns, deadline = now_ns(), time.monotonic() + STOP_S
+        http = Http(desk.url(), desk.token)
+        while time.monotonic() < deadline and watch.out_s() is None:
+            is_quiet = now_ns() - max(began_ns, desk.given_at_ns) >= QUIET_S * NS
+            if is_quiet and not desk.unanswered and not queues.lag(http, desk.plan):
+                break
+            time.sleep(_LOOK_S)
+        http.close()
+        desk.enter(Phase("over", desk.plan.began_ns))
+
+    def on_worker_quitting(self, **_: object) -> None:
+        """Report to the master before it is told that this worker quits, and hears it no more.
+        A Ctrl-C ends all processes of a terminal at once."""
+        self._drain()
+        deadline = time.monotonic() + REPORT_S
+        while self._desk and not self._is_reported and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+
+    def on_stop(self, environment: Any, **_: object) -> None:
+        """Say what is left, and when the broker could not be reached."""
+        if self._watch is not None:
+            for one in self._watch.outages():
+                _LOG.warning("Not reached: %s", one)
+            self._watch.stop()
+            self._watch = None
+        if self._plan is not None and not isinstance(environment.runner, WorkerRunner):
+            _LOG.info("The broker keeps the queues load.%s.*: tocsin admin delete-queue",
+                      self._plan.run)  # fmt: skip
+        self._plan = None
+
+    # --- between master and workers
+
+    def on_report(self, client_id: str, data: dict[str, Any]) -> None:
+        """Say in a report whether it is the last one with anything new."""
+        data["mix_over"] = self._is_reported = self._desk is not None and self._desk.is_over
+
+    def on_worker_report(self, client_id: str, data: dict[str, Any]) -> None:
+        """Note who has nothing more to report."""
+        if data.get("mix_over"):
+            self._drained.add(client_id)
+
+    def _say(self, change: Change) -> None:
+        """Say aloud what has become of a broker; a worker's master says it as well."""
+        _LOG.warning("%s", change.text)
+        runner = self._environment.runner
+        if isinstance(runner, WorkerRunner):
+            runner.send_message(_OUTAGE, change._asdict())
+
+    def _on_outage(self, msg: Any, **_: object) -> None:
+        """Say once what several workers see: that the first cannot reach a broker any more, and
+        that the last one can again."""
+        change = Change(**msg.data)
+        out = self._out.setdefault(change.url, set())
+        was_out = bool(out)
+        (out.add if change.is_out else out.discard)(msg.node_id)
+        if bool(out) != was_out:
+            _LOG.warning("%s", change.text)
+
+
+def _check(environment: Any) -> list[str]:
+    """Return the brokers' addresses. Raises ValueError where one of our options cannot be."""
+    options = environment.parsed_options
+    if options.publisher_rate <= 0 or options.storm_every <= 0:
+        raise ValueError("--publisher-rate and --storm-every must be greater than 0")
+    if not stamps.BODY_BYTES_MIN <= options.body_bytes <= BODY_BYTES_MAX:
+        raise ValueError(f"--body-bytes: {stamps.BODY_BYTES_MIN} to {BODY_BYTES_MAX}")
+    return plan.addresses(environment.host)
+
+
+def _dealt(classes: list[Any], users: int) -> dict[str, int]:
+    """Return how many users of each role Locust makes of so many: by its own dispatcher, at one
+    worker and in one step."""
+    if users < 1:
+        return {}
+    dispatcher = UsersDispatcher([WorkerNode("nobody")], classes)
+    dispatcher.new_dispatch(users, float(users))
+    (counts,) = next(dispatcher).values()
+    return _roles(classes, counts)
+
+
+def _roles(classes: list[Any], counts: Mapping[str, int]) -> dict[str, int]:
+    """Return by role what Locust counts by class."""
+    roles = {one.__name__: one.role for one in classes}
+    return {roles[name]: many for name, many in counts.items() if many}
