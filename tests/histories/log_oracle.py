@@ -1,0 +1,232 @@
+"""What a delivery log says of every message, worked out line by line and without Spark: a second
+opinion on its audit, and the places at which a fault can be planted.
+
+All lines of a history are by one clock, so they can be put in order. Lines that share the time of
+what came up to `SHARED_US` before them are the log's own inexactness.
+"""
+
+import base64
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from gateway.deliverylog.deliveries import SETTLED_US
+from gateway.deliverylog.lines import (
+    Certified,
+    Dispatched,
+    End,
+    Line,
+    Position,
+    Settled,
+    Unlogged,
+    runs_of,
+)
+
+FINAL: Final = frozenset({"acked", "dead_lettered", "gone"})
+BACK: Final = frozenset({"nacked", "expired", "returned"})
+SHARED_US: Final = SETTLED_US
+DECODE: Final = msgspec.json.Decoder(Line).decode
+Partition = tuple[str, int]
+"""(queue id, number)."""
+Place = tuple[str, str, int]
+"""(queue id, group, partition)."""
+
+
+class Read(NamedTuple):
+    """A line, and where it stands."""
+
+    path: Path
+    number: int
+    line: Any
+
+
+def read_log(folders: Iterable[Path]) -> list[Read]:
+    """All lines of the finished files of these folders. Each file is whole."""
+    found: list[Read] = []
+    for folder in folders:
+        for path in sorted(folder.iterdir()):
+            assert path.suffix == ".jsonl", path
+            *body, last = path.read_bytes().splitlines(keepends=True)
+            end = DECODE(last)
+            assert isinstance(end, End)
+            assert (end.lines, end.crc32) == (len(body), zlib.crc32(b"".join(body))), path
+            found += [Read(path, number, DECODE(raw)) for number, raw in enumerate(body)]
+    return found
+
+
+def offsets_of(runs: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int]]:
+    """(partition, offset) of each message of these runs."""
+    for number, first, count in runs:
+        for offset in range(first, first + count):
+            yield number, offset
+
+
+@dataclass(slots=True)
+class Given:
+    """One delivery of one message: `back` and `final` are when it returned or came to its end."""
+
+    at_us: int
+    gateway: str
+    read: Read
+    ends: list[tuple[int, str, Read]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Epoch:
+    """One owner's time at a place."""
+
+    gateway: str
+    group_id: str
+    number: int
+    owned: Position
+    released: Position | None = None
+    positions: list[Position] = field(default_factory=list)
+
+    def has(self, gateway: str, at_us: int) -> bool:
+        """Whether what this gateway did then was done in it."""
+        until = self.released.at_unix_us if self.released is not None else None
+        since = self.owned.at_unix_us - SHARED_US
+        return gateway == self.gateway and since <= at_us and (until is None or at_us <= until)
+
+
+class Log:
+    """What was read, by place."""
+
+    def __init__(self, reads: Sequence[Read]) -> None:
+        self.reads = reads
+        self.keys: dict[tuple[Partition, int], bytes] = {}
+        """(partition, offset) → the key's hash of what was certified there; empty: no key."""
+        self.certified: dict[tuple[Partition, int], list[Read]] = defaultdict(list)
+        self.given: dict[tuple[Place, int], list[Given]] = defaultdict(list)
+        self.ended: dict[tuple[Place, int], list[tuple[int, str, Read]]] = defaultdict(list)
+        """(place, offset) → (when, outcome, line) of each settled line."""
+        self.epochs: dict[Place, list[Epoch]] = defaultdict(list)
+        self.names: dict[str, str] = {}
+        self.lossy: set[str] = set()
+        """Gateways of which lines are lost."""
+        for read in reads:
+            line = read.line
+            if isinstance(line, Unlogged):
+                self.lossy.add(line.gateway)
+            elif isinstance(line, Certified):
+                self._certified(read, line)
+            elif isinstance(line, Dispatched) and line.group is not None:
+                for number, offset in offsets_of(line.runs):
+                    place = (line.queue_id, line.group, number)
+                    one = Given(line.dispatched_unix_us, line.gateway, read)
+                    self.given[place, offset].append(one)
+            elif isinstance(line, Settled):
+                for number, offset in offsets_of(line.runs):
+                    place = (line.queue_id, line.group, number)
+                    self.ended[place, offset].append((line.settled_unix_us, line.outcome, read))
+            elif isinstance(line, Position):
+                self._position(line)
+        for epochs in self.epochs.values():
+            epochs.sort(key=lambda one: (one.owned.at_unix_us, one.number))
+
+    def _certified(self, read: Read, line: Certified) -> None:
+        self.names[line.queue_id] = line.queue
+        keys = base64.b64decode(line.keys) if isinstance(line.keys, str) else line.keys or b""
+        for place, (number, offset) in enumerate(offsets_of(line.runs)):
+            at = (line.queue_id, number), offset
+            self.certified[at].append(read)
+            self.keys[at] = keys[8 * place : 8 * place + 8].strip(b"\0")
+
+    def _position(self, line: Position) -> None:
+        epochs = self.epochs[line.queue_id, line.group, line.partition]
+        for epoch in epochs:
+            same = (line.group_id, line.epoch, line.gateway)
+            if (epoch.group_id, epoch.number, epoch.gateway) == same:
+                epoch.positions.append(line)
+                if line.event == "released":
+                    epoch.released = line
+                return
+        epochs.append(Epoch(line.gateway, line.group_id, line.epoch, line, positions=[line]))
+
+    def segments(self, place: Place) -> list[list[Epoch]]:
+        """Epochs of a place that follow each other without anything between them."""
+        rows: list[list[Epoch]] = []
+        for epoch in sorted(self.epochs[place], key=lambda one: (one.group_id, one.number)):
+            before = rows[-1][-1] if rows else None
+            follows = (
+                before is not None
+                and (before.group_id, before.number + 1) == (epoch.group_id, epoch.number)
+            )  # fmt: skip
+            if follows:
+                rows[-1].append(epoch)
+            else:
+                rows.append([epoch])
+        return rows
+
+    def faults(self) -> list[tuple[object, ...]]:
+        """What is not as it must be, where nothing was lost."""
+        return [*self._positions(), *self._deliveries()]
+
+    def _positions(self) -> Iterator[tuple[object, ...]]:
+        """A position below which more messages are not settled than it says, or fewer where its
+        epoch began with nothing passed and ended clean."""
+        for place in self.epochs:
+            queue_id, group, number = place
+            for segment in self.segments(place):
+                if self.lossy & {epoch.gateway for epoch in segment}:
+                    continue
+                first = segment[0].owned
+                if first.ahead is not None or first.open:
+                    continue  # nobody knows what was settled before
+                since = first.at_unix_us - SHARED_US
+                for epoch in segment:
+                    for position in epoch.positions:
+                        if position.event == "owned":
+                            continue
+                        open_ = [
+                            offset
+                            for offset in range(first.frontier, position.frontier)
+                            if not any(
+                                outcome in FINAL and since <= at <= position.at_unix_us
+                                for at, outcome, _ in self.ended.get((place, offset), ())
+                            )
+                        ]
+                        least = len(open_)
+                        is_exact = epoch.owned.ahead is None and position.is_clean
+                        if position.open < least or (is_exact and position.open > least):
+                            yield ("position", self.names.get(queue_id), group, number, epoch.number,
+                                   position.event, position.frontier, position.open, open_)  # fmt: skip
+
+    def _deliveries(self) -> Iterator[tuple[object, ...]]:
+        """A settled line of a delivery that nobody logged, or of one that has come to its end
+        already; one given again that had not come back."""
+        for (place, offset), ends in self.ended.items():
+            gave = self.given.get((place, offset), [])
+            for at, outcome, read in ends:
+                given_us = given_us_of(read.line, place[2], offset)
+                if given_us is None or read.line.gateway in self.lossy:
+                    continue
+                meant = [
+                    one for one in gave
+                    if (one.gateway, one.at_us) == (read.line.gateway, given_us)
+                ]  # fmt: skip
+                if len(meant) != 1:
+                    yield "ungiven", self.names.get(place[0]), place, offset, outcome, len(meant)
+                for one in meant:
+                    one.ends.append((at, outcome, read))
+                    if at + SHARED_US < given_us:
+                        yield "settled_early", self.names.get(place[0]), place, offset, outcome
+        for (place, offset), gave in self.given.items():
+            for one in gave:
+                if len(one.ends) > 1:
+                    told = [outcome for _, outcome, _ in one.ends]
+                    yield "settled_twice", self.names.get(place[0]), place, offset, told
+
+
+def given_us_of(line: Settled, number: int, offset: int) -> int | None:
+    """When the delivery was given that this line settles. None: that is not known."""
+    for push in line.pushes:
+        if (number, offset) in offsets_of(runs_of([push])):
+            assert push[1] is None or isinstance(push[1], int)
+            return push[1]
+    raise AssertionError

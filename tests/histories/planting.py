@@ -1,0 +1,522 @@
+"""Faults planted in the logs of healthy histories: a line lost, doubled or moved in time, a file
+lost or damaged. Each is planted where the log can prove it, at random among all such places, and
+the file's last line is right again.
+"""
+
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from gateway.deliverylog.lines import Certified, Dispatched, Position, Settled, runs_of
+from tests.histories.log_oracle import (
+    BACK,
+    FINAL,
+    Epoch,
+    Log,
+    Place,
+    Read,
+    given_us_of,
+    offsets_of,
+    read_log,
+)
+
+Where = tuple[int, int]
+"""(partition, offset)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """A fault, and what must be found of it."""
+
+    kind: str
+    what: str | None
+    """The finding. None: nothing certain may be found, only what is missing."""
+    queue: str
+    group: str | None
+    offsets: frozenset[Where]
+    """Each of these must be found."""
+    touched: frozenset[Where]
+    """Other certain findings may be about these, and in this queue about no others."""
+    file: Path | None = None
+    """The one that is missing, or damaged."""
+
+
+def rewrite(path: Path, changes: dict[int, list[dict[str, Any]]]) -> None:
+    """Put other lines in the places of these; none: it is lost."""
+    *body, last = path.read_bytes().splitlines(keepends=True)
+    lines: list[bytes] = []
+    for number, raw in enumerate(body):
+        if number in changes:
+            lines += [json.dumps(one, separators=(",", ":")).encode() + b"\n" for one in changes[number]]
+        else:
+            lines.append(raw)
+    end = json.loads(last) | {"lines": len(lines), "crc32": zlib.crc32(b"".join(lines))}
+    lines.append(json.dumps(end, separators=(",", ":")).encode() + b"\n")
+    path.write_bytes(b"".join(lines))
+
+
+def raw(read: Read) -> dict[str, Any]:
+    """A line as it stands in its file."""
+    found: dict[str, Any] = json.loads(read.path.read_bytes().splitlines()[read.number])
+    return found
+
+
+class Planter:
+    """The log of one history, in which one fault is planted. `only`: the gateway at which."""
+
+    def __init__(self, folders: Iterable[Path], random: Random, only: str | None = None) -> None:
+        self.log = Log(read_log(folders))
+        self.random = random
+        self._only = only
+
+    # --- Places ----------------------------------------------------------------------------------
+
+    def _reads(self, kind: type[Any]) -> list[Read]:
+        """Lines of this kind, of gateways of which nothing is lost, in random order."""
+        found = [
+            read for read in self.log.reads
+            if isinstance(read.line, kind) and read.line.gateway not in self.log.lossy
+            and self._only in (None, read.line.gateway)
+        ]  # fmt: skip
+        self.random.shuffle(found)
+        return found
+
+    def _segment(self, place: Place, gateway: str, at_us: int) -> tuple[list[Epoch], int] | None:
+        """Epochs that follow each other, and which of them this was done in. None: nobody can
+        tell, or some of their lines are lost."""
+        for segment in self.log.segments(place):
+            for index, epoch in enumerate(segment):
+                if epoch.has(gateway, at_us):
+                    if self.log.lossy:  # what is certain then is so within an epoch
+                        return [epoch], 0
+                    return segment, index
+        return None
+
+    def _is_closed(self, place: Place, offset: int, gateway: str, at_us: int) -> bool:
+        """Whether a later position says that everything up to this is settled."""
+        found = self._segment(place, gateway, at_us)
+        if found is None:
+            return False
+        segment, index = found
+        return any(
+            position.frontier > offset and not position.open and position.at_unix_us > at_us
+            for epoch in segment[index:]
+            for position in epoch.positions
+        )
+
+    def _ends(self, place: Place, offset: int) -> list[tuple[int, str, Read]]:
+        return self.log.ended.get((place, offset), [])
+
+    def _finals(self, place: Place, offset: int) -> list[tuple[int, str, Read]]:
+        return [end for end in self._ends(place, offset) if end[1] in FINAL]
+
+    def _planted(
+        self, kind: str, what: str | None, line: Any, offsets: Iterable[Where],
+        touched: Iterable[Where] = (), file: Path | None = None,
+    ) -> Planted:  # fmt: skip
+        at = frozenset(offsets)
+        group = getattr(line, "group", None)
+        return Planted(kind, what, line.queue, group, at, at | frozenset(touched), file)
+
+    # --- Lost ------------------------------------------------------------------------------------
+
+    def lost_dispatched(self) -> Planted | None:
+        """A line of what was given out and settled as given then."""
+        for read in self._reads(Dispatched):
+            line, at = read.line, list(offsets_of(read.line.runs))
+            if line.group is None:
+                continue
+            if all(self._is_named(line, where) for where in at):
+                rewrite(read.path, {read.number: []})
+                return self._planted("lost_dispatched", "ungiven", line, at)
+        return None
+
+    def _is_named(self, line: Dispatched, where: Where) -> bool:
+        """Whether a settled line says when this was given."""
+        place = (line.queue_id, str(line.group), where[0])
+        return any(
+            given_us_of(read.line, *where) == line.dispatched_unix_us
+            and read.line.gateway == line.gateway
+            for _, _, read in self._ends(place, where[1])
+        )
+
+    def lost_settled(self) -> Planted | None:
+        """A line of what came to its end, where a later position says that nothing is open."""
+        for read in self._reads(Settled):
+            line, at = read.line, list(offsets_of(read.line.runs))
+            if line.outcome != "acked":
+                continue
+            places = [((line.queue_id, line.group, number), offset) for number, offset in at]
+            if all(
+                len(self._finals(place, offset)) == 1
+                and self._is_closed(place, offset, line.gateway, line.settled_unix_us)
+                and self._given_in_epoch(place, offset, read)
+                for place, offset in places
+            ):
+                rewrite(read.path, {read.number: []})
+                return self._planted("lost_settled", "unsettled", line, at)
+        return None
+
+    def _given_in_epoch(self, place: Place, offset: int, read: Read) -> bool:
+        """Whether what this line ends was given in the same epoch, as it says."""
+        given_us = given_us_of(read.line, place[2], offset)
+        if given_us is None:
+            return False
+        given = self._segment(place, read.line.gateway, given_us)
+        ended = self._segment(place, read.line.gateway, read.line.settled_unix_us)
+        return given is not None and ended is not None and given == ended
+
+    def lost_message(self) -> Planted | None:
+        """Every line of one message that was given once and acked: passed over by its group."""
+        for read in self._reads(Settled):
+            line = read.line
+            if line.outcome != "acked":
+                continue
+            for number, offset in offsets_of(line.runs):
+                place = (line.queue_id, line.group, number)
+                gave = self.log.given.get((place, offset), [])
+                if (
+                    len(gave) == len(self._ends(place, offset)) == 1
+                    and self._is_closed(place, offset, line.gateway, line.settled_unix_us)
+                    and self._given_in_epoch(place, offset, read)
+                ):
+                    self._drop(gave[0].read, number, offset)
+                    self._drop(read, number, offset)
+                    return self._planted("lost_message", "gap", line, [(number, offset)])
+        return None
+
+    def _drop(self, read: Read, number: int, offset: int) -> None:
+        """Cut one message out of a line."""
+        one = raw(read)
+        if isinstance(read.line, Dispatched):
+            rest = [where for where in offsets_of(read.line.runs) if where != (number, offset)]
+            one["runs"] = [[*where, 1] for where in rest]
+            is_left = bool(rest)
+        else:
+            pushes: list[list[Any]] = []
+            for push in read.line.pushes:
+                for where in offsets_of(_alone(push)):
+                    if where != (number, offset):
+                        pushes.append([where[0], push[1], where[1], where[1]])
+            one["pushes"] = pushes
+            is_left = bool(pushes)
+        self._replace(read, [one] if is_left else [])
+
+    def _replace(self, read: Read, lines: list[dict[str, Any]]) -> None:
+        """Put these in its place. Other numbers of the file stay as long as it is one line."""
+        rewrite(read.path, {read.number: lines})
+
+    def lost_certified(self) -> Planted | None:
+        """A line of what was stored, with more behind it."""
+        ends: dict[tuple[str, int], int] = defaultdict(int)
+        for partition, offset in self.log.certified:
+            ends[partition] = max(ends[partition], offset)
+        for read in self._reads(Certified):
+            line, at = read.line, list(offsets_of(read.line.runs))
+            if (
+                at
+                and all(offset < ends[line.queue_id, number] for number, offset in at)
+                and all(len(self.log.certified[(line.queue_id, n), o]) == 1 for n, o in at)
+                and not any((line.queue_id, where) in self._duplicates() for where in at)
+            ):
+                rewrite(read.path, {read.number: []})
+                return self._planted("lost_certified", "hole", line, at)
+        return None
+
+    def _duplicates(self) -> set[tuple[str, Where]]:
+        """Places of originals that were sent again."""
+        return {
+            (read.line.queue_id, where)
+            for read in self.log.reads
+            if isinstance(read.line, Certified)
+            for where in offsets_of(read.line.duplicate_runs)
+        }
+
+    def lost_position(self) -> Planted | None:
+        """A line of where a group stands: nothing is wrong with the messages."""
+        for read in self._reads(Position):
+            rewrite(read.path, {read.number: []})
+            return self._planted("lost_position", None, read.line, [])
+        return None
+
+    # --- Doubled ---------------------------------------------------------------------------------
+
+    def doubled_certified(self) -> Planted | None:
+        """Two lines of the same messages."""
+        for read in self._reads(Certified):
+            at = list(offsets_of(read.line.runs))
+            if at:
+                rewrite(read.path, {read.number: [raw(read)] * 2})
+                return self._planted("doubled_certified", "certified_twice", read.line, at)
+        return None
+
+    def doubled_dispatched(self) -> Planted | None:
+        """Given twice at once."""
+        return self._again("doubled_dispatched", 0)
+
+    def given_again(self) -> Planted | None:
+        """Given again a little later, without having come back."""
+        return self._again("given_again", 1_000)
+
+    def _again(self, kind: str, later_us: int) -> Planted | None:
+        for read in self._reads(Dispatched):
+            line, at = read.line, list(offsets_of(read.line.runs))
+            if line.group is None or not at:
+                continue
+            if all(self._is_given_once(line, where, later_us) for where in at):
+                one = raw(read)
+                again = one | {"dispatched_unix_us": line.dispatched_unix_us + later_us}
+                rewrite(read.path, {read.number: [one, again]})
+                return self._planted(kind, "repetition", line, at)
+        return None
+
+    def _is_given_once(self, line: Dispatched, where: Where, later_us: int) -> bool:
+        """Whether it is this one delivery, of an epoch that goes on, and nothing that came back
+        explains another one."""
+        place = (line.queue_id, str(line.group), where[0])
+        ends = self._ends(place, where[1])
+        later = self._segment(place, line.gateway, line.dispatched_unix_us + later_us + 1_000)
+        return (
+            len(self.log.given[place, where[1]]) == 1
+            and not any(outcome in BACK or outcome == "parked" for _, outcome, _ in ends)
+            and later is not None
+            and later == self._segment(place, line.gateway, line.dispatched_unix_us)
+        )
+
+    def doubled_settled(self) -> Planted | None:
+        """Acked twice, as one delivery."""
+        for read in self._reads(Settled):
+            line, at = read.line, list(offsets_of(read.line.runs))
+            if line.outcome == "acked" and all(
+                self._given_in_epoch((line.queue_id, line.group, number), offset, read)
+                for number, offset in at
+            ):
+                rewrite(read.path, {read.number: [raw(read)] * 2})
+                return self._planted("doubled_settled", "settled_twice", line, at)
+        return None
+
+    # --- Moved in time ---------------------------------------------------------------------------
+
+    def swapped_dispatched(self) -> Planted | None:
+        """First deliveries of two messages of one key exchange their times."""
+        singles = self._singles()
+        for place, key in singles:
+            line = sorted(singles[place, key])
+            for (first, one), (second, other) in zip(line, line[1:], strict=False):
+                times = one.line.dispatched_unix_us, other.line.dispatched_unix_us
+                if self._segment(place, one.line.gateway, times[0]) is None:
+                    continue
+                if one.line.gateway != other.line.gateway or times[1] - times[0] < 2_000:
+                    continue
+                if self._segment(place, one.line.gateway, times[0]) != self._segment(
+                    place, one.line.gateway, times[1]
+                ):
+                    continue
+                self._set(one, "dispatched_unix_us", times[1])
+                self._set(other, "dispatched_unix_us", times[0])
+                at = (place[2], first), (place[2], second)
+                return self._planted(
+                    "swapped_dispatched", "inversion", one.line, at[:1], touched=at
+                )
+        return None
+
+    def _singles(self) -> dict[tuple[Place, bytes], list[tuple[int, Read]]]:
+        """By place and key: messages that were given once, alone in their line, and acked; in
+        random order of places. None of their neighbours of the key came back."""
+        found: dict[tuple[Place, bytes], list[tuple[int, Read]]] = defaultdict(list)
+        bad: set[tuple[Place, bytes]] = set()
+        for (place, offset), gave in self.log.given.items():
+            key = self.log.keys.get(((place[0], place[2]), offset), b"")
+            if not key:
+                continue
+            ends = self._ends(place, offset)
+            if len(gave) != 1 or [outcome for _, outcome, _ in ends] != ["acked"]:
+                bad.add((place, key))
+                continue
+            read = gave[0].read
+            if sum(count for _, _, count in read.line.runs) == 1 and read.line.gateway not in (
+                self.log.lossy
+            ) and self._only in (None, read.line.gateway):
+                found[place, key].append((offset, read))
+        names = [name for name in found if name not in bad]
+        self.random.shuffle(names)
+        return {name: found[name] for name in names}
+
+    def _set(self, read: Read, name: str, value: int) -> None:
+        rewrite(read.path, {read.number: [raw(read) | {name: value}]})
+
+    def swapped_certified(self) -> Planted | None:
+        """Two lines of neighbouring offsets exchange their times."""
+        by_first = {}
+        for read in self._reads(Certified):
+            if len(read.line.runs) == 1 and read.line.certified_unix_us is not None:
+                number, first, _ = read.line.runs[0]
+                by_first[read.line.queue_id, number, first] = read
+        for (queue_id, number, first), read in by_first.items():
+            other = by_first.get((queue_id, number, first + read.line.runs[0][2]))
+            if other is None or other.line.gateway != read.line.gateway:
+                continue
+            times = read.line.certified_unix_us, other.line.certified_unix_us
+            if times[1] - times[0] > 2_000:
+                self._set(read, "certified_unix_us", times[1])
+                self._set(other, "certified_unix_us", times[0])
+                at = [*offsets_of(read.line.runs), *offsets_of(other.line.runs)]
+                return self._planted("swapped_certified", "disorder", read.line, [], touched=at)
+        return None
+
+    def settled_early(self) -> Planted | None:
+        """An ack is earlier than its delivery."""
+        for read in self._reads(Settled):
+            line, at = read.line, list(offsets_of(read.line.runs))
+            given = [given_us_of(line, *where) for where in at]
+            if line.outcome != "acked" or None in given:
+                continue
+            early_us = min(one for one in given if one is not None) - 2_000
+            if all(
+                len(self.log.given.get(((line.queue_id, line.group, number), offset), ())) == 1
+                and self._given_in_epoch((line.queue_id, line.group, number), offset, read)
+                and self._segment((line.queue_id, line.group, number), line.gateway, early_us)
+                == self._segment(
+                    (line.queue_id, line.group, number), line.gateway, line.settled_unix_us
+                )
+                for number, offset in at
+            ):
+                self._set(read, "settled_unix_us", early_us)
+                return self._planted("settled_early", "settled_early", line, at)
+        return None
+
+    def overtaking(self) -> Planted | None:
+        """The next message of a key is given while an earlier one is back and waits."""
+        for (place, offset), ends in self._shuffled(self.log.ended):
+            key = self.log.keys.get(((place[0], place[2]), offset), b"")
+            backs = [(at, read) for at, outcome, read in ends if outcome == "nacked"]
+            if not key or len(backs) != 1:
+                continue
+            back_us, nack = backs[0]
+            gateway = nack.line.gateway
+            if gateway in self.log.lossy or self._only not in (None, gateway):
+                continue
+            again = [
+                one for one in self.log.given[place, offset]
+                if one.gateway == gateway and one.at_us > back_us
+            ]  # fmt: skip
+            if not again or again[0].at_us - back_us < 10_000:
+                continue
+            middle_us = (back_us + again[0].at_us) // 2
+            segment = self._segment(place, gateway, back_us)
+            for later in range(offset + 1, offset + 60):
+                if self.log.keys.get(((place[0], place[2]), later)) != key:
+                    continue
+                gave = self.log.given.get((place, later), [])
+                if (
+                    len(gave) == 1 and gave[0].gateway == gateway
+                    and gave[0].at_us > again[0].at_us
+                    and sum(run[2] for run in gave[0].read.line.runs) == 1
+                    and segment == self._segment(place, gateway, gave[0].at_us)
+                    and segment == self._segment(place, gateway, again[0].at_us)
+                ):  # fmt: skip
+                    self._set(gave[0].read, "dispatched_unix_us", middle_us)
+                    at = [(place[2], later)]
+                    return self._planted("overtaking", "overtaken", gave[0].read.line, at)
+                break
+        return None
+
+    def _shuffled(self, found: dict[Any, Any]) -> list[tuple[Any, Any]]:
+        items = list(found.items())
+        self.random.shuffle(items)
+        return items
+
+    def given_at_the_next_owner(self) -> Planted | None:
+        """What one gateway settled before it released its epoch in an orderly way, another one
+        gives again."""
+        for place in self.random.sample(list(self.log.epochs), len(self.log.epochs)):
+            for segment in self.log.segments(place):
+                for before, after in zip(segment, segment[1:], strict=False):
+                    made = self._give_again(place, before, after)
+                    if made is not None:
+                        return made
+        return None
+
+    def _give_again(self, place: Place, before: Epoch, after: Epoch) -> Planted | None:
+        gone = before.released
+        lossy = {before.gateway, after.gateway} & self.log.lossy
+        if gone is None or not gone.is_clean or lossy or before.gateway == after.gateway:
+            return None
+        outs = [
+            read for read in self._reads(Dispatched)
+            if read.line.gateway == after.gateway and read.line.queue_id == place[0]
+            and read.line.group == place[1] and after.has(after.gateway, read.line.dispatched_unix_us)
+            and read.line.dispatched_unix_us > after.owned.at_unix_us
+        ]  # fmt: skip
+        done = [
+            offset
+            for (at, offset), ends in self.log.ended.items()
+            if at == place
+            and [outcome for _, outcome, _ in ends] == ["acked"]
+            and before.has(before.gateway, ends[0][0])
+            and before.gateway == ends[0][2].line.gateway
+        ]
+        if not outs or not done:
+            return None
+        read, offset = outs[0], self.random.choice(done)
+        one = raw(read)
+        again = one | {"runs": [[place[2], offset, 1]], "attempt": 1}
+        rewrite(read.path, {read.number: [one, again]})
+        at = [(place[2], offset)]
+        return self._planted("given_at_the_next_owner", "repetition", read.line, at)
+
+    # --- Files -----------------------------------------------------------------------------------
+
+    def _middle_file(self) -> Path | None:
+        files = sorted({read.path for read in self.log.reads})
+        last = {path.name.partition("-")[0]: path for path in files}
+        chosen = [
+            path for path in files
+            if path not in last.values() and not path.name.endswith("000001.jsonl")
+            and self._only in (None, path.name.partition("-")[0])
+        ]  # fmt: skip
+        return self.random.choice(chosen) if chosen else None
+
+    def missing_file(self) -> Planted | None:
+        """One of the middle."""
+        path = self._middle_file()
+        if path is None:
+            return None
+        line = next(read.line for read in self.log.reads if hasattr(read.line, "queue"))
+        path.unlink()
+        return Planted("missing_file", None, line.queue, None, frozenset(), frozenset(), path)
+
+    def damaged_file(self) -> Planted | None:
+        """A digit of one line is another one."""
+        path = self._middle_file()
+        if path is None:
+            return None
+        line = next(read.line for read in self.log.reads if hasattr(read.line, "queue"))
+        text = bytearray(path.read_bytes())
+        at = text.index(b'"queue_id":"') + len(b'"queue_id":"')
+        text[at] = ord("x") if text[at] != ord("x") else ord("y")
+        path.write_bytes(bytes(text))
+        return Planted("damaged_file", None, line.queue, None, frozenset(), frozenset(), path)
+
+
+def _alone(push: Any) -> Any:
+    """The runs of one push."""
+    return runs_of([push])
+
+
+FAULTS: Final[dict[str, Callable[[Planter], Planted | None]]] = {
+    one.__name__: one
+    for one in (
+        Planter.lost_dispatched, Planter.lost_settled, Planter.lost_message,
+        Planter.lost_certified, Planter.lost_position, Planter.doubled_certified,
+        Planter.doubled_dispatched, Planter.given_again, Planter.doubled_settled,
+        Planter.swapped_dispatched, Planter.swapped_certified, Planter.settled_early,
+        Planter.overtaking, Planter.given_at_the_next_owner, Planter.missing_file,
+        Planter.damaged_file,
+    )
+}  # fmt: skip
