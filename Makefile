@@ -71,7 +71,8 @@ peers:  ## Tocsin, NATS, RabbitMQ, Redis Streams at the same work (half an hour;
 
 soak: setup  ## the whole runs of kill -9, power loss (an hour; needs root), tenants and properties
 	@scripts/needs java redis
-	TOCSIN_SOAK=1 $(python) -m pytest tests/push tests/histories/test_any_*.py -n 2
+	TOCSIN_SOAK=1 $(python) -m pytest tests/push tests/histories/test_any_*.py \
+	  tests/histories/test_healthy_logs.py -n 2
 	TOCSIN_SOAK=1 $(python) -m pytest tests/system tests/histories/test_two_tenants.py \
 	  -k "kill or power or nothing_crosses or every_process" -v -s -o faulthandler_timeout=3600 $(ARGS)
 	@scripts/needs haproxy keepalived

@@ -171,31 +171,32 @@ class Log:
         """A position below which more messages are not settled than it says, or fewer where its
         epoch began with nothing passed and ended clean."""
         for place in self.epochs:
-            queue_id, group, number = place
             for segment in self.segments(place):
-                if self.lossy & {epoch.gateway for epoch in segment}:
-                    continue
                 first = segment[0].owned
-                if first.ahead is not None or first.open:
-                    continue  # nobody knows what was settled before
-                since = first.at_unix_us - SHARED_US
-                for epoch in segment:
-                    for position in epoch.positions:
-                        if position.event == "owned":
-                            continue
-                        open_ = [
-                            offset
-                            for offset in range(first.frontier, position.frontier)
-                            if not any(
-                                outcome in FINAL and since <= at <= position.at_unix_us
-                                for at, outcome, _ in self.ended.get((place, offset), ())
-                            )
-                        ]
-                        least = len(open_)
-                        is_exact = epoch.owned.ahead is None and position.is_clean
-                        if position.open < least or (is_exact and position.open > least):
-                            yield ("position", self.names.get(queue_id), group, number, epoch.number,
-                                   position.event, position.frontier, position.open, open_)  # fmt: skip
+                is_whole = not self.lossy & {epoch.gateway for epoch in segment}
+                if is_whole and first.ahead is None and not first.open:
+                    for epoch in segment:
+                        yield from self._wrong_in(place, epoch, first)
+
+    def _wrong_in(
+        self, place: Place, epoch: Epoch, first: Position
+    ) -> Iterator[tuple[object, ...]]:
+        """As `_positions`, of one epoch of a segment that begins with `first`."""
+        since = first.at_unix_us - SHARED_US
+        for position in epoch.positions:
+            if position.event == "owned":
+                continue
+            open_ = [
+                offset
+                for offset in range(first.frontier, position.frontier)
+                if not any(
+                    outcome in FINAL and since <= at <= position.at_unix_us
+                    for at, outcome, _ in self.ended.get((place, offset), ())
+                )
+            ]
+            is_exact = epoch.owned.ahead is None and position.is_clean
+            if position.open < len(open_) or (is_exact and position.open > len(open_)):
+                yield "position", position.queue, position, open_
 
     def _deliveries(self) -> Iterator[tuple[object, ...]]:
         """A settled line of a delivery that nobody logged, or of one that has come to its end
@@ -230,3 +231,15 @@ def given_us_of(line: Settled, number: int, offset: int) -> int | None:
             assert push[1] is None or isinstance(push[1], int)
             return push[1]
     raise AssertionError
+
+
+def passed_over(log: Log) -> list[tuple[Place, int]]:
+    """Messages that nobody was given, below some that were: most of them wait."""
+    found: list[tuple[Place, int]] = []
+    for place in log.epochs:
+        given = {offset for at, offset in log.given if at == place}
+        done = given | {offset for at, offset in log.ended if at == place}
+        for partition, offset in log.certified:
+            if partition == (place[0], place[2]) and offset not in done and offset < max(given):
+                found.append((place, offset))
+    return found

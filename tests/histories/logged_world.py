@@ -7,7 +7,10 @@ microseconds, so that no two things happen at once.
 """
 
 import asyncio
+import os
+import random
 import shutil
+import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -39,7 +42,7 @@ from tests.waiting import becomes
 
 BASE_UNIX_S = 1_769_900_000.0
 """2026-01-31 22:53:20 UTC: when every history begins."""
-FILE_BYTES = 6_000
+FILE_BYTES = 40_000
 """Of a log file: each gateway has several."""
 GATHER_S = 0.05
 """Acks wait so long for others."""
@@ -52,13 +55,18 @@ Where = tuple[int, int]
 class OneClock:
     """Tells the loop's time, and never the same twice."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, random: Random) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, seed: str) -> None:
         self._loop = loop
-        self._random = random
+        self._random = Random(seed)
+        self._chance = Random(seed + " chance")
         self._last_us = 0
+        self._thread = threading.get_ident()
 
     def us(self) -> int:
-        """Microseconds of virtual time."""
+        """Microseconds of virtual time. Other threads look at it as it stands: when they do is
+        chance."""
+        if threading.get_ident() != self._thread:
+            return self._last_us
         now_us = int((self._loop.time() - START_S) * 1_000_000)
         self._last_us = max(now_us, self._last_us + self._random.randint(1, 40))
         return self._last_us
@@ -69,12 +77,30 @@ class OneClock:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """What the process's clocks tell."""
+        """What the process's clocks tell, and its sources of chance: a seed gives much the same
+        history each time."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(time, "time", lambda: self.unix_ns() / 1e9)
             patch.setattr(time, "time_ns", self.unix_ns)
             patch.setattr(time, "monotonic_ns", lambda: self.us() * 1000)
+            patch.setattr(os, "urandom", self._chance.randbytes)
+            patch.setattr(random, "_urandom", self._chance.randbytes)  # what `secrets` takes
             yield
+
+
+class OneThread(VirtualLoop):
+    """What would be done by another thread is done at once: when a thread is done is chance."""
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> "asyncio.Future[Any]":
+        """As in any loop, but here."""
+        done = self.create_future()
+        try:
+            done.set_result(func(*args))
+        except Exception as error:  # whoever asked is told
+            done.set_exception(error)
+        return done
 
 
 class LoggedGateway(Gateway):
@@ -124,7 +150,7 @@ class LoggedGateway(Gateway):
             log._timer.cancel()
         log.is_on, log._sink, log._loop = False, None, None
         self.cut_off()
-        while sink.waiting_bytes:  # noqa: ASYNC110 (a thread empties it)
+        while sink.waiting_bytes:
             await asyncio.to_thread(time.sleep, 0.001)
 
 
@@ -149,7 +175,8 @@ class Client(Session):
 
     def __init__(
         self, world: "World", queue: Queue, group: Group, *, credit: int = 100, handlers: int = 4,
-        handle_s: tuple[float, float] = (0.0, 0.1), fate: Callable[[Random], Fate] = lambda _: "ack",
+        handle_s: tuple[float, float] = (0.0, 0.1),
+        fate: Callable[[Random], Fate] = lambda _: "ack",
         delay_s: float | None = None, gather: int = 1, transport: Transport = "websocket",
         linger_s: float = 0.0,
     ) -> None:  # fmt: skip
@@ -242,12 +269,13 @@ class Client(Session):
                 self._ready.put_nowait(key)
 
     def _drop(self, delivery: list[int]) -> None:
-        partition, epoch, push, *ranges = delivery
-        for key, line in list(self._lines.items()):
+        partition, epoch, push, *numbers = delivery
+        ranges = list(zip(numbers[::2], numbers[1::2], strict=True))
+        for line in self._lines.values():
             kept = [
                 one for one in line
                 if (one.partition, one.epoch, one.push) != (partition, epoch, push)
-                or not any(a <= one.offset <= b for a, b in zip(ranges[::2], ranges[1::2], strict=True))
+                or not any(first <= one.offset <= last for first, last in ranges)
             ]  # fmt: skip
             self._ended += len(line) - len(kept)
             line.clear()
@@ -325,8 +353,8 @@ class World(Town):
     def __init__(self, folder: Path, name: str, seed: int) -> None:
         super().__init__(folder)
         self.name = name
-        self.random = Random(seed)
-        self.memory = MemoryStorage(wall=lambda: time.time())  # as it is patched by then
+        self.random = Random(f"{name} {seed}")
+        self.memory = MemoryStorage(wall=time.time)  # as it is patched now
         self.inbox = type(self.inbox)(self.memory.epoch_of)
         self.clients: list[Client] = []
         self.tasks: list[asyncio.Task[None]] = []
@@ -461,7 +489,7 @@ def logs_of(
 ) -> list[Path]:
     """Run a history of this name, and put its log files into folders of `into`, one for each host.
     Returns these folders."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner, in_memory() as folder:
+    with asyncio.Runner(loop_factory=OneThread) as runner, in_memory() as folder:
         runner.run(_run(name, history, seed, folder))
         made = []
         for host in sorted(folder.glob("host*")):
@@ -476,8 +504,8 @@ async def _run(
     loop = asyncio.get_running_loop()
     unexpected: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: unexpected.append(context))
-    world = World(folder, name, seed)
-    with OneClock(loop, Random(seed)).installed():
+    with OneClock(loop, f"{name} {seed}").installed():
+        world = World(folder, name, seed)
         await world.open(1)
         try:
             await history(world)

@@ -8,6 +8,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -52,7 +53,9 @@ def rewrite(path: Path, changes: dict[int, list[dict[str, Any]]]) -> None:
     lines: list[bytes] = []
     for number, raw in enumerate(body):
         if number in changes:
-            lines += [json.dumps(one, separators=(",", ":")).encode() + b"\n" for one in changes[number]]
+            lines += [
+                json.dumps(one, separators=(",", ":")).encode() + b"\n" for one in changes[number]
+            ]
         else:
             lines.append(raw)
     end = json.loads(last) | {"lines": len(lines), "crc32": zlib.crc32(b"".join(lines))}
@@ -103,6 +106,10 @@ class Planter:
         if found is None:
             return False
         segment, index = found
+        if self.log.lossy:  # what owners before had passed they may have settled, in lost lines
+            owned = segment[index].owned
+            if offset < max(owned.frontier, owned.ahead or 0):
+                return False
         return any(
             position.frontier > offset and not position.open and position.at_unix_us > at_us
             for epoch in segment[index:]
@@ -116,12 +123,12 @@ class Planter:
         return [end for end in self._ends(place, offset) if end[1] in FINAL]
 
     def _planted(
-        self, kind: str, what: str | None, line: Any, offsets: Iterable[Where],
-        touched: Iterable[Where] = (), file: Path | None = None,
+        self, kind: str, what: str | None, line: Any, offsets: Iterable[Where], *,
+        touched: Iterable[Where] = (),
     ) -> Planted:  # fmt: skip
         at = frozenset(offsets)
         group = getattr(line, "group", None)
-        return Planted(kind, what, line.queue, group, at, at | frozenset(touched), file)
+        return Planted(kind, what, line.queue, group, at, at | frozenset(touched))
 
     # --- Lost ------------------------------------------------------------------------------------
 
@@ -307,7 +314,7 @@ class Planter:
         singles = self._singles()
         for place, key in singles:
             line = sorted(singles[place, key])
-            for (first, one), (second, other) in zip(line, line[1:], strict=False):
+            for (first, one), (second, other) in pairwise(line):
                 times = one.line.dispatched_unix_us, other.line.dispatched_unix_us
                 if self._segment(place, one.line.gateway, times[0]) is None:
                     continue
@@ -339,9 +346,11 @@ class Planter:
                 bad.add((place, key))
                 continue
             read = gave[0].read
-            if sum(count for _, _, count in read.line.runs) == 1 and read.line.gateway not in (
-                self.log.lossy
-            ) and self._only in (None, read.line.gateway):
+            if (
+                sum(count for _, _, count in read.line.runs) == 1
+                and read.line.gateway not in (self.log.lossy)
+                and self._only in (None, read.line.gateway)
+            ):
                 found[place, key].append((offset, read))
         names = [name for name in found if name not in bad]
         self.random.shuffle(names)
@@ -436,7 +445,7 @@ class Planter:
         gives again."""
         for place in self.random.sample(list(self.log.epochs), len(self.log.epochs)):
             for segment in self.log.segments(place):
-                for before, after in zip(segment, segment[1:], strict=False):
+                for before, after in pairwise(segment):
                     made = self._give_again(place, before, after)
                     if made is not None:
                         return made
@@ -449,8 +458,9 @@ class Planter:
             return None
         outs = [
             read for read in self._reads(Dispatched)
-            if read.line.gateway == after.gateway and read.line.queue_id == place[0]
-            and read.line.group == place[1] and after.has(after.gateway, read.line.dispatched_unix_us)
+            if read.line.gateway == after.gateway
+            and (read.line.queue_id, read.line.group) == place[:2]
+            and after.has(after.gateway, read.line.dispatched_unix_us)
             and read.line.dispatched_unix_us > after.owned.at_unix_us
         ]  # fmt: skip
         done = [
